@@ -345,9 +345,8 @@ func TestConflictsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = f.Apply(live, config("w"), "b", false, time.Unix(1e9, 0))
-	if code(err) != 409 || !strings.HasPrefix(
-		err.Error(), "Apply failed with 3000 conflicts: ",
-	) || len(err.Error()) > 2<<20 {
+	if code(err) != 409 || !strings.HasPrefix(err.Error(), "Apply failed with 3000 conflicts: ") ||
+		len(err.Error()) > 2<<20 {
 		t.Errorf("got %d bytes: %.100v", len(err.Error()), err)
 	}
 }

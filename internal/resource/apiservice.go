@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// APIServicePrefix is where APIServices are stored.
+// APIServicePrefix is the prefix of the storage keys of APIServices.
 const APIServicePrefix = "/registry/apiregistration.k8s.io/apiservices/"
 
 // APIService is a group version that another server serves. It is immutable.
@@ -29,17 +29,19 @@ type APIService struct {
 	Namespace, Service string
 	Port               int32
 	CABundle           []byte // PEM
-	Insecure           bool   // nobody looks whose certificate it is
+	Insecure           bool   // do not verify the server's certificate
 }
 
-// Same reports whether two mean the same, whatever their status says.
+// SameSpec reports whether two APIServices are equal except for their status.
 func (s *APIService) Same(o *APIService) bool {
-	return s.UID == o.UID && s.GroupVersion == o.GroupVersion && s.GroupPriority == o.GroupPriority && s.VersionPriority == o.VersionPriority &&
-		s.Namespace == o.Namespace && s.Service == o.Service && s.Port == o.Port && bytes.Equal(s.CABundle, o.CABundle) && s.Insecure == o.Insecure
+	return s.UID == o.UID && s.GroupVersion == o.GroupVersion &&
+		s.GroupPriority == o.GroupPriority && s.VersionPriority == o.VersionPriority &&
+		s.Namespace == o.Namespace && s.Service == o.Service && s.Port == o.Port &&
+		bytes.Equal(s.CABundle, o.CABundle) && s.Insecure == o.Insecure
 }
 
-// fromAPIService reads the record of a stored APIService; nil for one without a Service, which says of a group version that
-// this server serves it.
+// fromAPIService decodes the record of a stored APIService. It returns nil for an APIService without a Service,
+// which means that this server serves the group version.
 func fromAPIService(r *storage.Record) *APIService {
 	var a apiregistrationv1.APIService
 	if json.Unmarshal(r.Value, &a) != nil || a.Spec.Service == nil {
@@ -57,44 +59,46 @@ func fromAPIService(r *storage.Record) *APIService {
 	return s
 }
 
-// APIServices yields those of all group versions that other servers serve, ordered by group and version.
+// APIServices returns all group versions that other servers serve, ordered by group and version.
 func (c *Catalog) APIServices() (all []*APIService) {
 	for _, g := range c.groups {
-		all = append(all, g.is.theirs...)
+		all = append(all, g.value.aggregated...)
 	}
 	return all
 }
 
-// serve makes the state of one APIService known; a nil record means that it is gone.
-func (e *edit) serve(key string, r *storage.Record) {
+// applyAPIService applies the state of one APIService. A nil record means that it is deleted.
+func (e *edit) applyAPIService(key string, r *storage.Record) {
 	version, groupName, _ := strings.Cut(strings.TrimPrefix(key, APIServicePrefix), ".")
-	if groupName == apiregistrationv1.GroupName { // or nobody could take it back
+	if groupName == apiregistrationv1.GroupName { // aggregating this group would make the change irreversible
 		return
 	}
 	var next *APIService
 	if r != nil {
 		next = fromAPIService(r)
 	}
-	var now *APIService
+	var current *APIService
 	if i, ok := e.groups.find(groupName); ok {
-		now = e.groups[i].is.theirsAt(version)
+		current = e.groups[i].value.aggregatedVersion(version)
 	}
-	if now == next || now != nil && next != nil && now.Same(next) {
+	if current == next || current != nil && next != nil && current.Same(next) {
 		return
 	}
 	e.reorder = true
-	g := e.writable(groupName)
-	g.theirs = slices.DeleteFunc(g.theirs, func(s *APIService) bool { return s == now })
+	g := e.mutableGroup(groupName)
+	g.aggregated = slices.DeleteFunc(g.aggregated, func(s *APIService) bool { return s == current })
 	if next != nil {
-		g.theirs = append(g.theirs, next)
-		slices.SortFunc(g.theirs, func(a, b *APIService) int { return strings.Compare(a.GroupVersion.Version, b.GroupVersion.Version) })
+		g.aggregated = append(g.aggregated, next)
+		slices.SortFunc(g.aggregated, func(a, b *APIService) int {
+			return strings.Compare(a.GroupVersion.Version, b.GroupVersion.Version)
+		})
 	}
-	e.drop(groupName)
+	e.removeIfEmpty(groupName)
 }
 
-// theirsAt returns who else serves a version of the group; nil: nobody.
-func (g *group) theirsAt(version string) *APIService {
-	for _, s := range g.theirs {
+// aggregatedVersion returns the APIService of a version of the group, or nil if no other server serves the version.
+func (g *group) aggregatedVersion(version string) *APIService {
+	for _, s := range g.aggregated {
 		if s.GroupVersion.Version == version {
 			return s
 		}
@@ -102,14 +106,16 @@ func (g *group) theirsAt(version string) *APIService {
 	return nil
 }
 
-// order is that of the groups in discovery: those in first, then all that are in neither list, by name, then those in last.
+// order is the order of groups in discovery: the groups in first, all groups in neither list by name, and the
+// groups in last.
 type order struct{ first, last []string }
 
-// discoveryOrder sorts groups as kube-apiserver does, by the highest groupPriorityMinimum of their APIServices, and then by name.
+// discoveryOrder sorts groups as kube-apiserver does, by the highest groupPriorityMinimum of their APIServices and
+// then by name.
 func discoveryOrder(groups byName[*group]) (o order) {
 	rank := map[string]int{}
 	for _, g := range groups {
-		if rank[g.name] = g.is.priority(); rank[g.name] > CustomPriority {
+		if rank[g.name] = g.value.priority(); rank[g.name] > CustomPriority {
 			o.first = append(o.first, g.name)
 		} else if rank[g.name] < CustomPriority {
 			o.last = append(o.last, g.name)
@@ -121,20 +127,20 @@ func discoveryOrder(groups byName[*group]) (o order) {
 	return o
 }
 
-// priority is the group's groupPriorityMinimum. What has been taken over does not count for it.
+// priority returns the group's groupPriorityMinimum. Local versions replaced by aggregated ones do not count.
 func (g *group) priority() (highest int) {
-	for _, s := range g.theirs {
+	for _, s := range g.aggregated {
 		highest = max(highest, s.GroupPriority)
 	}
-	if len(g.theirs) == 0 || slices.ContainsFunc(g.kinds, g.serves) {
+	if len(g.aggregated) == 0 || slices.ContainsFunc(g.kinds, g.servesLocally) {
 		highest = max(highest, LocalPriority(schema.GroupVersion{Group: g.name}).Group)
 	}
 	return highest
 }
 
-// serves says that this server serves a version of a kind of the group.
-func (g *group) serves(kind named[*Definition]) bool {
-	return slices.ContainsFunc(kind.is.Versions, func(v *Version) bool {
-		return v.Served && v.GroupVersion.Group == g.name && g.theirsAt(v.GroupVersion.Version) == nil
+// servesLocally reports whether this server serves a version of a kind of the group.
+func (g *group) servesLocally(kind named[*Definition]) bool {
+	return slices.ContainsFunc(kind.value.Versions, func(v *Version) bool {
+		return v.Served && v.GroupVersion.Group == g.name && g.aggregatedVersion(v.GroupVersion.Version) == nil
 	})
 }

@@ -26,11 +26,11 @@ func apiService(group, version string, groupPriority, versionPriority int32) *ap
 	return s
 }
 
-// model is what there is: APIServices by name, of which those without a Service are what the server serves by itself.
+// model holds APIServices by name. An APIService without a Service is a group version that this server serves.
 type model map[string]*apiregistrationv1.APIService
 
-// groups are the group versions in the order of discovery: groups by the highest priority and by name, as in upstream's aggregated
-// discovery, versions as upstream sorts them.
+// groups returns the group versions in the order of discovery. Groups are ordered by the highest priority and by
+// name, as in upstream's aggregated discovery. Versions are ordered as upstream sorts them.
 func (m model) groups() (all []string) {
 	groups := helper.SortedByGroupAndVersion(slices.Collect(maps.Values(m)))
 	slices.SortFunc(groups, func(a, b []*apiregistrationv1.APIService) int {
@@ -51,12 +51,13 @@ func highest(group []*apiregistrationv1.APIService) (priority int32) {
 	return priority
 }
 
-// TestWhoServes: AGG-048, AGG-050, AGG-055, AGG-060. Whatever APIServices and CRDs come, go, and change their priorities, routes and discovery
-// agree with what upstream makes of the same APIServices; a group version that somebody else has taken over is given back.
-func TestWhoServes(t *testing.T) {
+// TestRoute checks that routes and discovery agree with upstream's result for the same APIServices, after any
+// changes of APIServices, CRDs and priorities. A local group version is served again once its APIService is
+// deleted. (AGG-048, AGG-050, AGG-055, AGG-060)
+func TestRoute(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	groups, versions := []string{"a.example.com", "b.example.com", "c.example.com"}, []string{"v1", "v2", "v1beta1"}
-	catalog, local, theirs := newCatalog(nil), model{}, model{}
+	catalog, local, aggregated := newCatalog(nil), model{}, model{}
 	for step := range 3000 {
 		group, version := groups[random.IntN(len(groups))], versions[random.IntN(len(versions))]
 		name := version + "." + group
@@ -70,7 +71,7 @@ func TestWhoServes(t *testing.T) {
 			if random.IntN(3) > 0 {
 				tree := crdTree(group, "oxen", "Ox")
 				event.Record = record(tree, event.Revision)
-				catalogOf := newCatalog(nil).with([]*storage.Event{event})
+				catalogOf := newCatalog(nil).withChanges([]*storage.Event{event})
 				for g := range catalogOf.Groups() {
 					for _, v := range g.Versions {
 						s := apiService(group, v, CustomPriority, 100)
@@ -81,19 +82,20 @@ func TestWhoServes(t *testing.T) {
 			}
 		case 1:
 			event.Key = APIServicePrefix + name
-			delete(theirs, name)
+			delete(aggregated, name)
 		default:
 			s := apiService(group, version, int32(500+500*random.IntN(3)), int32(1+random.IntN(3)*100))
-			theirs[name] = s
+			aggregated[name] = s
 			text, err := json.Marshal(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			event.Key, event.Record = APIServicePrefix+name, &storage.Record{Key: APIServicePrefix + name, Value: text, Modified: event.Revision}
+			event.Key = APIServicePrefix + name
+			event.Record = &storage.Record{Key: event.Key, Value: text, Modified: event.Revision}
 		}
-		catalog = catalog.with([]*storage.Event{event})
+		catalog = catalog.withChanges([]*storage.Event{event})
 		all := maps.Clone(local)
-		maps.Copy(all, theirs)
+		maps.Copy(all, aggregated)
 		var got []string
 		for g := range catalog.Groups() {
 			for _, v := range g.Versions {
@@ -101,21 +103,23 @@ func TestWhoServes(t *testing.T) {
 			}
 		}
 		if want := all.groups(); !slices.Equal(got, want) {
-			t.Fatalf("step %d: %v, want %v", step, got, want)
+			t.Fatalf("step %d: got groups %v, want %v", step, got, want)
 		}
 		for _, g := range groups {
 			for _, v := range versions {
-				ours, other := catalog.Route(g, v, "oxen")
-				isTheirs, isOurs := theirs[v+"."+g] != nil, theirs[v+"."+g] == nil && local[v+"."+g] != nil
-				if (other != nil) != isTheirs || (ours != nil) != isOurs {
-					t.Fatalf("step %d: %s/%s: %v %v, want theirs %t, ours %t", step, g, v, ours, other, isTheirs, isOurs)
+				gotLocal, gotAggregated := catalog.Route(g, v, "oxen")
+				wantAggregated := aggregated[v+"."+g] != nil
+				wantLocal := !wantAggregated && local[v+"."+g] != nil
+				if (gotAggregated != nil) != wantAggregated || (gotLocal != nil) != wantLocal {
+					t.Fatalf("step %d: %s/%s: got local %v, aggregated %v; want %t, %t",
+						step, g, v, gotLocal, gotAggregated, wantLocal, wantAggregated)
 				}
 			}
 		}
 	}
 }
 
-// TestSameAPIService: a change of its status leaves an APIService what it was to who reaches it.
+// TestSameAPIService checks that a change of an APIService's status does not replace the APIService in the catalog.
 func TestSameAPIService(t *testing.T) {
 	s := apiService("a.example.com", "v1", 1000, 15)
 	at := func(c *Catalog, revision int64) (*Catalog, *APIService) {
@@ -124,18 +128,20 @@ func TestSameAPIService(t *testing.T) {
 			t.Fatal(err)
 		}
 		key := APIServicePrefix + s.Name
-		c = c.with([]*storage.Event{{Key: key, Revision: revision, Record: &storage.Record{Key: key, Value: text, Modified: revision}}})
+		r := &storage.Record{Key: key, Value: text, Modified: revision}
+		c = c.withChanges([]*storage.Event{{Key: key, Revision: revision, Record: r}})
 		_, is := c.Route("a.example.com", "v1", "")
 		return c, is
 	}
 	c, first := at(newCatalog(nil), 1)
 	s.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available}}
 	c, second := at(c, 2)
-	if first == nil || first != second || first.Port != 443 || !strings.HasPrefix(fmt.Sprint(first.GroupVersion), "a.example.com") {
-		t.Errorf("%+v, then %+v", first, second)
+	if first == nil || first != second || first.Port != 443 ||
+		!strings.HasPrefix(fmt.Sprint(first.GroupVersion), "a.example.com") {
+		t.Errorf("got %+v, then %+v, want the same APIService", first, second)
 	}
 	s.Spec.InsecureSkipTLSVerify = true
 	if _, third := at(c, 3); third == first || !third.Insecure {
-		t.Errorf("%+v", third)
+		t.Errorf("after a change of the spec: got %+v, want a new APIService", third)
 	}
 }

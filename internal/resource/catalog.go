@@ -8,30 +8,30 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Catalog is all that is served at one moment. It is immutable; the next one shares
+// Catalog holds all kinds and APIServices that are served at one moment. It is immutable. The next Catalog shares
 // the groups that have not changed.
 type Catalog struct {
 	revision int64
 	groups   byName[*group]
 	order
 
-	noSelectable bool // CRDs are read without their selectable fields
+	noSelectable bool // ignore the selectable fields of CRDs
 }
 
-// Revision is the newest revision of a CRD that the catalog knows of.
+// Revision returns the newest revision of a CRD or APIService in the catalog.
 func (c *Catalog) Revision() int64 { return c.revision }
 
-// named is an entry of a list that is sorted by name. The names lie in the list, so that looking
-// for one reads nothing else.
+// named is an entry of a list that is sorted by name. The list contains the names themselves, so that a search
+// reads no other memory.
 type named[T any] struct {
-	name string
-	is   T
+	name  string
+	value T
 }
 
 type byName[T any] []named[T]
 
-// find returns the place of a name, or where it would go.
-func (l byName[T]) find(name string) (place int, found bool) {
+// find returns the index of a name, or the index at which to insert it.
+func (l byName[T]) find(name string) (index int, found bool) {
 	from, to := 0, len(l)
 	for from < to {
 		if mid := (from + to) / 2; l[mid].name < name {
@@ -49,22 +49,23 @@ func (c *Catalog) Find(group, version, plural string) *Version {
 	return v
 }
 
-// Route returns who serves a request path: this server, a version; or another one, whose group version it is. Both may be nil.
-func (c *Catalog) Route(group, version, plural string) (ours *Version, theirs *APIService) {
+// Route returns the server of a request path. local is set if this server serves the version. aggregated is set if
+// an aggregated API server does. Both are nil if the path is not served.
+func (c *Catalog) Route(group, version, plural string) (local *Version, aggregated *APIService) {
 	i, ok := c.groups.find(group)
 	if !ok {
 		return nil, nil
 	}
-	g := c.groups[i].is
-	if len(g.theirs) > 0 {
-		if theirs = g.theirsAt(version); theirs != nil {
-			return nil, theirs
+	g := c.groups[i].value
+	if len(g.aggregated) > 0 {
+		if aggregated = g.aggregatedVersion(version); aggregated != nil {
+			return nil, aggregated
 		}
 	}
 	if i, ok = g.kinds.find(plural); !ok {
 		return nil, nil
 	}
-	for _, v := range g.kinds[i].is.Versions {
+	for _, v := range g.kinds[i].value.Versions {
 		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
 			return v, nil
 		}
@@ -72,42 +73,43 @@ func (c *Catalog) Route(group, version, plural string) (ours *Version, theirs *A
 	return nil, nil
 }
 
-// Definition returns the kind that holds plural in group, or nil; established or not.
+// Definition returns the kind with a plural in a group, or nil. The kind may be a CRD that is not established.
 func (c *Catalog) Definition(group, plural string) *Definition {
 	i, ok := c.groups.find(group)
 	if !ok {
 		return nil
 	}
-	kinds := c.groups[i].is.kinds
+	kinds := c.groups[i].value.kinds
 	if i, ok = kinds.find(plural); !ok {
 		return nil
 	}
-	return kinds[i].is
+	return kinds[i].value
 }
 
-// LocalGroup says whether built-in kinds are served in a group, and whether any kind is at a version of it.
-func (c *Catalog) LocalGroup(group, version string) (native, served bool) {
+// LocalGroup reports whether a group has built-in kinds, and whether this server serves any kind at a version of
+// the group.
+func (c *Catalog) LocalGroup(group, version string) (builtin, served bool) {
 	i, ok := c.groups.find(group)
 	if !ok {
 		return false, false
 	}
-	for _, kind := range c.groups[i].is.kinds {
-		for _, v := range kind.is.Versions {
+	for _, kind := range c.groups[i].value.kinds {
+		for _, v := range kind.value.Versions {
 			if v.Served && v.GroupVersion.Group == group {
-				native = native || kind.is.Custom == nil
+				builtin = builtin || kind.value.Custom == nil
 				served = served || v.GroupVersion.Version == version
 			}
 		}
 	}
-	return native, served
+	return builtin, served
 }
 
 // Definitions yields every kind, ordered by group and plural.
 func (c *Catalog) Definitions() iter.Seq[*Definition] {
 	return func(yield func(*Definition) bool) {
 		for _, g := range c.groups {
-			for _, d := range g.is.kinds {
-				if d.is.Group == g.name && !yield(d.is) {
+			for _, d := range g.value.kinds {
+				if d.value.Group == g.name && !yield(d.value) {
 					return
 				}
 			}
@@ -115,51 +117,50 @@ func (c *Catalog) Definitions() iter.Seq[*Definition] {
 	}
 }
 
-// Group is what discovery says of a group.
+// Group describes one API group for discovery.
 type Group struct {
 	Name       string
-	Versions   []string // served, by priority
+	Versions   []string // served versions, by priority
 	Preferred  string
-	Resources  map[string][]*Version // per version name, ordered by plural
-	Aggregated []*APIService         // whose versions are among them, and have no Resources
+	Resources  map[string][]*Version // by version, ordered by plural
+	Aggregated []*APIService         // aggregated versions, which are in Versions but not in Resources
 }
 
-// Groups yields the served groups in the order of discovery: by their priority, which
-// the groups of CRDs all have the same of, and by name. They are shared:
-// callers do not modify them.
+// Groups yields the served groups in the order of discovery, which is by priority and name. The groups of CRDs all
+// have the same priority. Groups are shared, so callers must not modify them.
 func (c *Catalog) Groups() iter.Seq[*Group] {
 	return func(yield func(*Group) bool) {
 		for i := range c.inOrder() {
-			if g := c.groups[i].is.served(); g != nil && !yield(g) {
+			if g := c.groups[i].value.discovery(); g != nil && !yield(g) {
 				return
 			}
 		}
 	}
 }
 
-// inOrder yields the indexes of groups, in the order of discovery.
+// inOrder yields the indexes of groups in the order of discovery.
 func (c *Catalog) inOrder() iter.Seq[int] {
 	return func(yield func(int) bool) {
-		apart := make([]int, 0, len(c.first)+len(c.last))
-		places := func(names []string) (of []int) {
+		listed := make([]int, 0, len(c.first)+len(c.last)) // groups in first or last
+		indexes := func(names []string) (found []int) {
 			for _, name := range names {
 				if i, ok := c.groups.find(name); ok {
-					of = append(of, i)
+					found = append(found, i)
 				}
 			}
-			apart = append(apart, of...)
-			return of
+			listed = append(listed, found...)
+			return found
 		}
-		first, last := places(c.first), places(c.last)
-		slices.Sort(apart)
+		first, last := indexes(c.first), indexes(c.last)
+		slices.Sort(listed)
 		for _, i := range first {
 			if !yield(i) {
 				return
 			}
 		}
 		for i := range c.groups {
-			if len(apart) > 0 && apart[0] == i {
-				apart = apart[1:]
+			if len(listed) > 0 && listed[0] == i {
+				listed = listed[1:]
 			} else if !yield(i) {
 				return
 			}
@@ -172,43 +173,43 @@ func (c *Catalog) inOrder() iter.Seq[int] {
 	}
 }
 
-// newCatalog has the built-in kinds alone.
+// newCatalog returns a catalog with only the built-in kinds.
 func newCatalog(builtins []*Definition) *Catalog {
 	e := edit{}
 	for _, d := range builtins {
 		for _, v := range d.Versions {
-			e.put(v.GroupVersion.Group, d)
+			e.setKind(v.GroupVersion.Group, d)
 		}
 	}
 	return &Catalog{groups: e.groups, order: discoveryOrder(e.groups)}
 }
 
-// with is c after some changes of CRDs and APIServices, in the order of their revisions.
-func (c *Catalog) with(changes []*storage.Event) *Catalog {
-	return c.edited(func(e *edit, next *Catalog) {
+// withChanges returns the catalog after changes of CRDs and APIServices, which are in the order of their revisions.
+func (c *Catalog) withChanges(changes []*storage.Event) *Catalog {
+	return c.modified(func(e *edit, next *Catalog) {
 		for _, ev := range changes {
 			next.revision = max(next.revision, ev.Revision)
-			e.change(ev.Key, ev.Record)
+			e.apply(ev.Key, ev.Record)
 		}
 	})
 }
 
-// withRecords is c with all CRDs and APIServices of a snapshot.
+// withRecords returns c with all CRDs and APIServices of a snapshot.
 func (c *Catalog) withRecords(records ...iter.Seq[*storage.Record]) *Catalog {
-	return c.edited(func(e *edit, next *Catalog) {
+	return c.modified(func(e *edit, next *Catalog) {
 		for _, all := range records {
 			for r := range all {
 				next.revision = max(next.revision, r.Modified)
-				e.change(r.Key, r)
+				e.apply(r.Key, r)
 			}
 		}
 	})
 }
 
-func (c *Catalog) edited(by func(*edit, *Catalog)) *Catalog {
+func (c *Catalog) modified(modify func(*edit, *Catalog)) *Catalog {
 	next := *c
 	e := edit{groups: slices.Clone(c.groups), noSelectable: c.noSelectable}
-	by(&e, &next)
+	modify(&e, &next)
 	next.groups = e.groups
 	if e.reorder {
 		next.order = discoveryOrder(next.groups)
@@ -216,20 +217,19 @@ func (c *Catalog) edited(by func(*edit, *Catalog)) *Catalog {
 	return &next
 }
 
-// edit changes a list of groups of which it owns the slice, and each group once it is
-// in own.
+// edit is a change of a list of groups. It owns the slice of the list, and each group that is in owned.
 type edit struct {
 	groups byName[*group]
-	own    map[string]bool
+	owned  map[string]bool
 
 	noSelectable bool
 	reorder      bool // priorities have changed
 }
 
-// change makes the state of one CRD or APIService known; a nil record means that it is gone.
-func (e *edit) change(key string, r *storage.Record) {
+// apply applies the state of one CRD or APIService. A nil record means that it is deleted.
+func (e *edit) apply(key string, r *storage.Record) {
 	if strings.HasPrefix(key, APIServicePrefix) {
-		e.serve(key, r)
+		e.applyAPIService(key, r)
 		return
 	}
 	name := strings.TrimPrefix(key, CRDPrefix)
@@ -239,7 +239,7 @@ func (e *edit) change(key string, r *storage.Record) {
 		d = FromCRD(r)
 	}
 	if d == nil || d.Group != groupName || d.Names.Plural != plural {
-		e.remove(groupName, plural)
+		e.removeKind(groupName, plural)
 		return
 	}
 	if e.noSelectable {
@@ -248,99 +248,101 @@ func (e *edit) change(key string, r *storage.Record) {
 		}
 	}
 	d.Custom.ConversionSince = r.Modified
-	if old := e.custom(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
+	if old := e.customKind(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
 		d.Custom.ConversionSince = old.ConversionSince
 	}
-	e.put(groupName, d)
+	e.setKind(groupName, d)
 }
 
-// custom returns what is known of a CRD so far, nil if nothing is.
-func (e *edit) custom(groupName, plural string) *Custom {
+// customKind returns the custom kind in a group, or nil if the kind is unknown or built-in.
+func (e *edit) customKind(groupName, plural string) *Custom {
 	if i, ok := e.groups.find(groupName); ok {
-		if at, ok := e.groups[i].is.kinds.find(plural); ok {
-			return e.groups[i].is.kinds[at].is.Custom
+		if at, ok := e.groups[i].value.kinds.find(plural); ok {
+			return e.groups[i].value.kinds[at].value.Custom
 		}
 	}
 	return nil
 }
 
-// put adds a kind to a group, in place of another of its plural. A built-in kind
-// is never replaced by a custom one.
-func (e *edit) put(groupName string, d *Definition) {
-	g := e.writable(groupName)
+// setKind adds a kind to a group or replaces the kind with the same plural. A custom kind never replaces a built-in
+// one.
+func (e *edit) setKind(groupName string, d *Definition) {
+	g := e.mutableGroup(groupName)
 	i, ok := g.kinds.find(d.Names.Plural)
-	e.reorder = e.reorder || len(g.theirs) > 0
+	e.reorder = e.reorder || len(g.aggregated) > 0
 	switch {
 	case !ok:
 		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{d.Names.Plural, d})
-	case d.Custom == nil || g.kinds[i].is.Custom != nil:
-		g.kinds[i].is = d
+	case d.Custom == nil || g.kinds[i].value.Custom != nil:
+		g.kinds[i].value = d
 	}
 }
 
-func (e *edit) remove(groupName, plural string) {
-	if e.custom(groupName, plural) == nil {
+func (e *edit) removeKind(groupName, plural string) {
+	if e.customKind(groupName, plural) == nil {
 		return
 	}
-	g := e.writable(groupName)
+	g := e.mutableGroup(groupName)
 	at, _ := g.kinds.find(plural)
 	g.kinds = slices.Delete(g.kinds, at, at+1)
-	e.reorder = e.reorder || len(g.theirs) > 0
-	e.drop(groupName)
+	e.reorder = e.reorder || len(g.aggregated) > 0
+	e.removeIfEmpty(groupName)
 }
 
-// drop forgets a group in which there is nothing.
-func (e *edit) drop(groupName string) {
-	if i, ok := e.groups.find(groupName); ok && len(e.groups[i].is.kinds) == 0 && len(e.groups[i].is.theirs) == 0 {
+// removeIfEmpty removes a group without kinds and aggregated versions.
+func (e *edit) removeIfEmpty(groupName string) {
+	i, ok := e.groups.find(groupName)
+	if ok && len(e.groups[i].value.kinds) == 0 && len(e.groups[i].value.aggregated) == 0 {
 		e.groups = slices.Delete(e.groups, i, i+1)
-		delete(e.own, groupName)
+		delete(e.owned, groupName)
 	}
 }
 
-// writable returns a group that nobody else has, made if need be.
-func (e *edit) writable(name string) *group {
+// mutableGroup returns a group that the edit owns. It creates or copies the group if necessary.
+func (e *edit) mutableGroup(name string) *group {
 	i, ok := e.groups.find(name)
 	if !ok {
 		e.groups = slices.Insert(e.groups, i, named[*group]{name, &group{name: name}})
-	} else if !e.own[name] {
-		e.groups[i].is = &group{name: name, kinds: slices.Clone(e.groups[i].is.kinds), theirs: slices.Clone(e.groups[i].is.theirs)}
+	} else if !e.owned[name] {
+		old := e.groups[i].value
+		e.groups[i].value = &group{name: name, kinds: slices.Clone(old.kinds), aggregated: slices.Clone(old.aggregated)}
 	}
-	if e.own == nil {
-		e.own = map[string]bool{}
+	if e.owned == nil {
+		e.owned = map[string]bool{}
 	}
-	e.own[name] = true
-	return e.groups[i].is
+	e.owned[name] = true
+	return e.groups[i].value
 }
 
-// NameOwner is a kind that holds names in a group.
+// NameOwner is a kind that has reserved names in a group.
 type NameOwner struct {
 	Names
-	Key      string // of the CRD and
-	Revision int64  // its Modified; "" and 0 for a built-in kind
+	Key      string // storage key of the CRD, "" for a built-in kind
+	Revision int64  // revision of the CRD's last change, 0 for a built-in kind
 }
 
-// NameOwners yields who holds names in a group: the accepted names of each CRD, established or
-// not, and those of the built-in kinds.
+// NameOwners yields the owners of names in a group. The names of a CRD are its accepted names, even if the CRD is
+// not established.
 func (c *Catalog) NameOwners(groupName string) iter.Seq[NameOwner] {
 	return func(yield func(NameOwner) bool) {
 		i, ok := c.groups.find(groupName)
 		if !ok {
 			return
 		}
-		for _, kind := range c.groups[i].is.kinds {
-			d := kind.is
-			h := NameOwner{Names: d.Names}
+		for _, kind := range c.groups[i].value.kinds {
+			d := kind.value
+			owner := NameOwner{Names: d.Names}
 			if d.Custom != nil {
-				h = NameOwner{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
+				owner = NameOwner{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
 			}
-			if !yield(h) {
+			if !yield(owner) {
 				return
 			}
 		}
 	}
 }
 
-// AcceptedNames returns the names that a CRD has been given; none if there is no such CRD.
+// AcceptedNames returns the accepted names of a CRD. The result is empty if the CRD does not exist.
 func (c *Catalog) AcceptedNames(group, plural string) Names {
 	if d := c.Definition(group, plural); d != nil && d.Custom != nil {
 		return d.Custom.accepted

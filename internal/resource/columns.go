@@ -16,14 +16,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Value is what a cell of the column shows for the value that lies at Path: the
-// value itself if it is of the column's type, nil otherwise; a "string" column prints
-// whatever there is, and a "date" column (Age) gives the timestamp as it stands. A field that is
-// not there is nil and not passed here. It is the rule for a CRD's additionalPrinterColumns
-// (KEP-2600, upstream's tableconvertor).
+// Value returns the cell of the column for the value at Path. It returns a value of the column's type unchanged,
+// and nil for any other value. A "string" column prints any value. A "date" column (Age) returns the timestamp as
+// text. The caller must not pass nil, which is the value of a missing field. Value implements upstream's rule for a
+// CRD's additionalPrinterColumns (KEP-2600, package tableconvertor).
 func (c *Column) Value(v any) any {
 	if c.Type == "string" {
-		return printed(v)
+		return jsonPathText(v)
 	}
 	switch typed := v.(type) {
 	case int64:
@@ -52,8 +51,8 @@ func (c *Column) Value(v any) any {
 	return nil
 }
 
-// printed is v as a JSONPath template prints it.
-func printed(v any) any {
+// jsonPathText returns v as a JSONPath template prints it. It returns nil if v cannot be printed.
+func jsonPathText(v any) any {
 	if s, ok := v.(string); ok {
 		return s
 	}
@@ -64,7 +63,7 @@ func printed(v any) any {
 	return out.String()
 }
 
-// printerColumn is one of additionalPrinterColumns as it is written.
+// printerColumn is an entry of additionalPrinterColumns as it is in the CRD.
 type printerColumn struct {
 	name, typ, format, description, jsonPath string
 	priority                                 int32
@@ -97,38 +96,48 @@ func readPrinterColumns(c *object.Cursor) []printerColumn {
 
 var metaDoc = sync.OnceValue(func() map[string]string { return metav1.ObjectMeta{}.SwaggerDoc() })
 
-// defaultColumns are those of a version that names none. They are shared.
+// defaultColumns returns the columns of a version that specifies none. They are shared.
 var defaultColumns = sync.OnceValue(func() []Column {
 	return compileColumns([]printerColumn{{
 		name: "Age", typ: "date", description: metaDoc()["creationTimestamp"], jsonPath: ".metadata.creationTimestamp",
 	}})
 })
 
-// ScaleColumns are those of the Scale that every /scale of a custom kind shows, or of a built-in one.
+// ScaleColumns returns the columns of the Scale of a built-in or custom kind.
 func ScaleColumns(builtin bool) []Column {
 	all := compileColumns([]printerColumn{
 		{name: "Desired", typ: "integer", description: "Number of desired replicas", jsonPath: ".spec.replicas"},
 		{name: "Available", typ: "integer", description: "Number of actual replicas", jsonPath: ".status.replicas"},
-		{name: "Age", typ: "date", description: metaDoc()["creationTimestamp"], jsonPath: ".metadata.creationTimestamp"},
+		{
+			name: "Age", typ: "date", description: metaDoc()["creationTimestamp"],
+			jsonPath: ".metadata.creationTimestamp",
+		},
 	})
 	if builtin {
 		all[0].Format, all[3].Type = "", "string"
-		all[1].Description, all[2].Description = autoscalingv1.ScaleSpec{}.SwaggerDoc()["replicas"], autoscalingv1.ScaleStatus{}.SwaggerDoc()["replicas"]
+		all[1].Description = autoscalingv1.ScaleSpec{}.SwaggerDoc()["replicas"]
+		all[2].Description = autoscalingv1.ScaleStatus{}.SwaggerDoc()["replicas"]
 	}
 	return all
 }
 
-// compileColumns makes columns, the name first. From a JSONPath that cannot be
-// read on they are left out, as upstream does.
+// compileColumns compiles columns and adds the name column in front. As in upstream, it omits all columns from the
+// first invalid JSONPath on.
 func compileColumns(printers []printerColumn) []Column {
 	all := make([]Column, 1, len(printers)+1)
-	all[0] = Column{Name: "Name", Type: "string", Format: "name", Description: metaDoc()["name"], Path: []string{"metadata", "name"}}
+	all[0] = Column{
+		Name: "Name", Type: "string", Format: "name", Description: metaDoc()["name"],
+		Path: []string{"metadata", "name"},
+	}
 	for _, p := range printers {
-		col := Column{Name: p.name, Type: p.typ, Format: p.format, Description: p.description, Priority: p.priority, Age: p.typ == "date"}
+		col := Column{
+			Name: p.name, Type: p.typ, Format: p.format, Description: p.description, Priority: p.priority,
+			Age: p.typ == "date",
+		}
 		if col.Description == "" {
 			col.Description = "Custom resource definition column (in JSONPath format): " + p.jsonPath
 		}
-		if path, ok := plainPath(p.jsonPath); ok && storedAsServed(path) {
+		if path, ok := parsePlainPath(p.jsonPath); ok && storedAsServed(path) {
 			col.Path = path
 		} else if cell := newPathCell(p); cell != nil {
 			col.Cell = cell.value
@@ -140,7 +149,7 @@ func compileColumns(printers []printerColumn) []Column {
 	return all
 }
 
-// storedAsServed is false of what the bytes of an object do not hold, or not as it is served.
+// storedAsServed reports whether the stored bytes of an object contain the field at path with the served value.
 func storedAsServed(path []string) bool {
 	switch path[0] {
 	case "apiVersion":
@@ -151,16 +160,17 @@ func storedAsServed(path []string) bool {
 	return true
 }
 
-// Printer makes Tables of a kind that k8s.io/kubernetes prints.
+// Printer creates Tables for a kind with a printer in k8s.io/kubernetes.
 type Printer struct {
 	Columns func() []metav1.TableColumnDefinition
-	// Row is the row of an object, its Object left out. Ages in it are words as of now: it is not to be kept.
+	// Row returns the row of an object without the row's Object. The row must not be retained, because its ages are
+	// texts relative to the current time.
 	Row func(obj Internal) (metav1.TableRow, error)
-	// Empty is an object without defaults, which a BOOKMARK of a watch shows.
+	// Empty returns an object without defaults, which is the object in a BOOKMARK of a watch.
 	Empty func() (Internal, error)
 }
 
-// EmptyRow is the row of an object without defaults; of a version that has a Printer.
+// EmptyRow returns the row of an object without defaults. The version must have a Printer.
 func (v *Version) EmptyRow() (metav1.TableRow, error) {
 	obj, err := v.Printer.Empty()
 	if err != nil {
@@ -169,7 +179,7 @@ func (v *Version) EmptyRow() (metav1.TableRow, error) {
 	return v.Printer.Row(obj)
 }
 
-// Row is the row of an object whose JSON this is; of a version that has a Printer.
+// Row returns the row of an object from its JSON. The version must have a Printer.
 func (v *Version) Row(json []byte) (metav1.TableRow, error) {
 	obj, err := v.Type.Load(json)
 	if err != nil {
@@ -178,14 +188,17 @@ func (v *Version) Row(json []byte) (metav1.TableRow, error) {
 	return v.Printer.Row(obj)
 }
 
-// ColumnDefinitions is the JSON of the columns as a Table defines them. It is shared: nobody modifies it.
+// ColumnDefinitions returns the JSON of the columns in the form of a Table's columnDefinitions. It is shared and
+// must not be modified.
 func (v *Version) ColumnDefinitions() []byte {
 	if known := v.columnDefinitions.Load(); known != nil {
 		return *known
 	}
 	var all []any
 	add := func(name, typ, format, description string, priority int32) {
-		all = append(all, object.Tree{"name": name, "type": typ, "format": format, "description": description, "priority": int64(priority)})
+		all = append(all, object.Tree{
+			"name": name, "type": typ, "format": format, "description": description, "priority": int64(priority),
+		})
 	}
 	for i := range v.Columns {
 		c := &v.Columns[i]
@@ -201,10 +214,11 @@ func (v *Version) ColumnDefinitions() []byte {
 	return js
 }
 
-// plainPath splits a JSONPath that is nothing but field names. A backslash stands
-// before a dot that belongs to the name.
-func plainPath(s string) ([]string, bool) {
-	if len(s) < 2 || s[0] != '.' || strings.ContainsAny(s, " \t\r\n,[]$@{}*") || !strings.Contains(s, `\`) && strings.Contains(s, "..") {
+// parsePlainPath splits a JSONPath that consists only of field names. A dot after a backslash belongs to the name.
+// ok is false for any other JSONPath.
+func parsePlainPath(s string) ([]string, bool) {
+	if len(s) < 2 || s[0] != '.' || strings.ContainsAny(s, " \t\r\n,[]$@{}*") ||
+		!strings.Contains(s, `\`) && strings.Contains(s, "..") {
 		return nil, false
 	}
 	if !strings.Contains(s, `\`) {
@@ -231,31 +245,31 @@ func plainPath(s string) ([]string, bool) {
 	return append(path, string(name)), len(name) > 0
 }
 
-// pathCell finds the value of a column by a JSONPath that is compiled when the
-// first cell is asked for.
+// pathCell computes a column's cells by a JSONPath. The JSONPath is compiled when the first cell is requested.
 type pathCell struct {
 	column   Column
 	jsonPath string
 
-	mu    sync.Mutex           // a JSONPath has state while it is evaluated
-	paths []*jsonpath.JSONPath // between wildcards
+	mu    sync.Mutex           // protects paths, which have state during an evaluation
+	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards
 	bad   bool
 }
 
-// newPathCell returns nil for a JSONPath that cannot be read. Compiling those that are surely well formed, which
-// almost all are, waits until somebody looks.
+// newPathCell returns nil for an invalid JSONPath. It compiles only paths that do not match wellFormedPath. Almost
+// all paths match it and are compiled on first use.
 func newPathCell(p printerColumn) *pathCell {
 	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
-	if !usualPath().MatchString(p.jsonPath) && !cell.compile() {
+	if !wellFormedPath().MatchString(p.jsonPath) && !cell.compile() {
 		return nil
 	}
 	return cell
 }
 
-// usualPath matches names, indexes, wildcards, and filters for one text.
-var usualPath = sync.OnceValue(func() *regexp.Regexp {
+// wellFormedPath matches paths of names, indexes, wildcards, and filters by one string.
+var wellFormedPath = sync.OnceValue(func() *regexp.Regexp {
 	const name, text = `[A-Za-z0-9_/-]+`, `[^"'\\()\[\]{}\n]*`
-	return regexp.MustCompile(`^\.` + name + `(\.` + name + `|\[([0-9]{1,9}|\*|'` + name + `'|\?\(@(\.` + name + `)+==("` + text + `"|'` + text + `')\))\])*$`)
+	return regexp.MustCompile(`^\.` + name + `(\.` + name + `|\[([0-9]{1,9}|\*|'` + name + `'` +
+		`|\?\(@(\.` + name + `)+==("` + text + `"|'` + text + `')\))\])*$`)
 })
 
 func (p *pathCell) compile() bool {
@@ -287,8 +301,8 @@ func (p *pathCell) value(t object.Tree) any {
 	return p.column.Value(found[0])
 }
 
-// results returns the values that paths lead to, with a wildcard between each two of them. The entries of an object are in the order of
-// their keys; the library takes them in any order.
+// results returns the values at a JSONPath, which is split at its wildcards. The members of an object are in the
+// order of their keys. The library would use a random order.
 func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
 	if v == nil {
 		return nil, nil
@@ -317,7 +331,7 @@ func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
 	return found, nil
 }
 
-// elements returns what a wildcard stands for.
+// elements returns the values that a wildcard selects.
 func elements(v any) (all []any) {
 	switch v := v.(type) {
 	case object.Tree:

@@ -9,18 +9,18 @@ import (
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// keepSchema is how long a compiled schema is kept at least after it was last asked for. Compiling it again takes a
-// millisecond or two; keeping it takes some 100 KiB.
-const keepSchema = 5 * time.Minute
+// schemaRetention is the minimum time for which an unused compiled schema is retained. Compilation takes one to two
+// milliseconds. A compiled schema uses about 100 KiB of memory.
+const schemaRetention = 5 * time.Minute
 
-// compiledSchema is a schema that is compiled when it is asked for, and let go of when nobody has asked for a while.
+// compiledSchema is a schema that is compiled on first use and evicted after a time without use.
 type compiledSchema struct {
 	raw                   string
 	preserveUnknownFields bool
 
-	kept atomic.Pointer[compilation]
-	used atomic.Bool // since the last sweep
-	mu   sync.Mutex  // one compiles, others wait
+	compiled atomic.Pointer[compilation]
+	used     atomic.Bool // since the last call of evictIfUnused
+	mu       sync.Mutex  // held during compilation
 }
 
 type compilation struct {
@@ -28,41 +28,41 @@ type compilation struct {
 	err    error
 }
 
-// get returns the schema. Whoever has one may use it for as long as they like.
+// get returns the schema. The caller may retain the schema after its eviction.
 func (c *compiledSchema) get() (*ourschema.Schema, error) {
-	if k := c.kept.Load(); k != nil {
-		if !c.used.Load() { // written once between two sweeps, so that readers do not take it from each other
+	if k := c.compiled.Load(); k != nil {
+		if !c.used.Load() { // the check avoids repeated writes, so that readers do not contend for the cache line
 			c.used.Store(true)
 		}
 		return k.schema, k.err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if k := c.kept.Load(); k != nil {
+	if k := c.compiled.Load(); k != nil {
 		return k.schema, k.err
 	}
 	s, err := ourschema.Compile(bytesOf(c.raw), c.preserveUnknownFields)
 	c.used.Store(true)
-	c.kept.Store(&compilation{s, err})
-	c.sweepLater()
+	c.compiled.Store(&compilation{s, err})
+	c.scheduleEviction()
 	return s, err
 }
 
-// sweepLater has c swept, unless it goes before with the kind it belongs to.
-func (c *compiledSchema) sweepLater() {
+// scheduleEviction schedules evictIfUnused. The timer does not keep c alive if its kind is removed earlier.
+func (c *compiledSchema) scheduleEviction() {
 	w := weak.Make(c)
-	time.AfterFunc(keepSchema, func() {
+	time.AfterFunc(schemaRetention, func() {
 		if c := w.Value(); c != nil {
-			c.sweep()
+			c.evictIfUnused()
 		}
 	})
 }
 
-// sweep lets go of what was not used since the sweep before.
-func (c *compiledSchema) sweep() {
+// evictIfUnused evicts the schema if it has not been used since the previous call.
+func (c *compiledSchema) evictIfUnused() {
 	if c.used.Swap(false) {
-		c.sweepLater()
+		c.scheduleEviction()
 		return
 	}
-	c.kept.Store(nil)
+	c.compiled.Store(nil)
 }

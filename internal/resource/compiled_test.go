@@ -6,26 +6,27 @@ import (
 	"weak"
 )
 
-func TestSchemaIsLetGo(t *testing.T) {
+// TestUnusedSchemaIsEvicted checks that a compiled schema stays cached while it is used, and is evicted afterwards.
+func TestUnusedSchemaIsEvicted(t *testing.T) {
 	c := &compiledSchema{raw: `{"type":"object","properties":{"a":{"type":"string"}}}`}
 	first, err := c.get()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // it stays while it is used
-		c.sweep()
+	for range 3 { // the schema is used between the calls
+		c.evictIfUnused()
 		if again, _ := c.get(); again != first {
 			t.Fatal("compiled again although it was in use")
 		}
 	}
-	c.sweep()
-	c.sweep()
-	if c.kept.Load() != nil {
-		t.Fatal("kept although nobody has asked for it")
+	c.evictIfUnused()
+	c.evictIfUnused()
+	if c.compiled.Load() != nil {
+		t.Fatal("an unused schema is still cached")
 	}
 	again, err := c.get()
 	if err != nil || again == first || again.Fingerprint() != first.Fingerprint() {
-		t.Fatalf("compiled again: %v", err)
+		t.Fatalf("compiled again: got error %v, want an equal schema", err)
 	}
 }
 
@@ -40,17 +41,18 @@ func BenchmarkSchema(b *testing.B) {
 	})
 }
 
-// A compiled schema goes with its kind: what would sweep it later does not keep it, nor the record it points into.
-func TestCompiledSchemaGoesWithItsKind(t *testing.T) {
+// TestCompiledSchemaIsCollected checks that a compiled schema is garbage-collected together with its kind. The
+// timer for its eviction retains neither the schema nor the record that the schema points into.
+func TestCompiledSchemaIsCollected(t *testing.T) {
 	c := &compiledSchema{raw: `{"type":"object"}`}
 	if _, err := c.get(); err != nil {
 		t.Fatal(err)
 	}
-	gone := weak.Make(c)
+	pointer := weak.Make(c)
 	runtime.KeepAlive(c)
 	c = nil
 	runtime.GC()
-	if gone.Value() != nil {
-		t.Error("it is still there")
+	if pointer.Value() != nil {
+		t.Error("the compiled schema is still reachable")
 	}
 }

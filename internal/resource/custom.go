@@ -15,21 +15,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// CRDPrefix is where CustomResourceDefinitions are stored.
+// CRDPrefix is the prefix of the storage keys of CustomResourceDefinitions.
 const CRDPrefix = "/registry/apiextensions.k8s.io/customresourcedefinitions/"
 
-// customVerbs is in the order in which upstream announces them.
+// customVerbs holds the verbs of custom kinds in upstream's order for discovery.
 var customVerbs = []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}
 
-// FromCRD compiles the record of a stored CRD to a Definition, which shares its
-// bytes. It reads all but the schemas; those are compiled on first use. It returns nil
-// for what is no CRD with a group, a plural and a storage version.
+// FromCRD compiles the record of a stored CRD to a Definition, which shares the record's bytes. It reads all fields
+// except the schemas, which are compiled on first use. It returns nil for an invalid CRD without a group, a plural
+// or a storage version.
 //
-// Only a CRD that is established has served versions. Its names are those accepted; before, those
-// asked for.
+// Only an established CRD has served versions. Its names are the accepted names. A CRD that is not established has
+// the names in its spec.
 func FromCRD(r *storage.Record) *Definition {
 	js := r.Value
-	h := readHeader(js)
+	h := readCRDHeader(js)
 	if h.group == "" || h.names.Plural == "" {
 		return nil
 	}
@@ -39,7 +39,13 @@ func FromCRD(r *storage.Record) *Definition {
 		Namespaced: h.namespaced,
 		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:      customVerbs,
-		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, Migrating: h.migrating, ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
+		Custom: &Custom{
+			Key: r.Key, Revision: r.Modified,
+			Established: h.established, Terminating: h.terminating, Migrating: h.migrating,
+			ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(),
+			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }),
+			accepted: h.accepted,
+		},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
 		d.Names = h.accepted
@@ -67,7 +73,7 @@ func specHash(crd []byte, declared string) uint64 {
 	return maphash.Bytes(specSeed, spec) ^ maphash.String(specSeed, declared)
 }
 
-func (h *header) version(d *Definition, vh *versionHeader) *Version {
+func (h *crdHeader) version(d *Definition, vh *versionHeader) *Version {
 	v := &Version{
 		Definition:   d,
 		GroupVersion: schema.GroupVersion{Group: h.group, Version: vh.name},
@@ -81,21 +87,22 @@ func (h *header) version(d *Definition, vh *versionHeader) *Version {
 	if vh.deprecated {
 		v.DeprecationWarning = vh.warning
 		if !vh.hasWarning {
-			v.DeprecationWarning = h.deprecation(d.Names.Kind, vh.name)
+			v.DeprecationWarning = h.defaultDeprecationWarning(d.Names.Kind, vh.name)
 		}
 	}
 	if len(vh.columns) > 0 {
 		v.Columns = compileColumns(vh.columns)
 	}
 	for _, path := range vh.selectable {
-		v.SelectableFields = append(v.SelectableFields, SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)})
+		field := SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)}
+		v.SelectableFields = append(v.SelectableFields, field)
 	}
-	v.schemas(vh.schema, h.preserve)
+	v.setSchemas(vh.schema, h.preserve)
 	return v
 }
 
-// schemas sets the functions that compile what is costly. raw points into the record.
-func (v *Version) schemas(raw string, preserveUnknownFields bool) {
+// setSchemas sets the functions that compile the schema on first use. raw points into the record.
+func (v *Version) setSchemas(raw string, preserveUnknownFields bool) {
 	v.OpenAPIV3Schema = func() []byte {
 		if raw == "" {
 			return nil
@@ -113,11 +120,11 @@ func (v *Version) schemas(raw string, preserveUnknownFields bool) {
 	}
 }
 
-// bytesOf views s, a part of a record's bytes, as bytes again. Nobody writes to them.
+// bytesOf returns s as bytes without copying. s is a part of a record's bytes. The result must not be modified.
 func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
-// deprecation is the warning of a deprecated version that brings none of its own.
-func (h *header) deprecation(kind, name string) string {
+// defaultDeprecationWarning returns the warning for a deprecated version that specifies no warning.
+func (h *crdHeader) defaultDeprecationWarning(kind, name string) string {
 	best := ""
 	for i := range h.versions {
 		v := &h.versions[i]

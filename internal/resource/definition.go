@@ -1,6 +1,6 @@
-// Package resource says what a kind is: a Definition with all its versions,
-// the compiler from a CustomResourceDefinition to one, and the immutable
-// Catalog of all that is served. It knows no verbs and no HTTP.
+// Package resource defines kinds. A Definition describes a kind with all its versions. The package compiles a
+// CustomResourceDefinition to a Definition, and maintains the immutable Catalog of all served kinds. It must not
+// import packages for verbs or HTTP.
 package resource
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// KubernetesVersion is the release whose API and libraries this server has: that of the k8s.io
-// modules it is built from.
+// KubernetesVersion is the Kubernetes release whose API and libraries this server provides. It is the release of
+// the k8s.io modules in go.mod.
 const KubernetesVersion = "v1.37.2"
 
 // Names are the names of a kind.
@@ -32,84 +32,90 @@ type Names struct {
 
 // Definition is one kind with all its versions. It is immutable.
 type Definition struct {
-	Group      string // of the storage identity
+	Group      string // group of the storage version
 	Names      Names
 	Namespaced bool
-	Prefix     string     // of its storage keys; ends in "/"
-	Versions   []*Version // served or not, by priority; of all endpoints
-	Storage    *Version   // the one objects are stored at
-	Verbs      []string   // announced and served; sorted as upstream announces them
+	Prefix     string     // prefix of the storage keys, ending in "/"
+	Versions   []*Version // served and unserved versions of all groups, by priority
+	Storage    *Version   // storage version
+	Verbs      []string   // served verbs, in upstream's order for discovery
 	Behavior   Behavior
-	ItemLimits []ItemLimit // of the number of items in lists and maps
-	Strategy   *Strategy   // how objects are written; nil for a custom kind, and for one whose Behavior says it all
-	PostsTo    *Endpoint   // a subresource to which what is posted goes, by its name; nil: the kind is for itself
+	ItemLimits []ItemLimit // limits on the number of items in lists and maps
+	Strategy   *Strategy   // nil for a custom kind, and for a kind that Behavior describes completely
+
+	// PostsTo is the subresource to which a POST of this kind is redirected. The name of the posted object selects the
+	// target object. nil means that the kind is not redirected.
+	PostsTo *Endpoint
 
 	Custom *Custom // nil for a built-in kind
 }
 
-// Stored says that there are objects of the kind: it is no question, no way to another kind, and is not computed.
+// Stored reports whether objects of the kind are stored. Reviews, computed kinds, and kinds with PostsTo are not
+// stored.
 func (d *Definition) Stored() bool {
 	return d.Behavior.Review == nil && d.PostsTo == nil && d.Behavior.Compute == nil
 }
 
-// Custom is what a Definition made from a CRD knows of it.
+// Custom holds the parts of a Definition that only CRDs have.
 type Custom struct {
-	Key                   string // storage key of the CRD; "" for one that is stored nowhere and never changes
-	Revision              int64  // its Modified
+	Key                   string // storage key of the CRD, "" for a CRD that is not stored and never changes
+	Revision              int64  // revision of the CRD's last change
 	Established           bool
-	Terminating           bool // being deleted: its objects can no longer be created
+	Terminating           bool // the CRD is being deleted, so no objects can be created
 	Migrating             bool // the condition StorageMigrating is True
 	ConversionUnavailable bool // the condition WebhookReachable is False
 
-	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
+	PreserveUnknownFields bool // spec.preserveUnknownFields, which only old CRDs set
 
 	Conversion Conversion
-	// ConversionSince is the revision of the CRD with which Conversion became what it is, or a later one.
+	// ConversionSince is the revision of the CRD that set Conversion to its current value, or a later revision.
 	ConversionSince int64
-	// SpecHash is a hash of all that a CRD says of its objects: its spec, and the conversion it declares. It is made on first
-	// use, and means nothing to another process.
+	// SpecHash returns a hash of everything in a CRD that concerns its objects: its spec and its declared
+	// conversion. The hash is computed on first use. It is not valid in another process.
 	SpecHash func() uint64
-	Compiled LazyValue // what internal/conversion makes of Conversion.Declared
+	Compiled LazyValue // Conversion.Declared, compiled by internal/conversion
 
 	accepted Names // status.acceptedNames
 }
 
-// Conversion is how a CRD wants its objects to be converted between versions. The JSON lies in the CRD's bytes;
-// equal values mean the same conversion.
+// Conversion specifies how objects of a CRD are converted between versions. Its strings point into the CRD's bytes.
+// Equal values specify the same conversion.
 type Conversion struct {
-	// Webhook is the JSON of spec.conversion.webhook where the strategy is Webhook, else "".
+	// Webhook is the JSON of spec.conversion.webhook if the strategy is Webhook, and "" otherwise.
 	Webhook string
-	// Declared is the JSON string that the annotation ConversionAnnotation has as its value where the strategy
-	// is None, else "".
+	// Declared is the value of ConversionAnnotation as a JSON string if the strategy is None, and "" otherwise.
 	Declared string
 }
 
-// LazyValue keeps what one package makes of a Definition, so that it is made once and dropped with it.
+// LazyValue caches a value that another package computes from a Definition. The value is computed once and released
+// together with the Definition.
 type LazyValue struct {
 	once  sync.Once
 	value any
 }
 
-// Get returns what the first call's compile has returned. It is safe for concurrent use.
+// Get returns the result of the first call's compile function. It is safe for concurrent use.
 func (s *LazyValue) Get(compile func() any) any {
 	s.once.Do(func() { s.value = compile() })
 	return s.value
 }
 
-// ConversionAnnotation is where a CRD with strategy None may say by CEL expressions how the versions follow from
-// each other. It is an extension of Trellis; kube-apiserver ignores it.
+// ConversionAnnotation is the annotation of a CRD with strategy None that declares conversions between versions as
+// CEL expressions. It is an extension of Trellis. kube-apiserver ignores it.
 const ConversionAnnotation = "trellis.dev/conversion"
 
-// Two conditions of a CRD tell of work in a server, which may have ended before it told so.
+// Conditions of a CRD that report background work in a server. The work may have ended before the server updated
+// the condition.
 const (
-	// StorageMigrating says whether objects are being written at another storage version.
+	// StorageMigrating is the condition that objects are being rewritten at another storage version.
 	StorageMigrating = "StorageMigrating"
-	// WebhookReachable is of a CRD whose conversion webhook could not be reached at least once. It is an extension of Trellis.
+	// WebhookReachable is the condition of a CRD whose conversion webhook has been unreachable at least once. It is
+	// an extension of Trellis.
 	WebhookReachable = "ConversionWebhookReachable"
 )
 
-// MigrationProgressAnnotation of a StorageVersionMigration says how many objects have been looked at, of how many:
-// "1500/5000". It is an extension of Trellis.
+// MigrationProgressAnnotation is the annotation of a StorageVersionMigration with the number of processed objects
+// and their total, such as "1500/5000". It is an extension of Trellis.
 const MigrationProgressAnnotation = "trellis.dev/migration-progress"
 
 // Key returns the storage key of an object.
@@ -120,120 +126,138 @@ func (d *Definition) Key(namespace, name string) string {
 	return d.Prefix + name
 }
 
-// Version is one endpoint of a Definition: a group, a version, and how objects
-// look there. It is immutable; what is costly is made on first use.
+// Version is one endpoint of a Definition: a group, a version, and the form of objects at that version. It is
+// immutable. Expensive parts are computed on first use.
 type Version struct {
 	Definition         *Definition
 	GroupVersion       schema.GroupVersion
 	APIVersion         string // GroupVersion.String()
 	Served             bool
 	Deprecated         bool
-	DeprecationWarning string                 // the text of the Warning header, if Deprecated
-	RemovedRelease     string                 // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
-	Columns            []Column               // of a Table; none for a kind that is not shown as one, or that has a Printer
-	Printer            *Printer               // makes Tables where Columns are not what does
-	columnDefinitions  atomic.Pointer[[]byte] // of Columns, once they have been asked for
-	SelectableFields   []SelectableField
-	Status             bool   // has /status
-	Scale              *Scale // has /scale
-	// Subresources are further ones that read and write the whole object as /status does
-	// (namespaces/finalize); Behavior's functions get Name as sub.
+	DeprecationWarning string // text of the Warning header, if Deprecated
+	// RemovedRelease is the first Kubernetes release without the version, such as "1.22", if Deprecated. It is "" for a
+	// custom kind.
+	RemovedRelease    string
+	Columns           []Column               // columns of a Table, empty for a kind with a Printer or without Tables
+	Printer           *Printer               // nil means that Columns define the Table
+	columnDefinitions atomic.Pointer[[]byte] // cached result of ColumnDefinitions
+	SelectableFields  []SelectableField
+	Status            bool   // /status is served
+	Scale             *Scale // nil means that /scale is not served
+	// Subresources are further subresources that read and write the whole object in the same way as /status, such
+	// as namespaces/finalize. Behavior's functions get their name as sub.
 	Subresources []Subresource
 
-	Type  *GoType                     // what objects are decoded into; nil for a custom kind but one of package extension
-	empty atomic.Pointer[object.Tree] // see Empty
+	Type  *GoType                     // Go type of objects, nil for a custom kind unless it is of package extension
+	empty atomic.Pointer[object.Tree] // cached result of Empty
 
-	// OpenAPIV3Schema is the JSON of a custom kind's schema as its CRD has it, nil for a
-	// built-in one or where the CRD has none.
+	// OpenAPIV3Schema returns the JSON of a custom kind's schema from its CRD. It returns nil if the CRD has no
+	// schema. OpenAPIV3Schema is nil for a built-in kind.
 	OpenAPIV3Schema func() []byte
-	// Schema is the compiled schema of a custom kind; nil for a built-in one, whose Go type
-	// does the work. Cheap after the first call; safe for concurrent use.
+	// Schema returns the compiled schema of a custom kind. It is nil for a built-in kind, which uses its Go type
+	// instead. Schema is cheap after the first call and safe for concurrent use.
 	Schema func() (*ourschema.Schema, error)
-	// Parseable is the schema as structured-merge-diff wants it.
+	// Parseable returns the schema in the form that structured-merge-diff needs.
 	Parseable func() (typed.ParseableType, error)
 
-	// ConvertTo makes a storage version object of one at this version, ConvertFrom the other
-	// way round, in Go (Event); nil means that only apiVersion differs. They do not modify
-	// what they get, and the result may share parts with it.
+	// ConvertTo converts an object from this version to the storage version. ConvertFrom converts in the other
+	// direction. Only some built-in kinds, such as Event, have these functions. nil means that the versions differ
+	// only in apiVersion. The functions do not modify their argument, and the result may share memory with it.
 	ConvertTo, ConvertFrom func(object.Tree) (object.Tree, error)
-	// Default stands in for Behavior.Default where this endpoint fills in by rules of its own;
-	// the object is at this version.
+	// Default replaces Behavior.Default for an endpoint with its own rules for defaults. obj is at this version.
 	Default func(obj object.Tree)
-	// Validate is what a write through this endpoint must fulfil ; nil: nothing. form is the object at this version, with defaults, before anything was reset or
-	// converted; obj and old are at the storage version. old is nil on a create, sub is as for Behavior.
+	// Validate validates writes through this endpoint. nil means no validation. form is the object at this version
+	// with its defaults, before it is reset or converted. obj and old are at the storage version. old is nil on a
+	// create. sub has the same meaning as in Behavior.
 	Validate func(form, obj, old object.Tree, sub string) field.ErrorList
 }
 
-// Subresource is one more way to the object: a name and the verbs it serves.
+// Subresource is a subresource of a kind, with its name and verbs.
 type Subresource struct {
 	Name  string
-	Verbs []string // "get", "patch", "update", or "create" alone; sorted
-	// Body is the version of what a POST sends (a Binding). Check judges it by itself, name being the request's, and Act does to
-	// the object, at the internal form, what it asks for. An error that is no StatusError is answered as upstream does, with
-	// its text and the code 500. nil where the object itself is read and written.
-	Body  *Version                               `json:"-"`
+	Verbs []string // "get", "patch" and "update", or only "create", sorted
+	// Body is the version of the body of a POST, such as a Binding. nil means that the subresource reads and writes the
+	// object itself.
+	Body *Version `json:"-"`
+	// Check validates the body without the object. name is the name in the request. For an error that is not a
+	// StatusError, the response has the error's text and the code 500, as in upstream.
 	Check func(name string, body Internal) error `json:"-"`
-	Act   func(obj, body Internal) error         `json:"-"`
-	// AlternateAPIVersion is another apiVersion that Body may have, with the same fields; "" for none.
+	// Act applies the body to the object, which is in the internal form. Its errors are treated as those of Check.
+	Act func(obj, body Internal) error `json:"-"`
+	// AlternateAPIVersion is another apiVersion with the same fields that is valid for Body. "" means none.
 	AlternateAPIVersion string
-	// Delete, in place of Act, says how what is posted deletes the object. It may change obj before.
+	// Delete, if not nil, replaces Act and returns the deletion that the body requests. It may modify obj before
+	// the deletion.
 	Delete func(stored *storage.Snapshot, obj, body Internal, dryRun bool) (Deletion, error) `json:"-"`
-	// Do, in place of all of these, does to the object, which it may change, what a body that has a schema asks for. The object is
-	// at its storage version. Where the answer is nil, the client gets a Status.
+	// Do, if not nil, replaces Body, Check, Act and Delete, for a body with a schema. It applies the body to the
+	// object, which it may modify. The object is at its storage version. If answer is nil, the client gets a
+	// Status.
 	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
-	// Respond, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
+	// Respond, if not nil, replaces Check and Act and returns the response to the body. name is the object's name.
 	Respond func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
-	// Connect, in place of all of these, leads a request on to somebody else, whatever its method. nil: it does not.
+	// Connect, if not nil, replaces all of these fields. Requests with any method are then connected to another
+	// server.
 	Connect *Connect `json:"-"`
 }
 
-// Connect is a way to what runs behind an object: a container, a node, a Pod.
+// Connect describes a subresource that connects requests to the server behind an object, such as a container, a
+// node or a Pod.
 type Connect struct {
-	// Options is the kind of what the query says (PodExecOptions), which admission is asked about.
+	// Options is the kind of the options in the query, such as PodExecOptions. Admission receives an object of this
+	// kind.
 	Options *Version
-	Methods []string // of HTTP
-	// Reads says that it is a GET like any other, which admission hears nothing of (a log); Upgrades that the connection becomes
-	// another protocol's, for which the caller has to be allowed to create, too.
-	Reads, Upgrades bool
-	// Streams are first segments of the subpath where Upgrades applies, of a subresource that has it nowhere else.
+	Methods []string // HTTP methods
+	// Reads specifies that the request is a normal GET without admission, such as a log.
+	Reads bool
+	// Upgrades specifies that the connection switches to another protocol. The caller then also needs permission to
+	// create.
+	Upgrades bool
+	// Streams are the first segments of the subpath for which Upgrades applies. They are for a subresource that is
+	// upgraded only there.
 	Streams []string
-	// Subpath is the field of Options for what is behind the subresource in the path; "": there is nothing.
+	// Subpath is the field of Options for the rest of the path after the subresource. "" means that a path has no
+	// rest.
 	Subpath string
-	// Decode reads options from a query, with defaults; Internal is the form of them that has no version.
-	Decode   func(url.Values) (object.Tree, error)
+	// Decode decodes options from a query and sets defaults.
+	Decode func(url.Values) (object.Tree, error)
+	// Internal converts options to the internal form.
 	Internal func(object.Tree) (runtime.Object, error)
 }
 
-// Endpoint is a way to the objects of a kind; Subresource is "" for themselves.
+// Endpoint identifies the endpoint of a resource or of one of its subresources. Subresource is "" for the objects
+// themselves.
 type Endpoint struct {
 	Resource    schema.GroupVersionResource
 	Subresource string
 }
 
-// Deletion is one that another request asks for than a DELETE.
+// Deletion is a deletion that a request other than DELETE causes.
 type Deletion struct {
 	Options metav1.DeleteOptions
-	Guards  []storage.Guard // what it relies on
-	Related *RelatedWrite   // of another object, in the same commit; nil: of none
+	Guards  []storage.Guard // guards of the commit
+	Related *RelatedWrite   // write of another object in the same commit, or nil
 }
 
-// RelatedWrite is what happens to an object of the namespace, or of none, along with another one. The error of Do is what the client gets.
+// RelatedWrite is a write of another object in the same commit. The other object is in the same namespace or is not
+// namespaced. The client gets the error of Do.
 type RelatedWrite struct {
 	Endpoint Endpoint
 	Name     string
-	Do       func(obj Internal) error
-	// Create, in place of Do, makes the object, which then must not exist; Delete deletes it, if it is there.
+	// Do changes the object.
+	Do func(obj Internal) error
+	// Create, if not nil, replaces Do. It is the object to create, which must not exist.
 	Create object.Tree
+	// Delete replaces Do and deletes the object if it exists.
 	Delete bool
 }
 
-// ExtraWrites is what a commit holds besides objects of some kind.
+// ExtraWrites holds the additional writes and guards of a commit that do not concern objects of a kind.
 type ExtraWrites struct {
 	Writes []storage.Write
 	Guards []storage.Guard
 }
 
-// Subresource is the one of a name, or nil.
+// Subresource returns the subresource with a name, or nil.
 func (v *Version) Subresource(name string) *Subresource {
 	for i := range v.Subresources {
 		if v.Subresources[i].Name == name {
@@ -243,12 +267,12 @@ func (v *Version) Subresource(name string) *Subresource {
 	return nil
 }
 
-// GroupResource is for error messages.
+// GroupResource returns the group and plural for error messages.
 func (v *Version) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: v.GroupVersion.Group, Resource: v.Definition.Names.Plural}
 }
 
-// GroupVersionKind of the objects at this version.
+// GroupVersionKind returns the group, version and kind of the objects at this version.
 func (v *Version) GroupVersionKind() schema.GroupVersionKind {
 	return v.GroupVersion.WithKind(v.Definition.Names.Kind)
 }
@@ -257,84 +281,86 @@ func (v *Version) GroupVersionKind() schema.GroupVersionKind {
 type Column struct {
 	Name, Type, Format, Description string
 	Priority                        int32
-	// Path, if not empty, is a plain path of field names at which the cell's value
-	// lies, so that it can be read from bytes without decoding.
+	// Path, if not empty, is the path of the cell's value as field names. The value can then be read from the bytes
+	// without decoding.
 	Path []string
-	// Cell computes the cell from a decoded object; nil where Path says it all. A nil
-	// result is an empty cell.
+	// Cell computes the cell from a decoded object. nil means that Path is sufficient. A nil result is an empty
+	// cell.
 	Cell func(object.Tree) any
-	// Age says that the value found by Path or Cell is an RFC 3339 timestamp and that clients
-	// are shown the time since then; an empty string is "<unknown>".
+	// Age specifies that the value of Path or Cell is an RFC 3339 timestamp. Clients get the time since then. An
+	// empty string is shown as "<unknown>".
 	Age bool
 }
 
-// SelectableField is one field that field selectors may name.
+// SelectableField is a field that field selectors support.
 type SelectableField struct {
-	Name string   // as selectors write it: "spec.color"
-	Path []string // where it lies
-	// Fallback is the name of the selectable field whose value counts where this one has none; "" for no other.
+	Name string   // name in selectors, such as "spec.color"
+	Path []string // path of the field
+	// Fallback is the name of the selectable field that provides a missing value. "" means none.
 	Fallback string
-	// Zero is the value where there is none ("false").
+	// Zero is the value of a missing field, such as "false".
 	Zero string
 }
 
-// Scale says where the scale subresource finds its values.
+// Scale holds the paths of the values of the scale subresource.
 type Scale struct {
 	SpecReplicas, StatusReplicas, LabelSelector []string
-	// Selector writes what lies at LabelSelector as text; nil where it is text.
+	// Selector converts the value at LabelSelector to text. nil means that the value is text.
 	Selector func(any) (string, error)
 }
 
-// Behavior is what a kind does by itself in the course of a write. Every field may be
-// nil. Functions that get an object may modify it; old is never modified. All objects are at the
-// storage version.
+// Behavior defines the kind-specific steps of a write. Every field may be nil. Functions may modify obj but not
+// old. All objects are at the storage version.
 type Behavior struct {
-	// Default fills in what the client left out.
+	// Default sets the defaults of missing fields.
 	Default func(obj object.Tree)
-	// PrepareCreate and PrepareUpdate reset what clients may not set. sub is "" or
-	// the subresource written to.
+	// PrepareCreate and PrepareUpdate reset fields that clients may not set. sub is the subresource of the write,
+	// or "".
 	PrepareCreate func(ctx context.Context, obj object.Tree) error
 	PrepareUpdate func(ctx context.Context, obj, old object.Tree, sub string) error
-	// Review makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
-	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
-	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
-	// belongs to Answer; ctx tells whose request it is as upstream's do. The error is a StatusError.
+	// Review makes the kind a review, such as SelfSubjectReview. The body of a POST is decoded, strictly if
+	// requested, and admitted. The response is the result of Review with the code 201. Nothing is stored, and no
+	// other function of Behavior is called. metadata gets managedFields but is not validated. Review may modify and
+	// retain obj. ctx contains the request's user as in upstream. The error is a StatusError.
 	Review func(ctx context.Context, obj object.Tree) (object.Tree, error)
-	// Compute makes the objects of the kind, by name, for each request that reads them (ComponentStatus). Nothing is stored, the objects
-	// have no resourceVersion, and Verbs are get and list.
+	// Compute returns the objects of a computed kind, such as ComponentStatus, ordered by name. It is called for
+	// each read request. The objects are not stored and have no resourceVersion. The kind's verbs must be get and
+	// list.
 	Compute func(ctx context.Context) []object.Tree
-	// Warnings for the client; old is nil on a create.
+	// Warnings returns warnings for the client. old is nil on a create.
 	Warnings func(obj, old object.Tree) []string
-	// Guards of the commit that writes obj.
+	// Guards returns guards for the commit that writes obj.
 	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
-	// RelatedWrites is what happens to other objects in the commit of a write: was is what is stored, nil on a create, and obj what is to
-	// be stored, nil where the object goes.
+	// RelatedWrites returns writes of other objects in the commit of a write. was is the stored object, nil on a
+	// create. obj is the object to store, nil for a delete.
 	RelatedWrites func(was *storage.Record, obj object.Tree) []RelatedWrite
-	// ReserveCapacity is what else the commit of a write enters, by the state that there is at the time: was is what is stored and old the
-	// same as a tree, both nil on a create; obj is what is to be stored, nil where the object goes, and stored the same as JSON.
+	// ReserveCapacity returns additional writes for the commit of a write, based on the state at the time of the
+	// commit. was is the stored object and old is its tree. Both are nil on a create. obj is the object to store,
+	// nil for a delete. stored is the JSON of obj.
 	ReserveCapacity func(was *storage.Record, old, obj object.Tree, stored []byte) (ExtraWrites, error)
-	// BeforeDelete may refuse a delete, or change the object (set a phase) when deletion
-	// starts; obj is a copy.
+	// BeforeDelete may reject a delete. It may also change the object when deletion starts, for example to set a
+	// phase. obj is a copy.
 	BeforeDelete func(ctx context.Context, obj object.Tree) error
-	// Deletable says that an object marked for deletion has nothing left to wait for,
-	// beyond metadata.finalizers.
+	// Deletable reports whether an object that is marked for deletion can be deleted once metadata.finalizers is
+	// empty.
 	Deletable func(obj object.Tree) bool
 
-	// UnconditionalUpdate: a PUT without resourceVersion is allowed.
+	// UnconditionalUpdate allows a PUT without resourceVersion.
 	UnconditionalUpdate bool
-	// CreateOnUpdate: a PUT of a name that does not exist creates it.
+	// CreateOnUpdate makes a PUT of a name that does not exist create the object.
 	CreateOnUpdate bool
-	// AtomicLists are the dotted paths of large lists that managedFields only ever names as a whole.
+	// AtomicLists are the dotted paths of large lists that managed fields always own as a whole.
 	AtomicLists []string
-	// TTL of new and updated objects in seconds, 0 none (Event).
+	// TTL is the lifetime in seconds of new and updated objects, such as Events. 0 means unlimited.
 	TTL int64
-	// OrphanWarning is for who deletes an object without saying what becomes of its dependents; "" for no warning.
+	// OrphanWarning is the warning for a client that deletes an object without specifying how its dependents are
+	// handled. "" means no warning.
 	OrphanWarning string
-	// PreconditionFailed begins what is said of a delete whose preconditions are not met, of a kind for which upstream has
-	// words of its own.
+	// PreconditionFailed is the beginning of the message for a delete whose preconditions fail. It is set only for
+	// kinds with a special message in upstream.
 	PreconditionFailed string
-	// HiddenAnnotation is left out where an object's metadata is shown alone; "" for none.
+	// HiddenAnnotation is an annotation that is omitted if only an object's metadata is requested. "" means none.
 	HiddenAnnotation string
-	// ReturnsDeleted: a delete is answered with the object, not with a Status.
+	// ReturnsDeleted makes the response to a delete the object instead of a Status.
 	ReturnsDeleted bool
 }

@@ -14,28 +14,32 @@ import (
 	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
-// GoType is how a kind uses its Go type: a built-in one that in k8s.io/api.
+// GoType describes the Go type of a kind. The Go type of a built-in kind is in k8s.io/api.
 type GoType struct {
-	New     func() runtime.Object // a fresh, empty object
+	New     func() runtime.Object // returns a new, empty object
 	NewList func() runtime.Object
-	// OpenAPI returns the generated schemas of the type and what it refers to, and maybe of others; the same function for all
-	// types of a document.
+	// OpenAPI returns the generated schemas of the type and of the types that it refers to, and possibly of others.
+	// All types of a document have the same function.
 	OpenAPI func(common.ReferenceCallback) map[string]common.OpenAPIDefinition
-	// Default fills in what obj, of this type, leaves out; what is there it leaves alone. nil: nothing.
+	// Default sets the missing fields of obj, which is of this type, to their defaults. nil means that there are no
+	// defaults.
 	Default func(obj runtime.Object)
-	// Internal gives the internal form of obj, of this type, and External the other way round, with apiVersion and kind. The
-	// two forms share memory: neither may be modified while the other is in use. nil for a kind without a Strategy.
+	// Internal converts obj, which is of this type, to the internal form. External converts the internal form to
+	// this type and sets apiVersion and kind. The two forms share memory, so neither may be modified while the
+	// other is in use. Both functions are nil for a kind without a Strategy.
 	Internal func(obj runtime.Object) (Internal, error)
 	External func(obj Internal) (runtime.Object, error)
-	// NoProtobuf says that the type has no protobuf form.
+	// NoProtobuf specifies that the type has no protobuf form.
 	NoProtobuf bool
-	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
-	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
+	// Decoder, if not nil, decodes instead of byType. It may call byType for the whole body or for parts of it.
+	Decoder func(
+		json []byte, byType func([]byte) (object.Tree, []string, error),
+	) (t object.Tree, strict []string, err error)
 
-	weights atomic.Pointer[weight.Table] // nil until first used
+	weights atomic.Pointer[weight.Table] // nil until the first use
 }
 
-// Weights returns the memory that the parts of an object take.
+// Weights returns the table for estimating the memory of objects.
 func (g *GoType) Weights() *weight.Table {
 	if t := g.weights.Load(); t != nil {
 		return t
@@ -45,7 +49,7 @@ func (g *GoType) Weights() *weight.Table {
 	return t
 }
 
-// Empty is an object of a built-in kind of which nothing is set, as it is encoded. It is never modified.
+// Empty returns the encoded form of an empty object of a built-in kind. It must not be modified.
 func (v *Version) Empty() (object.Tree, error) {
 	if t := v.empty.Load(); t != nil {
 		return *t, nil
@@ -58,16 +62,16 @@ func (v *Version) Empty() (object.Tree, error) {
 	return t, err
 }
 
-// Decoded is what a client has sent of an object. The two forms of it share nothing that can be modified.
+// Decoded is a decoded request body. Its two forms share no memory that can be modified.
 type Decoded struct {
 	Tree     object.Tree
-	Internal Internal // of a kind with a Strategy; nil where a Decoder has made the tree
+	Internal Internal // internal form, nil for a kind without a Strategy or with a Decoder
 	Strict   []string // unknown and duplicate fields in order of appearance: `unknown field "spec.foo"`
 }
 
-// Decode reads JSON into the Go type, so that types are checked and unknown
-// fields dropped, and gives back the tree as upstream would serve it, with defaults. The error is worded as
-// encoding/json words it. apiVersion and kind are as the body has them, which may be not at all.
+// Decode decodes JSON into the Go type, which checks the types of values and drops unknown fields. It returns the
+// tree as upstream would serve it, with defaults. Errors equal those of encoding/json. apiVersion and kind are
+// those of the body and may be missing.
 func (g *GoType) Decode(json []byte) (d Decoded, err error) {
 	if g.Decoder == nil {
 		return g.byType(json)
@@ -82,11 +86,12 @@ func (g *GoType) Decode(json []byte) (d Decoded, err error) {
 func (g *GoType) byType(json []byte) (Decoded, error) {
 	obj := g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
-	return g.decoded(obj, problems, err)
+	return g.finishDecode(obj, problems, err)
 }
 
-// decoded fills in the defaults of obj. Its tree is as it comes out of its internal form: that may have a field in another place.
-func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Decoded, _ error) {
+// finishDecode sets the defaults of obj. The tree is converted from the internal form, which may move a field to
+// another place.
+func (g *GoType) finishDecode(obj runtime.Object, problems []error, err error) (d Decoded, _ error) {
 	if err != nil {
 		return d, err
 	}
@@ -104,7 +109,7 @@ func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Dec
 	if !ok {
 		return d, fmt.Errorf("resource: %T has no TypeMeta", obj)
 	}
-	said := *sent // as it was sent, which may be no version at all
+	typeMeta := *sent // the version and kind in the body, which may be empty
 	if d.Internal, err = g.Internal(obj); err != nil {
 		return d, err
 	}
@@ -112,39 +117,38 @@ func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Dec
 	if err != nil {
 		return d, err
 	}
-	*out.GetObjectKind().(*metav1.TypeMeta) = said // it is of the same type
+	*out.GetObjectKind().(*metav1.TypeMeta) = typeMeta // out has the same Go type as obj
 	d.Tree, err = ToTree(out)
 	return d, err
 }
 
-// Normalize does the same for a tree (the result of a patch). It does not modify t.
+// Normalize does the same as Decode for a tree, such as the result of a patch. It does not modify t.
 func (g *GoType) Normalize(t object.Tree) (Decoded, error) {
 	if g.Decoder != nil {
 		return g.Decode(object.AppendJSON(nil, t))
 	}
-	return g.decoded(g.ofTree(t))
+	return g.finishDecode(g.fromTree(t))
 }
 
-// Object turns an object's JSON into the Go type, for protobuf. Unknown fields
-// are dropped, nothing is filled in.
+// Object decodes an object's JSON into the Go type, for protobuf. It drops unknown fields and sets no defaults.
 func (g *GoType) Object(json []byte) (runtime.Object, error) {
 	obj := g.New()
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(json, obj); err != nil {
-		return nil, fmt.Errorf("resource: read %T: %w", obj, err)
+		return nil, fmt.Errorf("resource: decode %T: %w", obj, err)
 	}
 	return obj, nil
 }
 
-// Load is the internal form of a stored object, with the defaults of the version it is stored at.
-func (g *GoType) Load(json []byte) (Internal, error) { return g.loaded(g.Object(json)) }
+// Load returns the internal form of a stored object, with the defaults of its storage version.
+func (g *GoType) Load(json []byte) (Internal, error) { return g.load(g.Object(json)) }
 
-// LoadTree is Load for an object that has been decoded.
+// LoadTree is Load for a decoded object.
 func (g *GoType) LoadTree(t object.Tree) (Internal, error) {
-	obj, _, err := g.ofTree(t)
-	return g.loaded(obj, err)
+	obj, _, err := g.fromTree(t)
+	return g.load(obj, err)
 }
 
-func (g *GoType) loaded(obj runtime.Object, err error) (Internal, error) {
+func (g *GoType) load(obj runtime.Object, err error) (Internal, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -152,16 +156,17 @@ func (g *GoType) loaded(obj runtime.Object, err error) (Internal, error) {
 	return g.Internal(obj)
 }
 
-// ToInternal is the internal form of a tree that Decode has made, or what has become of one since. It shares nothing with t.
+// ToInternal returns the internal form of a tree that Decode returned and that may have been modified since. The
+// result shares no memory with t.
 func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
-	obj, _, err := g.ofTree(t)
+	obj, _, err := g.fromTree(t)
 	if err != nil {
-		return nil, fmt.Errorf("resource: %T of a tree: %w", obj, err)
+		return nil, fmt.Errorf("resource: convert tree to %T: %w", obj, err)
 	}
 	return g.Internal(obj)
 }
 
-// Stored is the tree of obj as it is stored and read again: at the version of g, with its defaults.
+// Stored returns the tree of obj after it is stored and read again, at the version of g and with its defaults.
 func (g *GoType) Stored(obj Internal) (object.Tree, error) {
 	out, err := g.External(obj)
 	if err != nil {
@@ -171,7 +176,7 @@ func (g *GoType) Stored(obj Internal) (object.Tree, error) {
 	return ToTree(out)
 }
 
-// FromInternal is the tree of obj at the version of g, with apiVersion and kind.
+// FromInternal returns the tree of obj at the version of g, with apiVersion and kind.
 func (g *GoType) FromInternal(obj Internal) (object.Tree, error) {
 	out, err := g.External(obj)
 	if err != nil {

@@ -11,32 +11,33 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// group is the kinds that have an endpoint in one API group. It is immutable once
-// it is in a catalog.
+// group holds the kinds that are served in one API group. It is immutable once it is in a catalog.
 type group struct {
 	name  string
-	kinds byName[*Definition] // plural
-	// theirs are the versions that other servers serve, by name.
-	theirs []*APIService
+	kinds byName[*Definition] // by plural
+	// aggregated holds the versions that other servers serve, by name.
+	aggregated []*APIService
 
-	once      sync.Once
-	discovers *Group
+	once       sync.Once
+	discovered *Group
 }
 
-// served is what discovery says of g, nil if g has no served version. It is made when it is first asked for.
-func (g *group) served() *Group {
+// discovery returns the group for discovery, or nil if the group has no served version. The result is created on
+// the first call.
+func (g *group) discovery() *Group {
 	g.once.Do(func() {
-		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Aggregated: g.theirs}
+		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Aggregated: g.aggregated}
 		priority := map[string]int{} // by version
 		for _, d := range g.kinds {
-			for _, v := range d.is.Versions {
-				if name := v.GroupVersion.Version; v.Served && v.GroupVersion.Group == g.name && g.theirsAt(name) == nil {
+			for _, v := range d.value.Versions {
+				name := v.GroupVersion.Version
+				if v.Served && v.GroupVersion.Group == g.name && g.aggregatedVersion(name) == nil {
 					out.Resources[name] = append(out.Resources[name], v)
 					priority[name] = LocalPriority(v.GroupVersion).Version
 				}
 			}
 		}
-		for _, s := range g.theirs {
+		for _, s := range g.aggregated {
 			priority[s.GroupVersion.Version] = s.VersionPriority
 		}
 		out.Versions = slices.SortedFunc(maps.Keys(priority), func(a, b string) int {
@@ -46,24 +47,24 @@ func (g *group) served() *Group {
 			if c := version.CompareKubeAwareVersionStrings(b, a); c != 0 {
 				return c
 			}
-			return strings.Compare(a, b) // v1 and v01
+			return strings.Compare(a, b) // orders v1 and v01
 		})
 		if len(out.Versions) > 0 {
 			out.Preferred = out.Versions[0]
-			g.discovers = out
+			g.discovered = out
 		}
 	})
-	return g.discovers
+	return g.discovered
 }
 
 // CustomPriority is the groupPriorityMinimum of the groups of CRDs.
 const CustomPriority = 1000
 
-// Priority is what an APIService says of the place of a group in discovery, and of a version in it.
+// Priority holds an APIService's priorities of a group in discovery and of a version in the group.
 type Priority struct{ Group, Version int }
 
-// LocalPriority is that of what this server serves: kube-apiserver's
-// (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/api-service-v1/).
+// LocalPriority returns the priority of a group version that this server serves. The priorities are those of
+// kube-apiserver (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/api-service-v1/).
 func LocalPriority(gv schema.GroupVersion) Priority {
 	p := Priority{Group: CustomPriority, Version: 100}
 	if known, ok := priorities[gv.Group]; ok {
@@ -76,10 +77,27 @@ func LocalPriority(gv schema.GroupVersion) Priority {
 }
 
 var priorities = map[string]Priority{
-	"": {18000, 1}, "apiregistration.k8s.io": {17950, 15}, "apps": {17800, 15}, "events.k8s.io": {17750, 15}, "authentication.k8s.io": {17700, 15},
-	"authorization.k8s.io": {17600, 15}, "autoscaling": {17500, 15}, "batch": {17400, 15}, "certificates.k8s.io": {17300, 15},
-	"networking.k8s.io": {17200, 15}, "policy": {17100, 15}, "rbac.authorization.k8s.io": {17000, 15}, "storage.k8s.io": {16800, 15},
-	"admissionregistration.k8s.io": {16700, 15}, "apiextensions.k8s.io": {16700, 15}, "scheduling.k8s.io": {16600, 15},
-	"coordination.k8s.io": {16500, 15}, "node.k8s.io": {16300, 15}, "discovery.k8s.io": {16200, 15}, "resource.k8s.io": {16200, 21},
-	"flowcontrol.apiserver.k8s.io": {16100, 21}, "internal.apiserver.k8s.io": {16000, 9}, "storagemigration.k8s.io": {15800, 15},
+	"":                             {18000, 1},
+	"apiregistration.k8s.io":       {17950, 15},
+	"apps":                         {17800, 15},
+	"events.k8s.io":                {17750, 15},
+	"authentication.k8s.io":        {17700, 15},
+	"authorization.k8s.io":         {17600, 15},
+	"autoscaling":                  {17500, 15},
+	"batch":                        {17400, 15},
+	"certificates.k8s.io":          {17300, 15},
+	"networking.k8s.io":            {17200, 15},
+	"policy":                       {17100, 15},
+	"rbac.authorization.k8s.io":    {17000, 15},
+	"storage.k8s.io":               {16800, 15},
+	"admissionregistration.k8s.io": {16700, 15},
+	"apiextensions.k8s.io":         {16700, 15},
+	"scheduling.k8s.io":            {16600, 15},
+	"coordination.k8s.io":          {16500, 15},
+	"node.k8s.io":                  {16300, 15},
+	"discovery.k8s.io":             {16200, 15},
+	"resource.k8s.io":              {16200, 21},
+	"flowcontrol.apiserver.k8s.io": {16100, 21},
+	"internal.apiserver.k8s.io":    {16000, 9},
+	"storagemigration.k8s.io":      {15800, 15},
 }

@@ -6,9 +6,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// header is what is read of every CRD as soon as it is seen: all but the schemas,
-// in one pass over its bytes. The strings point into them.
-type header struct {
+// crdHeader holds all fields of a CRD except its schemas. It is read in one pass over the CRD's bytes as soon as
+// the CRD appears. Its strings point into these bytes.
+type crdHeader struct {
 	group           string
 	names, accepted Names
 	namespaced      bool
@@ -19,7 +19,7 @@ type header struct {
 	unreachable     bool
 	strategy        string
 	webhook         string // raw JSON of spec.conversion.webhook
-	declared        string // raw JSON of the annotation
+	declared        string // raw JSON of the annotation ConversionAnnotation
 	versions        []versionHeader
 }
 
@@ -35,9 +35,9 @@ type versionHeader struct {
 	selectable                  []string
 }
 
-// readHeader reads the JSON of a stored CRD. Damage leaves fields empty.
-func readHeader(js []byte) *header {
-	h := &header{}
+// readCRDHeader reads the JSON of a stored CRD. Damaged JSON leaves fields empty.
+func readCRDHeader(js []byte) *crdHeader {
+	h := &crdHeader{}
 	c := object.NewCursor(js)
 	c.Members(func(key string) {
 		switch key {
@@ -52,7 +52,7 @@ func readHeader(js []byte) *header {
 	return h
 }
 
-func (h *header) metadata(c *object.Cursor, key string) {
+func (h *crdHeader) metadata(c *object.Cursor, key string) {
 	switch key {
 	case "deletionTimestamp":
 		h.terminating = c.Text() != ""
@@ -65,7 +65,7 @@ func (h *header) metadata(c *object.Cursor, key string) {
 	}
 }
 
-func (h *header) conversion() (out Conversion) {
+func (h *crdHeader) conversion() (out Conversion) {
 	if h.strategy == "Webhook" {
 		out.Webhook = h.webhook
 	} else {
@@ -74,7 +74,7 @@ func (h *header) conversion() (out Conversion) {
 	return out
 }
 
-func (h *header) spec(c *object.Cursor, key string) {
+func (h *crdHeader) spec(c *object.Cursor, key string) {
 	switch key {
 	case "group":
 		h.group = c.Text()
@@ -102,7 +102,7 @@ func (h *header) spec(c *object.Cursor, key string) {
 	}
 }
 
-func (h *header) status(c *object.Cursor, key string) {
+func (h *crdHeader) status(c *object.Cursor, key string) {
 	switch key {
 	case "acceptedNames":
 		h.accepted = readNames(c)
@@ -207,8 +207,8 @@ func (v *versionHeader) subresource(c *object.Cursor, key string) {
 	}
 }
 
-// fieldNames splits a simple JSONPath (".spec.replicas"), as upstream does for scale paths:
-// at every dot.
+// fieldNames splits a simple JSONPath, such as ".spec.replicas", at every dot. Upstream does the same for scale
+// paths.
 func fieldNames(path string) []string {
 	path = strings.TrimPrefix(path, ".")
 	if path == "" {

@@ -13,20 +13,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Live is the catalog as it changes. One goroutine runs Follow; all else may be called
-// from any.
+// Live holds the current catalog and updates it as the store changes. One goroutine runs Follow. All other methods
+// are safe for concurrent use.
 type Live struct {
 	store    storage.Store
 	builtin  *Catalog
 	catalog  atomic.Pointer[Catalog]
-	followed atomic.Int64 // the revision up to which the store has been followed
+	followed atomic.Int64 // revision up to which changes of the store are in the catalog
 
-	watcher atomic.Pointer[func([]*storage.Event)]
+	onEvents atomic.Pointer[func([]*storage.Event)]
 
-	ask     chan struct{} // asks the follower to look how far the store is
-	mu      sync.Mutex
-	waiting []*waiter
-	swapped []func(*Catalog)
+	trigger  chan struct{} // makes the follower query the store's progress
+	mu       sync.Mutex
+	waiting  []*waiter
+	onUpdate []func(*Catalog)
 }
 
 type waiter struct {
@@ -34,24 +34,24 @@ type waiter struct {
 	reached  chan struct{}
 }
 
-// NewLive returns a Live of a store that knows the built-in kinds alone until Follow runs. They may keep the Live, to ask it
-// later.
+// NewLive returns a Live for a store. It has only the built-in kinds until Follow runs. The built-in kinds may
+// retain the Live and call it later.
 func NewLive(store storage.Store, builtins func(*Live) []*Definition) *Live {
-	l := &Live{store: store, ask: make(chan struct{}, 1)}
+	l := &Live{store: store, trigger: make(chan struct{}, 1)}
 	l.builtin = newCatalog(builtins(l))
 	l.catalog.Store(l.builtin)
 	l.followed.Store(-1)
 	return l
 }
 
-// IgnoreSelectableFields makes all CRDs be read as if they had none. It is called before Follow.
+// IgnoreSelectableFields ignores the selectable fields of all CRDs. It must be called before Follow.
 func (l *Live) IgnoreSelectableFields() { l.builtin.noSelectable = true }
 
-// Load returns the catalog of now.
+// Load returns the current catalog.
 func (l *Live) Load() *Catalog { return l.catalog.Load() }
 
-// Wait returns the catalog once it has followed the store up to revision, or ctx's error.
-// It costs nothing where that has happened already.
+// Wait blocks until the catalog includes all changes up to revision, and returns the catalog. It returns the error
+// of ctx if ctx ends first. If the catalog already includes the changes, Wait is cheap.
 func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 	if l.followed.Load() >= revision {
 		return l.Load(), nil
@@ -60,12 +60,12 @@ func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 	l.mu.Lock()
 	l.waiting = append(l.waiting, w)
 	l.mu.Unlock()
-	defer l.forget(w)
+	defer l.removeWaiter(w)
 	select {
-	case l.ask <- struct{}{}:
+	case l.trigger <- struct{}{}:
 	default:
 	}
-	if l.followed.Load() >= revision { // it may have come before w was there to be told
+	if l.followed.Load() >= revision { // the revision may have been reached before w was registered
 		return l.Load(), nil
 	}
 	select {
@@ -76,20 +76,20 @@ func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 	}
 }
 
-// Current returns a catalog that knows all that this process has seen of the store at the
-// time of the call, or ctx's error.
+// Current returns a catalog that includes all changes that this process had seen of the store at the time of the
+// call. It returns the error of ctx if ctx ends first.
 func (l *Live) Current(ctx context.Context) (*Catalog, error) {
 	return l.Wait(ctx, l.store.Head().Revision())
 }
 
-func (l *Live) forget(w *waiter) {
+func (l *Live) removeWaiter(w *waiter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting = slices.DeleteFunc(l.waiting, func(o *waiter) bool { return o == w })
 }
 
-// wanted is the lowest revision that somebody waits for, 0 if nobody does.
-func (l *Live) wanted() (revision int64) {
+// lowestAwaited returns the lowest revision that a caller waits for, or 0 if no caller waits.
+func (l *Live) lowestAwaited() (revision int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, w := range l.waiting {
@@ -100,31 +100,31 @@ func (l *Live) wanted() (revision int64) {
 	return revision
 }
 
-// OnEvents has f called, by the goroutine that runs Follow, with all later changes of CRDs in their order, and with nil where
-// changes have been missed. There is one f.
-func (l *Live) OnEvents(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
+// OnEvents registers f for all later changes of CRDs, in their order. The goroutine that runs Follow calls f. It
+// passes nil if changes have been missed. A second call of OnEvents replaces f.
+func (l *Live) OnEvents(f func(changes []*storage.Event)) { l.onEvents.Store(&f) }
 
-// OnUpdate has f called with each later catalog, by the goroutine that runs Follow.
+// OnUpdate registers f for each later catalog. The goroutine that runs Follow calls f.
 func (l *Live) OnUpdate(f func(*Catalog)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.swapped = append(l.swapped, f)
+	l.onUpdate = append(l.onUpdate, f)
 }
 
-func (l *Live) tell(changes []*storage.Event) {
-	if f := l.watcher.Load(); f != nil {
+func (l *Live) notify(changes []*storage.Event) {
+	if f := l.onEvents.Load(); f != nil {
 		(*f)(changes)
 	}
 }
 
-// publish makes a catalog the one of now, and tells those who wait for it.
+// publish sets the current catalog and notifies all waiting callers.
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
 	l.followed.Store(max(revision, l.followed.Load()))
 	l.mu.Lock()
-	told := l.swapped[:len(l.swapped):len(l.swapped)]
+	callbacks := l.onUpdate[:len(l.onUpdate):len(l.onUpdate)]
 	l.mu.Unlock()
-	for _, f := range told {
+	for _, f := range callbacks {
 		f(c)
 	}
 	l.mu.Lock()
@@ -137,13 +137,13 @@ func (l *Live) publish(c *Catalog, revision int64) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.revision <= revision })
 }
 
-// Follow loads the CRDs and APIServices of the store and follows their changes, each in the order of revisions,
-// until ctx ends, whose error it then returns, or until the store fails.
+// Follow loads the CRDs and APIServices of the store and follows their changes in the order of revisions. It blocks
+// until ctx ends or the store fails, and returns the error.
 func (l *Live) Follow(ctx context.Context) error {
 	for {
 		snapshot := l.store.Head()
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), l.apiServices(snapshot)), snapshot.Revision())
-		l.tell(nil)
+		l.notify(nil)
 		err := l.follow(ctx, snapshot.Revision())
 		if !storage.MissedEvents(err) {
 			return err
@@ -151,30 +151,31 @@ func (l *Live) Follow(ctx context.Context) error {
 	}
 }
 
-// apiServices are those of a snapshot. They count where their kind is served, which is one that can be switched off.
+// apiServices returns the APIServices of a snapshot. It returns none if the kind APIService is not served, which is
+// configurable.
 func (l *Live) apiServices(snapshot *storage.Snapshot) iter.Seq[*storage.Record] {
-	if !l.aggregates() {
+	if !l.servesAPIServices() {
 		return func(func(*storage.Record) bool) {}
 	}
 	return snapshot.Walk(APIServicePrefix, "")
 }
 
-func (l *Live) aggregates() bool {
+func (l *Live) servesAPIServices() bool {
 	return l.builtin.Find(apiregistrationv1.GroupName, "v1", "apiservices") != nil
 }
 
-// followed is a prefix of which every change is taken note of.
-type followed struct {
+// watchedPrefix is a watch of all keys with a prefix.
+type watchedPrefix struct {
 	*storage.Cursor
-	progress int64
+	progress int64 // revision up to which all events have been taken
 }
 
-func (l *Live) watch(ctx context.Context, prefix string, after int64) (*followed, error) {
+func (l *Live) watch(ctx context.Context, prefix string, after int64) (*watchedPrefix, error) {
 	cursor, err := l.store.Watch(ctx, prefix, after)
 	if err != nil {
-		return nil, fmt.Errorf("follow the kinds: %w", err)
+		return nil, fmt.Errorf("watch CRDs and APIServices: %w", err)
 	}
-	return &followed{cursor, after}, nil
+	return &watchedPrefix{cursor, after}, nil
 }
 
 func (l *Live) follow(ctx context.Context, after int64) error {
@@ -183,8 +184,8 @@ func (l *Live) follow(ctx context.Context, after int64) error {
 		return err
 	}
 	defer crds.Close()
-	all, registered := []*followed{crds}, (<-chan struct{})(nil)
-	if l.aggregates() {
+	all, registered := []*watchedPrefix{crds}, (<-chan struct{})(nil)
+	if l.servesAPIServices() {
 		services, err := l.watch(ctx, APIServicePrefix, after)
 		if err != nil {
 			return err
@@ -194,21 +195,21 @@ func (l *Live) follow(ctx context.Context, after int64) error {
 	}
 	awaited := after
 	for {
-		changes, ofCRDs, progress, err := take(all)
+		changes, ofCRDs, progress, err := takeChanges(all)
 		if err != nil {
 			return err
 		}
 		if len(changes) > 0 {
-			l.publish(l.Load().with(changes), progress)
+			l.publish(l.Load().withChanges(changes), progress)
 			if ofCRDs > 0 {
-				l.tell(changes[:ofCRDs])
+				l.notify(changes[:ofCRDs])
 			}
 			continue
 		}
 		if progress > l.followed.Load() {
 			l.publish(l.Load(), progress)
 		}
-		if r := l.wanted(); r != 0 && r != awaited {
+		if r := l.lowestAwaited(); r != 0 && r != awaited {
 			awaited = r
 			for _, f := range all {
 				f.Await(r)
@@ -219,16 +220,17 @@ func (l *Live) follow(ctx context.Context, after int64) error {
 			return ctx.Err()
 		case <-crds.Ready():
 		case <-registered:
-		case <-l.ask:
+		case <-l.trigger:
 		}
 	}
 }
 
-// take returns the changes that have not been seen, those of the first of all first, and the revision up to which there are no others.
-func take(all []*followed) (changes []*storage.Event, ofFirst int, progress int64, err error) {
+// takeChanges returns all new changes and the revision up to which they are complete. The changes of the first
+// prefix come first, and ofFirst is their number.
+func takeChanges(all []*watchedPrefix) (changes []*storage.Event, ofFirst int, progress int64, err error) {
 	for i, f := range all {
 		if changes, f.progress, err = f.Take(changes); err != nil {
-			return nil, 0, 0, fmt.Errorf("follow the kinds: %w", err)
+			return nil, 0, 0, fmt.Errorf("watch CRDs and APIServices: %w", err)
 		}
 		if i == 0 {
 			ofFirst, progress = len(changes), f.progress

@@ -22,7 +22,7 @@ func openStore(t testing.TB) storage.Store {
 	return s
 }
 
-// crdTree is an established CRD with one version.
+// crdTree returns an established CRD with one version.
 func crdTree(group, plural, kind string) object.Tree {
 	names := func() object.Tree {
 		return object.Tree{"plural": plural, "singular": plural + "x", "kind": kind, "listKind": kind + "List"}
@@ -69,6 +69,9 @@ func follow(t testing.TB, l *Live) {
 	t.Cleanup(func() { cancel(); <-done })
 }
 
+// TestLiveFollowsTheStore checks that the catalog follows creates and deletes of CRDs, and that waits for other
+// changes end.
+//
 // CRD-001, CRD-017, CRD-027, CRD-071
 func TestLiveFollowsTheStore(t *testing.T) {
 	s := openStore(t)
@@ -81,22 +84,23 @@ func TestLiveFollowsTheStore(t *testing.T) {
 	}
 	at := put(t, s, CRDPrefix+"after.example.com", crdTree("example.com", "after", "After"), 0)
 	if c, _ = l.Wait(t.Context(), at); c.Find("example.com", "v1", "after") == nil || c.Revision() != at {
-		t.Fatal("Wait returned before the catalog knew the CRD")
+		t.Fatal("Wait returned before the catalog contained the CRD")
 	}
 	gone := put(t, s, CRDPrefix+"after.example.com", nil, at)
 	if c, _ = l.Wait(t.Context(), gone); c.Find("example.com", "v1", "after") != nil {
 		t.Fatal("a deleted CRD is still served")
 	}
-	// Changes elsewhere move no CRD, but waiting for them must end.
+	// Changes of other objects do not change the catalog, but waits for them must end.
 	other := put(t, s, "/registry/configmaps/default/a", object.Tree{"kind": "ConfigMap"}, 0)
 	if _, err = l.Wait(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
 	if c, _ = l.Current(t.Context()); c.Revision() != gone {
-		t.Fatalf("the newest revision of a CRD is %d, not %d", c.Revision(), gone)
+		t.Fatalf("got revision %d, want that of the last change of a CRD, %d", c.Revision(), gone)
 	}
 }
 
+// TestWaitEndsWithItsContext checks that Wait returns an error when its context ends.
 func TestWaitEndsWithItsContext(t *testing.T) {
 	s := openStore(t)
 	l := NewLive(s, noKinds)
@@ -104,12 +108,14 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := l.Wait(ctx, 1<<40); err == nil {
-		t.Fatal("waited for a revision that never comes")
+		t.Fatal("Wait returned no error for a future revision")
 	}
 }
 
-// CRD-015: many writers, each of which must find its own kind as soon as Wait returns,
-// while others change other keys and wait for those.
+// TestWaitUnderLoad checks that each of many concurrent writers finds its own kind as soon as Wait returns, while
+// others change other keys and wait for these changes.
+//
+// CRD-015
 func TestWaitUnderLoad(t *testing.T) {
 	s := openStore(t)
 	l := NewLive(s, noKinds)

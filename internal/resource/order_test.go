@@ -18,8 +18,9 @@ import (
 
 var kubernetesLike = regexp.MustCompile(`^v([0-9]+)(?:(alpha|beta)([0-9]+))?$`)
 
-// before is the documents' rule, told independently of the code and of upstream: is a of higher priority than b.
-func before(a, b string) bool {
+// precedes reports whether version a has a higher priority than b. It implements the documented rule independently
+// of the code and of upstream.
+func precedes(a, b string) bool {
 	x, y := kubernetesLike.FindStringSubmatch(a), kubernetesLike.FindStringSubmatch(b)
 	switch {
 	case x == nil && y == nil:
@@ -41,15 +42,24 @@ func before(a, b string) bool {
 	return false
 }
 
-// orderOf is the order in which a CRD with these versions is served, and what discovery says of its group.
+// crdJSON returns an established CRD with versions, which are in JSON.
+func crdJSON(versions string) []byte {
+	return []byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com",` +
+		`"names":{"plural":"as","kind":"A"},"scope":"Namespaced","versions":[` + versions + `]},` +
+		`"status":{"acceptedNames":{"plural":"as","kind":"A"},"conditions":[{"type":"Established","status":"True"}]}}`)
+}
+
+// orderOf returns the order of versions in the Definition of a CRD with these versions, and the CRD's group in
+// discovery.
 func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 	t.Helper()
 	var versions []string
 	for i, name := range names {
-		versions = append(versions, fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"deprecated":%t}`, name, i == 0, i == 1))
+		versions = append(
+			versions, fmt.Sprintf(`{"name":%q,"served":true,"storage":%t,"deprecated":%t}`, name, i == 0, i == 1),
+		)
 	}
-	tree, _, err := object.DecodeJSON([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},"scope":"Namespaced","versions":[` +
-		strings.Join(versions, ",") + `]},"status":{"acceptedNames":{"plural":"as","kind":"A"},"conditions":[{"type":"Established","status":"True"}]}}`))
+	tree, _, err := object.DecodeJSON(crdJSON(strings.Join(versions, ",")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,15 +68,18 @@ func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 	for _, v := range d.Versions {
 		definition = append(definition, v.GroupVersion.Version)
 	}
-	c := newCatalog(nil).with([]*storage.Event{{Key: r.Key, Revision: 1, Record: r}})
-	return definition, c.groups[0].is.served()
+	c := newCatalog(nil).withChanges([]*storage.Event{{Key: r.Key, Revision: 1, Record: r}})
+	return definition, c.groups[0].value.discovery()
 }
 
-// VER-016 VER-017 VER-018 VER-019 VER-020 VER-021 VER-022 VER-023: the documents' list, whatever the order in the CRD.
+// TestDocumentedVersionOrder checks the documented order of versions, whatever their order in the CRD.
+//
+// VER-016 VER-017 VER-018 VER-019 VER-020 VER-021 VER-022 VER-023
 func TestDocumentedVersionOrder(t *testing.T) {
 	want := []string{"v10", "v2", "v1", "v11beta2", "v10beta3", "v3beta1", "v12alpha1", "v11alpha2", "foo1", "foo10"}
-	if data, err := os.ReadFile("../../../shared/spec/examples/08-versions/expect-version-order.txt"); err == nil && !slices.Equal(strings.Fields(string(data)), want) {
-		t.Errorf("the file says %s", data)
+	data, err := os.ReadFile("../../../shared/spec/examples/08-versions/expect-version-order.txt")
+	if err == nil && !slices.Equal(strings.Fields(string(data)), want) {
+		t.Errorf("got %v, but the file contains %s", want, data)
 	}
 	for seed := range 50 {
 		r := rand.New(rand.NewPCG(uint64(seed), 4))
@@ -74,13 +87,16 @@ func TestDocumentedVersionOrder(t *testing.T) {
 		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		definition, group := orderOf(t, names)
 		if !slices.Equal(definition, want) || !slices.Equal(group.Versions, want) || group.Preferred != "v10" {
-			t.Fatalf("of %v: %v; discovery %v, preferred %s", names, definition, group.Versions, group.Preferred)
+			t.Fatalf("versions %v: got order %v, in discovery %v with preferred %s, want %v",
+				names, definition, group.Versions, group.Preferred, want)
 		}
 	}
 }
 
-// VER-017 VER-018 VER-024: random names are ordered by the documents' rule and as upstream's discovery orders them; the default
-// warning of a deprecated version names the best that is left.
+// TestRandomVersionOrder checks that random version names are ordered by the documented rule and as in upstream's
+// discovery. The default warning of a deprecated version names the best remaining version.
+//
+// VER-017 VER-018 VER-024
 func TestRandomVersionOrder(t *testing.T) {
 	parts := []string{"v", "foo", "x", "va", "beta", "alpha", "1", "2", "10", "11", "0", "01", "v1"}
 	for seed := range 400 {
@@ -94,16 +110,18 @@ func TestRandomVersionOrder(t *testing.T) {
 			for range r.IntN(3) {
 				name += parts[r.IntN(len(parts))]
 			}
-			if !slices.ContainsFunc(names, func(other string) bool { return !before(name, other) && !before(other, name) }) { // v1 and v01 have no order
+			// Names such as v1 and v01 have no order.
+			unordered := func(other string) bool { return !precedes(name, other) && !precedes(other, name) }
+			if !slices.ContainsFunc(names, unordered) {
 				names = append(names, name)
 			}
 		}
 		want := slices.Clone(names)
 		slices.SortFunc(want, func(a, b string) int {
 			switch {
-			case before(a, b):
+			case precedes(a, b):
 				return -1
-			case before(b, a):
+			case precedes(b, a):
 				return 1
 			}
 			return 0
@@ -111,31 +129,55 @@ func TestRandomVersionOrder(t *testing.T) {
 		upstream := slices.Clone(names)
 		slices.SortFunc(upstream, func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
 		definition, group := orderOf(t, names)
-		if !slices.Equal(definition, want) || !slices.Equal(upstream, want) || !slices.Equal(group.Versions, want) || group.Preferred != want[0] {
-			t.Fatalf("of %v: %v, discovery %v, upstream %v, want %v", names, definition, group.Versions, upstream, want)
+		if !slices.Equal(definition, want) || !slices.Equal(upstream, want) ||
+			!slices.Equal(group.Versions, want) || group.Preferred != want[0] {
+			t.Fatalf("versions %v: got order %v, in discovery %v, in upstream %v, want %v",
+				names, definition, group.Versions, upstream, want)
 		}
 	}
 }
 
-// VER-027 VER-032: the default text names group, version and kind, and the version to use if a newer one is served and not deprecated.
+// TestDefaultDeprecationText checks that the default warning names the group, version and kind. It also names the
+// version to use if a newer version is served and not deprecated.
+//
+// VER-027 VER-032
 func TestDefaultDeprecationText(t *testing.T) {
 	for _, c := range []struct{ versions, want string }{
-		{`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":true,"storage":true}`, "example.com/v1beta1 A is deprecated; use example.com/v1 A"},
-		{`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v2","served":true},{"name":"v1","served":true,"storage":true}`, "example.com/v1beta1 A is deprecated; use example.com/v2 A"},
-		{`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":false,"storage":true}`, "example.com/v1beta1 A is deprecated"},
-		{`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":true,"deprecated":true,"storage":true}`, "example.com/v1beta1 A is deprecated"},
-		{`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1alpha1","served":true,"storage":true}`, "example.com/v1beta1 A is deprecated"},
-		{`{"name":"v1beta1","served":true,"deprecated":true,"deprecationWarning":"go away"},{"name":"v1","served":true,"storage":true}`, "go away"},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":true,"storage":true}`,
+			"example.com/v1beta1 A is deprecated; use example.com/v1 A",
+		},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v2","served":true},{"name":"v1","served":true,"storage":true}`,
+			"example.com/v1beta1 A is deprecated; use example.com/v2 A",
+		},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":false,"storage":true}`,
+			"example.com/v1beta1 A is deprecated",
+		},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1","served":true,"deprecated":true,"storage":true}`,
+			"example.com/v1beta1 A is deprecated",
+		},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true},{"name":"v1alpha1","served":true,"storage":true}`,
+			"example.com/v1beta1 A is deprecated",
+		},
+		{
+			`{"name":"v1beta1","served":true,"deprecated":true,"deprecationWarning":"go away"},{"name":"v1","served":true,"storage":true}`,
+			"go away",
+		},
 	} {
-		tree, _, err := object.DecodeJSON([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},"scope":"Namespaced","versions":[` + c.versions +
-			`]},"status":{"acceptedNames":{"plural":"as","kind":"A"},"conditions":[{"type":"Established","status":"True"}]}}`))
+		tree, _, err := object.DecodeJSON(crdJSON(c.versions))
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := FromCRD(&storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()})
+		d := FromCRD(
+			&storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()},
+		)
 		for _, v := range d.Versions {
 			if v.GroupVersion.Version == "v1beta1" && (!v.Deprecated || v.DeprecationWarning != c.want) {
-				t.Errorf("%s: %q", c.versions, v.DeprecationWarning)
+				t.Errorf("%s: got warning %q, want %q", c.versions, v.DeprecationWarning, c.want)
 			}
 			if v.GroupVersion.Version == "v2" && v.Deprecated { // VER-031
 				t.Error("v2 is not deprecated")

@@ -2,17 +2,17 @@ package resource
 
 import "iter"
 
-// PerGroup is something that is known of each served group of a catalog. It is immutable; the next one shares what is
-// known of the groups that have not changed.
+// PerGroup holds a value for each group of a catalog. It is immutable. The next PerGroup shares the values of
+// groups that have not changed.
 type PerGroup[T any] struct {
 	Catalog *Catalog
-	values  []T // beside Catalog.groups
+	values  []T // parallel to Catalog.groups
 }
 
-// ForGroups returns what is known of the groups of c. It takes over from last, which may be nil, what
-// it can: look is called only for groups that last does not have as they are now, with what was known and what discovery
-// says of the group; with nil for one that is no longer served, of which nothing more than the zero T may be known.
-func ForGroups[T any](c *Catalog, last *PerGroup[T], look func(was T, is *Group) T) *PerGroup[T] {
+// ForGroups returns the values for the groups of c. It copies the values of unchanged groups from last, which may
+// be nil. For each other group, it calls compute with the previous value and the group. The group is nil if it is
+// no longer served. compute must then return the zero T.
+func ForGroups[T any](c *Catalog, last *PerGroup[T], compute func(previous T, group *Group) T) *PerGroup[T] {
 	next := &PerGroup[T]{Catalog: c, values: make([]T, len(c.groups))}
 	if last == nil {
 		last = &PerGroup[T]{Catalog: &Catalog{}}
@@ -20,31 +20,31 @@ func ForGroups[T any](c *Catalog, last *PerGroup[T], look func(was T, is *Group)
 	var none T
 	old, at := last.Catalog.groups, 0
 	for i, g := range c.groups {
-		if at < len(old) && old[at].is == g.is {
+		if at < len(old) && old[at].value == g.value {
 			next.values[i] = last.values[at]
 			at++
 			continue
 		}
 		for ; at < len(old) && old[at].name < g.name; at++ {
-			look(last.values[at], nil)
+			compute(last.values[at], nil)
 		}
 		if at < len(old) && old[at].name == g.name {
 			next.values[i] = last.values[at]
-			if old[at].is != g.is {
-				next.values[i] = look(last.values[at], g.is.served())
+			if old[at].value != g.value {
+				next.values[i] = compute(last.values[at], g.value.discovery())
 			}
 			at++
 		} else {
-			next.values[i] = look(none, g.is.served())
+			next.values[i] = compute(none, g.value.discovery())
 		}
 	}
-	for _, was := range last.values[at:] {
-		look(was, nil)
+	for _, previous := range last.values[at:] {
+		compute(previous, nil)
 	}
 	return next
 }
 
-// All yields what is known of each group, in the order of discovery.
+// All yields the value of each group, in the order of discovery.
 func (p *PerGroup[T]) All() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for i := range p.Catalog.inOrder() {
@@ -55,10 +55,10 @@ func (p *PerGroup[T]) All() iter.Seq[T] {
 	}
 }
 
-// Find returns what is known of the group of that name; the zero T if it is not served.
-func (p *PerGroup[T]) Find(name string) (known T) {
+// Find returns the value of the group with a name, or the zero T if the group is not served.
+func (p *PerGroup[T]) Find(name string) (value T) {
 	if i, ok := p.Catalog.groups.find(name); ok {
-		known = p.values[i]
+		value = p.values[i]
 	}
-	return known
+	return value
 }

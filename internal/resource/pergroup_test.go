@@ -9,7 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// What is taken over from one catalog to another is what would be found by looking at all groups, and nothing else is looked at.
+// TestForGroups checks that the copied values equal newly computed values of all groups, and that only changed
+// groups are computed.
 func TestForGroups(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	builtin := &Definition{Group: "m.example.com", Names: Names{Plural: "fixed"}}
@@ -23,7 +24,7 @@ func TestForGroups(t *testing.T) {
 		for range random.IntN(4) {
 			group, plural := fmt.Sprintf("%c.example.com", 'a'+random.IntN(20)), fmt.Sprint("kind", random.IntN(3))
 			crd := crdTree(group, plural, plural)
-			if random.IntN(4) == 0 { // no version of it is served
+			if random.IntN(4) == 0 { // no version of the CRD is served
 				crd["status"] = nil
 			}
 			r := record(crd, revision+1)
@@ -34,45 +35,46 @@ func TestForGroups(t *testing.T) {
 			touched[group] = true
 			changes = append(changes, e)
 		}
-		catalog = catalog.with(changes)
+		catalog = catalog.withChanges(changes)
 		former := last
-		last = ForGroups(catalog, former, func(was, is *Group) *Group {
-			if former != nil && is != nil && !touched[is.Name] || was != nil && !touched[was.Name] {
-				t.Errorf("%v and %v did not change", was, is)
+		last = ForGroups(catalog, former, func(previous, group *Group) *Group {
+			if former != nil && group != nil && !touched[group.Name] || previous != nil && !touched[previous.Name] {
+				t.Errorf("unchanged group %v computed as %v", previous, group)
 			}
-			if was != nil && (former.Find(was.Name) != was || is != nil && is.Name != was.Name) {
-				t.Errorf("%v was not known as %v", is, was)
+			if previous != nil &&
+				(former.Find(previous.Name) != previous || group != nil && group.Name != previous.Name) {
+				t.Errorf("got previous value %v for group %v", previous, group)
 			}
-			return is
+			return group
 		})
 		want := slices.Collect(catalog.Groups())
 		got := slices.DeleteFunc(slices.Collect(last.All()), func(g *Group) bool { return g == nil })
 		if !slices.Equal(got, want) {
-			t.Fatalf("after %v: %v, not %v", touched, got, want)
+			t.Fatalf("after changes of %v: got %v, want %v", touched, got, want)
 		}
 		for _, g := range want {
 			if last.Find(g.Name) != g {
-				t.Fatalf("%s is not found", g.Name)
+				t.Fatalf("group %s not found", g.Name)
 			}
 		}
 	}
 	if last.Find("nothing.example.com") != nil {
-		t.Error("found what is not there")
+		t.Error("found a group that does not exist")
 	}
 }
 
-// BenchmarkForGroups is what remains of a change for whoever knows something of each group.
+// BenchmarkForGroups measures the update of a PerGroup after a change of one group.
 func BenchmarkForGroups(b *testing.B) {
 	for _, groups := range []int{10, 5000} {
 		b.Run(fmt.Sprint("groups=", groups), func(b *testing.B) {
 			c, records := catalogOf(groups, groups)
-			look := func(_, is *Group) *Group { return is }
-			last := ForGroups(c, nil, look)
+			compute := func(_, group *Group) *Group { return group }
+			last := ForGroups(c, nil, compute)
 			r := records[groups/2]
-			next := c.with([]*storage.Event{{Revision: 6000, Key: r.Key, Record: r}})
+			next := c.withChanges([]*storage.Event{{Revision: 6000, Key: r.Key, Record: r}})
 			b.ReportAllocs()
 			for b.Loop() {
-				ForGroups(next, last, look)
+				ForGroups(next, last, compute)
 			}
 		})
 	}

@@ -12,36 +12,37 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// The protobuf wire format of Kubernetes: four magic bytes, then a
-// runtime.Unknown with the type and, as raw bytes, the object's own message.
-// (apimachinery, pkg/runtime/serializer/protobuf and generated.proto)
+// The protobuf wire format of Kubernetes consists of four magic bytes and a runtime.Unknown. The runtime.Unknown
+// contains the type and, as raw bytes, the object's own message. (apimachinery, pkg/runtime/serializer/protobuf and
+// generated.proto)
 var protobufMagic = []byte{'k', '8', 's', 0}
 
-// NotProtobufError says that a Go type has no protobuf form (metav1.Table):
-// 406 for a response.
+// NotProtobufError means that a Go type has no protobuf form, such as metav1.Table. For a response, the status code
+// is 406.
 type NotProtobufError struct{ Type reflect.Type }
 
 func (e *NotProtobufError) Error() string {
-	return fmt.Sprintf("object %v does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message", e.Type)
+	return fmt.Sprintf("object %v does not implement the protobuf marshalling interface "+
+		"and cannot be encoded to a protobuf message", e.Type)
 }
 
-// protobufObject is what the generated types of k8s.io/api implement.
+// protobufObject is implemented by the generated types of k8s.io/api.
 type protobufObject interface {
 	runtime.ProtobufMarshaller
 	runtime.ProtobufReverseMarshaller
 }
 
-// HasProtobuf reports that objects have a protobuf form.
+// HasProtobuf reports whether objects have a protobuf form.
 func (v *Version) HasProtobuf() bool { return v.Type != nil && !v.Type.NoProtobuf }
 
-// IsProtobuf reports that obj, of a Go type, has a protobuf form.
+// IsProtobuf reports whether the Go type of obj has a protobuf form.
 func IsProtobuf(obj runtime.Object) bool {
 	_, ok := obj.(protobufObject)
 	return ok
 }
 
-// AppendProtobuf appends obj in its envelope. obj may be of any Go type with a
-// protobuf form, a metav1.Status for instance; else the error is a *NotProtobufError.
+// AppendProtobuf appends obj in its envelope. obj may be of any Go type with a protobuf form, such as
+// metav1.Status. For other types the error is a *NotProtobufError.
 func AppendProtobuf(dst []byte, apiVersion, kind string, obj runtime.Object) ([]byte, error) {
 	m, ok := obj.(protobufObject)
 	if !ok {
@@ -62,7 +63,8 @@ func appendEnvelope(dst []byte, apiVersion, kind string, m runtime.ProtobufMarsh
 	return dst[:len(dst)+n], nil
 }
 
-// Protobuf is the protobuf message of the object that lies as json: its protobuf form without the envelope.
+// Protobuf returns the protobuf message of an object from its JSON. The message is the protobuf form without the
+// envelope.
 func (g *GoType) Protobuf(json []byte) ([]byte, error) {
 	obj, err := g.Object(json)
 	if err != nil {
@@ -84,24 +86,23 @@ func AppendMessage(dst []byte, apiVersion, kind string, message []byte) ([]byte,
 	return appendEnvelope(dst, apiVersion, kind, rawMessage(message))
 }
 
-// rawMessage is a message that has been encoded.
+// rawMessage is an encoded message.
 type rawMessage []byte
 
 func (m rawMessage) Size() int                          { return len(m) }
 func (m rawMessage) MarshalTo(data []byte) (int, error) { return copy(data, m), nil }
 
-// ProtobufList collects the items of a list in their protobuf form, so that
-// they need not exist as Go objects at the same time. The zero value is an empty list.
+// ProtobufList encodes a list item by item, so that its items need not be Go objects at the same time. The zero
+// value is an empty list.
 type ProtobufList struct{ items []byte }
 
-// Tags of the two fields that each list type of Kubernetes has; and their type
-// is that of bytes.
+// Tags of the two fields of each list type in Kubernetes. Their wire type is length-delimited.
 const (
 	tagListMeta  = 1<<3 | 2
 	tagListItems = 2<<3 | 2
 )
 
-// Add appends an item; a *NotProtobufError if it has no protobuf form.
+// Add appends an item. It returns a *NotProtobufError if the item has no protobuf form.
 func (l *ProtobufList) Add(obj runtime.Object) error {
 	m, ok := obj.(protobufObject)
 	if !ok {
@@ -119,7 +120,7 @@ func (l *ProtobufList) Add(obj runtime.Object) error {
 	return nil
 }
 
-// Append appends the whole list in its envelope; kind is that of the list.
+// Append appends the whole list in its envelope. kind is the kind of the list.
 func (l *ProtobufList) Append(dst []byte, apiVersion, kind string, meta *metav1.ListMeta) ([]byte, error) {
 	head, err := meta.Marshal()
 	if err != nil {
@@ -128,7 +129,7 @@ func (l *ProtobufList) Append(dst []byte, apiVersion, kind string, meta *metav1.
 	return appendEnvelope(dst, apiVersion, kind, &listMessage{head, l.items})
 }
 
-// listMessage is a list's message in two pieces.
+// listMessage is a list's message in two parts.
 type listMessage struct{ meta, items []byte }
 
 func (m *listMessage) Size() int {
@@ -140,9 +141,8 @@ func (m *listMessage) MarshalTo(data []byte) (int, error) {
 	return len(append(append(out, m.meta...), m.items...)), nil
 }
 
-// AppendProtobufEvent appends one frame of a watch stream: four bytes of
-// length, then a metav1.WatchEvent (without an envelope of its own). obj is the event's
-// object in its envelope, as AppendProtobuf makes it.
+// AppendProtobufEvent appends one frame of a watch stream. A frame consists of its length in four bytes and a
+// metav1.WatchEvent without an envelope. obj is the event's object in its envelope, as returned by AppendProtobuf.
 func AppendProtobufEvent(dst []byte, event string, obj []byte) ([]byte, error) {
 	e := metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: obj}}
 	size := e.Size()
@@ -154,15 +154,15 @@ func AppendProtobufEvent(dst []byte, event string, obj []byte) ([]byte, error) {
 	return dst[:len(dst)+n], nil
 }
 
-// DecodeProtobuf reads an object out of its envelope into obj (metav1.DeleteOptions,
-// for instance) and gives the type that the envelope names, which may be empty.
-// Errors are worded as upstream words them.
+// DecodeProtobuf decodes an object, such as metav1.DeleteOptions, from its envelope into obj. It returns apiVersion
+// and kind of the envelope, which may be empty. Errors equal those of upstream.
 func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, err error) {
 	switch {
 	case len(data) == 0:
 		return "", "", errors.New("empty data")
 	case !bytes.HasPrefix(data, protobufMagic):
-		return "", "", fmt.Errorf("provided data does not appear to be a protobuf message, expected prefix %v", protobufMagic)
+		const format = "provided data does not appear to be a protobuf message, expected prefix %v"
+		return "", "", fmt.Errorf(format, protobufMagic)
 	case len(data) == len(protobufMagic):
 		return "", "", errors.New("empty body")
 	}
@@ -183,13 +183,12 @@ func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, e
 	return envelope.APIVersion, envelope.Kind, nil
 }
 
-// DecodeProtobuf is Decode for a protobuf body: apiVersion and kind of the tree
-// are those of the envelope.
+// DecodeProtobuf is Decode for a protobuf body. apiVersion and kind of the tree are those of the envelope.
 func (g *GoType) DecodeProtobuf(data []byte) (d Decoded, err error) {
 	obj := g.New()
 	apiVersion, kind, err := DecodeProtobuf(data, obj)
 	if err == nil {
-		d, err = g.decoded(obj, nil, nil)
+		d, err = g.finishDecode(obj, nil, nil)
 	}
 	if err != nil {
 		return d, err

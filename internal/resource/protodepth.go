@@ -6,17 +6,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
-// maxDepth of nested messages in a protobuf body: what sigs.k8s.io/json allows.
+// maxDepth is the maximum nesting depth of messages in a protobuf body. sigs.k8s.io/json has the same limit.
 const maxDepth = 10_000
 
 var errTooDeep = errors.New("exceeded max depth")
 
-// checkDepth refuses a message whose nesting would exhaust the stack of the
-// generated decoders, which end the process then: a CRD's schema may hold itself. It knows no types,
-// so each field with a length is looked into as if it were a message; one that is none is passed over
-// from the first byte that does not fit. A decoder goes no deeper than this. Linear in len(b).
+// checkDepth rejects a message whose nesting could exhaust the stack of the generated decoders. That would end the
+// process. Deep nesting is possible because a CRD's schema may contain itself.
+//
+// checkDepth does not know the types of fields, so it scans each length-delimited field as if it were a message. It
+// skips the rest of such a field at the first invalid byte. A decoder never recurses deeper than this scan. The
+// time is linear in len(b).
 func checkDepth(b []byte) error {
-	ends := []int{len(b)} // of the messages that i is in
+	ends := []int{len(b)} // ends of the messages that contain i
 	for i := 0; len(ends) > 0; {
 		end := ends[len(ends)-1]
 		if i >= end {

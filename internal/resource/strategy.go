@@ -12,41 +12,45 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// Internal is an object in upstream's internal form, the one that has no version: what strategies work on.
+// Internal is an object in upstream's internal form, which has no version. Strategies use this form.
 type Internal interface {
 	runtime.Object
 	metav1.Object
 }
 
-// Strategy is how objects of a built-in kind are written, by the interfaces of k8s.io/apiserver/pkg/registry/rest that
-// k8s.io/kubernetes implements for its kinds. What it says does not change.
+// Strategy defines how objects of a built-in kind are written. It consists of the interfaces in
+// k8s.io/apiserver/pkg/registry/rest that k8s.io/kubernetes implements for its kinds. A Strategy does not change
+// after its creation.
 type Strategy struct {
-	// Main is for the object as a whole.
+	// Main is the strategy for writes of the whole object.
 	Main interface {
 		rest.RESTCreateStrategy
 		rest.RESTUpdateStrategy
 	}
-	// Subresources are for writes of a part of the object, by the name of the subresource.
+	// Subresources holds the strategies for writes of a part of the object, by the name of the subresource.
 	Subresources map[string]rest.RESTUpdateStrategy
-	// ErrorKind is what a refused object is said to be.
+	// ErrorKind is the kind in errors for invalid objects.
 	ErrorKind schema.GroupKind
-	// Authorize refuses who may not write obj, as it was sent: without a generated name, at whatever resourceVersion. old is nil on
-	// a create. nil: whoever may write the kind may write all of it.
+	// Authorize returns an error if the caller may not write obj. obj is the object as it was sent, without a
+	// generated name and with any resourceVersion. old is nil on a create. nil means that permission to write the
+	// kind is sufficient.
 	Authorize func(ctx context.Context, obj, old Internal) error
-	// Prepare does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
-	// The error is a StatusError. nil: there is nothing to do.
+	// Prepare performs work that strategies leave to the store, such as the allocation of a Service's addresses. It
+	// runs before the strategy. old is nil on a create. The error is a StatusError. nil means that there is no such
+	// work.
 	Prepare func(ctx context.Context, obj, old Internal) error
-	// Ignore reports a problem found by Main or a subresource that is none with the flags of this server; nil: there is none.
+	// Ignore reports whether an error found by Main or a subresource is not an error with the flags of this server.
+	// nil means that all errors count.
 	Ignore func(*field.Error) bool
 
-	owned sync.Map // what MayOwn has made, by subresource
+	filters sync.Map // cached results of ResetFields, by subresource
 }
 
-// ResetFields is what of an object at each version a write through a subresource may own; all of it where there is no filter. It is
-// made once, and shared.
+// ResetFields returns filters for the fields that a write through a subresource may own, by version. A write may
+// own all fields at a version without a filter. The result is cached and shared.
 func (s *Strategy) ResetFields(subresource string) map[fieldpath.APIVersion]fieldpath.Filter {
-	if made, ok := s.owned.Load(subresource); ok {
-		return made.(map[fieldpath.APIVersion]fieldpath.Filter)
+	if cached, ok := s.filters.Load(subresource); ok {
+		return cached.(map[fieldpath.APIVersion]fieldpath.Filter)
 	}
 	var filters map[fieldpath.APIVersion]fieldpath.Filter
 	switch update := s.Update(subresource).(type) {
@@ -55,12 +59,12 @@ func (s *Strategy) ResetFields(subresource string) map[fieldpath.APIVersion]fiel
 	case rest.ResetFieldsStrategy:
 		filters = fieldpath.NewExcludeFilterSetMap(update.GetResetFields())
 	}
-	s.owned.Store(subresource, filters)
+	s.filters.Store(subresource, filters)
 	return filters
 }
 
-// Update returns how a subresource is written, or with "" the object itself; nil where the kind has none of that name.
-// /scale is a write of the object.
+// Update returns the strategy for writes through a subresource, or for the object itself if subresource is "". It
+// returns nil if the kind has no such subresource. A write through /scale is a write of the object.
 func (s *Strategy) Update(subresource string) rest.RESTUpdateStrategy {
 	if subresource == "" || subresource == "scale" {
 		return s.Main

@@ -11,22 +11,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// What lies here does what the UnstructuredConverter of apimachinery does, which makes the maps of a tree with room for all the
-// fields that a struct has: most of an object's fields are not set.
+// This file replaces apimachinery's UnstructuredConverter, which allocates the maps of a tree for all fields of a
+// struct. Most fields of an object are not set.
 
-// ToTree turns an object of a Go type into the tree of its JSON. The tree
-// shares nothing that can be modified with obj.
+// ToTree converts an object of a Go type to the tree of its JSON. The tree shares no memory that can be modified
+// with obj.
 func ToTree(obj runtime.Object) (object.Tree, error) {
 	v := reflect.ValueOf(obj).Elem()
-	t, err := treeOf(v, value.TypeReflectEntryOf(v.Type()))
+	t, err := valueTree(v, value.TypeReflectEntryOf(v.Type()))
 	if err != nil {
-		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
+		return nil, fmt.Errorf("resource: convert %T to tree: %w", obj, err)
 	}
-	return t.(object.Tree), nil // as it is a struct
+	return t.(object.Tree), nil // the tree of a struct is an object.Tree
 }
 
-// treeOf is v, as a part of a tree; entry is that of v's type.
-func treeOf(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
+// valueTree returns v as a value of a tree. entry is the cache entry of v's type.
+func valueTree(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
 	if entry.CanConvertToUnstructured() {
 		out, err := entry.ToUnstructured(v)
 		return object.WholeNumbers(out), err
@@ -43,25 +43,25 @@ func treeOf(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
 	case reflect.Float32, reflect.Float64:
 		return object.WholeNumbers(v.Float()), nil
 	case reflect.Struct:
-		return treeOfStruct(v, entry)
+		return structTree(v, entry)
 	}
 	if v.Kind() != reflect.Array && v.IsNil() {
 		return nil, nil
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		return treeOf(v.Elem(), value.TypeReflectEntryOf(v.Type().Elem()))
+		return valueTree(v.Elem(), value.TypeReflectEntryOf(v.Type().Elem()))
 	case reflect.Map:
-		return treeOfMap(v)
+		return mapTree(v)
 	case reflect.Slice:
-		return treeOfSlice(v)
+		return sliceTree(v)
 	}
 	return nil, fmt.Errorf("no tree for Go type %v", v.Type())
 }
 
-func treeOfStruct(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
-	var room [16]*value.FieldCacheEntry
-	present := room[:0]
+func structTree(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
+	var buffer [16]*value.FieldCacheEntry
+	present := buffer[:0]
 	for _, f := range entry.OrderedFields() {
 		if !f.CanOmit(f.GetFrom(v)) {
 			present = append(present, f)
@@ -69,7 +69,7 @@ func treeOfStruct(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, err
 	}
 	t := make(object.Tree, len(present))
 	for _, f := range present {
-		out, err := treeOf(f.GetFrom(v), f.TypeEntry)
+		out, err := valueTree(f.GetFrom(v), f.TypeEntry)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +78,7 @@ func treeOfStruct(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, err
 	return t, nil
 }
 
-func treeOfMap(v reflect.Value) (any, error) {
+func mapTree(v reflect.Value) (any, error) {
 	t := make(object.Tree, v.Len())
 	if texts, ok := v.Interface().(map[string]string); ok {
 		for key, text := range texts {
@@ -88,9 +88,9 @@ func treeOfMap(v reflect.Value) (any, error) {
 	}
 	entry := value.TypeReflectEntryOf(v.Type().Elem())
 	for key, in := range v.Seq2() {
-		at := reflect.New(in.Type()).Elem() // methods of pointers want an address
-		at.Set(in)
-		out, err := treeOf(at, entry)
+		addressable := reflect.New(in.Type()).Elem() // pointer methods need an addressable value
+		addressable.Set(in)
+		out, err := valueTree(addressable, entry)
 		if err != nil {
 			return nil, err
 		}
@@ -99,14 +99,14 @@ func treeOfMap(v reflect.Value) (any, error) {
 	return t, nil
 }
 
-func treeOfSlice(v reflect.Value) (any, error) {
+func sliceTree(v reflect.Value) (any, error) {
 	if v.Type().Elem().Kind() == reflect.Uint8 {
 		return base64.StdEncoding.EncodeToString(v.Bytes()), nil
 	}
 	list := make([]any, v.Len())
 	entry := value.TypeReflectEntryOf(v.Type().Elem())
 	for i := range list {
-		out, err := treeOf(v.Index(i), entry)
+		out, err := valueTree(v.Index(i), entry)
 		if err != nil {
 			return nil, err
 		}

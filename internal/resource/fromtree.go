@@ -14,11 +14,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// ofTree is what is read of the JSON of t; strict lists the unknown fields, and err is worded as encoding/json words it.
-func (g *GoType) ofTree(t object.Tree) (obj runtime.Object, strict []error, err error) {
+// fromTree converts a tree to the Go type. The result equals that of decoding the JSON of t. strict holds the
+// unknown fields. The error equals that of encoding/json.
+func (g *GoType) fromTree(t object.Tree) (obj runtime.Object, strict []error, err error) {
 	obj = g.New()
 	v := reflect.ValueOf(obj).Elem()
-	if set(v, t, value.TypeReflectEntryOf(v.Type())) {
+	if setValue(v, t, value.TypeReflectEntryOf(v.Type())) {
 		return obj, nil, nil
 	}
 	obj = g.New()
@@ -26,9 +27,10 @@ func (g *GoType) ofTree(t object.Tree) (obj runtime.Object, strict []error, err 
 	return obj, strict, err
 }
 
-// set gives v, which is zero, the value of a part of a tree; entry is that of v's type. It reports whether in fits exactly: no
-// unknown field, nothing of another type or out of range. What does not, only the decoder of JSON can tell what is wrong with.
-func set(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
+// setValue sets v, which is zero, to a value of a tree. entry is the cache entry of v's type. setValue reports
+// whether the value fits exactly. It returns false for unknown fields, wrong types and numbers out of range. Only
+// the JSON decoder can then report the cause.
+func setValue(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 	if entry.CanConvertFromUnstructured() {
 		return unmarshal(v.Addr().Interface().(json.Unmarshaler), in)
 	}
@@ -38,7 +40,7 @@ func set(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 	switch v.Kind() {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		return set(v.Elem(), in, value.TypeReflectEntryOf(v.Type().Elem()))
+		return setValue(v.Elem(), in, value.TypeReflectEntryOf(v.Type().Elem()))
 	case reflect.Struct:
 		t, ok := in.(object.Tree)
 		return ok && setStruct(v, t, entry)
@@ -53,9 +55,9 @@ func set(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 
 func unmarshal(to json.Unmarshaler, in any) bool {
 	text, isText := in.(string)
-	if at, ok := to.(*metav1.Time); ok && isText { // the most frequent by far
+	if t, ok := to.(*metav1.Time); ok && isText { // by far the most frequent case
 		parsed, err := time.Parse(time.RFC3339, text)
-		at.Time = parsed.Local()
+		t.Time = parsed.Local()
 		return err == nil
 	}
 	return to.UnmarshalJSON(object.AppendJSON(nil, in)) == nil
@@ -86,7 +88,7 @@ func setStruct(v reflect.Value, t object.Tree, entry *value.TypeReflectCacheEntr
 	fields := entry.Fields()
 	for key, in := range t {
 		f := fields[key]
-		if f == nil || !set(f.GetFrom(v), in, f.TypeEntry) {
+		if f == nil || !setValue(f.GetFrom(v), in, f.TypeEntry) {
 			return false
 		}
 	}
@@ -104,7 +106,7 @@ func setMap(v reflect.Value, t object.Tree) bool {
 			continue
 		}
 		out := reflect.New(elem).Elem()
-		if !set(out, in, entry) {
+		if !setValue(out, in, entry) {
 			return false
 		}
 		v.SetMapIndex(reflect.ValueOf(key).Convert(v.Type().Key()), out)
@@ -123,7 +125,7 @@ func setSlice(v reflect.Value, in any) bool {
 	v.Set(reflect.MakeSlice(v.Type(), len(list), len(list)))
 	entry := value.TypeReflectEntryOf(v.Type().Elem())
 	for i, in := range list {
-		ok = ok && set(v.Index(i), in, entry)
+		ok = ok && setValue(v.Index(i), in, entry)
 	}
 	return ok
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// The path of the first value that a Go type cannot decode is found at any depth, in lists, maps and embedded structs.
-func TestMisfit(t *testing.T) {
+// TestTypeMismatch checks that the first value that a Go type cannot decode is found at any depth, in lists, maps
+// and embedded structs.
+func TestTypeMismatch(t *testing.T) {
 	pod := &GoType{New: func() runtime.Object { return &corev1.Pod{} }}
 	hook := &GoType{New: func() runtime.Object { return &admissionv1.ValidatingWebhookConfiguration{} }}
 	for _, c := range []struct {
@@ -21,9 +22,15 @@ func TestMisfit(t *testing.T) {
 		want string
 	}{
 		{hook, `{"webhooks":[{},{"clientConfig":{"caBundle":"not base64!"}}]}`, "webhooks[1].clientConfig.caBundle"},
-		{pod, `{"spec":{"containers":[{"name":"a"},{"resources":{"limits":{"cpu":"lots"}}}]}}`, "spec.containers[1].resources.limits[cpu]"},
+		{
+			pod, `{"spec":{"containers":[{"name":"a"},{"resources":{"limits":{"cpu":"lots"}}}]}}`,
+			"spec.containers[1].resources.limits[cpu]",
+		},
 		{pod, `{"metadata":{"creationTimestamp":"yesterday"}}`, "metadata.creationTimestamp"},
-		{pod, `{"spec":{"containers":[{"livenessProbe":{"httpGet":{"port":{}}}}]}}`, "spec.containers[0].livenessProbe.httpGet.port"},
+		{
+			pod, `{"spec":{"containers":[{"livenessProbe":{"httpGet":{"port":{}}}}]}}`,
+			"spec.containers[0].livenessProbe.httpGet.port",
+		},
 		{pod, `{"spec":{"volumes":[{"name":"v","emptyDir":{"sizeLimit":"x"}}]}}`, "spec.volumes[0].emptyDir.sizeLimit"},
 		{pod, `{"spec":{"hostNetwork":"yes"}}`, "spec.hostNetwork"},
 		{pod, `{"spec":{"containers":{}}}`, "spec.containers"},
@@ -34,7 +41,7 @@ func TestMisfit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := fmt.Sprint(c.of.TypeMismatch(tree)); got != c.want {
-			t.Errorf("%s: %s, want %s", c.js, got, c.want)
+			t.Errorf("%s: got %s, want %s", c.js, got, c.want)
 		}
 	}
 }

@@ -8,8 +8,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// A limit counts the items of lists and maps at all its paths together, whatever else stands there, and names the first path.
-func TestLimit(t *testing.T) {
+// TestItemLimit checks that a limit counts the items of lists and maps at all its paths together and ignores other
+// values. It also checks that errors name the first path.
+func TestItemLimit(t *testing.T) {
 	for _, c := range []struct {
 		object, want string
 		paths        []string

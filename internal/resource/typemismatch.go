@@ -14,16 +14,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TypeMismatch returns the path of the first field of t whose value the Go type cannot decode, with fields in the order of their names; nil if
-// all can be decoded.
+// TypeMismatch returns the path of the first field of t whose value the Go type cannot decode. Fields are in the
+// order of their names. TypeMismatch returns nil if all values can be decoded.
 func (g *GoType) TypeMismatch(t object.Tree) *field.Path {
-	at, _ := misfit(reflect.TypeOf(g.New()).Elem(), t, nil)
+	at, _ := findMismatch(reflect.TypeOf(g.New()).Elem(), t, nil)
 	return at
 }
 
-// misfit reports whether typ cannot decode v, which is at a path, and returns that path or the path of a field below.
-func misfit(typ reflect.Type, v any, at *field.Path) (*field.Path, bool) {
-	if v == nil || kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, v), reflect.New(typ).Interface()) == nil {
+// findMismatch reports whether typ cannot decode v. It returns the path of v, or of a field below v that cannot be
+// decoded.
+func findMismatch(typ reflect.Type, v any, at *field.Path) (*field.Path, bool) {
+	if v == nil {
+		return nil, false
+	}
+	if kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, v), reflect.New(typ).Interface()) == nil {
 		return nil, false
 	}
 	for typ.Kind() == reflect.Pointer {
@@ -35,20 +39,20 @@ func misfit(typ reflect.Type, v any, at *field.Path) (*field.Path, bool) {
 	switch v := v.(type) {
 	case object.Tree:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			of, path := elementType(typ, key), at.Child(key)
+			elem, path := elementType(typ, key), at.Child(key)
 			if typ.Kind() == reflect.Map {
 				path = at.Key(key)
 			}
-			if of == nil {
+			if elem == nil {
 				continue
 			}
-			if found, ok := misfit(of, v[key], path); ok {
+			if found, ok := findMismatch(elem, v[key], path); ok {
 				return found, true
 			}
 		}
 	case []any:
 		for i := 0; i < len(v) && typ.Kind() == reflect.Slice; i++ {
-			if found, ok := misfit(typ.Elem(), v[i], at.Index(i)); ok {
+			if found, ok := findMismatch(typ.Elem(), v[i], at.Index(i)); ok {
 				return found, true
 			}
 		}
@@ -56,7 +60,8 @@ func misfit(typ reflect.Type, v any, at *field.Path) (*field.Path, bool) {
 	return at, true
 }
 
-// elementType returns the type of a field of a struct, or of an entry of a map; nil if there is none.
+// elementType returns the type of a field of a struct, or of a value of a map. It returns nil if there is no such
+// type.
 func elementType(typ reflect.Type, name string) reflect.Type {
 	switch typ.Kind() {
 	case reflect.Struct:
@@ -67,13 +72,15 @@ func elementType(typ reflect.Type, name string) reflect.Type {
 	return nil
 }
 
-// decodesItself reports whether a type has a method to decode JSON, so that its fields have no Go types.
+// decodesItself reports whether a type has its own method for decoding JSON. The fields of its JSON then have no Go
+// types.
 func decodesItself(typ reflect.Type) bool {
 	pointer := reflect.PointerTo(typ)
-	return pointer.Implements(reflect.TypeFor[json.Unmarshaler]()) || pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+	return pointer.Implements(reflect.TypeFor[json.Unmarshaler]()) ||
+		pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
-// fieldType returns the type of a field by its name in JSON, nil if there is none.
+// fieldType returns the type of the field with a JSON name, or nil.
 func fieldType(typ reflect.Type, name string) reflect.Type {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
