@@ -76,7 +76,7 @@ const sortThreshold = 64
 // the size of the set. Keys that are not valid path elements sort first. The caller detects them again.
 func sortItems(keys []string) {
 	if strings.HasPrefix(keys[0], "f:") && strings.HasPrefix(keys[len(keys)-1], "f:") {
-		return // field names are already in order, which is that of their text
+		return // field names are already sorted
 	}
 	type item struct {
 		key     string
@@ -211,9 +211,9 @@ func elementKey(element fieldpath.PathElement) string {
 	return key
 }
 
-// isReconciled reports whether no list or map of which set owns parts is atomic. Unlike
-// typed.ReconcileFieldSetWithSchema, it changes nothing and costs little. The result false means only that the
-// caller must call that function.
+// isReconciled reports whether set is valid for the schema. A valid set owns no parts of atomic lists and maps.
+// Unlike typed.ReconcileFieldSetWithSchema, isReconciled changes nothing and costs little. The result false means
+// only that the caller must call that function.
 func isReconciled(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
 	atom, ok := s.Resolve(ref)
 	switch {

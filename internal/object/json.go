@@ -92,9 +92,9 @@ type entry struct {
 }
 
 func (d *decoder) release() {
-	const keep = 1 << 12
+	const maxRetained = 1 << 12
 	values, entries := d.values, d.entries
-	if cap(values) > keep || cap(entries) > keep {
+	if cap(values) > maxRetained || cap(entries) > maxRetained {
 		values, entries = nil, nil
 	}
 	clear(values)

@@ -191,8 +191,8 @@ func (v *Version) Row(json []byte) (metav1.TableRow, error) {
 // ColumnDefinitions returns the JSON of the columns in the form of a Table's columnDefinitions. It is shared and
 // must not be modified.
 func (v *Version) ColumnDefinitions() []byte {
-	if known := v.columnDefinitions.Load(); known != nil {
-		return *known
+	if cached := v.columnDefinitions.Load(); cached != nil {
+		return *cached
 	}
 	var all []any
 	add := func(name, typ, format, description string, priority int32) {

@@ -67,8 +67,8 @@ type Priority struct{ Group, Version int }
 // kube-apiserver (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/api-service-v1/).
 func LocalPriority(gv schema.GroupVersion) Priority {
 	p := Priority{Group: CustomPriority, Version: 100}
-	if known, ok := priorities[gv.Group]; ok {
-		p = known
+	if priority, ok := priorities[gv.Group]; ok {
+		p = priority
 	}
 	if gv == (schema.GroupVersion{Group: "autoscaling", Version: "v2"}) {
 		p.Version = 30

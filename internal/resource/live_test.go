@@ -86,8 +86,8 @@ func TestLiveFollowsTheStore(t *testing.T) {
 	if c, _ = l.Wait(t.Context(), at); c.Find("example.com", "v1", "after") == nil || c.Revision() != at {
 		t.Fatal("Wait returned before the catalog contained the CRD")
 	}
-	gone := put(t, s, CRDPrefix+"after.example.com", nil, at)
-	if c, _ = l.Wait(t.Context(), gone); c.Find("example.com", "v1", "after") != nil {
+	deleted := put(t, s, CRDPrefix+"after.example.com", nil, at)
+	if c, _ = l.Wait(t.Context(), deleted); c.Find("example.com", "v1", "after") != nil {
 		t.Fatal("a deleted CRD is still served")
 	}
 	// Changes of other objects do not change the catalog, but waits for them must end.
@@ -95,8 +95,8 @@ func TestLiveFollowsTheStore(t *testing.T) {
 	if _, err = l.Wait(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	if c, _ = l.Current(t.Context()); c.Revision() != gone {
-		t.Fatalf("got revision %d, want that of the last change of a CRD, %d", c.Revision(), gone)
+	if c, _ = l.Current(t.Context()); c.Revision() != deleted {
+		t.Fatalf("got revision %d, want that of the last change of a CRD, %d", c.Revision(), deleted)
 	}
 }
 

@@ -15,8 +15,8 @@ type container struct {
 	list  bool
 }
 
-// JSON returns the weight of a JSON body. The result for a body that the decoder rejects may be any value up to the
-// weight of the part before the error. The time is linear in the size of the body.
+// JSON returns the weight of a JSON body. The result has no meaning for a body that the decoder rejects. The time
+// is linear in the size of the body.
 func (t *Table) JSON(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
 	var buffer [64]container

@@ -9,9 +9,9 @@ type message struct {
 	node *node
 }
 
-// Protobuf returns the weight of a protobuf body. The result for a body that the decoder rejects may be any value
-// up to the weight of the part before the error. The time is linear in the size of the body. Fields with an unknown
-// number or the wrong wire type add no weight, because decoders do not store them.
+// Protobuf returns the weight of a protobuf body. The result has no meaning for a body that the decoder rejects.
+// The time is linear in the size of the body. Fields with an unknown number or the wrong wire type add no weight,
+// because decoders do not store them.
 func (t *Table) Protobuf(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
 	if len(data) < len(magic) {

@@ -182,7 +182,8 @@ func (b builder) item(t reflect.Type) *field {
 	return f
 }
 
-// value returns the field for a value of a map, together with its key. Maps are at most half empty.
+// value returns the field for a value of a map, together with its key. The memory of an entry counts twice, because
+// up to half of a map may be empty.
 func (b builder) value(t reflect.Type) *field {
 	size := int64(t.Key().Size() + t.Elem().Size())
 	return &field{memory: memberWeight + 2*structFactor*size + emptyWeight(t.Elem()), node: b.node(t.Elem())}
