@@ -28,8 +28,8 @@ type ManagedFields struct {
 	// Reset returns a filter for the fields that a write through this endpoint may own at a version. A nil filter,
 	// or a nil Reset, means all fields.
 	Reset func(apiVersion string) fieldpath.Filter
-	// AtomicLists are the dotted paths of atomic lists of objects whose items must match their type. A comparison
-	// checks only whether such a list has changed.
+	// AtomicLists are the dotted paths of atomic lists of objects. The caller guarantees that their items match the
+	// schema. A comparison checks only whether the lists are equal.
 	AtomicLists []string
 	// Empty is the object from which a create starts. It is never modified. For a built-in kind, it is the encoded
 	// zero value of the Go type. No manager owns the presence of its fields, such as "spec":{}. nil means an object

@@ -42,8 +42,8 @@ const (
 	uncheckedManagers = 16
 )
 
-// checkObject returns a 413 StatusError for an object that structured-merge-diff cannot process in time at a
-// version.
+// checkObject returns a 413 StatusError for an object that structured-merge-diff cannot process in time. version is
+// the object's version.
 func (w *write) checkObject(t object.Tree, version string) error {
 	p, _ := w.Parseable(version)
 	if p.Schema == nil {

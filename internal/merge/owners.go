@@ -22,7 +22,7 @@ const (
 	maxUpdateManagers = 10
 )
 
-// owner is one entry of managedFields without its fields. The version does not identify an applier.
+// owner is one entry of managedFields without its fields. apiVersion is not part of the identity of an applier.
 type owner struct {
 	manager, operation, apiVersion, subresource string
 	time                                        string // "" if the entry has no time

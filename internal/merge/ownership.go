@@ -79,11 +79,13 @@ func (w *write) schemaError(which string, t object.Tree, version string, err err
 	return fmt.Errorf("failed to convert %s object: %w", which, err)
 }
 
-// takeOwnership removes the fields that own changes from all managers other than self. It returns conflicts if a
-// manager loses written fields and force is false. own is the difference at the endpoint's version. For managers at
-// other versions, takeOwnership converts and compares the objects.
-func (w *write) takeOwnership(live, obj object.Tree, own *difference, managers *owners, self string, force bool) error {
-	diffs := map[fieldpath.APIVersion]*difference{fieldpath.APIVersion(w.APIVersion): own}
+// takeOwnership removes the fields in change from all managers except self. It returns conflicts if a manager loses
+// written fields and force is false. change is the difference at the endpoint's version. For managers at other
+// versions, takeOwnership converts and compares the objects.
+func (w *write) takeOwnership(
+	live, obj object.Tree, change *difference, managers *owners, self string, force bool,
+) error {
+	diffs := map[fieldpath.APIVersion]*difference{fieldpath.APIVersion(w.APIVersion): change}
 	conflicts := fieldpath.ManagedFields{}
 	for id, vs := range managers.sets {
 		if id == self {

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// matchesSchema reports whether an object matches a schema. It does not check the fields in AtomicLists, which must
-// match. It costs far less than structured-merge-diff's validation. The result false means only that
+// matchesSchema reports whether an object matches a schema. It does not check the lists in AtomicLists, which
+// always match. It costs far less than structured-merge-diff's validation. The result false means only that
 // structured-merge-diff must validate the object.
 func (w *write) matchesSchema(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
 	for _, dotted := range w.AtomicLists {

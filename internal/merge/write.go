@@ -92,7 +92,7 @@ func describe(t object.Tree) string {
 	return fmt.Sprintf("%v/%v; %v", object.Namespace(t), object.Name(t), gvk)
 }
 
-// update changes managers to the owners after obj replaced live. Neither object has managedFields.
+// update updates managers for a write that replaces live by obj. Neither object has managedFields.
 func (w *write) update(live, obj object.Tree, managers *owners, manager string) error {
 	w.setFilters(managers)
 	if err := w.reconcileWithSchema(managers); err != nil {

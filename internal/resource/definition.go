@@ -151,24 +151,25 @@ type Version struct {
 	Type  *GoType                     // Go type of objects, nil for a custom kind unless it is of package extension
 	empty atomic.Pointer[object.Tree] // cached result of Empty
 
-	// OpenAPIV3Schema returns the JSON of a custom kind's schema from its CRD. It returns nil if the CRD has no
-	// schema. OpenAPIV3Schema is nil for a built-in kind.
+	// OpenAPIV3Schema returns the JSON of a custom kind's schema from its CRD, or nil if the CRD has no schema. A
+	// built-in kind has no such function.
 	OpenAPIV3Schema func() []byte
-	// Schema returns the compiled schema of a custom kind. It is nil for a built-in kind, which uses its Go type
-	// instead. Schema is cheap after the first call and safe for concurrent use.
+	// Schema returns the compiled schema of a custom kind. It is cheap after the first call and safe for concurrent
+	// use. A built-in kind has no such function, because it uses its Go type instead.
 	Schema func() (*ourschema.Schema, error)
 	// Parseable returns the schema in the form that structured-merge-diff needs.
 	Parseable func() (typed.ParseableType, error)
 
 	// ConvertTo converts an object from this version to the storage version. ConvertFrom converts in the other
-	// direction. Only some built-in kinds, such as Event, have these functions. nil means that the versions differ
-	// only in apiVersion. The functions do not modify their argument, and the result may share memory with it.
+	// direction. Only some built-in kinds, such as Event, have these functions. A nil function means that the
+	// versions differ only in apiVersion. The functions do not modify their argument, and the result may share
+	// memory with it.
 	ConvertTo, ConvertFrom func(object.Tree) (object.Tree, error)
 	// Default replaces Behavior.Default for an endpoint with its own rules for defaults. obj is at this version.
 	Default func(obj object.Tree)
-	// Validate validates writes through this endpoint. nil means no validation. form is the object at this version
-	// with its defaults, before it is reset or converted. obj and old are at the storage version. old is nil on a
-	// create. sub has the same meaning as in Behavior.
+	// Validate validates writes through this endpoint. A nil Validate means no validation. form is the object at
+	// this version with its defaults, before it is reset or converted. obj and old are at the storage version. old
+	// is nil on a create. sub has the same meaning as in Behavior.
 	Validate func(form, obj, old object.Tree, sub string) field.ErrorList
 }
 
@@ -189,9 +190,8 @@ type Subresource struct {
 	// Delete, if not nil, replaces Act and returns the deletion that the body requests. It may modify obj before
 	// the deletion.
 	Delete func(stored *storage.Snapshot, obj, body Internal, dryRun bool) (Deletion, error) `json:"-"`
-	// Do, if not nil, replaces Body, Check, Act and Delete, for a body with a schema. It applies the body to the
-	// object, which it may modify. The object is at its storage version. If answer is nil, the client gets a
-	// Status.
+	// Do, if not nil, replaces Check, Act and Delete for a Body with a schema. It applies the body to the object,
+	// which it may modify. The object is at its storage version. If answer is nil, the client gets a Status.
 	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
 	// Respond, if not nil, replaces Check and Act and returns the response to the body. name is the object's name.
 	Respond func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`

@@ -21,8 +21,8 @@ type GoType struct {
 	// OpenAPI returns the generated schemas of the type and of the types that it refers to, and possibly of others.
 	// All types of a document have the same function.
 	OpenAPI func(common.ReferenceCallback) map[string]common.OpenAPIDefinition
-	// Default sets the missing fields of obj, which is of this type, to their defaults. nil means that there are no
-	// defaults.
+	// Default sets the missing fields of obj, which is of this type, to their defaults. A nil Default means that
+	// there are no defaults.
 	Default func(obj runtime.Object)
 	// Internal converts obj, which is of this type, to the internal form. External converts the internal form to
 	// this type and sets apiVersion and kind. The two forms share memory, so neither may be modified while the

@@ -6,8 +6,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// crdHeader holds all fields of a CRD except its schemas. It is read in one pass over the CRD's bytes as soon as
-// the CRD appears. Its strings point into these bytes.
+// crdHeader holds the fields of a CRD, with its schemas as raw JSON. It is read in one pass over the CRD's bytes as
+// soon as the CRD appears. Its strings point into these bytes.
 type crdHeader struct {
 	group           string
 	names, accepted Names

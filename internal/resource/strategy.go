@@ -32,15 +32,15 @@ type Strategy struct {
 	// ErrorKind is the kind in errors for invalid objects.
 	ErrorKind schema.GroupKind
 	// Authorize returns an error if the caller may not write obj. obj is the object as it was sent, without a
-	// generated name and with any resourceVersion. old is nil on a create. nil means that permission to write the
-	// kind is sufficient.
+	// generated name and with any resourceVersion. old is nil on a create. A nil Authorize means that permission to
+	// write the kind is sufficient.
 	Authorize func(ctx context.Context, obj, old Internal) error
 	// Prepare performs work that strategies leave to the store, such as the allocation of a Service's addresses. It
-	// runs before the strategy. old is nil on a create. The error is a StatusError. nil means that there is no such
-	// work.
+	// runs before the strategy. old is nil on a create. The error is a StatusError. A nil Prepare means that there
+	// is no such work.
 	Prepare func(ctx context.Context, obj, old Internal) error
 	// Ignore reports whether an error found by Main or a subresource is not an error with the flags of this server.
-	// nil means that all errors count.
+	// A nil Ignore means that all errors count.
 	Ignore func(*field.Error) bool
 
 	filters sync.Map // cached results of ResetFields, by subresource

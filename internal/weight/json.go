@@ -8,7 +8,7 @@ import (
 // yieldAfter is the number of bytes after which the scan lets other goroutines run.
 const yieldAfter = 64 << 10
 
-// container is a JSON object or list that the scan is in.
+// container is a JSON object or list that contains the current position of the scan.
 type container struct {
 	node  *node  // type of an object, nil if unknown
 	items *field // items of a list, nil if their type is unknown

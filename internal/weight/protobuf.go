@@ -3,7 +3,7 @@ package weight
 // magic precedes the envelope of a protobuf body.
 const magic = "k8s\x00"
 
-// message is a protobuf message that the scan is in.
+// message is a protobuf message that contains the current position of the scan.
 type message struct {
 	end  int
 	node *node
