@@ -63,7 +63,7 @@ in the mode GRPC. The machine should be idle. The command runs only on Linux.`,
 		Use:    "far CERT",
 		Hidden: true, // runs the destination and the relays
 		Args:   takes("one CERT", 1, 1),
-		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Far(args[0], cmd.InOrStdin()) },
+		RunE:   func(cmd *cobra.Command, args []string) error { return bench.RunTarget(args[0], cmd.InOrStdin()) },
 	})
 	return cmd
 }

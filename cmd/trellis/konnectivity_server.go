@@ -101,11 +101,11 @@ func (f *konnectivityServer) bindConnections(flags *pflag.FlagSet) {
 			"server must run as the same user or as root (empty means that the API server connects to --server-port)")
 	flags.BoolVar(&c.ReplaceSocket, "delete-existing-uds-file", true,
 		"removal of a stale socket --uds-name; a socket in use, and a file that is not a socket, are never removed")
-	flags.StringVar(&c.FrontTLS.CertFile, "server-cert", "",
+	flags.StringVar(&c.FrontendTLS.CertFile, "server-cert", "",
 		"file of the serving certificate for the API server, without --uds-name; all certificates are reloaded when "+
 			"they change")
-	flags.StringVar(&c.FrontTLS.KeyFile, "server-key", "", "file of the private key of --server-cert")
-	flags.StringVar(&c.FrontTLS.ClientCAFile, "server-ca-cert", "",
+	flags.StringVar(&c.FrontendTLS.KeyFile, "server-key", "", "file of the private key of --server-cert")
+	flags.StringVar(&c.FrontendTLS.ClientCAFile, "server-ca-cert", "",
 		"file of the CA of the API server's client certificate, without --uds-name")
 	flags.StringVar(&c.AgentTLS.CertFile, "cluster-cert", "", "file of the serving certificate for agents")
 	flags.StringVar(&c.AgentTLS.KeyFile, "cluster-key", "", "file of the private key of --cluster-cert")

@@ -23,7 +23,7 @@ import (
 func (f *konnectivityServer) complete() (err error) {
 	c := &f.config
 	c.ID, c.Mode = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString()), server.Mode(f.mode)
-	c.FrontAddress, c.AgentAddress = f.front.address(), f.agent.address()
+	c.FrontendAddress, c.AgentAddress = f.front.address(), f.agent.address()
 	c.AdminAddress, c.HealthAddress = f.admin.address(), f.health.address()
 	if c.Strategies, err = server.ParseStrategies(f.strategies); err != nil {
 		return fmt.Errorf("--proxy-strategies: %w", err)
@@ -47,7 +47,7 @@ func (f *konnectivityServer) check() error {
 		"--authentication-audience and --kubeconfig"
 	const noTLS = "must be empty with --uds-name, which uses no TLS"
 	const needsTLS = "must be set: without --uds-name the API server connects with TLS"
-	c, front, agent := &f.config, f.config.FrontTLS, f.config.AgentTLS
+	c, front, agent := &f.config, f.config.FrontendTLS, f.config.AgentTLS
 	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	for _, w := range []struct {
 		invalid      bool
@@ -134,7 +134,7 @@ func (f *konnectivityServer) completeTLS() error {
 		f.config.Logger.Warn("TLS before 1.2 is insecure: set --tls-min-version to VersionTLS12 or VersionTLS13",
 			"tls-min-version", f.minVersion)
 	}
-	for _, t := range []*server.TLS{&f.config.FrontTLS, &f.config.AgentTLS} {
+	for _, t := range []*server.TLS{&f.config.FrontendTLS, &f.config.AgentTLS} {
 		t.MinVersion, t.CipherSuites = version, suites
 	}
 	return nil

@@ -213,8 +213,8 @@ func TestKonnectivityServerOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := f.config
-	if c.Mode != server.ModeHTTPConnect || c.FrontAddress != "[::1]:8090" || c.ID != "from-environment" ||
-		c.Count != 3 || len(c.Strategies) != 2 || c.FrontTLS.MinVersion != 0x304 ||
+	if c.Mode != server.ModeHTTPConnect || c.FrontendAddress != "[::1]:8090" || c.ID != "from-environment" ||
+		c.Count != 3 || len(c.Strategies) != 2 || c.FrontendTLS.MinVersion != 0x304 ||
 		len(c.AgentTLS.CipherSuites) != 1 || c.KeepaliveTime != 30*time.Second ||
 		c.FrontendKeepaliveTime != 30*time.Second || c.Authenticate != nil {
 		t.Errorf("got %+v", c)

@@ -83,8 +83,8 @@ func TestAgentOfAnotherServer(t *testing.T) {
 		Token: func() (string, error) { return "secret", nil }, Dial: echoAt("destination:1")})
 	must(t, err)
 	t.Cleanup(s.Close)
-	if s.ServerID() != "other" || s.ServerCount() != 3 || s.Ours() {
-		t.Errorf("the server is taken for %q of %d, Trellis': %v", s.ServerID(), s.ServerCount(), s.Ours())
+	if s.ServerID() != "other" || s.ServerCount() != 3 || s.ServerIsTrellis() {
+		t.Errorf("the server is taken for %q of %d, Trellis': %v", s.ServerID(), s.ServerCount(), s.ServerIsTrellis())
 	}
 	m := <-said
 	for name, want := range map[string]string{"agentID": "a", "agentIdentifiers": "host=b", "Authorization": "Bearer secret"} {
@@ -124,7 +124,7 @@ func TestServerOfAnotherAgent(t *testing.T) {
 	t.Cleanup(func() { ours.Shutdown(over) })
 	agents, fronts := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server), listen(t, "unix", t.TempDir()+"/front")
 	go func() { _ = ours.ServeAgents(agents) }()
-	go func() { _ = ours.ServeFronts(fronts, server.ModeGRPC) }()
+	go func() { _ = ours.ServeFrontends(fronts, server.ModeGRPC) }()
 
 	conn, err := grpc.NewClient(agents.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(p.agent)))
 	must(t, err)

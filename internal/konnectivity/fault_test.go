@@ -134,7 +134,7 @@ func newRig(t testing.TB, p *pki, keepalive time.Duration, frontCut, agentCut in
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
 	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))
-	go func() { _ = s.ServeFronts(fronts, server.ModeGRPC) }()
+	go func() { _ = s.ServeFrontends(fronts, server.ModeGRPC) }()
 	r.tunnelServer = &tunnelServer{ours: s}
 	r.agent = newRelay(t, "tcp", agents.Addr().String(), agentCut, down)
 	r.front = newRelay(t, "unix", fronts.Addr().String(), frontCut, down)
@@ -302,7 +302,7 @@ func TestSilentLink(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err == nil || err == io.EOF || os.IsTimeout(err) {
 		t.Errorf("the connection ends with %v", err)
 	}
-	if r.session.Run() == nil {
+	if r.session.Wait() == nil {
 		t.Error("the agent does not notice")
 	}
 	until(t, "the server has no agent", func() bool { return !r.ours.Ready() })
@@ -364,7 +364,7 @@ func TestAgentsThatFlap(t *testing.T) {
 					_ = r.once(t.Context())
 					left.Add(1)
 					s.Close()
-					_ = s.Run()
+					_ = s.Wait()
 				}
 			}
 		})

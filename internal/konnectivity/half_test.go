@@ -118,7 +118,7 @@ func TestFrontThatCloses(t *testing.T) {
 				until(t, "there is a limit", func() bool { return c.left() > 0 })
 				c.pass(halfTime)
 			}
-			soon(t, "the agent has nothing open", func() bool { return a.Open() == 0 })
+			soon(t, "the agent has nothing open", func() bool { return a.ConnCount() == 0 })
 			atOnce(t, s.ours)
 			close(over)
 			rest()
@@ -136,7 +136,7 @@ func TestHalfThatIsSlow(t *testing.T) {
 			a, dialled := timedAgent(t, p, s)
 			fronts := timedListener{listen(t, "tcp", "127.0.0.1:0"), make(chan *timed, 1)}
 			go func() {
-				_ = s.ours.ServeFronts(tls.NewListener(tlsbatch.Listener{Listener: fronts}, p.server), tr.mode)
+				_ = s.ours.ServeFrontends(tls.NewListener(tlsbatch.Listener{Listener: fronts}, p.server), tr.mode)
 			}()
 			accepted := make(chan net.Conn, 1)
 			front := open(t, ourFront(t, p, tr, fronts.Addr().String()), serve(t, func(c net.Conn) { accepted <- c }))
@@ -159,7 +159,7 @@ func TestHalfThatIsSlow(t *testing.T) {
 			}
 			clock.pass(halfTime)
 			breaksOff(t, ends)
-			soon(t, "the agent has nothing open", func() bool { return a.Open() == 0 })
+			soon(t, "the agent has nothing open", func() bool { return a.ConnCount() == 0 })
 			atOnce(t, s.ours)
 		})
 	}

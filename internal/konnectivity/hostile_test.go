@@ -125,7 +125,7 @@ func TestAgentThatTakesNoReplies(t *testing.T) {
 	p := newPKI(t)
 	s := ourServer(t, p, transports[0])
 	f := connected(t, p, s.agents)
-	must(t, f.header(1, false, wire.Request(wire.Connect, "x", true, wire.AgentID, "x")...))
+	must(t, f.header(1, false, wire.Request(wire.ConnectMethod, "x", true, wire.AgentID, "x")...))
 	until(t, "the server has the agent", s.ready)
 	grants := make(chan uint32, 10_000)
 	go func() { // reads, but gives the stream no window
@@ -173,8 +173,8 @@ func newPacketAgent(t testing.TB, p *pki, address string) *packetAgent {
 	must(t, err)
 	c := h2.NewClient(conn, h2.Options{})
 	a := &packetAgent{}
-	a.Shared, a.Stalled = true, func() { a.stalled.Add(1) }
-	a.Answer = func(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+	a.Shared, a.OnStall = true, func() { a.stalled.Add(1) }
+	a.Dialer = func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 		go func() {
 			conn, err := net.Dial("tcp", address)
 			if err != nil {
@@ -190,7 +190,7 @@ func newPacketAgent(t testing.TB, p *pki, address string) *packetAgent {
 	_, err = c.Open(func(s *h2.Stream) h2.Receiver {
 		a.Bind(s)
 		return a
-	}, wire.Request(wire.Connect, address, true, wire.AgentID, "packets"), false)
+	}, wire.Request(wire.ConnectMethod, address, true, wire.AgentID, "packets"), false)
 	must(t, err)
 	return a
 }
@@ -286,14 +286,14 @@ func TestSecondHeader(t *testing.T) {
 	conn, err := tls.Dial("tcp", s.agents, p.agent)
 	must(t, err)
 	asked := make(chan *h2.Stream, 1)
-	c := h2.NewClient(conn, h2.Options{Tunnel: true, Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+	c := h2.NewClient(conn, h2.Options{EnableTunnel: true, Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		stream.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
 		asked <- stream
 		return ignores{}
 	}})
 	go func() { _ = c.Run() }()
 	defer c.Close(nil)
-	_, err = c.Open(func(*h2.Stream) h2.Receiver { return ignores{} }, wire.Request(wire.Connect, "x", true, wire.AgentID, "x", wire.Tunnel, wire.ByConnect), false)
+	_, err = c.Open(func(*h2.Stream) h2.Receiver { return ignores{} }, wire.Request(wire.ConnectMethod, "x", true, wire.AgentID, "x", wire.Tunnel, wire.TunnelByConnect), false)
 	must(t, err)
 	until(t, "the server is ready", s.ready)
 	out := open(t, ourFront(t, p, transports[0], s.front), "a:1")
@@ -303,7 +303,7 @@ func TestSecondHeader(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err == nil || err == io.EOF || !strings.Contains(err.Error(), "header in the midst") {
 		t.Errorf("it ends with %v", err)
 	}
-	until(t, "its stream ends", func() bool { return c.Streams() == 1 })
+	until(t, "its stream ends", func() bool { return c.StreamCount() == 1 })
 }
 
 // KON-044 KON-051: an API server that goes away while it waits for a connection has the dial be given up at the agent, and nothing is left.
@@ -349,7 +349,7 @@ func TestFrontThatGoesAwayDuringTheDial(t *testing.T) {
 				}
 				c.Close()
 			}
-			until(t, "the agent has nothing open", func() bool { return a.Open() == 0 })
+			until(t, "the agent has nothing open", func() bool { return a.ConnCount() == 0 })
 			rest()
 			atOnce(t, s.ours)
 		})
@@ -363,7 +363,7 @@ func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
 	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))
-	go func() { _ = s.ServeFronts(fronts, server.ModeGRPC) }()
+	go func() { _ = s.ServeFrontends(fronts, server.ModeGRPC) }()
 	var turn atomic.Int64
 	a, err := agent.Connect(t.Context(), agents.Addr().String(), agent.Options{ID: "x", TLS: p.agent, KeepaliveTime: time.Minute, Metrics: agent.NewMetrics(),
 		Dial: func(_ context.Context, network, address string) (net.Conn, error) {
@@ -384,7 +384,7 @@ func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 	if conn, err := dial(t.Context(), echo); err == nil { // what is opened once is open
 		_ = conn.Close()
 	}
-	until(t, "nothing is left", func() bool { return a.Open() == 0 && left.Load() == 0 })
+	until(t, "nothing is left", func() bool { return a.ConnCount() == 0 && left.Load() == 0 })
 	connected, late := 0, 0
 	rest := atRest(t)
 	for range 200 {
@@ -400,7 +400,7 @@ func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 		}
 	}
 	t.Log(fmt.Sprint(connected, " connected, ", late, " late"))
-	until(t, "nothing is left", func() bool { return a.Open() == 0 && left.Load() == 0 })
+	until(t, "nothing is left", func() bool { return a.ConnCount() == 0 && left.Load() == 0 })
 	rest()
 	atOnce(t, s)
 }

@@ -272,7 +272,7 @@ func (s *stage) kills(t *testing.T, m moment, victim string) {
 		t.Error("a dial has been left to itself")
 	}
 	must(t, s.play(ctx, "exchange"))
-	until(t, "the agent has nothing open", func() bool { return s.session.Open() == 0 })
+	until(t, "the agent has nothing open", func() bool { return s.session.ConnCount() == 0 })
 	atOnce(t, s.now().ours)
 }
 
@@ -280,7 +280,7 @@ func (s *stage) kills(t *testing.T, m moment, victim string) {
 func (s *stage) recover(t *testing.T, victim string) {
 	switch victim {
 	case "server":
-		if s.session.Run() == nil {
+		if s.session.Wait() == nil {
 			t.Error("the agent does not notice")
 		}
 		s.setUp(t, "server")
@@ -289,7 +289,7 @@ func (s *stage) recover(t *testing.T, victim string) {
 		until(t, "the server has no agent", func() bool { return !s.now().ready() })
 		s.setUp(t, "agent")
 	case "front":
-		until(t, "the agent has nothing open", func() bool { return s.session.Open() == 0 })
+		until(t, "the agent has nothing open", func() bool { return s.session.ConnCount() == 0 })
 		s.setUp(t, "front")
 	}
 }

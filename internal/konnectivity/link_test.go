@@ -105,7 +105,7 @@ func relayFrames(l *link, to, from net.Conn, up bool) {
 			return
 		}
 	}
-	out, streams := http2.NewFramer(to, nil), map[uint32]*wire.Messages{}
+	out, streams := http2.NewFramer(to, nil), map[uint32]*wire.PacketReader{}
 	for {
 		head, err := http2.ReadFrameHeader(from)
 		if err != nil {
@@ -136,7 +136,7 @@ func withoutTunnel(payload []byte) (rest []byte) {
 }
 
 // tell says what a frame has been: the packets in it or, of a stream that a tunnel server has opened, what is there in their place.
-func (l *link) tell(head http2.FrameHeader, payload []byte, up bool, streams map[uint32]*wire.Messages) {
+func (l *link) tell(head http2.FrameHeader, payload []byte, up bool, streams map[uint32]*wire.PacketReader) {
 	ofServer := head.StreamID%2 == 0 && head.StreamID > 0
 	switch {
 	case ofServer && head.Type == http2.FrameHeaders:
@@ -153,7 +153,7 @@ func (l *link) tell(head http2.FrameHeader, payload []byte, up bool, streams map
 		}
 	default:
 		if streams[head.StreamID] == nil {
-			streams[head.StreamID] = &wire.Messages{}
+			streams[head.StreamID] = &wire.PacketReader{}
 		}
 		_ = streams[head.StreamID].Read(h2.BufferOf(payload), func(p wire.Packet, data *h2.Buffer) error {
 			data.Release()

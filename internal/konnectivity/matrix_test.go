@@ -22,7 +22,7 @@ func TestMatrix(t *testing.T) {
 	for _, tr := range transports {
 		for server, startServer := range map[string]func(testing.TB, *pki, transport) *tunnelServer{"our server": ourServer, "the reference's server": referenceServer} {
 			for agent, startAgent := range map[string]func(testing.TB, *pki, string) (open func() int){
-				"our agent": func(t testing.TB, p *pki, address string) func() int { return ourAgent(t, p, address).Open },
+				"our agent": func(t testing.TB, p *pki, address string) func() int { return ourAgent(t, p, address).ConnCount },
 				"the reference's agent": func(t testing.TB, p *pki, address string) func() int {
 					referenceAgent(t, p, address)
 					return func() int { return 0 }

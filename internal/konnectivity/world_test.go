@@ -192,7 +192,7 @@ func ourServer(t testing.TB, p *pki, tr transport) *tunnelServer {
 	} else {
 		fronts = tls.NewListener(tlsbatch.Listener{Listener: listen(t, "tcp", "127.0.0.1:0")}, p.server)
 	}
-	go func() { _ = s.ServeFronts(fronts, tr.mode) }()
+	go func() { _ = s.ServeFrontends(fronts, tr.mode) }()
 	t.Cleanup(func() {
 		over, cancel := context.WithCancel(context.Background())
 		cancel()

@@ -22,8 +22,8 @@ const (
 	idleTimeout       = 2 * time.Minute
 )
 
-// Health is what the health port serves: it is alive as long as there is an answer; ready says whether it can be dialled through.
-func Health(r *prometheus.Registry, ready http.HandlerFunc) http.Handler {
+// HealthHandler is what the health port serves: it is alive as long as there is an answer; ready says whether it can be dialled through.
+func HealthHandler(r *prometheus.Registry, ready http.HandlerFunc) http.Handler {
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
 	mux := newMux(r)
 	mux.HandleFunc("/healthz", alive)
@@ -33,8 +33,8 @@ func Health(r *prometheus.Registry, ready http.HandlerFunc) http.Handler {
 	return mux
 }
 
-// Admin is what the admin port serves. Profiling of contention, which is on from here on, costs every lock something.
-func Admin(r *prometheus.Registry, profiling, contention bool) http.Handler {
+// AdminHandler is what the admin port serves. Profiling of contention, which is on from here on, costs every lock something.
+func AdminHandler(r *prometheus.Registry, profiling, contention bool) http.Handler {
 	mux := newMux(r)
 	if profiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)

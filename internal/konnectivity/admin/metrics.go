@@ -16,13 +16,13 @@ func NewRegistry(end string) (*prometheus.Registry, promauto.Factory) {
 	return r, promauto.With(prometheus.WrapRegistererWithPrefix("konnectivity_network_proxy_"+end+"_", r))
 }
 
-// Packets is the metric of all packets, by segment and type.
-func Packets(made promauto.Factory) *prometheus.CounterVec {
+// NewPacketCounter is the metric of all packets, by segment and type.
+func NewPacketCounter(made promauto.Factory) *prometheus.CounterVec {
 	return made.NewCounterVec(prometheus.CounterOpts{Name: "stream_packets_total", Help: "Number of packets."}, []string{"segment", "packet_type"})
 }
 
-// Saw counts packets in it that are received from one segment, and sent to another.
-func Saw(packets *prometheus.CounterVec, from, to string) func(t wire.Type, received bool) {
+// CountPackets counts packets in it that are received from one segment, and sent to another.
+func CountPackets(packets *prometheus.CounterVec, from, to string) func(t wire.Type, received bool) {
 	const others = wire.Drain + 1 // types that are not known
 	var in, out [others + 1]prometheus.Counter
 	for t := range in { // looked up once: there are very many

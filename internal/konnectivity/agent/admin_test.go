@@ -24,7 +24,7 @@ func TestHealth(t *testing.T) {
 	const notReady = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
 	m := NewMetrics()
 	s := newServers(&Config{}, m)
-	h := admin.Health(m.registry, s.answerReady)
+	h := admin.HealthHandler(m.registry, s.serveReady)
 	for _, ready := range []bool{false, true} {
 		if ready {
 			s.sessions["one"] = &fakeSession{}
@@ -48,17 +48,17 @@ func TestHealth(t *testing.T) {
 // KON-052: metrics are at the admin port, and at the health port as the reference has them, under the reference's names.
 func TestMetrics(t *testing.T) {
 	m := NewMetrics()
-	m.Dialled(30*time.Millisecond, nil)
-	m.Dialled(time.Second, errors.New("refused"))
-	m.Dialled(time.Second, context.DeadlineExceeded)
-	m.Dialled(time.Second, context.DeadlineExceeded)
-	m.open.Add(1)
-	m.saw(wire.DialReq, true)
-	m.saw(wire.Data, false)
+	m.ObserveDial(30*time.Millisecond, nil)
+	m.ObserveDial(time.Second, errors.New("refused"))
+	m.ObserveDial(time.Second, context.DeadlineExceeded)
+	m.ObserveDial(time.Second, context.DeadlineExceeded)
+	m.openConns.Add(1)
+	m.onPacket(wire.DialReq, true)
+	m.onPacket(wire.Data, false)
 	m.servers.Set(2)
-	m.counted.Set(3)
-	m.saw(99, true)
-	for _, h := range []http.Handler{admin.Admin(m.registry, false, false), admin.Health(m.registry, newServers(&Config{}, m).answerReady)} {
+	m.knownServers.Set(3)
+	m.onPacket(99, true)
+	for _, h := range []http.Handler{admin.AdminHandler(m.registry, false, false), admin.HealthHandler(m.registry, newServers(&Config{}, m).serveReady)} {
 		_, text := answer(h, "/metrics")
 		for _, want := range []string{
 			`dial_duration_seconds_bucket{le="0.1"} 1`,
@@ -93,7 +93,7 @@ func TestMetrics(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	for profiling, want := range map[bool]int{true: http.StatusOK, false: http.StatusNotFound} {
 		for _, path := range []string{"/debug/pprof/", "/debug/pprof/block", "/debug/pprof/symbol"} {
-			if code, _ := answer(admin.Admin(NewMetrics().registry, profiling, false), path); code != want {
+			if code, _ := answer(admin.AdminHandler(NewMetrics().registry, profiling, false), path); code != want {
 				t.Errorf("profiling %t, %s: %d", profiling, path, code)
 			}
 		}

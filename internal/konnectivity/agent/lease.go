@@ -30,7 +30,7 @@ func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache
 func countLeases(leases []any, now time.Time) (count int, addresses []string) {
 	for _, o := range leases {
 		l, ok := o.(*coordinationv1.Lease)
-		if !ok || !wire.Holds(l.Spec, now) {
+		if !ok || !wire.LeaseValid(l.Spec, now) {
 			continue
 		}
 		count++

@@ -39,8 +39,8 @@ func dialServer(ctx context.Context, address string, secure *tls.Config) (net.Co
 	return dial(ctx, "tcp", address)
 }
 
-// lookup returns the addresses of the servers' name; that name where a proxy looks it up.
-func (c *Config) lookup(ctx context.Context, host string) ([]string, error) {
+// lookupHost returns the addresses of the servers' name; that name where a proxy looks it up.
+func (c *Config) lookupHost(ctx context.Context, host string) ([]string, error) {
 	by, err := proxyFor(net.JoinHostPort(host, strconv.Itoa(c.Port)))
 	if by != nil || err != nil {
 		return []string{host}, err

@@ -107,7 +107,7 @@ func TestNoProxy(t *testing.T) {
 		"other.example":   {false, false, false},
 	} {
 		t.Setenv("NO_PROXY", no)
-		hosts, err := c.lookup(over, c.Host)
+		hosts, err := c.lookupHost(over, c.Host)
 		if looksUp := !slices.Equal(hosts, []string{c.Host}); looksUp != want.looksUp {
 			t.Errorf("NO_PROXY=%q: the name is looked up as %q, %v", no, hosts, err)
 		}

@@ -62,12 +62,12 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	s := newServers(&c, m)
-	health, err := admin.Serve("health-server-port", c.HealthAddress, admin.Health(m.registry, s.answerReady))
+	health, err := admin.Serve("health-server-port", c.HealthAddress, admin.HealthHandler(m.registry, s.serveReady))
 	if err != nil {
 		return err
 	}
 	defer health.Close()
-	ours, err := admin.Serve("admin-server-port", c.AdminAddress, admin.Admin(m.registry, c.Profiling, c.ContentionProfiling))
+	ours, err := admin.Serve("admin-server-port", c.AdminAddress, admin.AdminHandler(m.registry, c.Profiling, c.ContentionProfiling))
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func Run(ctx context.Context, c Config) error {
 		if err != nil {
 			return fmt.Errorf("--count-server-leases: %w; name a kubeconfig by --kubeconfig where this is no Pod", err)
 		}
-		informer := leaseInformer(client, &c, s.wake)
+		informer := leaseInformer(client, &c, s.trigger)
 		s.leases = func() (int, []string) { return countLeases(informer.GetStore().List(), time.Now()) }
 		s.tasks.Go(func() { informer.RunWithContext(ctx) })
 	}
@@ -87,8 +87,8 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// answerReady says at the health port whether there is a session, in the reference's words.
-func (s *servers) answerReady(w http.ResponseWriter, r *http.Request) {
+// serveReady says at the health port whether there is a session, in the reference's words.
+func (s *servers) serveReady(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !s.ready():
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -100,21 +100,21 @@ func (s *servers) answerReady(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// connect is Connect by the files as they are now.
-func (c *Config) connect(ctx context.Context, address string, m *Metrics) (session, error) {
+// connectOnce is Connect by the files as they are now.
+func (c *Config) connectOnce(ctx context.Context, address string, m *Metrics) (session, error) {
 	o, err := c.options(m)
 	if err != nil {
 		return nil, err
 	}
 	x, err := Connect(ctx, address, o)
 	if err != nil {
-		return nil, explain(err) // and not a session that is a nil *Session
+		return nil, explainTLSError(err) // and not a session that is a nil *Session
 	}
 	return x, nil
 }
 
-// explain adds what to look at where the server has refused the agent's certificate: TLS says that something is wrong with it, and no more.
-func explain(err error) error {
+// explainTLSError adds what to look at where the server has refused the agent's certificate: TLS says that something is wrong with it, and no more.
+func explainTLSError(err error) error {
 	var told *net.OpError
 	if errors.As(err, &told) && told.Op == "remote error" && strings.Contains(told.Err.Error(), "certificate") {
 		return fmt.Errorf("%w: is the certificate of --agent-cert signed by a CA that the server takes (its --cluster-ca-cert), and not expired?", err)

@@ -156,7 +156,7 @@ func TestRefusedCertificate(t *testing.T) {
 			"by the agent": {Host: "other.example", CAFile: caFile}, // which refuses the server's
 		} {
 			l := listens(t, &tls.Config{Certificates: []tls.Certificate{ours}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool(), MaxVersion: version})
-			_, err := c.connect(t.Context(), l, NewMetrics())
+			_, err := c.connectOnce(t.Context(), l, NewMetrics())
 			want := shown == "of nobody" || shown == "none" && version == tls.VersionTLS13 // the one before says that the handshake has failed
 			if err == nil || strings.Contains(err.Error(), "--agent-cert") != want || strings.Contains(err.Error(), "--cluster-ca-cert") != want {
 				t.Errorf("%x, %s: %v", version, shown, err)
@@ -168,7 +168,7 @@ func TestRefusedCertificate(t *testing.T) {
 // What the agent itself says of a certificate is not of its own.
 func TestCertificateIsNotTheAgents(t *testing.T) {
 	local := &net.OpError{Op: "local error", Err: errors.New("tls: bad certificate")}
-	if err := explain(local); err != local {
+	if err := explainTLSError(local); err != local {
 		t.Error(err)
 	}
 }

@@ -13,18 +13,18 @@ import (
 
 const (
 	lookupTimeout = 10 * time.Second // to resolve the name of the servers
-	maxPlaces     = 1000             // addresses that are kept in mind; of those that the name has, as many are used
+	maxAddresses  = 1000             // addresses that are kept in mind; of those that the name has, as many are used
 )
 
 // session is a *Session. Tests have others.
 type session interface {
 	ServerID() string
 	ServerCount() int
-	Ours() bool
-	Leaving() <-chan struct{}
-	Run() error
+	ServerIsTrellis() bool
+	GoingAway() <-chan struct{}
+	Wait() error
 	Drain()
-	Finish() error
+	CloseWhenIdle() error
 	Close()
 }
 
@@ -34,50 +34,50 @@ type session interface {
 // place is known to lead to these: it may be a load balancer's. After each try a place is left alone for longer, until something is new.
 type servers struct {
 	*Config
-	connect func(ctx context.Context, address string) (session, error)
-	resolve func(ctx context.Context, host string) ([]string, error)
-	leases  func() (count int, addresses []string) // nil: they are not counted
-	metrics *Metrics
-	woken   chan struct{} // something has changed
-	tasks   sync.WaitGroup
+	connect   func(ctx context.Context, address string) (session, error)
+	resolve   func(ctx context.Context, host string) ([]string, error)
+	leases    func() (count int, addresses []string) // nil: they are not counted
+	metrics   *Metrics
+	triggered chan struct{} // something has changed
+	tasks     sync.WaitGroup
 
-	mu       sync.Mutex
-	sessions map[string]session // by the server's ID
-	leaving  map[session]bool   // those that have been, and second ones to a server, until they end
-	places   map[string]*place  // by address
-	answer   int                // how many servers there are, as the last said that was connected to
-	resolved []string           // the addresses of Host, as it was last resolved
-	leased   int                // how many Leases held when last any did: the control plane may be away, and nobody renew them
-	leasedAt []string           // the addresses that they had
-	lookup   pause
-	looking  bool
+	mu             sync.Mutex
+	sessions       map[string]session        // by the server's ID
+	draining       map[session]bool          // those that have been, and second ones to a server, until they end
+	addresses      map[string]*serverAddress // by address
+	reportedCount  int                       // how many servers there are, as the last said that was connected to
+	resolvedHosts  []string                  // the addresses of Host, as it was last resolved
+	leaseCount     int                       // how many Leases held when last any did: the control plane may be away, and nobody renew them
+	leaseAddresses []string                  // the addresses that they had
+	lookupBackoff  backoff
+	resolving      bool
 }
 
 func newServers(c *Config, m *Metrics) *servers {
 	return &servers{
-		Config: c, metrics: m, resolve: c.lookup,
-		connect: func(ctx context.Context, address string) (session, error) { return c.connect(ctx, address, m) },
-		woken:   make(chan struct{}, 1), sessions: map[string]session{}, leaving: map[session]bool{}, places: map[string]*place{},
+		Config: c, metrics: m, resolve: c.lookupHost,
+		connect:   func(ctx context.Context, address string) (session, error) { return c.connectOnce(ctx, address, m) },
+		triggered: make(chan struct{}, 1), sessions: map[string]session{}, draining: map[session]bool{}, addresses: map[string]*serverAddress{},
 	}
 }
 
 // run connects to servers until ctx is done.
 func (s *servers) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		timer := time.NewTimer(s.step(ctx))
+		timer := time.NewTimer(s.reconcile(ctx))
 		select {
 		case <-ctx.Done():
-		case <-s.woken:
+		case <-s.triggered:
 		case <-timer.C:
 		}
 		timer.Stop()
 	}
 }
 
-// wake has run look at what has changed.
-func (s *servers) wake() {
+// trigger has run look at what has changed.
+func (s *servers) trigger() {
 	select {
-	case s.woken <- struct{}{}:
+	case s.triggered <- struct{}{}:
 	default:
 	}
 }
@@ -89,8 +89,8 @@ func (s *servers) ready() bool {
 	return len(s.sessions) > 0
 }
 
-// step begins to dial what is due, and returns how long it takes until something else is.
-func (s *servers) step(ctx context.Context) time.Duration {
+// reconcile begins to dial what is due, and returns how long it takes until something else is.
+func (s *servers) reconcile(ctx context.Context) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -101,186 +101,186 @@ func (s *servers) step(ctx context.Context) time.Duration {
 		}
 		return !at.After(now)
 	}
-	if !s.looking && soon(s.lookup.until) {
-		s.look(ctx)
+	if !s.resolving && soon(s.lookupBackoff.until) {
+		s.resolveHost(ctx)
 	}
-	missing := s.locate() - len(s.sessions)
-	balanced := s.balanced()
-	for _, p := range s.places {
-		if p.known && s.leadsNowhere(p) && soon(p.until) {
+	missing := s.updateAddresses() - len(s.sessions)
+	balanced := s.hasLoadBalancer()
+	for _, p := range s.addresses {
+		if p.known && s.lacksSession(p) && soon(p.until) {
 			s.dial(ctx, p)
 		}
-		if p.dialing || p.known && p.server != "" && s.leadsNowhere(p) && !balanced {
+		if p.dialing || p.known && p.lastServer != "" && s.lacksSession(p) && !balanced {
 			missing--
 		}
 	}
-	for _, p := range s.places {
-		switch may := p.known && !p.alone && !p.dialing && !s.leadsNowhere(p); {
+	for _, p := range s.addresses {
+		switch may := p.known && !p.fromLease && !p.dialing && !s.lacksSession(p); {
 		case may && missing > 0 && soon(p.until):
 			missing--
 			s.dial(ctx, p)
-		case may && missing <= 0 && s.SyncForever && soon(p.tried.Add(s.SyncIntervalCap)):
+		case may && missing <= 0 && s.SyncForever && soon(p.lastDial.Add(s.SyncIntervalCap)):
 			s.dial(ctx, p)
 		}
 	}
 	return next.Sub(now)
 }
 
-// leadsNowhere is true of a place where there is no session, neither by way of it nor to the server that it led to last.
-func (s *servers) leadsNowhere(p *place) bool {
-	_, connected := s.sessions[p.server]
-	return p.open == 0 && !connected && !p.dialing
+// lacksSession is true of a place where there is no session, neither by way of it nor to the server that it led to last.
+func (s *servers) lacksSession(p *serverAddress) bool {
+	_, connected := s.sessions[p.lastServer]
+	return p.sessions == 0 && !connected && !p.dialing
 }
 
-// balanced says that there is a load balancer: what another place led to may be met by way of it.
-func (s *servers) balanced() bool {
-	for _, p := range s.places {
-		if p.known && p.several {
+// hasLoadBalancer says that there is a load balancer: what another place led to may be met by way of it.
+func (s *servers) hasLoadBalancer() bool {
+	for _, p := range s.addresses {
+		if p.known && p.loadBalanced {
 			return true
 		}
 	}
 	return false
 }
 
-// locate brings the places up to what the name and the Leases say now, and returns how many servers there are.
-func (s *servers) locate() (count int) {
-	for _, p := range s.places {
+// updateAddresses brings the places up to what the name and the Leases say now, and returns how many servers there are.
+func (s *servers) updateAddresses() (count int) {
+	for _, p := range s.addresses {
 		p.known = false
-		if len(s.places) > maxPlaces && p.open == 0 && !p.dialing {
-			delete(s.places, p.address)
+		if len(s.addresses) > maxAddresses && p.sessions == 0 && !p.dialing {
+			delete(s.addresses, p.address)
 		}
 	}
 	know := func(address string, alone bool) {
-		p := s.places[address]
+		p := s.addresses[address]
 		if p == nil {
-			p = &place{address: address}
-			s.places[address] = p
+			p = &serverAddress{address: address}
+			s.addresses[address] = p
 		}
-		p.known, p.alone = true, alone
+		p.known, p.fromLease = true, alone
 	}
-	for _, host := range s.resolved {
+	for _, host := range s.resolvedHosts {
 		know(net.JoinHostPort(host, strconv.Itoa(s.Port)), false)
 	}
-	count = max(s.answer, 1)
+	count = max(s.reportedCount, 1)
 	if s.leases != nil {
 		if n, addresses := s.leases(); n > 0 {
-			s.leased, s.leasedAt = n, addresses[:min(len(addresses), maxPlaces)]
+			s.leaseCount, s.leaseAddresses = n, addresses[:min(len(addresses), maxAddresses)]
 		}
-		for _, a := range s.leasedAt {
+		for _, a := range s.leaseAddresses {
 			know(a, true)
 		}
-		if !s.LargerCount || s.leased > count {
-			count = max(s.leased, 1)
+		if !s.LargerCount || s.leaseCount > count {
+			count = max(s.leaseCount, 1)
 		}
 	}
-	s.metrics.counted.Set(float64(count))
+	s.metrics.knownServers.Set(float64(count))
 	return count
 }
 
-// look resolves the name of the servers anew.
-func (s *servers) look(ctx context.Context) {
-	s.looking = true
+// resolveHost resolves the name of the servers anew.
+func (s *servers) resolveHost(ctx context.Context) {
+	s.resolving = true
 	s.tasks.Go(func() {
 		within, cancel := context.WithTimeout(ctx, lookupTimeout)
 		hosts, err := s.resolve(within, s.Host)
 		cancel()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		defer s.wake()
-		s.looking = false
-		s.lookup.lengthen(s.SyncInterval, s.SyncIntervalCap)
+		defer s.trigger()
+		s.resolving = false
+		s.lookupBackoff.extend(s.SyncInterval, s.SyncIntervalCap)
 		if err != nil {
 			meanwhile := "its addresses stay what they were"
-			if len(s.resolved) == 0 {
+			if len(s.resolvedHosts) == 0 {
 				meanwhile = "it has no addresses yet; is it what --proxy-server-host should be?"
 			}
 			klog.ErrorS(err, "The servers' name cannot be resolved: "+meanwhile, "name", s.Host)
 			return
 		}
-		s.resolved = hosts[:min(len(hosts), maxPlaces)]
+		s.resolvedHosts = hosts[:min(len(hosts), maxAddresses)]
 	})
 }
 
 // dial connects by way of a place, and serves what that leads to until it ends.
-func (s *servers) dial(ctx context.Context, p *place) {
+func (s *servers) dial(ctx context.Context, p *serverAddress) {
 	p.dialing = true
 	s.tasks.Go(func() {
 		x, err := s.connect(ctx, p.address)
-		if !s.keep(ctx, p, x, err) {
+		if !s.addSession(ctx, p, x, err) {
 			return
 		}
 		began := time.Now()
-		<-x.Leaving()
-		s.lose(p, x, time.Since(began))
-		s.ended(ctx, p, x, x.Run())
+		<-x.GoingAway()
+		s.removeSession(p, x, time.Since(began))
+		s.sessionEnded(ctx, p, x, x.Wait())
 	})
 }
 
-// keep says whether a session is one to keep.
-func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool {
+// addSession says whether a session is one to keep.
+func (s *servers) addSession(ctx context.Context, p *serverAddress, x session, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.wake()
-	p.dialing, p.tried = false, time.Now()
+	defer s.trigger()
+	p.dialing, p.lastDial = false, time.Now()
 	if err == nil && x.ServerID() == "" {
 		x.Close()
 		err = errors.New("the server has not said its ID")
 	}
 	if err != nil {
-		p.lengthen(s.SyncInterval, s.SyncIntervalCap)
-		if p.trouble != err.Error() && ctx.Err() == nil { // and has not been told
+		p.extend(s.SyncInterval, s.SyncIntervalCap)
+		if p.lastError != err.Error() && ctx.Err() == nil { // and has not been told
 			klog.ErrorS(err, "No connection to a server, will try again", "address", p.address)
 		}
-		p.trouble = err.Error()
+		p.lastError = err.Error()
 		return false
 	}
-	p.server, p.trouble, s.answer = x.ServerID(), "", x.ServerCount()
-	_, twice := s.sessions[p.server]
-	if !twice && p.open > 0 { // a load balancer, and the search goes on
-		p.pause, p.several = pause{}, true
+	p.lastServer, p.lastError, s.reportedCount = x.ServerID(), "", x.ServerCount()
+	_, twice := s.sessions[p.lastServer]
+	if !twice && p.sessions > 0 { // a load balancer, and the search goes on
+		p.backoff, p.loadBalanced = backoff{}, true
 	}
 	// Of agents that dial in step, a load balancer that takes turns leads each to the same server for ever, but for the second of two dials.
-	if p.again = twice && !p.again; !p.again {
-		p.lengthen(s.SyncInterval, s.SyncIntervalCap)
+	if p.redialNow = twice && !p.redialNow; !p.redialNow {
+		p.extend(s.SyncInterval, s.SyncIntervalCap)
 	}
 	switch {
 	case ctx.Err() != nil:
 		x.Close()
 		return false
 	case twice: // the server may have asked for a connection by way of it
-		s.leaving[x] = true
-		if x.Ours() {
+		s.draining[x] = true
+		if x.ServerIsTrellis() {
 			x.Drain()
 		}
 		s.tasks.Go(func() {
-			_ = x.Finish()
+			_ = x.CloseWhenIdle()
 			s.forget(x)
 		})
 		return false
 	}
-	klog.InfoS("Connected to a server", "address", p.address, "server", p.server, "servers", s.answer)
-	p.open++
-	s.sessions[p.server] = x
+	klog.InfoS("Connected to a server", "address", p.address, "server", p.lastServer, "servers", s.reportedCount)
+	p.sessions++
+	s.sessions[p.lastServer] = x
 	s.metrics.servers.Set(float64(len(s.sessions)))
 	return true
 }
 
-// lose takes a session away whose server takes nothing new, or that has ended.
-func (s *servers) lose(p *place, x session, lived time.Duration) {
+// removeSession takes a session away whose server takes nothing new, or that has ended.
+func (s *servers) removeSession(p *serverAddress, x session, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.wake()
-	p.open--
+	defer s.trigger()
+	p.sessions--
 	delete(s.sessions, x.ServerID())
-	s.leaving[x] = true
+	s.draining[x] = true
 	s.metrics.servers.Set(float64(len(s.sessions)))
 	if lived >= s.SyncIntervalCap { // one that ends at once would be dialled again at once, for ever
-		p.pause, s.lookup = pause{}, pause{}
+		p.backoff, s.lookupBackoff = backoff{}, backoff{}
 	}
 }
 
-// ended forgets a session to a server that is connected no more.
-func (s *servers) ended(ctx context.Context, p *place, x session, err error) {
+// sessionEnded forgets a session to a server that is connected no more.
+func (s *servers) sessionEnded(ctx context.Context, p *serverAddress, x session, err error) {
 	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
 	if ctx.Err() == nil {
 		s.metrics.serverFailures.Inc()
@@ -292,5 +292,5 @@ func (s *servers) forget(x session) {
 	x.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.leaving, x)
+	delete(s.draining, x)
 }

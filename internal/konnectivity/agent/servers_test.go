@@ -213,7 +213,7 @@ func TestAddressesOfLeases(t *testing.T) {
 		w.s.mu.Lock()
 		leased = append(leased, "z:8132")
 		w.s.mu.Unlock()
-		w.s.wake()
+		w.s.trigger()
 		w.connected("X", "Y", "Z")
 	})
 }
@@ -237,7 +237,7 @@ func TestLeasesExpire(t *testing.T) {
 		w.fail("X")
 		w.after(time.Minute)
 		w.connected("X", "Y")
-		if n := testutil.ToFloat64(w.s.metrics.counted); n != 2 {
+		if n := testutil.ToFloat64(w.s.metrics.knownServers); n != 2 {
 			t.Errorf("%v servers are counted, want 2", n)
 		}
 		hold("z:8132")
@@ -282,8 +282,8 @@ func TestCountSource(t *testing.T) {
 		answer, leases, want int
 	}{{false, 5, 2, 2}, {true, 5, 2, 5}, {true, 2, 5, 5}, {false, 0, 1, 1}, {true, 0, 1, 1}, {false, 5, 0, 1}, {true, 5, 0, 5}} {
 		s := newServers(&Config{LargerCount: c.larger}, NewMetrics())
-		s.answer, s.leases = c.answer, func() (int, []string) { return c.leases, nil }
-		if got := s.locate(); got != c.want {
+		s.reportedCount, s.leases = c.answer, func() (int, []string) { return c.leases, nil }
+		if got := s.updateAddresses(); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
@@ -447,7 +447,7 @@ func drains(t *testing.T, lasts time.Duration, leaving bool) {
 			t.Errorf("drained %t, open %t", x.drained, x.alive())
 		}
 		<-w.ended
-		if took := time.Since(began); took < min(lasts, drainLimit) || took > min(lasts, drainLimit)+time.Second {
+		if took := time.Since(began); took < min(lasts, drainTimeout) || took > min(lasts, drainTimeout)+time.Second {
 			t.Errorf("ended after %v, with a connection that lasts %v", took, lasts)
 		}
 		if n := testutil.ToFloat64(w.s.metrics.serverFailures); len(w.dials) != 1 || n != 0 {

@@ -23,8 +23,8 @@ import (
 const (
 	// connectTimeout is how long it takes at most to connect to a server, TLS and its first answer included.
 	connectTimeout = 20 * time.Second
-	// politePing is more than how often the reference's server lets itself be pinged, 30 s.
-	politePing = 40 * time.Second
+	// minReferenceKeepalive is more than how often the reference's server lets itself be pinged, 30 s.
+	minReferenceKeepalive = 40 * time.Second
 )
 
 // Options say who an agent is, and how it behaves.
@@ -44,17 +44,17 @@ type Options struct {
 
 // Session is a tunnel to one server.
 type Session struct {
-	packets tunnel.Packets
-	options Options
-	conn    *h2.Conn
-	stream  *h2.Stream
-	id      string // of the server
-	count   int    // of servers, as it says
-	ours    bool   // it asks for connections by CONNECT
-	dialing atomic.Int64
+	packets         tunnel.Packets
+	options         Options
+	conn            *h2.Conn
+	stream          *h2.Stream
+	id              string // of the server
+	count           int    // of servers, as it says
+	serverIsTrellis bool   // it asks for connections by CONNECT
+	dialing         atomic.Int64
 
-	once    sync.Once
-	welcome chan error // what the server has answered
+	once          sync.Once
+	handshakeDone chan error // what the server has answered
 }
 
 // Connect opens a tunnel to the server at an address (host:port). The error is one of the connection, or the server's.
@@ -70,27 +70,27 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 		_ = tcp.Close()
 		return nil, err
 	}
-	return begin(ctx, conn, address, o)
+	return newSession(ctx, conn, address, o)
 }
 
-// begin opens a tunnel on a connection.
-func begin(ctx context.Context, conn net.Conn, address string, o Options) (*Session, error) {
-	s := &Session{options: o, welcome: make(chan error, 1)}
-	s.packets.Answer, s.packets.Shared, s.packets.Numbers = s.dial, true, &o.Metrics.last
-	s.packets.Stalled, s.packets.Saw = o.Metrics.stalled.Inc, o.Metrics.saw
-	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
-	s.packets.Over = s.over
+// newSession opens a tunnel on a connection.
+func newSession(ctx context.Context, conn net.Conn, address string, o Options) (*Session, error) {
+	s := &Session{options: o, handshakeDone: make(chan error, 1)}
+	s.packets.Dialer, s.packets.Shared, s.packets.ConnIDs = s.dial, true, &o.Metrics.lastConnID
+	s.packets.OnStall, s.packets.OnPacket = o.Metrics.stalled.Inc, o.Metrics.onPacket
+	s.conn = h2.NewClient(conn, h2.Options{EnableTunnel: true, Accept: s.accept})
+	s.packets.OnEnd = s.packetsEnded
 	go s.conn.Run()
-	if err := s.greet(ctx, address); err != nil {
+	if err := s.handshake(ctx, address); err != nil {
 		s.conn.Close(err)
 		return nil, err
 	}
 	return s, nil
 }
 
-// greet says who this agent is, and waits for the answer.
-func (s *Session) greet(ctx context.Context, address string) error {
-	metadata := []string{wire.AgentID, s.options.ID, wire.AgentIdentifiers, s.options.Identifiers, wire.Tunnel, wire.ByConnect}
+// handshake says who this agent is, and waits for the answer.
+func (s *Session) handshake(ctx context.Context, address string) error {
+	metadata := []string{wire.AgentID, s.options.ID, wire.AgentIdentifiers, s.options.Identifiers, wire.Tunnel, wire.TunnelByConnect}
 	if s.options.Token != nil {
 		token, err := s.options.Token()
 		if err != nil {
@@ -101,15 +101,15 @@ func (s *Session) greet(ctx context.Context, address string) error {
 	_, err := s.conn.Open(func(stream *h2.Stream) h2.Receiver {
 		s.stream = stream
 		s.packets.Bind(stream)
-		return receiver{&s.packets, s}
-	}, wire.Request(wire.Connect, address, true, metadata...), false)
+		return streamReceiver{&s.packets, s}
+	}, wire.Request(wire.ConnectMethod, address, true, metadata...), false)
 	if err != nil {
 		return err
 	}
 	select {
 	case <-ctx.Done():
 		return fmt.Errorf("the server does not answer: %w", context.Cause(ctx))
-	case err := <-s.welcome:
+	case err := <-s.handshakeDone:
 		return err
 	}
 }
@@ -120,26 +120,26 @@ func (s *Session) ServerID() string { return s.id }
 // ServerCount is how many servers there are, as this one says.
 func (s *Session) ServerCount() int { return s.count }
 
-// Ours says that the server is Trellis', to which each of an agent's sessions is as good as another. The reference's looks at the first alone.
-func (s *Session) Ours() bool { return s.ours }
+// ServerIsTrellis says that the server is Trellis', to which each of an agent's sessions is as good as another. The reference's looks at the first alone.
+func (s *Session) ServerIsTrellis() bool { return s.serverIsTrellis }
 
-// Leaving is closed when the server takes nothing new, or the tunnel has ended.
-func (s *Session) Leaving() <-chan struct{} { return s.conn.Leaving() }
+// GoingAway is closed when the server takes nothing new, or the tunnel has ended.
+func (s *Session) GoingAway() <-chan struct{} { return s.conn.GoingAway() }
 
-// Run returns when the tunnel has ended, and why. That of a server that is leaving ends with its last connection: the reference's waits for it.
-func (s *Session) Run() error {
-	<-s.conn.Leaving()
+// Wait returns when the tunnel has ended, and why. That of a server that is leaving ends with its last connection: the reference's waits for it.
+func (s *Session) Wait() error {
+	<-s.conn.GoingAway()
 	if s.conn.Err() == nil {
-		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.Open())
+		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.ConnCount())
 	}
-	return s.Finish()
+	return s.CloseWhenIdle()
 }
 
-// Finish ends the tunnel when no connection goes through it, and returns why it has ended.
-func (s *Session) Finish() error {
-	tick := time.NewTicker(drainPoll)
+// CloseWhenIdle ends the tunnel when no connection goes through it, and returns why it has ended.
+func (s *Session) CloseWhenIdle() error {
+	tick := time.NewTicker(drainPollInterval)
 	defer tick.Stop()
-	for open := 1; open > 0; open = s.Open() {
+	for open := 1; open > 0; open = s.ConnCount() {
 		select {
 		case <-s.conn.Done():
 			return s.conn.Err()
@@ -149,16 +149,16 @@ func (s *Session) Finish() error {
 	s.stream.End(nil) // after what is queued; the server answers by its own end
 	select {
 	case <-s.conn.Done():
-	case <-time.After(drainLimit):
+	case <-time.After(drainTimeout):
 		s.Close()
 	}
 	return s.conn.Err()
 }
 
-// Open is how many connections go through it, or are about to.
-func (s *Session) Open() int {
+// ConnCount is how many connections go through it, or are about to.
+func (s *Session) ConnCount() int {
 	dialing := int(s.dialing.Load()) // first: one that has come since is open
-	return max(dialing+s.packets.Open(), s.conn.Streams()-1)
+	return max(dialing+s.packets.ConnCount(), s.conn.StreamCount()-1)
 }
 
 // Drain asks the server for no new connections.
@@ -173,7 +173,7 @@ func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Recei
 }
 
 // dial opens a connection to a destination.
-func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+func (s *Session) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), endpointDialTimeout)
 	began := time.Now()
 	s.dialing.Add(1)
@@ -182,47 +182,47 @@ func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (canc
 		defer s.dialing.Add(-1)
 		conn, err := s.options.Dial(ctx, "tcp", address)
 		m := s.options.Metrics
-		if m.Dialled(time.Since(began), err); err != nil {
+		if m.ObserveDial(time.Since(began), err); err != nil {
 			answered(nil, err)
 			return
 		}
-		m.open.Add(1)
-		answered(tunnel.NewSocket(conn, func() { m.open.Add(-1) }), nil)
+		m.openConns.Add(1)
+		answered(tunnel.NewSocket(conn, func() { m.openConns.Add(-1) }), nil)
 	}()
 	return cancel
 }
 
-// over closes the connection, as its packets are at their end.
-func (s *Session) over(err error) {
-	s.once.Do(func() { s.welcome <- err })
+// packetsEnded closes the connection, as its packets are at their end.
+func (s *Session) packetsEnded(err error) {
+	s.once.Do(func() { s.handshakeDone <- err })
 	s.conn.Close(err)
 }
 
-// receiver is a Session as its stream sees it: its packets, and the header that answers.
-type receiver struct {
+// streamReceiver is a Session as its stream sees it: its packets, and the header that answers.
+type streamReceiver struct {
 	*tunnel.Packets
 	session *Session
 }
 
 // Header implements h2.Receiver: the server's answer, or the end.
-func (r receiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
-	err := wire.Status(fields)
+func (r streamReceiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
+	err := wire.StatusError(fields)
 	if err == nil && end {
 		err = errors.New("the server has ended the tunnel")
 	}
 	r.session.once.Do(func() {
 		if err == nil {
-			err = r.session.read(fields)
+			err = r.session.readServerInfo(fields)
 		}
-		r.session.welcome <- err
+		r.session.handshakeDone <- err
 	})
 	if err != nil {
 		r.Close(err)
 	}
 }
 
-// read reads what the server says of itself.
-func (s *Session) read(fields []hpack.HeaderField) error {
+// readServerInfo reads what the server says of itself.
+func (s *Session) readServerInfo(fields []hpack.HeaderField) error {
 	id, ok := wire.Field(fields, wire.ServerID)
 	count, counted := wire.Field(fields, wire.ServerCount)
 	if !ok || !counted {
@@ -235,8 +235,8 @@ func (s *Session) read(fields []hpack.HeaderField) error {
 	s.id, s.count = id, n
 	every := s.options.KeepaliveTime
 	by, _ := wire.Field(fields, wire.Tunnel)
-	if s.ours = by == wire.ByConnect; !s.ours {
-		every = max(every, politePing)
+	if s.serverIsTrellis = by == wire.TunnelByConnect; !s.serverIsTrellis {
+		every = max(every, minReferenceKeepalive)
 	}
 	s.conn.KeepAlive(every)
 	return nil

@@ -21,7 +21,7 @@ type leavingServer struct {
 	tunnel.Packets
 	t           *testing.T
 	conn        *h2.Conn
-	dial        tunnel.Dial
+	dial        tunnel.DialFunc
 	session     *Session
 	reads       *gate
 	let         chan struct{}
@@ -36,7 +36,7 @@ func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 	s.reads = &gate{Conn: far}
 	s.conn = h2.NewServer(s.reads, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		s.Shared = true
-		s.Over = func(error) {
+		s.OnEnd = func(error) {
 			if !deaf {
 				stream.Close(wire.Trailer(wire.OK, ""))
 			}
@@ -44,23 +44,23 @@ func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 		s.Bind(stream)
 		metadata := []string{wire.ServerID, "A", wire.ServerCount, "1"}
 		if s.dial = s.Dial; !packets {
-			metadata, s.dial = append(metadata, wire.Tunnel, wire.ByConnect), tunnel.Connect(s.conn)
+			metadata, s.dial = append(metadata, wire.Tunnel, wire.TunnelByConnect), tunnel.Connect(s.conn)
 		}
 		stream.Header(wire.Response(metadata...), false)
 		return s
 	}})
 	go s.conn.Run()
 	var err error
-	s.session, err = begin(t.Context(), near, "a:1", Options{ID: "agent", Metrics: NewMetrics(), Dial: s.connect})
+	s.session, err = newSession(t.Context(), near, "a:1", Options{ID: "agent", Metrics: NewMetrics(), Dial: s.connect})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.session.Ours() == packets {
-		t.Errorf("the session to one that asks by packets: %v takes the server for Trellis': %v", packets, s.session.Ours())
+	if s.session.ServerIsTrellis() == packets {
+		t.Errorf("the session to one that asks by packets: %v takes the server for Trellis': %v", packets, s.session.ServerIsTrellis())
 	}
 	go func() {
 		defer close(s.ended)
-		_ = s.session.Run()
+		_ = s.session.Wait()
 	}()
 	return s
 }
@@ -109,7 +109,7 @@ func (s *leavingServer) endsWithin(d time.Duration) {
 func TestSessionThatEndsWithItsLastConnection(t *testing.T) {
 	for name, leave := range map[string]func(*leavingServer){
 		"the server leaves":  func(s *leavingServer) { s.conn.GoAway() },
-		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.Finish() }() },
+		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.CloseWhenIdle() }() },
 	} {
 		t.Run(name+", streams", func(t *testing.T) { endsWithItsLast(t, false, leave) })
 		t.Run(name+", packets", func(t *testing.T) { endsWithItsLast(t, true, leave) })
@@ -122,7 +122,7 @@ func endsWithItsLast(t *testing.T, packets bool, leave func(*leavingServer)) {
 		s.lasts("the server stays")
 		leave(s)
 		var conn net.Conn
-		s.dial("destination:1", func(other tunnel.Joint, err error) {
+		s.dial("destination:1", func(other tunnel.UnpairedEndpoint, err error) {
 			if err != nil {
 				t.Error(err)
 				return
@@ -137,7 +137,7 @@ func endsWithItsLast(t *testing.T, packets bool, leave func(*leavingServer)) {
 			t.Error(err)
 		}
 		_ = conn.Close()
-		s.endsWithin(2 * drainPoll)
+		s.endsWithin(2 * drainPollInterval)
 	})
 }
 
@@ -146,14 +146,14 @@ func TestSessionOfServerThatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLeavingServer(t, true, true)
 		s.conn.GoAway()
-		s.endsWithin(drainLimit + 2*drainPoll)
+		s.endsWithin(drainTimeout + 2*drainPollInterval)
 	})
 }
 
 // asks has the server ask for a connection, which comes once dials are let.
 func (s *leavingServer) asks() <-chan net.Conn {
 	answers := make(chan net.Conn, 1)
-	s.dial("destination:1", func(other tunnel.Joint, err error) {
+	s.dial("destination:1", func(other tunnel.UnpairedEndpoint, err error) {
 		if err != nil {
 			s.t.Error(err)
 			close(answers)
@@ -203,7 +203,7 @@ func TestDrainIsNotTheEnd(t *testing.T) {
 					t.Errorf("%d bytes of %d: %v", n, len(said), err)
 				}
 				_ = conn.Close()
-				<-time.After(2 * drainPoll)
+				<-time.After(2 * drainPollInterval)
 				if synctest.Wait(); !isClosed(drained) {
 					t.Error("the agent goes on without a connection")
 				}
@@ -240,17 +240,17 @@ func drainWaits(t *testing.T, packets, gone bool, idle time.Duration) {
 		}
 		began := time.Now()
 		drained := server.drains()
-		<-time.After(min(idle, drainLimit) - 1)
+		<-time.After(min(idle, drainTimeout) - 1)
 		if synctest.Wait(); isClosed(drained) {
 			t.Error("the agent has ended before the destination has read anything")
 		}
-		if idle < drainLimit {
+		if idle < drainTimeout {
 			if n, err := io.Copy(io.Discard, server.destination); n != all || err != nil {
 				t.Errorf("%d bytes of %d: %v", n, all, err)
 			}
 		}
 		<-drained
-		if took := time.Since(began); took > min(idle, drainLimit)+drainPoll {
+		if took := time.Since(began); took > min(idle, drainTimeout)+drainPollInterval {
 			t.Errorf("the agent has ended after %v", took)
 		}
 		server.session.Close()
@@ -260,7 +260,7 @@ func drainWaits(t *testing.T, packets, gone bool, idle time.Duration) {
 
 // numbered is a tunnel server's end of a tunnel, that is told the numbers of connections.
 type numbered struct {
-	messages wire.Messages
+	messages wire.PacketReader
 	told     chan int64
 }
 
@@ -290,7 +290,7 @@ func TestNumbersOfConnections(t *testing.T) {
 		}})
 		go server.Run()
 		t.Cleanup(func() { server.Close(nil) })
-		s, err := begin(t.Context(), near, "a:1", Options{ID: "agent", Metrics: m, Dial: func(context.Context, string, string) (net.Conn, error) {
+		s, err := newSession(t.Context(), near, "a:1", Options{ID: "agent", Metrics: m, Dial: func(context.Context, string, string) (net.Conn, error) {
 			conn, _ := net.Pipe()
 			return conn, nil
 		}})

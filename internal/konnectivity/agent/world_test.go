@@ -50,7 +50,7 @@ func inWorld(t *testing.T, prepare func(*world), test func(*world)) {
 		test(w)
 		w.end()
 		<-w.ended
-		if n := len(w.s.all()); n > 0 {
+		if n := len(w.s.allSessions()); n > 0 {
 			t.Errorf("%d sessions are kept at the end", n)
 		}
 		for _, x := range w.open {
@@ -165,19 +165,19 @@ func newFakeSession(id string, count int) *fakeSession {
 	return x
 }
 
-func (x *fakeSession) ServerID() string         { return x.id }
-func (x *fakeSession) ServerCount() int         { return x.count }
-func (x *fakeSession) Leaving() <-chan struct{} { return x.leaving }
-func (x *fakeSession) Ours() bool               { return x.ours }
-func (x *fakeSession) Drain()                   { x.drained = true }
-func (x *fakeSession) alive() bool              { return !isClosed(x.closed) }
+func (x *fakeSession) ServerID() string           { return x.id }
+func (x *fakeSession) ServerCount() int           { return x.count }
+func (x *fakeSession) GoingAway() <-chan struct{} { return x.leaving }
+func (x *fakeSession) ServerIsTrellis() bool      { return x.ours }
+func (x *fakeSession) Drain()                     { x.drained = true }
+func (x *fakeSession) alive() bool                { return !isClosed(x.closed) }
 
-func (x *fakeSession) Run() error {
+func (x *fakeSession) Wait() error {
 	<-x.closed
 	return errors.New("the end")
 }
 
-func (x *fakeSession) Finish() error {
+func (x *fakeSession) CloseWhenIdle() error {
 	if x.busy != nil {
 		select {
 		case <-x.closed:

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-const cellLimit = 2 * time.Minute // for one scenario with one tunnel, beside what is measured
+const scenarioTimeout = 2 * time.Minute // for one scenario with one tunnel, beside what is measured
 
 // Options are what to measure.
 type Options struct {
@@ -28,11 +28,11 @@ type Options struct {
 	Progress      io.Writer     // a line for each number
 }
 
-// bed is what all measurements stand on.
-type bed struct {
+// environment is what all measurements stand on.
+type environment struct {
 	Options
-	dir, cert string
-	far       []string // addresses: the destination; two relays before it; the same with TLS between them
+	dir, cert       string
+	targetAddresses []string // addresses: the destination; two relays before it; the same with TLS between them
 }
 
 // Run measures. It leaves no process and no file behind. A tunnel that stands still is a result; the error is that something could
@@ -46,12 +46,12 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	b := &bed{Options: o, dir: dir, cert: filepath.Join(dir, "cert.pem")}
+	b := &environment{Options: o, dir: dir, cert: filepath.Join(dir, "cert.pem")}
 	if err := writeCert(b.cert); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	far, err := b.startFar(ctx)
+	far, err := b.startTarget(ctx)
 	defer func() { cancel(); far.wait() }()
 	if err != nil {
 		return nil, err
@@ -59,10 +59,10 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	return b.report(ctx)
 }
 
-// startFar starts the process of what is behind the tunnels, on listeners that it inherits.
-func (b *bed) startFar(ctx context.Context) (*process, error) {
+// startTarget starts the process of what is behind the tunnels, on listeners that it inherits.
+func (b *environment) startTarget(ctx context.Context) (*process, error) {
 	var files []*os.File
-	for range farListeners {
+	for range targetListeners {
 		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		if err != nil {
 			return nil, err
@@ -73,18 +73,18 @@ func (b *bed) startFar(ctx context.Context) (*process, error) {
 			return nil, err
 		}
 		defer f.Close()
-		files, b.far = append(files, f), append(b.far, l.Addr().String())
+		files, b.targetAddresses = append(files, f), append(b.targetAddresses, l.Addr().String())
 	}
 	return start(ctx, b.dir, append(slices.Clone(b.Self), b.cert), files...)
 }
 
 // report goes through scenarios, rounds and tunnels, so that what is compared lies next to each other in time.
-func (b *bed) report(ctx context.Context) (r Report, err error) {
+func (b *environment) report(ctx context.Context) (r Report, err error) {
 	for _, s := range scenarios {
 		for round := 1; round <= b.Rounds && slices.Contains(b.Scenarios, s.name); round++ {
-			for _, sub := range b.subjects(s.floors) {
+			for _, sub := range b.subjects(s.withBaselines) {
 				fmt.Fprintf(b.Progress, "%s, round %d of %d: %s %s\n", s.name, round, b.Rounds, sub.name, sub.protocol)
-				samples, err := b.cell(ctx, s, sub)
+				samples, err := b.measure(ctx, s, sub)
 				if err != nil {
 					return nil, fmt.Errorf("%s, %s %s: %w", s.name, sub.name, sub.protocol, err)
 				}
@@ -101,10 +101,10 @@ func (b *bed) report(ctx context.Context) (r Report, err error) {
 	return r, err
 }
 
-// cell is one scenario with one tunnel, of processes that are started for it alone.
-func (b *bed) cell(parent context.Context, s scenario, sub subject) ([]sample, error) {
-	ctx, cancel := context.WithTimeout(parent, cellLimit+10*b.Window)
-	t := &tunnel{bed: b}
+// measure is one scenario with one tunnel, of processes that are started for it alone.
+func (b *environment) measure(parent context.Context, s scenario, sub subject) ([]sample, error) {
+	ctx, cancel := context.WithTimeout(parent, scenarioTimeout+10*b.Window)
+	t := &tunnel{environment: b}
 	defer func() {
 		cancel()
 		for _, p := range t.processes {

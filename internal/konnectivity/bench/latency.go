@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	smallBytes = 100                  // in a request, and in its answer
-	smallPause = 5 * time.Millisecond // between an answer and the next request
+	smallBytes    = 100                  // in a request, and in its answer
+	smallInterval = 5 * time.Millisecond // between an answer and the next request
 )
 
 // latencies are of what is done one after the other.
@@ -39,8 +39,8 @@ func (l *latencies) set(since time.Time, done time.Duration) {
 	}
 }
 
-// ask sends small requests until the connection ends.
-func (l *latencies) ask(c net.Conn) {
+// sendRequests sends small requests until the connection ends.
+func (l *latencies) sendRequests(c net.Conn) {
 	data := make([]byte, smallBytes)
 	for l.time(func() error {
 		if _, err := c.Write(data); err != nil {
@@ -49,7 +49,7 @@ func (l *latencies) ask(c net.Conn) {
 		_, err := io.ReadFull(c, data)
 		return err
 	}) == nil {
-		<-time.After(smallPause)
+		<-time.After(smallInterval)
 	}
 }
 

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	readyLimit = 30 * time.Second
-	readyPoll  = 20 * time.Millisecond
-	logTail    = 2 << 10 // bytes of a log that an error shows
-	wantFiles  = 1 << 16 // open files
-	spareFiles = 200     // which a process has beside its streams
+	readyTimeout      = 30 * time.Second
+	readyPollInterval = 20 * time.Millisecond
+	logTail           = 2 << 10 // bytes of a log that an error shows
+	wantFiles         = 1 << 16 // open files
+	spareFiles        = 200     // which a process has beside its streams
 )
 
 // process is a child. It is killed when the context is done that it was started with.
@@ -61,7 +61,7 @@ func (p *process) wait() {
 
 // ready waits until the process says at a port that it is.
 func (p *process) ready(ctx context.Context, port string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for {
 		if res, err := http.Get("http://127.0.0.1:" + port + "/readyz"); err == nil {
@@ -71,26 +71,26 @@ func (p *process) ready(ctx context.Context, port string) error {
 			}
 		}
 		select {
-		case <-time.After(readyPoll):
+		case <-time.After(readyPollInterval):
 			continue
 		case <-p.ended:
 		case <-ctx.Done():
 		}
 		log, _ := os.ReadFile(p.log)
-		return fmt.Errorf("%s was not ready before its end or within %s:\n%s", p, readyLimit, log[max(0, len(log)-logTail):])
+		return fmt.Errorf("%s was not ready before its end or within %s:\n%s", p, readyTimeout, log[max(0, len(log)-logTail):])
 	}
 }
 
-// use is what a process has used.
-type use struct {
+// usage is what a process has used.
+type usage struct {
 	name        string
 	cpu, memory float64 // seconds of processor time; its share of memory, in bytes
 }
 
-// used is what server and agent have.
-func (t *tunnel) used() (all []use) {
+// processUsage is what server and agent have.
+func (t *tunnel) processUsage() (all []usage) {
 	for i, p := range t.processes {
-		u := use{name: []string{"server", "agent"}[i]}
+		u := usage{name: []string{"server", "agent"}[i]}
 		if proc, err := procfs.NewProc(p.Process.Pid); err == nil { // one that has ended has nothing, and nothing goes through it
 			stat, _ := proc.Stat()
 			rollup, _ := proc.ProcSMapsRollup()

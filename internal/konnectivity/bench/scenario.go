@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	bulkStreams = 100
-	openers     = 64   // of idle streams, at the same time
-	mostDials   = 2000 // more would use up the machine's ports
-	warmDials   = 50   // at most, which do not count
-	dialLimit   = 20 * time.Second
+	bulkStreams    = 100
+	openers        = 64   // of idle streams, at the same time
+	maxDials       = 2000 // more would use up the machine's ports
+	maxWarmupDials = 50   // at most, which do not count
+	dialTimeout    = 20 * time.Second
 
 	stopped = -1.0 // as a number: nothing moved any more
 	idle    = "idle"
@@ -27,9 +27,9 @@ type sample struct {
 }
 
 type scenario struct {
-	name   string
-	floors bool // is measured without a tunnel, too
-	run    func(ctx context.Context, t *tunnel) []sample
+	name          string
+	withBaselines bool // is measured without a tunnel, too
+	run           func(ctx context.Context, t *tunnel) []sample
 }
 
 var scenarios = []scenario{
@@ -68,7 +68,7 @@ func manyStreams(ctx context.Context, t *tunnel, name string, stall bool) []samp
 	var bytes [2]atomic.Int64 // to the agent, from it
 	var small latencies
 	first, begin := make(chan struct{}), make(chan struct{})
-	t.stream(ctx, begin, echo, small.ask)
+	t.stream(ctx, begin, echo, small.sendRequests)
 	for i := range bulkStreams {
 		role := [...]byte{sink, source}[i%2]
 		t.stream(ctx, begin, role, bulk(&bytes[i%2], role))
@@ -103,7 +103,7 @@ func (t *tunnel) open(ctx context.Context) (net.Conn, error) {
 	if t.failed != nil {
 		return nil, t.failed
 	}
-	dialing, cancel := context.WithTimeout(ctx, dialLimit)
+	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	c, err := t.dial(dialing, t.target)
 	if err == nil {
@@ -127,11 +127,11 @@ func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
 // stands still in the second half, the tunnel has stopped.
 func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int64) []sample {
 	pause(ctx, t.Window/4)
-	first, before, begin := load(counters), t.used(), time.Now()
+	first, before, begin := load(counters), t.processUsage(), time.Now()
 	pause(ctx, t.Window/2)
 	late := load(counters)
 	pause(ctx, t.Window/2)
-	last, after, took := load(counters), t.used(), time.Since(begin)
+	last, after, took := load(counters), t.processUsage(), time.Since(begin)
 	var moved float64
 	for i := range counters {
 		if last[i] == late[i] {
@@ -163,7 +163,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // idleStreams shows what streams that are open cost the processes in memory.
 func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
-	before := t.used()
+	before := t.processUsage()
 	failures := make(chan error, openers)
 	var group sync.WaitGroup
 	for opener := range openers {
@@ -180,7 +180,7 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 	close(failures)
 	t.failed = <-failures
 	pause(ctx, 3*t.Window) // what opening has left behind is collected
-	for i, who := range t.used() {
+	for i, who := range t.processUsage() {
 		each := (who.memory - before[i].memory) / float64(t.Idle) / 1024
 		if t.failed != nil {
 			each = stopped
@@ -193,7 +193,7 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 // dials are made one after the other, each closed before the next.
 func dials(ctx context.Context, t *tunnel) []sample {
 	var took latencies
-	for begin := time.Now(); len(took.done) < mostDials && time.Since(begin) < t.Window && t.failed == nil; {
+	for begin := time.Now(); len(took.done) < maxDials && time.Since(begin) < t.Window && t.failed == nil; {
 		var c net.Conn
 		t.failed = took.time(func() (err error) {
 			c, err = t.open(ctx)
@@ -203,7 +203,7 @@ func dials(ctx context.Context, t *tunnel) []sample {
 			_ = c.Close() // what a client says of how the far end took it is no matter here
 		}
 	}
-	took.done = took.done[min(warmDials, len(took.done)/2):]
+	took.done = took.done[min(maxWarmupDials, len(took.done)/2):]
 	if t.failed != nil {
 		took.done = nil
 	}

@@ -26,8 +26,8 @@ const (
 // columns are what there is to measure: two tunnels, and what needs none.
 var columns = []string{"ours", "reference", "direct", "two relays", "two relays, TLS"}
 
-// dial connects to an address at the far end. ctx is for the dial alone.
-type dial func(ctx context.Context, address string) (net.Conn, error)
+// dialFunc connects to an address at the far end. ctx is for the dial alone.
+type dialFunc func(ctx context.Context, address string) (net.Conn, error)
 
 // subject is something to measure; protocol is "" where there is no tunnel.
 type subject struct {
@@ -36,10 +36,10 @@ type subject struct {
 }
 
 // subjects are what is measured in a round, in this order.
-func (b *bed) subjects(floors bool) (all []subject) {
-	for i := 0; floors && i < len(b.far); i++ {
+func (b *environment) subjects(floors bool) (all []subject) {
+	for i := 0; floors && i < len(b.targetAddresses); i++ {
 		all = append(all, subject{columns[2+i], "", func(ctx context.Context, t *tunnel) error {
-			t.target, t.dial = b.far[i], relayed(i > 0)
+			t.target, t.dial = b.targetAddresses[i], dialDirect(i > 0)
 			return nil
 		}})
 	}
@@ -57,9 +57,9 @@ func (b *bed) subjects(floors bool) (all []subject) {
 
 // tunnel leads to the destination.
 type tunnel struct {
-	*bed
+	*environment
 	processes []*process // server and agent; none where there is no tunnel
-	dial      dial
+	dial      dialFunc
 	target    string // what to dial
 	failed    error  // of a dial
 }
@@ -86,14 +86,14 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 			return err
 		}
 	}
-	t.target = t.far[0]
-	t.dial, err = newFront(ctx, protocol, socket, theirs)
+	t.target = t.targetAddresses[0]
+	t.dial, err = newFrontend(ctx, protocol, socket, theirs)
 	return err
 }
 
-// newFront returns the dial of a protocol to the tunnel server at a Unix socket: by the client of an API server, which for GRPC is
+// newFrontend returns the dial of a protocol to the tunnel server at a Unix socket: by the client of an API server, which for GRPC is
 // another here than there. It ends with the tunnel server, or with ctx.
-func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, error) {
+func newFrontend(ctx context.Context, protocol, socket string, theirs bool) (dialFunc, error) {
 	unix := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
 	switch {
 	case protocol == GRPC && !theirs:
@@ -124,8 +124,8 @@ func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, 
 	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, GRPC, HTTPConnect)
 }
 
-// relayed dials without a tunnel; where there are relays, the last of them says that it is connected.
-func relayed(relays bool) dial {
+// dialDirect dials without a tunnel; where there are relays, the last of them says that it is connected.
+func dialDirect(relays bool) dialFunc {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err == nil && relays {

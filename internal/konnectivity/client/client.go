@@ -19,37 +19,37 @@ import (
 )
 
 const (
-	// pingEvery is how long a connection is silent before it is pinged: what grpc-go allows without being told otherwise.
-	pingEvery = 5 * time.Minute
-	// pingOurs is the same where the tunnel server is known to be Trellis'.
-	pingOurs = 30 * time.Second
+	// keepAlive is how long a connection is silent before it is pinged: what grpc-go allows without being told otherwise.
+	keepAlive = 5 * time.Minute
+	// trellisKeepAlive is the same where the tunnel server is known to be Trellis'.
+	trellisKeepAlive = 30 * time.Second
 	// connectTimeout is how long it takes at most to connect to the tunnel server.
 	connectTimeout = 10 * time.Second
-	// silentTime is how long a dial waits at least before a connection that says nothing is taken to be dead: much longer than a round
+	// minSilence is how long a dial waits at least before a connection that says nothing is taken to be dead: much longer than a round
 	// trip, and less than a second, which is the timeout of some webhooks.
-	silentTime = 500 * time.Millisecond
-	// elsewhereTime is how long it takes at least from one connection that is left for another server to the next.
-	elsewhereTime = time.Second
+	minSilence = 500 * time.Millisecond
+	// reconnectInterval is how long it takes at least from one connection that is left for another server to the next.
+	reconnectInterval = time.Second
 )
 
-var errEnded = errors.New("the tunnel server has ended the connection")
+var errStreamEnded = errors.New("the tunnel server has ended the connection")
 
 // Client dials through a tunnel.
 type Client struct {
 	connect func(context.Context) (net.Conn, error)
 
-	mu      sync.Mutex
-	conn    *h2.Conn
-	running map[*h2.Conn]bool // it, and those before it that still have streams
-	opening chan struct{}     // closed when an attempt to connect has ended
-	failed  error             // it
-	closed  bool
-	left    time.Time // when a connection was last given up for want of agents
+	mu            sync.Mutex
+	conn          *h2.Conn
+	conns         map[*h2.Conn]bool // it, and those before it that still have streams
+	opening       chan struct{}     // closed when an attempt to connect has ended
+	openErr       error             // it
+	closed        bool
+	lastReconnect time.Time // when a connection was last given up for want of agents
 }
 
 // New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
 func New(connect func(context.Context) (net.Conn, error)) *Client {
-	return &Client{connect: connect, running: map[*h2.Conn]bool{}}
+	return &Client{connect: connect, conns: map[*h2.Conn]bool{}}
 }
 
 // Close closes the connection to the tunnel server, and all that goes through it or went through one before it.
@@ -57,7 +57,7 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	for conn := range c.running {
+	for conn := range c.conns {
 		conn.Close(nil)
 	}
 }
@@ -74,13 +74,13 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		}
 		began := time.Now()
 		out, err := dial(ctx, conn, address)
-		if errors.Is(err, h2.ErrTooMany) {
+		if errors.Is(err, h2.ErrTooManyStreams) {
 			conn.Retire() // what it has goes on
 		}
-		if !again && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) || errors.Is(err, h2.ErrTooMany) || isNoAgent(err) && c.elsewhere(conn)) {
+		if !again && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) || errors.Is(err, h2.ErrTooManyStreams) || isNoAgent(err) && c.reconnect(conn)) {
 			continue // it takes no more streams, or has nobody to dial; another may
 		}
-		if err != nil && ctx.Err() != nil && time.Since(began) >= silentTime && !conn.HeardSince(began) {
+		if err != nil && ctx.Err() != nil && time.Since(began) >= minSilence && !conn.ReceivedSince(began) {
 			conn.Retire() // the other end may be gone without a word: the next dial connects anew
 		}
 		return out, err
@@ -89,18 +89,18 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 
 func isNoAgent(err error) bool { return err != nil && err.Error() == wire.NoAgent }
 
-// elsewhere has the next dial connect anew, as that may lead to a server that has agents; false: that was tried a moment ago. What goes
+// reconnect has the next dial connect anew, as that may lead to a server that has agents; false: that was tried a moment ago. What goes
 // through the connection goes on.
-func (c *Client) elsewhere(from *h2.Conn) bool {
+func (c *Client) reconnect(from *h2.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn != from || !from.Usable() { // another dial has seen to it
 		return true
 	}
-	if time.Since(c.left) < elsewhereTime {
+	if time.Since(c.lastReconnect) < reconnectInterval {
 		return false
 	}
-	c.left = time.Now()
+	c.lastReconnect = time.Now()
 	from.Retire()
 	return true
 }
@@ -130,7 +130,7 @@ func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
 		case <-opening:
 		}
 		c.mu.Lock()
-		err := c.failed
+		err := c.openErr
 		c.mu.Unlock()
 		if err != nil {
 			return nil, err
@@ -150,42 +150,42 @@ func (c *Client) open(opened chan struct{}) {
 		_ = wire.Close()
 		err = net.ErrClosed
 	}
-	if c.failed = err; err != nil {
+	if c.openErr = err; err != nil {
 		return
 	}
 	if c.conn != nil {
 		c.conn.Retire()
 	}
 	c.conn = h2.NewClient(wire, h2.Options{})
-	c.conn.KeepAlive(pingEvery)
-	c.running[c.conn] = true
+	c.conn.KeepAlive(keepAlive)
+	c.conns[c.conn] = true
 	go c.run(c.conn)
 }
 
 func (c *Client) run(conn *h2.Conn) {
 	_ = conn.Run() // those who dial see how it ended
 	c.mu.Lock()
-	delete(c.running, conn)
+	delete(c.conns, conn)
 	c.mu.Unlock()
 }
 
-// dialling is a stream on its way to become a connection.
-type dialling struct {
+// dialStream is a stream on its way to become a connection.
+type dialStream struct {
 	tunnel.Packets
 }
 
 func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) {
-	d := &dialling{}
+	d := &dialStream{}
 	answered := make(chan error, 1)
 	var out net.Conn
 	stream, err := conn.Open(func(s *h2.Stream) h2.Receiver {
 		d.Bind(s)
 		return d
-	}, wire.Request(wire.Proxy, "tunnel", false, wire.HalfClose, wire.Yes), false)
+	}, wire.Request(wire.ProxyMethod, "tunnel", false, wire.HalfClose, wire.HalfCloseYes), false)
 	if err != nil {
 		return nil, err
 	}
-	cancel := d.Dial(address, func(other tunnel.Joint, err error) {
+	cancel := d.Dial(address, func(other tunnel.UnpairedEndpoint, err error) {
 		if err == nil {
 			out = tunnel.NewConn(other, address)
 		}
@@ -208,13 +208,13 @@ func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) 
 }
 
 // Header implements h2.Receiver.
-func (d *dialling) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
-	if half, _ := wire.Field(fields, wire.HalfClose); half == wire.Yes {
+func (d *dialStream) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
+	if half, _ := wire.Field(fields, wire.HalfClose); half == wire.HalfCloseYes {
 		d.HalfClose = true
-		s.Conn().KeepAlive(pingOurs)
+		s.Conn().KeepAlive(trellisKeepAlive)
 	}
-	if err := wire.Status(fields); err != nil || end {
-		d.Close(cmp.Or(err, errEnded)) // what is over in order has been closed by a packet
+	if err := wire.StatusError(fields); err != nil || end {
+		d.Close(cmp.Or(err, errStreamEnded)) // what is over in order has been closed by a packet
 		s.Close(nil)
 	}
 }

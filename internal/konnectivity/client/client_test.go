@@ -19,7 +19,7 @@ import (
 // balanced is several tunnel servers behind one address, whose connections lead to the one that is ready.
 type balanced struct {
 	t     *testing.T
-	ready tunnel.Dial
+	ready tunnel.DialFunc
 	most  uint32 // streams of a connection; 0: no limit
 	made  int    // connections
 }
@@ -29,7 +29,7 @@ func (b *balanced) connect(context.Context) (net.Conn, error) {
 	near, far := net.Pipe()
 	dials := b.ready
 	server := h2.NewServer(far, h2.Options{MaxStreams: b.most, Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
-		p := &tunnel.Packets{Answer: dials}
+		p := &tunnel.Packets{Dialer: dials}
 		p.Bind(s)
 		s.Header(wire.Response(), false)
 		return p
@@ -40,13 +40,13 @@ func (b *balanced) connect(context.Context) (net.Conn, error) {
 }
 
 // noAgents is a server without one.
-func noAgents(_ string, answered func(tunnel.Joint, error)) (cancel func()) {
+func noAgents(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	answered(nil, errors.New(wire.NoAgent))
 	return func() {}
 }
 
 // echoes is a server with an agent.
-func echoes(_ string, answered func(tunnel.Joint, error)) (cancel func()) {
+func echoes(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	near, far := net.Pipe()
 	go func() {
 		_, _ = io.Copy(far, far)
@@ -73,7 +73,7 @@ func TestServerWithoutAgentsIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &balanced{t: t, ready: noAgents}
 		asked, answers := 0, make(chan struct{})
-		b.ready = func(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+		b.ready = func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 			asked++
 			go func() {
 				<-answers // to all at once
@@ -120,7 +120,7 @@ func TestNoServerHasAgents(t *testing.T) {
 		if b.made != 2 || time.Now() != began {
 			t.Errorf("%d connections in %v, want 2", b.made, time.Since(began))
 		}
-		<-time.After(elsewhereTime) // of a clock that does not wait
+		<-time.After(reconnectInterval) // of a clock that does not wait
 		dials(t, c, wire.NoAgent)
 		dials(t, c, wire.NoAgent)
 		if b.made != 3 {
@@ -133,7 +133,7 @@ func TestNoServerHasAgents(t *testing.T) {
 func TestLeftConnectionGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		has := true
-		b := &balanced{t: t, ready: func(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+		b := &balanced{t: t, ready: func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 			if has {
 				return echoes(address, answered)
 			}
@@ -191,7 +191,7 @@ func TestStreamEndsInOrder(t *testing.T) {
 		near, far := net.Pipe()
 		server := h2.NewServer(far, h2.Options{Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 			stream = s
-			p := &tunnel.Packets{Answer: echoes}
+			p := &tunnel.Packets{Dialer: echoes}
 			p.Bind(s)
 			s.Header(wire.Response(), false)
 			return p

@@ -9,33 +9,33 @@ const (
 	MaxPiece = 64 << 10
 )
 
-// sizes are those of the memory of Buffers, from the smallest.
-var sizes = [...]int{512, 4<<10 + headroom, 16<<10 + headroom, MaxPiece + headroom}
+// bufferSizes are those of the memory of Buffers, from the smallest.
+var bufferSizes = [...]int{512, 4<<10 + headroom, 16<<10 + headroom, MaxPiece + headroom}
 
-var pools [len(sizes)]sync.Pool
+var bufferPools [len(bufferSizes)]sync.Pool
 
-// Creditor is told how many bytes, of those that came from it, are done with. It must not block.
-type Creditor interface{ Credit(n int) }
+// Window is told how many bytes, of those that came from it, are done with. It must not block.
+type Window interface{ Credit(n int) }
 
 // Buffer is a piece of data that is handed on without being copied. Whoever has it owns it, until it is handed on or Released.
 type Buffer struct {
-	memory   []byte
-	from, to int
-	size     int // which of the sizes
-	next     *Buffer
-	creditor Creditor
-	due      int
+	memory    []byte
+	from, to  int
+	sizeClass int // which of the sizes
+	next      *Buffer
+	window    Window
+	credit    int
 }
 
 // NewBuffer returns a Buffer of n bytes, at most MaxPiece, that the caller fills.
 func NewBuffer(n int) *Buffer {
 	size := 0
-	for sizes[size] < n+headroom {
+	for bufferSizes[size] < n+headroom {
 		size++
 	}
-	b, ok := pools[size].Get().(*Buffer)
+	b, ok := bufferPools[size].Get().(*Buffer)
 	if !ok {
-		b = &Buffer{memory: make([]byte, sizes[size]), size: size}
+		b = &Buffer{memory: make([]byte, bufferSizes[size]), sizeClass: size}
 	}
 	b.from, b.to = headroom, headroom+n
 	return b
@@ -59,15 +59,15 @@ func (b *Buffer) Len() int {
 	return b.to - b.from
 }
 
-// Absorb takes in another Buffer at its end, with what is owed for it, where there is room and both owe the same. So many small pieces
+// TryAppend takes in another Buffer at its end, with what is owed for it, where there is room and both owe the same. So many small pieces
 // take little memory. It says whether it has.
-func (b *Buffer) Absorb(other *Buffer) bool {
-	if b == nil || len(b.memory)-b.to < other.Len() || b.creditor != other.creditor {
+func (b *Buffer) TryAppend(other *Buffer) bool {
+	if b == nil || len(b.memory)-b.to < other.Len() || b.window != other.window {
 		return false
 	}
 	b.to += copy(b.memory[b.to:], other.Bytes())
-	_, due := other.Debt()
-	b.due += due
+	_, due := other.TakeWindow()
+	b.credit += due
 	other.Release()
 	return true
 }
@@ -84,13 +84,13 @@ func (b *Buffer) Skip(n int) { b.from += n }
 // Truncate leaves the first n bytes.
 func (b *Buffer) Truncate(n int) { b.to = b.from + n }
 
-// Owe has Release give a Creditor credit for n bytes.
-func (b *Buffer) Owe(to Creditor, n int) { b.creditor, b.due = to, n }
+// SetWindow has Release give a Creditor credit for n bytes.
+func (b *Buffer) SetWindow(to Window, n int) { b.window, b.credit = to, n }
 
-// Debt is what Owe was told; Release owes it no more.
-func (b *Buffer) Debt() (to Creditor, n int) {
-	to, n = b.creditor, b.due
-	b.creditor, b.due = nil, 0
+// TakeWindow is what Owe was told; Release owes it no more.
+func (b *Buffer) TakeWindow() (to Window, n int) {
+	to, n = b.window, b.credit
+	b.window, b.credit = nil, 0
 	return to, n
 }
 
@@ -99,9 +99,9 @@ func (b *Buffer) Release() {
 	if b == nil {
 		return
 	}
-	to, n := b.Debt()
+	to, n := b.TakeWindow()
 	b.next = nil
-	pools[b.size].Put(b)
+	bufferPools[b.sizeClass].Put(b)
 	if n > 0 {
 		to.Credit(n)
 	}

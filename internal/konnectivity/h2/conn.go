@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	initialWindow  = 64 << 10         // bytes of a stream that may wait for its reader, at first
-	maxWindow      = 1 << 20          // and where the reader keeps up
-	leastInFlight  = 256 << 10        // bytes of all streams that are on their way, at first
-	mostInFlight   = 16 << 20         // and where that keeps a faster connection busy
-	maxHeaderBytes = 16 << 10         // of a header, decoded
-	maxAnswers     = 10_000           // frames that the other side has asked for and does not read
-	maxControl     = 4 << 20          // bytes of frames other than DATA that wait to be written when there is a header to send
-	handshakeTime  = 10 * time.Second // to say the first thing
-	defaultWindow  = 65535            // RFC 9113, 6.9.2
-	defaultFrame   = 16 << 10         // RFC 9113, 6.5.2
+	initialStreamWindow = 64 << 10         // bytes of a stream that may wait for its reader, at first
+	maxStreamWindow     = 1 << 20          // and where the reader keeps up
+	initialConnWindow   = 256 << 10        // bytes of all streams that are on their way, at first
+	maxConnWindow       = 16 << 20         // and where that keeps a faster connection busy
+	maxHeaderBytes      = 16 << 10         // of a header, decoded
+	maxReplies          = 10_000           // frames that the other side has asked for and does not read
+	maxControlBytes     = 4 << 20          // bytes of frames other than DATA that wait to be written when there is a header to send
+	handshakeTimeout    = 10 * time.Second // to say the first thing
+	defaultWindow       = 65535            // RFC 9113, 6.9.2
+	defaultFrame        = 16 << 10         // RFC 9113, 6.5.2
 )
 
 // SettingTunnel is a setting by which the client of a connection says that the server may open streams as well, each a CONNECT
@@ -44,18 +44,18 @@ var (
 	ErrGoingAway = errors.New("the other end of the connection is going away")
 	// ErrRefused is that of a stream that was opened and that the other side has not taken up: it may be asked for elsewhere (RFC 9113, 8.7).
 	ErrRefused = errors.New("the other end of the connection has refused the stream")
-	// ErrTooMany is that of a stream which is not opened, as there are as many as the other side takes.
-	ErrTooMany = errors.New("as many streams are open as the other end of the connection takes")
+	// ErrTooManyStreams is that of a stream which is not opened, as there are as many as the other side takes.
+	ErrTooManyStreams = errors.New("as many streams are open as the other end of the connection takes")
 	// ErrNotHTTP2 is that of a connection whose other end speaks something else.
 	ErrNotHTTP2 = errors.New("the other end of the connection does not speak HTTP/2")
 	errSilent   = errors.New("the other end of the connection does not answer")
 	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
 )
 
-// started is what times are counted from: such a time is in nanoseconds, and does not step back when the clock is set.
-var started = time.Now()
+// clockStart is what times are counted from: such a time is in nanoseconds, and does not step back when the clock is set.
+var clockStart = time.Now()
 
-func now() int64 { return int64(time.Since(started)) }
+func now() int64 { return int64(time.Since(clockStart)) }
 
 // Options say how a connection behaves.
 type Options struct {
@@ -64,8 +64,8 @@ type Options struct {
 	Accept func(s *Stream, header []hpack.HeaderField) Receiver
 	// MaxStreams of the other side may be open at a time; 0: no limit.
 	MaxStreams uint32
-	// Tunnel sends SettingTunnel.
-	Tunnel bool
+	// EnableTunnel sends SettingTunnel.
+	EnableTunnel bool
 }
 
 // Receiver is told what happens to a stream, one thing at a time by the goroutine that reads the connection: it must not block. The
@@ -82,84 +82,84 @@ type Receiver interface {
 
 // Conn is one end of a connection.
 type Conn struct {
-	options Options
-	wire    net.Conn
-	client  bool
-	heard   atomic.Int64 // when something last arrived, in nanoseconds
-	done    chan struct{}
-	leaving chan struct{}
+	options      Options
+	netConn      net.Conn
+	client       bool
+	lastReceived atomic.Int64 // when something last arrived, in nanoseconds
+	done         chan struct{}
+	goingAway    chan struct{}
 
-	in     *bufio.Reader
-	framer *http2.Framer
-	asked  atomic.Int64 // when the settings were sent, in nanoseconds
-	flight flight
+	reader       *bufio.Reader
+	framer       *http2.Framer
+	settingsSent atomic.Int64 // when the settings were sent, in nanoseconds
+	recvWindow   recvWindow
 
-	mu      sync.Mutex
-	work    sync.Cond     // there is something to write, or the connection is closed
-	control []byte        // frames that are written before any DATA
-	out     *http2.Framer // writes to control
-	answers int           // of them, that the other side has asked for
-	drowned bool          // by them
-	few     queue         // streams with few bytes to send go first,
-	many    queue         // but not alone
-	streams map[uint32]*Stream
-	theirs  uint32 // streams of the other side that are open
-	next    uint32 // stream of this side
-	last    uint32 // stream of the other side
-	until   uint32 // the last of these that is taken
-	window  int64  // that the other side has for all streams
-	peer    settings
-	encoder *hpack.Encoder
-	block   bytes.Buffer  // what it has encoded
-	every   time.Duration // of KeepAlive
-	alarm   *time.Timer   // looks; nil: there is no KeepAlive
-	pinged  int64         // what was heard last when the other side was pinged
-	away    bool          // no more streams are opened
-	retired bool          // and it is closed with the last of them
-	err     error         // it is closed
+	mu             sync.Mutex
+	work           sync.Cond     // there is something to write, or the connection is closed
+	control        []byte        // frames that are written before any DATA
+	controlFramer  *http2.Framer // writes to control
+	pendingReplies int           // of them, that the other side has asked for
+	flooded        bool          // by them
+	shortQueue     streamQueue   // streams with few bytes to send go first,
+	longQueue      streamQueue   // but not alone
+	streams        map[uint32]*Stream
+	peerStreams    uint32 // streams of the other side that are open
+	nextID         uint32 // stream of this side
+	lastPeerID     uint32 // stream of the other side
+	maxPeerID      uint32 // the last of these that is taken
+	sendWindow     int64  // that the other side has for all streams
+	peerSettings   settings
+	encoder        *hpack.Encoder
+	headerBlock    bytes.Buffer  // what it has encoded
+	keepAlive      time.Duration // of KeepAlive
+	keepAliveTimer *time.Timer   // looks; nil: there is no KeepAlive
+	receivedAtPing int64         // what was heard last when the other side was pinged
+	noNewStreams   bool          // no more streams are opened
+	retired        bool          // and it is closed with the last of them
+	err            error         // it is closed
 }
 
 // settings are the other side's.
 type settings struct {
-	window     int64
-	frame      int
-	maxStreams uint32
-	tunnel     bool
+	streamWindow int64
+	maxFrame     int
+	maxStreams   uint32
+	tunnel       bool
 }
 
 // NewClient returns the end of a connection that opens it. The caller Runs it.
 func NewClient(wire net.Conn, o Options) *Conn {
 	c := newConn(wire, o)
-	c.client, c.next = true, 1
+	c.client, c.nextID = true, 1
 	c.control = append(c.control, http2.ClientPreface...)
-	c.start()
+	c.queueSettings()
 	return c
 }
 
 // NewServer returns the end of a connection that accepts it. The caller Runs it.
 func NewServer(wire net.Conn, o Options) *Conn {
 	c := newConn(wire, o)
-	c.next = 2
-	c.start()
+	c.nextID = 2
+	c.queueSettings()
 	return c
 }
 
 func newConn(wire net.Conn, o Options) *Conn {
 	c := &Conn{
-		options: o,
-		wire:    wire,
-		done:    make(chan struct{}),
-		leaving: make(chan struct{}),
-		in:      bufio.NewReaderSize(wire, readAhead(wire)),
-		streams: map[uint32]*Stream{},
-		window:  defaultWindow,
-		until:   1<<32 - 1,
-		peer:    settings{window: defaultWindow, frame: defaultFrame, maxStreams: 1<<32 - 1},
+		options:      o,
+		netConn:      wire,
+		done:         make(chan struct{}),
+		goingAway:    make(chan struct{}),
+		reader:       bufio.NewReaderSize(wire, readBufferSize(wire)),
+		streams:      map[uint32]*Stream{},
+		sendWindow:   defaultWindow,
+		maxPeerID:    1<<32 - 1,
+		peerSettings: settings{streamWindow: defaultWindow, maxFrame: defaultFrame, maxStreams: 1<<32 - 1},
 	}
 	c.work.L = &c.mu
-	c.encoder = hpack.NewEncoder(&c.block)
-	c.out = http2.NewFramer(sink{&c.control}, nil)
-	c.framer = http2.NewFramer(nil, c.in)
+	c.encoder = hpack.NewEncoder(&c.headerBlock)
+	c.controlFramer = http2.NewFramer(sliceWriter{&c.control}, nil)
+	c.framer = http2.NewFramer(nil, c.reader)
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(MaxPiece)
 	c.framer.MaxHeaderListSize = maxHeaderBytes
@@ -167,18 +167,18 @@ func newConn(wire net.Conn, o Options) *Conn {
 	return c
 }
 
-// readAhead is how many bytes are read at a time, where that spares system calls: TLS keeps what it has read itself.
-func readAhead(wire net.Conn) int {
+// readBufferSize is how many bytes are read at a time, where that spares system calls: TLS keeps what it has read itself.
+func readBufferSize(wire net.Conn) int {
 	if _, ok := wire.(*tls.Conn); ok {
 		return 4 << 10
 	}
 	return 64 << 10
 }
 
-// start has the settings be written first.
-func (c *Conn) start() {
+// queueSettings has the settings be written first.
+func (c *Conn) queueSettings() {
 	all := []http2.Setting{
-		{ID: http2.SettingInitialWindowSize, Val: initialWindow},
+		{ID: http2.SettingInitialWindowSize, Val: initialStreamWindow},
 		{ID: http2.SettingMaxFrameSize, Val: MaxPiece},
 		{ID: http2.SettingMaxHeaderListSize, Val: maxHeaderBytes},
 	}
@@ -188,12 +188,12 @@ func (c *Conn) start() {
 	if c.options.MaxStreams > 0 {
 		all = append(all, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: c.options.MaxStreams})
 	}
-	if c.options.Tunnel {
+	if c.options.EnableTunnel {
 		all = append(all, http2.Setting{ID: SettingTunnel, Val: 1})
 	}
-	_ = c.out.WriteSettings(all...) // into memory, as all that is written to out
-	c.flight.window = leastInFlight
-	_ = c.out.WriteWindowUpdate(0, leastInFlight-defaultWindow)
+	_ = c.controlFramer.WriteSettings(all...) // into memory, as all that is written to out
+	c.recvWindow.size = initialConnWindow
+	_ = c.controlFramer.WriteWindowUpdate(0, initialConnWindow-defaultWindow)
 }
 
 // Run serves the connection until it ends, and returns why. It closes the connection below.
@@ -206,7 +206,7 @@ func (c *Conn) Run() error {
 	streams, unsent := c.streams, make([]*Buffer, 0, len(c.streams))
 	c.streams = nil
 	for _, s := range streams {
-		unsent = append(unsent, s.drop())
+		unsent = append(unsent, s.discardQueue())
 	}
 	c.mu.Unlock()
 	for _, b := range unsent {
@@ -228,34 +228,34 @@ func (c *Conn) Close(err error) {
 	first := c.err == nil
 	if first {
 		c.err = err
-		c.leave()
-		if c.alarm != nil {
-			c.alarm.Stop()
+		c.closeGoingAway()
+		if c.keepAliveTimer != nil {
+			c.keepAliveTimer.Stop()
 		}
 		c.work.Broadcast()
 	}
 	c.mu.Unlock()
 	if first {
 		close(c.done)
-		if secure, ok := c.wire.(*tls.Conn); ok {
+		if secure, ok := c.netConn.(*tls.Conn); ok {
 			_ = secure.NetConn().Close() // TLS would wait for what it has written
 		}
-		_ = c.wire.Close()
+		_ = c.netConn.Close()
 	}
 }
 
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Leaving is closed when the other end has said that it takes no more streams, or the connection has ended.
-func (c *Conn) Leaving() <-chan struct{} { return c.leaving }
+// GoingAway is closed when the other end has said that it takes no more streams, or the connection has ended.
+func (c *Conn) GoingAway() <-chan struct{} { return c.goingAway }
 
-// leave closes leaving, which may be closed. The caller holds mu.
-func (c *Conn) leave() {
+// closeGoingAway closes leaving, which may be closed. The caller holds mu.
+func (c *Conn) closeGoingAway() {
 	select {
-	case <-c.leaving:
+	case <-c.goingAway:
 	default:
-		close(c.leaving)
+		close(c.goingAway)
 	}
 }
 
@@ -270,21 +270,23 @@ func (c *Conn) Err() error {
 func (c *Conn) Usable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.err == nil && !c.away && c.next < 1<<31
+	return c.err == nil && !c.noNewStreams && c.nextID < 1<<31
 }
 
-// MayTunnel says whether the other side has sent SettingTunnel. It is known once a header has arrived.
-func (c *Conn) MayTunnel() bool {
+// TunnelEnabled says whether the other side has sent SettingTunnel. It is known once a header has arrived.
+func (c *Conn) TunnelEnabled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.peer.tunnel
+	return c.peerSettings.tunnel
 }
 
-// HeardSince says whether anything has arrived since a time.
-func (c *Conn) HeardSince(t time.Time) bool { return c.heard.Load() > int64(t.Sub(started)) }
+// ReceivedSince says whether anything has arrived since a time.
+func (c *Conn) ReceivedSince(t time.Time) bool {
+	return c.lastReceived.Load() > int64(t.Sub(clockStart))
+}
 
-// Streams is how many are open.
-func (c *Conn) Streams() int {
+// StreamCount is how many are open.
+func (c *Conn) StreamCount() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.streams)
@@ -294,8 +296,8 @@ func (c *Conn) Streams() int {
 func (c *Conn) GoAway() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.until = c.last
-	_ = c.out.WriteGoAway(c.last, http2.ErrCodeNo, nil)
+	c.maxPeerID = c.lastPeerID
+	_ = c.controlFramer.WriteGoAway(c.lastPeerID, http2.ErrCodeNo, nil)
 	c.work.Signal()
 }
 
@@ -304,14 +306,14 @@ func (c *Conn) GoAway() {
 func (c *Conn) Retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.away, c.retired = true, true
-	c.closeEmpty()
+	c.noNewStreams, c.retired = true, true
+	c.closeIfIdle()
 }
 
-// closeEmpty has a connection that has been retired and has no streams be closed, when all is written or is not taken. The caller holds mu.
-func (c *Conn) closeEmpty() {
+// closeIfIdle has a connection that has been retired and has no streams be closed, when all is written or is not taken. The caller holds mu.
+func (c *Conn) closeIfIdle() {
 	if c.retired && len(c.streams) == 0 {
-		_ = c.wire.SetWriteDeadline(time.Now().Add(linger)) // an error would come back with the next write
+		_ = c.netConn.SetWriteDeadline(time.Now().Add(lingerTimeout)) // an error would come back with the next write
 		c.work.Signal()
 	}
 }
@@ -322,18 +324,18 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.away, c.next >= 1<<31:
+	case c.noNewStreams, c.nextID >= 1<<31:
 		return nil, ErrGoingAway
 	case c.err != nil:
 		return nil, c.err
-	case uint32(len(c.streams))-c.theirs >= c.peer.maxStreams:
-		return nil, ErrTooMany
+	case uint32(len(c.streams))-c.peerStreams >= c.peerSettings.maxStreams:
+		return nil, ErrTooManyStreams
 	}
-	s := &Stream{conn: c, id: c.next, window: c.peer.window, size: initialWindow, left: initialWindow, ended: end, endSent: end}
+	s := &Stream{conn: c, id: c.nextID, sendWindow: c.peerSettings.streamWindow, recvWindow: initialStreamWindow, recvAvailable: initialStreamWindow, sendEnded: end, endSent: end}
 	s.receiver = bind(s)
-	c.next += 2
+	c.nextID += 2
 	c.streams[s.id] = s
-	c.header(s.id, header, end)
+	c.queueHeader(s.id, header, end)
 	return s, nil
 }
 
@@ -345,35 +347,35 @@ func (c *Conn) KeepAlive(every time.Duration) {
 	if every <= 0 || c.err != nil {
 		return
 	}
-	c.every, c.pinged = every, 0
-	if c.alarm == nil {
-		c.heard.Store(now())
-		c.alarm = time.AfterFunc(every, c.look)
+	c.keepAlive, c.receivedAtPing = every, 0
+	if c.keepAliveTimer == nil {
+		c.lastReceived.Store(now())
+		c.keepAliveTimer = time.AfterFunc(every, c.checkKeepAlive)
 		return
 	}
-	c.alarm.Reset(every)
+	c.keepAliveTimer.Reset(every)
 }
 
-// look pings the other end if it is silent, or gives it up, and looks again.
-func (c *Conn) look() {
+// checkKeepAlive pings the other end if it is silent, or gives it up, and looks again.
+func (c *Conn) checkKeepAlive() {
 	c.mu.Lock()
-	heard, next := c.heard.Load(), c.every
+	heard, next := c.lastReceived.Load(), c.keepAlive
 	silent := time.Duration(now() - heard)
 	switch {
 	case c.err != nil:
 		c.mu.Unlock()
 		return
-	case silent < c.every:
+	case silent < c.keepAlive:
 		next -= silent
-	case c.pinged == heard:
+	case c.receivedAtPing == heard:
 		c.mu.Unlock()
 		c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
 		return
 	case len(c.streams) > 0:
-		c.pinged = heard
-		_ = c.out.WritePing(false, [8]byte{})
+		c.receivedAtPing = heard
+		_ = c.controlFramer.WritePing(false, [8]byte{})
 		c.work.Signal()
 	}
-	c.alarm.Reset(next)
+	c.keepAliveTimer.Reset(next)
 	c.mu.Unlock()
 }

@@ -191,7 +191,7 @@ func TestServerWithAnotherClient(t *testing.T) {
 		})
 	}
 	all.Wait()
-	until(t, "all streams are forgotten", func() bool { return server.Streams() == 0 })
+	until(t, "all streams are forgotten", func() bool { return server.StreamCount() == 0 })
 }
 
 func httptestRequest(body []byte) *http.Request {
@@ -228,7 +228,7 @@ func TestClientWithAnotherServer(t *testing.T) {
 			}
 		})
 	}
-	until(t, "all streams are forgotten", func() bool { return c.Streams() == 0 })
+	until(t, "all streams are forgotten", func() bool { return c.StreamCount() == 0 })
 	c.Close(nil)
 }
 
@@ -249,17 +249,17 @@ func TestStalledReader(t *testing.T) {
 	client, _ := pair(t, func(*Stream, []hpack.HeaderField) Receiver { return <-receivers })
 	first := open(t, client, &stream{})
 	send(first, noise(4<<20))
-	until(t, "a window has arrived", func() bool { n, _, _ := stalled.got(); return n == initialWindow })
+	until(t, "a window has arrived", func() bool { n, _, _ := stalled.got(); return n == initialStreamWindow })
 	second := open(t, client, &stream{})
 	send(second, noise(4<<20))
 	until(t, "all has arrived beside it", func() bool { n, _, _ := other.got(); return n == 4<<20 })
-	if n, _, _ := stalled.got(); n != initialWindow {
+	if n, _, _ := stalled.got(); n != initialStreamWindow {
 		t.Errorf("%d bytes have come to a reader that stalls", n)
 	}
 	client.mu.Lock()
 	queued := first.queued
 	client.mu.Unlock()
-	if queued != 4<<20-initialWindow {
+	if queued != 4<<20-initialStreamWindow {
 		t.Errorf("%d bytes wait", queued)
 	}
 	first.Reset(http2.ErrCodeCancel)
@@ -273,11 +273,11 @@ func TestStalledReader(t *testing.T) {
 func TestFewBytesGoFirst(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
-	c.window = 1 << 30
+	c.sendWindow = 1 << 30
 	var many []*Stream
 	for range 100 {
 		s := open(t, c, &stream{})
-		send(s, make([]byte, initialWindow))
+		send(s, make([]byte, initialStreamWindow))
 		many = append(many, s)
 	}
 	small := open(t, c, &stream{})
@@ -285,18 +285,18 @@ func TestFewBytesGoFirst(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.control = c.control[:0]
-	_, done := c.gather(nil, nil)
-	if small.queued != 0 || small.first != nil {
+	_, done := c.fillBatch(nil, nil)
+	if small.queued != 0 || small.firstBuffer != nil {
 		t.Error("the few bytes are not in the first batch")
 	}
-	if many[0].queued == initialWindow {
+	if many[0].queued == initialStreamWindow {
 		t.Error("nor is anything of the others")
 	}
-	for c.many.first != nil || c.few.first != nil {
-		_, done = c.gather(nil, done)
+	for c.longQueue.first != nil || c.shortQueue.first != nil {
+		_, done = c.fillBatch(nil, done)
 	}
 	for i, s := range many {
-		if want := initialWindow - defaultWindow; s.queued != want {
+		if want := initialStreamWindow - defaultWindow; s.queued != want {
 			t.Errorf("stream %d has %d bytes left, not %d: all have their turn", i, s.queued, want)
 		}
 	}
@@ -306,26 +306,26 @@ func TestFewBytesGoFirst(t *testing.T) {
 func TestWholePieces(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
-	c.window, c.peer.frame = 1<<30, MaxPiece
+	c.sendWindow, c.peerSettings.maxFrame = 1<<30, MaxPiece
 	s := open(t, c, &stream{})
 	for range 4 {
 		s.Send(NewBuffer(40 << 10))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.control, s.window = c.control[:0], 100<<10
+	c.control, s.sendWindow = c.control[:0], 100<<10
 	var lengths []int
 	for range 2 {
-		for c.many.first != nil || c.few.first != nil {
-			out, _ := c.gather(nil, nil)
+		for c.longQueue.first != nil || c.shortQueue.first != nil {
+			out, _ := c.fillBatch(nil, nil)
 			for len(out) > 0 {
 				n := int(out[0])<<16 | int(out[1])<<8 | int(out[2])
 				lengths = append(lengths, n>>10)
 				out = out[frameHeader+n:]
 			}
 		}
-		s.window = 1 << 20
-		c.ready(s)
+		s.sendWindow = 1 << 20
+		c.schedule(s)
 	}
 	if want := []int{40, 40, 20, 20 + 40}; !slices.Equal(lengths, want) {
 		t.Errorf("frames of %v KiB, not %v", lengths, want)
@@ -339,19 +339,19 @@ func TestWindowsGrow(t *testing.T) {
 		held            int
 		want            int32
 	}{
-		"near":           {0, 10 * time.Millisecond, 0, 2 * initialWindow},
-		"slow":           {0, 100 * time.Millisecond, 0, initialWindow},
-		"far":            {200 * time.Millisecond, 100 * time.Millisecond, 0, 2 * initialWindow},
-		"it is not read": {0, 10 * time.Millisecond, initialWindow, initialWindow},
+		"near":           {0, 10 * time.Millisecond, 0, 2 * initialStreamWindow},
+		"slow":           {0, 100 * time.Millisecond, 0, initialStreamWindow},
+		"far":            {200 * time.Millisecond, 100 * time.Millisecond, 0, 2 * initialStreamWindow},
+		"it is not read": {0, 10 * time.Millisecond, initialStreamWindow, initialStreamWindow},
 	} {
 		a, _ := net.Pipe()
 		c := NewClient(a, Options{})
-		c.flight.roundTrip = at.roundTrip
+		c.recvWindow.roundTrip = at.roundTrip
 		s := open(t, c, &stream{})
-		s.held = int32(at.held + initialWindow/2)
-		s.updated = now() - int64(at.took)
-		if s.Credit(initialWindow / 2); s.size != at.want {
-			t.Errorf("%s: the window is %d, not %d", name, s.size, at.want)
+		s.uncredited = int32(at.held + initialStreamWindow/2)
+		s.lastUpdate = now() - int64(at.took)
+		if s.Credit(initialStreamWindow / 2); s.recvWindow != at.want {
+			t.Errorf("%s: the window is %d, not %d", name, s.recvWindow, at.want)
 		}
 	}
 }
@@ -381,7 +381,7 @@ func TestEnds(t *testing.T) {
 			}
 		})
 	})
-	until(t, "both forget it", func() bool { return client.Streams() == 0 && server.Streams() == 0 })
+	until(t, "both forget it", func() bool { return client.StreamCount() == 0 && server.StreamCount() == 0 })
 
 	theirs, ours = &stream{}, &stream{}
 	s = open(t, client, ours)
@@ -393,7 +393,7 @@ func TestEnds(t *testing.T) {
 	if _, _, err := theirs.got(); !errors.As(err, &reset) || reset.Code != http2.ErrCodeNo {
 		t.Errorf("%v", err)
 	}
-	until(t, "both forget it", func() bool { return client.Streams() == 0 && server.Streams() == 0 })
+	until(t, "both forget it", func() bool { return client.StreamCount() == 0 && server.StreamCount() == 0 })
 }
 
 // A connection that is lost ends its streams, once each, and its goroutines.
@@ -446,9 +446,9 @@ func TestSilence(t *testing.T) {
 	client, server := pair(t, echoes)
 	open(t, client, &stream{})
 	client.KeepAlive(20 * time.Millisecond)
-	began := client.heard.Load()
+	began := client.lastReceived.Load()
 	until(t, "it is pinged ten times", func() bool {
-		return client.Err() != nil || time.Duration(client.heard.Load()-began) > 200*time.Millisecond
+		return client.Err() != nil || time.Duration(client.lastReceived.Load()-began) > 200*time.Millisecond
 	})
 	if client.Err() != nil {
 		t.Error(client.Err())
@@ -482,7 +482,7 @@ func TestStreamsThatAreNotTaken(t *testing.T) {
 	r := &stream{}
 	open(t, client, r)
 	until(t, "an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.header) > 0 })
-	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrTooMany) {
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrTooManyStreams) {
 		t.Error(err)
 	}
 	first.Reset(http2.ErrCodeCancel)
@@ -502,7 +502,7 @@ func TestStreamsThatAreNotTaken(t *testing.T) {
 func TestLeaving(t *testing.T) {
 	leaving := func(c *Conn) bool {
 		select {
-		case <-c.Leaving():
+		case <-c.GoingAway():
 			return true
 		default:
 			return false
@@ -572,7 +572,7 @@ func FuzzRead(f *testing.F) {
 			_, _ = a.Write(frames)
 			_ = a.Close()
 		}()
-		if err := server.Run(); err == nil || server.Streams() != 0 {
+		if err := server.Run(); err == nil || server.StreamCount() != 0 {
 			t.Error("it has not ended")
 		}
 	})
@@ -642,14 +642,14 @@ func TestRetireToTheMute(t *testing.T) {
 		synctest.Wait() // until a batch is on its way
 		s.Reset(http2.ErrCodeCancel)
 		client.Retire()
-		<-time.After(linger - time.Millisecond)
+		<-time.After(lingerTimeout - time.Millisecond)
 		if err := client.Err(); err != nil {
 			t.Errorf("it is closed before its time: %v", err)
 		}
-		<-time.After(reasonWait + 2*time.Millisecond) // it listens for a reason
+		<-time.After(closeNoticeTimeout + 2*time.Millisecond) // it listens for a reason
 		synctest.Wait()
 		if client.Err() == nil {
-			t.Errorf("it is open after %s", linger)
+			t.Errorf("it is open after %s", lingerTimeout)
 			client.Close(nil)
 		}
 	})

@@ -110,7 +110,7 @@ func TestEndInTheOpeningHeader(t *testing.T) {
 	if _, end, err := r.got(); !end || err != nil {
 		t.Error(end, err)
 	}
-	until(t, "nothing is left", func() bool { return server.Streams() == 0 })
+	until(t, "nothing is left", func() bool { return server.StreamCount() == 0 })
 }
 
 // A header that is too large ends its stream, and what still arrives for that does no harm to the connection and its other streams.
@@ -144,13 +144,13 @@ func TestStreamsAfterGoAway(t *testing.T) {
 	must(t, f.WriteHeaders(opening(3, false)))
 	must(t, f.WriteData(3, false, []byte("data")))
 	answered(t, f)
-	if taken.Load() != 1 || server.Streams() != 1 {
-		t.Errorf("%d streams were taken, %d are open", taken.Load(), server.Streams())
+	if taken.Load() != 1 || server.StreamCount() != 1 {
+		t.Errorf("%d streams were taken, %d are open", taken.Load(), server.StreamCount())
 	}
 }
 
 // mostStreams is more than it takes of them, as 13 bytes each, to be more than may wait.
-const mostStreams = 2 * maxControl / 13 * 2
+const mostStreams = 2 * maxControlBytes / 13 * 2
 
 // Who opens streams that are refused, or broken off, and reads nothing of that is sent away before it costs much memory.
 func TestFloodOfStreams(t *testing.T) {
@@ -158,12 +158,12 @@ func TestFloodOfStreams(t *testing.T) {
 		"refused": func(*Stream, []hpack.HeaderField) Receiver { return nil },
 		"broken off": func(s *Stream, _ []hpack.HeaderField) Receiver {
 			s.Reset(http2.ErrCodeCancel)
-			return Unserved{}
+			return DiscardReceiver{}
 		},
 		"answered": func(s *Stream, _ []hpack.HeaderField) Receiver {
 			s.Header([]hpack.HeaderField{{Name: "reason", Value: strings.Repeat("~", 4<<10)}}, true)
 			s.Close(nil)
-			return Unserved{}
+			return DiscardReceiver{}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

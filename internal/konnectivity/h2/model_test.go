@@ -127,7 +127,7 @@ func (m *side) send(e *modelEnd, n int) {
 		b.Bytes()[i] = sequence(e.stream.id, m.client, e.sent+i)
 	}
 	m.due.Add(int64(n))
-	b.Owe(m, n)
+	b.SetWindow(m, n)
 	e.stream.Send(b)
 	e.sent += n
 }
@@ -161,7 +161,7 @@ func (m *side) step(random *rand.Rand) {
 		e.stream.Reset(http2.ErrCodeCancel)
 	case what == 99:
 		e.rough.Store(true)
-		e.stream.Break(http2.ErrCodeCancel)
+		e.stream.ResetAfterSend(http2.ErrCodeCancel)
 	}
 }
 
@@ -198,8 +198,8 @@ func (m *side) check(t *testing.T, others map[uint32]*modelEnd) {
 			t.Errorf("client %v, stream %d, orderly %v: %d bytes of %d, %d ends, broken off %d times, %s", m.client, e.stream.id, orderly, e.got, sent, e.ends, e.lost, e.wrong)
 		}
 		m.conn.mu.Lock()
-		if s := e.stream; s.held != 0 || s.left+s.spare != s.size || s.first != nil || s.queued != 0 {
-			t.Errorf("client %v, stream %d: a window of %d with %d left, %d spare, %d held; %d queued", m.client, s.id, s.size, s.left, s.spare, s.held, s.queued)
+		if s := e.stream; s.uncredited != 0 || s.recvAvailable+s.unannounced != s.recvWindow || s.firstBuffer != nil || s.queued != 0 {
+			t.Errorf("client %v, stream %d: a window of %d with %d left, %d spare, %d held; %d queued", m.client, s.id, s.recvWindow, s.recvAvailable, s.unannounced, s.uncredited, s.queued)
 		}
 		m.conn.mu.Unlock()
 	}
@@ -243,9 +243,9 @@ func model(t *testing.T, seed uint64) {
 	}
 	began := time.Now()
 	until(t, "nothing is left", func() bool {
-		return near.conn.Streams() == 0 && far.conn.Streams() == 0 && near.due.Load() == 0 && far.due.Load() == 0
+		return near.conn.StreamCount() == 0 && far.conn.StreamCount() == 0 && near.due.Load() == 0 && far.due.Load() == 0
 	})
-	if time.Since(began) > linger {
+	if time.Since(began) > lingerTimeout {
 		t.Error("a stream was left until nobody waited for it any more")
 	}
 	near.conn.Close(nil)

@@ -13,17 +13,17 @@ import (
 
 // read reads the connection until it ends, and returns why.
 func (c *Conn) read() error {
-	_ = c.wire.SetReadDeadline(time.Now().Add(handshakeTime))
+	_ = c.netConn.SetReadDeadline(time.Now().Add(handshakeTimeout))
 	if !c.client {
 		preface := make([]byte, len(http2.ClientPreface))
-		if _, err := io.ReadFull(c.in, preface); err != nil {
+		if _, err := io.ReadFull(c.reader, preface); err != nil {
 			return err
 		}
 		if string(preface) != http2.ClientPreface {
 			return fmt.Errorf("%w: it says %q", ErrNotHTTP2, preface)
 		}
-	} else if said, _ := c.in.Peek(len("HTTP")); string(said) == "HTTP" { // the length of no frame
-		line, _ := c.in.ReadSlice('\n') // no more than is read ahead
+	} else if said, _ := c.reader.Peek(len("HTTP")); string(said) == "HTTP" { // the length of no frame
+		line, _ := c.reader.ReadSlice('\n') // no more than is read ahead
 		return fmt.Errorf("%w: it answers %q", ErrNotHTTP2, bytes.TrimSpace(line))
 	}
 	for first := true; ; first = false {
@@ -35,38 +35,38 @@ func (c *Conn) read() error {
 			err = c.readFrame(h)
 		}
 		if first {
-			_ = c.wire.SetReadDeadline(time.Time{})
+			_ = c.netConn.SetReadDeadline(time.Time{})
 		}
 		var broken http2.StreamError
 		if errors.As(err, &broken) {
-			c.breakOff(broken.StreamID, broken.Code)
+			c.resetStream(broken.StreamID, broken.Code)
 			err = nil
 		}
 		if err != nil {
-			c.sayWhy(err)
+			c.writeGoAway(err)
 			return err
 		}
 	}
 }
 
-// sayWhy tells the other side what it has done wrong. Whether it hears it before the connection is closed does not matter.
-func (c *Conn) sayWhy(err error) {
+// writeGoAway tells the other side what it has done wrong. Whether it hears it before the connection is closed does not matter.
+func (c *Conn) writeGoAway(err error) {
 	var code http2.ConnectionError
 	if !errors.As(err, &code) {
 		return
 	}
 	var frame []byte
 	c.mu.Lock()
-	last := c.last
+	last := c.lastPeerID
 	c.mu.Unlock()
-	_ = http2.NewFramer(sink{&frame}, nil).WriteGoAway(last, http2.ErrCode(code), nil)
-	_ = c.wire.SetWriteDeadline(time.Now().Add(time.Second))
-	_, _ = c.wire.Write(frame)
+	_ = http2.NewFramer(sliceWriter{&frame}, nil).WriteGoAway(last, http2.ErrCode(code), nil)
+	_ = c.netConn.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = c.netConn.Write(frame)
 }
 
 // readFrame reads the rest of a frame, and does what it says.
 func (c *Conn) readFrame(h http2.FrameHeader) error {
-	c.heard.Store(now())
+	c.lastReceived.Store(now())
 	if h.Type == http2.FrameData {
 		return c.readData(h)
 	}
@@ -80,13 +80,13 @@ func (c *Conn) readFrame(h http2.FrameHeader) error {
 	case *http2.SettingsFrame:
 		return c.readSettings(f)
 	case *http2.WindowUpdateFrame:
-		return c.readWindow(f)
+		return c.readWindowUpdate(f)
 	case *http2.RSTStreamFrame:
-		c.end(f.StreamID, reason(f))
+		c.endStream(f.StreamID, resetError(f))
 	case *http2.PingFrame:
 		if !f.IsAck() {
 			c.mu.Lock()
-			c.answer(func() error { return c.out.WritePing(true, f.Data) })
+			c.reply(func() error { return c.controlFramer.WritePing(true, f.Data) })
 			c.mu.Unlock()
 		}
 	case *http2.GoAwayFrame:
@@ -97,8 +97,8 @@ func (c *Conn) readFrame(h http2.FrameHeader) error {
 	return nil // priorities, and frames that nobody knows
 }
 
-// reason is why the other side has broken a stream off.
-func reason(f *http2.RSTStreamFrame) error {
+// resetError is why the other side has broken a stream off.
+func resetError(f *http2.RSTStreamFrame) error {
 	if f.ErrCode == http2.ErrCodeRefusedStream {
 		return ErrRefused
 	}
@@ -108,7 +108,7 @@ func reason(f *http2.RSTStreamFrame) error {
 // readData reads the payload of a DATA frame into a Buffer of its own.
 func (c *Conn) readData(h http2.FrameHeader) error {
 	b := NewBuffer(int(h.Length))
-	if _, err := io.ReadFull(c.in, b.Bytes()); err != nil {
+	if _, err := io.ReadFull(c.reader, b.Bytes()); err != nil {
 		b.Release()
 		return err
 	}
@@ -121,12 +121,12 @@ func (c *Conn) readData(h http2.FrameHeader) error {
 		b.Skip(1)
 	}
 	end := h.Flags.Has(http2.FlagDataEndStream)
-	s, err := c.receive(h.StreamID, h.Length, end)
+	s, err := c.countReceived(h.StreamID, h.Length, end)
 	if s == nil {
 		b.Release()
 		return err
 	}
-	if b.Owe(s, int(h.Length)); b.Len() == 0 {
+	if b.SetWindow(s, int(h.Length)); b.Len() == 0 {
 		b.Release()
 		b = nil
 	}
@@ -134,12 +134,12 @@ func (c *Conn) readData(h http2.FrameHeader) error {
 	return nil
 }
 
-// receive counts what has arrived for a stream; nil: it has been given up.
-func (c *Conn) receive(id, n uint32, end bool) (*Stream, error) {
+// countReceived counts what has arrived for a stream; nil: it has been given up.
+func (c *Conn) countReceived(id, n uint32, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if grant := c.flight.land(int64(n)); grant > 0 {
-		_ = c.out.WriteWindowUpdate(0, uint32(grant))
+	if grant := c.recvWindow.receive(int64(n)); grant > 0 {
+		_ = c.controlFramer.WriteWindowUpdate(0, uint32(grant))
 		c.work.Signal()
 	}
 	s := c.streams[id]
@@ -148,43 +148,43 @@ func (c *Conn) receive(id, n uint32, end bool) (*Stream, error) {
 		return nil, http2.ConnectionError(http2.ErrCodeProtocol)
 	case s == nil:
 		return nil, nil
-	case s.over:
+	case s.recvEnded:
 		return nil, http2.StreamError{StreamID: id, Code: http2.ErrCodeStreamClosed}
-	case int64(n) > int64(s.left):
+	case int64(n) > int64(s.recvAvailable):
 		return nil, http2.StreamError{StreamID: id, Code: http2.ErrCodeFlowControl}
 	}
-	s.left -= int32(n)
-	s.held += int32(n)
+	s.recvAvailable -= int32(n)
+	s.uncredited += int32(n)
 	if end {
-		s.over = true
-		c.forget(s)
+		s.recvEnded = true
+		c.removeIfEnded(s)
 	}
 	return s, nil
 }
 
 // isIdle says that a stream has never been opened.
 func (c *Conn) isIdle(id uint32) bool {
-	if c.isTheirs(id) {
-		return id == 0 || id > c.last
+	if c.isPeerStream(id) {
+		return id == 0 || id > c.lastPeerID
 	}
-	return id == 0 || id >= c.next
+	return id == 0 || id >= c.nextID
 }
 
 func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 	if f.Truncated {
-		c.breakOff(f.StreamID, http2.ErrCodeEnhanceYourCalm)
+		c.resetStream(f.StreamID, http2.ErrCodeEnhanceYourCalm)
 		return nil
 	}
 	c.mu.Lock()
 	s := c.streams[f.StreamID]
 	switch {
-	case s != nil && s.over:
+	case s != nil && s.recvEnded:
 		c.mu.Unlock()
 		return http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeStreamClosed}
 	case s != nil:
 		if f.StreamEnded() {
-			s.over = true
-			c.forget(s)
+			s.recvEnded = true
+			c.removeIfEnded(s)
 		}
 		c.mu.Unlock()
 		s.receiver.Header(s, f.Fields, f.StreamEnded())
@@ -192,35 +192,35 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 	case !c.isIdle(f.StreamID):
 		c.mu.Unlock()
 		return nil // it has been given up
-	case !c.isTheirs(f.StreamID):
+	case !c.isPeerStream(f.StreamID):
 		c.mu.Unlock()
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	c.last = f.StreamID
-	if f.StreamID > c.until { // it has been told that this is not taken
+	c.lastPeerID = f.StreamID
+	if f.StreamID > c.maxPeerID { // it has been told that this is not taken
 		c.mu.Unlock()
 		return nil
 	}
-	if c.options.Accept == nil || c.options.MaxStreams > 0 && c.theirs >= c.options.MaxStreams {
-		c.reset(f.StreamID, http2.ErrCodeRefusedStream)
+	if c.options.Accept == nil || c.options.MaxStreams > 0 && c.peerStreams >= c.options.MaxStreams {
+		c.replyReset(f.StreamID, http2.ErrCodeRefusedStream)
 		c.mu.Unlock()
 		return nil
 	}
-	s = &Stream{conn: c, id: f.StreamID, receiver: Unserved{}, window: c.peer.window, size: initialWindow, left: initialWindow, over: f.StreamEnded()}
+	s = &Stream{conn: c, id: f.StreamID, receiver: DiscardReceiver{}, sendWindow: c.peerSettings.streamWindow, recvWindow: initialStreamWindow, recvAvailable: initialStreamWindow, recvEnded: f.StreamEnded()}
 	c.streams[s.id] = s
-	c.theirs++
+	c.peerStreams++
 	c.mu.Unlock()
-	if c.accept(s, f.Fields); f.StreamEnded() {
+	if c.acceptStream(s, f.Fields); f.StreamEnded() {
 		s.receiver.Data(s, nil, true)
 	}
 	return nil
 }
 
-// accept asks who receives what arrives.
-func (c *Conn) accept(s *Stream, header []hpack.HeaderField) {
+// acceptStream asks who receives what arrives.
+func (c *Conn) acceptStream(s *Stream, header []hpack.HeaderField) {
 	r := c.options.Accept(s, header)
 	if r == nil {
-		c.breakOff(s.id, http2.ErrCodeRefusedStream)
+		c.resetStream(s.id, http2.ErrCodeRefusedStream)
 		return
 	}
 	c.mu.Lock()
@@ -228,28 +228,28 @@ func (c *Conn) accept(s *Stream, header []hpack.HeaderField) {
 	c.mu.Unlock()
 }
 
-// Unserved is the Receiver of a stream that nobody serves: what arrives is dropped.
-type Unserved struct{}
+// DiscardReceiver is the Receiver of a stream that nobody serves: what arrives is dropped.
+type DiscardReceiver struct{}
 
 // Header implements Receiver.
-func (Unserved) Header(*Stream, []hpack.HeaderField, bool) {}
+func (DiscardReceiver) Header(*Stream, []hpack.HeaderField, bool) {}
 
 // Data implements Receiver.
-func (Unserved) Data(_ *Stream, b *Buffer, _ bool) { b.Release() }
+func (DiscardReceiver) Data(_ *Stream, b *Buffer, _ bool) { b.Release() }
 
 // Ended implements Receiver.
-func (Unserved) Ended(*Stream, error) {}
+func (DiscardReceiver) Ended(*Stream, error) {}
 
 func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.IsAck() {
-		if asked := c.asked.Load(); asked != 0 {
-			c.flight.roundTrip = time.Duration(now() - asked)
+		if asked := c.settingsSent.Load(); asked != 0 {
+			c.recvWindow.roundTrip = time.Duration(now() - asked)
 		}
 		return nil
 	}
-	window := c.peer.window
+	window := c.peerSettings.streamWindow
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		if err := s.Valid(); err != nil {
 			return err
@@ -258,40 +258,40 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 		case http2.SettingInitialWindowSize:
 			window = int64(s.Val)
 		case http2.SettingMaxFrameSize:
-			c.peer.frame = int(s.Val)
+			c.peerSettings.maxFrame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
-			c.peer.maxStreams = s.Val
+			c.peerSettings.maxStreams = s.Val
 		case http2.SettingHeaderTableSize:
 			c.encoder.SetMaxDynamicTableSizeLimit(min(s.Val, 4096))
 		case SettingTunnel:
-			c.peer.tunnel = s.Val == 1
+			c.peerSettings.tunnel = s.Val == 1
 		}
 		return nil
 	})
-	c.answer(c.out.WriteSettingsAck)
+	c.reply(c.controlFramer.WriteSettingsAck)
 	if err != nil {
 		return err
 	}
-	return c.resize(window - c.peer.window)
+	return c.adjustWindows(window - c.peerSettings.streamWindow)
 }
 
-// resize changes the windows of all streams (RFC 9113, 6.9.2).
-func (c *Conn) resize(by int64) error {
-	c.peer.window += by
+// adjustWindows changes the windows of all streams (RFC 9113, 6.9.2).
+func (c *Conn) adjustWindows(by int64) error {
+	c.peerSettings.streamWindow += by
 	for _, s := range c.streams {
-		if s.window += by; s.window > 1<<31-1 {
+		if s.sendWindow += by; s.sendWindow > 1<<31-1 {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		c.ready(s)
+		c.schedule(s)
 	}
 	return nil
 }
 
-func (c *Conn) readWindow(f *http2.WindowUpdateFrame) error {
+func (c *Conn) readWindowUpdate(f *http2.WindowUpdateFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.StreamID == 0 {
-		if c.window += int64(f.Increment); c.window > 1<<31-1 {
+		if c.sendWindow += int64(f.Increment); c.sendWindow > 1<<31-1 {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
 		c.work.Signal()
@@ -304,10 +304,10 @@ func (c *Conn) readWindow(f *http2.WindowUpdateFrame) error {
 	case s == nil:
 		return nil
 	}
-	if s.window += int64(f.Increment); s.window > 1<<31-1 {
+	if s.sendWindow += int64(f.Increment); s.sendWindow > 1<<31-1 {
 		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
 	}
-	c.ready(s)
+	c.schedule(s)
 	return nil
 }
 
@@ -315,39 +315,39 @@ func (c *Conn) readWindow(f *http2.WindowUpdateFrame) error {
 func (c *Conn) readGoAway(f *http2.GoAwayFrame) {
 	var lost []*Stream
 	c.mu.Lock()
-	c.away = true
-	c.leave()
+	c.noNewStreams = true
+	c.closeGoingAway()
 	for id, s := range c.streams {
-		if !c.isTheirs(id) && id > f.LastStreamID {
+		if !c.isPeerStream(id) && id > f.LastStreamID {
 			lost = append(lost, s)
 		}
 	}
 	c.mu.Unlock()
 	for _, s := range lost {
-		c.end(s.id, ErrGoingAway)
+		c.endStream(s.id, ErrGoingAway)
 	}
 }
 
-// breakOff resets a stream, and tells its Receiver.
-func (c *Conn) breakOff(id uint32, code http2.ErrCode) {
+// resetStream resets a stream, and tells its Receiver.
+func (c *Conn) resetStream(id uint32, code http2.ErrCode) {
 	c.mu.Lock()
-	if c.isTheirs(id) {
-		c.last = max(c.last, id) // it may be the first that is heard of it
+	if c.isPeerStream(id) {
+		c.lastPeerID = max(c.lastPeerID, id) // it may be the first that is heard of it
 	}
-	c.reset(id, code)
+	c.replyReset(id, code)
 	c.mu.Unlock()
-	c.end(id, http2.StreamError{StreamID: id, Code: code})
+	c.endStream(id, http2.StreamError{StreamID: id, Code: code})
 }
 
-// end ends a stream that is broken off.
-func (c *Conn) end(id uint32, err error) {
+// endStream ends a stream that is broken off.
+func (c *Conn) endStream(id uint32, err error) {
 	c.mu.Lock()
 	s := c.streams[id]
 	if s == nil {
 		c.mu.Unlock()
 		return
 	}
-	unsent := s.drop()
+	unsent := s.discardQueue()
 	c.remove(s)
 	c.mu.Unlock()
 	releaseAll(unsent)

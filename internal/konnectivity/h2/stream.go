@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	// briefly, or two round trips, is how long the half of a window lasts at least, if the window is large enough.
-	briefly = 25 * time.Millisecond
-	// isFew is how many bytes a stream has to send at most to go before those with more.
-	isFew = 16 << 10
-	// linger is how long what is queued may stay as it is after Close.
-	linger = 30 * time.Second
+	// minHalfWindowTime, or two round trips, is how long the half of a window lasts at least, if the window is large enough.
+	minHalfWindowTime = 25 * time.Millisecond
+	// shortQueueBytes is how many bytes a stream has to send at most to go before those with more.
+	shortQueueBytes = 16 << 10
+	// lingerTimeout is how long what is queued may stay as it is after Close.
+	lingerTimeout = 30 * time.Second
 )
 
 // Stream is one stream of a connection.
@@ -23,25 +23,25 @@ type Stream struct {
 	id       uint32
 
 	// What is to be sent. Under conn.mu.
-	first, final *Buffer
-	queued       int                 // bytes
-	window       int64               // that the other side has left for it
-	trailer      []hpack.HeaderField // goes after the data
-	ended        bool                // nothing is sent after what is queued
-	endSent      bool
-	closing      bool          // when all is sent, nothing is received any more either
-	code         http2.ErrCode // and the end is a reset, unless this is 0
-	waits        bool          // in a queue of the connection
-	expiry       *time.Timer
-	next         *Stream
+	firstBuffer, lastBuffer *Buffer
+	queued                  int                 // bytes
+	sendWindow              int64               // that the other side has left for it
+	trailer                 []hpack.HeaderField // goes after the data
+	sendEnded               bool                // nothing is sent after what is queued
+	endSent                 bool
+	closeAfterSend          bool          // when all is sent, nothing is received any more either
+	resetCode               http2.ErrCode // and the end is a reset, unless this is 0
+	inQueue                 bool          // in a queue of the connection
+	expiryTimer             *time.Timer
+	next                    *Stream
 
 	// What arrives. Under conn.mu.
-	size    int32 // of its window
-	left    int32 // of its window to the other side
-	held    int32 // bytes that no Credit has been given for
-	spare   int32 // bytes that the other side has not been told of the Credit for
-	updated int64 // when it was told last, in nanoseconds
-	over    bool  // nothing arrives any more
+	recvWindow    int32 // of its window
+	recvAvailable int32 // of its window to the other side
+	uncredited    int32 // bytes that no Credit has been given for
+	unannounced   int32 // bytes that the other side has not been told of the Credit for
+	lastUpdate    int64 // when it was told last, in nanoseconds
+	recvEnded     bool  // nothing arrives any more
 }
 
 // Conn is the connection that it is a stream of.
@@ -52,17 +52,17 @@ func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.streams[s.id] != s || s.ended {
+	if c.streams[s.id] != s || s.sendEnded {
 		return
 	}
 	if end && s.queued > 0 {
-		s.end(fields)
+		s.endSend(fields)
 		return
 	}
-	c.header(s.id, fields, end)
+	c.queueHeader(s.id, fields, end)
 	if end {
-		s.ended, s.endSent = true, true
-		c.forget(s)
+		s.sendEnded, s.endSent = true, true
+		c.removeIfEnded(s)
 	}
 }
 
@@ -71,19 +71,19 @@ func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 func (s *Stream) Send(b *Buffer) {
 	c := s.conn
 	c.mu.Lock()
-	if c.streams[s.id] != s || s.ended || b.Len() == 0 {
+	if c.streams[s.id] != s || s.sendEnded || b.Len() == 0 {
 		c.mu.Unlock()
 		b.Release()
 		return
 	}
 	s.queued += b.Len()
 	switch {
-	case s.first == nil:
-		s.first, s.final = b, b
-	case !s.final.Absorb(b):
-		s.final.next, s.final = b, b
+	case s.firstBuffer == nil:
+		s.firstBuffer, s.lastBuffer = b, b
+	case !s.lastBuffer.TryAppend(b):
+		s.lastBuffer.next, s.lastBuffer = b, b
 	}
-	c.ready(s)
+	c.schedule(s)
 	c.mu.Unlock()
 }
 
@@ -92,14 +92,14 @@ func (s *Stream) End(trailer []hpack.HeaderField) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.streams[s.id] == s && !s.ended {
-		s.end(trailer)
+	if c.streams[s.id] == s && !s.sendEnded {
+		s.endSend(trailer)
 	}
 }
 
-func (s *Stream) end(trailer []hpack.HeaderField) {
-	s.ended, s.trailer = true, trailer
-	s.conn.ready(s)
+func (s *Stream) endSend(trailer []hpack.HeaderField) {
+	s.sendEnded, s.trailer = true, trailer
+	s.conn.schedule(s)
 }
 
 // Close is End, after which nothing is wanted of the other side either: it is told by a reset without an error.
@@ -110,42 +110,42 @@ func (s *Stream) Close(trailer []hpack.HeaderField) {
 	switch {
 	case c.streams[s.id] != s:
 	case s.endSent:
-		c.hangUp(s)
-	case !s.ended:
-		s.end(trailer)
+		c.closeRead(s)
+	case !s.sendEnded:
+		s.endSend(trailer)
 		fallthrough
 	default:
-		s.closing = true
+		s.closeAfterSend = true
 		if s.queued > 0 {
-			s.expire()
+			s.startExpiry()
 		}
 	}
 }
 
-// Expire breaks the stream off, and tells its Receiver, if it has not ended when nothing of what is queued has gone out for a while.
-func (s *Stream) Expire() {
+// StartExpiry breaks the stream off, and tells its Receiver, if it has not ended when nothing of what is queued has gone out for a while.
+func (s *Stream) StartExpiry() {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
-	s.expire()
+	s.startExpiry()
 }
 
-func (s *Stream) expire() {
+func (s *Stream) startExpiry() {
 	c, queued := s.conn, s.queued
 	if c.streams[s.id] != s {
 		return
 	}
-	if s.expiry != nil {
-		s.expiry.Stop()
+	if s.expiryTimer != nil {
+		s.expiryTimer.Stop()
 	}
-	s.expiry = time.AfterFunc(linger, func() {
+	s.expiryTimer = time.AfterFunc(lingerTimeout, func() {
 		c.mu.Lock()
 		moves := s.queued < queued
 		if moves {
-			s.expire()
+			s.startExpiry()
 		}
 		c.mu.Unlock()
 		if !moves {
-			c.breakOff(s.id, http2.ErrCodeCancel)
+			c.resetStream(s.id, http2.ErrCodeCancel)
 		}
 	})
 }
@@ -158,26 +158,26 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 		c.mu.Unlock()
 		return
 	}
-	c.header(s.id, trailer, true)
-	over := s.over
-	unsent := s.drop()
+	c.queueHeader(s.id, trailer, true)
+	over := s.recvEnded
+	unsent := s.discardQueue()
 	if s.endSent = true; over {
 		c.remove(s)
 	} else {
-		c.hangUp(s)
+		c.closeRead(s)
 	}
 	c.mu.Unlock()
 	releaseAll(unsent)
 }
 
-// Break is Reset once what is queued has gone out, or does not go out any more.
-func (s *Stream) Break(code http2.ErrCode) {
+// ResetAfterSend is Reset once what is queued has gone out, or does not go out any more.
+func (s *Stream) ResetAfterSend(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
 	waits := c.streams[s.id] == s && s.queued > 0
 	if waits {
-		s.ended, s.closing, s.code = true, true, code
-		s.expire()
+		s.sendEnded, s.closeAfterSend, s.resetCode = true, true, code
+		s.startExpiry()
 	}
 	c.mu.Unlock()
 	if !waits {
@@ -185,10 +185,10 @@ func (s *Stream) Break(code http2.ErrCode) {
 	}
 }
 
-// hangUp tells the other side that nothing more is wanted of it.
-func (c *Conn) hangUp(s *Stream) {
-	c.writeReset(s.id, http2.ErrCodeNo)
-	s.over = true
+// closeRead tells the other side that nothing more is wanted of it.
+func (c *Conn) closeRead(s *Stream) {
+	c.queueReset(s.id, http2.ErrCodeNo)
+	s.recvEnded = true
 	c.remove(s)
 }
 
@@ -200,8 +200,8 @@ func (s *Stream) Reset(code http2.ErrCode) {
 		c.mu.Unlock()
 		return
 	}
-	c.writeReset(s.id, code)
-	unsent := s.drop()
+	c.queueReset(s.id, code)
+	unsent := s.discardQueue()
 	c.remove(s)
 	c.mu.Unlock()
 	releaseAll(unsent)
@@ -212,34 +212,34 @@ func (s *Stream) Credit(n int) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.held -= int32(n)
-	s.spare += int32(n)
-	if s.over || s.spare < s.size/2 || c.streams[s.id] != s {
+	s.uncredited -= int32(n)
+	s.unannounced += int32(n)
+	if s.recvEnded || s.unannounced < s.recvWindow/2 || c.streams[s.id] != s {
 		return
 	}
 	at := now()
-	if time.Duration(at-s.updated) < max(briefly, 2*c.flight.roundTrip) && s.held <= s.size/2 && s.size < maxWindow {
-		s.spare += s.size // its reader keeps up: a larger window keeps a faster connection busy
-		s.size *= 2
+	if time.Duration(at-s.lastUpdate) < max(minHalfWindowTime, 2*c.recvWindow.roundTrip) && s.uncredited <= s.recvWindow/2 && s.recvWindow < maxStreamWindow {
+		s.unannounced += s.recvWindow // its reader keeps up: a larger window keeps a faster connection busy
+		s.recvWindow *= 2
 	}
-	s.updated = at
-	grant := s.spare
-	s.left, s.spare = s.left+grant, 0
-	_ = c.out.WriteWindowUpdate(s.id, uint32(grant))
+	s.lastUpdate = at
+	grant := s.unannounced
+	s.recvAvailable, s.unannounced = s.recvAvailable+grant, 0
+	_ = c.controlFramer.WriteWindowUpdate(s.id, uint32(grant))
 	c.work.Signal()
 }
 
-// drop takes what it would have sent, which the caller releases.
-func (s *Stream) drop() (unsent *Buffer) {
-	unsent = s.first
-	s.first, s.final, s.queued, s.ended, s.over = nil, nil, 0, true, true
+// discardQueue takes what it would have sent, which the caller releases.
+func (s *Stream) discardQueue() (unsent *Buffer) {
+	unsent = s.firstBuffer
+	s.firstBuffer, s.lastBuffer, s.queued, s.sendEnded, s.recvEnded = nil, nil, 0, true, true
 	return unsent
 }
 
-// queue is streams that have something to send.
-type queue struct{ first, last *Stream }
+// streamQueue is streams that have something to send.
+type streamQueue struct{ first, last *Stream }
 
-func (q *queue) push(s *Stream) {
+func (q *streamQueue) push(s *Stream) {
 	if q.first == nil {
 		q.first = s
 	} else {
@@ -248,7 +248,7 @@ func (q *queue) push(s *Stream) {
 	q.last = s
 }
 
-func (q *queue) pop() *Stream {
+func (q *streamQueue) pop() *Stream {
 	s := q.first
 	if s != nil {
 		q.first, s.next = s.next, nil

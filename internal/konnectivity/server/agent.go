@@ -18,40 +18,40 @@ import (
 )
 
 const (
-	// failingTime is how long an agent is passed over after a dial that has failed.
-	failingTime = 5 * time.Second
+	// failureHoldOff is how long an agent is passed over after a dial that has failed.
+	failureHoldOff = 5 * time.Second
 	// settleTime is how long it takes an agent at most to close a connection to a server that it has met already, as it does behind a
 	// load balancer.
-	settleTime       = time.Second
-	agentStreams     = 4                // of a connection, and
-	strangersStreams = 8                // in all, before one of them is an agent's,
-	strangersTime    = 30 * time.Second // which one has to be by then
+	settleTime                = time.Second
+	maxConnStreams            = 4                // of a connection, and
+	maxUnauthenticatedStreams = 8                // in all, before one of them is an agent's,
+	authenticationTimeout     = 30 * time.Second // which one has to be by then
 )
 
-// jwt is what tokens of ServiceAccounts look like (RFC 7515, 7.1).
-var jwt = regexp.MustCompile(`^[\w-]+\.[\w-]+\.[\w-]+$`)
+// jwtPattern is what tokens of ServiceAccounts look like (RFC 7515, 7.1).
+var jwtPattern = regexp.MustCompile(`^[\w-]+\.[\w-]+\.[\w-]+$`)
 
-// agentID is what agents may be called, who write it into the log: they have names of hosts, or UUIDs.
-var agentID = regexp.MustCompile(`^[ -~]{1,253}$`)
+// agentIDPattern is what agents may be called, who write it into the log: they have names of hosts, or UUIDs.
+var agentIDPattern = regexp.MustCompile(`^[ -~]{1,253}$`)
 
 // errNoToken may be told to strangers.
 var errNoToken = errors.New("no token of a ServiceAccount: the agent needs --service-account-token-path")
 
-var errNobody = errors.New("no agent has said who it is")
+var errNotAuthenticated = errors.New("no agent has said who it is")
 
 // ServeAgents serves agents until the listener is closed.
 func (s *Server) ServeAgents(l net.Listener) error {
-	refused := newRefusals(s.options.Logger, "a connection to the port for agents was closed",
+	refused := newRejectionLog(s.options.Logger, "a connection to the port for agents was closed",
 		"a TLS handshake at the port for agents failed; have they a certificate of --cluster-ca-cert, if that is given, and do they trust --cluster-cert?")
 	return s.listen(l, func(conn net.Conn) {
-		p := &peer{Server: s, from: conn.RemoteAddr(), refused: refused}
-		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: p.accept})
-		p.known = s.nobody.enter(c.Close)
+		p := &agentConn{Server: s, remote: conn.RemoteAddr(), rejections: refused}
+		c := h2.NewServer(conn, h2.Options{MaxStreams: maxConnStreams, Accept: p.accept})
+		p.onAuthenticated = s.unauthenticated.add(c.Close)
 		go func() {
-			defer p.known()
-			stranger := time.AfterFunc(strangersTime, func() {
-				if !p.let.Load() {
-					c.Close(errNobody)
+			defer p.onAuthenticated()
+			stranger := time.AfterFunc(authenticationTimeout, func() {
+				if !p.authenticated.Load() {
+					c.Close(errNotAuthenticated)
 				}
 			})
 			defer stranger.Stop()
@@ -60,59 +60,59 @@ func (s *Server) ServeAgents(l net.Listener) error {
 	})
 }
 
-// peer is the other end of a connection to the port for agents.
-type peer struct {
+// agentConn is the other end of a connection to the port for agents.
+type agentConn struct {
 	*Server
-	from    net.Addr
-	refused *refusals
-	streams int
-	let     atomic.Bool // in, as an agent
-	known   func()      // says so to strangers
+	remote          net.Addr
+	rejections      *rejectionLog
+	streamCount     int
+	authenticated   atomic.Bool // in, as an agent
+	onAuthenticated func()      // says so to strangers
 }
 
 // agent is the stream of an agent that has connected, and what is opened by it.
 type agent struct {
 	tunnel.Packets
-	peer        *peer
-	stream      *h2.Stream
-	id          string
-	identifiers identifiers
-	came        time.Time          // was let in; it may be read once it is among the agents
-	connects    bool               // has a stream for each connection
-	open        func() int         // how many connections it has, those that it has not answered for included if it connects
-	unanswered  atomic.Int64       // of these
-	end         context.CancelFunc // of its authentication
-	welcome     atomic.Bool
-	gone        atomic.Bool
-	failed      atomic.Pointer[time.Time] // when its last dial did; nil: it did not
+	conn            *agentConn
+	stream          *h2.Stream
+	id              string
+	identifiers     identifiers
+	admittedAt      time.Time          // was let in; it may be read once it is among the agents
+	byConnect       bool               // has a stream for each connection
+	connCount       func() int         // how many connections it has, those that it has not answered for included if it connects
+	pendingConnects atomic.Int64       // of these
+	cancelAuth      context.CancelFunc // of its authentication
+	admitted        atomic.Bool
+	gone            atomic.Bool
+	lastFailure     atomic.Pointer[time.Time] // when its last dial did; nil: it did not
 }
 
 // accept takes a stream of an agent.
-func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	if p.streams++; p.streams > strangersStreams && !p.let.Load() {
+func (p *agentConn) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+	if p.streamCount++; p.streamCount > maxUnauthenticatedStreams && !p.authenticated.Load() {
 		stream.Conn().Close(errors.New("too many streams of nobody that is known"))
 		return nil
 	}
-	if path, _ := wire.Field(header, ":path"); path != wire.Connect {
-		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone")
+	if path, _ := wire.Field(header, ":path"); path != wire.ConnectMethod {
+		return reject(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.ConnectMethod+" alone")
 	}
 	id, _ := wire.Field(header, wire.AgentID)
-	if !agentID.MatchString(id) {
-		return refuse(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID+", in at most 253 printable characters of ASCII")
+	if !agentIDPattern.MatchString(id) {
+		return reject(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID+", in at most 253 printable characters of ASCII")
 	}
 	said, _ := wire.Field(header, wire.AgentIdentifiers)
 	identifiers, err := parseIdentifiers(said)
 	if err != nil {
-		return refuse(stream, wire.Unknown, err.Error())
+		return reject(stream, wire.Unknown, err.Error())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, end: cancel}
-	a.Shared, a.Saw, a.Stalled = true, p.metrics.sawAgents, p.metrics.stalled.Inc
-	a.Over, a.open = a.leave, a.Open
+	a := &agent{conn: p, stream: stream, id: id, identifiers: identifiers, cancelAuth: cancel}
+	a.Shared, a.OnPacket, a.OnStall = true, p.metrics.onAgentPacket, p.metrics.stalled.Inc
+	a.OnEnd, a.connCount = a.disconnected, a.ConnCount
 	a.Bind(stream)
 	by, _ := wire.Field(header, wire.Tunnel)
-	if a.connects = by == wire.ByConnect && stream.Conn().MayTunnel(); a.connects {
-		a.open = func() int { return stream.Conn().Streams() - 1 }
+	if a.byConnect = by == wire.TunnelByConnect && stream.Conn().TunnelEnabled(); a.byConnect {
+		a.connCount = func() int { return stream.Conn().StreamCount() - 1 }
 	}
 	token, _ := wire.Field(header, wire.Authorization)
 	go a.admit(ctx, token)
@@ -121,61 +121,61 @@ func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver
 
 // admit has the agent open connections, if it may.
 func (a *agent) admit(ctx context.Context, authorization string) {
-	defer a.end()
-	o := a.peer.options
-	if err := a.identify(ctx, authorization); err != nil {
-		warn := func() { o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.peer.from, "error", err) }
+	defer a.cancelAuth()
+	o := a.conn.options
+	if err := a.authenticate(ctx, authorization); err != nil {
+		warn := func() { o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.conn.remote, "error", err) }
 		told := "the agent's token is not accepted: the log of the tunnel server says why"
 		switch {
 		case errors.Is(err, errNoToken):
 			told = err.Error()
 			fallthrough
-		case errors.Is(err, errNoTurn), ctx.Err() != nil: // strangers may have as many of these as they like
-			a.peer.refused.often.Do(warn)
+		case errors.Is(err, errReviewQueue), ctx.Err() != nil: // strangers may have as many of these as they like
+			a.conn.rejections.limiter.Do(warn)
 		default: // operators look for it
 			warn()
 		}
-		a.stream.Header(wire.Refusal(wire.Unauthenticated, told), true)
+		a.stream.Header(wire.TrailersOnly(wire.Unauthenticated, told), true)
 		a.stream.Close(nil)
 		return
 	}
 	metadata := []string{wire.ServerID, o.ID, wire.ServerCount, strconv.Itoa(o.Count)}
-	if a.connects {
-		metadata = append(metadata, wire.Tunnel, wire.ByConnect)
+	if a.byConnect {
+		metadata = append(metadata, wire.Tunnel, wire.TunnelByConnect)
 	}
-	a.welcome.Store(true)
-	a.peer.let.Store(true)
-	a.peer.known()
+	a.admitted.Store(true)
+	a.conn.authenticated.Store(true)
+	a.conn.onAuthenticated()
 	a.stream.Header(wire.Response(metadata...), false)
-	a.came = time.Now() // it closes the connection, if it does, by what it has just been told
-	a.peer.agents.add(a)
+	a.admittedAt = time.Now() // it closes the connection, if it does, by what it has just been told
+	a.conn.agents.add(a)
 	if a.gone.Load() { // meanwhile
-		a.peer.agents.remove(a)
+		a.conn.agents.remove(a)
 	}
 }
 
-// identify has its token reviewed at its turn.
-func (a *agent) identify(ctx context.Context, authorization string) error {
-	authenticate := a.peer.options.Authenticate
+// authenticate has its token reviewed at its turn.
+func (a *agent) authenticate(ctx context.Context, authorization string) error {
+	authenticate := a.conn.options.Authenticate
 	if authenticate == nil {
 		return nil
 	}
 	token, bearer := strings.CutPrefix(authorization, "Bearer ")
-	if !bearer || !jwt.MatchString(token) {
+	if !bearer || !jwtPattern.MatchString(token) {
 		return errNoToken
 	}
-	host, _, _ := net.SplitHostPort(a.peer.from.String())
-	return a.peer.turns.review(ctx, a.id, host, func(ctx context.Context) error { return authenticate(ctx, token) })
+	host, _, _ := net.SplitHostPort(a.conn.remote.String())
+	return a.conn.reviews.review(ctx, a.id, host, func(ctx context.Context) error { return authenticate(ctx, token) })
 }
 
 // dial has it open a connection.
-func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	if !a.connects {
+func (a *agent) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+	if !a.byConnect {
 		return a.Dial(address, answered)
 	}
-	a.unanswered.Add(1)
-	return tunnel.Connect(a.stream.Conn())(address, func(other tunnel.Joint, err error) {
-		a.unanswered.Add(-1)
+	a.pendingConnects.Add(1)
+	return tunnel.Connect(a.stream.Conn())(address, func(other tunnel.UnpairedEndpoint, err error) {
+		a.pendingConnects.Add(-1)
 		if errors.Is(err, h2.ErrGoingAway) { // its streams are used up: it is to come anew
 			a.stream.Conn().GoAway()
 		}
@@ -184,30 +184,30 @@ func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel
 }
 
 // established is how many connections it has opened. One that it could not may have gone before that is told.
-func (a *agent) established() int { return max(0, a.open()-int(a.unanswered.Load())) }
+func (a *agent) established() int { return max(0, a.connCount()-int(a.pendingConnects.Load())) }
 
-// answered notes how a dial of its has ended.
-func (a *agent) answered(err error) {
+// recordDial notes how a dial of its has ended.
+func (a *agent) recordDial(err error) {
 	if err == nil {
-		a.failed.Store(nil)
+		a.lastFailure.Store(nil)
 		return
 	}
 	now := time.Now()
-	a.failed.Store(&now)
+	a.lastFailure.Store(&now)
 }
 
-// failing says that it could not open, a moment ago, what it was last asked for.
-func (a *agent) failing() bool {
-	failed := a.failed.Load()
-	return failed != nil && time.Since(*failed) < failingTime
+// isFailing says that it could not open, a moment ago, what it was last asked for.
+func (a *agent) isFailing() bool {
+	failed := a.lastFailure.Load()
+	return failed != nil && time.Since(*failed) < failureHoldOff
 }
 
-// settled says that it is here to stay.
-func (a *agent) settled() bool { return !a.connects || time.Since(a.came) > settleTime }
+// isSettled says that it is here to stay.
+func (a *agent) isSettled() bool { return !a.byConnect || time.Since(a.admittedAt) > settleTime }
 
 // Data implements h2.Receiver.
 func (a *agent) Data(s *h2.Stream, b *h2.Buffer, end bool) {
-	if b != nil && !a.welcome.Load() {
+	if b != nil && !a.admitted.Load() {
 		b.Release()
 		a.Reset(errors.New("an agent sends before it has been let in"))
 		return
@@ -215,18 +215,18 @@ func (a *agent) Data(s *h2.Stream, b *h2.Buffer, end bool) {
 	a.Packets.Data(s, b, end)
 }
 
-// leave has no more connections be opened by it, as it has gone, and ends those that have streams.
-func (a *agent) leave(err error) {
-	a.end()
+// disconnected has no more connections be opened by it, as it has gone, and ends those that have streams.
+func (a *agent) disconnected(err error) {
+	a.cancelAuth()
 	a.gone.Store(true)
-	a.peer.agents.remove(a)
-	if a.stream.Close(wire.Trailer(wire.OK, "")); a.connects {
+	a.conn.agents.remove(a)
+	if a.stream.Close(wire.Trailer(wire.OK, "")); a.byConnect {
 		a.stream.Conn().Close(err)
 	}
 }
 
-// refuse answers a stream with a status of gRPC.
-func refuse(s *h2.Stream, code int, why string) h2.Receiver {
-	s.Header(wire.Refusal(code, why), true)
-	return h2.Unserved{}
+// reject answers a stream with a status of gRPC.
+func reject(s *h2.Stream, code int, why string) h2.Receiver {
+	s.Header(wire.TrailersOnly(code, why), true)
+	return h2.DiscardReceiver{}
 }

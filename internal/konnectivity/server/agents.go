@@ -29,7 +29,7 @@ type agents struct {
 // newAgents returns the registry of agents, of which there are none yet.
 func newAgents(strategies []Strategy, m *metrics) *agents {
 	r := &agents{strategies: strategies, metrics: m, hosts: map[string]pool{}}
-	r.count()
+	r.updateMetrics()
 	return r
 }
 
@@ -53,19 +53,19 @@ func (r *agents) change(a *agent, change func(pool, *agent) pool) {
 			delete(r.hosts, host)
 		}
 	}
-	r.count()
+	r.updateMetrics()
 }
 
-func (r *agents) count() {
+func (r *agents) updateMetrics() {
 	r.metrics.ready.Set(float64(len(r.all)))
 	r.metrics.agentStreams.Set(float64(len(slices.Concat(r.all...))))
 	for _, s := range r.strategies {
-		r.metrics.backends.WithLabelValues(string(s)).Set(float64(r.choice(s)))
+		r.metrics.backends.WithLabelValues(string(s)).Set(float64(r.candidates(s)))
 	}
 }
 
-// choice is how many agents a strategy has or, with DestHost, hosts.
-func (r *agents) choice(s Strategy) int {
+// candidates is how many agents a strategy has or, with DestHost, hosts.
+func (r *agents) candidates(s Strategy) int {
 	switch s {
 	case DestHost:
 		return len(r.hosts)
@@ -79,7 +79,7 @@ func (r *agents) choice(s Strategy) int {
 func (r *agents) ready() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return slices.ContainsFunc(r.strategies, func(s Strategy) bool { return r.choice(s) > 0 })
+	return slices.ContainsFunc(r.strategies, func(s Strategy) bool { return r.candidates(s) > 0 })
 }
 
 // established is how many tunnelled connections all of them have opened.
@@ -106,7 +106,7 @@ func (r *agents) pick(address string) (*agent, error) {
 	} {
 		for _, s := range r.strategies {
 			of := r.pool(s, address)
-			a := of.pick(func(a *agent) bool { return may(a) && !a.failing() })
+			a := of.pick(func(a *agent) bool { return may(a) && !a.isFailing() })
 			if a == nil {
 				a = of.pick(may)
 			}
@@ -142,7 +142,7 @@ func (p pool) with(a *agent) pool {
 		return append(p, []*agent{a})
 	}
 	at := len(p[i])
-	if a.connects {
+	if a.byConnect {
 		at = 0
 	}
 	p[i] = slices.Insert(p[i], at, a)
@@ -168,14 +168,14 @@ func (p pool) find(id string) int {
 func (p pool) pick(among func(*agent) bool) (best *agent) {
 	fewest, ties := 0, 0
 	for _, of := range p {
-		i := slices.IndexFunc(of, func(a *agent) bool { return among(a) && a.settled() })
+		i := slices.IndexFunc(of, func(a *agent) bool { return among(a) && a.isSettled() })
 		if i < 0 {
 			i = slices.IndexFunc(of, among)
 		}
 		if i < 0 {
 			continue
 		}
-		open := of[i].open()
+		open := of[i].connCount()
 		if ties == 0 || open < fewest {
 			fewest, ties = open, 0
 		}

@@ -25,7 +25,7 @@ func someAgent(t *testing.T, id string, open int, identifiers string) *agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &agent{id: id, identifiers: of, open: func() int { return open }}
+	return &agent{id: id, identifiers: of, connCount: func() int { return open }}
 }
 
 // len is how many agents are connected.
@@ -74,7 +74,7 @@ func TestFewestConnectionsFirst(t *testing.T) {
 	if picked["busy"] != 0 || picked["idle"] < 50 || picked["alike"] < 50 {
 		t.Errorf("picked %v, want about half each of idle and alike", picked)
 	}
-	idle.open, alike.open = func() int { return 9 }, func() int { return 9 }
+	idle.connCount, alike.connCount = func() int { return 9 }, func() int { return 9 }
 	busy.pickedFor(t, a, "10.0.0.1:80")
 }
 
@@ -118,7 +118,7 @@ func TestStrategies(t *testing.T) {
 	near := someAgent(t, "near", 2, onNode)
 	a.add(near)
 	near.pickedFor(t, a, "10.0.0.1:80") // two are for it: the one with the fewest
-	node.answered(errors.New("refused"))
+	node.recordDial(errors.New("refused"))
 	near.pickedFor(t, a, "10.0.0.1:80")
 	a.remove(near)
 	node.pickedFor(t, a, "10.0.0.1:80") // the others do not reach it
@@ -130,7 +130,7 @@ func TestStrategies(t *testing.T) {
 // better than one that goes away.
 func TestFailingPassedOver(t *testing.T) {
 	failing, busy, draining := someAgent(t, "failing", 0, ""), someAgent(t, "busy", 9, ""), someAgent(t, "draining", 0, "")
-	failing.answered(errors.New("refused"))
+	failing.recordDial(errors.New("refused"))
 	draining.drain()
 	a := registry(t, "default", failing, busy, draining)
 	busy.pickedFor(t, a, "192.0.2.1:80")
@@ -169,11 +169,11 @@ func TestConnectionsOfOneAgent(t *testing.T) {
 // is the one that lives; but not at once, as it closes one that has led it to a server that it has met already.
 func TestLastConnectionOfOneAgent(t *testing.T) {
 	dead, now := someAgent(t, "a", 0, ""), someAgent(t, "a", 5, "")
-	dead.connects, now.connects = true, true
+	dead.byConnect, now.byConnect = true, true
 	a := registry(t, "default", dead, now)
 	now.pickedFor(t, a, "10.0.0.1:80")
 	visit := someAgent(t, "a", 0, "")
-	visit.connects, visit.came = true, time.Now().Add(time.Hour)
+	visit.byConnect, visit.admittedAt = true, time.Now().Add(time.Hour)
 	a.add(visit)
 	now.pickedFor(t, a, "10.0.0.1:80")
 	a.remove(now)
@@ -196,8 +196,8 @@ func TestSettlesFromWhenItIsLetIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.came.Before(reviewed) {
-		t.Errorf("it came %v before its token was reviewed", reviewed.Sub(a.came))
+	if a.admittedAt.Before(reviewed) {
+		t.Errorf("it came %v before its token was reviewed", reviewed.Sub(a.admittedAt))
 	}
 }
 
@@ -224,14 +224,14 @@ konnectivity_network_proxy_server_ready_backends{proxy_strategy="destHost"} 2
 func TestEstablishedConnections(t *testing.T) {
 	s, address := door(t, nil, slog.DiscardHandler)
 	asked := make(chan *h2.Stream, 1)
-	knockFrom(t, "127.0.0.1", address, h2.Options{Tunnel: true, Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+	knockFrom(t, "127.0.0.1", address, h2.Options{EnableTunnel: true, Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		asked <- stream
-		return h2.Unserved{}
-	}}, wire.AgentID, "a", wire.Tunnel, wire.ByConnect)
+		return h2.DiscardReceiver{}
+	}}, wire.AgentID, "a", wire.Tunnel, wire.TunnelByConnect)
 	eventually(t, "the agent is there", s.Ready)
 	dial := func() chan net.Conn {
 		opened := make(chan net.Conn, 1)
-		s.dial("10.0.0.1:80", func(other tunnel.Joint, err error) {
+		s.dial("10.0.0.1:80", func(other tunnel.UnpairedEndpoint, err error) {
 			if err != nil {
 				close(opened)
 				return
@@ -268,13 +268,13 @@ func TestAgentWithoutStreams(t *testing.T) {
 	s, address := door(t, nil, slog.DiscardHandler)
 	accept := func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		stream.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
-		return h2.Unserved{}
+		return h2.DiscardReceiver{}
 	}
-	agent := knockFrom(t, "127.0.0.1", address, h2.Options{Tunnel: true, Accept: accept}, wire.AgentID, "a", wire.Tunnel, wire.ByConnect)
+	agent := knockFrom(t, "127.0.0.1", address, h2.Options{EnableTunnel: true, Accept: accept}, wire.AgentID, "a", wire.Tunnel, wire.TunnelByConnect)
 	eventually(t, "the agent is there", s.Ready)
 	dial := func() error {
 		answered := make(chan error, 1)
-		s.dial("10.0.0.1:80", func(_ tunnel.Joint, err error) { answered <- err })
+		s.dial("10.0.0.1:80", func(_ tunnel.UnpairedEndpoint, err error) { answered <- err })
 		return <-answered
 	}
 	if err := dial(); err != nil {
@@ -283,11 +283,11 @@ func TestAgentWithoutStreams(t *testing.T) {
 	agent.conn.GoAway()
 	eventually(t, "no more streams can be opened", func() bool { return errors.Is(dial(), h2.ErrGoingAway) })
 	select {
-	case <-agent.conn.Leaving():
+	case <-agent.conn.GoingAway():
 	case <-time.After(patience):
 		t.Error("the agent is not asked to come anew")
 	}
-	if n, err := agent.conn.Streams(), agent.conn.Err(); n != 2 || err != nil {
+	if n, err := agent.conn.StreamCount(), agent.conn.Err(); n != 2 || err != nil {
 		t.Errorf("%d streams are open, and the connection is at %v", n, err)
 	}
 }

@@ -38,11 +38,11 @@ func (a Account) review(ctx context.Context, reviews clientv1.TokenReviewInterfa
 	if err != nil {
 		return fmt.Errorf("the token was not reviewed: %w", err)
 	}
-	return a.judge(done.Status)
+	return a.checkStatus(done.Status)
 }
 
-// judge compares what the API server says with what it has to be.
-func (a Account) judge(s authenticationv1.TokenReviewStatus) error {
+// checkStatus compares what the API server says with what it has to be.
+func (a Account) checkStatus(s authenticationv1.TokenReviewStatus) error {
 	if !s.Authenticated {
 		return fmt.Errorf("the token is not valid for the audience %q: %s", a.Audience, s.Error)
 	}

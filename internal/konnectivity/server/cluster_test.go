@@ -90,7 +90,7 @@ func TestLeaseOfAServer(t *testing.T) {
 		got, err = client.Get(t.Context(), "konnectivity-proxy-server-server-1", metav1.GetOptions{})
 		return err == nil
 	})
-	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || !wire.Holds(got.Spec, time.Now()) ||
+	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || !wire.LeaseValid(got.Spec, time.Now()) ||
 		got.Labels["k8s-app"] != "konnectivity-server" || got.Annotations["konnectivity.trellis.io/address"] != "192.0.2.1:8132" {
 		t.Errorf("got %+v", got)
 	}

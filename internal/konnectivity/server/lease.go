@@ -23,9 +23,9 @@ import (
 
 // The times are the reference's, whose agents and servers read the same Leases.
 const (
-	leaseDuration = 30 * time.Second
-	leaseRenewal  = 15 * time.Second
-	leaseCulling  = 15 * time.Second
+	leaseDuration      = 30 * time.Second
+	leaseRenewInterval = 15 * time.Second
+	leaseCullInterval  = 15 * time.Second
 )
 
 // LeasePrefix and the server's ID are the name of its Lease.
@@ -39,8 +39,8 @@ type Lease struct {
 	Addresses []string // host, or host:port where that is not the port for agents; for wire.AddressAnnotation; may be none
 }
 
-// at returns it with the port of addresses that have none.
-func (l Lease) at(port int) Lease {
+// withPort returns it with the port of addresses that have none.
+func (l Lease) withPort(port int) Lease {
 	l.Addresses = slices.Clone(l.Addresses)
 	for i, address := range l.Addresses {
 		if _, _, err := net.SplitHostPort(address); err != nil {
@@ -50,8 +50,8 @@ func (l Lease) at(port int) Lease {
 	return l
 }
 
-// leases keeps the Lease of a server, and removes those of servers that have gone without a word.
-type leases struct {
+// leaseManager keeps the Lease of a server, and removes those of servers that have gone without a word.
+type leaseManager struct {
 	Lease
 	metrics *metrics
 	logger  *slog.Logger
@@ -59,15 +59,15 @@ type leases struct {
 }
 
 // run publishes the Lease of the server, renews it until ctx is done, and then deletes it.
-func (l *leases) run(ctx context.Context, id string) {
-	own := lease.NewController(l.clock, l.Client, id, int32(leaseDuration.Seconds()), nil, leaseRenewal, LeasePrefix+id, l.Namespace, l.mark)
-	go wait.UntilWithContext(ctx, l.cull, leaseCulling)
+func (l *leaseManager) run(ctx context.Context, id string) {
+	own := lease.NewController(l.clock, l.Client, id, int32(leaseDuration.Seconds()), nil, leaseRenewInterval, LeasePrefix+id, l.Namespace, l.setMetadata)
+	go wait.UntilWithContext(ctx, l.cull, leaseCullInterval)
 	own.Run(ctx)
 	own.Stop()
 }
 
-// mark writes on the Lease what agents look for.
-func (l *leases) mark(own *coordinationv1.Lease) error {
+// setMetadata writes on the Lease what agents look for.
+func (l *leaseManager) setMetadata(own *coordinationv1.Lease) error {
 	own.Labels, own.Annotations = l.Labels, nil
 	if len(l.Addresses) > 0 {
 		own.Annotations = map[string]string{wire.AddressAnnotation: strings.Join(l.Addresses, ",")}
@@ -76,7 +76,7 @@ func (l *leases) mark(own *coordinationv1.Lease) error {
 }
 
 // cull removes Leases that have expired, unless they are renewed meanwhile.
-func (l *leases) cull(ctx context.Context) {
+func (l *leaseManager) cull(ctx context.Context) {
 	client := l.Client.CoordinationV1().Leases(l.Namespace)
 	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: labels.FormatLabels(l.Labels)})
 	if err != nil {
@@ -84,7 +84,7 @@ func (l *leases) cull(ctx context.Context) {
 		return
 	}
 	for _, one := range all.Items {
-		if wire.Holds(one.Spec, l.clock.Now()) {
+		if wire.LeaseValid(one.Spec, l.clock.Now()) {
 			continue
 		}
 		err := client.Delete(ctx, one.Name, *metav1.NewRVDeletionPrecondition(one.ResourceVersion))

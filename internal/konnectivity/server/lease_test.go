@@ -22,8 +22,8 @@ const patience = time.Minute
 
 var leaseLabels = map[string]string{"k8s-app": "konnectivity-server"}
 
-func keeper(c kubernetes.Interface) *leases {
-	return &leases{
+func keeper(c kubernetes.Interface) *leaseManager {
+	return &leaseManager{
 		Lease:   Lease{Client: c, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1:8132"}},
 		metrics: New(Options{}).metrics, logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
 	}

@@ -18,13 +18,13 @@ const (
 type metrics struct {
 	registry *prometheus.Registry
 
-	ready, pending, agentStreams, frontStreams, httpConnections prometheus.Gauge
+	ready, pending, agentStreams, frontendStreams, httpConnections prometheus.Gauge
 
-	backends             *prometheus.GaugeVec // by strategy
-	stalled, culled      prometheus.Counter
-	failures, packets    *prometheus.CounterVec
-	dials                prometheus.Histogram
-	sawFronts, sawAgents func(t wire.Type, received bool)
+	backends                        *prometheus.GaugeVec // by strategy
+	stalled, culled                 prometheus.Counter
+	failures, packets               *prometheus.CounterVec
+	dials                           prometheus.Histogram
+	onFrontendPacket, onAgentPacket func(t wire.Type, received bool)
 }
 
 // newMetrics returns metrics of nothing yet. How many connections are open, established says when they are asked for.
@@ -36,7 +36,7 @@ func newMetrics(established func() int) *metrics {
 		ready:           made.NewGauge(prometheus.GaugeOpts{Name: "ready_backend_connections", Help: "Number of agents that are connected."}),
 		pending:         made.NewGauge(prometheus.GaugeOpts{Name: "pending_backend_dials", Help: "Number of dials that agents have not answered yet."}),
 		agentStreams:    streams.WithLabelValues("Connect"),
-		frontStreams:    streams.WithLabelValues("Proxy"),
+		frontendStreams: streams.WithLabelValues("Proxy"),
 		httpConnections: made.NewGauge(prometheus.GaugeOpts{Name: "http_connections", Help: "Number of connections that were asked for by HTTP CONNECT."}),
 		backends: made.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "ready_backends", Help: "Number of agents that a strategy chooses from, or with destHost of their hosts.",
@@ -48,7 +48,7 @@ func newMetrics(established func() int) *metrics {
 		failures: made.NewCounterVec(prometheus.CounterOpts{
 			Name: "dial_failure_count", Help: "Number of failures of dials, of which one may have several.",
 		}, []string{"reason"}),
-		packets: admin.Packets(made),
+		packets: admin.NewPacketCounter(made),
 		dials: made.NewHistogram(prometheus.HistogramOpts{
 			Name: "dial_duration_seconds", Help: "How long dials took that succeeded.",
 			Buckets: []float64{0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5},
@@ -56,6 +56,6 @@ func newMetrics(established func() int) *metrics {
 	}
 	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "established_connections", Help: "Number of tunnelled connections that are open."},
 		func() float64 { return float64(established()) })
-	m.sawFronts, m.sawAgents = admin.Saw(m.packets, "from_client", "to_client"), admin.Saw(m.packets, "from_agent", "to_agent")
+	m.onFrontendPacket, m.onAgentPacket = admin.CountPackets(m.packets, "from_client", "to_client"), admin.CountPackets(m.packets, "from_agent", "to_agent")
 	return m
 }

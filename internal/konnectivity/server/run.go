@@ -22,10 +22,10 @@ type Config struct {
 	Options
 	Mode Mode
 
-	Socket        string // of fronts; "": they come by FrontAddress
-	ReplaceSocket bool   // one that is left over
-	FrontAddress  string // host:port
-	FrontTLS      TLS
+	Socket          string // of fronts; "": they come by FrontAddress
+	ReplaceSocket   bool   // one that is left over
+	FrontendAddress string // host:port
+	FrontendTLS     TLS
 
 	AgentAddress string
 	AgentTLS     TLS
@@ -39,11 +39,11 @@ type Config struct {
 // running is a server with its listeners open.
 type running struct {
 	Config
-	server         *Server
-	agents, fronts net.Listener
-	admin, health  *http.Server
-	draining       atomic.Bool
-	stop           context.CancelFunc // following the files of certificates
+	server            *Server
+	agents, frontends net.Listener
+	admin, health     *http.Server
+	draining          atomic.Bool
+	stopReload        context.CancelFunc // following the files of certificates
 }
 
 // Run serves until ctx is done or something fails, then drains for up to the GracePeriod. Errors name the flag of trellis
@@ -59,7 +59,7 @@ func Run(ctx context.Context, c Config) error {
 // start opens the ports.
 func start(c Config) (_ *running, err error) {
 	following, stop := context.WithCancel(context.Background())
-	r := &running{Config: c, server: New(c.Options), stop: stop}
+	r := &running{Config: c, server: New(c.Options), stopReload: stop}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -68,24 +68,24 @@ func start(c Config) (_ *running, err error) {
 	if r.agents, err = listenTLS(following, "agent-port", c.AgentAddress, "cluster", c.AgentTLS, "h2"); err != nil {
 		return nil, err
 	}
-	if r.fronts, err = c.listenFronts(following); err != nil {
+	if r.frontends, err = c.listenFrontends(following); err != nil {
 		return nil, err
 	}
-	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.Admin(r.server.metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
+	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.AdminHandler(r.server.metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
 		return nil, err
 	}
-	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.Health(r.server.metrics.registry, r.ready))
+	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.HealthHandler(r.server.metrics.registry, r.ready))
 	return r, err
 }
 
-func (c Config) listenFronts(following context.Context) (net.Listener, error) {
+func (c Config) listenFrontends(following context.Context) (net.Listener, error) {
 	switch {
 	case c.Socket != "":
 		return listenSocket(c.Socket, c.ReplaceSocket)
 	case c.Mode == ModeHTTPConnect:
-		return listenTLS(following, "server-port", c.FrontAddress, "server", c.FrontTLS, "http/1.1")
+		return listenTLS(following, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "http/1.1")
 	}
-	return listenTLS(following, "server-port", c.FrontAddress, "server", c.FrontTLS, "h2")
+	return listenTLS(following, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "h2")
 }
 
 func listenTLS(following context.Context, flag, address, side string, t TLS, protocol string) (net.Listener, error) {
@@ -101,8 +101,8 @@ func listenTLS(following context.Context, flag, address, side string, t TLS, pro
 }
 
 func (r *running) close() {
-	r.stop()
-	for _, l := range []net.Listener{r.agents, r.fronts} {
+	r.stopReload()
+	for _, l := range []net.Listener{r.agents, r.frontends} {
 		if l != nil {
 			_ = l.Close() // most are closed by who serves them
 		}
@@ -119,15 +119,15 @@ func (r *running) run(ctx context.Context) (err error) {
 	defer r.close()
 	failed := make(chan error, 2) // one of each
 	go func() { failed <- r.server.ServeAgents(r.agents) }()
-	go func() { failed <- r.server.ServeFronts(r.fronts, r.Mode) }()
+	go func() { failed <- r.server.ServeFrontends(r.frontends, r.Mode) }()
 	published, withdraw := context.WithCancel(context.Background())
 	defer withdraw()
 	var lease sync.WaitGroup
 	if r.Lease != nil {
-		keeper := &leases{Lease: r.Lease.at(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.server.metrics, logger: r.Logger, clock: clock.RealClock{}}
+		keeper := &leaseManager{Lease: r.Lease.withPort(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.server.metrics, logger: r.Logger, clock: clock.RealClock{}}
 		lease.Go(func() { keeper.run(published, r.ID) })
 	}
-	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)
+	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.frontends.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)
 	select {
 	case <-ctx.Done():
 	case err = <-failed:

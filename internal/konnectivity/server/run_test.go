@@ -101,7 +101,7 @@ func TestRun(t *testing.T) {
 	if r.ready(w, nil); w.Code != 500 || w.Body.String() != "the server is shutting down" {
 		t.Errorf("ready at the end: %d %s", w.Code, w.Body)
 	}
-	for network, addresses := range map[string][]string{"tcp": {r.agents.Addr().String(), r.admin.Addr, r.health.Addr}, "unix": {r.fronts.Addr().String()}} {
+	for network, addresses := range map[string][]string{"tcp": {r.agents.Addr().String(), r.admin.Addr, r.health.Addr}, "unix": {r.frontends.Addr().String()}} {
 		for _, at := range addresses {
 			if c, err := net.Dial(network, at); err == nil {
 				_ = c.Close()
@@ -114,7 +114,7 @@ func TestRun(t *testing.T) {
 // KON-052: ready is who has an agent; the reference's texts.
 func TestReady(t *testing.T) {
 	r := &running{server: New(Options{Strategies: []Strategy{Default}})}
-	h := admin.Health(r.server.metrics.registry, r.ready)
+	h := admin.HealthHandler(r.server.metrics.registry, r.ready)
 	for _, want := range []string{"500 no connection to any proxy agent", "200 ok"} {
 		for _, path := range []string{"/readyz", "/ready", "/readyz?verbose"} {
 			w := httptest.NewRecorder()
@@ -170,14 +170,14 @@ func TestRefusedWhileLeaving(t *testing.T) {
 	near, far := net.Pipe()
 	asks, answers := h2.NewClient(near, h2.Options{}), h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
 		s.Shutdown(over)
-		return s.front(stream, header)
+		return s.acceptFrontend(stream, header)
 	}})
 	for _, c := range []*h2.Conn{asks, answers} {
 		go func() { _ = c.Run() }()
 		defer c.Close(nil)
 	}
 	ended := make(endings, 2)
-	if _, err := asks.Open(func(*h2.Stream) h2.Receiver { return ended }, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+	if _, err := asks.Open(func(*h2.Stream) h2.Receiver { return ended }, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; !errors.Is(err, h2.ErrRefused) {
@@ -189,26 +189,26 @@ func TestRefusedWhileLeaving(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	s := New(Options{Strategies: []Strategy{Default}})
 	m := s.metrics
-	_ = s.dial("a:1", func(tunnel.Joint, error) {})
+	_ = s.dial("a:1", func(tunnel.UnpairedEndpoint, error) {})
 	s.agents.add(someAgent(t, "a", 3, ""))
 	s.agents.add(someAgent(t, "a", 0, ""))
-	for _, among := range []prometheus.Gauge{m.frontStreams, m.frontStreams, m.httpConnections, m.httpConnections, m.httpConnections} {
-		leave, err := s.enter(among)
+	for _, among := range []prometheus.Gauge{m.frontendStreams, m.frontendStreams, m.httpConnections, m.httpConnections, m.httpConnections} {
+		leave, err := s.trackConnection(among)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer leave()
 	}
-	leave, _ := s.enter(m.frontStreams)
+	leave, _ := s.trackConnection(m.frontendStreams)
 	leave()
 	m.stalled.Inc()
-	m.sawFronts(wire.DialReq, true)
-	m.sawAgents(wire.DialCls, false)
-	m.sawAgents(wire.Drain, true)
-	m.sawAgents(99, false)
-	m.sawAgents(255, false)
+	m.onFrontendPacket(wire.DialReq, true)
+	m.onAgentPacket(wire.DialCls, false)
+	m.onAgentPacket(wire.Drain, true)
+	m.onAgentPacket(99, false)
+	m.onAgentPacket(255, false)
 	w := httptest.NewRecorder()
-	admin.Admin(m.registry, false, false).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	admin.AdminHandler(m.registry, false, false).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{
 		`dial_failure_count{reason="no_agent"} 1`,
 		`established_connections 3`,

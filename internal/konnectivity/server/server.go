@@ -49,25 +49,25 @@ const (
 
 // Server is a tunnel server.
 type Server struct {
-	options Options
-	metrics *metrics
-	agents  *agents
-	turns   *turns
-	nobody  *strangers
+	options         Options
+	metrics         *metrics
+	agents          *agents
+	reviews         *reviewQueue
+	unauthenticated *unauthenticatedConns
 
-	mu        sync.Mutex
-	listeners []net.Listener
-	conns     map[*h2.Conn]bool // true: of an API server
-	fronts    []*http.Server
-	leaving   bool
-	gone      bool
-	open      int           // connections through the tunnel, and those that are asked for
-	idle      chan struct{} // closed when there are none left, once it is leaving
+	mu          sync.Mutex
+	listeners   []net.Listener
+	conns       map[*h2.Conn]bool // true: of an API server
+	httpServers []*http.Server
+	draining    bool
+	closed      bool
+	open        int           // connections through the tunnel, and those that are asked for
+	idle        chan struct{} // closed when there are none left, once it is leaving
 }
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, turns: newTurns(), nobody: newStrangers(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
+	s := &Server{options: o, reviews: newReviewQueue(), unauthenticated: newUnauthenticatedConns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
 	s.metrics = newMetrics(func() int { return s.agents.established() })
 	s.agents = newAgents(o.Strategies, s.metrics)
 	return s
@@ -100,7 +100,7 @@ func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 func (s *Server) run(c *h2.Conn, front bool, keepalive time.Duration) error {
 	s.mu.Lock()
 	s.conns[c] = front
-	leaving, gone := s.leaving, s.gone
+	leaving, gone := s.draining, s.closed
 	s.mu.Unlock()
 	switch {
 	case gone:
@@ -117,14 +117,14 @@ func (s *Server) run(c *h2.Conn, front bool, keepalive time.Duration) error {
 	return c.Run()
 }
 
-var errLeaving = errors.New("the tunnel server is shutting down")
+var errShuttingDown = errors.New("the tunnel server is shutting down")
 
-// enter counts a connection that is asked for until leave is called.
-func (s *Server) enter(among prometheus.Gauge) (leave func(), err error) {
+// trackConnection counts a connection that is asked for until leave is called.
+func (s *Server) trackConnection(among prometheus.Gauge) (leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.leaving {
-		return nil, errLeaving
+	if s.draining {
+		return nil, errShuttingDown
 	}
 	s.open++
 	among.Inc()
@@ -132,14 +132,14 @@ func (s *Server) enter(among prometheus.Gauge) (leave func(), err error) {
 		among.Dec()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.open--; s.leaving && s.open == 0 {
+		if s.open--; s.draining && s.open == 0 {
 			close(s.idle)
 		}
 	}, nil
 }
 
 // dial has an agent open a connection.
-func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+func (s *Server) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	m := s.metrics
 	a, err := s.agents.pick(address)
 	if err != nil {
@@ -155,14 +155,14 @@ func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cance
 		cancel()
 	})
 	m.pending.Inc()
-	cancel = a.dial(address, func(other tunnel.Joint, err error) {
+	cancel = a.dial(address, func(other tunnel.UnpairedEndpoint, err error) {
 		limit.Stop()
 		m.pending.Dec()
 		reason := errorResponse
 		if err != nil && late.Load() {
 			err, reason = errDialTimeout, dialTimedOut
 		}
-		a.answered(err)
+		a.recordDial(err)
 		if err != nil {
 			m.failures.WithLabelValues(reason).Inc()
 			answered(nil, err)
@@ -180,10 +180,10 @@ var errDialTimeout = errors.New("timed out waiting for backend dial") // the ref
 // Shutdown takes no new agents and no new connections, waits for those that are open until the context ends, and closes what is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.mu.Lock()
-	if !s.leaving && s.open == 0 {
+	if !s.draining && s.open == 0 {
 		close(s.idle)
 	}
-	s.leaving = true
+	s.draining = true
 	for _, l := range s.listeners {
 		_ = l.Close()
 	}
@@ -196,8 +196,8 @@ func (s *Server) Shutdown(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	s.gone = true
-	conns, fronts := maps.Clone(s.conns), s.fronts
+	s.closed = true
+	conns, fronts := maps.Clone(s.conns), s.httpServers
 	s.mu.Unlock()
 	for c, front := range conns {
 		if c.Retire(); front { // what has come of connections that have ended may be on its way yet

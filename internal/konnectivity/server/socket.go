@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	maxSocketPath  = 107         // bytes, of sockaddr_un on Linux
-	privateSocket  = 0o177       // umask: for the user of the server alone
-	socketPatience = time.Second // for a socket that was there before to answer
+	maxSocketPath = 107         // bytes, of sockaddr_un on Linux
+	socketUmask   = 0o177       // umask: for the user of the server alone
+	socketTimeout = time.Second // for a socket that was there before to answer
 )
 
 // listenSocket opens a Unix socket. One that is left over is removed if replace says so; one that answers, and what is no socket,
@@ -26,18 +26,18 @@ func listenSocket(path string, replace bool) (l net.Listener, err error) {
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("--uds-name: the folder of %s cannot be used: %w (make it, or mount it)", path, err)
 	}
-	if err := makeRoom(path, replace); err != nil {
+	if err := removeStaleSocket(path, replace); err != nil {
 		return nil, err
 	}
-	withUmask(privateSocket, func() { l, err = net.Listen("unix", path) })
+	withUmask(socketUmask, func() { l, err = net.Listen("unix", path) })
 	if err != nil {
 		return nil, fmt.Errorf("--uds-name: %w", err)
 	}
 	return l, nil
 }
 
-// makeRoom removes a socket that nobody listens on any longer.
-func makeRoom(path string, replace bool) error {
+// removeStaleSocket removes a socket that nobody listens on any longer.
+func removeStaleSocket(path string, replace bool) error {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -46,7 +46,7 @@ func makeRoom(path string, replace bool) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("--uds-name: %s exists and is no socket: choose another name, or remove it", path)
 	}
-	c, err := net.DialTimeout("unix", path, socketPatience)
+	c, err := net.DialTimeout("unix", path, socketTimeout)
 	if err == nil {
 		_ = c.Close()
 		return fmt.Errorf("--uds-name: another server answers at %s: end it, or choose another name", path)

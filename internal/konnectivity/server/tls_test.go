@@ -198,9 +198,9 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 	shake := func(least uint16, version, suite uint16) (agents, fronts error) {
 		t.Helper()
 		c := configured(t)
-		c.Socket, c.FrontAddress = "", "127.0.0.1:0"
-		c.AgentTLS, c.FrontTLS = ca.files(), ca.files()
-		for _, files := range []*TLS{&c.AgentTLS, &c.FrontTLS} {
+		c.Socket, c.FrontendAddress = "", "127.0.0.1:0"
+		c.AgentTLS, c.FrontendTLS = ca.files(), ca.files()
+		for _, files := range []*TLS{&c.AgentTLS, &c.FrontendTLS} {
 			files.MinVersion, files.CipherSuites = least, []uint16{ours}
 		}
 		r, err := start(c)
@@ -209,7 +209,7 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 		}
 		defer r.close()
 		go func() { _ = r.server.ServeAgents(r.agents) }()
-		go func() { _ = r.server.ServeFronts(r.fronts, r.Mode) }()
+		go func() { _ = r.server.ServeFrontends(r.frontends, r.Mode) }()
 		roots := x509.NewCertPool()
 		roots.AddCert(ca.cert)
 		config := &tls.Config{RootCAs: roots, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*ca.issue("client")}, MaxVersion: version, CipherSuites: []uint16{suite}}
@@ -220,7 +220,7 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 			}
 			return err
 		}
-		return try(r.agents.Addr().String()), try(r.fronts.Addr().String())
+		return try(r.agents.Addr().String()), try(r.frontends.Addr().String())
 	}
 	for _, c := range []struct {
 		least, version, suite uint16

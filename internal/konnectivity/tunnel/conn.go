@@ -14,79 +14,79 @@ import (
 
 const (
 	connWindow = 256 << 10 // bytes that were written and are not through
-	piece      = mostRead  // of what is written
+	writePiece = maxRead   // of what is written
 )
 
 // Conn is the End that a program reads and writes: a net.Conn, with CloseWrite.
 type Conn struct {
-	other  End
+	peer   Endpoint
 	remote net.Addr
 
-	mu       sync.Mutex
-	arrived  []*h2.Buffer
-	end      error // of what arrives, after that
-	unpaid   int
-	failed   error // of what is written
-	closed   bool
-	readable deadline
-	writable deadline
-	writing  sync.Mutex // pieces of one Write stay together
+	mu            sync.Mutex
+	received      []*h2.Buffer
+	readErr       error // of what arrives, after that
+	unacked       int
+	writeErr      error // of what is written
+	closed        bool
+	readDeadline  deadline
+	writeDeadline deadline
+	writeMu       sync.Mutex // pieces of one Write stay together
 }
 
 // NewConn returns the End for a program, joined to another that leads to an address.
-func NewConn(other Joint, address string) *Conn {
-	c := &Conn{other: other, remote: tunnelled(address)}
-	c.readable.L, c.writable.L = &c.mu, &c.mu
-	other.Join((*connEnd)(c))
+func NewConn(other UnpairedEndpoint, address string) *Conn {
+	c := &Conn{peer: other, remote: tunnelAddr(address)}
+	c.readDeadline.L, c.writeDeadline.L = &c.mu, &c.mu
+	other.Pair((*connEndpoint)(c))
 	return c
 }
 
-// tunnelled is an address at the other end of a tunnel.
-type tunnelled string
+// tunnelAddr is an address at the other end of a tunnel.
+type tunnelAddr string
 
-func (tunnelled) Network() string  { return "tcp" }
-func (a tunnelled) String() string { return string(a) }
+func (tunnelAddr) Network() string  { return "tcp" }
+func (a tunnelAddr) String() string { return string(a) }
 
-// connEnd is a Conn as the other End sees it.
-type connEnd Conn
+// connEndpoint is a Conn as the other End sees it.
+type connEndpoint Conn
 
 // Send implements End.
-func (c *connEnd) Send(b *h2.Buffer) {
+func (c *connEndpoint) Send(b *h2.Buffer) {
 	c.mu.Lock()
-	if c.end != nil {
+	if c.readErr != nil {
 		c.mu.Unlock()
 		b.Release()
 		return
 	}
-	if n := len(c.arrived); n == 0 || !c.arrived[n-1].Absorb(b) {
-		c.arrived = append(c.arrived, b)
+	if n := len(c.received); n == 0 || !c.received[n-1].TryAppend(b) {
+		c.received = append(c.received, b)
 	}
-	c.readable.Broadcast()
+	c.readDeadline.Broadcast()
 	c.mu.Unlock()
 }
 
 // Read implements net.Conn.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	c.mu.Lock()
-	for len(c.arrived) == 0 && c.end == nil && !c.readable.over && len(p) > 0 {
-		c.readable.Wait()
+	for len(c.received) == 0 && c.readErr == nil && !c.readDeadline.expired && len(p) > 0 {
+		c.readDeadline.Wait()
 	}
 	switch {
-	case c.readable.over:
+	case c.readDeadline.expired:
 		c.mu.Unlock()
 		return 0, os.ErrDeadlineExceeded
-	case len(c.arrived) == 0:
+	case len(c.received) == 0:
 		defer c.mu.Unlock()
-		return 0, c.end
+		return 0, c.readErr
 	}
 	var done []*h2.Buffer
-	for len(c.arrived) > 0 && n < len(p) {
-		b := c.arrived[0]
+	for len(c.received) > 0 && n < len(p) {
+		b := c.received[0]
 		m := copy(p[n:], b.Bytes())
 		n += m
 		if b.Skip(m); b.Len() == 0 {
 			done = append(done, b)
-			c.arrived = c.arrived[1:]
+			c.received = c.received[1:]
 		}
 	}
 	c.mu.Unlock()
@@ -98,77 +98,77 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 
 // Write implements net.Conn.
 func (c *Conn) Write(p []byte) (n int, err error) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
 	for len(p) > 0 {
-		m := min(len(p), piece)
-		if err := c.room(m); err != nil {
+		m := min(len(p), writePiece)
+		if err := c.waitForWindow(m); err != nil {
 			return n, err
 		}
 		b := h2.BufferOf(p[:m])
-		b.Owe(c, m)
-		c.other.Send(b)
+		b.SetWindow(c, m)
+		c.peer.Send(b)
 		n, p = n+m, p[m:]
 	}
 	return n, nil
 }
 
-// room waits until something may be written, and counts it.
-func (c *Conn) room(n int) error {
+// waitForWindow waits until something may be written, and counts it.
+func (c *Conn) waitForWindow(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.unpaid >= connWindow && c.failed == nil && !c.writable.over {
-		c.writable.Wait()
+	for c.unacked >= connWindow && c.writeErr == nil && !c.writeDeadline.expired {
+		c.writeDeadline.Wait()
 	}
 	switch {
-	case c.failed != nil:
-		return c.failed
-	case c.writable.over:
+	case c.writeErr != nil:
+		return c.writeErr
+	case c.writeDeadline.expired:
 		return os.ErrDeadlineExceeded
 	}
-	c.unpaid += n
+	c.unacked += n
 	return nil
 }
 
 // Credit implements h2.Creditor.
 func (c *Conn) Credit(n int) {
 	c.mu.Lock()
-	c.unpaid -= n
-	c.writable.Broadcast()
+	c.unacked -= n
+	c.writeDeadline.Broadcast()
 	c.mu.Unlock()
 }
 
 // CloseWrite implements End.
-func (c *connEnd) CloseWrite() { (*Conn)(c).over(io.EOF, nil) }
+func (c *connEndpoint) CloseWrite() { (*Conn)(c).setErrors(io.EOF, nil) }
 
 // Close implements End.
-func (c *connEnd) Close(err error) {
+func (c *connEndpoint) Close(err error) {
 	if err == nil {
-		(*Conn)(c).over(io.EOF, net.ErrClosed)
+		(*Conn)(c).setErrors(io.EOF, net.ErrClosed)
 		return
 	}
 	err = fmt.Errorf("%w: %w", errLost, err)
-	(*Conn)(c).over(err, err)
+	(*Conn)(c).setErrors(err, err)
 }
 
-// over notes why nothing more arrives, and why nothing can be written.
-func (c *Conn) over(end, failed error) {
+// setErrors notes why nothing more arrives, and why nothing can be written.
+func (c *Conn) setErrors(end, failed error) {
 	c.mu.Lock()
-	if c.end == nil {
-		c.end = end
+	if c.readErr == nil {
+		c.readErr = end
 	}
-	if c.failed == nil {
-		c.failed = failed
+	if c.writeErr == nil {
+		c.writeErr = failed
 	}
-	c.readable.Broadcast()
-	c.writable.Broadcast()
+	c.readDeadline.Broadcast()
+	c.writeDeadline.Broadcast()
 	c.mu.Unlock()
 }
 
 // CloseWrite says that nothing more will be written. What the other side sends arrives as before, where it knows halves of connections.
 func (c *Conn) CloseWrite() error {
-	c.over(nil, net.ErrClosed)
-	c.other.CloseWrite()
+	c.setErrors(nil, net.ErrClosed)
+	c.peer.CloseWrite()
 	return nil
 }
 
@@ -176,13 +176,13 @@ func (c *Conn) CloseWrite() error {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	again := c.closed
-	c.closed, c.end, c.failed = true, net.ErrClosed, net.ErrClosed
-	unread := c.arrived
-	c.arrived = nil
-	c.readable.Broadcast()
-	c.writable.Broadcast()
-	c.readable.set(time.Time{})
-	c.writable.set(time.Time{})
+	c.closed, c.readErr, c.writeErr = true, net.ErrClosed, net.ErrClosed
+	unread := c.received
+	c.received = nil
+	c.readDeadline.Broadcast()
+	c.writeDeadline.Broadcast()
+	c.readDeadline.set(time.Time{})
+	c.writeDeadline.set(time.Time{})
 	c.mu.Unlock()
 	if again {
 		return net.ErrClosed
@@ -190,12 +190,12 @@ func (c *Conn) Close() error {
 	for _, b := range unread {
 		b.Release()
 	}
-	c.other.Close(nil)
+	c.peer.Close(nil)
 	return nil
 }
 
 // LocalAddr implements net.Conn. It is not known.
-func (c *Conn) LocalAddr() net.Addr { return tunnelled("") }
+func (c *Conn) LocalAddr() net.Addr { return tunnelAddr("") }
 
 // RemoteAddr implements net.Conn: as it was asked for.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
@@ -206,10 +206,10 @@ func (c *Conn) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.readable, t) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.readDeadline, t) }
 
 // SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writable, t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writeDeadline, t) }
 
 func (c *Conn) setDeadline(d *deadline, t time.Time) error {
 	c.mu.Lock()
@@ -224,8 +224,8 @@ func (c *Conn) setDeadline(d *deadline, t time.Time) error {
 // deadline is when those that wait give up.
 type deadline struct {
 	sync.Cond
-	timer *time.Timer
-	over  bool
+	timer   *time.Timer
+	expired bool
 }
 
 // set has it be over at a time, never if that is zero. The caller holds the lock.
@@ -233,7 +233,7 @@ func (d *deadline) set(t time.Time) {
 	if d.timer != nil {
 		d.timer.Stop()
 	}
-	d.timer, d.over = nil, false
+	d.timer, d.expired = nil, false
 	if t.IsZero() {
 		return
 	}
@@ -243,13 +243,13 @@ func (d *deadline) set(t time.Time) {
 			d.L.Lock()
 			defer d.L.Unlock()
 			if d.timer == mine { // it has not been set again
-				d.over = true
+				d.expired = true
 				d.Broadcast()
 			}
 		})
 		d.timer = mine
 		return
 	}
-	d.over = true
+	d.expired = true
 	d.Broadcast()
 }

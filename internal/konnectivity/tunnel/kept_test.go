@@ -39,9 +39,9 @@ func TestKeptIsBounded(t *testing.T) {
 		most   int
 		closed bool
 	}{
-		"something small behind": {slices.Concat(full, wire.Packet{Type: wire.Drain}.Message().Bytes()), maxKept + window, false},
-		"as many as fit in":      {slices.Repeat(full, 50), maxKept + 2*window, false},
-		"large messages":         {data(t, 1, mostMessage-100), mostKept + mostMessage, true},
+		"something small behind": {slices.Concat(full, wire.Packet{Type: wire.Drain}.Message().Bytes()), holdBackBytes + window, false},
+		"as many as fit in":      {slices.Repeat(full, 50), holdBackBytes + 2*window, false},
+		"large messages":         {data(t, 1, mostMessage-100), maxBufferedBytes + mostMessage, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -57,14 +57,14 @@ func TestKeptIsBounded(t *testing.T) {
 // reads nothing; and whether it was closed and counted.
 func keptOf(t *testing.T, again []byte) (kept int, closed bool) {
 	r, stalled := newRole(t, false, true, false), 0
-	r.Stalled = func() { stalled++ }
+	r.OnStall = func() { stalled++ }
 	reader := &slowEnd{arrived: make(chan *h2.Buffer, 1<<16), over: make(chan struct{})}
-	c := &packetConn{packets: &r.Packets, id: 1, other: reader}
-	if err := r.take(c); err != nil {
+	c := &packetConn{packets: &r.Packets, id: 1, peer: reader}
+	if err := r.addConn(c); err != nil {
 		t.Fatal(err)
 	}
 	var rest []byte
-	for sent := 0; sent < 16*maxKept && r.Open() > 0; {
+	for sent := 0; sent < 16*holdBackBytes && r.ConnCount() > 0; {
 		if len(rest) == 0 {
 			rest = again
 		}
@@ -74,11 +74,11 @@ func keptOf(t *testing.T, again []byte) (kept int, closed bool) {
 			r.due.Add(int64(-n))
 			break
 		}
-		b.Owe(r, n)
+		b.SetWindow(r, n)
 		r.Data(nil, b, false)
-		rest, sent, kept = rest[n:], sent+n, max(kept, c.kept)
+		rest, sent, kept = rest[n:], sent+n, max(kept, c.buffered)
 	}
-	closed = r.Open() == 0 && stalled == 1
+	closed = r.ConnCount() == 0 && stalled == 1
 	for len(reader.arrived) > 0 {
 		(<-reader.arrived).Release()
 	}
@@ -90,7 +90,7 @@ func keptOf(t *testing.T, again []byte) (kept int, closed bool) {
 // connection goes on: it is closed, told why, and counted.
 func TestStallsAfterTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const all, other = maxKept + 700<<10, 1 << 20 // of which more than half of a window is withheld
+		const all, other = holdBackBytes + 700<<10, 1 << 20 // of which more than half of a window is withheld
 		stalled := 0
 		asks := joined(t, true, func(address string, c net.Conn) {
 			n := other
@@ -100,8 +100,8 @@ func TestStallsAfterTheEnd(t *testing.T) {
 			_, _ = c.Write(make([]byte, n))
 			_ = c.Close()
 		})
-		asks.Stalled = func() { stalled++ }
-		front := &Packets{Answer: asks.Dial}
+		asks.OnStall = func() { stalled++ }
+		front := &Packets{Dialer: asks.Dial}
 		api, _ := pair(t, func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 			front.Bind(s)
 			return front
@@ -109,12 +109,12 @@ func TestStallsAfterTheEnd(t *testing.T) {
 		conn := stream(t, api, &Packets{}).connect(t, "stalls:1")
 		defer conn.Close()
 		synctest.Wait() // until nothing moves without a reader
-		if asks.Open() != 0 {
+		if asks.ConnCount() != 0 {
 			t.Fatal("the connection has not ended")
 		}
 		began := time.Now()
 		n, err := io.Copy(io.Discard, asks.connect(t, "reads:1"))
-		if took := time.Since(began); n != other || err != nil || took > 2*stallTime {
+		if took := time.Since(began); n != other || err != nil || took > 2*stallTimeout {
 			t.Errorf("another has %d bytes of %d after %v, and then %v", n, other, took, err)
 		}
 		if n, err = io.Copy(io.Discard, conn); n >= all || err == nil || stalled != 1 {

@@ -59,41 +59,41 @@ func closed() <-chan struct{} {
 // KON-053
 func TestAnswerBeforeReset(t *testing.T) {
 	const all = 200 << 10 // more than goes out by itself
-	dial := func(_ string, answered func(Joint, error)) func() {
+	dial := func(_ string, answered func(UnpairedEndpoint, error)) func() {
 		near, _ := net.Pipe()
 		answered(NewSocket(&answersEarly{Conn: near, read: closed(), answer: all}, func() {}), nil)
 		return func() {}
 	}
-	fronts := map[string]func(testing.TB, Dial) net.Conn{
-		"GRPC": func(t testing.TB, dial Dial) net.Conn {
-			f := &Packets{HalfClose: true, Answer: dial}
+	fronts := map[string]func(testing.TB, DialFunc) net.Conn{
+		"GRPC": func(t testing.TB, dial DialFunc) net.Conn {
+			f := &Packets{HalfClose: true, Dialer: dial}
 			api, _ := pair(t, func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 				f.Bind(s)
 				return f
 			})
 			return stream(t, api, &Packets{HalfClose: true}).connect(t, "a:1")
 		},
-		"CONNECT": func(t testing.TB, dial Dial) net.Conn {
+		"CONNECT": func(t testing.TB, dial DialFunc) net.Conn {
 			api, server := net.Pipe()
-			dial("a:1", func(other Joint, err error) {
+			dial("a:1", func(other UnpairedEndpoint, err error) {
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				s := NewSocket(server, func() {})
-				other.Join(s)
-				s.Join(other)
+				other.Pair(s)
+				s.Pair(other)
 			})
 			return api
 		},
 	}
-	agents := map[string]func(testing.TB) Dial{
-		"by streams": func(t testing.TB) Dial {
+	agents := map[string]func(testing.TB) DialFunc{
+		"by streams": func(t testing.TB) DialFunc {
 			server, _ := pair(t, func(s *h2.Stream, header []hpack.HeaderField) h2.Receiver { return Accept(s, header, dial) })
 			return Connect(server)
 		},
-		"by packets": func(t testing.TB) Dial {
-			a := &Packets{Shared: true, Answer: dial}
+		"by packets": func(t testing.TB) DialFunc {
+			a := &Packets{Shared: true, Dialer: dial}
 			server, _ := pair(t, func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 				a.Bind(s)
 				return a
@@ -123,7 +123,7 @@ func stream(t testing.TB, c *h2.Conn, p *Packets) *Packets {
 	_, err := c.Open(func(s *h2.Stream) h2.Receiver {
 		p.Bind(s)
 		return p
-	}, wire.Request(wire.Proxy, "test", false), false)
+	}, wire.Request(wire.ProxyMethod, "test", false), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestAnswerBeforeWriteFails(t *testing.T) {
 		read, got, closings := make(chan struct{}), &told{}, 0
 		near, _ := net.Pipe()
 		s := NewSocket(&answersEarly{Conn: near, read: read, answer: 100, takes: syscall.EPIPE}, func() { closings++ })
-		s.Join(got)
+		s.Pair(got)
 		for range 3 {
 			s.Send(h2.NewBuffer(100))
 		}
@@ -200,11 +200,11 @@ func (e *slowTold) read() {
 func TestSlowAnswerBeforeWriteFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const all = 600 << 10 // with its windows, more than moves on in linger
-		got := &slowTold{arrived: make(chan *h2.Buffer, all/leastRead)}
+		got := &slowTold{arrived: make(chan *h2.Buffer, all/minRead)}
 		near, _ := net.Pipe()
 		ended := make(chan struct{})
 		s := NewSocket(&answersEarly{Conn: near, read: closed(), answer: all, takes: syscall.EPIPE}, func() { close(ended) })
-		s.Join(got)
+		s.Pair(got)
 		var reading sync.WaitGroup
 		defer reading.Wait()
 		defer close(got.arrived)
@@ -248,7 +248,7 @@ func TestCloseOverTLS(t *testing.T) {
 		for pieces := range 30 {
 			synctest.Test(t, func(t *testing.T) {
 				s, client := secured(t)
-				s.Join(&counted{})
+				s.Pair(&counted{})
 				all := int64(pieces * 16 << 10)
 				for range pieces {
 					s.Send(h2.NewBuffer(16 << 10))

@@ -53,7 +53,7 @@ func pair(t testing.TB, accept func(*h2.Stream, []hpack.HeaderField) h2.Receiver
 
 // counted is an End that counts.
 type counted struct {
-	other  End
+	other  Endpoint
 	joined atomic.Bool
 	closed atomic.Int64
 }
@@ -61,7 +61,7 @@ type counted struct {
 func (e *counted) Send(b *h2.Buffer) { b.Release() }
 func (e *counted) CloseWrite()       {}
 func (e *counted) Close(error)       { e.closed.Add(1) }
-func (e *counted) Join(other End) {
+func (e *counted) Pair(other Endpoint) {
 	e.other = other
 	e.joined.Store(true)
 }
@@ -83,9 +83,9 @@ func (r *role) Credit(n int) { r.due.Add(int64(-n)) }
 
 func newRole(t testing.TB, answers, shared, half bool) *role {
 	r := &role{}
-	r.Shared, r.HalfClose, r.Over = shared, half, func(error) { r.overs++ }
+	r.Shared, r.HalfClose, r.OnEnd = shared, half, func(error) { r.overs++ }
 	if answers {
-		r.Answer = func(address string, answered func(Joint, error)) (cancel func()) {
+		r.Dialer = func(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
 			var once sync.Once
 			answer := func(err error) func() {
 				return func() {
@@ -108,14 +108,14 @@ func newRole(t testing.TB, answers, shared, half bool) *role {
 			default:
 				r.pending = append(r.pending, answer(nil))
 			}
-			return answer(errGivenUp)
+			return answer(errCancelled)
 		}
 	}
 	client, _ := pair(t, func(*h2.Stream, []hpack.HeaderField) h2.Receiver { return ignores{} })
 	if _, err := client.Open(func(s *h2.Stream) h2.Receiver {
 		r.Bind(s)
 		return ignores{}
-	}, wire.Request(wire.Proxy, "test", false), false); err != nil {
+	}, wire.Request(wire.ProxyMethod, "test", false), false); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -124,7 +124,7 @@ func newRole(t testing.TB, answers, shared, half bool) *role {
 // dial asks for a connection.
 func (r *role) dial() (cancel func()) {
 	r.asked++
-	return r.Dial("a:1", func(other Joint, err error) {
+	return r.Dial("a:1", func(other UnpairedEndpoint, err error) {
 		r.telling.Lock()
 		defer r.telling.Unlock()
 		r.told++
@@ -132,14 +132,14 @@ func (r *role) dial() (cancel func()) {
 			e := &counted{other: other}
 			r.ends = append(r.ends, e)
 			e.joined.Store(true)
-			other.Join(e)
+			other.Pair(e)
 		}
 	})
 }
 
 // random is a number that somebody waits for an answer to, if there is one.
 func (r *role) random(or byte) int64 {
-	for random := range r.Packets.asked {
+	for random := range r.Packets.pendingDials {
 		return random
 	}
 	return int64(or % 8)
@@ -155,7 +155,7 @@ func (r *role) piece(what, id, size byte) *h2.Buffer {
 		p.Random = r.random(id)
 	case wire.Data:
 		b := h2.NewBuffer(int(size) * 100)
-		wire.PutData(b, p.ConnectID)
+		wire.EncodeData(b, p.ConnectID)
 		return b
 	case 7:
 		return h2.BufferOf([]byte{0, 0, 0, 0, size, id, what})
@@ -169,7 +169,7 @@ func (r *role) piece(what, id, size byte) *h2.Buffer {
 // act has this side do something.
 func (r *role) act(what, which byte) {
 	switch {
-	case what%4 == 0 && r.Answer == nil:
+	case what%4 == 0 && r.Dialer == nil:
 		cancel := r.dial()
 		if which%3 == 0 {
 			cancel()
@@ -187,7 +187,7 @@ func (r *role) act(what, which byte) {
 		case 2:
 			e.other.CloseWrite()
 		case 3:
-			e.other.Close([]error{nil, errGivenUp}[which%2])
+			e.other.Close([]error{nil, errCancelled}[which%2])
 		default:
 			e.other.Send(h2.BufferOf([]byte{what, which}))
 		}
@@ -210,7 +210,7 @@ func FuzzPackets(f *testing.F) {
 			}
 			b := r.piece(script[0], script[1], script[2])
 			r.due.Add(int64(b.Len()))
-			b.Owe(r, b.Len())
+			b.SetWindow(r, b.Len())
 			r.Data(nil, b, false)
 		}
 		r.rest(t)
@@ -219,19 +219,19 @@ func FuzzPackets(f *testing.F) {
 
 // rest ends it, and looks for what is left.
 func (r *role) rest(t *testing.T) {
-	r.Reset(errGivenUp)
+	r.Reset(errCancelled)
 	for _, answer := range r.pending {
 		answer()
 	}
-	if r.Open() != 0 || r.told != r.asked || r.overs != 1 {
-		t.Errorf("%d connections are open; %d of %d dials were told; it was over %d times", r.Open(), r.told, r.asked, r.overs)
+	if r.ConnCount() != 0 || r.told != r.asked || r.overs != 1 {
+		t.Errorf("%d connections are open; %d of %d dials were told; it was over %d times", r.ConnCount(), r.told, r.asked, r.overs)
 	}
 	for _, e := range r.ends {
 		if e.closed.Load() == 0 && !closedHere(e) {
 			t.Error("a connection was not closed")
 		}
 	}
-	until(t, "what it has sent is released", func() bool { return r.waiting.Load() == 0 })
+	until(t, "what it has sent is released", func() bool { return r.queuedControl.Load() == 0 })
 	if due := r.due.Load(); due > 7*255*100 || due < 0 { // of a message that has not ended something may be there, with the stream
 		t.Errorf("%d bytes were not released", due)
 	}
@@ -240,7 +240,7 @@ func (r *role) rest(t *testing.T) {
 // closedHere says that this side has closed the connection itself.
 func closedHere(e *counted) bool {
 	c, ok := e.other.(*packetConn)
-	return ok && c.packets.forget(c.id) == nil
+	return ok && c.packets.removeConn(c.id) == nil
 }
 
 // The stream may be given up by another goroutine, as by one whose replies are too many, while packets are read.
@@ -251,7 +251,7 @@ func TestPacketsThatAreClosedMeanwhile(t *testing.T) {
 			r.dial()
 		}
 		var randoms []int64
-		for random := range r.Packets.asked {
+		for random := range r.Packets.pendingDials {
 			randoms = append(randoms, random)
 		}
 		var all sync.WaitGroup
@@ -290,9 +290,9 @@ func TestLateCancel(t *testing.T) {
 	both.Go(func() { _ = dials.Run() })
 	end := &counted{}
 	joined := make(chan error, 1)
-	cancel := Connect(asks)("a:1", func(other Joint, err error) {
+	cancel := Connect(asks)("a:1", func(other UnpairedEndpoint, err error) {
 		if err == nil {
-			other.Join(end)
+			other.Pair(end)
 		}
 		joined <- err
 	})
@@ -317,7 +317,7 @@ func TestEndOfTheStream(t *testing.T) {
 		} {
 			r := newRole(t, c.answers, c.shared, true)
 			why := []error{}
-			r.Over = func(err error) { why = append(why, err) }
+			r.OnEnd = func(err error) { why = append(why, err) }
 			end(r)
 			if r.Ended(nil, errLost); len(why) != 1 || why[0] != c.want {
 				t.Errorf("%+v, %s: it ended for %v", c, what, why)
@@ -332,10 +332,10 @@ func TestEndOfTheStream(t *testing.T) {
 // KON-053
 func TestHalfCloseAtOnce(t *testing.T) {
 	agents, front := newRole(t, false, true, false), &Packets{HalfClose: true}
-	front.Answer = agents.Dial
-	front.Saw = func(typ wire.Type, received bool) {
+	front.Dialer = agents.Dial
+	front.OnPacket = func(typ wire.Type, received bool) {
 		if typ == wire.DialRsp && !received { // the other goroutine that there is, in this moment
-			if err := front.packet(wire.Packet{Type: wire.Data, ConnectID: 1}, nil); err != nil {
+			if err := front.handlePacket(wire.Packet{Type: wire.Data, ConnectID: 1}, nil); err != nil {
 				t.Error(err)
 			}
 		}
@@ -344,14 +344,14 @@ func TestHalfCloseAtOnce(t *testing.T) {
 	if _, err := client.Open(func(s *h2.Stream) h2.Receiver {
 		front.Bind(s)
 		return front
-	}, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+	}, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
-	front.dial(wire.Packet{Type: wire.DialReq, Random: 5, Address: "a:1"})
-	for random := range agents.Packets.asked {
-		agents.dialled(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: 9})
+	front.handleDialReq(wire.Packet{Type: wire.DialReq, Random: 5, Address: "a:1"})
+	for random := range agents.Packets.pendingDials {
+		agents.handleDialRsp(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: 9})
 	}
-	if n, m := front.Open(), agents.Open(); n+m != 0 {
+	if n, m := front.ConnCount(), agents.ConnCount(); n+m != 0 {
 		t.Errorf("%d connections are open at the API server's end, %d at the agent's", n, m)
 	}
 }
@@ -367,8 +367,8 @@ func TestEndWithoutTrailer(t *testing.T) {
 	if _, err := api.Open(func(s *h2.Stream) h2.Receiver {
 		p.Bind(s)
 		return p
-	}, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+	}, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the stream is gone", func() bool { return api.Streams() == 0 })
+	until(t, "the stream is gone", func() bool { return api.StreamCount() == 0 })
 }

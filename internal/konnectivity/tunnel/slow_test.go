@@ -18,7 +18,7 @@ import (
 // joined are two that speak packets to each other: one asks, the other has a socket for each connection, whose other end it serves.
 func joined(t testing.TB, shared bool, serve func(address string, c net.Conn)) (asks *Packets) {
 	asks, dials := &Packets{Shared: shared}, &Packets{Shared: shared}
-	dials.Answer = func(address string, answered func(Joint, error)) (cancel func()) {
+	dials.Dialer = func(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
 		near, far := net.Pipe()
 		answered(NewSocket(near, func() {}), nil)
 		go serve(address, far)
@@ -43,7 +43,7 @@ func joined(t testing.TB, shared bool, serve func(address string, c net.Conn)) (
 // connect opens a connection for a program.
 func (p *Packets) connect(t testing.TB, address string) net.Conn {
 	answered := make(chan net.Conn, 1)
-	p.Dial(address, func(other Joint, err error) {
+	p.Dial(address, func(other UnpairedEndpoint, err error) {
 		if err != nil {
 			t.Error(err)
 			close(answered)
@@ -78,7 +78,7 @@ func TestSlowDestination(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ctx.Done()
-		if took := time.Since(began); got != all || err != io.EOF || took < linger {
+		if took := time.Since(began); got != all || err != io.EOF || took < lingerTimeout {
 			t.Errorf("%d bytes of %d have arrived in %v, and then %v", got, all, took, err)
 		}
 	})
@@ -95,11 +95,11 @@ func TestCreditFollowsTheReader(t *testing.T) {
 		const pieces, size = 20, 20 << 10
 		near, far := net.Pipe() // which holds nothing
 		s := NewSocket(near, func() {})
-		s.Join(&counted{})
+		s.Pair(&counted{})
 		var credit credited
 		for range pieces {
 			b := h2.NewBuffer(size)
-			b.Owe(&credit, size)
+			b.SetWindow(&credit, size)
 			s.Send(b)
 		}
 		buf := make([]byte, size)
@@ -177,7 +177,7 @@ func slowAmongPackets(t *testing.T, rate int, closed bool) {
 			}
 		}
 	})
-	asks.Stalled = func() { stalled.Add(1) }
+	asks.OnStall = func() { stalled.Add(1) }
 	echo := asks.connect(t, "echo:1")
 	defer echo.Close()
 	slow := &slowEnd{rate: rate, arrived: make(chan *h2.Buffer, 1<<16), over: make(chan struct{})}
@@ -185,12 +185,12 @@ func slowAmongPackets(t *testing.T, rate int, closed bool) {
 	defer reading.Wait()
 	defer slow.Close(nil)
 	reading.Go(slow.read)
-	asks.Dial("endless:1", func(other Joint, err error) {
+	asks.Dial("endless:1", func(other UnpairedEndpoint, err error) {
 		if err == nil {
-			other.Join(slow)
+			other.Pair(slow)
 		}
 	})
-	for end := time.Now().Add(20 * stallTime); time.Now().Before(end); <-time.After(100 * time.Millisecond) {
+	for end := time.Now().Add(20 * stallTimeout); time.Now().Before(end); <-time.After(100 * time.Millisecond) {
 		began := time.Now()
 		if _, err := echo.Write([]byte("x")); err != nil {
 			t.Fatal(err)
@@ -198,14 +198,14 @@ func slowAmongPackets(t *testing.T, rate int, closed bool) {
 		if _, err := io.ReadFull(echo, make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > 2*stallTime {
+		if took := time.Since(began); took > 2*stallTimeout {
 			t.Errorf("it has waited for %v", took)
 		}
 	}
 	if n := stalled.Load(); (n == 1) != closed {
 		t.Errorf("%d were closed", n)
 	}
-	if kept := sent.Load() - slow.through.Load(); !closed && kept > maxKept+2<<20 { // windows, and what is on its way
+	if kept := sent.Load() - slow.through.Load(); !closed && kept > holdBackBytes+2<<20 { // windows, and what is on its way
 		t.Errorf("%d KiB are kept", kept>>10)
 	}
 }
@@ -217,15 +217,15 @@ func TestSlowAtItsPace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var stalled atomic.Int64
-				c := &packetConn{packets: &Packets{Shared: true, Stalled: func() { stalled.Add(1) }}, other: &slowEnd{over: make(chan struct{})}}
+				c := &packetConn{packets: &Packets{Shared: true, OnStall: func() { stalled.Add(1) }}, peer: &slowEnd{over: make(chan struct{})}}
 				var kept []*h2.Buffer
 				keep := func() {
 					b := h2.NewBuffer(h2.MaxPiece)
-					b.Owe(new(forgiving), b.Len())
-					c.keep(b)
+					b.SetWindow(new(forgiving), b.Len())
+					c.addBuffered(b)
 					kept = append(kept, b)
 				}
-				for c.kept <= maxKept {
+				for c.buffered <= holdBackBytes {
 					keep()
 				}
 				if c.withheld == 0 {
@@ -236,24 +236,24 @@ func TestSlowAtItsPace(t *testing.T) {
 					kept = kept[1:]
 				}
 				release()
-				for end := time.Now().Add(2 * stallTime); time.Now().Before(end); {
-					<-time.After(lookTime / 2)
+				for end := time.Now().Add(2 * stallTimeout); time.Now().Before(end); {
+					<-time.After(stallCheckInterval / 2)
 					if more {
 						keep()
 					}
-					<-time.After(lookTime / 4)
+					<-time.After(stallCheckInterval / 4)
 					if more {
 						release()
 					}
 					if c.withheld > 0 {
 						t.Fatalf("%d bytes are withheld at the pace of the reader", c.withheld)
 					}
-					<-time.After(lookTime / 4)
+					<-time.After(stallCheckInterval / 4)
 				}
 				if closed := stalled.Load() == 1; closed != more {
 					t.Errorf("closed: %v", closed)
 				}
-				c.Credit(c.kept) // so that no timer is left
+				c.Credit(c.buffered) // so that no timer is left
 			})
 		})
 	}
@@ -267,14 +267,14 @@ func (*forgiving) Credit(int) {}
 // KON-044: small pieces that wait for a reader count as what they are, and not as memory that they do not take.
 func TestSmallPiecesAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const pieces, size = maxKept / 512, 60 // the least memory of a Buffer is 512 bytes
+		const pieces, size = holdBackBytes / 512, 60 // the least memory of a Buffer is 512 bytes
 		near, far := net.Pipe()
 		s, credit := NewSocket(near, func() {}), credited{}
-		c := &packetConn{packets: &Packets{Shared: true}, other: s}
+		c := &packetConn{packets: &Packets{Shared: true}, peer: s}
 		for range pieces {
 			b := h2.NewBuffer(size)
-			b.Owe(&credit, size)
-			c.keep(b)
+			b.SetWindow(&credit, size)
+			c.addBuffered(b)
 			s.Send(b)
 		}
 		if given := credit.Load(); given != pieces*size {

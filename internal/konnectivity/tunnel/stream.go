@@ -13,53 +13,53 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// maxReason is how many bytes an agent says at most of why there is no connection.
-const maxReason = 512
+// maxReasonBytes is how many bytes an agent says at most of why there is no connection.
+const maxReasonBytes = 512
 
 // Stream is the End of a connection that has a stream of HTTP/2 for itself (CONNECT, RFC 9113, 8.5).
 type Stream struct {
 	stream *h2.Stream
 
-	mu       sync.Mutex
-	other    End
-	answered func(Joint, error) // of who asks, until it is told
-	cancel   func()             // of who is asked, until it has answered
-	gone     bool
+	mu     sync.Mutex
+	peer   Endpoint
+	done   func(UnpairedEndpoint, error) // of who asks, until it is told
+	cancel func()                        // of who is asked, until it has answered
+	ended  bool
 }
 
 // Connect is the Dial of who asks over a connection, at whose other end is one that accepts by Accept.
-func Connect(c *h2.Conn) Dial {
-	return func(address string, answered func(Joint, error)) (cancel func()) {
-		s := &Stream{answered: answered}
+func Connect(c *h2.Conn) DialFunc {
+	return func(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
+		s := &Stream{done: answered}
 		bind := func(stream *h2.Stream) h2.Receiver {
 			s.stream = stream
 			return s
 		}
 		if _, err := c.Open(bind, []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: address}}, false); err != nil {
-			s.tell(err)
+			s.finishDial(err)
 			return func() {}
 		}
 		return func() {
-			if answered := s.asker(); answered != nil {
+			if answered := s.takeDone(); answered != nil {
 				s.stream.Reset(http2.ErrCodeCancel)
-				answered(nil, errGivenUp)
+				answered(nil, errCancelled)
 			}
 		}
 	}
 }
 
-// asker takes who is to be told, once.
-func (s *Stream) asker() func(Joint, error) {
+// takeDone takes who is to be told, once.
+func (s *Stream) takeDone() func(UnpairedEndpoint, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	answered := s.answered
-	s.answered = nil
+	answered := s.done
+	s.done = nil
 	return answered
 }
 
-// tell tells who has asked.
-func (s *Stream) tell(err error) {
-	switch answered := s.asker(); {
+// finishDial tells who has asked.
+func (s *Stream) finishDial(err error) {
+	switch answered := s.takeDone(); {
 	case answered == nil:
 	case err != nil:
 		answered(nil, err)
@@ -69,76 +69,76 @@ func (s *Stream) tell(err error) {
 }
 
 // Accept takes a stream that asks for a connection, and dials.
-func Accept(stream *h2.Stream, header []hpack.HeaderField, dial Dial) h2.Receiver {
+func Accept(stream *h2.Stream, header []hpack.HeaderField, dial DialFunc) h2.Receiver {
 	method, _ := wire.Field(header, ":method")
 	address, _ := wire.Field(header, ":authority")
 	if method != "CONNECT" || address == "" {
 		return nil
 	}
 	s := &Stream{stream: stream}
-	cancel := dial(address, s.dialled)
+	cancel := dial(address, s.dialDone)
 	s.mu.Lock()
 	s.cancel = cancel
 	s.mu.Unlock()
 	return s
 }
 
-func (s *Stream) dialled(other Joint, err error) {
+func (s *Stream) dialDone(other UnpairedEndpoint, err error) {
 	if err != nil {
-		reason := url.PathEscape(err.Error()[:min(len(err.Error()), maxReason)])
+		reason := url.PathEscape(err.Error()[:min(len(err.Error()), maxReasonBytes)])
 		s.stream.Header([]hpack.HeaderField{{Name: ":status", Value: "502"}, {Name: "error", Value: reason}}, true)
 		return
 	}
 	s.mu.Lock()
-	gone := s.gone
-	s.other = other
+	gone := s.ended
+	s.peer = other
 	s.mu.Unlock()
 	if gone {
-		other.Close(errGivenUp)
+		other.Close(errCancelled)
 		return
 	}
 	s.stream.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
-	other.Join(s)
+	other.Pair(s)
 }
 
 // Header implements h2.Receiver: the answer.
 func (s *Stream) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	status, _ := wire.Field(fields, ":status")
 	reason, _ := wire.Field(fields, "error")
-	other := s.joined()
+	other := s.currentPeer()
 	switch {
 	case other != nil:
 		other.Close(errors.New("a header in the midst of a connection"))
 	case status == "200" && !end:
-		s.tell(nil)
+		s.finishDial(nil)
 		return
 	case reason != "":
 		if plain, err := url.PathUnescape(reason); err == nil {
 			reason = plain
 		}
-		s.tell(errors.New(reason))
+		s.finishDial(errors.New(reason))
 	default:
-		s.tell(fmt.Errorf("the agent answers with status %q", status))
+		s.finishDial(fmt.Errorf("the agent answers with status %q", status))
 	}
 	s.stream.Reset(http2.ErrCodeCancel)
 }
 
-// Join implements Joint.
-func (s *Stream) Join(other End) {
+// Pair implements Joint.
+func (s *Stream) Pair(other Endpoint) {
 	s.mu.Lock()
-	s.other = other
+	s.peer = other
 	s.mu.Unlock()
 }
 
-func (s *Stream) joined() End {
+func (s *Stream) currentPeer() Endpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.other
+	return s.peer
 }
 
 // Data implements h2.Receiver.
 func (s *Stream) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
-	other := s.joined()
+	other := s.currentPeer()
 	if other == nil { // nothing may come before the answer
 		b.Release()
 		s.stream.Reset(http2.ErrCodeProtocol)
@@ -156,8 +156,8 @@ func (s *Stream) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
 // Ended implements h2.Receiver.
 func (s *Stream) Ended(_ *h2.Stream, err error) {
 	s.mu.Lock()
-	s.gone = true
-	other, cancel := s.other, s.cancel
+	s.ended = true
+	other, cancel := s.peer, s.cancel
 	s.mu.Unlock()
 	var code http2.StreamError
 	if errors.As(err, &code) && code.Code == http2.ErrCodeNo {
@@ -172,7 +172,7 @@ func (s *Stream) Ended(_ *h2.Stream, err error) {
 		err = errLost
 		fallthrough
 	default:
-		s.tell(fmt.Errorf("the agent is gone: %w", err))
+		s.finishDial(fmt.Errorf("the agent is gone: %w", err))
 	}
 }
 
@@ -187,9 +187,9 @@ func (s *Stream) Close(err error) {
 	switch {
 	case err == nil:
 		s.stream.Close(nil)
-	case atOnce(err):
+	case abortsNow(err):
 		s.stream.Reset(http2.ErrCodeInternal)
 	default:
-		s.stream.Break(http2.ErrCodeInternal)
+		s.stream.ResetAfterSend(http2.ErrCodeInternal)
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 // The methods of gRPC.
 const (
-	Proxy   = "/ProxyService/Proxy"
-	Connect = "/AgentService/Connect"
+	ProxyMethod   = "/ProxyService/Proxy"
+	ConnectMethod = "/AgentService/Connect"
 )
 
 // NoAgent is what a server answers to which no agent is connected, or none for the destination: clients of the reference know the text.
@@ -30,10 +30,10 @@ const (
 	// HalfClose is Trellis' own: an API server, and then the tunnel server, say by it that the end of what one side of a connection sends
 	// is not the end of the connection.
 	HalfClose = "half-close"
-	// ByConnect, as Tunnel, is a stream of HTTP/2 for each connection, opened by the server with CONNECT (RFC 9113, 8.5).
-	ByConnect = "connect"
-	// Yes is the value of HalfClose.
-	Yes = "yes"
+	// TunnelByConnect, as Tunnel, is a stream of HTTP/2 for each connection, opened by the server with CONNECT (RFC 9113, 8.5).
+	TunnelByConnect = "connect"
+	// HalfCloseYes is the value of HalfClose.
+	HalfCloseYes = "yes"
 )
 
 // The codes of gRPC that are used here.
@@ -51,7 +51,7 @@ func Request(method, authority string, secure bool, metadata ...string) []hpack.
 	if secure {
 		scheme = "https"
 	}
-	return pairs([]hpack.HeaderField{
+	return appendMetadata([]hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":path", Value: method}, {Name: ":authority", Value: authority},
 		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"}, {Name: "user-agent", Value: "trellis"},
 	}, metadata)
@@ -59,10 +59,10 @@ func Request(method, authority string, secure bool, metadata ...string) []hpack.
 
 // Response returns the header of the answer to a call, with metadata in pairs.
 func Response(metadata ...string) []hpack.HeaderField {
-	return pairs([]hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-type", Value: "application/grpc"}}, metadata)
+	return appendMetadata([]hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-type", Value: "application/grpc"}}, metadata)
 }
 
-func pairs(fields []hpack.HeaderField, metadata []string) []hpack.HeaderField {
+func appendMetadata(fields []hpack.HeaderField, metadata []string) []hpack.HeaderField {
 	for i := 0; i+1 < len(metadata); i += 2 {
 		fields = append(fields, hpack.HeaderField{Name: metadata[i], Value: metadata[i+1], Sensitive: metadata[i] == Authorization})
 	}
@@ -78,8 +78,8 @@ func Trailer(code int, message string) []hpack.HeaderField {
 	return fields
 }
 
-// Refusal is a whole answer to a call that is not served.
-func Refusal(code int, message string) []hpack.HeaderField {
+// TrailersOnly is a whole answer to a call that is not served.
+func TrailersOnly(code int, message string) []hpack.HeaderField {
 	return append(Response(), Trailer(code, message)...)
 }
 
@@ -93,10 +93,10 @@ func Field(fields []hpack.HeaderField, name string) (value string, ok bool) {
 	return "", false
 }
 
-// Status is the error that a header or trailer is; nil if it is none.
-func Status(fields []hpack.HeaderField) error {
+// StatusError is the error that a header or trailer is; nil if it is none.
+func StatusError(fields []hpack.HeaderField) error {
 	if status, ok := Field(fields, ":status"); ok && status != "200" {
-		return fmt.Errorf("answered with HTTP status %s", printable(status))
+		return fmt.Errorf("answered with HTTP status %s", quoted(status))
 	}
 	code, ok := Field(fields, "grpc-status")
 	if !ok || code == "0" {
@@ -106,11 +106,11 @@ func Status(fields []hpack.HeaderField) error {
 	if plain, err := url.PathUnescape(message); err == nil {
 		message = plain
 	}
-	return fmt.Errorf("answered with gRPC status %s: %s", printable(code), printable(message))
+	return fmt.Errorf("answered with gRPC status %s: %s", quoted(code), quoted(message))
 }
 
-// printable is a text of the other side, for an error.
-func printable(s string) string {
+// quoted is a text of the other side, for an error.
+func quoted(s string) string {
 	quoted := strconv.Quote(s[:min(len(s), 512)])
 	return quoted[1 : len(quoted)-1]
 }

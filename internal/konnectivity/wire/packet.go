@@ -27,21 +27,21 @@ const (
 )
 
 func (t Type) String() string {
-	if int(t) < len(names) {
-		return names[t]
+	if int(t) < len(typeNames) {
+		return typeNames[t]
 	}
 	return "Unknown"
 }
 
-var names = [...]string{"DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN"}
+var typeNames = [...]string{"DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN"}
 
-// payload is the number of the field that has what belongs to each type.
-var payload = [...]protowire.Number{DialReq: 2, DialRsp: 3, Data: 4, CloseReq: 5, CloseRsp: 6, DialCls: 7, Drain: 8}
+// payloadFields is the number of the field that has what belongs to each type.
+var payloadFields = [...]protowire.Number{DialReq: 2, DialRsp: 3, Data: 4, CloseReq: 5, CloseRsp: 6, DialCls: 7, Drain: 8}
 
 // The fields of a payload by its type, and in a Packet: what is a number or a text of the packet.
-type fields struct{ protocol, address, random, connectID, err, data protowire.Number }
+type payloadLayout struct{ protocol, address, random, connectID, err, data protowire.Number }
 
-var layout = [...]fields{
+var layouts = [...]payloadLayout{
 	DialReq:  {protocol: 1, address: 2, random: 3},
 	DialRsp:  {err: 1, connectID: 2, random: 3},
 	CloseReq: {connectID: 1},
@@ -59,10 +59,10 @@ type Packet struct {
 	Error             string
 }
 
-// maxText is how many bytes a text of a packet has at most: an address, or an error.
-const maxText = 4 << 10
+// maxStringBytes is how many bytes a text of a packet has at most: an address, or an error.
+const maxStringBytes = 4 << 10
 
-var errPacket = errors.New("a packet that is none")
+var errMalformed = errors.New("a packet that is none")
 
 // Append appends the packet, without data, as protobuf has it.
 func (p Packet) Append(to []byte) []byte {
@@ -70,28 +70,28 @@ func (p Packet) Append(to []byte) []byte {
 		to = protowire.AppendTag(to, 1, protowire.VarintType)
 		to = protowire.AppendVarint(to, uint64(p.Type))
 	}
-	to = protowire.AppendTag(to, payload[p.Type], protowire.BytesType)
-	return protowire.AppendBytes(to, p.body(nil))
+	to = protowire.AppendTag(to, payloadFields[p.Type], protowire.BytesType)
+	return protowire.AppendBytes(to, p.appendPayload(nil))
 }
 
-func (p Packet) body(to []byte) []byte {
-	l := layout[p.Type]
-	to = appendText(to, l.protocol, p.Protocol)
-	to = appendText(to, l.address, p.Address)
+func (p Packet) appendPayload(to []byte) []byte {
+	l := layouts[p.Type]
+	to = appendString(to, l.protocol, p.Protocol)
+	to = appendString(to, l.address, p.Address)
 	if l.connectID < l.random { // fields stand in the order of their numbers
-		to = appendText(to, l.err, p.Error)
+		to = appendString(to, l.err, p.Error)
 		to = appendNumber(to, l.connectID, p.ConnectID)
 		return appendNumber(to, l.random, p.Random)
 	}
-	to = appendText(to, l.err, p.Error)
+	to = appendString(to, l.err, p.Error)
 	return appendNumber(to, l.connectID, p.ConnectID)
 }
 
-func appendText(to []byte, field protowire.Number, text string) []byte {
+func appendString(to []byte, field protowire.Number, text string) []byte {
 	if field == 0 || text == "" {
 		return to
 	}
-	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "") // protobuf refuses what is none, cut in the midst of a character as well
+	text = strings.ToValidUTF8(text[:min(len(text), maxStringBytes)], "") // protobuf refuses what is none, cut in the midst of a character as well
 	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text)
 }
 
@@ -102,46 +102,46 @@ func appendNumber(to []byte, field protowire.Number, n int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.VarintType), uint64(n))
 }
 
-// PutData makes a message of gRPC out of a piece of data, in place: a packet of type Data for a connection.
-func PutData(b *h2.Buffer, connectID int64) {
+// EncodeData makes a message of gRPC out of a piece of data, in place: a packet of type Data for a connection.
+func EncodeData(b *h2.Buffer, connectID int64) {
 	var space [48]byte
-	in := appendNumber(space[:0], layout[Data].connectID, connectID)
-	in = protowire.AppendVarint(protowire.AppendTag(in, layout[Data].data, protowire.BytesType), uint64(b.Len()))
+	in := appendNumber(space[:0], layouts[Data].connectID, connectID)
+	in = protowire.AppendVarint(protowire.AppendTag(in, layouts[Data].data, protowire.BytesType), uint64(b.Len()))
 	n := len(in) + b.Len()
 	b.Prepend(in)
 	var outer [16]byte
 	out := protowire.AppendVarint(protowire.AppendTag(outer[:0], 1, protowire.VarintType), uint64(Data))
-	out = protowire.AppendVarint(protowire.AppendTag(out, payload[Data], protowire.BytesType), uint64(n))
+	out = protowire.AppendVarint(protowire.AppendTag(out, payloadFields[Data], protowire.BytesType), uint64(n))
 	b.Prepend(out)
-	putLength(b, b.Len())
+	prependLength(b, b.Len())
 }
 
 // Message returns the packet as a message of gRPC.
 func (p Packet) Message() *h2.Buffer {
 	b := h2.BufferOf(p.Append(make([]byte, 0, 64)))
-	putLength(b, b.Len())
+	prependLength(b, b.Len())
 	return b
 }
 
 // parse reads a packet; data is part of the message.
 func parse(message []byte) (p Packet, data []byte, err error) {
-	var bodies [len(payload)][]byte
-	err = each(message, func(field protowire.Number, n uint64) {
+	var bodies [len(payloadFields)][]byte
+	err = parseFields(message, func(field protowire.Number, n uint64) {
 		if field == 1 {
 			p.Type = Type(min(n, 255))
 		}
 	}, func(field protowire.Number, value []byte) {
-		for t, of := range payload {
+		for t, of := range payloadFields {
 			if of == field {
 				bodies[t] = value
 			}
 		}
 	})
-	if err != nil || int(p.Type) >= len(payload) {
+	if err != nil || int(p.Type) >= len(payloadFields) {
 		return p, nil, err
 	}
-	l := layout[p.Type]
-	err = each(bodies[p.Type], func(field protowire.Number, n uint64) {
+	l := layouts[p.Type]
+	err = parseFields(bodies[p.Type], func(field protowire.Number, n uint64) {
 		switch field {
 		case l.random:
 			p.Random = int64(n)
@@ -151,11 +151,11 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 	}, func(field protowire.Number, value []byte) {
 		switch field {
 		case l.protocol:
-			p.Protocol = text(value)
+			p.Protocol = truncated(value)
 		case l.address:
-			p.Address = text(value)
+			p.Address = truncated(value)
 		case l.err:
-			p.Error = text(value)
+			p.Error = truncated(value)
 		case l.data:
 			data = value
 		}
@@ -163,14 +163,14 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 	return p, data, err
 }
 
-func text(value []byte) string { return string(value[:min(len(value), maxText)]) }
+func truncated(value []byte) string { return string(value[:min(len(value), maxStringBytes)]) }
 
-// each calls number and value with each field that is one. Others are left out.
-func each(message []byte, number func(protowire.Number, uint64), value func(protowire.Number, []byte)) error {
+// parseFields calls number and value with each field that is one. Others are left out.
+func parseFields(message []byte, number func(protowire.Number, uint64), value func(protowire.Number, []byte)) error {
 	for len(message) > 0 {
 		field, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return errPacket
+			return errMalformed
 		}
 		message = message[n:]
 		switch kind {
@@ -188,7 +188,7 @@ func each(message []byte, number func(protowire.Number, uint64), value func(prot
 			n = protowire.ConsumeFieldValue(field, kind, message)
 		}
 		if n < 0 {
-			return errPacket
+			return errMalformed
 		}
 		message = message[n:]
 	}

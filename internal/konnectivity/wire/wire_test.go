@@ -66,13 +66,13 @@ func TestPacketsAreTheReferences(t *testing.T) {
 	}
 	data := []byte("some data")
 	b := h2.BufferOf(data)
-	PutData(b, 1<<40)
+	EncodeData(b, 1<<40)
 	want, err := proto.Marshal(theirs(Packet{Type: Data, ConnectID: 1 << 40}, data))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(b.Bytes()[prefix:], want) {
-		t.Errorf("data is written as %x, and the reference writes %x", b.Bytes()[prefix:], want)
+	if !bytes.Equal(b.Bytes()[prefixBytes:], want) {
+		t.Errorf("data is written as %x, and the reference writes %x", b.Bytes()[prefixBytes:], want)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestMessagesInPieces(t *testing.T) {
 		stream = append(stream, m...)
 	}
 	for _, most := range []int{3, 1000, 16 << 10, h2.MaxPiece} {
-		var m Messages
+		var m PacketReader
 		var credit count
 		got := make([][]byte, len(want))
 		for rest := stream; len(rest) > 0; {
@@ -110,7 +110,7 @@ func TestMessagesInPieces(t *testing.T) {
 				t.Fatal(err)
 			}
 			rest = rest[n:]
-			if held := len(stream) - len(rest) - int(credit); held > maxHeld+h2.MaxPiece {
+			if held := len(stream) - len(rest) - int(credit); held > maxUncredited+h2.MaxPiece {
 				t.Fatalf("%d bytes are held", held)
 			}
 		}
@@ -129,16 +129,16 @@ func TestMessagesInPieces(t *testing.T) {
 // back who puts something small there.
 func TestCreditIsOfItsMessage(t *testing.T) {
 	data, drain := h2.NewBuffer(60<<10), Packet{Type: Drain}.Message()
-	PutData(data, 1)
+	EncodeData(data, 1)
 	all := slices.Concat(drain.Bytes(), data.Bytes(), drain.Bytes())
 	const padding = 200
 	for _, cut := range []int{0, 20 << 10, len(all) - 1} {
-		var m Messages
+		var m PacketReader
 		var credit count
 		var kept *h2.Buffer
 		for _, piece := range [][]byte{all[:cut], all[cut:]} {
 			b := h2.BufferOf(piece)
-			b.Owe(&credit, len(piece)+padding)
+			b.SetWindow(&credit, len(piece)+padding)
 			if err := m.Read(b, func(p Packet, b *h2.Buffer) error {
 				if p.Type == Data {
 					kept = b
@@ -166,10 +166,10 @@ func TestLittleDataOfLargeMessage(t *testing.T) {
 	packet = protowire.AppendBytes(protowire.AppendTag(packet, 1000, protowire.BytesType), make([]byte, 60<<10)) // of a field that nobody knows
 	b := h2.BufferOf(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(packet))), packet...))
 	all := b.Len()
-	var m Messages
+	var m PacketReader
 	var credit count
 	var kept *h2.Buffer
-	b.Owe(&credit, all)
+	b.SetWindow(&credit, all)
 	if err := m.Read(b, func(_ Packet, b *h2.Buffer) error {
 		kept = b
 		return nil
@@ -192,9 +192,9 @@ type count int
 
 func (c *count) Credit(n int) { *c += count(n) }
 
-func owing(p []byte, to h2.Creditor) *h2.Buffer {
+func owing(p []byte, to h2.Window) *h2.Buffer {
 	b := h2.BufferOf(p)
-	b.Owe(to, len(p))
+	b.SetWindow(to, len(p))
 	return b
 }
 
@@ -213,7 +213,7 @@ func FuzzMessages(f *testing.F) {
 		cut = int(uint(cut) % uint(len(whole)))
 		var got []Packet
 		var data []byte
-		var m Messages
+		var m PacketReader
 		var credit count
 		var end error
 		for _, piece := range [][]byte{whole[:cut], whole[cut:]} {
@@ -243,7 +243,7 @@ func FuzzMessages(f *testing.F) {
 		if d := ref.GetData(); p.Type == Data && d != nil && (d.ConnectID != p.ConnectID || !bytes.Equal(d.Data, data)) {
 			t.Fatalf("data %x of %d, not %x of %d", data, p.ConnectID, d.Data, d.ConnectID)
 		}
-		if d := ref.GetDialRequest(); p.Type == DialReq && d != nil && (d.Random != p.Random || len(d.Address) <= maxText && d.Address != p.Address) {
+		if d := ref.GetDialRequest(); p.Type == DialReq && d != nil && (d.Random != p.Random || len(d.Address) <= maxStringBytes && d.Address != p.Address) {
 			t.Fatalf("%v, not %v", p, d)
 		}
 	})
@@ -252,13 +252,13 @@ func FuzzMessages(f *testing.F) {
 // BenchmarkReadData reads packets of 16 KiB, of which each comes in one piece, or in two as where a window ends in it.
 func BenchmarkReadData(b *testing.B) {
 	d := h2.NewBuffer(16 << 10)
-	PutData(d, 1)
+	EncodeData(d, 1)
 	packet := d.Bytes()
 	for name, cut := range map[string]int{"whole": len(packet), "cut": len(packet) / 2} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(16 << 10)
 			b.ReportAllocs()
-			var m Messages
+			var m PacketReader
 			for b.Loop() {
 				for rest := packet; len(rest) > 0; rest = rest[min(cut, len(rest)):] {
 					if err := m.Read(h2.BufferOf(rest[:min(cut, len(rest))]), func(_ Packet, b *h2.Buffer) error { b.Release(); return nil }); err != nil {
@@ -272,7 +272,7 @@ func BenchmarkReadData(b *testing.B) {
 
 // KON-050: the reference can read a packet whose text is too long, or is none.
 func TestTextsThatAreNone(t *testing.T) {
-	for _, text := range []string{"x" + strings.Repeat("é", maxText), "broken \xff"} {
+	for _, text := range []string{"x" + strings.Repeat("é", maxStringBytes), "broken \xff"} {
 		var got client.Packet
 		if err := proto.Unmarshal(Packet{Type: DialRsp, Error: text, Random: 1}.Append(nil), &got); err != nil || got.GetDialResponse().Error == "" {
 			t.Errorf("%.10q: %v, %v", text, &got, err)

@@ -30,7 +30,7 @@ type knock struct {
 
 func (k *knock) Header(_ *h2.Stream, fields []hpack.HeaderField, _ bool) {
 	select {
-	case k.answered <- wire.Status(fields):
+	case k.answered <- wire.StatusError(fields):
 	default: // is told already
 	}
 }
@@ -54,7 +54,7 @@ func knockFrom(t *testing.T, host, address string, o h2.Options, metadata ...str
 	go func() { _ = k.conn.Run() }()
 	t.Cleanup(func() { k.conn.Close(nil) })
 	var err error
-	if k.stream, err = k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, wire.Request(wire.Connect, address, true, metadata...), false); err != nil {
+	if k.stream, err = k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, wire.Request(wire.ConnectMethod, address, true, metadata...), false); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -113,7 +113,7 @@ func TestStrangersDoNotKeepAgentsOut(t *testing.T) {
 		<-ctx.Done()
 		return errors.New("nobody")
 	}, slog.DiscardHandler)
-	s.turns.strange.patience = time.Hour
+	s.reviews.unknown.timeout = time.Hour
 	first := knockAt(t, address, "known", "Bearer agent.token.first")
 	if err := first.told(t); err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestStrangersOfOneAddress(t *testing.T) {
 		return errors.New("nobody")
 	}, slog.DiscardHandler)
 	var all []*knock
-	for i := range maxOfHost {
+	for i := range maxReviewsPerHost {
 		all = append(all, knockAt(t, address, fmt.Sprint("stranger", i), "Bearer stranger.token.x"))
 		<-reviewed
 	}
@@ -190,8 +190,8 @@ func TestStrangersOfOneAddress(t *testing.T) {
 
 // KON-045: who gets no turn in time is refused, and turns are given back.
 func TestTurnsEnd(t *testing.T) {
-	turns := newTurns()
-	turns.strange.free = make(chan struct{}, 1)
+	turns := newReviewQueue()
+	turns.unknown.slots = make(chan struct{}, 1)
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := turns.review(t.Context(), "early", "here", func(context.Context) error {
@@ -248,9 +248,9 @@ func TestIDsOfStrangers(t *testing.T) {
 
 // knocking is how many connections there are by which nobody has been let in.
 func (s *Server) knocking() int {
-	s.nobody.mu.Lock()
-	defer s.nobody.mu.Unlock()
-	return s.nobody.line.Len()
+	s.unauthenticated.mu.Lock()
+	defer s.unauthenticated.mu.Unlock()
+	return s.unauthenticated.conns.Len()
 }
 
 // KON-053: connections that say nothing are some part of the files that the server may open, and no more: the oldest is closed for another.
@@ -261,12 +261,12 @@ func TestSilentStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, address := door(t, nil, slog.DiscardHandler)
-	if most := uint64(s.nobody.most); most != files.Cur/4 && files.Cur < math.MaxInt32 {
+	if most := uint64(s.unauthenticated.limit); most != files.Cur/4 && files.Cur < math.MaxInt32 {
 		t.Errorf("%d silent connections, of %d files", most, files.Cur)
 	}
-	s.nobody.mu.Lock()
-	s.nobody.most = 3
-	s.nobody.mu.Unlock()
+	s.unauthenticated.mu.Lock()
+	s.unauthenticated.limit = 3
+	s.unauthenticated.mu.Unlock()
 	agent := knockAt(t, address, "agent", "")
 	if err := agent.told(t); err != nil {
 		t.Fatal(err)

@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	headerTime  = 10 * time.Second // for a request to arrive
-	headerBytes = 16 << 10
+	headerTimeout  = 10 * time.Second // for a request to arrive
+	maxHeaderBytes = 16 << 10
 )
 
 // serveConnect serves API servers that ask by HTTP CONNECT (RFC 9110, 9.3.6).
 func (s *Server) serveConnect(l net.Listener) error {
 	server := &http.Server{
-		Handler:           http.HandlerFunc(s.connect),
-		ReadHeaderTimeout: headerTime,
-		IdleTimeout:       headerTime,
-		MaxHeaderBytes:    headerBytes,
+		Handler:           http.HandlerFunc(s.serveConnectRequest),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       headerTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
 		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // CONNECT is asked for by HTTP/1.1
 		ErrorLog:          slog.NewLogLogger(s.options.Logger.Handler(), slog.LevelWarn),
 	}
 	s.mu.Lock()
-	s.listeners, s.fronts = append(s.listeners, l), append(s.fronts, server)
+	s.listeners, s.httpServers = append(s.listeners, l), append(s.httpServers, server)
 	s.mu.Unlock()
 	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -38,21 +38,21 @@ func (s *Server) serveConnect(l net.Listener) error {
 	return nil
 }
 
-// connect serves a request for a connection. When who asks goes away, so does the dial.
-func (s *Server) connect(w http.ResponseWriter, r *http.Request) {
+// serveConnectRequest serves a request for a connection. When who asks goes away, so does the dial.
+func (s *Server) serveConnectRequest(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodConnect {
 		http.Error(w, "this proxy only supports CONNECT passthrough", http.StatusMethodNotAllowed)
 		return
 	}
-	leave, err := s.enter(s.metrics.httpConnections)
+	leave, err := s.trackConnection(s.metrics.httpConnections)
 	if err != nil {
-		refuseConnect(w, err)
+		rejectConnect(w, err)
 		return
 	}
 	answered := make(chan error, 1)
-	cancel := s.dial(r.Host, func(other tunnel.Joint, err error) {
+	cancel := s.dial(r.Host, func(other tunnel.UnpairedEndpoint, err error) {
 		if err == nil {
-			err = join(w, other, leave)
+			err = pairWithRequest(w, other, leave)
 		}
 		answered <- err
 	})
@@ -60,12 +60,12 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request) {
 	err = <-answered
 	if stop(); err != nil {
 		leave()
-		refuseConnect(w, err)
+		rejectConnect(w, err)
 	}
 }
 
-// join makes the connection of a request the other End of one through the tunnel, and calls leave when it is over.
-func join(w http.ResponseWriter, other tunnel.Joint, leave func()) error {
+// pairWithRequest makes the connection of a request the other End of one through the tunnel, and calls leave when it is over.
+func pairWithRequest(w http.ResponseWriter, other tunnel.UnpairedEndpoint, leave func()) error {
 	conn, early, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		other.Close(err)
@@ -73,22 +73,22 @@ func join(w http.ResponseWriter, other tunnel.Joint, leave func()) error {
 	}
 	_ = conn.SetDeadline(time.Time{})
 	socket := tunnel.NewSocket(conn, leave)
-	other.Join(socket)
+	other.Pair(socket)
 	socket.Send(h2.BufferOf([]byte("HTTP/1.1 200 Connection Established\r\n\r\n")))
 	if sent, _ := early.Reader.Peek(early.Reader.Buffered()); len(sent) > 0 { // behind the request
 		other.Send(h2.BufferOf(sent))
 	}
-	socket.Join(other)
+	socket.Pair(other)
 	return nil
 }
 
-// refuseConnect says why there is no connection.
-func refuseConnect(w http.ResponseWriter, err error) {
+// rejectConnect says why there is no connection.
+func rejectConnect(w http.ResponseWriter, err error) {
 	status, text := http.StatusBadGateway, err.Error()
 	switch {
 	case errors.Is(err, errNoAgent):
 		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's words
-	case errors.Is(err, errLeaving):
+	case errors.Is(err, errShuttingDown):
 		status = http.StatusServiceUnavailable
 	case strings.Contains(text, "timeout"), strings.Contains(text, "timed out"), strings.Contains(text, "deadline exceeded"):
 		status = http.StatusGatewayTimeout

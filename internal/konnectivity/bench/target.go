@@ -16,28 +16,28 @@ const (
 )
 
 const (
-	chunk         = 32 << 10 // bytes in a write, as of io.Copy
-	farListeners  = 3
-	firstListener = 3 // the descriptor
-	connected     = '+'
+	chunk           = 32 << 10 // bytes in a write, as of io.Copy
+	targetListeners = 3
+	firstListenerFD = 3 // the descriptor
+	connected       = '+'
 )
 
-type dialFunc func(network, address string) (net.Conn, error)
+type netDialFunc func(network, address string) (net.Conn, error)
 
-// Far is the other half of Run, in a process of its own: the destination, and two relays in a row before it, with plain TCP or
+// RunTarget is the other half of Run, in a process of its own: the destination, and two relays in a row before it, with plain TCP or
 // TLS (of cert, a file) between them. It has listeners that it inherits, until in is closed.
-func Far(cert string, in io.Reader) error {
+func RunTarget(cert string, in io.Reader) error {
 	pair, err := tls.LoadX509KeyPair(cert, cert)
 	if err != nil {
 		return err
 	}
-	var l [farListeners]net.Listener
+	var l [targetListeners]net.Listener
 	for i := range l {
-		if l[i], err = net.FileListener(os.NewFile(uintptr(firstListener+i), "listener")); err != nil {
+		if l[i], err = net.FileListener(os.NewFile(uintptr(firstListenerFD+i), "listener")); err != nil {
 			return fmt.Errorf("no listener is inherited; the bench itself starts this: %w", err)
 		}
 	}
-	go accept(l[0], destination)
+	go accept(l[0], serveTarget)
 	secure := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} // whose certificate it is costs the same to know or not
 	for i, config := range []*tls.Config{nil, secure} {
 		middle, err := net.Listen("tcp", "127.0.0.1:0")
@@ -70,7 +70,7 @@ func accept(l net.Listener, serve func(net.Conn)) {
 }
 
 // relay copies both ways until either side ends. hello goes back once the far side is connected.
-func relay(near net.Conn, dial dialFunc, address string, hello []byte) {
+func relay(near net.Conn, dial netDialFunc, address string, hello []byte) {
 	far, err := dial("tcp", address)
 	if err != nil {
 		return
@@ -86,7 +86,7 @@ func relay(near net.Conn, dial dialFunc, address string, hello []byte) {
 	_, _ = io.Copy(near, far)
 }
 
-func destination(c net.Conn) {
+func serveTarget(c net.Conn) {
 	role := make([]byte, 1)
 	_, _ = io.ReadFull(c, role)
 	switch role[0] {

@@ -26,7 +26,7 @@ func fronts(t *testing.T, s *Server, mode Mode) (address string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	go func() { _ = s.ServeFronts(l, mode) }()
+	go func() { _ = s.ServeFrontends(l, mode) }()
 	return l.Addr().String()
 }
 
@@ -58,7 +58,7 @@ func TestSilentFront(t *testing.T) {
 	go func() { _ = front.Run() }()
 	defer front.Close(nil)
 	answered := make(welcomed)
-	if _, err := front.Open(func(*h2.Stream) h2.Receiver { return answered }, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+	if _, err := front.Open(func(*h2.Stream) h2.Receiver { return answered }, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
 	<-answered

@@ -45,7 +45,7 @@ func guarded(t *testing.T, ours *authority, side string) (s *Server, address str
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	if side == "server" {
-		go func() { _ = s.ServeFronts(l, ModeGRPC) }()
+		go func() { _ = s.ServeFrontends(l, ModeGRPC) }()
 	} else {
 		go func() { _ = s.ServeAgents(l) }()
 	}
@@ -97,7 +97,7 @@ func TestRefusedAgentsDoNotFloodTheLog(t *testing.T) {
 		}
 		return errors.New("nobody")
 	}, slog.NewTextHandler(log, nil))
-	s.turns.strange.patience = time.Second
+	s.reviews.unknown.timeout = time.Second
 	began := time.Now()
 	for token, refused := range map[string]int{"": strangers, "Bearer of.many.strangers": strangers - maxReviews} {
 		var all []*knock
