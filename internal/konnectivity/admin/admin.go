@@ -1,5 +1,6 @@
-// Package admin is what tunnel servers and agents have alike for those who look after them: the ports for health and administration,
-// and metrics by the reference's names.
+// Package admin serves the health and admin ports of tunnel servers and agents. It also creates their metrics
+// registries, with the metric names of the Konnectivity reference implementation. It must not import the server
+// or the agent.
 package admin
 
 import (
@@ -15,14 +16,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// The limits of a connection to one of the ports.
+// Limits of the connections to the health and admin ports.
 const (
 	maxHeaderBytes    = 64 << 10
 	readHeaderTimeout = time.Minute
 	idleTimeout       = 2 * time.Minute
 )
 
-// HealthHandler is what the health port serves: it is alive as long as there is an answer; ready says whether it can be dialled through.
+// HealthHandler returns the handler of the health port. The liveness endpoints always answer "ok". ready
+// answers the readiness endpoints: it reports whether connections can be opened through the tunnel.
 func HealthHandler(r *prometheus.Registry, ready http.HandlerFunc) http.Handler {
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
 	mux := newMux(r)
@@ -33,7 +35,8 @@ func HealthHandler(r *prometheus.Registry, ready http.HandlerFunc) http.Handler 
 	return mux
 }
 
-// AdminHandler is what the admin port serves. Profiling of contention, which is on from here on, costs every lock something.
+// AdminHandler returns the handler of the admin port. With contention, it enables block profiling for the whole
+// process, which slows down every lock.
 func AdminHandler(r *prometheus.Registry, profiling, contention bool) http.Handler {
 	mux := newMux(r)
 	if profiling {
@@ -54,13 +57,20 @@ func newMux(r *prometheus.Registry) *http.ServeMux {
 	return mux
 }
 
-// Serve serves a port until the server, which has its true address, is closed. Errors name the flag that chooses the port.
+// Serve listens on address and serves h in the background until the returned server is closed. The server's
+// Addr is the actual listen address. Errors name flag, the command-line flag that sets the port.
 func Serve(flag, address string, h http.Handler) (*http.Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w (choose another port or address)", flag, err)
 	}
-	s := &http.Server{Addr: l.Addr().String(), Handler: h, MaxHeaderBytes: maxHeaderBytes, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout}
-	go func() { _ = s.Serve(l) }() // ends when s is closed
+	s := &http.Server{
+		Addr:              l.Addr().String(),
+		Handler:           h,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+	}
+	go func() { _ = s.Serve(l) }() // returns when s is closed
 	return s, nil
 }

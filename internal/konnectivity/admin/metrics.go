@@ -8,29 +8,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// NewRegistry returns one with the metrics of the process, and what puts more into it, whose names begin with
-// konnectivity_network_proxy_, and server_ or agent_ (kubernetes-sigs/apiserver-network-proxy, pkg/server/metrics and pkg/agent/metrics).
-func NewRegistry(end string) (*prometheus.Registry, promauto.Factory) {
+// NewRegistry returns a registry with the metrics of the Go runtime and the process, and a factory that
+// registers more metrics. The factory prefixes their names with konnectivity_network_proxy_ and component,
+// "server" or "agent", as the reference does (kubernetes-sigs/apiserver-network-proxy, pkg/server/metrics and
+// pkg/agent/metrics).
+func NewRegistry(component string) (*prometheus.Registry, promauto.Factory) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return r, promauto.With(prometheus.WrapRegistererWithPrefix("konnectivity_network_proxy_"+end+"_", r))
+	return r, promauto.With(prometheus.WrapRegistererWithPrefix("konnectivity_network_proxy_"+component+"_", r))
 }
 
-// NewPacketCounter is the metric of all packets, by segment and type.
-func NewPacketCounter(made promauto.Factory) *prometheus.CounterVec {
-	return made.NewCounterVec(prometheus.CounterOpts{Name: "stream_packets_total", Help: "Number of packets."}, []string{"segment", "packet_type"})
+// NewPacketCounter returns the counter of packets by segment and packet type.
+func NewPacketCounter(factory promauto.Factory) *prometheus.CounterVec {
+	return factory.NewCounterVec(prometheus.CounterOpts{Name: "stream_packets_total", Help: "Number of packets."},
+		[]string{"segment", "packet_type"})
 }
 
-// CountPackets counts packets in it that are received from one segment, and sent to another.
+// CountPackets returns a function that counts each packet by its type. Received packets count for the segment
+// from, and sent packets for the segment to.
 func CountPackets(packets *prometheus.CounterVec, from, to string) func(t wire.Type, received bool) {
-	const others = wire.Drain + 1 // types that are not known
-	var in, out [others + 1]prometheus.Counter
-	for t := range in { // looked up once: there are very many
+	const unknown = wire.Drain + 1 // all types that the wire package does not define
+	var in, out [unknown + 1]prometheus.Counter
+	for t := range in { // the counters are looked up once because packets are frequent
 		in[t] = packets.WithLabelValues(from, wire.Type(t).String())
 		out[t] = packets.WithLabelValues(to, wire.Type(t).String())
 	}
 	return func(t wire.Type, received bool) {
-		if t = min(t, others); received {
+		if t = min(t, unknown); received {
 			in[t].Inc()
 		} else {
 			out[t].Inc()

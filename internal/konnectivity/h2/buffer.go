@@ -3,55 +3,58 @@ package h2
 import "sync"
 
 const (
-	// headroom is how many bytes can be put before those of a Buffer: what frames a piece of data takes less.
+	// headroom is the number of bytes that can be prepended to a Buffer. The prefixes of a piece of data need
+	// less.
 	headroom = 64
-	// MaxPiece is how many bytes a Buffer has room for at most.
+	// MaxPiece is the maximum number of bytes that a Buffer can hold.
 	MaxPiece = 64 << 10
 )
 
-// bufferSizes are those of the memory of Buffers, from the smallest.
+// bufferSizes lists the memory sizes of Buffers, in ascending order.
 var bufferSizes = [...]int{512, 4<<10 + headroom, 16<<10 + headroom, MaxPiece + headroom}
 
 var bufferPools [len(bufferSizes)]sync.Pool
 
-// Window is told how many bytes, of those that came from it, are done with. It must not block.
+// Window is the flow-control window that data occupies. Credit returns n bytes to it when they have been
+// consumed. Credit must not block.
 type Window interface{ Credit(n int) }
 
-// Buffer is a piece of data that is handed on without being copied. Whoever has it owns it, until it is handed on or Released.
+// Buffer holds a piece of data that is passed on without copying. It has a single owner: the owner passes it on
+// or calls Release. Release returns its memory to a pool and credits its Window.
 type Buffer struct {
 	memory    []byte
 	from, to  int
-	sizeClass int // which of the sizes
+	sizeClass int // index in bufferSizes
 	next      *Buffer
 	window    Window
-	credit    int
+	credit    int // bytes that Release credits to window
 }
 
-// NewBuffer returns a Buffer of n bytes, at most MaxPiece, that the caller fills.
+// NewBuffer returns a Buffer of n bytes for the caller to fill. n must be at most MaxPiece.
 func NewBuffer(n int) *Buffer {
-	size := 0
-	for bufferSizes[size] < n+headroom {
-		size++
+	class := 0
+	for bufferSizes[class] < n+headroom {
+		class++
 	}
-	b, ok := bufferPools[size].Get().(*Buffer)
+	b, ok := bufferPools[class].Get().(*Buffer)
 	if !ok {
-		b = &Buffer{memory: make([]byte, bufferSizes[size]), sizeClass: size}
+		b = &Buffer{memory: make([]byte, bufferSizes[class]), sizeClass: class}
 	}
 	b.from, b.to = headroom, headroom+n
 	return b
 }
 
-// BufferOf returns a Buffer with a copy of at most MaxPiece bytes.
+// BufferOf returns a Buffer with a copy of p, which must be at most MaxPiece bytes.
 func BufferOf(p []byte) *Buffer {
 	b := NewBuffer(len(p))
 	copy(b.Bytes(), p)
 	return b
 }
 
-// Bytes are what is in it. They are the Buffer's.
+// Bytes returns the data. The slice is valid as long as the caller owns the Buffer.
 func (b *Buffer) Bytes() []byte { return b.memory[b.from:b.to] }
 
-// Len is how many bytes are in it. In nil there are none.
+// Len returns the number of bytes. A nil Buffer is empty.
 func (b *Buffer) Len() int {
 	if b == nil {
 		return 0
@@ -59,55 +62,57 @@ func (b *Buffer) Len() int {
 	return b.to - b.from
 }
 
-// TryAppend takes in another Buffer at its end, with what is owed for it, where there is room and both owe the same. So many small pieces
-// take little memory. It says whether it has.
+// TryAppend appends the data and the credit of other to b, and releases other. It reports false, and changes
+// nothing, if b lacks the space or their windows differ. It keeps the memory of many small pieces low.
 func (b *Buffer) TryAppend(other *Buffer) bool {
 	if b == nil || len(b.memory)-b.to < other.Len() || b.window != other.window {
 		return false
 	}
 	b.to += copy(b.memory[b.to:], other.Bytes())
-	_, due := other.TakeWindow()
-	b.credit += due
+	_, credit := other.TakeWindow()
+	b.credit += credit
 	other.Release()
 	return true
 }
 
-// Prepend puts bytes before those in it. It panics where they and those that were put there before are more than 64.
+// Prepend inserts p before the data. It panics if all prepended bytes together exceed 64.
 func (b *Buffer) Prepend(p []byte) {
 	b.from -= len(p)
 	copy(b.memory[b.from:], p)
 }
 
-// Skip takes n bytes away from the front.
+// Skip removes the first n bytes.
 func (b *Buffer) Skip(n int) { b.from += n }
 
-// Truncate leaves the first n bytes.
+// Truncate keeps only the first n bytes.
 func (b *Buffer) Truncate(n int) { b.to = b.from + n }
 
-// SetWindow has Release give a Creditor credit for n bytes.
-func (b *Buffer) SetWindow(to Window, n int) { b.window, b.credit = to, n }
+// SetWindow makes Release credit n bytes to window.
+func (b *Buffer) SetWindow(window Window, n int) { b.window, b.credit = window, n }
 
-// TakeWindow is what Owe was told; Release owes it no more.
-func (b *Buffer) TakeWindow() (to Window, n int) {
-	to, n = b.window, b.credit
+// TakeWindow returns the arguments of SetWindow and clears them: Release then credits nothing.
+func (b *Buffer) TakeWindow() (window Window, n int) {
+	window, n = b.window, b.credit
 	b.window, b.credit = nil, 0
-	return to, n
+	return window, n
 }
 
-// Release says that the bytes are done with, and gives the memory back. Nil is released already.
+// Release returns the memory of the Buffer to its pool and credits its window. It does nothing if the Buffer is
+// nil.
 func (b *Buffer) Release() {
 	if b == nil {
 		return
 	}
-	to, n := b.TakeWindow()
+	window, n := b.TakeWindow()
 	b.next = nil
 	bufferPools[b.sizeClass].Put(b)
 	if n > 0 {
-		to.Credit(n)
+		window.Credit(n)
 	}
 }
 
-// releaseAll releases a chain of Buffers. The caller holds no lock, as those that they are owed to take theirs.
+// releaseAll releases a chain of Buffers. The caller must hold no lock, because the windows take their own
+// locks.
 func releaseAll(first *Buffer) {
 	for b := first; b != nil; {
 		next := b.next

@@ -1,7 +1,14 @@
-// Package h2 is HTTP/2 (RFC 9113) for tunnels: connections with very many streams, of which most are silent. A stream is some two
-// hundred bytes and no goroutine: what arrives for it is told to its Receiver, what is sent waits in its queue until the window of
-// the stream and its turn let it out. Frames and header compression are golang.org/x/net/http2's. It knows neither gRPC nor what
-// is tunnelled.
+// Package h2 implements HTTP/2 (RFC 9113) for tunnels: connections with very many streams, most of them idle.
+//
+// It does not use the client and server of golang.org/x/net/http2, which need two goroutines for each stream,
+// nor grpc-go, which needs one to three goroutines and at least 10 KiB for each stream. Neither allows the
+// server to open a stream. A stream of this package is about 200 bytes and needs no goroutine. See
+// docs/dependencies.md and docs/benchmarks.md for the comparison. Frames and header compression come from
+// golang.org/x/net/http2 and hpack.
+//
+// The goroutine that reads the connection passes received data to the Receiver of the stream. Data to send is
+// queued in the stream until the window of the stream and the turn of the stream allow sending. The package
+// must not import anything about gRPC or about the tunnelled protocol.
 package h2
 
 import (
@@ -20,106 +27,111 @@ import (
 )
 
 const (
-	initialStreamWindow = 64 << 10         // bytes of a stream that may wait for its reader, at first
-	maxStreamWindow     = 1 << 20          // and where the reader keeps up
-	initialConnWindow   = 256 << 10        // bytes of all streams that are on their way, at first
-	maxConnWindow       = 16 << 20         // and where that keeps a faster connection busy
-	maxHeaderBytes      = 16 << 10         // of a header, decoded
-	maxReplies          = 10_000           // frames that the other side has asked for and does not read
-	maxControlBytes     = 4 << 20          // bytes of frames other than DATA that wait to be written when there is a header to send
-	handshakeTimeout    = 10 * time.Second // to say the first thing
+	initialStreamWindow = 64 << 10         // initial receive window of a stream in bytes
+	maxStreamWindow     = 1 << 20          // receive window of a stream whose reader keeps up
+	initialConnWindow   = 256 << 10        // initial receive window of the connection in bytes
+	maxConnWindow       = 16 << 20         // largest receive window of a connection
+	maxHeaderBytes      = 16 << 10         // decoded size of a header
+	maxReplies          = 10_000           // replies to the peer's frames that the peer has not read yet
+	maxControlBytes     = 4 << 20          // queued bytes of frames other than DATA, checked when a header is queued
+	handshakeTimeout    = 10 * time.Second // time for the peer to send its first frame
 	defaultWindow       = 65535            // RFC 9113, 6.9.2
 	defaultFrame        = 16 << 10         // RFC 9113, 6.5.2
 )
 
-// SettingTunnel is a setting by which the client of a connection says that the server may open streams as well, each a CONNECT
-// (RFC 9113, 8.5). It is of no standard; who does not know it ignores it (RFC 9113, 6.5.2). Being one of the connection, it does
-// not pass a proxy that would not let such streams pass either.
+// SettingTunnel is an HTTP/2 setting that the client sends to allow the server to open streams too, each a
+// CONNECT (RFC 9113, 8.5). No standard defines it, and implementations ignore unknown settings (RFC 9113,
+// 6.5.2). A setting applies to one connection, so it does not pass through a proxy, which would not forward
+// such streams either.
 const SettingTunnel http2.SettingID = 0xf0c1
 
 var (
-	// ErrClosed is that of a connection which this side has closed.
-	ErrClosed = errors.New("the connection has been closed")
-	// ErrGoingAway is that of a stream which is not opened, as the other side takes no more of them.
-	ErrGoingAway = errors.New("the other end of the connection is going away")
-	// ErrRefused is that of a stream that was opened and that the other side has not taken up: it may be asked for elsewhere (RFC 9113, 8.7).
-	ErrRefused = errors.New("the other end of the connection has refused the stream")
-	// ErrTooManyStreams is that of a stream which is not opened, as there are as many as the other side takes.
-	ErrTooManyStreams = errors.New("as many streams are open as the other end of the connection takes")
-	// ErrNotHTTP2 is that of a connection whose other end speaks something else.
-	ErrNotHTTP2 = errors.New("the other end of the connection does not speak HTTP/2")
-	errSilent   = errors.New("the other end of the connection does not answer")
-	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
+	// ErrClosed is the error of a connection that this side has closed.
+	ErrClosed = errors.New("HTTP/2 connection closed")
+	// ErrGoingAway is the error of a stream that cannot be opened because the peer accepts no more streams.
+	ErrGoingAway = errors.New("HTTP/2 peer accepts no more streams")
+	// ErrRefused is the error of a stream that the peer has refused without processing it. The request can be
+	// retried on another connection (RFC 9113, 8.7).
+	ErrRefused = errors.New("HTTP/2 peer refused the stream")
+	// ErrTooManyStreams is the error of a stream that cannot be opened because the peer's limit of open streams
+	// is reached.
+	ErrTooManyStreams = errors.New("HTTP/2 peer's limit of open streams is reached")
+	// ErrNotHTTP2 is the error of a connection whose peer speaks another protocol.
+	ErrNotHTTP2 = errors.New("peer does not speak HTTP/2")
+	errSilent   = errors.New("HTTP/2 peer does not answer")
+	errFlood    = errors.New("HTTP/2 peer requests replies but does not read them")
 )
 
-// clockStart is what times are counted from: such a time is in nanoseconds, and does not step back when the clock is set.
+// clockStart is the origin of all times in nanoseconds. They are monotonic: they do not jump when the system
+// clock is set.
 var clockStart = time.Now()
 
 func now() int64 { return int64(time.Since(clockStart)) }
 
-// Options say how a connection behaves.
+// Options configure a connection.
 type Options struct {
-	// Accept is told of a stream that the other side has opened, and returns its Receiver; nil refuses it. Without Accept, all are.
-	// It must not block.
+	// Accept returns the Receiver of a stream that the peer has opened. nil refuses the stream. If Accept is
+	// nil, all streams are refused. Accept must not block.
 	Accept func(s *Stream, header []hpack.HeaderField) Receiver
-	// MaxStreams of the other side may be open at a time; 0: no limit.
+	// MaxStreams is the maximum number of streams that the peer may have open. 0 means no limit.
 	MaxStreams uint32
 	// EnableTunnel sends SettingTunnel.
 	EnableTunnel bool
 }
 
-// Receiver is told what happens to a stream, one thing at a time by the goroutine that reads the connection: it must not block. The
-// stream is the one that Open has returned or Accept was given.
+// Receiver receives the events of a stream. The goroutine that reads the connection calls its methods one at a
+// time, so they must not block. The stream argument is the stream that Open returned or that Accept received.
 type Receiver interface {
-	// Header has arrived; end: nothing comes after it.
+	// Header receives a header. end reports whether the peer has ended the stream.
 	Header(s *Stream, fields []hpack.HeaderField, end bool)
-	// Data has arrived, in a Buffer that the Receiver owns, nil if there are none. When it is Released the other side may send as much
-	// again. end: nothing comes after it.
+	// Data receives data in a Buffer that the Receiver owns, or nil if there is none. Releasing the Buffer
+	// allows the peer to send as many bytes again. end reports whether the peer has ended the stream.
 	Data(s *Stream, b *Buffer, end bool)
-	// Ended says that the stream was broken off, by the other side or with its connection. Nothing is told after it.
+	// Ended reports that the peer has reset the stream or that the connection has ended. It is the last call
+	// for the stream.
 	Ended(s *Stream, err error)
 }
 
-// Conn is one end of a connection.
+// Conn is one side of an HTTP/2 connection.
 type Conn struct {
 	options      Options
 	netConn      net.Conn
 	client       bool
-	lastReceived atomic.Int64 // when something last arrived, in nanoseconds
-	done         chan struct{}
-	goingAway    chan struct{}
+	lastReceived atomic.Int64  // time of the last received frame, in nanoseconds since clockStart
+	done         chan struct{} // closed when the connection has ended
+	goingAway    chan struct{} // closed when the peer accepts no more streams or the connection has ended
 
 	reader       *bufio.Reader
 	framer       *http2.Framer
-	settingsSent atomic.Int64 // when the settings were sent, in nanoseconds
+	settingsSent atomic.Int64 // time at which the settings were sent, in nanoseconds since clockStart
 	recvWindow   recvWindow
 
 	mu             sync.Mutex
-	work           sync.Cond     // there is something to write, or the connection is closed
-	control        []byte        // frames that are written before any DATA
+	work           sync.Cond     // signals that there is something to write or that the connection is closed
+	control        []byte        // queued frames, which are written before any DATA
 	controlFramer  *http2.Framer // writes to control
-	pendingReplies int           // of them, that the other side has asked for
-	flooded        bool          // by them
-	shortQueue     streamQueue   // streams with few bytes to send go first,
-	longQueue      streamQueue   // but not alone
+	pendingReplies int           // number of frames in control that reply to frames of the peer
+	flooded        bool          // pendingReplies or control has exceeded its limit
+	shortQueue     streamQueue   // streams with few bytes to send; they have priority,
+	longQueue      streamQueue   // but these streams get at least half of each batch
 	streams        map[uint32]*Stream
-	peerStreams    uint32 // streams of the other side that are open
-	nextID         uint32 // stream of this side
-	lastPeerID     uint32 // stream of the other side
-	maxPeerID      uint32 // the last of these that is taken
-	sendWindow     int64  // that the other side has for all streams
+	peerStreams    uint32 // number of open streams that the peer has opened
+	nextID         uint32 // ID of the next stream that this side opens
+	lastPeerID     uint32 // highest ID of a stream that the peer has opened
+	maxPeerID      uint32 // highest ID that this side accepts of the peer, after GoAway
+	sendWindow     int64  // bytes that the peer allows for all streams together
 	peerSettings   settings
 	encoder        *hpack.Encoder
-	headerBlock    bytes.Buffer  // what it has encoded
-	keepAlive      time.Duration // of KeepAlive
-	keepAliveTimer *time.Timer   // looks; nil: there is no KeepAlive
-	receivedAtPing int64         // what was heard last when the other side was pinged
-	noNewStreams   bool          // no more streams are opened
-	retired        bool          // and it is closed with the last of them
-	err            error         // it is closed
+	headerBlock    bytes.Buffer  // output of encoder
+	keepAlive      time.Duration // interval of KeepAlive
+	keepAliveTimer *time.Timer   // nil means that KeepAlive has not been called
+	receivedAtPing int64         // value of lastReceived when the last ping was sent
+	noNewStreams   bool          // this side opens no more streams
+	retired        bool          // the connection is closed when its last stream ends
+	err            error         // why the connection has ended; nil while it is open
 }
 
-// settings are the other side's.
+// settings holds the settings of the peer.
 type settings struct {
 	streamWindow int64
 	maxFrame     int
@@ -127,30 +139,30 @@ type settings struct {
 	tunnel       bool
 }
 
-// NewClient returns the end of a connection that opens it. The caller Runs it.
-func NewClient(wire net.Conn, o Options) *Conn {
-	c := newConn(wire, o)
+// NewClient returns the client side of a connection. The caller must call Run.
+func NewClient(netConn net.Conn, o Options) *Conn {
+	c := newConn(netConn, o)
 	c.client, c.nextID = true, 1
 	c.control = append(c.control, http2.ClientPreface...)
 	c.queueSettings()
 	return c
 }
 
-// NewServer returns the end of a connection that accepts it. The caller Runs it.
-func NewServer(wire net.Conn, o Options) *Conn {
-	c := newConn(wire, o)
+// NewServer returns the server side of a connection. The caller must call Run.
+func NewServer(netConn net.Conn, o Options) *Conn {
+	c := newConn(netConn, o)
 	c.nextID = 2
 	c.queueSettings()
 	return c
 }
 
-func newConn(wire net.Conn, o Options) *Conn {
+func newConn(netConn net.Conn, o Options) *Conn {
 	c := &Conn{
 		options:      o,
-		netConn:      wire,
+		netConn:      netConn,
 		done:         make(chan struct{}),
 		goingAway:    make(chan struct{}),
-		reader:       bufio.NewReaderSize(wire, readBufferSize(wire)),
+		reader:       bufio.NewReaderSize(netConn, readBufferSize(netConn)),
 		streams:      map[uint32]*Stream{},
 		sendWindow:   defaultWindow,
 		maxPeerID:    1<<32 - 1,
@@ -167,15 +179,16 @@ func newConn(wire net.Conn, o Options) *Conn {
 	return c
 }
 
-// readBufferSize is how many bytes are read at a time, where that spares system calls: TLS keeps what it has read itself.
-func readBufferSize(wire net.Conn) int {
-	if _, ok := wire.(*tls.Conn); ok {
+// readBufferSize returns the size of the read buffer. With TLS it is small, because a tls.Conn buffers its own
+// reads. Without TLS, a large buffer saves system calls.
+func readBufferSize(conn net.Conn) int {
+	if _, ok := conn.(*tls.Conn); ok {
 		return 4 << 10
 	}
 	return 64 << 10
 }
 
-// queueSettings has the settings be written first.
+// queueSettings queues the first frames: the settings and the window of the connection.
 func (c *Conn) queueSettings() {
 	all := []http2.Setting{
 		{ID: http2.SettingInitialWindowSize, Val: initialStreamWindow},
@@ -191,17 +204,17 @@ func (c *Conn) queueSettings() {
 	if c.options.EnableTunnel {
 		all = append(all, http2.Setting{ID: SettingTunnel, Val: 1})
 	}
-	_ = c.controlFramer.WriteSettings(all...) // into memory, as all that is written to out
+	_ = c.controlFramer.WriteSettings(all...) // writing to controlFramer cannot fail: it writes to memory
 	c.recvWindow.size = initialConnWindow
 	_ = c.controlFramer.WriteWindowUpdate(0, initialConnWindow-defaultWindow)
 }
 
-// Run serves the connection until it ends, and returns why. It closes the connection below.
+// Run serves the connection until it ends and returns the reason. It closes the underlying connection.
 func (c *Conn) Run() error {
-	var others sync.WaitGroup
-	others.Go(c.write)
+	var writer sync.WaitGroup
+	writer.Go(c.write)
 	c.Close(c.read())
-	others.Wait()
+	writer.Wait()
 	c.mu.Lock()
 	streams, unsent := c.streams, make([]*Buffer, 0, len(c.streams))
 	c.streams = nil
@@ -218,8 +231,8 @@ func (c *Conn) Run() error {
 	return c.err
 }
 
-// Close ends the connection and, by Run, all its streams with an error, ErrClosed for nil. What waits to be sent is lost. The first
-// error counts.
+// Close ends the connection. Run then ends all streams with err. A nil err means ErrClosed. Queued data is
+// discarded. If Close is called several times, the first error is kept.
 func (c *Conn) Close(err error) {
 	if err == nil {
 		err = ErrClosed
@@ -238,19 +251,19 @@ func (c *Conn) Close(err error) {
 	if first {
 		close(c.done)
 		if secure, ok := c.netConn.(*tls.Conn); ok {
-			_ = secure.NetConn().Close() // TLS would wait for what it has written
+			_ = secure.NetConn().Close() // closing the tls.Conn would wait for pending writes
 		}
 		_ = c.netConn.Close()
 	}
 }
 
-// Done is closed when the connection has ended.
+// Done returns a channel that is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// GoingAway is closed when the other end has said that it takes no more streams, or the connection has ended.
+// GoingAway returns a channel that is closed when the peer has sent GOAWAY or the connection has ended.
 func (c *Conn) GoingAway() <-chan struct{} { return c.goingAway }
 
-// closeGoingAway closes leaving, which may be closed. The caller holds mu.
+// closeGoingAway closes the goingAway channel if it is open. The caller must hold mu.
 func (c *Conn) closeGoingAway() {
 	select {
 	case <-c.goingAway:
@@ -259,40 +272,40 @@ func (c *Conn) closeGoingAway() {
 	}
 }
 
-// Err is why it has ended; nil while it has not.
+// Err returns why the connection has ended, or nil if it has not.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Usable says that streams can be opened.
+// Usable reports whether this side can open streams.
 func (c *Conn) Usable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err == nil && !c.noNewStreams && c.nextID < 1<<31
 }
 
-// TunnelEnabled says whether the other side has sent SettingTunnel. It is known once a header has arrived.
+// TunnelEnabled reports whether the peer has sent SettingTunnel. The result is final once a header has arrived.
 func (c *Conn) TunnelEnabled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.peerSettings.tunnel
 }
 
-// ReceivedSince says whether anything has arrived since a time.
+// ReceivedSince reports whether any frame has arrived since t.
 func (c *Conn) ReceivedSince(t time.Time) bool {
 	return c.lastReceived.Load() > int64(t.Sub(clockStart))
 }
 
-// StreamCount is how many are open.
+// StreamCount returns the number of open streams.
 func (c *Conn) StreamCount() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.streams)
 }
 
-// GoAway has the other side open no more streams. Those that are open go on.
+// GoAway sends GOAWAY: the peer may open no more streams. Open streams continue.
 func (c *Conn) GoAway() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,8 +314,8 @@ func (c *Conn) GoAway() {
 	c.work.Signal()
 }
 
-// Retire has this side open no more streams, as if the other took none, and closes the connection as soon as there are none and all is
-// written.
+// Retire prevents this side from opening streams, as if the peer had sent GOAWAY. The connection is closed when
+// it has no streams and all queued data is written.
 func (c *Conn) Retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -310,16 +323,17 @@ func (c *Conn) Retire() {
 	c.closeIfIdle()
 }
 
-// closeIfIdle has a connection that has been retired and has no streams be closed, when all is written or is not taken. The caller holds mu.
+// closeIfIdle wakes the writer to close a retired connection without streams, after it has written the queued
+// data or has timed out. The caller must hold mu.
 func (c *Conn) closeIfIdle() {
 	if c.retired && len(c.streams) == 0 {
-		_ = c.netConn.SetWriteDeadline(time.Now().Add(lingerTimeout)) // an error would come back with the next write
+		_ = c.netConn.SetWriteDeadline(time.Now().Add(lingerTimeout)) // if this fails, the next write fails too
 		c.work.Signal()
 	}
 }
 
-// Open opens a stream; end: nothing will be sent on it. Its Receiver is what bind returns, which is called before anything can arrive,
-// and may do nothing but keep the stream.
+// Open opens a stream. bind returns the Receiver of the stream. It is called before any event of the stream,
+// and must only store the stream. end reports that the header is all that this side sends.
 func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -331,7 +345,8 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 	case uint32(len(c.streams))-c.peerStreams >= c.peerSettings.maxStreams:
 		return nil, ErrTooManyStreams
 	}
-	s := &Stream{conn: c, id: c.nextID, sendWindow: c.peerSettings.streamWindow, recvWindow: initialStreamWindow, recvAvailable: initialStreamWindow, sendEnded: end, endSent: end}
+	s := c.newStream(c.nextID)
+	s.sendEnded, s.endSent = end, end
 	s.receiver = bind(s)
 	c.nextID += 2
 	c.streams[s.id] = s
@@ -339,40 +354,41 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 	return s, nil
 }
 
-// KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again. What
-// it was told last counts; 0 is never. Without a stream it is left alone, as gRPC has it.
-func (c *Conn) KeepAlive(every time.Duration) {
+// KeepAlive pings the peer when nothing has arrived for the given interval, and closes the connection if
+// nothing arrives for another interval. A later call replaces the interval. 0 changes nothing. As in gRPC, a
+// connection without streams is not pinged.
+func (c *Conn) KeepAlive(interval time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if every <= 0 || c.err != nil {
+	if interval <= 0 || c.err != nil {
 		return
 	}
-	c.keepAlive, c.receivedAtPing = every, 0
+	c.keepAlive, c.receivedAtPing = interval, 0
 	if c.keepAliveTimer == nil {
 		c.lastReceived.Store(now())
-		c.keepAliveTimer = time.AfterFunc(every, c.checkKeepAlive)
+		c.keepAliveTimer = time.AfterFunc(interval, c.checkKeepAlive)
 		return
 	}
-	c.keepAliveTimer.Reset(every)
+	c.keepAliveTimer.Reset(interval)
 }
 
-// checkKeepAlive pings the other end if it is silent, or gives it up, and looks again.
+// checkKeepAlive pings a silent peer or closes the connection, and schedules the next check.
 func (c *Conn) checkKeepAlive() {
 	c.mu.Lock()
-	heard, next := c.lastReceived.Load(), c.keepAlive
-	silent := time.Duration(now() - heard)
+	last, next := c.lastReceived.Load(), c.keepAlive
+	silent := time.Duration(now() - last)
 	switch {
 	case c.err != nil:
 		c.mu.Unlock()
 		return
 	case silent < c.keepAlive:
 		next -= silent
-	case c.receivedAtPing == heard:
+	case c.receivedAtPing == last:
 		c.mu.Unlock()
 		c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
 		return
 	case len(c.streams) > 0:
-		c.receivedAtPing = heard
+		c.receivedAtPing = last
 		_ = c.controlFramer.WritePing(false, [8]byte{})
 		c.work.Signal()
 	}

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// read reads the connection until it ends, and returns why.
+// read reads frames until the connection ends and returns the reason.
 func (c *Conn) read() error {
 	_ = c.netConn.SetReadDeadline(time.Now().Add(handshakeTimeout))
 	if !c.client {
@@ -20,11 +20,11 @@ func (c *Conn) read() error {
 			return err
 		}
 		if string(preface) != http2.ClientPreface {
-			return fmt.Errorf("%w: it says %q", ErrNotHTTP2, preface)
+			return fmt.Errorf("%w: it sent %q", ErrNotHTTP2, preface)
 		}
-	} else if said, _ := c.reader.Peek(len("HTTP")); string(said) == "HTTP" { // the length of no frame
-		line, _ := c.reader.ReadSlice('\n') // no more than is read ahead
-		return fmt.Errorf("%w: it answers %q", ErrNotHTTP2, bytes.TrimSpace(line))
+	} else if start, _ := c.reader.Peek(len("HTTP")); string(start) == "HTTP" { // no frame has this length
+		line, _ := c.reader.ReadSlice('\n') // limited to the read buffer
+		return fmt.Errorf("%w: it answered %q", ErrNotHTTP2, bytes.TrimSpace(line))
 	}
 	for first := true; ; first = false {
 		h, err := c.framer.ReadFrameHeader()
@@ -49,7 +49,8 @@ func (c *Conn) read() error {
 	}
 }
 
-// writeGoAway tells the other side what it has done wrong. Whether it hears it before the connection is closed does not matter.
+// writeGoAway sends GOAWAY if err is an error of the protocol. The connection is closed afterwards, whether or
+// not the peer has received the frame.
 func (c *Conn) writeGoAway(err error) {
 	var code http2.ConnectionError
 	if !errors.As(err, &code) {
@@ -64,7 +65,7 @@ func (c *Conn) writeGoAway(err error) {
 	_, _ = c.netConn.Write(frame)
 }
 
-// readFrame reads the rest of a frame, and does what it says.
+// readFrame reads the rest of a frame and processes it.
 func (c *Conn) readFrame(h http2.FrameHeader) error {
 	c.lastReceived.Store(now())
 	if h.Type == http2.FrameData {
@@ -94,10 +95,10 @@ func (c *Conn) readFrame(h http2.FrameHeader) error {
 	case *http2.PushPromiseFrame:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	return nil // priorities, and frames that nobody knows
+	return nil // ignores PRIORITY and unknown frames
 }
 
-// resetError is why the other side has broken a stream off.
+// resetError returns the error of a stream that the peer has reset.
 func resetError(f *http2.RSTStreamFrame) error {
 	if f.ErrCode == http2.ErrCodeRefusedStream {
 		return ErrRefused
@@ -105,7 +106,7 @@ func resetError(f *http2.RSTStreamFrame) error {
 	return http2.StreamError{StreamID: f.StreamID, Code: f.ErrCode}
 }
 
-// readData reads the payload of a DATA frame into a Buffer of its own.
+// readData reads the payload of a DATA frame into a new Buffer and passes it to the stream's Receiver.
 func (c *Conn) readData(h http2.FrameHeader) error {
 	b := NewBuffer(int(h.Length))
 	if _, err := io.ReadFull(c.reader, b.Bytes()); err != nil {
@@ -134,7 +135,8 @@ func (c *Conn) readData(h http2.FrameHeader) error {
 	return nil
 }
 
-// countReceived counts what has arrived for a stream; nil: it has been given up.
+// countReceived counts n received bytes in the windows of the connection and of a stream. It returns a nil
+// stream if the stream no longer exists.
 func (c *Conn) countReceived(id, n uint32, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +164,7 @@ func (c *Conn) countReceived(id, n uint32, end bool) (*Stream, error) {
 	return s, nil
 }
 
-// isIdle says that a stream has never been opened.
+// isIdle reports whether the stream has never been opened.
 func (c *Conn) isIdle(id uint32) bool {
 	if c.isPeerStream(id) {
 		return id == 0 || id > c.lastPeerID
@@ -191,13 +193,13 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 		return nil
 	case !c.isIdle(f.StreamID):
 		c.mu.Unlock()
-		return nil // it has been given up
+		return nil // the stream has been reset
 	case !c.isPeerStream(f.StreamID):
 		c.mu.Unlock()
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	c.lastPeerID = f.StreamID
-	if f.StreamID > c.maxPeerID { // it has been told that this is not taken
+	if f.StreamID > c.maxPeerID { // GOAWAY has excluded this stream
 		c.mu.Unlock()
 		return nil
 	}
@@ -206,7 +208,8 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 		c.mu.Unlock()
 		return nil
 	}
-	s = &Stream{conn: c, id: f.StreamID, receiver: DiscardReceiver{}, sendWindow: c.peerSettings.streamWindow, recvWindow: initialStreamWindow, recvAvailable: initialStreamWindow, recvEnded: f.StreamEnded()}
+	s = c.newStream(f.StreamID)
+	s.receiver, s.recvEnded = DiscardReceiver{}, f.StreamEnded()
 	c.streams[s.id] = s
 	c.peerStreams++
 	c.mu.Unlock()
@@ -216,7 +219,7 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// acceptStream asks who receives what arrives.
+// acceptStream sets the Receiver of a stream that the peer has opened, or refuses the stream.
 func (c *Conn) acceptStream(s *Stream, header []hpack.HeaderField) {
 	r := c.options.Accept(s, header)
 	if r == nil {
@@ -228,7 +231,7 @@ func (c *Conn) acceptStream(s *Stream, header []hpack.HeaderField) {
 	c.mu.Unlock()
 }
 
-// DiscardReceiver is the Receiver of a stream that nobody serves: what arrives is dropped.
+// DiscardReceiver is a Receiver that discards all received data.
 type DiscardReceiver struct{}
 
 // Header implements Receiver.
@@ -244,8 +247,8 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.IsAck() {
-		if asked := c.settingsSent.Load(); asked != 0 {
-			c.recvWindow.roundTrip = time.Duration(now() - asked)
+		if sent := c.settingsSent.Load(); sent != 0 {
+			c.recvWindow.roundTrip = time.Duration(now() - sent)
 		}
 		return nil
 	}
@@ -275,11 +278,11 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	return c.adjustWindows(window - c.peerSettings.streamWindow)
 }
 
-// adjustWindows changes the windows of all streams (RFC 9113, 6.9.2).
-func (c *Conn) adjustWindows(by int64) error {
-	c.peerSettings.streamWindow += by
+// adjustWindows changes the send windows of all streams by delta (RFC 9113, 6.9.2).
+func (c *Conn) adjustWindows(delta int64) error {
+	c.peerSettings.streamWindow += delta
 	for _, s := range c.streams {
-		if s.sendWindow += by; s.sendWindow > 1<<31-1 {
+		if s.sendWindow += delta; s.sendWindow > 1<<31-1 {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
 		c.schedule(s)
@@ -311,35 +314,35 @@ func (c *Conn) readWindowUpdate(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// readGoAway ends the streams of this side that the other has not taken up.
+// readGoAway ends the streams of this side that the peer will not process.
 func (c *Conn) readGoAway(f *http2.GoAwayFrame) {
-	var lost []*Stream
+	var unprocessed []*Stream
 	c.mu.Lock()
 	c.noNewStreams = true
 	c.closeGoingAway()
 	for id, s := range c.streams {
 		if !c.isPeerStream(id) && id > f.LastStreamID {
-			lost = append(lost, s)
+			unprocessed = append(unprocessed, s)
 		}
 	}
 	c.mu.Unlock()
-	for _, s := range lost {
+	for _, s := range unprocessed {
 		c.endStream(s.id, ErrGoingAway)
 	}
 }
 
-// resetStream resets a stream, and tells its Receiver.
+// resetStream resets a stream and notifies its Receiver.
 func (c *Conn) resetStream(id uint32, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.isPeerStream(id) {
-		c.lastPeerID = max(c.lastPeerID, id) // it may be the first that is heard of it
+		c.lastPeerID = max(c.lastPeerID, id) // the stream may be new
 	}
 	c.replyReset(id, code)
 	c.mu.Unlock()
 	c.endStream(id, http2.StreamError{StreamID: id, Code: code})
 }
 
-// endStream ends a stream that is broken off.
+// endStream removes a stream that has been reset and notifies its Receiver.
 func (c *Conn) endStream(id uint32, err error) {
 	c.mu.Lock()
 	s := c.streams[id]

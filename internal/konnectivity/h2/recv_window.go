@@ -2,30 +2,32 @@ package h2
 
 import "time"
 
-// recvWindow is the window of a connection: how many bytes of all streams may be on their way to this end. It is not there to hold streams
-// back, which have windows of their own, but so that what is sent waits where turns are taken, and not in the buffers of the system,
-// behind megabytes of others. So it is what keeps the connection busy, twice what arrives in a round trip, and no more.
+// recvWindow is the receive window of a connection: the number of bytes, of all streams, that may be in flight
+// to this side. It is not meant to slow down streams, which have their own windows. It keeps data queued in the
+// peer's stream queues, where streams take turns, and not in socket buffers behind megabytes of other streams.
+// It therefore grows to twice the bytes that arrive in one round trip, which is enough to keep the connection
+// busy.
 type recvWindow struct {
 	size       int64
-	unacked    int64         // bytes that the other side has not been told of
-	lastUpdate time.Time     // when it was told last
-	roundTrip  time.Duration // of the settings and their acknowledgement, when nothing was in the way; 0: it is not known yet
+	unacked    int64         // received bytes that no WINDOW_UPDATE has returned yet
+	lastUpdate time.Time     // time of the last WINDOW_UPDATE
+	roundTrip  time.Duration // time from sending the SETTINGS to their acknowledgement; 0 means not yet known
 }
 
-// receive counts n bytes that have arrived, and returns how many more the other side is to be allowed.
-func (f *recvWindow) receive(n int64) (grant int64) {
-	if f.unacked += n; f.unacked < f.size/2 {
+// receive counts n received bytes and returns the increment of a WINDOW_UPDATE. 0 means that no update is due.
+func (w *recvWindow) receive(n int64) (grant int64) {
+	if w.unacked += n; w.unacked < w.size/2 {
 		return 0
 	}
 	now := time.Now()
-	grant, f.unacked = f.unacked, 0
-	if took := now.Sub(f.lastUpdate); took > 0 {
-		busy := min(2*grant*int64(f.roundTrip)/int64(took), maxConnWindow)
-		if more := busy - f.size; more > 0 {
-			f.size += more
+	grant, w.unacked = w.unacked, 0
+	if took := now.Sub(w.lastUpdate); took > 0 {
+		busy := min(2*grant*int64(w.roundTrip)/int64(took), maxConnWindow)
+		if more := busy - w.size; more > 0 {
+			w.size += more
 			grant += more
 		}
 	}
-	f.lastUpdate = now
+	w.lastUpdate = now
 	return grant
 }

@@ -8,46 +8,58 @@ import (
 )
 
 const (
-	// minHalfWindowTime, or two round trips, is how long the half of a window lasts at least, if the window is large enough.
+	// A stream's receive window doubles when half of it is consumed faster than this time, or than two round
+	// trips.
 	minHalfWindowTime = 25 * time.Millisecond
-	// shortQueueBytes is how many bytes a stream has to send at most to go before those with more.
+	// shortQueueBytes is the maximum number of queued bytes for a stream to have priority.
 	shortQueueBytes = 16 << 10
-	// lingerTimeout is how long what is queued may stay as it is after Close.
+	// lingerTimeout is the time without progress after which Close discards the queued data.
 	lingerTimeout = 30 * time.Second
 )
 
-// Stream is one stream of a connection.
+// Stream is a stream of a connection.
 type Stream struct {
 	conn     *Conn
 	receiver Receiver
 	id       uint32
 
-	// What is to be sent. Under conn.mu.
+	// Data to send. conn.mu protects these fields.
 	firstBuffer, lastBuffer *Buffer
-	queued                  int                 // bytes
-	sendWindow              int64               // that the other side has left for it
-	trailer                 []hpack.HeaderField // goes after the data
-	sendEnded               bool                // nothing is sent after what is queued
-	endSent                 bool
-	closeAfterSend          bool          // when all is sent, nothing is received any more either
-	resetCode               http2.ErrCode // and the end is a reset, unless this is 0
-	inQueue                 bool          // in a queue of the connection
+	queued                  int                 // bytes from firstBuffer to lastBuffer
+	sendWindow              int64               // bytes that the peer allows for this stream
+	trailer                 []hpack.HeaderField // sent after the queued data
+	sendEnded               bool                // no more data can be queued
+	endSent                 bool                // END_STREAM has been sent
+	closeAfterSend          bool                // after the queued data, the stream is also closed for receiving
+	resetCode               http2.ErrCode       // if not 0, a reset with this code follows the queued data
+	inQueue                 bool                // the stream is in shortQueue or longQueue
 	expiryTimer             *time.Timer
 	next                    *Stream
 
-	// What arrives. Under conn.mu.
-	recvWindow    int32 // of its window
-	recvAvailable int32 // of its window to the other side
-	uncredited    int32 // bytes that no Credit has been given for
-	unannounced   int32 // bytes that the other side has not been told of the Credit for
-	lastUpdate    int64 // when it was told last, in nanoseconds
-	recvEnded     bool  // nothing arrives any more
+	// Received data. conn.mu protects these fields.
+	recvWindow    int32 // size of the receive window
+	recvAvailable int32 // part of the receive window that the peer may still use
+	uncredited    int32 // received bytes that Credit has not returned
+	unannounced   int32 // credited bytes that no WINDOW_UPDATE has returned to the peer
+	lastUpdate    int64 // time of the last WINDOW_UPDATE, in nanoseconds since clockStart
+	recvEnded     bool  // nothing more is received
 }
 
-// Conn is the connection that it is a stream of.
+// newStream returns a stream with the initial windows.
+func (c *Conn) newStream(id uint32) *Stream {
+	return &Stream{
+		conn:          c,
+		id:            id,
+		sendWindow:    c.peerSettings.streamWindow,
+		recvWindow:    initialStreamWindow,
+		recvAvailable: initialStreamWindow,
+	}
+}
+
+// Conn returns the connection of the stream.
 func (s *Stream) Conn() *Conn { return s.conn }
 
-// Header sends a header, the first or, with end, one that ends the stream without any data after it.
+// Header sends a header: the first one or, with end, a trailer after the queued data.
 func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	c := s.conn
 	c.mu.Lock()
@@ -66,8 +78,8 @@ func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	}
 }
 
-// Send queues data, and takes its Buffer, which is Released when it is written. What is sent after the end is dropped. It does not
-// block: who sends heeds what it is given credit for.
+// Send queues a Buffer, and releases it when it has been written. It never blocks: the sender limits itself by
+// the credit that it receives. Data after the end of the stream is discarded.
 func (s *Stream) Send(b *Buffer) {
 	c := s.conn
 	c.mu.Lock()
@@ -87,7 +99,7 @@ func (s *Stream) Send(b *Buffer) {
 	c.mu.Unlock()
 }
 
-// End sends nothing more after what is queued, but the trailer if there is one. What arrives goes on.
+// End ends the sending direction after the queued data, with a trailer unless it is nil. Receiving continues.
 func (s *Stream) End(trailer []hpack.HeaderField) {
 	c := s.conn
 	c.mu.Lock()
@@ -102,7 +114,8 @@ func (s *Stream) endSend(trailer []hpack.HeaderField) {
 	s.conn.schedule(s)
 }
 
-// Close is End, after which nothing is wanted of the other side either: it is told by a reset without an error.
+// Close ends the sending direction as End does, and then also the receiving direction, by a reset without an
+// error. If the queued data makes no progress for 30 seconds, it is discarded.
 func (s *Stream) Close(trailer []hpack.HeaderField) {
 	c := s.conn
 	c.mu.Lock()
@@ -122,7 +135,8 @@ func (s *Stream) Close(trailer []hpack.HeaderField) {
 	}
 }
 
-// StartExpiry breaks the stream off, and tells its Receiver, if it has not ended when nothing of what is queued has gone out for a while.
+// StartExpiry starts a timer that resets the stream, and notifies its Receiver, if the stream still exists and
+// the queued data has made no progress for 30 seconds. While there is progress, the timer restarts.
 func (s *Stream) StartExpiry() {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
@@ -139,18 +153,18 @@ func (s *Stream) startExpiry() {
 	}
 	s.expiryTimer = time.AfterFunc(lingerTimeout, func() {
 		c.mu.Lock()
-		moves := s.queued < queued
-		if moves {
+		progress := s.queued < queued
+		if progress {
 			s.startExpiry()
 		}
 		c.mu.Unlock()
-		if !moves {
+		if !progress {
 			c.resetStream(s.id, http2.ErrCodeCancel)
 		}
 	})
 }
 
-// Abort breaks the stream off with a trailer that says why. What is queued is not sent.
+// Abort discards the queued data and ends the stream in both directions, with a trailer that gives the reason.
 func (s *Stream) Abort(trailer []hpack.HeaderField) {
 	c := s.conn
 	c.mu.Lock()
@@ -159,9 +173,9 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 		return
 	}
 	c.queueHeader(s.id, trailer, true)
-	over := s.recvEnded
+	recvEnded := s.recvEnded
 	unsent := s.discardQueue()
-	if s.endSent = true; over {
+	if s.endSent = true; recvEnded {
 		c.remove(s)
 	} else {
 		c.closeRead(s)
@@ -170,29 +184,30 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 	releaseAll(unsent)
 }
 
-// ResetAfterSend is Reset once what is queued has gone out, or does not go out any more.
+// ResetAfterSend resets the stream after the queued data has been written, or when it makes no progress.
 func (s *Stream) ResetAfterSend(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
-	waits := c.streams[s.id] == s && s.queued > 0
-	if waits {
+	pending := c.streams[s.id] == s && s.queued > 0
+	if pending {
 		s.sendEnded, s.closeAfterSend, s.resetCode = true, true, code
 		s.startExpiry()
 	}
 	c.mu.Unlock()
-	if !waits {
+	if !pending {
 		s.Reset(code)
 	}
 }
 
-// closeRead tells the other side that nothing more is wanted of it.
+// closeRead asks the peer to send nothing more, by a reset without an error, and removes the stream.
 func (c *Conn) closeRead(s *Stream) {
 	c.queueReset(s.id, http2.ErrCodeNo)
 	s.recvEnded = true
 	c.remove(s)
 }
 
-// Reset breaks the stream off. Its Receiver is told nothing more of it, but what it is being told at the moment.
+// Reset resets the stream and discards the queued data. The Receiver is not notified, but a call of the
+// Receiver that is in progress continues.
 func (s *Stream) Reset(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
@@ -207,7 +222,7 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	releaseAll(unsent)
 }
 
-// Credit implements Creditor: the other side may send as many.
+// Credit implements Window: it allows the peer to send n more bytes.
 func (s *Stream) Credit(n int) {
 	c := s.conn
 	c.mu.Lock()
@@ -218,8 +233,9 @@ func (s *Stream) Credit(n int) {
 		return
 	}
 	at := now()
-	if time.Duration(at-s.lastUpdate) < max(minHalfWindowTime, 2*c.recvWindow.roundTrip) && s.uncredited <= s.recvWindow/2 && s.recvWindow < maxStreamWindow {
-		s.unannounced += s.recvWindow // its reader keeps up: a larger window keeps a faster connection busy
+	took, limit := time.Duration(at-s.lastUpdate), max(minHalfWindowTime, 2*c.recvWindow.roundTrip)
+	if took < limit && s.uncredited <= s.recvWindow/2 && s.recvWindow < maxStreamWindow {
+		s.unannounced += s.recvWindow // the reader keeps up, so a larger window keeps a faster connection busy
 		s.recvWindow *= 2
 	}
 	s.lastUpdate = at
@@ -229,14 +245,14 @@ func (s *Stream) Credit(n int) {
 	c.work.Signal()
 }
 
-// discardQueue takes what it would have sent, which the caller releases.
+// discardQueue ends the stream in both directions and returns the queued data, which the caller must release.
 func (s *Stream) discardQueue() (unsent *Buffer) {
 	unsent = s.firstBuffer
 	s.firstBuffer, s.lastBuffer, s.queued, s.sendEnded, s.recvEnded = nil, nil, 0, true, true
 	return unsent
 }
 
-// streamQueue is streams that have something to send.
+// streamQueue is a queue of streams that have something to send.
 type streamQueue struct{ first, last *Stream }
 
 func (q *streamQueue) push(s *Stream) {

@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	batchBytes         = MaxPiece - headroom // bytes that are written at a time, about: a full Buffer is one
+	batchBytes         = MaxPiece - headroom // approximate size of a write; a full Buffer fits
 	frameHeader        = 9
-	closeNoticeTimeout = time.Second // for what one says that hangs up
+	closeNoticeTimeout = time.Second // time to read the reason of a peer that has closed the connection
 )
 
-// sliceWriter has a Framer write into memory.
+// sliceWriter lets a Framer write to a slice.
 type sliceWriter struct{ to *[]byte }
 
 func (s sliceWriter) Write(p []byte) (int, error) {
@@ -26,7 +26,8 @@ func (s sliceWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reply queues a frame that the other side has asked for, and gives up on one that asks for ever more. The caller holds mu.
+// reply queues a frame that replies to a frame of the peer. It closes the connection if too many replies are
+// queued. The caller must hold mu.
 func (c *Conn) reply(frame func() error) {
 	if c.pendingReplies++; c.pendingReplies > maxReplies {
 		c.closeFlooded()
@@ -36,7 +37,7 @@ func (c *Conn) reply(frame func() error) {
 	c.work.Signal()
 }
 
-// closeFlooded closes the connection, from wherever that is noticed.
+// closeFlooded closes the connection in the background, because the caller holds mu.
 func (c *Conn) closeFlooded() {
 	if !c.flooded {
 		c.flooded = true
@@ -44,7 +45,8 @@ func (c *Conn) closeFlooded() {
 	}
 }
 
-// queueReset queues a reset of this side's own, unless the other side opens ever more streams that end so.
+// queueReset queues a reset that this side initiates. It closes the connection if too many frames are queued,
+// as when the peer keeps opening streams that are reset. The caller must hold mu.
 func (c *Conn) queueReset(id uint32, code http2.ErrCode) {
 	if len(c.control) > maxControlBytes {
 		c.closeFlooded()
@@ -54,33 +56,36 @@ func (c *Conn) queueReset(id uint32, code http2.ErrCode) {
 	c.work.Signal()
 }
 
-// replyReset resets what the other side has done wrong.
+// replyReset queues a reset because of an error of the peer. The caller must hold mu.
 func (c *Conn) replyReset(id uint32, code http2.ErrCode) {
 	c.reply(func() error { return c.controlFramer.WriteRSTStream(id, code) })
 }
 
-// queueHeader queues a header, in the order in which it is compressed. The caller holds mu.
+// queueHeader queues a header. Headers are sent in the order in which they are encoded, because the encoder has
+// state. The caller must hold mu.
 func (c *Conn) queueHeader(id uint32, fields []hpack.HeaderField, end bool) {
 	if c.headerBlock.Reset(); len(c.control) > maxControlBytes {
 		c.closeFlooded()
 		return
 	}
 	for _, f := range fields {
-		_ = c.encoder.WriteField(f) // into memory
+		_ = c.encoder.WriteField(f) // writes to memory
 	}
 	rest := c.headerBlock.Bytes()
-	piece := rest[:min(len(rest), c.peerSettings.maxFrame)]
-	rest = rest[len(piece):]
-	_ = c.controlFramer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: piece, EndStream: end, EndHeaders: len(rest) == 0})
+	fragment := rest[:min(len(rest), c.peerSettings.maxFrame)]
+	rest = rest[len(fragment):]
+	_ = c.controlFramer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: id, BlockFragment: fragment, EndStream: end, EndHeaders: len(rest) == 0,
+	})
 	for len(rest) > 0 {
-		piece = rest[:min(len(rest), c.peerSettings.maxFrame)]
-		rest = rest[len(piece):]
-		_ = c.controlFramer.WriteContinuation(id, len(rest) == 0, piece)
+		fragment = rest[:min(len(rest), c.peerSettings.maxFrame)]
+		rest = rest[len(fragment):]
+		_ = c.controlFramer.WriteContinuation(id, len(rest) == 0, fragment)
 	}
 	c.work.Signal()
 }
 
-// schedule queues a stream that has something to send, if it may.
+// schedule adds a stream to a queue if it can send something. The caller must hold mu.
 func (c *Conn) schedule(s *Stream) {
 	if s.inQueue || !s.sendable() {
 		return
@@ -94,24 +99,25 @@ func (c *Conn) schedule(s *Stream) {
 	c.work.Signal()
 }
 
-// sendable says that there is data and a window for it, or the end.
+// sendable reports whether the stream can send data or its end.
 func (s *Stream) sendable() bool {
 	return s.queued > 0 && s.sendWindow > 0 || s.queued == 0 && s.sendEnded && !s.endSent
 }
 
-// batchPool are the memory of batches: a connection has one only while it writes.
+// batchPool holds the memory of batches. A connection uses one only while it writes.
 var batchPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// write writes what there is to write until the connection is closed.
+// write writes queued frames and data until the connection is closed.
 func (c *Conn) write() {
 	var done []*Buffer
 	for {
 		c.mu.Lock()
-		for c.err == nil && len(c.control) == 0 && (c.sendWindow <= 0 || c.shortQueue.first == nil && c.longQueue.first == nil) {
+		for c.err == nil && len(c.control) == 0 &&
+			(c.sendWindow <= 0 || c.shortQueue.first == nil && c.longQueue.first == nil) {
 			if c.retired && len(c.streams) == 0 {
 				c.mu.Unlock()
 				if secure, ok := c.netConn.(*tls.Conn); ok {
-					_ = tlsbatch.Flush(secure) // an error is that of the connection
+					_ = tlsbatch.Flush(secure) // an error has already ended the connection
 				}
 				c.Close(nil)
 				return
@@ -122,17 +128,17 @@ func (c *Conn) write() {
 			c.mu.Unlock()
 			return
 		}
-		out := batchPool.Get().(*[]byte)
-		*out, done = c.fillBatch((*out)[:0], done[:0])
+		batch := batchPool.Get().(*[]byte)
+		*batch, done = c.fillBatch((*batch)[:0], done[:0])
 		c.mu.Unlock()
-		_, err := c.netConn.Write(*out)
+		_, err := c.netConn.Write(*batch)
 		if c.settingsSent.Load() == 0 {
 			c.settingsSent.Store(now())
 		}
-		if cap(*out) <= 4*batchBytes {
-			batchPool.Put(out)
+		if cap(*batch) <= 4*batchBytes {
+			batchPool.Put(batch)
 		}
-		if err != nil { // what the other side has said before it hung up tells more
+		if err != nil { // the peer may have sent a more specific reason before it closed the connection
 			select {
 			case <-c.done:
 			case <-time.After(closeNoticeTimeout):
@@ -145,30 +151,35 @@ func (c *Conn) write() {
 	}
 }
 
-// fillBatch takes about a batch of what is to be written: first what is not DATA, then up to half of streams with little to send, then
-// of the others, a Buffer each in turn. The caller releases the Buffers that are done.
+// fillBatch appends about batchBytes of queued frames to out. First come the frames other than DATA. Then,
+// streams with short queues fill up to half of the batch. The other streams take turns with one Buffer each. It
+// appends the Buffers that are written completely to done, and the caller must release them.
 func (c *Conn) fillBatch(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	out, c.control, c.pendingReplies = append(out, c.control...), c.control[:0], 0
 	if cap(c.control) > batchBytes {
 		c.control = nil
 	}
-	full := len(out) + batchBytes
-	for half := len(out) + batchBytes/2; c.shortQueue.first != nil && c.sendWindow > 0 && (len(out) < half || c.longQueue.first == nil && len(out) < full); {
+	limit := len(out) + batchBytes
+	half := len(out) + batchBytes/2
+	for c.shortQueue.first != nil && c.sendWindow > 0 &&
+		(len(out) < half || c.longQueue.first == nil && len(out) < limit) {
 		out, done = c.writeStream(c.shortQueue.pop(), out, done)
 	}
-	for c.longQueue.first != nil && c.sendWindow > 0 && len(out) < full {
+	for c.longQueue.first != nil && c.sendWindow > 0 && len(out) < limit {
 		out, done = c.writeStream(c.longQueue.pop(), out, done)
 	}
 	return out, done
 }
 
-// writeStream has a stream send a full Buffer, or so many that are not. It queues again where there is more.
+// writeStream appends a DATA frame of a stream to out: one large Buffer, or several small ones that fit in a
+// frame. If the stream can send more, it is queued again.
 func (c *Conn) writeStream(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	s.inQueue = false
 	if c.streams[s.id] != s {
 		return out, done
 	}
-	n := s.wholeBuffers(int(max(0, min(MaxPiece, int64(s.queued), s.sendWindow, c.sendWindow, int64(c.peerSettings.maxFrame)))))
+	limit := min(MaxPiece, int64(s.queued), s.sendWindow, c.sendWindow, int64(c.peerSettings.maxFrame))
+	n := s.wholeBuffers(int(max(0, limit)))
 	end := s.sendEnded && n == s.queued
 	last := end && s.trailer == nil && s.resetCode == 0
 	if n > 0 || last {
@@ -197,8 +208,8 @@ func (c *Conn) writeStream(s *Stream, out []byte, done []*Buffer) ([]byte, []*Bu
 	return out, done
 }
 
-// wholeBuffers is how many of the first n bytes of the queue are whole Buffers, so that what was a message stays in one piece; n if the first is
-// larger.
+// wholeBuffers returns how many of the first n queued bytes consist of whole Buffers, so that the messages of a
+// stream are not split. It returns n if the first Buffer is larger.
 func (s *Stream) wholeBuffers(n int) int {
 	whole := 0
 	for b := s.firstBuffer; b != nil && whole+b.Len() <= n; b = b.next {
@@ -220,15 +231,15 @@ func appendDataHeader(out []byte, n int, id uint32, end bool) []byte {
 	return binary.BigEndian.AppendUint32(out, id)
 }
 
-// dequeue moves n bytes out of the queue, and the Buffers that are through to done.
+// dequeue moves n queued bytes to out and appends the Buffers that are now empty to done.
 func (s *Stream) dequeue(out []byte, n int, done []*Buffer) ([]byte, []*Buffer) {
 	s.queued -= n
 	for n > 0 {
 		b := s.firstBuffer
-		piece := b.Bytes()[:min(n, b.Len())]
-		out = append(out, piece...)
-		n -= len(piece)
-		if b.Skip(len(piece)); b.Len() > 0 {
+		data := b.Bytes()[:min(n, b.Len())]
+		out = append(out, data...)
+		n -= len(data)
+		if b.Skip(len(data)); b.Len() > 0 {
 			break
 		}
 		if s.firstBuffer = b.next; s.firstBuffer == nil {
@@ -240,7 +251,7 @@ func (s *Stream) dequeue(out []byte, n int, done []*Buffer) ([]byte, []*Buffer) 
 	return out, done
 }
 
-// removeIfEnded removes a stream that has ended on both sides.
+// removeIfEnded removes a stream that has ended in both directions.
 func (c *Conn) removeIfEnded(s *Stream) {
 	if s.recvEnded && s.endSent {
 		c.remove(s)
@@ -261,5 +272,6 @@ func (c *Conn) remove(s *Stream) {
 	c.closeIfIdle()
 }
 
-// isPeerStream says that the other side has opened a stream: clients have odd numbers (RFC 9113, 5.1.1).
+// isPeerStream reports whether the peer has opened the stream. Streams of clients have odd numbers (RFC 9113,
+// 5.1.1).
 func (c *Conn) isPeerStream(id uint32) bool { return (id%2 == 1) != c.client }

@@ -13,44 +13,44 @@ import (
 )
 
 const (
-	connWindow = 256 << 10 // bytes that were written and are not through
-	writePiece = maxRead   // of what is written
+	connWindow = 256 << 10 // bytes written by the program that the peer has not sent yet
+	writePiece = maxRead   // bytes of a Write that are sent in one Buffer
 )
 
-// Conn is the End that a program reads and writes: a net.Conn, with CloseWrite.
+// Conn is the Endpoint that this program reads and writes: a net.Conn with CloseWrite.
 type Conn struct {
 	peer   Endpoint
 	remote net.Addr
 
 	mu            sync.Mutex
 	received      []*h2.Buffer
-	readErr       error // of what arrives, after that
-	unacked       int
-	writeErr      error // of what is written
+	readErr       error // result of Read after the received data
+	unacked       int   // written bytes without credit
+	writeErr      error // result of Write
 	closed        bool
 	readDeadline  deadline
 	writeDeadline deadline
-	writeMu       sync.Mutex // pieces of one Write stay together
+	writeMu       sync.Mutex // keeps the pieces of one Write together
 }
 
-// NewConn returns the End for a program, joined to another that leads to an address.
-func NewConn(other UnpairedEndpoint, address string) *Conn {
-	c := &Conn{peer: other, remote: tunnelAddr(address)}
+// NewConn returns a Conn and pairs it with peer, which leads to address.
+func NewConn(peer UnpairedEndpoint, address string) *Conn {
+	c := &Conn{peer: peer, remote: tunnelAddr(address)}
 	c.readDeadline.L, c.writeDeadline.L = &c.mu, &c.mu
-	other.Pair((*connEndpoint)(c))
+	peer.Pair((*connEndpoint)(c))
 	return c
 }
 
-// tunnelAddr is an address at the other end of a tunnel.
+// tunnelAddr is the address of an end of a tunnelled connection.
 type tunnelAddr string
 
 func (tunnelAddr) Network() string  { return "tcp" }
 func (a tunnelAddr) String() string { return string(a) }
 
-// connEndpoint is a Conn as the other End sees it.
+// connEndpoint is the Conn as an Endpoint for its peer.
 type connEndpoint Conn
 
-// Send implements End.
+// Send implements Endpoint.
 func (c *connEndpoint) Send(b *h2.Buffer) {
 	c.mu.Lock()
 	if c.readErr != nil {
@@ -82,9 +82,9 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 	var done []*h2.Buffer
 	for len(c.received) > 0 && n < len(p) {
 		b := c.received[0]
-		m := copy(p[n:], b.Bytes())
-		n += m
-		if b.Skip(m); b.Len() == 0 {
+		copied := copy(p[n:], b.Bytes())
+		n += copied
+		if b.Skip(copied); b.Len() == 0 {
 			done = append(done, b)
 			c.received = c.received[1:]
 		}
@@ -101,19 +101,19 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	for len(p) > 0 {
-		m := min(len(p), writePiece)
-		if err := c.waitForWindow(m); err != nil {
+		size := min(len(p), writePiece)
+		if err := c.waitForWindow(size); err != nil {
 			return n, err
 		}
-		b := h2.BufferOf(p[:m])
-		b.SetWindow(c, m)
+		b := h2.BufferOf(p[:size])
+		b.SetWindow(c, size)
 		c.peer.Send(b)
-		n, p = n+m, p[m:]
+		n, p = n+size, p[size:]
 	}
 	return n, nil
 }
 
-// waitForWindow waits until something may be written, and counts it.
+// waitForWindow blocks until n bytes may be written, and counts them as written.
 func (c *Conn) waitForWindow(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +130,7 @@ func (c *Conn) waitForWindow(n int) error {
 	return nil
 }
 
-// Credit implements h2.Creditor.
+// Credit implements h2.Window.
 func (c *Conn) Credit(n int) {
 	c.mu.Lock()
 	c.unacked -= n
@@ -138,10 +138,10 @@ func (c *Conn) Credit(n int) {
 	c.mu.Unlock()
 }
 
-// CloseWrite implements End.
+// CloseWrite implements Endpoint.
 func (c *connEndpoint) CloseWrite() { (*Conn)(c).setErrors(io.EOF, nil) }
 
-// Close implements End.
+// Close implements Endpoint.
 func (c *connEndpoint) Close(err error) {
 	if err == nil {
 		(*Conn)(c).setErrors(io.EOF, net.ErrClosed)
@@ -151,28 +151,29 @@ func (c *connEndpoint) Close(err error) {
 	(*Conn)(c).setErrors(err, err)
 }
 
-// setErrors notes why nothing more arrives, and why nothing can be written.
-func (c *Conn) setErrors(end, failed error) {
+// setErrors sets the errors that Read and Write return from now on. An error that is already set is kept.
+func (c *Conn) setErrors(readErr, writeErr error) {
 	c.mu.Lock()
 	if c.readErr == nil {
-		c.readErr = end
+		c.readErr = readErr
 	}
 	if c.writeErr == nil {
-		c.writeErr = failed
+		c.writeErr = writeErr
 	}
 	c.readDeadline.Broadcast()
 	c.writeDeadline.Broadcast()
 	c.mu.Unlock()
 }
 
-// CloseWrite says that nothing more will be written. What the other side sends arrives as before, where it knows halves of connections.
+// CloseWrite ends the sending direction. Receiving continues if the other side supports half-closed
+// connections.
 func (c *Conn) CloseWrite() error {
 	c.setErrors(nil, net.ErrClosed)
 	c.peer.CloseWrite()
 	return nil
 }
 
-// Close implements net.Conn. What was written is still sent.
+// Close implements net.Conn. Written data is still sent.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	again := c.closed
@@ -194,10 +195,10 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// LocalAddr implements net.Conn. It is not known.
+// LocalAddr implements net.Conn. It is empty because the local address is unknown.
 func (c *Conn) LocalAddr() net.Addr { return tunnelAddr("") }
 
-// RemoteAddr implements net.Conn: as it was asked for.
+// RemoteAddr implements net.Conn. It returns the address as it was dialled.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline implements net.Conn.
@@ -221,14 +222,14 @@ func (c *Conn) setDeadline(d *deadline, t time.Time) error {
 	return nil
 }
 
-// deadline is when those that wait give up.
+// deadline is a deadline with a condition variable for the callers that wait until it expires.
 type deadline struct {
 	sync.Cond
 	timer   *time.Timer
 	expired bool
 }
 
-// set has it be over at a time, never if that is zero. The caller holds the lock.
+// set sets the deadline. A zero time means no deadline. The caller must hold the lock.
 func (d *deadline) set(t time.Time) {
 	if d.timer != nil {
 		d.timer.Stop()
@@ -238,16 +239,16 @@ func (d *deadline) set(t time.Time) {
 		return
 	}
 	if left := time.Until(t); left > 0 {
-		var mine *time.Timer
-		mine = time.AfterFunc(left, func() {
+		var timer *time.Timer
+		timer = time.AfterFunc(left, func() {
 			d.L.Lock()
 			defer d.L.Unlock()
-			if d.timer == mine { // it has not been set again
+			if d.timer == timer { // the deadline has not been set again
 				d.expired = true
 				d.Broadcast()
 			}
 		})
-		d.timer = mine
+		d.timer = timer
 		return
 	}
 	d.expired = true

@@ -1,6 +1,8 @@
-// Package tunnel is what tunnelled connections are made of: two Ends that know each other, each of which gives the other what arrives at
-// it. An End is a socket, a stream of HTTP/2, or a connection among the packets of a stream. No End has a goroutine of its own but a
-// Socket, which reads. It knows neither who may have a connection nor where it goes.
+// Package tunnel implements tunnelled connections. A tunnelled connection consists of two Endpoints, which are
+// peers: each passes the data that it receives to the other. An Endpoint is a socket, an HTTP/2 stream, one of
+// many connections in the packets of a stream, or a net.Conn for use by this program. Only a Socket has a
+// goroutine, which reads; other Endpoints have none. The package must not import anything that authorizes or
+// routes connections.
 package tunnel
 
 import (
@@ -10,36 +12,39 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// lingerTimeout is how long what has been sent may take to arrive after the end of a connection.
+// lingerTimeout is the time without progress after which data sent before the end of a connection is discarded.
 const lingerTimeout = 30 * time.Second
 
-// Endpoint is one end of a connection, as the other sees it. Nothing of it blocks. Send and CloseWrite are called by one at a time.
+// Endpoint is one end of a tunnelled connection, as seen by its peer. No method blocks. Send and CloseWrite are
+// not called concurrently.
 type Endpoint interface {
-	// Send passes on what has arrived at the other End, and takes the Buffer, which is Released once it is through.
+	// Send sends data that the peer has received. It takes ownership of the Buffer, and releases it when the
+	// data is sent.
 	Send(b *h2.Buffer)
-	// CloseWrite says that nothing more will be sent.
+	// CloseWrite ends the sending direction after the data that was sent before.
 	CloseWrite()
-	// Close ends the connection, once what was sent before is through, with an error if there is one. Only a connection that nobody waits
-	// for, or that is too slow, ends at once.
+	// Close ends the connection after the data that was sent before. err is the reason if the connection has
+	// failed. A connection that was cancelled or has stalled ends at once.
 	Close(err error)
 }
 
-// UnpairedEndpoint is an End that has no other yet.
+// UnpairedEndpoint is an Endpoint that has no peer yet.
 type UnpairedEndpoint interface {
 	Endpoint
-	// Pair gives it the other, once.
-	Pair(other Endpoint)
+	// Pair sets the peer. It is called once.
+	Pair(peer Endpoint)
 }
 
-// DialFunc opens a connection to an address (host:port). It does not block: answered is told once of the connection, or why there is none, and
-// joins it before it returns. cancel gives up; answered may be told nevertheless, and then closes what it gets.
-type DialFunc func(address string, answered func(UnpairedEndpoint, error)) (cancel func())
+// DialFunc opens a connection to an address (host:port) without blocking. It calls done once, with the
+// connection or an error. done must pair the connection before it returns. cancel cancels the dial. done may
+// still receive a connection after that, and must then close it.
+type DialFunc func(address string, done func(UnpairedEndpoint, error)) (cancel func())
 
 var (
-	errCancelled = errors.New("the connection was given up")
-	errEnded     = errors.New("the other side of the tunnel has ended the stream")
-	errLost      = errors.New("the tunnel of the connection was lost")
+	errCancelled = errors.New("dial cancelled")
+	errEnded     = errors.New("tunnel peer has ended the stream")
+	errLost      = errors.New("tunnel connection lost")
 )
 
-// abortsNow says of an error that the connection which has it ends without what was sent before.
+// abortsNow reports whether a connection that ends with err discards the data that was sent before.
 func abortsNow(err error) bool { return errors.Is(err, errCancelled) || errors.Is(err, errStalled) }

@@ -10,70 +10,73 @@ import (
 )
 
 const (
-	// holdBackBytes is how many bytes of one connection may be kept before all of its stream is held back, and
+	// holdBackBytes is the number of buffered bytes of one connection above which the whole stream is held
+	// back.
 	holdBackBytes = 4 << 20
-	// maxBufferedBytes is how many it may come to, or it is closed at once. That takes messages much larger than a Buffer, some hundred KiB: for most
-	// of such a one credit is given before it is complete.
+	// maxBufferedBytes is the number of buffered bytes above which the connection is closed at once. Only
+	// messages of several hundred KiB, much larger than a Buffer, reach this limit: most of their credit is
+	// granted before they are complete.
 	maxBufferedBytes = 2 * holdBackBytes
-	// minProgress how many its reader has to let through in each stallTime then, or it is closed: about as many as the other side may be
-	// allowed at a time.
+	// minProgress is the number of bytes that the reader must consume in each stallTimeout while the stream is
+	// held back. Otherwise the connection is closed. It is about as much as the peer may have in flight.
 	minProgress  = 512 << 10
 	stallTimeout = 5 * time.Second
-	// stallCheckInterval is how often that is looked at.
+	// stallCheckInterval is the interval of the checks.
 	stallCheckInterval = time.Second
 )
 
-var errStalled = fmt.Errorf("too little has been read of more than %d MiB that wait", holdBackBytes>>20)
+var errStalled = fmt.Errorf("connection stalled: too little has been read of more than %d MiB", holdBackBytes>>20)
 
-// packetConn is the End of a connection among packets.
+// packetConn is the Endpoint of one connection in the packets of a stream.
 type packetConn struct {
 	packets *Packets
 	id      int64
 	peer    Endpoint
 
-	// Of a stream that is shared.
+	// Used only if the stream is shared.
 	mu             sync.Mutex
-	buffered       int       // bytes that were passed on and are not through; of memory they take up to twice as many
-	window         h2.Window // for
-	withheld       int       // bytes, as too much is kept
-	progress       int       // bytes that have gone through since
+	buffered       int       // bytes passed to the peer and not yet released; they use up to twice as much memory
+	window         h2.Window // the window of the withheld credit
+	withheld       int       // credit withheld because too much is buffered
+	progress       int       // bytes released since progressStart
 	progressStart  time.Time
-	withheldLately bool // something was withheld since the last look
+	withheldLately bool // credit was withheld since the last check
 	timer          *time.Timer
 }
 
-// Pair implements Joint.
-func (c *packetConn) Pair(other Endpoint) {
+// Pair implements UnpairedEndpoint.
+func (c *packetConn) Pair(peer Endpoint) {
 	p := c.packets
 	p.mu.Lock()
-	c.peer = other
-	lost, ended := p.err, p.conns[c.id] != c
+	c.peer = peer
+	err, ended := p.err, p.conns[c.id] != c
 	p.mu.Unlock()
-	if lost != nil || ended { // before there was anybody to be told
-		other.Close(lost)
+	if err != nil || ended { // the connection has ended before it had a peer
+		peer.Close(err)
 	}
 }
 
-// currentPeer is the other End; nil: there is none yet.
+// currentPeer returns the peer, or nil if there is none yet.
 func (c *packetConn) currentPeer() Endpoint {
 	c.packets.mu.Lock()
 	defer c.packets.mu.Unlock()
 	return c.peer
 }
 
-// Send implements End.
+// Send implements Endpoint.
 func (c *packetConn) Send(b *h2.Buffer) {
 	wire.EncodeData(b, c.id)
 	c.packets.countPacket(wire.Data, false)
 	c.packets.stream.Send(b)
 }
 
-// CloseWrite implements End. The reference knows no half of a connection: there it is the end of all.
+// CloseWrite implements Endpoint. The reference does not support half-closed connections: there, it ends the
+// connection.
 func (c *packetConn) CloseWrite() {
 	if !c.packets.HalfClose {
 		c.Close(nil)
-		if other := c.currentPeer(); other != nil { // else Join closes it
-			other.Close(nil)
+		if peer := c.currentPeer(); peer != nil { // otherwise Pair closes it
+			peer.Close(nil)
 		}
 		return
 	}
@@ -82,12 +85,12 @@ func (c *packetConn) CloseWrite() {
 	c.packets.stream.Send(b)
 }
 
-// Close implements End.
+// Close implements Endpoint.
 func (c *packetConn) Close(err error) {
 	p := c.packets
 	known := p.removeConn(c.id) != nil
 	switch {
-	case !p.Shared && abortsNow(err): // also where it has ended, and what came before waits for a reader
+	case !p.Shared && abortsNow(err): // even if the connection has ended and its data is still queued
 		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
 		p.Close(err)
 	case !known:
@@ -99,20 +102,20 @@ func (c *packetConn) Close(err error) {
 	case p.Shared || p.Dialer != nil:
 		p.send(p.closePacket(c.id, ""))
 		p.endStream()
-	default: // the answer ends it, or this
+	default: // the peer's answer ends the stream, or this timeout
 		p.send(p.closePacket(c.id, ""))
 		p.stream.StartExpiry()
 	}
 }
 
-// addBuffered counts data of a stream that is shared, on its way to the other End, and says whether that is too much.
+// addBuffered counts data of a shared stream on its way to the peer. It reports whether too much is buffered.
 func (c *packetConn) addBuffered(b *h2.Buffer) (tooMuch bool) {
-	owed, n := b.TakeWindow()
+	window, n := b.TakeWindow()
 	b.SetWindow(c, b.Len())
 	c.mu.Lock()
 	c.buffered += b.Len()
 	if c.buffered > holdBackBytes && n > 0 {
-		c.window, c.withheld, c.withheldLately = owed, c.withheld+n, true
+		c.window, c.withheld, c.withheldLately = window, c.withheld+n, true
 		if c.timer == nil {
 			c.progress, c.progressStart = 0, time.Now()
 			c.scheduleStallCheck()
@@ -122,43 +125,45 @@ func (c *packetConn) addBuffered(b *h2.Buffer) (tooMuch bool) {
 	tooMuch = c.buffered > maxBufferedBytes
 	c.mu.Unlock()
 	if n > 0 {
-		owed.Credit(n)
+		window.Credit(n)
 	}
 	return tooMuch
 }
 
-// scheduleStallCheck looks again in a while. The caller holds mu.
+// scheduleStallCheck starts the timer of the next check. The caller must hold mu.
 func (c *packetConn) scheduleStallCheck() {
-	var mine *time.Timer
-	mine = time.AfterFunc(stallCheckInterval, func() { c.checkStall(&mine) })
-	c.timer = mine
+	var timer *time.Timer
+	timer = time.AfterFunc(stallCheckInterval, func() { c.checkStall(&timer) })
+	c.timer = timer
 }
 
-// Credit implements h2.Creditor. Of what is withheld it gives as much as has gone through of what is too much: so the others move on at
-// the pace of this reader at least, and no more is kept than maxKept and what a window lets in.
+// Credit implements h2.Window. It returns withheld credit in proportion to the released part of the excess over
+// holdBackBytes. The other connections of the stream therefore progress at least at the pace of this reader. No
+// more than holdBackBytes and one window of data is buffered.
 func (c *packetConn) Credit(n int) {
 	c.mu.Lock()
-	owed, due, over := c.window, c.withheld, c.buffered-holdBackBytes
-	if c.buffered -= n; n < over {
-		due = int(int64(due) * int64(n) / int64(over))
+	window, credit, excess := c.window, c.withheld, c.buffered-holdBackBytes
+	if c.buffered -= n; n < excess {
+		credit = int(int64(credit) * int64(n) / int64(excess))
 	}
-	c.withheld -= due
+	c.withheld -= credit
 	c.progress += n
-	if c.buffered <= holdBackBytes/2 && c.timer != nil { // before, it would begin anew each time that nothing is withheld for a moment
+	// With holdBackBytes as the limit, each moment without withheld credit would restart the timer.
+	if c.buffered <= holdBackBytes/2 && c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
 	}
 	c.mu.Unlock()
-	if due > 0 {
-		owed.Credit(due)
+	if credit > 0 {
+		window.Credit(credit)
 	}
 }
 
-// checkStall closes the connection if it has held up the others for too long, and still did a moment ago: at the pace of its reader nothing is
-// withheld at times.
+// checkStall closes the connection if it has held back the stream for too long and has done so since the last
+// check. At the pace of a slow reader, there are moments without withheld credit.
 func (c *packetConn) checkStall(timer **time.Timer) {
 	c.mu.Lock()
-	if c.timer != *timer { // it goes by another, or by none
+	if c.timer != *timer { // the timer was replaced or stopped
 		c.mu.Unlock()
 		return
 	}
@@ -176,12 +181,12 @@ func (c *packetConn) checkStall(timer **time.Timer) {
 	c.closeStalled()
 }
 
-// closeStalled closes the connection at both Ends, and counts it.
+// closeStalled closes the connection at both Endpoints and counts it.
 func (c *packetConn) closeStalled() {
 	if c.packets.OnStall != nil {
 		c.packets.OnStall()
 	}
-	other := c.peer
+	peer := c.peer
 	c.Close(errStalled)
-	other.Close(errStalled)
+	peer.Close(errStalled)
 }

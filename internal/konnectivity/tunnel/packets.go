@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
+
 	"sync"
 	"sync/atomic"
 
@@ -16,59 +16,66 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// maxControlBytes is how many bytes of packets other than DATA may wait for the other side to take them.
+// maxControlBytes is the maximum number of bytes of queued packets other than DATA.
 const maxControlBytes = 1 << 20
 
-var errFlood = errors.New("the other side of the tunnel asks for answers and does not take them")
+var errFlood = errors.New("tunnel peer requests replies but does not read them")
 
-// controlBytes are bytes that wait.
+// controlBytes counts the bytes of queued packets other than DATA.
 type controlBytes struct{ atomic.Int64 }
 
-// Credit implements h2.Creditor.
+// Credit implements h2.Window.
 func (r *controlBytes) Credit(n int) { r.Add(int64(-n)) }
 
-// Packets are the connections among the packets of one stream, as the reference implementation has them. One side asks for connections:
-// an API server of a tunnel server, and that of an agent; the other dials them. It is the h2.Receiver of its stream; who wants the header
-// that answers has a Header of its own.
+// Packets multiplexes connections in the packets of one HTTP/2 stream, as the reference implementation does.
+// One side requests connections and the other side dials them: API servers request them from a tunnel server,
+// and tunnel servers from an agent. Packets is the h2.Receiver of the stream. It ignores the response header,
+// so a caller that needs the header overrides the method Header.
 type Packets struct {
-	// Dialer dials what the other side asks for; nil: it may not ask.
+	// Dialer dials the connections that the other side requests. nil means that the other side may not request
+	// any.
 	Dialer DialFunc
-	// Shared says that the stream has many connections, and so one window for all of them.
+	// Shared is true if the stream has many connections, which therefore share one window.
 	Shared bool
-	// HalfClose says that both sides take data of no length as the end of what one of them sends. The reference's ends the connection.
+	// HalfClose is true if both sides treat empty data as the end of one direction. With the reference, the end
+	// of one direction ends the connection.
 	HalfClose bool
-	// ConnIDs, unless nil, has the number of the connection that was dialled last, here or by others.
+	// ConnIDs holds the last connection ID that was assigned, shared with other Packets. nil means that this
+	// Packets has its own counter.
 	ConnIDs *atomic.Int64
-	// OnPacket, unless nil, is told of each packet, and Stalled of a connection that is closed as nothing reads what it has.
+	// OnPacket is called for each packet, and OnStall for each connection that is closed because its reader is
+	// too slow. Both may be nil.
 	OnPacket func(t wire.Type, received bool)
 	OnStall  func()
-	// OnEnd, unless nil, is told once that nothing more comes of it, before its connections are closed, and why; nil: it ended in order.
+	// OnEnd is called once when the stream has ended, before the connections are closed. The error is nil if
+	// the stream has ended normally. OnEnd may be nil.
 	OnEnd func(error)
 
 	queuedControl controlBytes
-	dialled       bool // for the one connection of a stream that is not Shared
+	dialled       bool // a connection was requested; a second one is an error unless Shared
 	stream        *h2.Stream
 	reader        wire.PacketReader
 	draining      atomic.Bool
 
 	mu           sync.Mutex
-	lastConnID   atomic.Int64 // where there are no Numbers
-	pendingDials map[int64]func(UnpairedEndpoint, error)
-	dialCancels  map[int64]func() // to cancel
+	lastConnID   atomic.Int64                            // used if ConnIDs is nil
+	pendingDials map[int64]func(UnpairedEndpoint, error) // requested by this side, by the random number of the request
+	dialCancels  map[int64]func()                        // cancel the dials requested by the other side, by random number
 	conns        map[int64]*packetConn
-	err          error
+	err          error // why the stream has ended; nil while it has not
 }
 
-// Bind says which stream it is. It comes before all else.
+// Bind sets the stream. It must be called before any other method.
 func (p *Packets) Bind(s *h2.Stream) {
 	p.stream = s
-	p.pendingDials, p.dialCancels, p.conns = map[int64]func(UnpairedEndpoint, error){}, map[int64]func(){}, map[int64]*packetConn{}
+	p.pendingDials = map[int64]func(UnpairedEndpoint, error){}
+	p.dialCancels, p.conns = map[int64]func(){}, map[int64]*packetConn{}
 }
 
-// Draining says that the other side wants to be asked for no more connections.
+// Draining reports whether the other side has sent DRAIN: it should receive no more requests for connections.
 func (p *Packets) Draining() bool { return p.draining.Load() }
 
-// ConnCount is how many connections there are.
+// ConnCount returns the number of open connections.
 func (p *Packets) ConnCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,41 +100,42 @@ func (p *Packets) countPacket(t wire.Type, received bool) {
 	}
 }
 
-// Drain asks the other side to ask for no more connections.
+// Drain sends DRAIN, so that the other side requests no more connections.
 func (p *Packets) Drain() { p.send(wire.Packet{Type: wire.Drain}) }
 
-// Dial is a Dial of the side that asks.
-func (p *Packets) Dial(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
+// Dial requests a connection from the other side. It is a DialFunc.
+func (p *Packets) Dial(address string, done func(UnpairedEndpoint, error)) (cancel func()) {
 	random := rand.Int64()
 	p.mu.Lock()
 	err := p.err
 	if err == nil {
-		p.pendingDials[random] = answered
+		p.pendingDials[random] = done
 	}
 	p.mu.Unlock()
 	if err != nil {
-		answered(nil, err)
+		done(nil, err)
 		return func() {}
 	}
 	p.send(wire.Packet{Type: wire.DialReq, Protocol: "tcp", Address: address, Random: random})
 	return func() {
-		if answered := p.takePendingDial(random); answered != nil {
+		if done := p.takePendingDial(random); done != nil {
 			p.send(wire.Packet{Type: wire.DialCls, Random: random})
-			answered(nil, errCancelled)
+			done(nil, errCancelled)
 		}
 	}
 }
 
-// takePendingDial takes who waits for an answer; nil: nobody does any more.
+// takePendingDial removes and returns the callback of a pending dial. It returns nil if the dial is no longer
+// pending.
 func (p *Packets) takePendingDial(random int64) func(UnpairedEndpoint, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	answered := p.pendingDials[random]
+	done := p.pendingDials[random]
 	delete(p.pendingDials, random)
-	return answered
+	return done
 }
 
-// Header implements h2.Receiver: of a header only the end counts.
+// Header implements h2.Receiver. It only handles the end of the stream.
 func (p *Packets) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
 	if end {
 		p.Data(s, nil, true)
@@ -140,7 +148,7 @@ func (p *Packets) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
 	switch {
 	case err != nil:
 		p.Reset(err)
-	case end && p.Dialer != nil && !p.Shared: // who asks wants no more of its connection
+	case end && p.Dialer != nil && !p.Shared: // the other side has closed its only connection
 		p.endStream()
 	case end:
 		p.Close(errEnded)
@@ -159,10 +167,10 @@ func (p *Packets) handlePacket(handlePacket wire.Packet, data *h2.Buffer) error 
 		return nil
 	case wire.DialReq:
 		if p.Dialer == nil {
-			return errors.New("a connection is asked for by the side that is to dial them")
+			return errors.New("unexpected DIAL_REQ from the side that dials")
 		}
 		if p.dialled && !p.Shared {
-			return errors.New("a second connection is asked for on a stream for one")
+			return errors.New("unexpected second DIAL_REQ on a stream for one connection")
 		}
 		p.dialled = true
 		p.handleDialReq(handlePacket)
@@ -179,11 +187,12 @@ func (p *Packets) handlePacket(handlePacket wire.Packet, data *h2.Buffer) error 
 	return nil
 }
 
-// handleDialReq dials what is asked for.
+// handleDialReq dials a requested connection.
 func (p *Packets) handleDialReq(packet wire.Packet) {
 	random := packet.Random
 	if protocol := packet.Protocol; protocol != "" && protocol != "tcp" {
-		p.send(wire.Packet{Type: wire.DialRsp, Random: random, Error: "a tunnel has connections of tcp, and not of " + strconv.Quote(protocol)})
+		reason := fmt.Sprintf("unsupported protocol %q: want tcp", protocol)
+		p.send(wire.Packet{Type: wire.DialRsp, Random: random, Error: reason})
 		return
 	}
 	p.mu.Lock()
@@ -193,7 +202,9 @@ func (p *Packets) handleDialReq(packet wire.Packet) {
 	}
 	p.dialCancels[random] = func() {}
 	p.mu.Unlock()
-	cancel := p.Dialer(packet.Address, func(other UnpairedEndpoint, err error) { p.dialDone(random, other, err) })
+	cancel := p.Dialer(packet.Address, func(peer UnpairedEndpoint, err error) {
+		p.dialDone(random, peer, err)
+	})
 	p.mu.Lock()
 	if p.dialCancels[random] != nil {
 		p.dialCancels[random] = cancel
@@ -201,52 +212,52 @@ func (p *Packets) handleDialReq(packet wire.Packet) {
 	p.mu.Unlock()
 }
 
-// dialDone says what has become of a dial.
-func (p *Packets) dialDone(random int64, other UnpairedEndpoint, err error) {
+// dialDone answers a DIAL_REQ with the result of the dial.
+func (p *Packets) dialDone(random int64, peer UnpairedEndpoint, err error) {
 	p.mu.Lock()
 	wanted := p.dialCancels[random] != nil
 	delete(p.dialCancels, random)
 	if err != nil || !wanted || p.err != nil {
 		p.mu.Unlock()
 		if err == nil {
-			other.Close(errCancelled)
+			peer.Close(errCancelled)
 		} else if wanted {
 			p.send(wire.Packet{Type: wire.DialRsp, Random: random, Error: err.Error()})
 		}
 		return
 	}
-	c := &packetConn{packets: p, id: cmp.Or(p.ConnIDs, &p.lastConnID).Add(1), peer: other}
+	c := &packetConn{packets: p, id: cmp.Or(p.ConnIDs, &p.lastConnID).Add(1), peer: peer}
 	p.conns[c.id] = c
 	p.mu.Unlock()
 	p.send(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: c.id})
-	other.Pair(c)
+	peer.Pair(c)
 }
 
-// handleDialRsp is the answer to what was asked.
+// handleDialRsp completes a pending dial.
 func (p *Packets) handleDialRsp(packet wire.Packet) {
-	answered := p.takePendingDial(packet.Random)
+	done := p.takePendingDial(packet.Random)
 	switch {
-	case answered == nil && packet.Error == "":
+	case done == nil && packet.Error == "":
 		p.send(wire.Packet{Type: wire.CloseReq, ConnectID: packet.ConnectID})
-	case answered == nil:
+	case done == nil:
 	case packet.Error != "":
-		answered(nil, errors.New(packet.Error))
+		done(nil, errors.New(packet.Error))
 	default:
 		c := &packetConn{packets: p, id: packet.ConnectID}
 		if err := p.addConn(c); err != nil {
-			answered(nil, err)
+			done(nil, err)
 			return
 		}
-		answered(c, nil)
+		done(c, nil)
 	}
 }
 
-// addConn keeps a connection that was asked for.
+// addConn registers a connection that this side has requested.
 func (p *Packets) addConn(c *packetConn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil && p.conns[c.id] != nil {
-		return fmt.Errorf("two connections have the number %d", c.id)
+		return fmt.Errorf("tunnel peer uses connection ID %d twice", c.id)
 	}
 	if p.err == nil {
 		p.conns[c.id] = c
@@ -254,10 +265,11 @@ func (p *Packets) addConn(c *packetConn) error {
 	return p.err
 }
 
-// handleDialCls gives up a dial: of the side that asked, or as the other side says that it has.
+// handleDialCls ends a dial that the other side has closed: one that this side requested, or one that it
+// requested.
 func (p *Packets) handleDialCls(random int64) {
-	if answered := p.takePendingDial(random); answered != nil {
-		answered(nil, errors.New("dial closed")) // the reference's words
+	if done := p.takePendingDial(random); done != nil {
+		done(nil, errors.New("dial closed")) // the reference's message
 	}
 	p.mu.Lock()
 	cancel := p.dialCancels[random]
@@ -268,7 +280,7 @@ func (p *Packets) handleDialCls(random int64) {
 	}
 }
 
-// handleData passes on what has arrived.
+// handleData passes received data to the peer of a connection.
 func (p *Packets) handleData(id int64, b *h2.Buffer) {
 	p.mu.Lock()
 	c := p.conns[id]
@@ -287,15 +299,15 @@ func (p *Packets) handleData(id int64, b *h2.Buffer) {
 	}
 }
 
-// closePacket is the packet by which this side closes a connection.
-func (p *Packets) closePacket(id int64, why string) wire.Packet {
+// closePacket returns the packet with which this side closes a connection.
+func (p *Packets) closePacket(id int64, reason string) wire.Packet {
 	if p.Dialer != nil {
-		return wire.Packet{Type: wire.CloseRsp, ConnectID: id, Error: why}
+		return wire.Packet{Type: wire.CloseRsp, ConnectID: id, Error: reason}
 	}
 	return wire.Packet{Type: wire.CloseReq, ConnectID: id}
 }
 
-// handleClose ends a connection that the other side has closed.
+// handleClose ends a connection that the other side has closed, or whose end it has confirmed.
 func (p *Packets) handleClose(packet wire.Packet) {
 	c := p.removeConn(packet.ConnectID)
 	switch {
@@ -303,20 +315,20 @@ func (p *Packets) handleClose(packet wire.Packet) {
 		if packet.Type == wire.CloseReq {
 			p.send(p.closePacket(c.id, ""))
 		}
-		var why error
+		var reason error
 		if packet.Error != "" {
-			why = errors.New(packet.Error)
+			reason = errors.New(packet.Error)
 		}
-		c.peer.Close(why)
+		c.peer.Close(reason)
 		p.endStream()
 	case packet.Type == wire.CloseReq:
 		p.send(p.closePacket(packet.ConnectID, "Unknown connectID"))
-	default: // the answer to what this side has closed
+	default: // confirms a close of this side
 		p.endStream()
 	}
 }
 
-// endStream ends a stream that is of one connection alone.
+// endStream ends the stream if it is not shared.
 func (p *Packets) endStream() {
 	if p.Shared {
 		return
@@ -337,7 +349,7 @@ func (p *Packets) removeConn(id int64) *packetConn {
 	return c
 }
 
-// Close ends all connections, as the stream has ended; without an error if that was in order.
+// Close ends all connections because the stream has ended. err is nil if it has ended normally.
 func (p *Packets) Close(err error) {
 	lost := errLost
 	if err != nil {
@@ -349,11 +361,11 @@ func (p *Packets) Close(err error) {
 		return
 	}
 	p.err = lost
-	asked, dials := p.pendingDials, p.dialCancels
-	var joined []Endpoint
+	pending, cancels := p.pendingDials, p.dialCancels
+	var peers []Endpoint
 	for _, c := range p.conns {
-		if c.peer != nil { // else Join closes it
-			joined = append(joined, c.peer)
+		if c.peer != nil { // otherwise Pair closes it
+			peers = append(peers, c.peer)
 		}
 	}
 	p.pendingDials, p.dialCancels, p.conns = nil, nil, nil
@@ -361,18 +373,18 @@ func (p *Packets) Close(err error) {
 	if p.OnEnd != nil {
 		p.OnEnd(err)
 	}
-	for _, answered := range asked {
-		answered(nil, lost)
+	for _, done := range pending {
+		done(nil, lost)
 	}
-	for _, cancel := range dials {
+	for _, cancel := range cancels {
 		cancel()
 	}
-	for _, other := range joined {
-		other.Close(err)
+	for _, peer := range peers {
+		peer.Close(err)
 	}
 }
 
-// Reset breaks the stream off for what the other side has sent.
+// Reset resets the stream because of an error in the received packets.
 func (p *Packets) Reset(err error) {
 	p.stream.Reset(http2.ErrCodeProtocol)
 	p.Close(err)

@@ -17,38 +17,39 @@ import (
 )
 
 const (
-	socketWindow = 256 << 10 // bytes that were read of a socket and are not through
+	socketWindow = 256 << 10 // bytes read from a socket that the peer has not sent yet
 	minRead      = 4 << 10
-	maxRead      = h2.MaxPiece - 64 // with what is put before it, one frame
-	maxWrite     = h2.MaxPiece      // of several Buffers, so that credit is given as the other side reads
+	maxRead      = h2.MaxPiece - 64 // fits in one frame with its prefixes
+	maxWrite     = h2.MaxPiece      // of several Buffers; small enough that credit follows the reader closely
 
-	// halfCloseTimeout is how long nothing may come from one to whom nothing more will be said. The other side may be gone: over TLS and a Unix
-	// socket, that it has closed all is seen as the end of what it sends.
+	// halfCloseTimeout is the maximum silence of the remote side after this side has closed its direction. The
+	// remote side may be gone: with TLS and Unix sockets, a closed connection looks like a half-closed one.
 	halfCloseTimeout = 5 * time.Minute
 )
 
-// Socket is the End of a connection that the system has: TCP, a Unix socket, or TLS over one of them.
+// Socket is the Endpoint of a system connection: TCP, a Unix socket, or TLS over one of them.
 type Socket struct {
 	conn net.Conn
-	raw  syscall.RawConn // nil: TLS
+	raw  syscall.RawConn // nil for TLS
 	peer Endpoint
 	done func()
 
 	mu              sync.Mutex
-	changed         sync.Cond    // credit was given, or it is closed
-	unacked         int          // bytes that were read and are not through
-	queue           []*h2.Buffer // to be written
-	writing         bool         // somebody writes; the queue is theirs
-	endAfterQueue   bool         // nothing is sent after the queue
-	closeAfterQueue bool         // and then the connection is closed,
-	closeErr        error        // for which reason; nil: in order
+	changed         sync.Cond    // signals credit and the end of the connection
+	unacked         int          // read bytes without credit
+	queue           []*h2.Buffer // data to write
+	writing         bool         // a goroutine writes, and takes its data from queue
+	endAfterQueue   bool         // the sending direction ends after queue
+	closeAfterQueue bool         // the connection is closed after queue
+	closeErr        error        // the reason for closeAfterQueue; nil means a normal end
 	closed          bool
-	writeErr        error // what is written, before all is read; or before it was joined
-	readEnded       bool  // all that there is to read
-	writeEnded      bool  // all that there is to write
+	writeErr        error // a failed write, while reading continues; or a failure before the Socket had a peer
+	readEnded       bool  // the end of the received data has been read
+	writeEnded      bool  // the end of the sent data has been written
 }
 
-// NewSocket returns the End of a connection, which it takes. It reads from when it is joined. When it is closed it calls done, once.
+// NewSocket returns the Endpoint of a connection, which it owns. Reading starts when the Socket is paired. done
+// is called once, when the Socket is closed.
 func NewSocket(conn net.Conn, done func()) *Socket {
 	s := &Socket{conn: conn, done: done}
 	s.changed.L = &s.mu
@@ -58,14 +59,14 @@ func NewSocket(conn net.Conn, done func()) *Socket {
 	return s
 }
 
-// Pair implements Joint.
-func (s *Socket) Pair(other Endpoint) {
+// Pair implements UnpairedEndpoint.
+func (s *Socket) Pair(peer Endpoint) {
 	s.mu.Lock()
-	s.peer = other
-	failed := s.writeErr
+	s.peer = peer
+	err := s.writeErr
 	s.mu.Unlock()
-	if failed != nil { // before there was anybody to be told
-		other.Close(failed)
+	if err != nil { // the connection has failed before it had a peer
+		peer.Close(err)
 		return
 	}
 	go s.read()
@@ -90,7 +91,7 @@ func (s *Socket) read() {
 	}
 }
 
-// finishRead ends what is read, in order at io.EOF. Where the other side has taken nothing more before, that is why.
+// finishRead ends reading. io.EOF is a normal end. If an earlier write has failed, its error is the reason.
 func (s *Socket) finishRead(err error) {
 	s.mu.Lock()
 	if s.writeErr != nil {
@@ -106,14 +107,14 @@ func (s *Socket) finishRead(err error) {
 	s.endDirection(&s.readEnded)
 }
 
-// waitForWindow waits until something may be read; false: nothing more is wanted.
+// waitForWindow blocks until data may be read. It reports false if no more data should be read.
 func (s *Socket) waitForWindow() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.unacked >= socketWindow && !s.closed && !s.closeAfterQueue {
 		s.changed.Wait()
 	}
-	switch { // as long as it moves on
+	switch { // while there is progress, the deadlines move on
 	case s.writeErr != nil:
 		_ = s.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
 	case s.writeEnded:
@@ -122,7 +123,7 @@ func (s *Socket) waitForWindow() bool {
 	return !s.closed && !s.closeAfterQueue
 }
 
-// Credit implements h2.Creditor.
+// Credit implements h2.Window.
 func (s *Socket) Credit(n int) {
 	s.mu.Lock()
 	s.unacked -= n
@@ -130,7 +131,7 @@ func (s *Socket) Credit(n int) {
 	s.mu.Unlock()
 }
 
-// socketReader is how a Socket is read. What one read needs is kept for the next, as there are very many.
+// socketReader reads from a Socket. Its fields avoid an allocation for each read.
 type socketReader struct {
 	*Socket
 	tryReadFunc func(fd uintptr) bool
@@ -139,7 +140,8 @@ type socketReader struct {
 	err         error
 }
 
-// next reads what there is, up to size bytes. While there is nothing it has no Buffer.
+// next reads the available data, at most size bytes. It allocates the Buffer only when there is data, except
+// for TLS.
 func (r *socketReader) next(size int) (*h2.Buffer, error) {
 	r.size = size
 	if r.raw == nil {
@@ -158,7 +160,7 @@ func (r *socketReader) next(size int) (*h2.Buffer, error) {
 	return b, r.err
 }
 
-// tryRead reads from the system; false: there is nothing yet.
+// tryRead reads from the system. It reports false if there is no data yet.
 func (r *socketReader) tryRead(fd uintptr) bool {
 	r.buffer = h2.NewBuffer(r.size)
 	n, err := retryEINTR(unix.Read, fd, r.buffer.Bytes())
@@ -169,7 +171,7 @@ func (r *socketReader) tryRead(fd uintptr) bool {
 	return err != unix.EAGAIN
 }
 
-// setResult keeps what has been read. With nothing there is an error, and no Buffer.
+// setResult stores the result of a read: n bytes in the Buffer or, if n is 0, an error and no Buffer.
 func (r *socketReader) setResult(n int, err error) {
 	if n <= 0 {
 		r.buffer.Release()
@@ -181,7 +183,7 @@ func (r *socketReader) setResult(n int, err error) {
 	r.buffer.SetWindow(r.Socket, n)
 }
 
-// retryEINTR repeats a system call that a signal has interrupted.
+// retryEINTR repeats a system call until no signal interrupts it.
 func retryEINTR(call func(fd int, p []byte) (int, error), fd uintptr, p []byte) (n int, err error) {
 	for {
 		if n, err = call(int(fd), p); err != unix.EINTR {
@@ -190,7 +192,8 @@ func retryEINTR(call func(fd int, p []byte) (int, error), fd uintptr, p []byte) 
 	}
 }
 
-// Send implements End. What the system takes at once it is given at once; for the rest there is a goroutine as long as there is a rest.
+// Send implements Endpoint. It writes immediately as much as the system accepts. A goroutine writes the rest
+// and ends when the queue is empty.
 func (s *Socket) Send(b *h2.Buffer) {
 	s.mu.Lock()
 	if s.endAfterQueue || s.closed {
@@ -217,7 +220,7 @@ func (s *Socket) Send(b *h2.Buffer) {
 	}
 }
 
-// writeNow writes what can be written without waiting. Errors are for who writes the rest.
+// writeNow writes what can be written without blocking. It ignores errors: the write of the rest returns them.
 func (s *Socket) writeNow(b *h2.Buffer) {
 	if s.raw == nil {
 		return
@@ -230,15 +233,15 @@ func (s *Socket) writeNow(b *h2.Buffer) {
 	})
 }
 
-// write writes Buffers, and then what is queued.
+// write writes a batch of Buffers, and then the queue.
 func (s *Socket) write(batch ...*h2.Buffer) {
-	var pieces net.Buffers
+	var data net.Buffers
 	for len(batch) > 0 {
-		pieces = pieces[:0]
+		data = data[:0]
 		for _, b := range batch {
-			pieces = append(pieces, b.Bytes())
+			data = append(data, b.Bytes())
 		}
-		all := pieces // WriteTo moves on in it
+		all := data // WriteTo consumes all
 		_, err := all.WriteTo(s.conn)
 		for _, b := range batch {
 			b.Release()
@@ -251,13 +254,13 @@ func (s *Socket) write(batch ...*h2.Buffer) {
 	}
 }
 
-// writeFailed ends what is written, as the other side takes nothing more. What it has said before that is still read: it may be an answer
-// that did not wait for all of a request.
+// writeFailed ends the sending direction after a failed write. Reading continues for data that the remote side
+// has sent before: it may be a response that did not wait for the whole request.
 func (s *Socket) writeFailed(err error) {
 	s.mu.Lock()
-	reads := s.peer != nil && !s.readEnded && !s.closeAfterQueue && !s.closed
+	reading := s.peer != nil && !s.readEnded && !s.closeAfterQueue && !s.closed
 	var queue []*h2.Buffer
-	if reads {
+	if reading {
 		s.writeErr, s.endAfterQueue, s.writing = err, true, false
 		queue, s.queue = s.queue, nil
 		_ = s.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
@@ -266,12 +269,13 @@ func (s *Socket) writeFailed(err error) {
 	for _, b := range queue {
 		b.Release()
 	}
-	if !reads {
+	if !reading {
 		s.fail(err)
 	}
 }
 
-// nextBatch takes of what is queued; if there is nothing, nobody writes any more.
+// nextBatch removes the next Buffers from the queue, at most maxWrite bytes but at least one Buffer. If the
+// queue is empty, it marks writing as ended.
 func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	s.mu.Lock()
 	n, size := 0, 0
@@ -282,22 +286,22 @@ func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	batch := append(spare, s.queue[:n]...)
 	s.queue = slices.Delete(s.queue, 0, n)
 	if n > 0 {
-		if s.closeAfterQueue { // as long as it moves on
+		if s.closeAfterQueue { // while there is progress, the deadline moves on
 			_ = s.conn.SetWriteDeadline(time.Now().Add(lingerTimeout))
 		}
 		s.mu.Unlock()
 		return batch
 	}
 	s.queue, s.writing = nil, s.endAfterQueue
-	ending := s.endAfterQueue
+	end := s.endAfterQueue
 	s.mu.Unlock()
-	if ending {
+	if end {
 		s.endWrite()
 	}
 	return nil
 }
 
-// CloseWrite implements End.
+// CloseWrite implements Endpoint.
 func (s *Socket) CloseWrite() {
 	s.mu.Lock()
 	idle := !s.writing && !s.endAfterQueue && !s.closed
@@ -308,15 +312,15 @@ func (s *Socket) CloseWrite() {
 	}
 }
 
-// endWrite tells the other side that nothing more comes, once all is written. Until then somebody writes.
+// endWrite sends the end of the data after everything is written. The writing flag stays set until then.
 func (s *Socket) endWrite() {
 	if c, secure := s.conn.(*tls.Conn); secure {
 		go s.endWriteTLS(c)
 		return
 	}
-	closing, why := s.stopWriting()
-	if closing {
-		s.closeNow(why)
+	closed, reason := s.stopWriting()
+	if closed {
+		s.closeNow(reason)
 		return
 	}
 	if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
@@ -325,49 +329,49 @@ func (s *Socket) endWrite() {
 	s.endDirection(&s.writeEnded)
 }
 
-// endWriteTLS tells it over TLS, behind what is still on its way to the system, unless there is an error to tell.
+// endWriteTLS sends a TLS close notice after the pending data, unless the connection ends with an error.
 func (s *Socket) endWriteTLS(c *tls.Conn) {
 	s.mu.Lock()
-	why := s.closeErr
+	reason := s.closeErr
 	s.mu.Unlock()
 	var err error
-	if why == nil {
+	if reason == nil {
 		err = tlsbatch.CloseWrite(c)
 	}
 	s.mu.Lock()
-	if s.closeAfterQueue { // Close may have set it too soon
+	if s.closeAfterQueue { // renew the deadline that Close has set before the close notice
 		_ = c.SetWriteDeadline(time.Now().Add(lingerTimeout))
 	}
 	s.mu.Unlock()
 	if err == nil {
 		err = tlsbatch.Flush(c)
 	}
-	closing, why := s.stopWriting()
+	closed, reason := s.stopWriting()
 	switch {
 	case err != nil:
 		s.fail(err)
-	case closing: // meanwhile
-		s.closeNow(why)
+	case closed: // Close was called in the meantime
+		s.closeNow(reason)
 	default:
 		s.endDirection(&s.writeEnded)
 	}
 }
 
-// stopWriting says whether the connection is to be closed, and why; nobody writes any more.
-func (s *Socket) stopWriting() (closing bool, why error) {
+// stopWriting clears the writing flag. It reports whether the connection must be closed, and the reason.
+func (s *Socket) stopWriting() (closed bool, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.writing = false
 	return s.closeAfterQueue, s.closeErr
 }
 
-// endDirection notes that one direction is over. With both, the connection is.
-func (s *Socket) endDirection(over *bool) {
+// endDirection marks one direction as ended. When both have ended, it closes the connection.
+func (s *Socket) endDirection(ended *bool) {
 	s.mu.Lock()
-	*over = true
+	*ended = true
 	both := s.readEnded && s.writeEnded && !s.closed
 	s.closed = s.closed || both
-	if s.writeEnded && !s.readEnded { // whoever reads may be waiting
+	if s.writeEnded && !s.readEnded { // a read may be waiting without a deadline
 		_ = s.conn.SetReadDeadline(time.Now().Add(halfCloseTimeout))
 	}
 	s.mu.Unlock()
@@ -377,21 +381,21 @@ func (s *Socket) endDirection(over *bool) {
 	}
 }
 
-// fail ends the connection at both Ends, unless it has been closed.
+// fail closes the connection at both Endpoints with an error, unless it is already closed or closing.
 func (s *Socket) fail(err error) {
 	s.mu.Lock()
-	expected, other := s.closed || s.closeAfterQueue, s.peer
+	expected, peer := s.closed || s.closeAfterQueue, s.peer
 	if !expected && s.writeErr == nil {
 		s.writeErr = err
 	}
 	s.mu.Unlock()
-	if !expected && other != nil {
-		other.Close(err)
+	if !expected && peer != nil {
+		peer.Close(err)
 	}
 	s.closeNow(err)
 }
 
-// Close implements End. After an error the other side sees a reset, not an end.
+// Close implements Endpoint. With an error, the remote side sees a reset instead of a normal end.
 func (s *Socket) Close(err error) {
 	s.mu.Lock()
 	_, secure := s.conn.(*tls.Conn)
@@ -404,17 +408,17 @@ func (s *Socket) Close(err error) {
 	if !s.closeAfterQueue {
 		s.endAfterQueue, s.closeAfterQueue, s.closeErr = true, true, err
 	}
-	begin := !s.writing
+	start := !s.writing
 	s.writing = true
 	s.changed.Broadcast()
 	s.mu.Unlock()
 	_ = s.conn.SetWriteDeadline(time.Now().Add(lingerTimeout))
-	if begin {
+	if start {
 		s.endWrite()
 	}
 }
 
-// closeNow closes the connection. What is queued is lost.
+// closeNow closes the connection and discards the queue.
 func (s *Socket) closeNow(err error) {
 	s.mu.Lock()
 	if s.closed {
@@ -436,14 +440,15 @@ func (s *Socket) closeNow(err error) {
 	s.done()
 }
 
-// resetConn breaks a connection of TCP off, below TLS, which would say that it ends in order. A Unix socket knows nothing of the kind.
+// resetConn resets a TCP connection. It bypasses TLS, which would send a close notice. Unix sockets have no
+// reset.
 func resetConn(conn net.Conn) {
 	for {
-		below, ok := conn.(interface{ NetConn() net.Conn })
+		wrapper, ok := conn.(interface{ NetConn() net.Conn })
 		if !ok {
 			break
 		}
-		conn = below.NetConn()
+		conn = wrapper.NetConn()
 	}
 	if c, ok := conn.(interface{ SetLinger(int) error }); ok {
 		_ = c.SetLinger(0)

@@ -13,62 +13,65 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// maxReasonBytes is how many bytes an agent says at most of why there is no connection.
+// maxReasonBytes is the maximum length of the error message that an agent sends for a failed dial.
 const maxReasonBytes = 512
 
-// Stream is the End of a connection that has a stream of HTTP/2 for itself (CONNECT, RFC 9113, 8.5).
+// Stream is the Endpoint of a connection that has its own HTTP/2 stream (CONNECT, RFC 9113, 8.5).
 type Stream struct {
 	stream *h2.Stream
 
 	mu     sync.Mutex
 	peer   Endpoint
-	done   func(UnpairedEndpoint, error) // of who asks, until it is told
-	cancel func()                        // of who is asked, until it has answered
-	ended  bool
+	done   func(UnpairedEndpoint, error) // callback of the side that requested the connection, until it is called
+	cancel func()                        // cancels the dial on the other side, until it is done
+	ended  bool                          // the stream has been reset
 }
 
-// Connect is the Dial of who asks over a connection, at whose other end is one that accepts by Accept.
+// Connect returns a DialFunc that opens a stream on c for each connection. The other side of c must accept the
+// streams with Accept.
 func Connect(c *h2.Conn) DialFunc {
-	return func(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
-		s := &Stream{done: answered}
+	return func(address string, done func(UnpairedEndpoint, error)) (cancel func()) {
+		s := &Stream{done: done}
 		bind := func(stream *h2.Stream) h2.Receiver {
 			s.stream = stream
 			return s
 		}
-		if _, err := c.Open(bind, []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: address}}, false); err != nil {
+		header := []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: address}}
+		if _, err := c.Open(bind, header, false); err != nil {
 			s.finishDial(err)
 			return func() {}
 		}
 		return func() {
-			if answered := s.takeDone(); answered != nil {
+			if done := s.takeDone(); done != nil {
 				s.stream.Reset(http2.ErrCodeCancel)
-				answered(nil, errCancelled)
+				done(nil, errCancelled)
 			}
 		}
 	}
 }
 
-// takeDone takes who is to be told, once.
+// takeDone removes and returns the callback of the dial. It returns nil if the callback has been taken.
 func (s *Stream) takeDone() func(UnpairedEndpoint, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	answered := s.done
+	done := s.done
 	s.done = nil
-	return answered
+	return done
 }
 
-// finishDial tells who has asked.
+// finishDial calls the callback of the dial, unless it has been called.
 func (s *Stream) finishDial(err error) {
-	switch answered := s.takeDone(); {
-	case answered == nil:
+	switch done := s.takeDone(); {
+	case done == nil:
 	case err != nil:
-		answered(nil, err)
+		done(nil, err)
 	default:
-		answered(s, nil)
+		done(s, nil)
 	}
 }
 
-// Accept takes a stream that asks for a connection, and dials.
+// Accept accepts a stream that requests a connection, and dials it. It returns nil if the header is not a
+// CONNECT request.
 func Accept(stream *h2.Stream, header []hpack.HeaderField, dial DialFunc) h2.Receiver {
 	method, _ := wire.Field(header, ":method")
 	address, _ := wire.Field(header, ":authority")
@@ -83,32 +86,32 @@ func Accept(stream *h2.Stream, header []hpack.HeaderField, dial DialFunc) h2.Rec
 	return s
 }
 
-func (s *Stream) dialDone(other UnpairedEndpoint, err error) {
+func (s *Stream) dialDone(peer UnpairedEndpoint, err error) {
 	if err != nil {
 		reason := url.PathEscape(err.Error()[:min(len(err.Error()), maxReasonBytes)])
 		s.stream.Header([]hpack.HeaderField{{Name: ":status", Value: "502"}, {Name: "error", Value: reason}}, true)
 		return
 	}
 	s.mu.Lock()
-	gone := s.ended
-	s.peer = other
+	ended := s.ended
+	s.peer = peer
 	s.mu.Unlock()
-	if gone {
-		other.Close(errCancelled)
+	if ended {
+		peer.Close(errCancelled)
 		return
 	}
 	s.stream.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
-	other.Pair(s)
+	peer.Pair(s)
 }
 
-// Header implements h2.Receiver: the answer.
+// Header implements h2.Receiver. The first header is the response to the request.
 func (s *Stream) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	status, _ := wire.Field(fields, ":status")
 	reason, _ := wire.Field(fields, "error")
-	other := s.currentPeer()
+	peer := s.currentPeer()
 	switch {
-	case other != nil:
-		other.Close(errors.New("a header in the midst of a connection"))
+	case peer != nil:
+		peer.Close(errors.New("unexpected header in the midst of a connection"))
 	case status == "200" && !end:
 		s.finishDial(nil)
 		return
@@ -118,15 +121,15 @@ func (s *Stream) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 		}
 		s.finishDial(errors.New(reason))
 	default:
-		s.finishDial(fmt.Errorf("the agent answers with status %q", status))
+		s.finishDial(fmt.Errorf("agent answered with status %q", status))
 	}
 	s.stream.Reset(http2.ErrCodeCancel)
 }
 
-// Pair implements Joint.
-func (s *Stream) Pair(other Endpoint) {
+// Pair implements UnpairedEndpoint.
+func (s *Stream) Pair(peer Endpoint) {
 	s.mu.Lock()
-	s.peer = other
+	s.peer = peer
 	s.mu.Unlock()
 }
 
@@ -138,18 +141,18 @@ func (s *Stream) currentPeer() Endpoint {
 
 // Data implements h2.Receiver.
 func (s *Stream) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
-	other := s.currentPeer()
-	if other == nil { // nothing may come before the answer
+	peer := s.currentPeer()
+	if peer == nil { // data before the response violates the protocol
 		b.Release()
 		s.stream.Reset(http2.ErrCodeProtocol)
 		s.Ended(s.stream, http2.StreamError{Code: http2.ErrCodeProtocol})
 		return
 	}
 	if b != nil {
-		other.Send(b)
+		peer.Send(b)
 	}
 	if end {
-		other.CloseWrite()
+		peer.CloseWrite()
 	}
 }
 
@@ -157,32 +160,32 @@ func (s *Stream) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
 func (s *Stream) Ended(_ *h2.Stream, err error) {
 	s.mu.Lock()
 	s.ended = true
-	other, cancel := s.peer, s.cancel
+	peer, cancel := s.peer, s.cancel
 	s.mu.Unlock()
-	var code http2.StreamError
-	if errors.As(err, &code) && code.Code == http2.ErrCodeNo {
+	var streamErr http2.StreamError
+	if errors.As(err, &streamErr) && streamErr.Code == http2.ErrCodeNo {
 		err = nil
 	}
 	switch {
-	case other != nil:
-		other.Close(err)
+	case peer != nil:
+		peer.Close(err)
 	case cancel != nil:
 		cancel()
 	case err == nil:
 		err = errLost
 		fallthrough
 	default:
-		s.finishDial(fmt.Errorf("the agent is gone: %w", err))
+		s.finishDial(fmt.Errorf("agent connection lost: %w", err))
 	}
 }
 
-// Send implements End.
+// Send implements Endpoint.
 func (s *Stream) Send(b *h2.Buffer) { s.stream.Send(b) }
 
-// CloseWrite implements End.
+// CloseWrite implements Endpoint.
 func (s *Stream) CloseWrite() { s.stream.End(nil) }
 
-// Close implements End.
+// Close implements Endpoint.
 func (s *Stream) Close(err error) {
 	switch {
 	case err == nil:

@@ -6,14 +6,19 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// AddressAnnotation of a server's Lease says where agents reach that server and no other: host:port, several with commas between them.
+// AddressAnnotation is an annotation on a tunnel server's Lease. It lists the addresses at which agents reach
+// that server and no other, as host:port, separated by commas.
 const AddressAnnotation = "konnectivity.trellis.io/address"
 
-// LeaseValid says whether a server's Lease has been renewed, or else acquired, less than its duration before now, as the reference counts it.
-func LeaseValid(l coordinationv1.LeaseSpec, now time.Time) bool {
-	renewed := l.RenewTime
+// LeaseValid reports whether a server's Lease has not expired at now. The Lease expires its duration after its
+// renewal or, if it was never renewed, its acquisition. The reference uses the same rule.
+func LeaseValid(spec coordinationv1.LeaseSpec, now time.Time) bool {
+	renewed := spec.RenewTime
 	if renewed == nil {
-		renewed = l.AcquireTime
+		renewed = spec.AcquireTime
 	}
-	return renewed != nil && l.LeaseDurationSeconds != nil && renewed.Add(time.Duration(*l.LeaseDurationSeconds)*time.Second).After(now)
+	if renewed == nil || spec.LeaseDurationSeconds == nil {
+		return false
+	}
+	return renewed.Add(time.Duration(*spec.LeaseDurationSeconds) * time.Second).After(now)
 }

@@ -9,50 +9,53 @@ import (
 )
 
 const (
-	prefixBytes = 5 // bytes before a message: is it compressed, and its length
-	// maxMessage is how large a message may be, as in grpc-go.
+	prefixBytes = 5 // length of the prefix of a message: the compressed flag and the message length
+	// maxMessage is the maximum size of a message in bytes, the default of grpc-go.
 	maxMessage = 4 << 20
-	// maxUncredited is how much of a message that is not complete is kept on the window of its stream: a larger one would not come through it.
+	// maxUncredited is the maximum number of bytes of an incomplete message that occupy the window of their
+	// stream. Without this limit, a message larger than the window could never be completed.
 	maxUncredited = 32 << 10
 )
 
-var errCompressed = errors.New("a compressed message, which was not agreed on")
+var errCompressed = errors.New("malformed message: compressed, but no compression was negotiated")
 
-// prependLength puts before a message how long it is (gRPC over HTTP/2, Length-Prefixed-Message).
+// prependLength prepends the prefix of a message of n bytes to b (gRPC over HTTP/2, Length-Prefixed-Message).
 func prependLength(b *h2.Buffer, n int) {
 	var p [prefixBytes]byte
 	binary.BigEndian.PutUint32(p[1:], uint32(n))
 	b.Prepend(p[:])
 }
 
-// PacketReader puts the packets together that a stream brings in pieces. The zero value is ready.
+// PacketReader decodes packets from a stream that arrives in pieces. It keeps the start of an incomplete
+// message until the rest arrives. The zero value is ready to use.
 type PacketReader struct {
-	partial []byte     // of a message, with its prefix,
-	buffer  *h2.Buffer // whose memory it is, unless it has grown out of it; nil: no message has begun
-	window  h2.Window  // for
-	credit  int        // bytes of it
+	partial []byte     // the incomplete message, including its prefix
+	buffer  *h2.Buffer // the memory of partial, until partial outgrows it; nil means that no message has begun
+	window  h2.Window  // the window to credit when the message is consumed
+	credit  int        // the number of bytes to credit to window
 }
 
-// Read takes a piece of the stream, and calls each with the packets that end in it, and their data, which each owns; nil if there is none.
-// Data that is larger than a Buffer comes in several calls. The error, of what is read or of each, is the end.
-func (m *PacketReader) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
+// Read consumes a piece of the stream and calls each for every packet that it completes. each owns the packet's
+// data, which is nil if the packet has none. Data larger than a Buffer is passed in several calls. After an
+// error, of a packet or of each, the PacketReader must not be used again.
+func (r *PacketReader) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 	for b.Len() > 0 {
 		n, err := messageLength(b.Bytes())
-		if err == nil && m.buffer == nil && n >= 0 && b.Len() == prefixBytes+n {
+		if err == nil && r.buffer == nil && n >= 0 && b.Len() == prefixBytes+n {
 			return deliver(b, each)
 		}
-		had := b.Len()
-		done, err := m.appendPartial(b)
-		m.moveCredit(b, had-b.Len())
+		before := b.Len()
+		done, err := r.appendPartial(b)
+		r.moveCredit(b, before-b.Len())
 		if err != nil || !done {
 			b.Release()
-			if now := m.credit - maxUncredited; now > 0 {
-				m.credit = maxUncredited
-				m.window.Credit(now)
+			if excess := r.credit - maxUncredited; excess > 0 {
+				r.credit = maxUncredited
+				r.window.Credit(excess)
 			}
 			return err
 		}
-		if err = m.deliverPartial(each); err != nil {
+		if err = r.deliverPartial(each); err != nil {
 			b.Release()
 			return err
 		}
@@ -61,16 +64,17 @@ func (m *PacketReader) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) e
 	return nil
 }
 
-// moveCredit moves what is owed for n bytes of a Buffer, which have been added, to the message: there is no credit for it until its own data is
-// through, whatever is behind it.
-func (m *PacketReader) moveCredit(b *h2.Buffer, n int) {
-	to, due := b.TakeWindow()
-	n = min(n, due)
-	b.SetWindow(to, due-n)
-	m.window, m.credit = to, m.credit+n
+// moveCredit moves the credit for n bytes, which were copied from b, to the incomplete message. The peer gets
+// this credit only after the message itself is consumed, even if other data in b is consumed earlier.
+func (r *PacketReader) moveCredit(b *h2.Buffer, n int) {
+	window, credit := b.TakeWindow()
+	n = min(n, credit)
+	b.SetWindow(window, credit-n)
+	r.window, r.credit = window, r.credit+n
 }
 
-// messageLength is that of the message that begins here; -1: it is not known yet.
+// messageLength returns the length of the message at the start of p, without its prefix. It returns -1 if the
+// prefix is incomplete.
 func messageLength(p []byte) (int, error) {
 	switch {
 	case len(p) > 0 && p[0] != 0:
@@ -80,21 +84,22 @@ func messageLength(p []byte) (int, error) {
 	}
 	n := binary.BigEndian.Uint32(p[1:prefixBytes])
 	if n > maxMessage {
-		return 0, fmt.Errorf("a message of %d bytes; %d are the limit", n, maxMessage)
+		return 0, fmt.Errorf("message of %d bytes exceeds the limit of %d bytes", n, maxMessage)
 	}
 	return int(n), nil
 }
 
-// appendPartial adds what belongs to the message that has begun, and says whether it is complete.
-func (m *PacketReader) appendPartial(b *h2.Buffer) (done bool, err error) {
-	if m.buffer == nil {
+// appendPartial moves bytes from b to the incomplete message and reports whether the message is complete. It
+// starts a new message if there is none.
+func (r *PacketReader) appendPartial(b *h2.Buffer) (done bool, err error) {
+	if r.buffer == nil {
 		n, _ := messageLength(b.Bytes())
-		m.buffer = h2.NewBuffer(min(prefixBytes+max(n, 0), h2.MaxPiece))
-		m.partial = m.buffer.Bytes()[:0]
+		r.buffer = h2.NewBuffer(min(prefixBytes+max(n, 0), h2.MaxPiece))
+		r.partial = r.buffer.Bytes()[:0]
 	}
 	for {
-		n, err := messageLength(m.partial)
-		missing := prefixBytes - len(m.partial)
+		n, err := messageLength(r.partial)
+		missing := prefixBytes - len(r.partial)
 		if n >= 0 {
 			missing += n
 		}
@@ -104,21 +109,22 @@ func (m *PacketReader) appendPartial(b *h2.Buffer) (done bool, err error) {
 		if missing = min(missing, b.Len()); missing == 0 {
 			return false, nil
 		}
-		m.partial = append(m.partial, b.Bytes()[:missing]...)
+		r.partial = append(r.partial, b.Bytes()[:missing]...)
 		b.Skip(missing)
 	}
 }
 
-// deliverPartial reads the message that was put together. The last piece of its data owes what was owed for it.
-func (m *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error {
-	message, piece, owed, due := m.partial, m.buffer, m.window, m.credit
-	m.partial, m.buffer, m.credit = nil, nil, 0
-	if len(message) <= cap(piece.Bytes()) {
-		piece.Truncate(len(message))
-		piece.SetWindow(owed, due)
-		return deliver(piece, each)
+// deliverPartial passes the completed message to each. The last Buffer of its data carries the credit for the
+// whole message.
+func (r *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error {
+	message, buffer, window, credit := r.partial, r.buffer, r.window, r.credit
+	r.partial, r.buffer, r.credit = nil, nil, 0
+	if len(message) <= cap(buffer.Bytes()) {
+		buffer.Truncate(len(message))
+		buffer.SetWindow(window, credit)
+		return deliver(buffer, each)
 	}
-	piece.Release()
+	buffer.Release()
 	p, data, err := parse(message[prefixBytes:])
 	for len(data) > h2.MaxPiece && err == nil {
 		err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
@@ -128,7 +134,7 @@ func (m *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error
 		return err
 	}
 	last := h2.BufferOf(data)
-	last.SetWindow(owed, due)
+	last.SetWindow(window, credit)
 	if len(data) == 0 {
 		last.Release()
 		last = nil
@@ -136,7 +142,8 @@ func (m *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error
 	return each(p, last)
 }
 
-// deliver reads a message that is all there is in a Buffer, and leaves its data in there, unless they are the lesser part.
+// deliver decodes the single message that b holds. It passes the data to each in b itself, without copying,
+// unless the data is less than half of the message.
 func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 	p, data, err := parse(b.Bytes()[prefixBytes:])
 	if err != nil || len(data) == 0 {
@@ -146,11 +153,11 @@ func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 		}
 		return each(p, nil)
 	}
-	if len(data) < b.Len()/2 { // as long as it waits it would keep all of the message
-		little := h2.BufferOf(data)
-		little.SetWindow(b.TakeWindow())
+	if len(data) < b.Len()/2 { // keeping b would retain the memory of the whole message
+		small := h2.BufferOf(data)
+		small.SetWindow(b.TakeWindow())
 		b.Release()
-		return each(p, little)
+		return each(p, small)
 	}
 	b.Skip(cap(b.Bytes()) - cap(data))
 	b.Truncate(len(data))

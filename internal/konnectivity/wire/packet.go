@@ -1,6 +1,7 @@
-// Package wire is what tunnel servers, their agents and API servers say to each other: the packets of the Konnectivity reference
-// implementation (sigs.k8s.io/apiserver-network-proxy), in messages of gRPC, on streams of internal/konnectivity/h2. It knows what is
-// said, and nothing of why.
+// Package wire implements the wire protocol between API servers, tunnel servers and agents. It encodes and
+// decodes the packets of the Konnectivity reference implementation (sigs.k8s.io/apiserver-network-proxy), which
+// are gRPC messages on HTTP/2 streams. It implements only the format: it must not import the packages that open
+// or serve connections.
 package wire
 
 import (
@@ -12,10 +13,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// Type is that of a Packet.
+// Type is the type of a Packet.
 type Type uint8
 
-// The types of packets (client.proto, PacketType).
+// The packet types (client.proto, PacketType).
 const (
 	DialReq Type = iota
 	DialRsp
@@ -35,10 +36,13 @@ func (t Type) String() string {
 
 var typeNames = [...]string{"DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN"}
 
-// payloadFields is the number of the field that has what belongs to each type.
-var payloadFields = [...]protowire.Number{DialReq: 2, DialRsp: 3, Data: 4, CloseReq: 5, CloseRsp: 6, DialCls: 7, Drain: 8}
+// payloadFields maps each packet type to the protobuf field of Packet that holds its payload.
+var payloadFields = [...]protowire.Number{
+	DialReq: 2, DialRsp: 3, Data: 4, CloseReq: 5, CloseRsp: 6, DialCls: 7, Drain: 8,
+}
 
-// The fields of a payload by its type, and in a Packet: what is a number or a text of the packet.
+// payloadLayout holds the field numbers within the payload of one packet type. 0 means that the type does not
+// have the field.
 type payloadLayout struct{ protocol, address, random, connectID, err, data protowire.Number }
 
 var layouts = [...]payloadLayout{
@@ -51,7 +55,8 @@ var layouts = [...]payloadLayout{
 	Drain:    {},
 }
 
-// Packet is one of any type: what its type does not have is empty. Data is in a Buffer beside it.
+// Packet is a packet of any type. Fields that its type does not have are zero. The bytes of a Data packet are
+// not part of it: they are passed in a separate Buffer.
 type Packet struct {
 	Type              Type
 	Random, ConnectID int64
@@ -59,104 +64,108 @@ type Packet struct {
 	Error             string
 }
 
-// maxStringBytes is how many bytes a text of a packet has at most: an address, or an error.
+// maxStringBytes is the maximum length of an address or an error message in a packet. Longer ones are
+// truncated.
 const maxStringBytes = 4 << 10
 
-var errMalformed = errors.New("a packet that is none")
+var errMalformed = errors.New("malformed packet")
 
-// Append appends the packet, without data, as protobuf has it.
-func (p Packet) Append(to []byte) []byte {
-	if p.Type != DialReq { // as 0 it is left out
-		to = protowire.AppendTag(to, 1, protowire.VarintType)
-		to = protowire.AppendVarint(to, uint64(p.Type))
+// Append appends the protobuf encoding of the packet, without data, to a slice.
+func (p Packet) Append(buf []byte) []byte {
+	if p.Type != DialReq { // protobuf omits a field with value 0
+		buf = protowire.AppendTag(buf, 1, protowire.VarintType)
+		buf = protowire.AppendVarint(buf, uint64(p.Type))
 	}
-	to = protowire.AppendTag(to, payloadFields[p.Type], protowire.BytesType)
-	return protowire.AppendBytes(to, p.appendPayload(nil))
+	buf = protowire.AppendTag(buf, payloadFields[p.Type], protowire.BytesType)
+	return protowire.AppendBytes(buf, p.appendPayload(nil))
 }
 
-func (p Packet) appendPayload(to []byte) []byte {
-	l := layouts[p.Type]
-	to = appendString(to, l.protocol, p.Protocol)
-	to = appendString(to, l.address, p.Address)
-	if l.connectID < l.random { // fields stand in the order of their numbers
-		to = appendString(to, l.err, p.Error)
-		to = appendNumber(to, l.connectID, p.ConnectID)
-		return appendNumber(to, l.random, p.Random)
+func (p Packet) appendPayload(buf []byte) []byte {
+	layout := layouts[p.Type]
+	buf = appendString(buf, layout.protocol, p.Protocol)
+	buf = appendString(buf, layout.address, p.Address)
+	if layout.connectID < layout.random { // fields are encoded in the order of their numbers
+		buf = appendString(buf, layout.err, p.Error)
+		buf = appendNumber(buf, layout.connectID, p.ConnectID)
+		return appendNumber(buf, layout.random, p.Random)
 	}
-	to = appendString(to, l.err, p.Error)
-	return appendNumber(to, l.connectID, p.ConnectID)
+	buf = appendString(buf, layout.err, p.Error)
+	return appendNumber(buf, layout.connectID, p.ConnectID)
 }
 
-func appendString(to []byte, field protowire.Number, text string) []byte {
-	if field == 0 || text == "" {
-		return to
+func appendString(buf []byte, field protowire.Number, value string) []byte {
+	if field == 0 || value == "" {
+		return buf
 	}
-	text = strings.ToValidUTF8(text[:min(len(text), maxStringBytes)], "") // protobuf refuses what is none, cut in the midst of a character as well
-	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text)
+	// protobuf rejects invalid UTF-8, including a character that the truncation cuts.
+	value = strings.ToValidUTF8(value[:min(len(value), maxStringBytes)], "")
+	return protowire.AppendString(protowire.AppendTag(buf, field, protowire.BytesType), value)
 }
 
-func appendNumber(to []byte, field protowire.Number, n int64) []byte {
+func appendNumber(buf []byte, field protowire.Number, n int64) []byte {
 	if field == 0 || n == 0 {
-		return to
+		return buf
 	}
-	return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.VarintType), uint64(n))
+	return protowire.AppendVarint(protowire.AppendTag(buf, field, protowire.VarintType), uint64(n))
 }
 
-// EncodeData makes a message of gRPC out of a piece of data, in place: a packet of type Data for a connection.
+// EncodeData turns data into a gRPC message with a Data packet for a connection. It works in place: it prepends
+// the message prefix and the fields of the packet to b.
 func EncodeData(b *h2.Buffer, connectID int64) {
 	var space [48]byte
-	in := appendNumber(space[:0], layouts[Data].connectID, connectID)
-	in = protowire.AppendVarint(protowire.AppendTag(in, layouts[Data].data, protowire.BytesType), uint64(b.Len()))
-	n := len(in) + b.Len()
-	b.Prepend(in)
+	inner := appendNumber(space[:0], layouts[Data].connectID, connectID)
+	inner = protowire.AppendVarint(protowire.AppendTag(inner, layouts[Data].data, protowire.BytesType), uint64(b.Len()))
+	n := len(inner) + b.Len()
+	b.Prepend(inner)
 	var outer [16]byte
-	out := protowire.AppendVarint(protowire.AppendTag(outer[:0], 1, protowire.VarintType), uint64(Data))
-	out = protowire.AppendVarint(protowire.AppendTag(out, payloadFields[Data], protowire.BytesType), uint64(n))
-	b.Prepend(out)
+	packet := protowire.AppendVarint(protowire.AppendTag(outer[:0], 1, protowire.VarintType), uint64(Data))
+	packet = protowire.AppendVarint(protowire.AppendTag(packet, payloadFields[Data], protowire.BytesType), uint64(n))
+	b.Prepend(packet)
+
 	prependLength(b, b.Len())
 }
 
-// Message returns the packet as a message of gRPC.
+// Message returns the packet as a gRPC message.
 func (p Packet) Message() *h2.Buffer {
 	b := h2.BufferOf(p.Append(make([]byte, 0, 64)))
 	prependLength(b, b.Len())
 	return b
 }
 
-// parse reads a packet; data is part of the message.
+// parse decodes a packet. The returned data is a slice of message.
 func parse(message []byte) (p Packet, data []byte, err error) {
-	var bodies [len(payloadFields)][]byte
+	var payloads [len(payloadFields)][]byte
 	err = parseFields(message, func(field protowire.Number, n uint64) {
 		if field == 1 {
 			p.Type = Type(min(n, 255))
 		}
 	}, func(field protowire.Number, value []byte) {
-		for t, of := range payloadFields {
-			if of == field {
-				bodies[t] = value
+		for t, number := range payloadFields {
+			if number == field {
+				payloads[t] = value
 			}
 		}
 	})
 	if err != nil || int(p.Type) >= len(payloadFields) {
 		return p, nil, err
 	}
-	l := layouts[p.Type]
-	err = parseFields(bodies[p.Type], func(field protowire.Number, n uint64) {
+	layout := layouts[p.Type]
+	err = parseFields(payloads[p.Type], func(field protowire.Number, n uint64) {
 		switch field {
-		case l.random:
+		case layout.random:
 			p.Random = int64(n)
-		case l.connectID:
+		case layout.connectID:
 			p.ConnectID = int64(n)
 		}
 	}, func(field protowire.Number, value []byte) {
 		switch field {
-		case l.protocol:
+		case layout.protocol:
 			p.Protocol = truncated(value)
-		case l.address:
+		case layout.address:
 			p.Address = truncated(value)
-		case l.err:
+		case layout.err:
 			p.Error = truncated(value)
-		case l.data:
+		case layout.data:
 			data = value
 		}
 	})
@@ -165,7 +174,8 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 
 func truncated(value []byte) string { return string(value[:min(len(value), maxStringBytes)]) }
 
-// parseFields calls number and value with each field that is one. Others are left out.
+// parseFields calls number for each varint field of a protobuf message and value for each length-delimited
+// field. It skips fields of other types.
 func parseFields(message []byte, number func(protowire.Number, uint64), value func(protowire.Number, []byte)) error {
 	for len(message) > 0 {
 		field, kind, n := protowire.ConsumeTag(message)
