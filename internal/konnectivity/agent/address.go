@@ -6,32 +6,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// A pause is longer than the one before by growth, and by up to jitter of it, so that agents do not come all at once.
+// Each backoff is longer than the previous one by backoffFactor, plus a random part up to backoffJitter, so
+// that agents do not reconnect all at once.
 const backoffFactor, backoffJitter = 1.5, 0.2
 
-// serverAddress is an address that leads to a server, or to one of several.
+// serverAddress is an address of a server, or of a load balancer in front of several servers.
 type serverAddress struct {
 	address      string
-	known        bool   // the name or a Lease has it now
-	fromLease    bool   // a Lease has it: it leads to no other server
-	lastServer   string // where it led last; "": nowhere yet
-	sessions     int    // sessions by way of it
-	loadBalanced bool   // it has led to several servers: it is a load balancer's
+	known        bool   // the DNS name or a Lease lists the address
+	fromLease    bool   // a Lease lists the address, which therefore leads to a single server
+	lastServer   string // ID of the server that the last session reached; "" means none yet
+	sessions     int    // number of sessions through this address
+	loadBalanced bool   // the address has led to several servers
 	dialing      bool
-	redialNow    bool // to be dialled without a pause: it has just led to a server that there was a session to
+	redialNow    bool // redial without backoff, because the last dial reached a server that already had a session
 	lastDial     time.Time
-	lastError    string // why it could not be connected to
+	lastError    string // why the last dial failed
 	backoff
 }
 
-// backoff is how long something is left alone.
+// backoff is a waiting time between attempts.
 type backoff struct {
 	length time.Duration
 	until  time.Time
 }
 
-// extend begins the next pause, between first and most.
-func (p *backoff) extend(first, most time.Duration) {
-	p.length = min(max(time.Duration(float64(p.length)*backoffFactor), first), most)
-	p.until = time.Now().Add(wait.Jitter(p.length, backoffJitter))
+// extend starts the next backoff, with a length between first and longest.
+func (b *backoff) extend(first, longest time.Duration) {
+	b.length = min(max(time.Duration(float64(b.length)*backoffFactor), first), longest)
+	b.until = time.Now().Add(wait.Jitter(b.length, backoffJitter))
 }

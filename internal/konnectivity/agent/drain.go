@@ -7,31 +7,36 @@ import (
 )
 
 const (
-	drainTimeout      = 25 * time.Second       // for connections to end; a Pod has 30 seconds by default
-	drainPollInterval = 500 * time.Millisecond // how often they are counted; a dial that was on its way then has come
+	// drainTimeout limits the time for connections to end. By default, a Pod has 30 seconds to terminate.
+	drainTimeout = 25 * time.Second
+	// drainPollInterval is the interval of counting connections. It is long enough for a dial request in
+	// transit to arrive.
+	drainPollInterval = 500 * time.Millisecond
 )
 
-// drain asks all servers for no new connections, and ends the sessions: each with its last connection, or all when the limit is reached.
-// Until then it waits as well for destinations to take what came for them. It is called after run has returned.
+// drain sends DRAIN to all servers, so that they request no more connections. It ends each session with its
+// last connection, or all sessions after drainTimeout. Until then, it also waits for destinations to receive
+// the data sent to them. It must be called after run has returned.
 func (s *servers) drain() {
-	end := time.Now().Add(drainTimeout)
-	late := time.AfterFunc(drainTimeout, func() {
-		for _, x := range s.allSessions() {
-			x.Close()
+	deadline := time.Now().Add(drainTimeout)
+	timer := time.AfterFunc(drainTimeout, func() {
+		for _, session := range s.allSessions() {
+			session.Close()
 		}
 	})
-	defer late.Stop()
-	for _, x := range s.allSessions() {
-		x.Drain()
-		s.tasks.Go(func() { _ = x.CloseWhenIdle() })
+	defer timer.Stop()
+	for _, session := range s.allSessions() {
+		session.Drain()
+		s.tasks.Go(func() { _ = session.CloseWhenIdle() })
 	}
 	s.tasks.Wait()
-	for s.metrics.openConns.Load() > 0 && time.Now().Before(end) { // a socket outlives its tunnel as long as it has something to write
+	// An open socket with data to write outlives its tunnel.
+	for s.metrics.openConns.Load() > 0 && time.Now().Before(deadline) {
 		<-time.After(drainPollInterval)
 	}
 }
 
-// allSessions are the sessions that have not ended.
+// allSessions returns the sessions that have not ended.
 func (s *servers) allSessions() []session {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,28 +14,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// leaseInformer follows the Leases of servers. changed is called where there is one more, or one less.
+// leaseInformer returns an informer of the servers' Leases. It calls changed when a Lease is added or deleted.
 func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache.SharedIndexInformer {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(c.LeaseNamespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = c.LeaseSelector.String() }))
 	informer := factory.Coordination().V1().Leases().Informer()
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{ // an error is that of an informer which has ended
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{ // fails only after the informer has stopped
 		AddFunc:    func(any) { changed() },
 		DeleteFunc: func(any) { changed() },
 	})
 	return informer
 }
 
-// countLeases counts the servers whose Leases hold, and returns the addresses that these have.
+// countLeases returns the number of valid Leases and the addresses in their annotations.
 func countLeases(leases []any, now time.Time) (count int, addresses []string) {
-	for _, o := range leases {
-		l, ok := o.(*coordinationv1.Lease)
-		if !ok || !wire.LeaseValid(l.Spec, now) {
+	for _, item := range leases {
+		lease, ok := item.(*coordinationv1.Lease)
+		if !ok || !wire.LeaseValid(lease.Spec, now) {
 			continue
 		}
 		count++
-		for a := range strings.SplitSeq(l.Annotations[wire.AddressAnnotation], ",") {
-			if host, port, err := net.SplitHostPort(strings.TrimSpace(a)); err == nil && host != "" {
+		for address := range strings.SplitSeq(lease.Annotations[wire.AddressAnnotation], ",") {
+			if host, port, err := net.SplitHostPort(strings.TrimSpace(address)); err == nil && host != "" {
 				addresses = append(addresses, net.JoinHostPort(host, port))
 			}
 		}

@@ -12,11 +12,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// Metrics are those of one agent. They have the reference's names and texts where that counts the same, as its own tests compare both.
+// Metrics holds the metrics of one agent. Metrics with the reference's meaning have the reference's names and
+// help texts, because the reference's tests compare both.
 type Metrics struct {
-	registry   *prometheus.Registry
-	openConns  atomic.Int64 // connections to destinations
-	lastConnID atomic.Int64 // number of one: the reference's server keeps those of an agent together, whatever tunnel they go through
+	registry  *prometheus.Registry
+	openConns atomic.Int64 // open connections to destinations
+	// lastConnID is shared by all tunnels, because the reference's server expects an agent's IDs to be unique.
+	lastConnID atomic.Int64
 
 	dials                   prometheus.Histogram
 	dialFailures            *prometheus.CounterVec
@@ -25,40 +27,48 @@ type Metrics struct {
 	onPacket                func(t wire.Type, received bool)
 }
 
-// NewMetrics returns Metrics at zero, with a registry of their own.
+// NewMetrics returns Metrics with their own registry.
 func NewMetrics() *Metrics {
-	r, made := admin.NewRegistry("agent")
+	r, factory := admin.NewRegistry("agent")
 	m := &Metrics{
 		registry: r,
-		dials: made.NewHistogram(prometheus.HistogramOpts{
+		dials: factory.NewHistogram(prometheus.HistogramOpts{
 			Name: "dial_duration_seconds", Help: "Latency of dial to the remote endpoint in seconds",
 			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 2.5, 10, 30},
 		}),
-		dialFailures: made.NewCounterVec(prometheus.CounterOpts{
-			Name: "endpoint_dial_failure_total", Help: "Number of failures dialing the remote endpoint, by reason (example: timeout).",
+		dialFailures: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "endpoint_dial_failure_total",
+			Help: "Number of failures dialing the remote endpoint, by reason (example: timeout).",
 		}, []string{"reason"}),
-		servers:      made.NewGauge(prometheus.GaugeOpts{Name: "open_server_connections", Help: "Current number of open server connections."}),
-		knownServers: made.NewGauge(prometheus.GaugeOpts{Name: "known_server_count", Help: "Current number of servers agent is trying to connect to."}),
-		serverFailures: made.NewCounterVec(prometheus.CounterOpts{
-			Name: "server_connection_failure_count", Help: "Connections to servers that have ended while the agent has not.",
-		}, []string{"direction"}).WithLabelValues("from_server"),
-		stalled: made.NewCounter(prometheus.CounterOpts{
-			Name: "stalled_connections_total", Help: "Connections that were closed because their destination read too little of what waited for it.",
+		servers: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "open_server_connections", Help: "Current number of open server connections.",
 		}),
-		onPacket: admin.CountPackets(admin.NewPacketCounter(made), "to_agent", "from_agent"),
+		knownServers: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "known_server_count", Help: "Current number of servers agent is trying to connect to.",
+		}),
+		serverFailures: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "server_connection_failure_count",
+			Help: "Number of server connections that ended while the agent was running.",
+		}, []string{"direction"}).WithLabelValues("from_server"),
+		stalled: factory.NewCounter(prometheus.CounterOpts{
+			Name: "stalled_connections_total",
+			Help: "Number of connections that were closed because their destination read too slowly.",
+		}),
+		onPacket: admin.CountPackets(admin.NewPacketCounter(factory), "to_agent", "from_agent"),
 	}
-	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "open_endpoint_connections", Help: "Current number of open endpoint connections."},
-		func() float64 { return float64(m.openConns.Load()) })
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "open_endpoint_connections", Help: "Current number of open endpoint connections.",
+	}, func() float64 { return float64(m.openConns.Load()) })
 	return m
 }
 
-// ObserveDial says that a destination was connected to, or that it could not be, and how long that took.
-func (m *Metrics) ObserveDial(took time.Duration, err error) {
-	var timeout net.Error
+// ObserveDial records the result and the duration of a dial to a destination.
+func (m *Metrics) ObserveDial(duration time.Duration, err error) {
+	var netErr net.Error
 	switch {
 	case err == nil:
-		m.dials.Observe(took.Seconds())
-	case errors.As(err, &timeout) && timeout.Timeout():
+		m.dials.Observe(duration.Seconds())
+	case errors.As(err, &netErr) && netErr.Timeout():
 		m.dialFailures.WithLabelValues("timeout").Inc()
 	default:
 		m.dialFailures.WithLabelValues("unknown").Inc()

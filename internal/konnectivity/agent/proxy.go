@@ -12,37 +12,38 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
-// proxyFor is the proxy of the environment (HTTPS_PROXY, NO_PROXY) for a server, as gRPC and net/http choose it; nil: none.
+// proxyFor returns the proxy for an address of a server from the environment (HTTPS_PROXY, NO_PROXY), as gRPC
+// and net/http select it. nil means a direct connection.
 func proxyFor(address string) (*url.URL, error) {
 	return httpproxy.FromEnvironment().ProxyFunc()(&url.URL{Scheme: "https", Host: address})
 }
 
-// dialServer connects to a server at an address. NO_PROXY may have that, or the name that the servers are known by.
-func dialServer(ctx context.Context, address string, secure *tls.Config) (net.Conn, error) {
+// dialServer connects to a server at an address. NO_PROXY may list the address or the servers' name.
+func dialServer(ctx context.Context, address string, tlsConfig *tls.Config) (net.Conn, error) {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
 	}
-	by, err := proxyFor(net.JoinHostPort(secure.ServerName, port))
-	if by != nil {
-		by, err = proxyFor(address)
+	proxy, err := proxyFor(net.JoinHostPort(tlsConfig.ServerName, port))
+	if proxy != nil {
+		proxy, err = proxyFor(address)
 	}
 	if err != nil {
 		return nil, err
 	}
-	config := secure.Clone()
-	config.ServerName = "" // the proxy's is its own
-	dial, err := proxydial.New(by, config)
+	config := tlsConfig.Clone()
+	config.ServerName = "" // verify the proxy's certificate against the proxy's own name
+	dial, err := proxydial.New(proxy, config)
 	if err != nil {
 		return nil, err
 	}
 	return dial(ctx, "tcp", address)
 }
 
-// lookupHost returns the addresses of the servers' name; that name where a proxy looks it up.
+// lookupHost returns the addresses of the servers' name. It returns the name itself if a proxy resolves it.
 func (c *Config) lookupHost(ctx context.Context, host string) ([]string, error) {
-	by, err := proxyFor(net.JoinHostPort(host, strconv.Itoa(c.Port)))
-	if by != nil || err != nil {
+	proxy, err := proxyFor(net.JoinHostPort(host, strconv.Itoa(c.Port)))
+	if proxy != nil || err != nil {
 		return []string{host}, err
 	}
 	return net.DefaultResolver.LookupHost(ctx, host)

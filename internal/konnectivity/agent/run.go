@@ -1,6 +1,7 @@
-// Package agent is the end of a Konnectivity tunnel that is in the cluster: it connects to tunnel servers and opens the connections
-// that they ask for (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-konnectivity/). It speaks the protocol of
-// kubernetes-sigs/apiserver-network-proxy.
+// Package agent implements the Konnectivity agent, which runs in the cluster. It connects to tunnel servers and
+// opens the connections that they request
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-konnectivity/). It uses the protocol of
+// kubernetes-sigs/apiserver-network-proxy. The package must not import the tunnel server.
 package agent
 
 import (
@@ -28,23 +29,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
-const endpointDialTimeout = 5 * time.Second // to connect to a destination, as the reference has it
+const endpointDialTimeout = 5 * time.Second // for a connection to a destination, as in the reference
 
-// Config is what an agent is started with. The files are read at each connection to a server.
+// Config configures an agent. The files are read again for each connection to a server.
 type Config struct {
-	Host                      string // name or address of the servers, which their certificate is for
-	Port                      int
-	ID, Identifiers           string // of the agent; the identifiers as a query: host=…&cidr=…
-	TokenFile                 string // "": no token is sent
-	CAFile, CertFile, KeyFile string // CAFile "": the system's; CertFile "": no certificate is shown
+	Host            string // name or address of the servers; their certificate must be valid for it
+	Port            int
+	ID, Identifiers string // of the agent; Identifiers is a query such as host=…&cidr=…
+	TokenFile       string // "" means that no token is sent
+	// CAFile "" means the system's CAs. CertFile "" means no client certificate.
+	CAFile, CertFile, KeyFile string
 	ALPN                      []string
 	KeepaliveTime             time.Duration
 
-	SyncInterval, SyncIntervalCap time.Duration // the first and the longest pause between tries
-	SyncForever                   bool          // look for more servers than there are said to be
+	SyncInterval, SyncIntervalCap time.Duration // first and longest backoff between attempts
+	// SyncForever keeps looking for servers when the known number of servers is connected.
+	SyncForever bool
 
-	CountLeases    bool // by Kubeconfig, or as a Pod does
-	LargerCount    bool // of Leases and what servers answer; otherwise Leases alone count
+	CountLeases bool // count servers by their Leases, read with Kubeconfig or the Pod's token
+	// LargerCount uses the larger of the number of Leases and the number that servers report. Otherwise only
+	// Leases count.
+	LargerCount    bool
 	LeaseNamespace string
 	LeaseSelector  labels.Selector
 	Kubeconfig     string
@@ -54,40 +59,43 @@ type Config struct {
 	Profiling, ContentionProfiling bool
 }
 
-// Run is an agent. Once ctx is done it takes no new connections, and ends when those that are open have ended, after 25 seconds at most.
-// Errors are those of the start.
+// Run runs an agent until ctx is done. It then accepts no new connections, and returns when all open
+// connections have ended, after at most 25 seconds. It returns an error only if the agent cannot start.
 func Run(ctx context.Context, c Config) error {
-	m := NewMetrics()
-	if _, err := c.options(m); err != nil {
+	metrics := NewMetrics()
+	if _, err := c.options(metrics); err != nil {
 		return err
 	}
-	s := newServers(&c, m)
-	health, err := admin.Serve("health-server-port", c.HealthAddress, admin.HealthHandler(m.registry, s.serveReady))
+	servers := newServers(&c, metrics)
+	healthHandler := admin.HealthHandler(metrics.registry, servers.serveReady)
+	health, err := admin.Serve("health-server-port", c.HealthAddress, healthHandler)
+
 	if err != nil {
 		return err
 	}
 	defer health.Close()
-	ours, err := admin.Serve("admin-server-port", c.AdminAddress, admin.AdminHandler(m.registry, c.Profiling, c.ContentionProfiling))
+	adminHandler := admin.AdminHandler(metrics.registry, c.Profiling, c.ContentionProfiling)
+	adminServer, err := admin.Serve("admin-server-port", c.AdminAddress, adminHandler)
 	if err != nil {
 		return err
 	}
-	defer ours.Close()
-	klog.InfoS("Listening", "health", health.Addr, "admin", ours.Addr)
+	defer adminServer.Close()
+	klog.InfoS("Listening", "health", health.Addr, "admin", adminServer.Addr)
 	if c.CountLeases {
 		client, err := c.leaseClient()
 		if err != nil {
-			return fmt.Errorf("--count-server-leases: %w; name a kubeconfig by --kubeconfig where this is no Pod", err)
+			return fmt.Errorf("--count-server-leases: %w (outside a Pod, set --kubeconfig)", err)
 		}
-		informer := leaseInformer(client, &c, s.trigger)
-		s.leases = func() (int, []string) { return countLeases(informer.GetStore().List(), time.Now()) }
-		s.tasks.Go(func() { informer.RunWithContext(ctx) })
+		informer := leaseInformer(client, &c, servers.trigger)
+		servers.leases = func() (int, []string) { return countLeases(informer.GetStore().List(), time.Now()) }
+		servers.tasks.Go(func() { informer.RunWithContext(ctx) })
 	}
-	s.run(ctx)
-	s.drain()
+	servers.run(ctx)
+	servers.drain()
 	return nil
 }
 
-// serveReady says at the health port whether there is a session, in the reference's words.
+// serveReady reports at the health port whether a session is open, with the reference's texts.
 func (s *servers) serveReady(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !s.ready():
@@ -100,62 +108,76 @@ func (s *servers) serveReady(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// connectOnce is Connect by the files as they are now.
-func (c *Config) connectOnce(ctx context.Context, address string, m *Metrics) (session, error) {
-	o, err := c.options(m)
+// connectOnce opens a session to the server at an address, with the current contents of the files.
+func (c *Config) connectOnce(ctx context.Context, address string, metrics *Metrics) (session, error) {
+	options, err := c.options(metrics)
 	if err != nil {
 		return nil, err
 	}
-	x, err := Connect(ctx, address, o)
+	session, err := Connect(ctx, address, options)
 	if err != nil {
-		return nil, explainTLSError(err) // and not a session that is a nil *Session
+		return nil, explainTLSError(err) // a nil *Session would be a non-nil interface
 	}
-	return x, nil
+	return session, nil
 }
 
-// explainTLSError adds what to look at where the server has refused the agent's certificate: TLS says that something is wrong with it, and no more.
+// explainTLSError adds a hint to an error if the server has rejected the agent's certificate. The TLS alert
+// itself gives no reason.
 func explainTLSError(err error) error {
-	var told *net.OpError
-	if errors.As(err, &told) && told.Op == "remote error" && strings.Contains(told.Err.Error(), "certificate") {
-		return fmt.Errorf("%w: is the certificate of --agent-cert signed by a CA that the server takes (its --cluster-ca-cert), and not expired?", err)
+	var alert *net.OpError
+	if errors.As(err, &alert) && alert.Op == "remote error" && strings.Contains(alert.Err.Error(), "certificate") {
+		return fmt.Errorf("%w: check that the certificate of --agent-cert has not expired and is signed by a CA "+
+			"in the server's --cluster-ca-cert", err)
 	}
 	return err
 }
 
-func (c *Config) options(m *Metrics) (Options, error) {
-	config := &tls.Config{ServerName: c.Host, MinVersion: tls.VersionTLS12, NextProtos: append(slices.Clone(c.ALPN), "h2")}
-	o := Options{ID: c.ID, Identifiers: c.Identifiers, TLS: config, KeepaliveTime: c.KeepaliveTime, Dial: dialDestination, Metrics: m}
+func (c *Config) options(metrics *Metrics) (Options, error) {
+	config := &tls.Config{
+		ServerName: c.Host,
+		MinVersion: tls.VersionTLS12,
+		NextProtos: append(slices.Clone(c.ALPN), "h2"),
+	}
+	options := Options{
+		ID:            c.ID,
+		Identifiers:   c.Identifiers,
+		TLS:           config,
+		KeepaliveTime: c.KeepaliveTime,
+		Dial:          dialDestination,
+		Metrics:       metrics,
+	}
 	if c.TokenFile != "" {
-		o.Token = c.token
+		options.Token = c.token
 	}
 	var err error
 	if c.CAFile != "" {
 		if config.RootCAs, err = cert.NewPool(c.CAFile); err != nil {
-			return o, fmt.Errorf("--ca-cert: %w", err)
+			return options, fmt.Errorf("--ca-cert: %w", err)
 		}
 	}
 	if c.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		certificate, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return o, fmt.Errorf("--agent-cert, --agent-key: %w", err)
+			return options, fmt.Errorf("--agent-cert, --agent-key: %w", err)
 		}
-		config.Certificates = []tls.Certificate{pair}
+		config.Certificates = []tls.Certificate{certificate}
 	}
-	return o, nil
+	return options, nil
 }
 
-// dialDestination connects to an IP address, which the API server has checked. It resolves a name, which the API server cannot check,
-// and refuses one that leads to this machine, its link or a metadata service.
+// dialDestination connects to a destination. The API server has checked IP addresses, but cannot check the
+// addresses of a DNS name. dialDestination therefore rejects names that resolve to the loopback or link-local
+// network or to a metadata service.
 func dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
 	dialer := &net.Dialer{Timeout: endpointDialTimeout}
 	if _, err := netip.ParseAddrPort(address); err != nil {
-		dialer.Control = func(_, found string, _ syscall.RawConn) error {
-			endpoint, err := netip.ParseAddrPort(found)
+		dialer.Control = func(_, resolved string, _ syscall.RawConn) error {
+			endpoint, err := netip.ParseAddrPort(resolved)
 			if err == nil {
 				err = specialip.Check(endpoint.Addr())
 			}
 			if err != nil {
-				return fmt.Errorf("a name must not stand for %s: %w", found, err)
+				return fmt.Errorf("name must not resolve to %s: %w", resolved, err)
 			}
 			return nil
 		}
@@ -166,7 +188,7 @@ func dialDestination(ctx context.Context, network, address string) (net.Conn, er
 func (c *Config) token() (string, error) {
 	data, err := os.ReadFile(c.TokenFile)
 	if data = bytes.TrimSpace(data); err == nil && len(data) == 0 {
-		err = fmt.Errorf("there is no token in %s", c.TokenFile)
+		err = fmt.Errorf("%s contains no token", c.TokenFile)
 	}
 	if err != nil {
 		return "", fmt.Errorf("--service-account-token-path: %w", err)

@@ -205,7 +205,7 @@ func TestTokenIsReadAgain(t *testing.T) {
 		}
 	}
 	write(t, dir, "token", nil)
-	if _, err := o.Token(); err == nil || !strings.Contains(err.Error(), "--service-account-token-path: there is no token in "+c.TokenFile) {
+	if _, err := o.Token(); err == nil || !strings.Contains(err.Error(), "--service-account-token-path: "+c.TokenFile+" contains no token") {
 		t.Errorf("an empty file: %v", err)
 	}
 	if o, err := (&Config{Host: "servers"}).options(NewMetrics()); err != nil || o.Token != nil {
@@ -349,7 +349,7 @@ func TestNamesOfThisMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if c, err := dialDestination(t.Context(), "tcp", "localhost:"+port); err == nil || !strings.Contains(err.Error(), "must not stand for") {
+	if c, err := dialDestination(t.Context(), "tcp", "localhost:"+port); err == nil || !strings.Contains(err.Error(), "must not resolve to") {
 		t.Errorf("%v, %v", c, err)
 	}
 }

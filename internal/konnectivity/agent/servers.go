@@ -12,11 +12,13 @@ import (
 )
 
 const (
-	lookupTimeout = 10 * time.Second // to resolve the name of the servers
-	maxAddresses  = 1000             // addresses that are kept in mind; of those that the name has, as many are used
+	lookupTimeout = 10 * time.Second // time to resolve the servers' name
+	// maxAddresses limits the addresses that are kept. It also limits the addresses of the name, and those of
+	// Leases.
+	maxAddresses = 1000
 )
 
-// session is a *Session. Tests have others.
+// session is a *Session. Tests use other implementations.
 type session interface {
 	ServerID() string
 	ServerCount() int
@@ -28,36 +30,46 @@ type session interface {
 	Close()
 }
 
-// servers keeps one session to each server. Those of servers that are leaving do not count: there may be successors.
+// servers keeps one session to each server. Sessions to draining servers do not count, because those servers
+// may have successors.
 //
-// A place that leads to no server is dialled. One that leads to some is dialled again only where servers are missing, and no other
-// place is known to lead to these: it may be a load balancer's. After each try a place is left alone for longer, until something is new.
+// Each address without a session is dialled. An address that has led to a server is dialled again only if
+// servers are missing and no other address without a session leads to a known server: it may be a load
+// balancer. After each attempt, the address waits for its backoff.
 type servers struct {
 	*Config
 	connect   func(ctx context.Context, address string) (session, error)
 	resolve   func(ctx context.Context, host string) ([]string, error)
-	leases    func() (count int, addresses []string) // nil: they are not counted
+	leases    func() (count int, addresses []string) // nil means that Leases are not counted
 	metrics   *Metrics
-	triggered chan struct{} // something has changed
+	triggered chan struct{} // wakes run after a change
 	tasks     sync.WaitGroup
 
-	mu             sync.Mutex
-	sessions       map[string]session        // by the server's ID
-	draining       map[session]bool          // those that have been, and second ones to a server, until they end
-	addresses      map[string]*serverAddress // by address
-	reportedCount  int                       // how many servers there are, as the last said that was connected to
-	resolvedHosts  []string                  // the addresses of Host, as it was last resolved
-	leaseCount     int                       // how many Leases held when last any did: the control plane may be away, and nobody renew them
-	leaseAddresses []string                  // the addresses that they had
+	mu       sync.Mutex
+	sessions map[string]session // by the server's ID
+	// draining holds sessions until they end: those to draining servers, and second ones to the same server.
+	draining      map[session]bool
+	addresses     map[string]*serverAddress // by host:port
+	reportedCount int                       // number of servers, as reported by the last server that was connected
+	resolvedHosts []string                  // addresses of Host when it was last resolved
+	// leaseCount is the number of valid Leases when at least one was last valid. All Leases expire while the
+	// control plane is down.
+	leaseCount     int
+	leaseAddresses []string // addresses in the annotations of those Leases
 	lookupBackoff  backoff
 	resolving      bool
 }
 
-func newServers(c *Config, m *Metrics) *servers {
+func newServers(c *Config, metrics *Metrics) *servers {
 	return &servers{
-		Config: c, metrics: m, resolve: c.lookupHost,
-		connect:   func(ctx context.Context, address string) (session, error) { return c.connectOnce(ctx, address, m) },
-		triggered: make(chan struct{}, 1), sessions: map[string]session{}, draining: map[session]bool{}, addresses: map[string]*serverAddress{},
+		Config: c, metrics: metrics, resolve: c.lookupHost,
+		connect: func(ctx context.Context, address string) (session, error) {
+			return c.connectOnce(ctx, address, metrics)
+		},
+		triggered: make(chan struct{}, 1),
+		sessions:  map[string]session{},
+		draining:  map[session]bool{},
+		addresses: map[string]*serverAddress{},
 	}
 }
 
@@ -74,7 +86,7 @@ func (s *servers) run(ctx context.Context) {
 	}
 }
 
-// trigger has run look at what has changed.
+// trigger makes run reconcile after a change.
 func (s *servers) trigger() {
 	select {
 	case s.triggered <- struct{}{}:
@@ -82,92 +94,96 @@ func (s *servers) trigger() {
 	}
 }
 
-// ready says whether there is a session.
+// ready reports whether a session is open.
 func (s *servers) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.sessions) > 0
 }
 
-// reconcile begins to dial what is due, and returns how long it takes until something else is.
+// reconcile starts the dials and the name resolution that are due. It returns the time until the next one is
+// due.
 func (s *servers) reconcile(ctx context.Context) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	next := now.Add(s.SyncIntervalCap)
-	soon := func(at time.Time) (due bool) {
+	isDue := func(at time.Time) (due bool) {
 		if at.After(now) && at.Before(next) {
 			next = at
 		}
 		return !at.After(now)
 	}
-	if !s.resolving && soon(s.lookupBackoff.until) {
+	if !s.resolving && isDue(s.lookupBackoff.until) {
 		s.resolveHost(ctx)
 	}
 	missing := s.updateAddresses() - len(s.sessions)
-	balanced := s.hasLoadBalancer()
-	for _, p := range s.addresses {
-		if p.known && s.lacksSession(p) && soon(p.until) {
-			s.dial(ctx, p)
+	loadBalanced := s.hasLoadBalancer()
+	for _, a := range s.addresses {
+		if a.known && s.lacksSession(a) && isDue(a.until) {
+			s.dial(ctx, a)
 		}
-		if p.dialing || p.known && p.lastServer != "" && s.lacksSession(p) && !balanced {
+		if a.dialing || a.known && a.lastServer != "" && s.lacksSession(a) && !loadBalanced {
 			missing--
 		}
 	}
-	for _, p := range s.addresses {
-		switch may := p.known && !p.fromLease && !p.dialing && !s.lacksSession(p); {
-		case may && missing > 0 && soon(p.until):
+	for _, a := range s.addresses {
+		switch spare := a.known && !a.fromLease && !a.dialing && !s.lacksSession(a); {
+		case spare && missing > 0 && isDue(a.until):
 			missing--
-			s.dial(ctx, p)
-		case may && missing <= 0 && s.SyncForever && soon(p.lastDial.Add(s.SyncIntervalCap)):
-			s.dial(ctx, p)
+			s.dial(ctx, a)
+		case spare && missing <= 0 && s.SyncForever && isDue(a.lastDial.Add(s.SyncIntervalCap)):
+			s.dial(ctx, a)
 		}
 	}
 	return next.Sub(now)
 }
 
-// lacksSession is true of a place where there is no session, neither by way of it nor to the server that it led to last.
-func (s *servers) lacksSession(p *serverAddress) bool {
-	_, connected := s.sessions[p.lastServer]
-	return p.sessions == 0 && !connected && !p.dialing
+// lacksSession reports whether the address needs a dial: no session uses it, and its last server has no
+// session.
+func (s *servers) lacksSession(a *serverAddress) bool {
+	_, connected := s.sessions[a.lastServer]
+	return a.sessions == 0 && !connected && !a.dialing
 }
 
-// hasLoadBalancer says that there is a load balancer: what another place led to may be met by way of it.
+// hasLoadBalancer reports whether a known address belongs to a load balancer, which may lead to the servers of
+// other addresses.
 func (s *servers) hasLoadBalancer() bool {
-	for _, p := range s.addresses {
-		if p.known && p.loadBalanced {
+	for _, a := range s.addresses {
+		if a.known && a.loadBalanced {
 			return true
 		}
 	}
 	return false
 }
 
-// updateAddresses brings the places up to what the name and the Leases say now, and returns how many servers there are.
+// updateAddresses updates the addresses from the DNS name and the Leases. It returns the expected number of
+// servers.
 func (s *servers) updateAddresses() (count int) {
-	for _, p := range s.addresses {
-		p.known = false
-		if len(s.addresses) > maxAddresses && p.sessions == 0 && !p.dialing {
-			delete(s.addresses, p.address)
+	for _, a := range s.addresses {
+		a.known = false
+		if len(s.addresses) > maxAddresses && a.sessions == 0 && !a.dialing {
+			delete(s.addresses, a.address)
 		}
 	}
-	know := func(address string, alone bool) {
-		p := s.addresses[address]
-		if p == nil {
-			p = &serverAddress{address: address}
-			s.addresses[address] = p
+	add := func(address string, fromLease bool) {
+		a := s.addresses[address]
+		if a == nil {
+			a = &serverAddress{address: address}
+			s.addresses[address] = a
 		}
-		p.known, p.fromLease = true, alone
+		a.known, a.fromLease = true, fromLease
 	}
 	for _, host := range s.resolvedHosts {
-		know(net.JoinHostPort(host, strconv.Itoa(s.Port)), false)
+		add(net.JoinHostPort(host, strconv.Itoa(s.Port)), false)
 	}
 	count = max(s.reportedCount, 1)
 	if s.leases != nil {
 		if n, addresses := s.leases(); n > 0 {
 			s.leaseCount, s.leaseAddresses = n, addresses[:min(len(addresses), maxAddresses)]
 		}
-		for _, a := range s.leaseAddresses {
-			know(a, true)
+		for _, address := range s.leaseAddresses {
+			add(address, true)
 		}
 		if !s.LargerCount || s.leaseCount > count {
 			count = max(s.leaseCount, 1)
@@ -177,12 +193,12 @@ func (s *servers) updateAddresses() (count int) {
 	return count
 }
 
-// resolveHost resolves the name of the servers anew.
+// resolveHost resolves the servers' name in the background.
 func (s *servers) resolveHost(ctx context.Context) {
 	s.resolving = true
 	s.tasks.Go(func() {
-		within, cancel := context.WithTimeout(ctx, lookupTimeout)
-		hosts, err := s.resolve(within, s.Host)
+		lookupCtx, cancel := context.WithTimeout(ctx, lookupTimeout)
+		hosts, err := s.resolve(lookupCtx, s.Host)
 		cancel()
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -190,107 +206,110 @@ func (s *servers) resolveHost(ctx context.Context) {
 		s.resolving = false
 		s.lookupBackoff.extend(s.SyncInterval, s.SyncIntervalCap)
 		if err != nil {
-			meanwhile := "its addresses stay what they were"
+			consequence := "the known addresses stay in use"
 			if len(s.resolvedHosts) == 0 {
-				meanwhile = "it has no addresses yet; is it what --proxy-server-host should be?"
+				consequence = "no address is known (check --proxy-server-host)"
 			}
-			klog.ErrorS(err, "The servers' name cannot be resolved: "+meanwhile, "name", s.Host)
+			klog.ErrorS(err, "Cannot resolve the servers' name: "+consequence, "name", s.Host)
 			return
 		}
 		s.resolvedHosts = hosts[:min(len(hosts), maxAddresses)]
 	})
 }
 
-// dial connects by way of a place, and serves what that leads to until it ends.
-func (s *servers) dial(ctx context.Context, p *serverAddress) {
-	p.dialing = true
+// dial connects to an address, and serves the session in the background until it ends.
+func (s *servers) dial(ctx context.Context, a *serverAddress) {
+	a.dialing = true
 	s.tasks.Go(func() {
-		x, err := s.connect(ctx, p.address)
-		if !s.addSession(ctx, p, x, err) {
+		session, err := s.connect(ctx, a.address)
+		if !s.addSession(ctx, a, session, err) {
 			return
 		}
-		began := time.Now()
-		<-x.GoingAway()
-		s.removeSession(p, x, time.Since(began))
-		s.sessionEnded(ctx, p, x, x.Wait())
+		start := time.Now()
+		<-session.GoingAway()
+		s.removeSession(a, session, time.Since(start))
+		s.sessionEnded(ctx, a, session, session.Wait())
 	})
 }
 
-// addSession says whether a session is one to keep.
-func (s *servers) addSession(ctx context.Context, p *serverAddress, x session, err error) bool {
+// addSession records the result of a dial. It reports whether the session is a new one to serve. It closes a
+// session to a server that has one already.
+func (s *servers) addSession(ctx context.Context, a *serverAddress, session session, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.trigger()
-	p.dialing, p.lastDial = false, time.Now()
-	if err == nil && x.ServerID() == "" {
-		x.Close()
-		err = errors.New("the server has not said its ID")
+	a.dialing, a.lastDial = false, time.Now()
+	if err == nil && session.ServerID() == "" {
+		session.Close()
+		err = errors.New("server has sent no ID")
 	}
 	if err != nil {
-		p.extend(s.SyncInterval, s.SyncIntervalCap)
-		if p.lastError != err.Error() && ctx.Err() == nil { // and has not been told
-			klog.ErrorS(err, "No connection to a server, will try again", "address", p.address)
+		a.extend(s.SyncInterval, s.SyncIntervalCap)
+		if a.lastError != err.Error() && ctx.Err() == nil { // not logged yet
+			klog.ErrorS(err, "No connection to a server, will try again", "address", a.address)
 		}
-		p.lastError = err.Error()
+		a.lastError = err.Error()
 		return false
 	}
-	p.lastServer, p.lastError, s.reportedCount = x.ServerID(), "", x.ServerCount()
-	_, twice := s.sessions[p.lastServer]
-	if !twice && p.sessions > 0 { // a load balancer, and the search goes on
-		p.backoff, p.loadBalanced = backoff{}, true
+	a.lastServer, a.lastError, s.reportedCount = session.ServerID(), "", session.ServerCount()
+	_, duplicate := s.sessions[a.lastServer]
+	if !duplicate && a.sessions > 0 { // a load balancer; continue to look for its other servers
+		a.backoff, a.loadBalanced = backoff{}, true
 	}
-	// Of agents that dial in step, a load balancer that takes turns leads each to the same server for ever, but for the second of two dials.
-	if p.redialNow = twice && !p.redialNow; !p.redialNow {
-		p.extend(s.SyncInterval, s.SyncIntervalCap)
+	// If several agents dial in step, a round-robin load balancer leads each of them to the same server every time.
+	// An immediate second dial breaks the pattern.
+	if a.redialNow = duplicate && !a.redialNow; !a.redialNow {
+		a.extend(s.SyncInterval, s.SyncIntervalCap)
 	}
 	switch {
 	case ctx.Err() != nil:
-		x.Close()
+		session.Close()
 		return false
-	case twice: // the server may have asked for a connection by way of it
-		s.draining[x] = true
-		if x.ServerIsTrellis() {
-			x.Drain()
+	case duplicate: // the server may already have requested a connection through it
+		s.draining[session] = true
+		if session.ServerIsTrellis() {
+			session.Drain()
 		}
 		s.tasks.Go(func() {
-			_ = x.CloseWhenIdle()
-			s.forget(x)
+			_ = session.CloseWhenIdle()
+			s.forget(session)
 		})
 		return false
 	}
-	klog.InfoS("Connected to a server", "address", p.address, "server", p.lastServer, "servers", s.reportedCount)
-	p.sessions++
-	s.sessions[p.lastServer] = x
+	klog.InfoS("Connected to a server", "address", a.address, "server", a.lastServer, "servers", s.reportedCount)
+	a.sessions++
+	s.sessions[a.lastServer] = session
 	s.metrics.servers.Set(float64(len(s.sessions)))
 	return true
 }
 
-// removeSession takes a session away whose server takes nothing new, or that has ended.
-func (s *servers) removeSession(p *serverAddress, x session, lived time.Duration) {
+// removeSession removes a session whose server accepts no new connections, or that has ended.
+func (s *servers) removeSession(a *serverAddress, session session, lifetime time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.trigger()
-	p.sessions--
-	delete(s.sessions, x.ServerID())
-	s.draining[x] = true
+	a.sessions--
+	delete(s.sessions, session.ServerID())
+	s.draining[session] = true
 	s.metrics.servers.Set(float64(len(s.sessions)))
-	if lived >= s.SyncIntervalCap { // one that ends at once would be dialled again at once, for ever
-		p.backoff, s.lookupBackoff = backoff{}, backoff{}
+	if lifetime >= s.SyncIntervalCap { // a session that ends at once must not be redialled without backoff
+		a.backoff, s.lookupBackoff = backoff{}, backoff{}
 	}
 }
 
-// sessionEnded forgets a session to a server that is connected no more.
-func (s *servers) sessionEnded(ctx context.Context, p *serverAddress, x session, err error) {
-	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
+// sessionEnded logs and forgets a session that has ended.
+func (s *servers) sessionEnded(ctx context.Context, a *serverAddress, session session, err error) {
+	klog.InfoS("The connection to a server has ended",
+		"address", a.address, "server", session.ServerID(), "reason", err)
 	if ctx.Err() == nil {
 		s.metrics.serverFailures.Inc()
 	}
-	s.forget(x)
+	s.forget(session)
 }
 
-func (s *servers) forget(x session) {
-	x.Close()
+func (s *servers) forget(session session) {
+	session.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.draining, x)
+	delete(s.draining, session)
 }

@@ -269,7 +269,7 @@ func TestNameIsNotResolved(t *testing.T) {
 			fail(w)
 			w.after(time.Minute)
 		})
-		if kept, none := strings.Contains(log.String(), "stay what they were"), strings.Contains(log.String(), "--proxy-server-host"); kept != before || none == before {
+		if kept, none := strings.Contains(log.String(), "stay in use"), strings.Contains(log.String(), "--proxy-server-host"); kept != before || none == before {
 			t.Errorf("addresses before: %t; the log is %s", before, &log)
 		}
 	}

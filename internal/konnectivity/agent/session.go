@@ -21,21 +21,24 @@ import (
 )
 
 const (
-	// connectTimeout is how long it takes at most to connect to a server, TLS and its first answer included.
+	// connectTimeout limits connecting to a server, including TLS and the first response.
 	connectTimeout = 20 * time.Second
-	// minReferenceKeepalive is more than how often the reference's server lets itself be pinged, 30 s.
+	// minReferenceKeepalive is the minimum interval of pings to the reference's server, which closes
+	// connections that are pinged more often than every 30 s.
 	minReferenceKeepalive = 40 * time.Second
 )
 
-// Options say who an agent is, and how it behaves.
+// Options configure the sessions of an agent.
 type Options struct {
-	// ID is the agent's; Identifiers what destinations it is for, URL-encoded (host=, cidr=, ipv4=, ipv6=, default-route=).
+	// ID is the agent's ID. Identifiers lists the destinations that it serves, URL-encoded (host=, cidr=,
+	// ipv4=, ipv6=, default-route=).
 	ID, Identifiers string
-	// Token is read at each connection, to say who the agent is; nil: it has a certificate.
+	// Token returns the token that authenticates the agent. It is called for each connection. nil means that
+	// the agent has a client certificate.
 	Token func() (string, error)
-	// TLS is how servers are connected to. It has a ServerName.
+	// TLS configures connections to servers. It must have a ServerName.
 	TLS *tls.Config
-	// KeepaliveTime is how long a server is silent before it is pinged.
+	// KeepaliveTime is the silence after which a server is pinged.
 	KeepaliveTime time.Duration
 	// Dial opens connections to destinations.
 	Dial    func(ctx context.Context, network, address string) (net.Conn, error)
@@ -48,36 +51,37 @@ type Session struct {
 	options         Options
 	conn            *h2.Conn
 	stream          *h2.Stream
-	id              string // of the server
-	count           int    // of servers, as it says
-	serverIsTrellis bool   // it asks for connections by CONNECT
+	id              string // the server's ID
+	count           int    // the number of servers, as reported by the server
+	serverIsTrellis bool   // the server requests connections with CONNECT
 	dialing         atomic.Int64
 
 	once          sync.Once
-	handshakeDone chan error // what the server has answered
+	handshakeDone chan error // receives the result of the handshake
 }
 
-// Connect opens a tunnel to the server at an address (host:port). The error is one of the connection, or the server's.
-func Connect(ctx context.Context, address string, o Options) (*Session, error) {
+// Connect opens a tunnel to the server at an address (host:port). The error is that of the connection, or the
+// server's response.
+func Connect(ctx context.Context, address string, options Options) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	tcp, err := dialServer(ctx, address, o.TLS)
+	tcp, err := dialServer(ctx, address, options.TLS)
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(tlsbatch.Conn(tcp), o.TLS)
+	conn := tls.Client(tlsbatch.Conn(tcp), options.TLS)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = tcp.Close()
 		return nil, err
 	}
-	return newSession(ctx, conn, address, o)
+	return newSession(ctx, conn, address, options)
 }
 
 // newSession opens a tunnel on a connection.
-func newSession(ctx context.Context, conn net.Conn, address string, o Options) (*Session, error) {
-	s := &Session{options: o, handshakeDone: make(chan error, 1)}
-	s.packets.Dialer, s.packets.Shared, s.packets.ConnIDs = s.dial, true, &o.Metrics.lastConnID
-	s.packets.OnStall, s.packets.OnPacket = o.Metrics.stalled.Inc, o.Metrics.onPacket
+func newSession(ctx context.Context, conn net.Conn, address string, options Options) (*Session, error) {
+	s := &Session{options: options, handshakeDone: make(chan error, 1)}
+	s.packets.Dialer, s.packets.Shared, s.packets.ConnIDs = s.dial, true, &options.Metrics.lastConnID
+	s.packets.OnStall, s.packets.OnPacket = options.Metrics.stalled.Inc, options.Metrics.onPacket
 	s.conn = h2.NewClient(conn, h2.Options{EnableTunnel: true, Accept: s.accept})
 	s.packets.OnEnd = s.packetsEnded
 	go s.conn.Run()
@@ -88,9 +92,14 @@ func newSession(ctx context.Context, conn net.Conn, address string, o Options) (
 	return s, nil
 }
 
-// handshake says who this agent is, and waits for the answer.
+// handshake sends the agent's ID and token, and waits for the server's response.
 func (s *Session) handshake(ctx context.Context, address string) error {
-	metadata := []string{wire.AgentID, s.options.ID, wire.AgentIdentifiers, s.options.Identifiers, wire.Tunnel, wire.TunnelByConnect}
+	metadata := []string{
+		wire.AgentID, s.options.ID,
+		wire.AgentIdentifiers, s.options.Identifiers,
+		wire.Tunnel, wire.TunnelByConnect,
+	}
+
 	if s.options.Token != nil {
 		token, err := s.options.Token()
 		if err != nil {
@@ -108,34 +117,39 @@ func (s *Session) handshake(ctx context.Context, address string) error {
 	}
 	select {
 	case <-ctx.Done():
-		return fmt.Errorf("the server does not answer: %w", context.Cause(ctx))
+		return fmt.Errorf("server does not answer: %w", context.Cause(ctx))
 	case err := <-s.handshakeDone:
 		return err
 	}
 }
 
-// ServerID is that of the server.
+// ServerID returns the server's ID.
 func (s *Session) ServerID() string { return s.id }
 
-// ServerCount is how many servers there are, as this one says.
+// ServerCount returns the number of servers, as reported by this server.
 func (s *Session) ServerCount() int { return s.count }
 
-// ServerIsTrellis says that the server is Trellis', to which each of an agent's sessions is as good as another. The reference's looks at the first alone.
+// ServerIsTrellis reports whether the server is a Trellis server, which can use any session of an agent. The
+// reference's server uses only the first one.
 func (s *Session) ServerIsTrellis() bool { return s.serverIsTrellis }
 
-// GoingAway is closed when the server takes nothing new, or the tunnel has ended.
+// GoingAway returns a channel that is closed when the server accepts no new connections or the tunnel has
+// ended.
 func (s *Session) GoingAway() <-chan struct{} { return s.conn.GoingAway() }
 
-// Wait returns when the tunnel has ended, and why. That of a server that is leaving ends with its last connection: the reference's waits for it.
+// Wait blocks until the tunnel has ended and returns the reason. When the server goes away, Wait closes the
+// tunnel after its last connection, because the reference's server waits for the agent to do so.
 func (s *Session) Wait() error {
 	<-s.conn.GoingAway()
 	if s.conn.Err() == nil {
-		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.ConnCount())
+		klog.InfoS("A server accepts no new connections; open connections continue",
+			"server", s.id, "open", s.ConnCount())
+
 	}
 	return s.CloseWhenIdle()
 }
 
-// CloseWhenIdle ends the tunnel when no connection goes through it, and returns why it has ended.
+// CloseWhenIdle ends the tunnel when it has no open connections, and returns why the tunnel has ended.
 func (s *Session) CloseWhenIdle() error {
 	tick := time.NewTicker(drainPollInterval)
 	defer tick.Stop()
@@ -146,7 +160,7 @@ func (s *Session) CloseWhenIdle() error {
 		case <-tick.C:
 		}
 	}
-	s.stream.End(nil) // after what is queued; the server answers by its own end
+	s.stream.End(nil) // after the queued data; the server then ends the stream too
 	select {
 	case <-s.conn.Done():
 	case <-time.After(drainTimeout):
@@ -155,60 +169,61 @@ func (s *Session) CloseWhenIdle() error {
 	return s.conn.Err()
 }
 
-// ConnCount is how many connections go through it, or are about to.
+// ConnCount returns the number of open connections and pending dials.
 func (s *Session) ConnCount() int {
-	dialing := int(s.dialing.Load()) // first: one that has come since is open
+	dialing := int(s.dialing.Load()) // read first: a dial that ends after this is counted as open
 	return max(dialing+s.packets.ConnCount(), s.conn.StreamCount()-1)
 }
 
-// Drain asks the server for no new connections.
+// Drain sends DRAIN, so that the server requests no more connections.
 func (s *Session) Drain() { s.packets.Drain() }
 
-// Close ends the tunnel, and all connections through it.
+// Close ends the tunnel and all its connections.
 func (s *Session) Close() { s.conn.Close(nil) }
 
-// accept takes a stream by which the server asks for a connection.
+// accept accepts a stream with which the server requests a connection.
 func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
 	return tunnel.Accept(stream, header, s.dial)
 }
 
 // dial opens a connection to a destination.
-func (s *Session) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+func (s *Session) dial(address string, done func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), endpointDialTimeout)
-	began := time.Now()
+	start := time.Now()
 	s.dialing.Add(1)
 	go func() {
 		defer cancel()
 		defer s.dialing.Add(-1)
 		conn, err := s.options.Dial(ctx, "tcp", address)
-		m := s.options.Metrics
-		if m.ObserveDial(time.Since(began), err); err != nil {
-			answered(nil, err)
+		metrics := s.options.Metrics
+		if metrics.ObserveDial(time.Since(start), err); err != nil {
+			done(nil, err)
 			return
 		}
-		m.openConns.Add(1)
-		answered(tunnel.NewSocket(conn, func() { m.openConns.Add(-1) }), nil)
+		metrics.openConns.Add(1)
+		done(tunnel.NewSocket(conn, func() { metrics.openConns.Add(-1) }), nil)
 	}()
 	return cancel
 }
 
-// packetsEnded closes the connection, as its packets are at their end.
+// packetsEnded closes the connection when the stream of packets has ended.
 func (s *Session) packetsEnded(err error) {
 	s.once.Do(func() { s.handshakeDone <- err })
 	s.conn.Close(err)
 }
 
-// streamReceiver is a Session as its stream sees it: its packets, and the header that answers.
+// streamReceiver receives the events of the session's stream. It passes packets to Packets and handles the
+// response header.
 type streamReceiver struct {
 	*tunnel.Packets
 	session *Session
 }
 
-// Header implements h2.Receiver: the server's answer, or the end.
+// Header implements h2.Receiver. The first header is the server's response.
 func (r streamReceiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	err := wire.StatusError(fields)
 	if err == nil && end {
-		err = errors.New("the server has ended the tunnel")
+		err = errors.New("server has ended the tunnel")
 	}
 	r.session.once.Do(func() {
 		if err == nil {
@@ -221,23 +236,23 @@ func (r streamReceiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end boo
 	}
 }
 
-// readServerInfo reads what the server says of itself.
+// readServerInfo reads the server's ID, count and transport from the response header.
 func (s *Session) readServerInfo(fields []hpack.HeaderField) error {
-	id, ok := wire.Field(fields, wire.ServerID)
-	count, counted := wire.Field(fields, wire.ServerCount)
-	if !ok || !counted {
-		return errors.New("the server does not say its " + wire.ServerID + " and " + wire.ServerCount)
+	id, hasID := wire.Field(fields, wire.ServerID)
+	count, hasCount := wire.Field(fields, wire.ServerCount)
+	if !hasID || !hasCount {
+		return errors.New("invalid response: " + wire.ServerID + " or " + wire.ServerCount + " is missing")
 	}
 	n, err := strconv.Atoi(count)
 	if err != nil {
-		return fmt.Errorf("the server says a %s that is no number: %q", wire.ServerCount, count)
+		return fmt.Errorf("invalid response: %s %q is not a number", wire.ServerCount, count)
 	}
 	s.id, s.count = id, n
-	every := s.options.KeepaliveTime
-	by, _ := wire.Field(fields, wire.Tunnel)
-	if s.serverIsTrellis = by == wire.TunnelByConnect; !s.serverIsTrellis {
-		every = max(every, minReferenceKeepalive)
+	interval := s.options.KeepaliveTime
+	transport, _ := wire.Field(fields, wire.Tunnel)
+	if s.serverIsTrellis = transport == wire.TunnelByConnect; !s.serverIsTrellis {
+		interval = max(interval, minReferenceKeepalive)
 	}
-	s.conn.KeepAlive(every)
+	s.conn.KeepAlive(interval)
 	return nil
 }

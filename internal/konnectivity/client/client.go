@@ -1,5 +1,6 @@
-// Package client is the API server's side of a tunnel by GRPC: one connection to the tunnel server, and on it a Proxy stream for each
-// connection that goes through (upstream's opens a connection for each).
+// Package client is the API server's client of a tunnel server that speaks gRPC. It opens one connection to the
+// tunnel server, and on it a Proxy stream for each tunnelled connection. The reference client opens a
+// connection for each tunnelled connection. The package must not import the server or the agent.
 package client
 
 import (
@@ -19,40 +20,42 @@ import (
 )
 
 const (
-	// keepAlive is how long a connection is silent before it is pinged: what grpc-go allows without being told otherwise.
+	// keepAlive is the silence after which the tunnel server is pinged. grpc-go servers accept this interval by
+	// default.
 	keepAlive = 5 * time.Minute
-	// trellisKeepAlive is the same where the tunnel server is known to be Trellis'.
+	// trellisKeepAlive is the same for a tunnel server of Trellis.
 	trellisKeepAlive = 30 * time.Second
-	// connectTimeout is how long it takes at most to connect to the tunnel server.
+	// connectTimeout limits connecting to the tunnel server.
 	connectTimeout = 10 * time.Second
-	// minSilence is how long a dial waits at least before a connection that says nothing is taken to be dead: much longer than a round
-	// trip, and less than a second, which is the timeout of some webhooks.
+	// minSilence is the minimum duration of a failed dial after which a silent connection is considered dead.
+	// It is much longer than a round trip and shorter than a second, which is the timeout of some webhooks.
 	minSilence = 500 * time.Millisecond
-	// reconnectInterval is how long it takes at least from one connection that is left for another server to the next.
+	// reconnectInterval is the minimum time between two reconnections that look for a server with agents.
 	reconnectInterval = time.Second
 )
 
-var errStreamEnded = errors.New("the tunnel server has ended the connection")
+var errStreamEnded = errors.New("tunnel server has ended the stream")
 
-// Client dials through a tunnel.
+// Client opens connections through a tunnel server.
 type Client struct {
 	connect func(context.Context) (net.Conn, error)
 
 	mu            sync.Mutex
-	conn          *h2.Conn
-	conns         map[*h2.Conn]bool // it, and those before it that still have streams
-	opening       chan struct{}     // closed when an attempt to connect has ended
-	openErr       error             // it
+	conn          *h2.Conn          // the current connection
+	conns         map[*h2.Conn]bool // the current connection, and earlier ones that still have streams
+	opening       chan struct{}     // closed when the current attempt to connect has ended; nil if there is none
+	openErr       error             // the result of the last attempt to connect
 	closed        bool
-	lastReconnect time.Time // when a connection was last given up for want of agents
+	lastReconnect time.Time // when a connection was last replaced for lack of agents
 }
 
-// New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
+// New returns a Client that calls connect to connect to the tunnel server on the first dial, and again after
+// that connection has ended.
 func New(connect func(context.Context) (net.Conn, error)) *Client {
 	return &Client{connect: connect, conns: map[*h2.Conn]bool{}}
 }
 
-// Close closes the connection to the tunnel server, and all that goes through it or went through one before it.
+// Close closes all connections to the tunnel server and everything tunnelled through them.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,26 +65,27 @@ func (c *Client) Close() {
 	}
 }
 
-// DialContext connects to an address by TCP, from an agent of the tunnel server. The connection is a *tunnel.Conn.
+// DialContext opens a TCP connection from an agent of the tunnel server to address. It returns a *tunnel.Conn.
 func (c *Client) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "tcp" {
-		return nil, fmt.Errorf("a tunnel has no connections of %s", network)
+		return nil, fmt.Errorf("unsupported network %q: want tcp", network)
 	}
-	for again := false; ; again = true {
+	for retried := false; ; retried = true {
 		conn, err := c.current(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("connect to the tunnel server: %w", err)
 		}
-		began := time.Now()
+		start := time.Now()
 		out, err := dial(ctx, conn, address)
 		if errors.Is(err, h2.ErrTooManyStreams) {
-			conn.Retire() // what it has goes on
+			conn.Retire() // its open streams continue
 		}
-		if !again && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) || errors.Is(err, h2.ErrTooManyStreams) || isNoAgent(err) && c.reconnect(conn)) {
-			continue // it takes no more streams, or has nobody to dial; another may
+		if !retried && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) ||
+			errors.Is(err, h2.ErrTooManyStreams) || isNoAgent(err) && c.reconnect(conn)) {
+			continue // another connection may lead to a server that accepts streams and has agents
 		}
-		if err != nil && ctx.Err() != nil && time.Since(began) >= minSilence && !conn.ReceivedSince(began) {
-			conn.Retire() // the other end may be gone without a word: the next dial connects anew
+		if err != nil && ctx.Err() != nil && time.Since(start) >= minSilence && !conn.ReceivedSince(start) {
+			conn.Retire() // the server may be gone without closing the connection, so the next dial reconnects
 		}
 		return out, err
 	}
@@ -89,23 +93,23 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 
 func isNoAgent(err error) bool { return err != nil && err.Error() == wire.NoAgent }
 
-// reconnect has the next dial connect anew, as that may lead to a server that has agents; false: that was tried a moment ago. What goes
-// through the connection goes on.
-func (c *Client) reconnect(from *h2.Conn) bool {
+// reconnect makes the next dial use a new connection, which may lead to a server with agents. Open streams of
+// the old connection continue. It reports false if the last reconnection was too recent.
+func (c *Client) reconnect(old *h2.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.conn != from || !from.Usable() { // another dial has seen to it
+	if c.conn != old || !old.Usable() { // another dial has reconnected
 		return true
 	}
 	if time.Since(c.lastReconnect) < reconnectInterval {
 		return false
 	}
 	c.lastReconnect = time.Now()
-	from.Retire()
+	old.Retire()
 	return true
 }
 
-// current returns the connection, or connects, once. All who wait for that share the attempt.
+// current returns the current connection, or opens one. Concurrent callers share one attempt.
 func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
 	for tried := false; ; tried = true {
 		c.mu.Lock()
@@ -138,16 +142,16 @@ func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
 	}
 }
 
-// open connects, for all who wait.
+// open connects to the tunnel server on behalf of all waiting callers.
 func (c *Client) open(opened chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
-	wire, err := c.connect(ctx)
+	netConn, err := c.connect(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer close(opened)
 	if c.opening = nil; c.closed && err == nil {
-		_ = wire.Close()
+		_ = netConn.Close()
 		err = net.ErrClosed
 	}
 	if c.openErr = err; err != nil {
@@ -156,27 +160,27 @@ func (c *Client) open(opened chan struct{}) {
 	if c.conn != nil {
 		c.conn.Retire()
 	}
-	c.conn = h2.NewClient(wire, h2.Options{})
+	c.conn = h2.NewClient(netConn, h2.Options{})
 	c.conn.KeepAlive(keepAlive)
 	c.conns[c.conn] = true
 	go c.run(c.conn)
 }
 
 func (c *Client) run(conn *h2.Conn) {
-	_ = conn.Run() // those who dial see how it ended
+	_ = conn.Run() // dials see the error
 	c.mu.Lock()
 	delete(c.conns, conn)
 	c.mu.Unlock()
 }
 
-// dialStream is a stream on its way to become a connection.
+// dialStream is the stream of a tunnelled connection.
 type dialStream struct {
 	tunnel.Packets
 }
 
 func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) {
 	d := &dialStream{}
-	answered := make(chan error, 1)
+	result := make(chan error, 1)
 	var out net.Conn
 	stream, err := conn.Open(func(s *h2.Stream) h2.Receiver {
 		d.Bind(s)
@@ -185,17 +189,17 @@ func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	cancel := d.Dial(address, func(other tunnel.UnpairedEndpoint, err error) {
+	cancel := d.Dial(address, func(peer tunnel.UnpairedEndpoint, err error) {
 		if err == nil {
-			out = tunnel.NewConn(other, address)
+			out = tunnel.NewConn(peer, address)
 		}
-		answered <- err
+		result <- err
 	})
 	select {
-	case err = <-answered:
+	case err = <-result:
 	case <-ctx.Done():
 		cancel()
-		if err = <-answered; err == nil {
+		if err = <-result; err == nil {
 			_ = out.Close()
 		}
 		err = context.Cause(ctx)
@@ -214,7 +218,7 @@ func (d *dialStream) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) 
 		s.Conn().KeepAlive(trellisKeepAlive)
 	}
 	if err := wire.StatusError(fields); err != nil || end {
-		d.Close(cmp.Or(err, errStreamEnded)) // what is over in order has been closed by a packet
+		d.Close(cmp.Or(err, errStreamEnded)) // a normal end has already closed it with a packet
 		s.Close(nil)
 	}
 }

@@ -59,8 +59,8 @@ type Packets struct {
 
 	mu           sync.Mutex
 	lastConnID   atomic.Int64                            // used if ConnIDs is nil
-	pendingDials map[int64]func(UnpairedEndpoint, error) // requested by this side, by the random number of the request
-	dialCancels  map[int64]func()                        // cancel the dials requested by the other side, by random number
+	pendingDials map[int64]func(UnpairedEndpoint, error) // dials that this side has requested, by random number
+	dialCancels  map[int64]func() // functions that cancel the requested dials, by random number
 	conns        map[int64]*packetConn
 	err          error // why the stream has ended; nil while it has not
 }
