@@ -136,7 +136,7 @@ func (f *far) refusesOthers() {
 		f.shows("kubectl create token "+c.account+" -n "+c.namespace+" --audience="+c.audience+" > token", "")
 		p := f.on(f.nodes, f.dir+"/path/trellis", "konnectivity", "agent", "--proxy-server-host="+f.address, "--proxy-server-port=8132", "--ca-cert=cluster-ca.crt",
 			"--service-account-token-path=token", "--health-server-port=0", "--admin-server-port=0")
-		p.says(1, "No connection to a server", "the agent's token is not accepted: the log of the tunnel server says why")
+		p.says(1, "No connection to a server", "the agent's token is not accepted: see the log of the tunnel server")
 		p.kill()
 		f.serverSays(c.why)
 	}

@@ -18,100 +18,107 @@ import (
 )
 
 const (
-	// failureHoldOff is how long an agent is passed over after a dial that has failed.
+	// failureHoldOff is the time for which an agent is avoided after a failed dial.
 	failureHoldOff = 5 * time.Second
-	// settleTime is how long it takes an agent at most to close a connection to a server that it has met already, as it does behind a
-	// load balancer.
-	settleTime                = time.Second
-	maxConnStreams            = 4                // of a connection, and
-	maxUnauthenticatedStreams = 8                // in all, before one of them is an agent's,
-	authenticationTimeout     = 30 * time.Second // which one has to be by then
+	// settleTime is the time that an agent has to close a second connection to the same server, as it does
+	// behind a load balancer.
+	settleTime = time.Second
+	// maxConnStreams is the number of concurrent streams on a connection to the agent port.
+	maxConnStreams = 4
+	// maxUnauthenticatedStreams is the total number of streams before one of them must have authenticated an
+	// agent.
+	maxUnauthenticatedStreams = 8
+	// authenticationTimeout is the time within which one of the streams must have authenticated an agent.
+	authenticationTimeout = 30 * time.Second
 )
 
-// jwtPattern is what tokens of ServiceAccounts look like (RFC 7515, 7.1).
+// jwtPattern matches the form of ServiceAccount tokens (RFC 7515, 7.1).
 var jwtPattern = regexp.MustCompile(`^[\w-]+\.[\w-]+\.[\w-]+$`)
 
-// agentIDPattern is what agents may be called, who write it into the log: they have names of hosts, or UUIDs.
+// agentIDPattern limits agent IDs, which are usually host names or UUIDs, because they are logged.
 var agentIDPattern = regexp.MustCompile(`^[ -~]{1,253}$`)
 
-// errNoToken may be told to strangers.
-var errNoToken = errors.New("no token of a ServiceAccount: the agent needs --service-account-token-path")
+// errNoToken may be returned to unauthenticated clients.
+var errNoToken = errors.New("no ServiceAccount token: set --service-account-token-path of the agent")
 
-var errNotAuthenticated = errors.New("no agent has said who it is")
+var errNotAuthenticated = errors.New("no agent has authenticated in time")
 
-// ServeAgents serves agents until the listener is closed.
+// ServeAgents accepts connections of agents until the listener is closed.
 func (s *Server) ServeAgents(l net.Listener) error {
-	refused := newRejectionLog(s.options.Logger, "a connection to the port for agents was closed",
-		"a TLS handshake at the port for agents failed; have they a certificate of --cluster-ca-cert, if that is given, and do they trust --cluster-cert?")
+	rejections := newRejectionLog(s.options.Logger,
+		"closed a connection to the agent port: the client does not speak HTTP/2",
+		"TLS handshake failed at the agent port (check that agents have a certificate of --cluster-ca-cert, if set, "+
+			"and trust --cluster-cert)")
 	return s.listen(l, func(conn net.Conn) {
-		p := &agentConn{Server: s, remote: conn.RemoteAddr(), rejections: refused}
-		c := h2.NewServer(conn, h2.Options{MaxStreams: maxConnStreams, Accept: p.accept})
-		p.onAuthenticated = s.unauthenticated.add(c.Close)
+		ac := &agentConn{Server: s, remote: conn.RemoteAddr(), rejections: rejections}
+		c := h2.NewServer(conn, h2.Options{MaxStreams: maxConnStreams, Accept: ac.accept})
+		ac.onAuthenticated = s.unauthenticated.add(c.Close)
 		go func() {
-			defer p.onAuthenticated()
-			stranger := time.AfterFunc(authenticationTimeout, func() {
-				if !p.authenticated.Load() {
+			defer ac.onAuthenticated()
+			timer := time.AfterFunc(authenticationTimeout, func() {
+				if !ac.authenticated.Load() {
 					c.Close(errNotAuthenticated)
 				}
 			})
-			defer stranger.Stop()
-			refused.log(conn, s.run(c, false, s.options.KeepaliveTime))
+			defer timer.Stop()
+			rejections.log(conn, s.run(c, false, s.options.KeepaliveTime))
 		}()
 	})
 }
 
-// agentConn is the other end of a connection to the port for agents.
+// agentConn is a connection to the agent port.
 type agentConn struct {
 	*Server
 	remote          net.Addr
 	rejections      *rejectionLog
 	streamCount     int
-	authenticated   atomic.Bool // in, as an agent
-	onAuthenticated func()      // says so to strangers
+	authenticated   atomic.Bool // one of its streams has authenticated an agent
+	onAuthenticated func()      // removes the connection from the unauthenticated ones
 }
 
-// agent is the stream of an agent that has connected, and what is opened by it.
+// agent is a stream with which an agent has connected. Tunnelled connections are opened in its packets or, with
+// byConnect, as streams of the same connection.
 type agent struct {
 	tunnel.Packets
 	conn            *agentConn
 	stream          *h2.Stream
 	id              string
 	identifiers     identifiers
-	admittedAt      time.Time          // was let in; it may be read once it is among the agents
-	byConnect       bool               // has a stream for each connection
-	connCount       func() int         // how many connections it has, those that it has not answered for included if it connects
-	pendingConnects atomic.Int64       // of these
-	cancelAuth      context.CancelFunc // of its authentication
+	admittedAt      time.Time          // set before the agent is added to the registry, and not changed afterwards
+	byConnect       bool               // each tunnelled connection has its own stream
+	connCount       func() int         // tunnelled connections; with byConnect including unanswered requests
+	pendingConnects atomic.Int64       // unanswered requests, with byConnect
+	cancelAuth      context.CancelFunc // cancels the authentication
 	admitted        atomic.Bool
 	gone            atomic.Bool
-	lastFailure     atomic.Pointer[time.Time] // when its last dial did; nil: it did not
+	lastFailure     atomic.Pointer[time.Time] // time of the last dial if it failed; nil if it succeeded
 }
 
-// accept takes a stream of an agent.
-func (p *agentConn) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	if p.streamCount++; p.streamCount > maxUnauthenticatedStreams && !p.authenticated.Load() {
-		stream.Conn().Close(errors.New("too many streams of nobody that is known"))
+// accept accepts a stream of an agent, and authenticates the agent in the background.
+func (ac *agentConn) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+	if ac.streamCount++; ac.streamCount > maxUnauthenticatedStreams && !ac.authenticated.Load() {
+		stream.Conn().Close(errors.New("too many unauthenticated streams"))
 		return nil
 	}
 	if path, _ := wire.Field(header, ":path"); path != wire.ConnectMethod {
-		return reject(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.ConnectMethod+" alone")
+		return reject(stream, wire.Unimplemented, "this port of the tunnel server serves only "+wire.ConnectMethod)
 	}
 	id, _ := wire.Field(header, wire.AgentID)
 	if !agentIDPattern.MatchString(id) {
-		return reject(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID+", in at most 253 printable characters of ASCII")
+		return reject(stream, wire.Unknown, wire.AgentID+" must have 1 to 253 printable ASCII characters")
 	}
-	said, _ := wire.Field(header, wire.AgentIdentifiers)
-	identifiers, err := parseIdentifiers(said)
+	query, _ := wire.Field(header, wire.AgentIdentifiers)
+	identifiers, err := parseIdentifiers(query)
 	if err != nil {
 		return reject(stream, wire.Unknown, err.Error())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &agent{conn: p, stream: stream, id: id, identifiers: identifiers, cancelAuth: cancel}
-	a.Shared, a.OnPacket, a.OnStall = true, p.metrics.onAgentPacket, p.metrics.stalled.Inc
+	a := &agent{conn: ac, stream: stream, id: id, identifiers: identifiers, cancelAuth: cancel}
+	a.Shared, a.OnPacket, a.OnStall = true, ac.metrics.onAgentPacket, ac.metrics.stalled.Inc
 	a.OnEnd, a.connCount = a.disconnected, a.ConnCount
 	a.Bind(stream)
-	by, _ := wire.Field(header, wire.Tunnel)
-	if a.byConnect = by == wire.TunnelByConnect && stream.Conn().TunnelEnabled(); a.byConnect {
+	transport, _ := wire.Field(header, wire.Tunnel)
+	if a.byConnect = transport == wire.TunnelByConnect && stream.Conn().TunnelEnabled(); a.byConnect {
 		a.connCount = func() int { return stream.Conn().StreamCount() - 1 }
 	}
 	token, _ := wire.Field(header, wire.Authorization)
@@ -119,27 +126,29 @@ func (p *agentConn) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Rec
 	return a
 }
 
-// admit has the agent open connections, if it may.
+// admit authenticates the agent and adds it to the registry, or rejects its stream.
 func (a *agent) admit(ctx context.Context, authorization string) {
 	defer a.cancelAuth()
-	o := a.conn.options
+	options := a.conn.options
 	if err := a.authenticate(ctx, authorization); err != nil {
-		warn := func() { o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.conn.remote, "error", err) }
-		told := "the agent's token is not accepted: the log of the tunnel server says why"
+		warn := func() {
+			options.Logger.Warn("agent rejected", "agent", a.id, "from", a.conn.remote, "error", err)
+		}
+		message := "the agent's token is not accepted: see the log of the tunnel server"
 		switch {
 		case errors.Is(err, errNoToken):
-			told = err.Error()
+			message = err.Error()
 			fallthrough
-		case errors.Is(err, errReviewQueue), ctx.Err() != nil: // strangers may have as many of these as they like
+		case errors.Is(err, errReviewQueue), ctx.Err() != nil: // clients can cause any number of these
 			a.conn.rejections.limiter.Do(warn)
-		default: // operators look for it
+		default: // operators need each of these
 			warn()
 		}
-		a.stream.Header(wire.TrailersOnly(wire.Unauthenticated, told), true)
+		a.stream.Header(wire.TrailersOnly(wire.Unauthenticated, message), true)
 		a.stream.Close(nil)
 		return
 	}
-	metadata := []string{wire.ServerID, o.ID, wire.ServerCount, strconv.Itoa(o.Count)}
+	metadata := []string{wire.ServerID, options.ID, wire.ServerCount, strconv.Itoa(options.Count)}
 	if a.byConnect {
 		metadata = append(metadata, wire.Tunnel, wire.TunnelByConnect)
 	}
@@ -147,14 +156,15 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 	a.conn.authenticated.Store(true)
 	a.conn.onAuthenticated()
 	a.stream.Header(wire.Response(metadata...), false)
-	a.admittedAt = time.Now() // it closes the connection, if it does, by what it has just been told
+	a.admittedAt = time.Now() // an agent that closes a duplicate connection does so when it receives the response
 	a.conn.agents.add(a)
-	if a.gone.Load() { // meanwhile
+	if a.gone.Load() { // the agent has disconnected in the meantime
 		a.conn.agents.remove(a)
 	}
 }
 
-// authenticate has its token reviewed at its turn.
+// authenticate reviews the agent's token, after waiting for a free slot. It returns an error if the token is
+// not accepted.
 func (a *agent) authenticate(ctx context.Context, authorization string) error {
 	authenticate := a.conn.options.Authenticate
 	if authenticate == nil {
@@ -168,25 +178,26 @@ func (a *agent) authenticate(ctx context.Context, authorization string) error {
 	return a.conn.reviews.review(ctx, a.id, host, func(ctx context.Context) error { return authenticate(ctx, token) })
 }
 
-// dial has it open a connection.
-func (a *agent) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+// dial requests a connection from the agent.
+func (a *agent) dial(address string, done func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	if !a.byConnect {
-		return a.Dial(address, answered)
+		return a.Dial(address, done)
 	}
 	a.pendingConnects.Add(1)
-	return tunnel.Connect(a.stream.Conn())(address, func(other tunnel.UnpairedEndpoint, err error) {
+	return tunnel.Connect(a.stream.Conn())(address, func(peer tunnel.UnpairedEndpoint, err error) {
 		a.pendingConnects.Add(-1)
-		if errors.Is(err, h2.ErrGoingAway) { // its streams are used up: it is to come anew
+		if errors.Is(err, h2.ErrGoingAway) { // all stream IDs of the connection are used, so the agent must reconnect
 			a.stream.Conn().GoAway()
 		}
-		answered(other, err)
+		done(peer, err)
 	})
 }
 
-// established is how many connections it has opened. One that it could not may have gone before that is told.
+// established returns the number of connections that the agent has opened. The result is at least 0, because a
+// failed dial can leave connCount before it leaves pendingConnects.
 func (a *agent) established() int { return max(0, a.connCount()-int(a.pendingConnects.Load())) }
 
-// recordDial notes how a dial of its has ended.
+// recordDial records the result of a dial.
 func (a *agent) recordDial(err error) {
 	if err == nil {
 		a.lastFailure.Store(nil)
@@ -196,26 +207,27 @@ func (a *agent) recordDial(err error) {
 	a.lastFailure.Store(&now)
 }
 
-// isFailing says that it could not open, a moment ago, what it was last asked for.
+// isFailing reports whether the last dial has failed a short time ago.
 func (a *agent) isFailing() bool {
 	failed := a.lastFailure.Load()
 	return failed != nil && time.Since(*failed) < failureHoldOff
 }
 
-// isSettled says that it is here to stay.
+// isSettled reports whether the agent has had time to close the connection if it is a duplicate.
 func (a *agent) isSettled() bool { return !a.byConnect || time.Since(a.admittedAt) > settleTime }
 
 // Data implements h2.Receiver.
 func (a *agent) Data(s *h2.Stream, b *h2.Buffer, end bool) {
 	if b != nil && !a.admitted.Load() {
 		b.Release()
-		a.Reset(errors.New("an agent sends before it has been let in"))
+		a.Reset(errors.New("agent has sent packets before it was admitted"))
 		return
 	}
 	a.Packets.Data(s, b, end)
 }
 
-// disconnected has no more connections be opened by it, as it has gone, and ends those that have streams.
+// disconnected removes the agent from the registry because its stream has ended. With byConnect, it also closes
+// the connection and so all tunnelled connections.
 func (a *agent) disconnected(err error) {
 	a.cancelAuth()
 	a.gone.Store(true)
@@ -225,8 +237,8 @@ func (a *agent) disconnected(err error) {
 	}
 }
 
-// reject answers a stream with a status of gRPC.
-func reject(s *h2.Stream, code int, why string) h2.Receiver {
-	s.Header(wire.TrailersOnly(code, why), true)
+// reject answers a stream with a gRPC status.
+func reject(s *h2.Stream, code int, message string) h2.Receiver {
+	s.Header(wire.TrailersOnly(code, message), true)
 	return h2.DiscardReceiver{}
 }

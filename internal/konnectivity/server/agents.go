@@ -10,33 +10,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// errNoAgent is that of a dial when no agent is connected, or none that is for the destination.
+// errNoAgent is the error of a dial when no agent is connected, or none serves the destination.
 //
 //lint:ignore ST1005 clients of the reference know the text
 var errNoAgent = errors.New(wire.NoAgent)
 
-// agents are those connected.
+// agents is the registry of connected agents.
 type agents struct {
 	strategies []Strategy
 	metrics    *metrics
 
 	mu     sync.RWMutex
 	all    pool
-	routes pool            // with default-route=true
-	hosts  map[string]pool // by destination
+	routes pool            // agents with default-route=true
+	hosts  map[string]pool // agents by destination host
 }
 
-// newAgents returns the registry of agents, of which there are none yet.
-func newAgents(strategies []Strategy, m *metrics) *agents {
-	r := &agents{strategies: strategies, metrics: m, hosts: map[string]pool{}}
+// newAgents returns an empty registry.
+func newAgents(strategies []Strategy, metrics *metrics) *agents {
+	r := &agents{strategies: strategies, metrics: metrics, hosts: map[string]pool{}}
 	r.updateMetrics()
 	return r
 }
 
-// add puts in a connection, once, that can be dialled through from now on.
+// add adds an agent's connection, which pick can then return. It must be called once for each connection.
 func (r *agents) add(a *agent) { r.change(a, pool.with) }
 
-// remove takes out a connection that has ended. What is not there is ignored.
+// remove removes a connection that has ended. It ignores a connection that is not in the registry.
 func (r *agents) remove(a *agent) { r.change(a, pool.without) }
 
 func (r *agents) change(a *agent, change func(pool, *agent) pool) {
@@ -64,7 +64,8 @@ func (r *agents) updateMetrics() {
 	}
 }
 
-// candidates is how many agents a strategy has or, with DestHost, hosts.
+// candidates returns the number of agents that a strategy can choose or, for DestHost, the number of their
+// hosts.
 func (r *agents) candidates(s Strategy) int {
 	switch s {
 	case DestHost:
@@ -75,40 +76,41 @@ func (r *agents) candidates(s Strategy) int {
 	return len(r.all)
 }
 
-// ready says that a strategy has an agent for some destination at least.
+// ready reports whether a strategy has an agent for at least one destination.
 func (r *agents) ready() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return slices.ContainsFunc(r.strategies, func(s Strategy) bool { return r.candidates(s) > 0 })
 }
 
-// established is how many tunnelled connections all of them have opened.
+// established returns the number of connections that all agents have opened.
 func (r *agents) established() (n int) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, of := range r.all {
-		for _, a := range of {
+	for _, conns := range r.all {
+		for _, a := range conns {
 			n += a.established()
 		}
 	}
 	return n
 }
 
-// pick chooses the connection for a destination, host:port: of the first strategy that has one, that of the agent with the fewest
-// tunnelled connections. One whose dials fail, which may be its own fault, would have the fewest for ever: it is chosen where its
-// strategy has no other. One that is draining is chosen where no strategy has another. The error is errNoAgent.
+// pick returns the agent's connection for a destination (host:port). It tries the strategies in order and
+// returns the agent with the fewest tunnelled connections. Draining agents are considered only if no strategy
+// has another one. Agents whose last dial failed are considered only if their strategy has no other: they may
+// be the cause of the failure, and would otherwise always have the fewest connections. The error is errNoAgent.
 func (r *agents) pick(address string) (*agent, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, may := range []func(*agent) bool{
+	for _, eligible := range []func(*agent) bool{
 		func(a *agent) bool { return !a.Draining() },
 		func(*agent) bool { return true },
 	} {
 		for _, s := range r.strategies {
-			of := r.pool(s, address)
-			a := of.pick(func(a *agent) bool { return may(a) && !a.isFailing() })
+			pool := r.pool(s, address)
+			a := pool.pick(func(a *agent) bool { return eligible(a) && !a.isFailing() })
 			if a == nil {
-				a = of.pick(may)
+				a = pool.pick(eligible)
 			}
 			if a != nil {
 				return a, nil
@@ -123,7 +125,7 @@ func (r *agents) pool(s Strategy, address string) pool {
 	case DestHost:
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
-			host = address // has no port
+			host = address // the address has no port
 		}
 		return r.hosts[canonical(host)]
 	case DefaultRoute:
@@ -132,8 +134,10 @@ func (r *agents) pool(s Strategy, address string) pool {
 	return r.all
 }
 
-// pool is agents, each with its connections, the one to keep to first. Reference agents close what they have more than one of: it is
-// the one that came first. Ours keep one, so that another says that those before are dead: it is the one that came last.
+// pool lists agents. Each element holds the connections of one agent, in order of preference. Agents of the
+// reference close all but their first connection to a server, so their connections are ordered from oldest to
+// newest. Agents of Trellis keep one connection, so a new connection means that earlier ones are dead. Their
+// connections are ordered from newest to oldest.
 type pool [][]*agent
 
 func (p pool) with(a *agent) pool {
@@ -141,11 +145,11 @@ func (p pool) with(a *agent) pool {
 	if i < 0 {
 		return append(p, []*agent{a})
 	}
-	at := len(p[i])
+	position := len(p[i])
 	if a.byConnect {
-		at = 0
+		position = 0
 	}
-	p[i] = slices.Insert(p[i], at, a)
+	p[i] = slices.Insert(p[i], position, a)
 	return p
 }
 
@@ -164,26 +168,27 @@ func (p pool) find(id string) int {
 	return slices.IndexFunc(p, func(of []*agent) bool { return of[0].id == id })
 }
 
-// pick returns the one with the fewest tunnelled connections, any of several, among some; nil: there is none.
-func (p pool) pick(among func(*agent) bool) (best *agent) {
+// pick returns an eligible connection of the agent with the fewest tunnelled connections, preferably a settled
+// one. Ties are resolved at random. It returns nil if no connection is eligible.
+func (p pool) pick(eligible func(*agent) bool) (best *agent) {
 	fewest, ties := 0, 0
-	for _, of := range p {
-		i := slices.IndexFunc(of, func(a *agent) bool { return among(a) && a.isSettled() })
+	for _, conns := range p {
+		i := slices.IndexFunc(conns, func(a *agent) bool { return eligible(a) && a.isSettled() })
 		if i < 0 {
-			i = slices.IndexFunc(of, among)
+			i = slices.IndexFunc(conns, eligible)
 		}
 		if i < 0 {
 			continue
 		}
-		open := of[i].connCount()
-		if ties == 0 || open < fewest {
-			fewest, ties = open, 0
+		count := conns[i].connCount()
+		if ties == 0 || count < fewest {
+			fewest, ties = count, 0
 		}
-		if open > fewest {
+		if count > fewest {
 			continue
 		}
 		if ties++; rand.IntN(ties) == 0 {
-			best = of[i]
+			best = conns[i]
 		}
 	}
 	return best

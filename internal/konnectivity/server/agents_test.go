@@ -209,7 +209,7 @@ func TestAgentsAreCounted(t *testing.T) {
 # HELP konnectivity_network_proxy_server_ready_backend_connections Number of agents that are connected.
 # TYPE konnectivity_network_proxy_server_ready_backend_connections gauge
 konnectivity_network_proxy_server_ready_backend_connections 3
-# HELP konnectivity_network_proxy_server_ready_backends Number of agents that a strategy chooses from, or with destHost of their hosts.
+# HELP konnectivity_network_proxy_server_ready_backends Number of agents that a strategy can select, or number of their hosts for destHost.
 # TYPE konnectivity_network_proxy_server_ready_backends gauge
 konnectivity_network_proxy_server_ready_backends{proxy_strategy="default"} 3
 konnectivity_network_proxy_server_ready_backends{proxy_strategy="destHost"} 2

@@ -13,13 +13,14 @@ import (
 	clientv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
 )
 
-// Account is what an agent has to be.
+// Account is the ServiceAccount that agents must have, and the audience of their tokens.
 type Account struct {
 	Audience, Namespace, Name string
 }
 
-// Authenticate returns a function that has the API server review an agent's token, and returns nil if it is one for this
-// ServiceAccount and audience. Otherwise the error says what is wrong, for the log: the token is not in it.
+// Authenticate returns a function that has the API server review an agent's token. The function returns nil if
+// the token is valid for this ServiceAccount and audience. Otherwise the error is for the log. It does not
+// contain the token.
 func (a Account) Authenticate(reviews clientv1.TokenReviewInterface) func(ctx context.Context, token string) error {
 	return func(ctx context.Context, token string) error {
 		if err := a.review(ctx, reviews, token); err != nil {
@@ -30,10 +31,13 @@ func (a Account) Authenticate(reviews clientv1.TokenReviewInterface) func(ctx co
 }
 
 func (a Account) review(ctx context.Context, reviews clientv1.TokenReviewInterface, token string) error {
-	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{a.Audience}}}
+	review := &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{a.Audience}},
+	}
 	done, err := reviews.Create(ctx, review, metav1.CreateOptions{})
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("the token was not reviewed: %w (the user of --kubeconfig needs the ClusterRole system:auth-delegator)", err)
+		return fmt.Errorf("the token was not reviewed: %w "+
+			"(the user of --kubeconfig needs the ClusterRole system:auth-delegator)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("the token was not reviewed: %w", err)
@@ -41,23 +45,23 @@ func (a Account) review(ctx context.Context, reviews clientv1.TokenReviewInterfa
 	return a.checkStatus(done.Status)
 }
 
-// checkStatus compares what the API server says with what it has to be.
+// checkStatus checks the result of a review against the account and the audience.
 func (a Account) checkStatus(s authenticationv1.TokenReviewStatus) error {
 	if !s.Authenticated {
 		return fmt.Errorf("the token is not valid for the audience %q: %s", a.Audience, s.Error)
 	}
-	if !slices.Contains(s.Audiences, a.Audience) { // a reviewer that knows of no audiences leaves them out
-		return fmt.Errorf("the token is for the audiences %q, and not for %q", s.Audiences, a.Audience)
+	if !slices.Contains(s.Audiences, a.Audience) { // a reviewer without support for audiences omits them
+		return fmt.Errorf("the token is for the audiences %q, not for %q", s.Audiences, a.Audience)
 	}
-	account, is := strings.CutPrefix(s.User.Username, "system:serviceaccount:")
+	account, isAccount := strings.CutPrefix(s.User.Username, "system:serviceaccount:")
 	namespace, name, _ := strings.Cut(account, ":")
 	switch {
-	case !is:
-		return fmt.Errorf("the token is of user %q, and of no ServiceAccount", s.User.Username)
+	case !isAccount:
+		return fmt.Errorf("the token is of user %q, not of a ServiceAccount", s.User.Username)
 	case namespace != a.Namespace:
-		return fmt.Errorf("the token is of a ServiceAccount in namespace %q, and not in %q", namespace, a.Namespace)
+		return fmt.Errorf("the token is of a ServiceAccount in namespace %q, not in %q", namespace, a.Namespace)
 	case name != a.Name:
-		return fmt.Errorf("the token is of ServiceAccount %q, and not of %q", name, a.Name)
+		return fmt.Errorf("the token is of ServiceAccount %q, not of %q", name, a.Name)
 	}
 	return nil
 }

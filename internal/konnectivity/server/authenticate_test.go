@@ -38,7 +38,7 @@ func TestOddReviews(t *testing.T) {
 			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:konnectivity-agent"}}
 			return nil
 		}},
-		{"of no ServiceAccount", func(r *authenticationv1.TokenReview) error {
+		{"not of a ServiceAccount", func(r *authenticationv1.TokenReview) error {
 			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: r.Spec.Audiences, User: authenticationv1.UserInfo{Username: "konnectivity-agent"}}
 			return nil
 		}},

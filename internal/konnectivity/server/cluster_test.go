@@ -61,8 +61,8 @@ func TestTokensAreReviewed(t *testing.T) {
 	for _, c := range []struct{ what, token, want string }{
 		{"no token of anybody", "abc.def.ghi", "not valid for the audience"},
 		{"other audience", tokenOf(t, admin, "kube-system", "konnectivity-agent", "somebody-else"), `not valid for the audience "system:konnectivity-server"`},
-		{"other namespace", tokenOf(t, admin, "default", "konnectivity-agent", agentAccount.Audience), `in namespace "default", and not in "kube-system"`},
-		{"other account", tokenOf(t, admin, "kube-system", "other", agentAccount.Audience), `ServiceAccount "other", and not of "konnectivity-agent"`},
+		{"other namespace", tokenOf(t, admin, "default", "konnectivity-agent", agentAccount.Audience), `in namespace "default", not in "kube-system"`},
+		{"other account", tokenOf(t, admin, "kube-system", "other", agentAccount.Audience), `ServiceAccount "other", not of "konnectivity-agent"`},
 	} {
 		err := authenticate(t.Context(), c.token)
 		if err == nil || !strings.Contains(err.Error(), c.want) {

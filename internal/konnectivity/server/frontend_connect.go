@@ -19,15 +19,16 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// serveConnect serves API servers that ask by HTTP CONNECT (RFC 9110, 9.3.6).
+// serveConnect serves API servers that request connections with HTTP CONNECT (RFC 9110, 9.3.6).
 func (s *Server) serveConnect(l net.Listener) error {
 	server := &http.Server{
 		Handler:           http.HandlerFunc(s.serveConnectRequest),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       headerTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // CONNECT is asked for by HTTP/1.1
 		ErrorLog:          slog.NewLogLogger(s.options.Logger.Handler(), slog.LevelWarn),
+		// An empty map disables HTTP/2: API servers send CONNECT with HTTP/1.1.
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
 	}
 	s.mu.Lock()
 	s.listeners, s.httpServers = append(s.listeners, l), append(s.httpServers, server)
@@ -38,59 +39,63 @@ func (s *Server) serveConnect(l net.Listener) error {
 	return nil
 }
 
-// serveConnectRequest serves a request for a connection. When who asks goes away, so does the dial.
+// serveConnectRequest serves a request for a connection. It cancels the dial when the client disconnects.
 func (s *Server) serveConnectRequest(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodConnect {
 		http.Error(w, "this proxy only supports CONNECT passthrough", http.StatusMethodNotAllowed)
 		return
 	}
-	leave, err := s.trackConnection(s.metrics.httpConnections)
+	release, err := s.trackConnection(s.metrics.httpConnections)
 	if err != nil {
 		rejectConnect(w, err)
 		return
 	}
-	answered := make(chan error, 1)
-	cancel := s.dial(r.Host, func(other tunnel.UnpairedEndpoint, err error) {
+	result := make(chan error, 1)
+	cancel := s.dial(r.Host, func(peer tunnel.UnpairedEndpoint, err error) {
 		if err == nil {
-			err = pairWithRequest(w, other, leave)
+			err = pairWithRequest(w, peer, release)
 		}
-		answered <- err
+		result <- err
 	})
 	stop := context.AfterFunc(r.Context(), cancel)
-	err = <-answered
+	err = <-result
 	if stop(); err != nil {
-		leave()
+		release()
 		rejectConnect(w, err)
 	}
 }
 
-// pairWithRequest makes the connection of a request the other End of one through the tunnel, and calls leave when it is over.
-func pairWithRequest(w http.ResponseWriter, other tunnel.UnpairedEndpoint, leave func()) error {
+// pairWithRequest makes the connection of the request the peer of an Endpoint. It calls done when the tunnelled
+// connection ends.
+func pairWithRequest(w http.ResponseWriter, peer tunnel.UnpairedEndpoint, done func()) error {
 	conn, early, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		other.Close(err)
+		peer.Close(err)
 		return err
 	}
 	_ = conn.SetDeadline(time.Time{})
-	socket := tunnel.NewSocket(conn, leave)
-	other.Pair(socket)
+	socket := tunnel.NewSocket(conn, done)
+	peer.Pair(socket)
 	socket.Send(h2.BufferOf([]byte("HTTP/1.1 200 Connection Established\r\n\r\n")))
-	if sent, _ := early.Reader.Peek(early.Reader.Buffered()); len(sent) > 0 { // behind the request
-		other.Send(h2.BufferOf(sent))
+	// The client may have sent data after the request.
+	if sent, _ := early.Reader.Peek(early.Reader.Buffered()); len(sent) > 0 {
+		peer.Send(h2.BufferOf(sent))
 	}
-	socket.Pair(other)
+	socket.Pair(peer)
 	return nil
 }
 
-// rejectConnect says why there is no connection.
+// rejectConnect answers a request with an error.
 func rejectConnect(w http.ResponseWriter, err error) {
 	status, text := http.StatusBadGateway, err.Error()
 	switch {
 	case errors.Is(err, errNoAgent):
-		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's words
+		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's message
 	case errors.Is(err, errShuttingDown):
 		status = http.StatusServiceUnavailable
-	case strings.Contains(text, "timeout"), strings.Contains(text, "timed out"), strings.Contains(text, "deadline exceeded"):
+	case strings.Contains(text, "timeout"),
+		strings.Contains(text, "timed out"),
+		strings.Contains(text, "deadline exceeded"):
 		status = http.StatusGatewayTimeout
 	}
 	w.Header().Set("Connection", "close")

@@ -9,14 +9,15 @@ import (
 	"strings"
 )
 
-// identifiers are what an agent says of the destinations that it is for, in its header agentIdentifiers.
+// identifiers holds the destinations that an agent serves, from its header agentIdentifiers.
 type identifiers struct {
-	hosts        map[string]bool // that it is, or is near to, each in one form
-	defaultRoute bool            // it takes what no other agent is for
+	hosts        map[string]bool // canonical names and addresses that the agent is close to
+	defaultRoute bool            // the agent serves destinations that no other agent serves
 }
 
-// parseIdentifiers reads a query such as host=a.example&ipv4=192.0.2.1&default-route=true. Types that are not known are those
-// of later agents, and ignored; so is cidr, by which no strategy goes, as in the reference. Of several default-route the first counts.
+// parseIdentifiers parses a query such as host=a.example&ipv4=192.0.2.1&default-route=true. It ignores unknown
+// types, which later versions may define. It also ignores cidr, which no strategy uses, as in the reference. If
+// default-route is repeated, the first value counts.
 func parseIdentifiers(query string) (i identifiers, err error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -30,7 +31,7 @@ func parseIdentifiers(query string) (i identifiers, err error) {
 	return i, nil
 }
 
-// canonical is the one form of an IP address or of a name.
+// canonical returns the canonical form of an IP address or DNS name.
 func canonical(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return ip.Unmap().String()

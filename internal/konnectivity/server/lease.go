@@ -21,25 +21,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// The times are the reference's, whose agents and servers read the same Leases.
+// The durations are those of the reference, whose agents and servers use the same Leases.
 const (
 	leaseDuration      = 30 * time.Second
 	leaseRenewInterval = 15 * time.Second
 	leaseCullInterval  = 15 * time.Second
 )
 
-// LeasePrefix and the server's ID are the name of its Lease.
+// LeasePrefix and the server's ID form the name of its Lease.
 const LeasePrefix = "konnectivity-proxy-server-"
 
-// Lease says how a server makes itself known to agents that count servers by their Leases.
+// Lease configures the Lease with which a server announces itself to agents.
 type Lease struct {
 	Client    kubernetes.Interface
 	Namespace string
 	Labels    map[string]string
-	Addresses []string // host, or host:port where that is not the port for agents; for wire.AddressAnnotation; may be none
+	// Addresses lists the addresses for wire.AddressAnnotation, as host or host:port. The default port is the
+	// agent port. It may be empty.
+	Addresses []string
 }
 
-// withPort returns it with the port of addresses that have none.
+// withPort returns a copy in which addresses without a port have the given port.
 func (l Lease) withPort(port int) Lease {
 	l.Addresses = slices.Clone(l.Addresses)
 	for i, address := range l.Addresses {
@@ -50,7 +52,7 @@ func (l Lease) withPort(port int) Lease {
 	return l
 }
 
-// leaseManager keeps the Lease of a server, and removes those of servers that have gone without a word.
+// leaseManager maintains the Lease of a server. It also deletes expired Leases of other servers.
 type leaseManager struct {
 	Lease
 	metrics *metrics
@@ -58,41 +60,42 @@ type leaseManager struct {
 	clock   clock.Clock
 }
 
-// run publishes the Lease of the server, renews it until ctx is done, and then deletes it.
+// run creates the Lease of the server, renews it until ctx is done, and then deletes it.
 func (l *leaseManager) run(ctx context.Context, id string) {
-	own := lease.NewController(l.clock, l.Client, id, int32(leaseDuration.Seconds()), nil, leaseRenewInterval, LeasePrefix+id, l.Namespace, l.setMetadata)
+	controller := lease.NewController(l.clock, l.Client, id, int32(leaseDuration.Seconds()), nil,
+		leaseRenewInterval, LeasePrefix+id, l.Namespace, l.setMetadata)
 	go wait.UntilWithContext(ctx, l.cull, leaseCullInterval)
-	own.Run(ctx)
-	own.Stop()
+	controller.Run(ctx)
+	controller.Stop()
 }
 
-// setMetadata writes on the Lease what agents look for.
-func (l *leaseManager) setMetadata(own *coordinationv1.Lease) error {
-	own.Labels, own.Annotations = l.Labels, nil
+// setMetadata sets the labels and annotations that agents read.
+func (l *leaseManager) setMetadata(lease *coordinationv1.Lease) error {
+	lease.Labels, lease.Annotations = l.Labels, nil
 	if len(l.Addresses) > 0 {
-		own.Annotations = map[string]string{wire.AddressAnnotation: strings.Join(l.Addresses, ",")}
+		lease.Annotations = map[string]string{wire.AddressAnnotation: strings.Join(l.Addresses, ",")}
 	}
 	return nil
 }
 
-// cull removes Leases that have expired, unless they are renewed meanwhile.
+// cull deletes expired Leases. A Lease that is renewed at the same time is not deleted.
 func (l *leaseManager) cull(ctx context.Context) {
 	client := l.Client.CoordinationV1().Leases(l.Namespace)
-	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: labels.FormatLabels(l.Labels)})
+	list, err := client.List(ctx, metav1.ListOptions{LabelSelector: labels.FormatLabels(l.Labels)})
 	if err != nil {
-		l.logger.Warn("the Leases of servers cannot be listed", "namespace", l.Namespace, "error", err)
+		l.logger.Warn("cannot list the Leases of servers", "namespace", l.Namespace, "error", err)
 		return
 	}
-	for _, one := range all.Items {
-		if wire.LeaseValid(one.Spec, l.clock.Now()) {
+	for _, item := range list.Items {
+		if wire.LeaseValid(item.Spec, l.clock.Now()) {
 			continue
 		}
-		err := client.Delete(ctx, one.Name, *metav1.NewRVDeletionPrecondition(one.ResourceVersion))
+		err := client.Delete(ctx, item.Name, *metav1.NewRVDeletionPrecondition(item.ResourceVersion))
 		switch {
 		case err == nil:
 			l.metrics.culled.Inc()
 		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
-			l.logger.Warn("an expired Lease cannot be removed", "name", one.Name, "error", err)
+			l.logger.Warn("cannot delete an expired Lease", "name", item.Name, "error", err)
 		}
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// Reasons why a dial failed, the reference's.
+// The reasons of failed dials, as in the reference.
 const (
 	noAgent       = "no_agent"
-	errorResponse = "error_response" // the agent says so
+	errorResponse = "error_response" // the agent has returned an error
 	dialTimedOut  = "backend_dial_timeout"
 )
 
-// metrics count what a server does. They have the reference's names where that counts the same.
+// metrics holds the metrics of a server. Metrics with the reference's meaning have the reference's names.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -27,35 +27,50 @@ type metrics struct {
 	onFrontendPacket, onAgentPacket func(t wire.Type, received bool)
 }
 
-// newMetrics returns metrics of nothing yet. How many connections are open, established says when they are asked for.
+// newMetrics returns metrics with their own registry. established returns the number of open tunnelled
+// connections.
 func newMetrics(established func() int) *metrics {
-	r, made := admin.NewRegistry("server")
-	streams := made.NewGaugeVec(prometheus.GaugeOpts{Name: "grpc_connections", Help: "Number of streams of gRPC."}, []string{"service_method"})
+	r, factory := admin.NewRegistry("server")
+	streams := factory.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "grpc_connections", Help: "Number of gRPC streams.",
+	}, []string{"service_method"})
 	m := &metrics{
-		registry:        r,
-		ready:           made.NewGauge(prometheus.GaugeOpts{Name: "ready_backend_connections", Help: "Number of agents that are connected."}),
-		pending:         made.NewGauge(prometheus.GaugeOpts{Name: "pending_backend_dials", Help: "Number of dials that agents have not answered yet."}),
+		registry: r,
+		ready: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "ready_backend_connections", Help: "Number of agents that are connected.",
+		}),
+		pending: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "pending_backend_dials", Help: "Number of dials that agents have not answered yet.",
+		}),
 		agentStreams:    streams.WithLabelValues("Connect"),
 		frontendStreams: streams.WithLabelValues("Proxy"),
-		httpConnections: made.NewGauge(prometheus.GaugeOpts{Name: "http_connections", Help: "Number of connections that were asked for by HTTP CONNECT."}),
-		backends: made.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "ready_backends", Help: "Number of agents that a strategy chooses from, or with destHost of their hosts.",
-		}, []string{"proxy_strategy"}),
-		stalled: made.NewCounter(prometheus.CounterOpts{
-			Name: "stalled_connections_total", Help: "Number of tunnelled connections that were closed because an end took too little of what waited for it.",
+		httpConnections: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "http_connections", Help: "Number of connections requested with HTTP CONNECT.",
 		}),
-		culled: made.NewCounter(prometheus.CounterOpts{Name: "culled_leases_count", Help: "Number of expired Leases of servers that were removed."}),
-		failures: made.NewCounterVec(prometheus.CounterOpts{
-			Name: "dial_failure_count", Help: "Number of failures of dials, of which one may have several.",
+		backends: factory.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ready_backends",
+			Help: "Number of agents that a strategy can select, or number of their hosts for destHost.",
+		}, []string{"proxy_strategy"}),
+		stalled: factory.NewCounter(prometheus.CounterOpts{
+			Name: "stalled_connections_total",
+			Help: "Number of tunnelled connections that were closed because one end read too slowly.",
+		}),
+		culled: factory.NewCounter(prometheus.CounterOpts{
+			Name: "culled_leases_count", Help: "Number of expired server Leases that were deleted.",
+		}),
+		failures: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "dial_failure_count", Help: "Number of dial failures. A dial can fail several times.",
 		}, []string{"reason"}),
-		packets: admin.NewPacketCounter(made),
-		dials: made.NewHistogram(prometheus.HistogramOpts{
-			Name: "dial_duration_seconds", Help: "How long dials took that succeeded.",
+		packets: admin.NewPacketCounter(factory),
+		dials: factory.NewHistogram(prometheus.HistogramOpts{
+			Name: "dial_duration_seconds", Help: "Duration of successful dials in seconds.",
 			Buckets: []float64{0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5},
 		}),
 	}
-	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "established_connections", Help: "Number of tunnelled connections that are open."},
-		func() float64 { return float64(established()) })
-	m.onFrontendPacket, m.onAgentPacket = admin.CountPackets(m.packets, "from_client", "to_client"), admin.CountPackets(m.packets, "from_agent", "to_agent")
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "established_connections", Help: "Number of tunnelled connections that are open.",
+	}, func() float64 { return float64(established()) })
+	m.onFrontendPacket = admin.CountPackets(m.packets, "from_client", "to_client")
+	m.onAgentPacket = admin.CountPackets(m.packets, "from_agent", "to_agent")
 	return m
 }

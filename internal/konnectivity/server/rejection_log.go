@@ -14,19 +14,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// rejectionLog logs connections to a port that were closed as who came is not whom it is for, and agents that were refused without a review:
-// one a second at most, so that strangers do not flood the log.
+// rejectionLog logs failed connections to a port and agents that are rejected without a review. It logs at most
+// one line per second, so that unauthenticated clients cannot flood the log.
 type rejectionLog struct {
 	logger                            *slog.Logger
-	notHTTP2Message, handshakeMessage string // what may be wrong
+	notHTTP2Message, handshakeMessage string // messages with a hint at the cause
 	limiter                           rate.Sometimes
 }
 
-func newRejectionLog(logger *slog.Logger, noHTTP2, untrusted string) *rejectionLog {
-	return &rejectionLog{logger: logger, notHTTP2Message: noHTTP2, handshakeMessage: untrusted, limiter: rate.Sometimes{Interval: time.Second}}
+func newRejectionLog(logger *slog.Logger, notHTTP2Message, handshakeMessage string) *rejectionLog {
+	return &rejectionLog{
+		logger:           logger,
+		notHTTP2Message:  notHTTP2Message,
+		handshakeMessage: handshakeMessage,
+		limiter:          rate.Sometimes{Interval: time.Second},
+	}
 }
 
-// log says how a connection has ended, if that is worth it.
+// log logs why a connection has ended if the cause is a client of another protocol or a failed TLS handshake.
 func (r *rejectionLog) log(conn net.Conn, err error) {
 	message := r.handshakeMessage
 	switch {
@@ -38,14 +43,17 @@ func (r *rejectionLog) log(conn net.Conn, err error) {
 	r.limiter.Do(func() { r.logger.Warn(message, "from", conn.RemoteAddr(), "error", err) })
 }
 
-// handshakeFailed says that the two sides did not agree on TLS. Who goes without a word, or is sent away by the server, had no part in it.
+// handshakeFailed reports whether the TLS handshake failed. It reports false for clients that disconnect during
+// the handshake and for connections that the server closes.
 func handshakeFailed(conn net.Conn, err error) bool {
-	secure, ok := conn.(*tls.Conn)
-	if !ok || secure.ConnectionState().HandshakeComplete {
+	tlsConn, ok := conn.(*tls.Conn)
+	if !ok || tlsConn.ConnectionState().HandshakeComplete {
 		return false
 	}
-	for _, other := range []error{io.EOF, syscall.ECONNRESET, h2.ErrClosed, errTooManyUnauthenticated, errNotAuthenticated} {
-		if errors.Is(err, other) {
+	for _, expected := range []error{
+		io.EOF, syscall.ECONNRESET, h2.ErrClosed, errTooManyUnauthenticated, errNotAuthenticated,
+	} {
+		if errors.Is(err, expected) {
 			return false
 		}
 	}

@@ -11,33 +11,34 @@ import (
 )
 
 const (
-	maxReviews        = 16             // at a time: agents that come back all at once are not to flood the API server
-	maxReviewsPerHost = maxReviews / 2 // of one address, whose strangers so never have all turns
-	maxKnownAgents    = 10_000         // agents that are known again
+	maxReviews        = 16             // concurrent reviews; protects the API server when many agents reconnect at once
+	maxReviewsPerHost = maxReviews / 2 // of one address, so that unknown agents of one address cannot use all slots
+	maxKnownAgents    = 10_000         // size of the cache of known agents
 	knownTimeout      = 15 * time.Second
 	unknownTimeout    = 5 * time.Second
 )
 
-var errReviewQueue = errors.New("the token was not reviewed: too many others are")
+var errReviewQueue = errors.New("the token was not reviewed: too many reviews are in progress")
 
-// reviewQueue are those of agents whose tokens are reviewed. Who has been let in before has turns of its own, so that strangers cannot keep
-// it out. It is known by its ID and its address, as its token may be a new one: that decides when it is reviewed, and nothing else, so
-// that who knows an ID and shares the address gains a better place in the line alone.
+// reviewQueue limits concurrent token reviews. Agents that were admitted before have their own slots, so that
+// other clients cannot keep them out. An agent is recognized by its ID and address, because its token may have
+// changed. This only affects when the token is reviewed. A client with the ID and address of an agent therefore
+// gains nothing but a better place in the queue.
 type reviewQueue struct {
-	knownAgents    *lru.Cache
+	knownAgents    *lru.Cache // by ID and address
 	known, unknown reviewLimit
 
 	mu    sync.Mutex
 	hosts map[string]*hostReviews // by address
 }
 
-// hostReviews is where strangers come from; there may be many agents behind an address.
+// hostReviews limits the reviews of unknown agents of one address. There may be many agents behind an address.
 type hostReviews struct {
 	reviewLimit
-	waiting int // that wait or are reviewed
+	waiting int // agents that wait or are being reviewed
 }
 
-// reviewLimit is turns that are taken in their order, with the patience to wait for one, and as much for the review.
+// reviewLimit limits concurrent reviews. timeout limits the wait for a slot, and also the review itself.
 type reviewLimit struct {
 	slots   chan struct{}
 	timeout time.Duration
@@ -52,22 +53,24 @@ func newReviewQueue() *reviewQueue {
 	}
 }
 
-// review calls one when it is the turn of who has an ID, at an address. The error is that of the review, or says that there was none.
+// review waits for a slot for the agent with an ID at an address, and calls review. It returns the error of the
+// review, or errReviewQueue if no slot was free in time.
 func (t *reviewQueue) review(ctx context.Context, id, address string, review func(context.Context) error) error {
-	who := id + " " + address
-	if _, met := t.knownAgents.Get(who); met {
+	key := id + " " + address
+	if _, isKnown := t.knownAgents.Get(key); isKnown {
 		return t.known.do(ctx, review)
 	}
-	among := t.enterHost(address)
+	host := t.enterHost(address)
 	defer t.leaveHost(address)
-	err := among.do(ctx, func(ctx context.Context) error { return t.unknown.do(ctx, review) })
+	err := host.do(ctx, func(ctx context.Context) error { return t.unknown.do(ctx, review) })
 	if err == nil {
-		t.knownAgents.Add(who, nil)
+		t.knownAgents.Add(key, nil)
 	}
 	return err
 }
 
-// enterHost returns the lane of those strangers that come from an address. It is there until the last of them leaves.
+// enterHost returns the limit of unknown agents of an address. It exists until the last of them calls
+// leaveHost.
 func (t *reviewQueue) enterHost(address string) reviewLimit {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,17 +92,17 @@ func (t *reviewQueue) leaveHost(address string) {
 	}
 }
 
-// do waits for a turn, and calls review.
+// do waits for a slot and calls review.
 func (l reviewLimit) do(ctx context.Context, review func(context.Context) error) error {
-	waiting, over := context.WithTimeout(ctx, l.timeout)
-	defer over()
+	waitCtx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	select {
 	case l.slots <- struct{}{}:
 		defer func() { <-l.slots }()
-	case <-waiting.Done():
-		return fmt.Errorf("%w: %w", errReviewQueue, waiting.Err())
+	case <-waitCtx.Done():
+		return fmt.Errorf("%w: %w", errReviewQueue, waitCtx.Err())
 	}
-	ctx, over = context.WithTimeout(ctx, l.timeout)
-	defer over()
+	ctx, cancel = context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	return review(ctx)
 }

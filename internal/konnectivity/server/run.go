@@ -17,13 +17,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
-// Config is what a server is started with: its Options, and all that stands around it.
+// Config configures a server: its Options, listeners and related services.
 type Config struct {
 	Options
 	Mode Mode
 
-	Socket          string // of fronts; "": they come by FrontAddress
-	ReplaceSocket   bool   // one that is left over
+	Socket          string // Unix socket for API servers; "" means that they connect to FrontendAddress
+	ReplaceSocket   bool   // remove a stale socket
 	FrontendAddress string // host:port
 	FrontendTLS     TLS
 
@@ -32,22 +32,22 @@ type Config struct {
 
 	AdminAddress, HealthAddress    string
 	Profiling, ContentionProfiling bool
-	Lease                          *Lease        // nil: there is none
-	GracePeriod                    time.Duration // for open connections at the end
+	Lease                          *Lease        // nil means that the server has no Lease
+	GracePeriod                    time.Duration // for open connections during shutdown
 }
 
-// running is a server with its listeners open.
+// running is a server with open listeners.
 type running struct {
 	Config
 	server            *Server
 	agents, frontends net.Listener
 	admin, health     *http.Server
 	draining          atomic.Bool
-	stopReload        context.CancelFunc // following the files of certificates
+	stopReload        context.CancelFunc // stops reloading the certificate files
 }
 
-// Run serves until ctx is done or something fails, then drains for up to the GracePeriod. Errors name the flag of trellis
-// konnectivity server that leads to them.
+// Run serves until ctx is done or a listener fails. It then drains for up to GracePeriod. Errors name the flag
+// of "trellis konnectivity server" that caused them.
 func Run(ctx context.Context, c Config) error {
 	r, err := start(c)
 	if err != nil {
@@ -56,40 +56,42 @@ func Run(ctx context.Context, c Config) error {
 	return r.run(ctx)
 }
 
-// start opens the ports.
+// start opens the listeners.
 func start(c Config) (_ *running, err error) {
-	following, stop := context.WithCancel(context.Background())
-	r := &running{Config: c, server: New(c.Options), stopReload: stop}
+	reloadCtx, stopReload := context.WithCancel(context.Background())
+	r := &running{Config: c, server: New(c.Options), stopReload: stopReload}
 	defer func() {
 		if err != nil {
 			r.close()
 		}
 	}()
-	if r.agents, err = listenTLS(following, "agent-port", c.AgentAddress, "cluster", c.AgentTLS, "h2"); err != nil {
+	if r.agents, err = listenTLS(reloadCtx, "agent-port", c.AgentAddress, "cluster", c.AgentTLS, "h2"); err != nil {
 		return nil, err
 	}
-	if r.frontends, err = c.listenFrontends(following); err != nil {
+	if r.frontends, err = c.listenFrontends(reloadCtx); err != nil {
 		return nil, err
 	}
-	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.AdminHandler(r.server.metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
+	registry := r.server.metrics.registry
+	adminHandler := admin.AdminHandler(registry, c.Profiling, c.ContentionProfiling)
+	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, adminHandler); err != nil {
 		return nil, err
 	}
-	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.HealthHandler(r.server.metrics.registry, r.ready))
+	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.HealthHandler(registry, r.ready))
 	return r, err
 }
 
-func (c Config) listenFrontends(following context.Context) (net.Listener, error) {
+func (c Config) listenFrontends(ctx context.Context) (net.Listener, error) {
 	switch {
 	case c.Socket != "":
 		return listenSocket(c.Socket, c.ReplaceSocket)
 	case c.Mode == ModeHTTPConnect:
-		return listenTLS(following, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "http/1.1")
+		return listenTLS(ctx, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "http/1.1")
 	}
-	return listenTLS(following, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "h2")
+	return listenTLS(ctx, "server-port", c.FrontendAddress, "server", c.FrontendTLS, "h2")
 }
 
-func listenTLS(following context.Context, flag, address, side string, t TLS, protocol string) (net.Listener, error) {
-	config, err := t.config(following, side, protocol)
+func listenTLS(ctx context.Context, flag, address, side string, t TLS, protocol string) (net.Listener, error) {
+	config, err := t.config(ctx, side, protocol)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +106,7 @@ func (r *running) close() {
 	r.stopReload()
 	for _, l := range []net.Listener{r.agents, r.frontends} {
 		if l != nil {
-			_ = l.Close() // most are closed by who serves them
+			_ = l.Close() // most listeners are already closed by Shutdown
 		}
 	}
 	for _, s := range []*http.Server{r.admin, r.health} {
@@ -114,45 +116,51 @@ func (r *running) close() {
 	}
 }
 
-// run serves and drains. The Lease goes first, so that agents count the server no longer.
+// run serves and drains. On shutdown it deletes the Lease first, so that agents no longer count the server.
 func (r *running) run(ctx context.Context) (err error) {
 	defer r.close()
-	failed := make(chan error, 2) // one of each
+	failed := make(chan error, 2) // one for each listener
 	go func() { failed <- r.server.ServeAgents(r.agents) }()
 	go func() { failed <- r.server.ServeFrontends(r.frontends, r.Mode) }()
-	published, withdraw := context.WithCancel(context.Background())
-	defer withdraw()
+	leaseCtx, deleteLease := context.WithCancel(context.Background())
+	defer deleteLease()
 	var lease sync.WaitGroup
 	if r.Lease != nil {
-		keeper := &leaseManager{Lease: r.Lease.withPort(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.server.metrics, logger: r.Logger, clock: clock.RealClock{}}
-		lease.Go(func() { keeper.run(published, r.ID) })
+		manager := &leaseManager{
+			Lease:   r.Lease.withPort(r.agents.Addr().(*net.TCPAddr).Port),
+			metrics: r.server.metrics,
+			logger:  r.Logger,
+			clock:   clock.RealClock{},
+		}
+		lease.Go(func() { manager.run(leaseCtx, r.ID) })
 	}
-	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.frontends.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)
+	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode,
+		"frontends", r.frontends.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	r.Logger.Info("shutting down", "patience", r.GracePeriod)
+	r.Logger.Info("shutting down", "gracePeriod", r.GracePeriod)
 	r.draining.Store(true)
-	withdraw()
-	patience, cancel := context.WithTimeout(context.Background(), r.GracePeriod)
+	deleteLease()
+	graceCtx, cancel := context.WithTimeout(context.Background(), r.GracePeriod)
 	defer cancel()
-	r.server.Shutdown(patience)
+	r.server.Shutdown(graceCtx)
 	lease.Wait()
 	return err
 }
 
-// ready says whether it can be dialled through the server, and why not.
+// ready reports at the health port whether connections can be opened through the server, or why not.
 func (r *running) ready(w http.ResponseWriter, _ *http.Request) {
-	why := "ok"
+	reason := "ok"
 	switch {
 	case r.draining.Load():
-		why = "the server is shutting down"
+		reason = "the server is shutting down"
 	case !r.server.Ready():
-		why = "no connection to any proxy agent" // the reference's words
+		reason = "no connection to any proxy agent" // the reference's message
 	}
-	if why != "ok" {
+	if reason != "ok" {
 		w.WriteHeader(http.StatusInternalServerError)
 	}
-	_, _ = io.WriteString(w, why)
+	_, _ = io.WriteString(w, reason)
 }

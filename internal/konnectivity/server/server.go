@@ -1,5 +1,6 @@
-// Package server is the tunnel server of Konnectivity: API servers ask it for connections into a cluster, and it has agents, which have
-// connected to it from there, open them.
+// Package server implements the Konnectivity tunnel server. API servers request connections into a cluster from
+// it. It has them opened by agents, which run in the cluster and have connected to the server. The package must
+// not import the agent or the client.
 package server
 
 import (
@@ -21,24 +22,26 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 )
 
-// Options say how a Server behaves.
+// Options configure a Server.
 type Options struct {
-	// ID is the server's, by which agents tell servers apart.
+	// ID is the server's ID. Agents use it to distinguish servers.
 	ID string
-	// Count is how many servers there are, as agents are told.
+	// Count is the number of servers, which agents receive.
 	Count int
-	// Strategies choose the agent of a connection, the first that finds one.
+	// Strategies select the agent for a connection. They are tried in order.
 	Strategies []Strategy
-	// Authenticate says whether a token is an agent's; nil: agents have shown a certificate.
+	// Authenticate checks an agent's token. nil means that agents authenticate with a client certificate.
 	Authenticate func(ctx context.Context, token string) error
-	// DialTimeout is how long an agent has to open a connection; 0: as long as who asks for it waits.
+	// DialTimeout limits the time for an agent to open a connection. 0 means no limit other than that of the
+	// API server.
 	DialTimeout time.Duration
-	// KeepaliveTime is how long agents are silent before they are pinged; FrontendKeepaliveTime the same of API servers.
+	// KeepaliveTime is the silence after which agents are pinged, and FrontendKeepaliveTime that of API
+	// servers.
 	KeepaliveTime, FrontendKeepaliveTime time.Duration
 	Logger                               *slog.Logger
 }
 
-// Mode is how API servers ask for connections.
+// Mode is the protocol with which API servers request connections.
 type Mode string
 
 // The modes (--mode).
@@ -57,55 +60,62 @@ type Server struct {
 
 	mu          sync.Mutex
 	listeners   []net.Listener
-	conns       map[*h2.Conn]bool // true: of an API server
+	conns       map[*h2.Conn]bool // true for connections of API servers
 	httpServers []*http.Server
 	draining    bool
 	closed      bool
-	open        int           // connections through the tunnel, and those that are asked for
-	idle        chan struct{} // closed when there are none left, once it is leaving
+	open        int           // tunnelled connections, including pending ones
+	idle        chan struct{} // closed when the server is draining and open is 0
 }
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, reviews: newReviewQueue(), unauthenticated: newUnauthenticatedConns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
+	s := &Server{
+		options:         o,
+		reviews:         newReviewQueue(),
+		unauthenticated: newUnauthenticatedConns(),
+		conns:           map[*h2.Conn]bool{},
+		idle:            make(chan struct{}),
+	}
+
 	s.metrics = newMetrics(func() int { return s.agents.established() })
 	s.agents = newAgents(o.Strategies, s.metrics)
 	return s
 }
 
-// Ready says that an agent is connected, and one that can be chosen.
+// Ready reports whether a connected agent can be selected.
 func (s *Server) Ready() bool { return s.agents.ready() }
 
-// listen accepts connections, which serve may not block, until the listener is closed.
+// listen accepts connections until the listener is closed, and calls serve for each. serve must not block.
 func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 	s.mu.Lock()
 	s.listeners = append(s.listeners, l)
 	s.mu.Unlock()
-	for wait := time.Duration(0); ; {
+	for delay := time.Duration(0); ; {
 		conn, err := l.Accept()
 		switch {
 		case err == nil:
-			wait = 0
+			delay = 0
 			serve(conn)
 		case errors.Is(err, net.ErrClosed):
 			return nil
-		default: // too many open files, for one
-			wait = min(max(2*wait, 5*time.Millisecond), time.Second)
-			<-time.After(wait)
+		default: // for example, too many open files
+			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
+			<-time.After(delay)
 		}
 	}
 }
 
-// run serves a connection of HTTP/2 to its end, which is the Server's too.
-func (s *Server) run(c *h2.Conn, front bool, keepalive time.Duration) error {
+// run serves an HTTP/2 connection until it ends or the Server is closed.
+func (s *Server) run(c *h2.Conn, frontend bool, keepalive time.Duration) error {
 	s.mu.Lock()
-	s.conns[c] = front
-	leaving, gone := s.draining, s.closed
+	s.conns[c] = frontend
+	draining, closed := s.draining, s.closed
 	s.mu.Unlock()
 	switch {
-	case gone:
+	case closed:
 		c.Close(nil)
-	case leaving:
+	case draining:
 		c.GoAway()
 	}
 	defer func() {
@@ -119,17 +129,17 @@ func (s *Server) run(c *h2.Conn, front bool, keepalive time.Duration) error {
 
 var errShuttingDown = errors.New("the tunnel server is shutting down")
 
-// trackConnection counts a connection that is asked for until leave is called.
-func (s *Server) trackConnection(among prometheus.Gauge) (leave func(), err error) {
+// trackConnection counts a tunnelled connection until release is called.
+func (s *Server) trackConnection(gauge prometheus.Gauge) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
 		return nil, errShuttingDown
 	}
 	s.open++
-	among.Inc()
+	gauge.Inc()
 	return func() {
-		among.Dec()
+		gauge.Dec()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.open--; s.draining && s.open == 0 {
@@ -138,46 +148,47 @@ func (s *Server) trackConnection(among prometheus.Gauge) (leave func(), err erro
 	}, nil
 }
 
-// dial has an agent open a connection.
-func (s *Server) dial(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
-	m := s.metrics
-	a, err := s.agents.pick(address)
+// dial opens a connection through an agent. It is a tunnel.DialFunc.
+func (s *Server) dial(address string, done func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+	metrics := s.metrics
+	agent, err := s.agents.pick(address)
 	if err != nil {
-		m.failures.WithLabelValues(noAgent).Inc()
-		answered(nil, err)
+		metrics.failures.WithLabelValues(noAgent).Inc()
+		done(nil, err)
 		return func() {}
 	}
-	began, asked := time.Now(), make(chan struct{})
-	var late atomic.Bool
-	limit := time.AfterFunc(cmp.Or(s.options.DialTimeout, math.MaxInt64), func() {
-		<-asked // until there is what cancels it
-		late.Store(true)
+	start, started := time.Now(), make(chan struct{})
+	var timedOut atomic.Bool
+	timer := time.AfterFunc(cmp.Or(s.options.DialTimeout, math.MaxInt64), func() {
+		<-started // wait until cancel is set
+		timedOut.Store(true)
 		cancel()
 	})
-	m.pending.Inc()
-	cancel = a.dial(address, func(other tunnel.UnpairedEndpoint, err error) {
-		limit.Stop()
-		m.pending.Dec()
+	metrics.pending.Inc()
+	cancel = agent.dial(address, func(peer tunnel.UnpairedEndpoint, err error) {
+		timer.Stop()
+		metrics.pending.Dec()
 		reason := errorResponse
-		if err != nil && late.Load() {
+		if err != nil && timedOut.Load() {
 			err, reason = errDialTimeout, dialTimedOut
 		}
-		a.recordDial(err)
+		agent.recordDial(err)
 		if err != nil {
-			m.failures.WithLabelValues(reason).Inc()
-			answered(nil, err)
+			metrics.failures.WithLabelValues(reason).Inc()
+			done(nil, err)
 			return
 		}
-		m.dials.Observe(time.Since(began).Seconds())
-		answered(other, nil)
+		metrics.dials.Observe(time.Since(start).Seconds())
+		done(peer, nil)
 	})
-	close(asked)
+	close(started)
 	return cancel
 }
 
-var errDialTimeout = errors.New("timed out waiting for backend dial") // the reference's words
+var errDialTimeout = errors.New("timed out waiting for backend dial") // the reference's message
 
-// Shutdown takes no new agents and no new connections, waits for those that are open until the context ends, and closes what is left.
+// Shutdown stops accepting agents and connections. It waits until the open connections have ended or ctx is
+// done, and then closes everything.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.mu.Lock()
 	if !s.draining && s.open == 0 {
@@ -199,8 +210,8 @@ func (s *Server) Shutdown(ctx context.Context) {
 	s.closed = true
 	conns, fronts := maps.Clone(s.conns), s.httpServers
 	s.mu.Unlock()
-	for c, front := range conns {
-		if c.Retire(); front { // what has come of connections that have ended may be on its way yet
+	for c, frontend := range conns {
+		if c.Retire(); frontend { // the last data of ended connections may still be queued
 			select {
 			case <-c.Done():
 			case <-ctx.Done():
@@ -210,7 +221,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	for c := range conns {
 		c.Close(nil)
 	}
-	for _, f := range fronts {
-		_ = f.Close()
+	for _, server := range fronts {
+		_ = server.Close()
 	}
 }

@@ -13,18 +13,19 @@ import (
 
 const (
 	maxSocketPath = 107         // bytes, of sockaddr_un on Linux
-	socketUmask   = 0o177       // umask: for the user of the server alone
-	socketTimeout = time.Second // for a socket that was there before to answer
+	socketUmask   = 0o177       // umask that allows access only for the server's user
+	socketTimeout = time.Second // for a server at an existing socket to answer
 )
 
-// listenSocket opens a Unix socket. One that is left over is removed if replace says so; one that answers, and what is no socket,
-// never is. Errors name the flags that say all this.
+// listenSocket listens on a Unix socket. With replace, it removes a stale socket. It never removes a socket
+// that a server answers at, or a file that is no socket. Errors name the flags to change.
 func listenSocket(path string, replace bool) (l net.Listener, err error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("--uds-name: %s has %d characters, more than the %d that a socket can have: choose a shorter one", path, len(path), maxSocketPath)
+		return nil, fmt.Errorf("--uds-name: %s has %d characters: choose a path of at most %d",
+			path, len(path), maxSocketPath)
 	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("--uds-name: the folder of %s cannot be used: %w (make it, or mount it)", path, err)
+		return nil, fmt.Errorf("--uds-name: cannot use the directory of %s: %w (create or mount it)", path, err)
 	}
 	if err := removeStaleSocket(path, replace); err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func listenSocket(path string, replace bool) (l net.Listener, err error) {
 	return l, nil
 }
 
-// removeStaleSocket removes a socket that nobody listens on any longer.
+// removeStaleSocket removes a socket at which no server listens. Without replace, it returns an error instead.
 func removeStaleSocket(path string, replace bool) error {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -44,18 +45,18 @@ func removeStaleSocket(path string, replace bool) error {
 	case err != nil:
 		return fmt.Errorf("--uds-name: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("--uds-name: %s exists and is no socket: choose another name, or remove it", path)
+		return fmt.Errorf("--uds-name: %s exists and is not a socket: choose another path, or remove it", path)
 	}
 	c, err := net.DialTimeout("unix", path, socketTimeout)
 	if err == nil {
 		_ = c.Close()
-		return fmt.Errorf("--uds-name: another server answers at %s: end it, or choose another name", path)
+		return fmt.Errorf("--uds-name: another server answers at %s: stop it, or choose another path", path)
 	}
 	switch {
-	case !errors.Is(err, syscall.ECONNREFUSED): // it may be too busy to answer
-		return fmt.Errorf("--uds-name: %s exists, and it is not known whether a server listens there: %w", path, err)
+	case !errors.Is(err, syscall.ECONNREFUSED): // a server may be too busy to answer
+		return fmt.Errorf("--uds-name: cannot determine whether a server listens at %s: %w", path, err)
 	case !replace:
-		return fmt.Errorf("--uds-name: %s is left over from another server: remove it, or let --delete-existing-uds-file be true", path)
+		return fmt.Errorf("--uds-name: %s is a stale socket: remove it, or set --delete-existing-uds-file=true", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("--delete-existing-uds-file: %w", err)
@@ -63,8 +64,8 @@ func removeStaleSocket(path string, replace bool) error {
 	return nil
 }
 
-// withUmask calls f while new files lack the given permissions. That is so for the whole process: it is for the start, when nothing
-// else makes files.
+// withUmask calls f with a umask. The umask applies to the whole process, so withUmask may only be used at the
+// start, when nothing else creates files.
 func withUmask(mask int, f func()) {
 	defer syscall.Umask(syscall.Umask(mask))
 	f()

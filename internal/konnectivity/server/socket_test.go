@@ -60,7 +60,7 @@ func TestSocketThatExists(t *testing.T) {
 	old, alive, file := filepath.Join(dir, "old"), filepath.Join(dir, "alive"), filepath.Join(dir, "file")
 	leftOver(t, old)
 	l, err := listenSocket(old, false)
-	refused(t, l, err, "--uds-name", "left over", "--delete-existing-uds-file")
+	refused(t, l, err, "--uds-name", "stale socket", "--delete-existing-uds-file")
 	if l, err = listenSocket(old, true); err != nil {
 		t.Fatalf("what is left over: %v", err)
 	}
@@ -83,7 +83,7 @@ func TestSocketThatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, err = listenSocket(file, true)
-	refused(t, l, err, "--uds-name", "no socket")
+	refused(t, l, err, "--uds-name", "not a socket")
 	if data, err := os.ReadFile(file); err != nil || string(data) != "precious" {
 		t.Errorf("the file: %q, %v", data, err)
 	}
@@ -93,7 +93,7 @@ func TestSocketThatExists(t *testing.T) {
 func TestSocketThatCannotBe(t *testing.T) {
 	dir := t.TempDir()
 	l, err := listenSocket(filepath.Join(dir, "none", "s"), true)
-	refused(t, l, err, "--uds-name", "folder", "make it")
+	refused(t, l, err, "--uds-name", "directory", "create")
 	l, err = listenSocket(filepath.Join(dir, strings.Repeat("x", maxSocketPath)), true)
-	refused(t, l, err, "--uds-name", "shorter")
+	refused(t, l, err, "--uds-name", "at most")
 }

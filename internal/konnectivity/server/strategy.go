@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// Strategy is a way to choose the agent for a destination.
+// Strategy is a method to select the agent for a destination.
 type Strategy string
 
 const (
-	Default      Strategy = "default"      // any
-	DestHost     Strategy = "destHost"     // one with the destination among its identifiers
-	DefaultRoute Strategy = "defaultRoute" // one with the identifier default-route=true
+	Default      Strategy = "default"      // any agent
+	DestHost     Strategy = "destHost"     // an agent with the destination among its identifiers
+	DefaultRoute Strategy = "defaultRoute" // an agent with the identifier default-route=true
 )
 
-// ParseStrategies reads a list with commas, in the order in which they are tried.
+// ParseStrategies parses a comma-separated list of strategies, in the order in which they are tried.
 func ParseStrategies(list string) (all []Strategy, err error) {
 	for word := range strings.SplitSeq(list, ",") {
 		switch s := Strategy(strings.TrimSpace(word)); s {

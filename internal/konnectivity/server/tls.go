@@ -8,16 +8,16 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
-// TLS is what one of the two sides sees of the server, in files that are read again when they change. A connection that is open
-// stays as it is.
+// TLS configures the certificates of one listener. Changed files are read again, and affect only new
+// connections.
 type TLS struct {
 	CertFile, KeyFile string   // PEM
-	ClientCAFile      string   // clients need a certificate of these CAs; "": none is asked for
+	ClientCAFile      string   // clients need a certificate of these CAs; "" means that none is requested
 	MinVersion        uint16   // of crypto/tls
-	CipherSuites      []uint16 // up to TLS 1.2; nil: Go's
+	CipherSuites      []uint16 // up to TLS 1.2; nil means Go's default
 }
 
-// config reads the files, and follows them until ctx is done. Errors name the flags by their common beginning.
+// config reads the files, and reloads them until ctx is done. Errors name the flags, which start with side.
 func (t TLS) config(ctx context.Context, side string, protocols ...string) (*tls.Config, error) {
 	base := &tls.Config{MinVersion: t.MinVersion, CipherSuites: t.CipherSuites, NextProtos: protocols}
 	pair, err := dynamiccertificates.NewDynamicServingContentFromFiles(side, t.CertFile, t.KeyFile)
@@ -32,18 +32,18 @@ func (t TLS) config(ctx context.Context, side string, protocols ...string) (*tls
 		}
 		cas, base.ClientAuth = file, tls.RequireAndVerifyClientCert
 	}
-	follow := dynamiccertificates.NewDynamicServingCertificateController(base, cas, pair, nil, nil)
-	pair.AddListener(follow)
-	if err := follow.RunOnce(); err != nil {
+	controller := dynamiccertificates.NewDynamicServingCertificateController(base, cas, pair, nil, nil)
+	pair.AddListener(controller)
+	if err := controller.RunOnce(); err != nil {
 		return nil, fmt.Errorf("--%s-cert %s: %w", side, t.CertFile, err)
 	}
-	if file, asked := cas.(*dynamiccertificates.DynamicFileCAContent); asked {
-		file.AddListener(follow)
+	if file, hasFile := cas.(*dynamiccertificates.DynamicFileCAContent); hasFile {
+		file.AddListener(controller)
 		go file.Run(ctx, 1)
 	}
 	go pair.Run(ctx, 1)
-	go follow.Run(1, ctx.Done())
-	served := base.Clone() // follow reads base
-	served.GetConfigForClient = follow.GetConfigForClient
+	go controller.Run(1, ctx.Done())
+	served := base.Clone() // the controller reads base concurrently
+	served.GetConfigForClient = controller.GetConfigForClient
 	return served, nil
 }

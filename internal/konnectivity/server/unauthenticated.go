@@ -8,29 +8,31 @@ import (
 	"syscall"
 )
 
-// unauthenticatedShare of the files that the process may have open are connections to the port for agents by which nobody has been let in:
-// the rest is for agents, API servers and those who ask whether the server is alive.
+// unauthenticatedShare divides the process's limit of open files: the result is the maximum number of
+// unauthenticated connections to the agent port. The rest is reserved for agents, API servers and health
+// checks.
 const unauthenticatedShare = 4
 
-var errTooManyUnauthenticated = errors.New("too many others have come that are no agents yet either")
+var errTooManyUnauthenticated = errors.New("too many unauthenticated connections")
 
-// unauthenticatedConns are connections to the port for agents by which no agent has been let in yet. Those who are to be take a moment, so that for
-// one too many it is the oldest that has to go.
+// unauthenticatedConns tracks the connections to the agent port that have not authenticated an agent.
+// Authentication takes only a moment. Above the limit, the oldest connection is therefore closed.
 type unauthenticatedConns struct {
 	limit int
 
 	mu    sync.Mutex
-	conns list.List // of how to close them, the oldest first
+	conns list.List // functions that close the connections, oldest first
 }
 
 func newUnauthenticatedConns() *unauthenticatedConns {
 	files := syscall.Rlimit{Cur: 1024}
-	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) // or what systems mostly have
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) // on failure, keep the common limit
 	return &unauthenticatedConns{limit: int(min(files.Cur/unauthenticatedShare, math.MaxInt32))}
 }
 
-// add keeps a connection until leave is called, which may be more than once: it is an agent's, or has ended.
-func (s *unauthenticatedConns) add(end func(error)) (leave func()) {
+// add adds a connection until remove is called: when an agent has authenticated, or the connection has ended.
+// remove may be called several times.
+func (s *unauthenticatedConns) add(closeConn func(error)) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conns.Len() >= s.limit {
@@ -38,10 +40,10 @@ func (s *unauthenticatedConns) add(end func(error)) (leave func()) {
 			go s.conns.Remove(oldest).(func(error))(errTooManyUnauthenticated)
 		}
 	}
-	mine := s.conns.PushBack(end)
+	element := s.conns.PushBack(closeConn)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.conns.Remove(mine)
+		s.conns.Remove(element)
 	}
 }

@@ -146,7 +146,7 @@ func TestWhatStrangersAreTold(t *testing.T) {
 		}
 	}
 	err := knockAt(t, address, "x", "Bearer a.b.c").told(t)
-	if err == nil || strings.Contains(err.Error(), "konnectivity-agent") || !strings.Contains(err.Error(), "the log of the tunnel server says why") {
+	if err == nil || strings.Contains(err.Error(), "konnectivity-agent") || !strings.Contains(err.Error(), "see the log of the tunnel server") {
 		t.Errorf("told %v", err)
 	}
 	if !strings.Contains(log.String(), `not of \"konnectivity-agent\"`) {
@@ -197,7 +197,7 @@ func TestTurnsEnd(t *testing.T) {
 	err := turns.review(t.Context(), "early", "here", func(context.Context) error {
 		return turns.review(late, "late", "here", func(context.Context) error { return nil })
 	})
-	if err == nil || !strings.Contains(err.Error(), "too many others") {
+	if err == nil || !strings.Contains(err.Error(), "too many reviews") {
 		t.Errorf("one too many: %v", err)
 	}
 	if err := turns.review(t.Context(), "late", "here", func(context.Context) error { return nil }); err != nil {

@@ -60,7 +60,7 @@ type Packets struct {
 	mu           sync.Mutex
 	lastConnID   atomic.Int64                            // used if ConnIDs is nil
 	pendingDials map[int64]func(UnpairedEndpoint, error) // dials that this side has requested, by random number
-	dialCancels  map[int64]func() // functions that cancel the requested dials, by random number
+	dialCancels  map[int64]func()                        // functions that cancel the requested dials, by random number
 	conns        map[int64]*packetConn
 	err          error // why the stream has ended; nil while it has not
 }
