@@ -1,5 +1,6 @@
-// Package bench measures a Konnectivity server and agent, which run as processes, beside others that take the same flags and
-// beside what the machine can do: direct connections, and plain relays. Linux only.
+// Package bench measures a Konnectivity server and agent, which run as processes. It compares them with other
+// programs that accept the same flags, and with baselines: direct connections and plain relays. It supports
+// only Linux.
 package bench
 
 import (
@@ -13,54 +14,56 @@ import (
 	"time"
 )
 
-const scenarioTimeout = 2 * time.Minute // for one scenario with one tunnel, beside what is measured
+const scenarioTimeout = 2 * time.Minute // for one scenario with one subject, in addition to the measurement itself
 
-// Options are what to measure.
+// Options configure a benchmark.
 type Options struct {
-	Server, Agent []string      // command lines, which take the flags of the reference behind them
-	Reference     string        // folder with other ones, proxy-server and proxy-agent; "" for none
-	Self          []string      // command line of a program that calls Far
-	Protocols     []string      // of GRPC, HTTPConnect
-	Scenarios     []string      // of Scenarios
-	Rounds        int           // how often; the medians count
-	Window        time.Duration // how long to measure something, after a quarter of it to warm up
-	Idle          int           // streams of the scenario idle
-	Progress      io.Writer     // a line for each number
+	Server, Agent []string      // command lines, to which the reference's flags are appended
+	Reference     string        // directory with proxy-server and proxy-agent to compare with; "" means none
+	Self          []string      // command line of a program that calls RunTarget
+	Protocols     []string      // GRPC, HTTPConnect or both
+	Scenarios     []string      // names of scenarios, from the function Scenarios
+	Rounds        int           // number of measurements; the report contains the medians
+	Window        time.Duration // length of a measurement, after a quarter of it for warm-up
+	Idle          int           // number of streams in the scenario "idle"
+	Progress      io.Writer     // receives a line for each result
 }
 
-// environment is what all measurements stand on.
+// environment is shared by all measurements.
 type environment struct {
 	Options
-	dir, cert       string
-	targetAddresses []string // addresses: the destination; two relays before it; the same with TLS between them
+	dir, cert string
+	// targetAddresses lists the addresses of the target, of two relays to it, and of two relays with TLS
+	// between them.
+	targetAddresses []string
 }
 
-// Run measures. It leaves no process and no file behind. A tunnel that stands still is a result; the error is that something could
-// not be started, or that ctx is done.
-func Run(ctx context.Context, o Options) (Report, error) {
-	if most := raiseFiles() - spareFiles; slices.Contains(o.Scenarios, idle) && o.Idle > most {
-		return nil, fmt.Errorf("%d idle streams: a process may have %d at most (raise ulimit -n)", o.Idle, most)
+// Run measures and returns the report. It leaves no processes or files behind. A tunnel that stops moving data
+// is a result. Run returns an error if a process cannot be started or ctx is done.
+func Run(ctx context.Context, options Options) (Report, error) {
+	if limit := raiseFiles() - spareFiles; slices.Contains(options.Scenarios, idle) && options.Idle > limit {
+		return nil, fmt.Errorf("%d idle streams: a process may have %d at most (raise ulimit -n)", options.Idle, limit)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	b := &environment{Options: o, dir: dir, cert: filepath.Join(dir, "cert.pem")}
-	if err := writeCert(b.cert); err != nil {
+	env := &environment{Options: options, dir: dir, cert: filepath.Join(dir, "cert.pem")}
+	if err := writeCert(env.cert); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	far, err := b.startTarget(ctx)
-	defer func() { cancel(); far.wait() }()
+	target, err := env.startTarget(ctx)
+	defer func() { cancel(); target.wait() }()
 	if err != nil {
 		return nil, err
 	}
-	return b.report(ctx)
+	return env.report(ctx)
 }
 
-// startTarget starts the process of what is behind the tunnels, on listeners that it inherits.
-func (b *environment) startTarget(ctx context.Context) (*process, error) {
+// startTarget starts the target process on listeners that it inherits.
+func (env *environment) startTarget(ctx context.Context) (*process, error) {
 	var files []*os.File
 	for range targetListeners {
 		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -73,50 +76,52 @@ func (b *environment) startTarget(ctx context.Context) (*process, error) {
 			return nil, err
 		}
 		defer f.Close()
-		files, b.targetAddresses = append(files, f), append(b.targetAddresses, l.Addr().String())
+		files, env.targetAddresses = append(files, f), append(env.targetAddresses, l.Addr().String())
 	}
-	return start(ctx, b.dir, append(slices.Clone(b.Self), b.cert), files...)
+	return start(ctx, env.dir, append(slices.Clone(env.Self), env.cert), files...)
 }
 
-// report goes through scenarios, rounds and tunnels, so that what is compared lies next to each other in time.
-func (b *environment) report(ctx context.Context) (r Report, err error) {
+// report runs all scenarios, rounds and subjects. The subjects of a round are measured one after the other, so
+// that compared results are close in time.
+func (env *environment) report(ctx context.Context) (report Report, err error) {
 	for _, s := range scenarios {
-		for round := 1; round <= b.Rounds && slices.Contains(b.Scenarios, s.name); round++ {
-			for _, sub := range b.subjects(s.withBaselines) {
-				fmt.Fprintf(b.Progress, "%s, round %d of %d: %s %s\n", s.name, round, b.Rounds, sub.name, sub.protocol)
-				samples, err := b.measure(ctx, s, sub)
+		for round := 1; round <= env.Rounds && slices.Contains(env.Scenarios, s.name); round++ {
+			for _, subject := range env.subjects(s.withBaselines) {
+				fmt.Fprintf(env.Progress, "%s, round %d of %d: %s %s\n",
+					s.name, round, env.Rounds, subject.name, subject.protocol)
+				samples, err := env.measure(ctx, s, subject)
 				if err != nil {
-					return nil, fmt.Errorf("%s, %s %s: %w", s.name, sub.name, sub.protocol, err)
+					return nil, fmt.Errorf("%s, %s %s: %w", s.name, subject.name, subject.protocol, err)
 				}
 				for _, sample := range samples {
-					fmt.Fprintf(b.Progress, "  %s: %s %s\n", sample.metric, number(sample.value), sample.unit)
-					r.add(sub, sample, b.Protocols)
+					fmt.Fprintf(env.Progress, "  %s: %s %s\n", sample.metric, number(sample.value), sample.unit)
+					report.add(subject, sample, env.Protocols)
 				}
 			}
 		}
 	}
-	if len(r) == 0 {
-		err = fmt.Errorf("there is nothing to measure: scenarios are %q", Scenarios())
+	if len(report) == 0 {
+		err = fmt.Errorf("no known scenario selected: want some of %q", Scenarios())
 	}
-	return r, err
+	return report, err
 }
 
-// measure is one scenario with one tunnel, of processes that are started for it alone.
-func (b *environment) measure(parent context.Context, s scenario, sub subject) ([]sample, error) {
-	ctx, cancel := context.WithTimeout(parent, scenarioTimeout+10*b.Window)
-	t := &tunnel{environment: b}
+// measure runs one scenario with one subject, in new processes.
+func (env *environment) measure(parent context.Context, s scenario, subject subject) ([]sample, error) {
+	ctx, cancel := context.WithTimeout(parent, scenarioTimeout+10*env.Window)
+	t := &tunnel{environment: env}
 	defer func() {
 		cancel()
 		for _, p := range t.processes {
 			p.wait()
 		}
 	}()
-	if err := sub.start(ctx, t); err != nil {
+	if err := subject.start(ctx, t); err != nil {
 		return nil, err
 	}
 	samples := s.run(ctx, t)
 	if t.failed != nil {
-		fmt.Fprintf(b.Progress, "  stopped: %v\n", t.failed)
+		fmt.Fprintf(env.Progress, "  stopped: %v\n", t.failed)
 	}
 	return samples, parent.Err()
 }

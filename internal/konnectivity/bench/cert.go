@@ -12,7 +12,7 @@ import (
 
 const hostName = "localhost"
 
-// writeCert makes one certificate that is a CA, a server's and a client's in one, and writes it with its key into a file.
+// writeCert writes a certificate with its key to a file. It is a CA, server and client certificate at once.
 func writeCert(path string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

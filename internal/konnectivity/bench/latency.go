@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	smallBytes    = 100                  // in a request, and in its answer
-	smallInterval = 5 * time.Millisecond // between an answer and the next request
+	smallBytes    = 100                  // size of a request and of its response
+	smallInterval = 5 * time.Millisecond // between a response and the next request
 )
 
-// latencies are of what is done one after the other.
+// latencies collects the durations of sequential operations.
 type latencies struct {
 	mu    sync.Mutex
 	done  []time.Duration
-	since time.Time // when the one that goes on has begun; else zero
+	since time.Time // start of the current operation; zero if there is none
 }
 
-// time adds how long f takes.
+// time records the duration of f unless f fails.
 func (l *latencies) time(f func() error) error {
 	start := time.Now()
 	l.set(start, 0)
@@ -39,7 +39,7 @@ func (l *latencies) set(since time.Time, done time.Duration) {
 	}
 }
 
-// sendRequests sends small requests until the connection ends.
+// sendRequests sends small requests and reads the responses until the connection ends.
 func (l *latencies) sendRequests(c net.Conn) {
 	data := make([]byte, smallBytes)
 	for l.time(func() error {
@@ -53,7 +53,8 @@ func (l *latencies) sendRequests(c net.Conn) {
 	}
 }
 
-// samples are p50 and p99. Where one goes on for longer than limit, the tunnel has stopped.
+// samples returns the p50 and p99 of the durations. If the current operation has taken longer than limit, the
+// tunnel has stopped.
 func (l *latencies) samples(name string, limit time.Duration) []sample {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,48 +18,48 @@ import (
 const (
 	readyTimeout      = 30 * time.Second
 	readyPollInterval = 20 * time.Millisecond
-	logTail           = 2 << 10 // bytes of a log that an error shows
-	wantFiles         = 1 << 16 // open files
-	spareFiles        = 200     // which a process has beside its streams
+	logTail           = 2 << 10 // bytes of a log that an error message includes
+	wantFiles         = 1 << 16 // limit of open files
+	spareFiles        = 200     // open files of a process other than its streams
 )
 
-// process is a child. It is killed when the context is done that it was started with.
+// process is a child process. It is killed when the context of start is done.
 type process struct {
 	*exec.Cmd
 	log   string
 	ended chan struct{}
 }
 
-// start runs a command line whose output goes to a file in dir.
-func start(ctx context.Context, dir string, command []string, files ...*os.File) (*process, error) {
+// start runs a command line. Its output goes to a file in dir.
+func start(ctx context.Context, dir string, commandLine []string, files ...*os.File) (*process, error) {
 	log, err := os.CreateTemp(dir, "log")
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{exec.CommandContext(ctx, command[0], command[1:]...), log.Name(), make(chan struct{})}
+	p := &process{exec.CommandContext(ctx, commandLine[0], commandLine[1:]...), log.Name(), make(chan struct{})}
 	p.Stdout, p.Stderr, p.ExtraFiles = log, log, files
-	if _, err := p.StdinPipe(); err != nil { // Far ends when it is closed, so also when this process is killed
+	if _, err := p.StdinPipe(); err != nil { // RunTarget ends when its stdin is closed, even if this process is killed
 		return nil, err
 	}
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
 	go func() {
-		_ = p.Wait() // how it ended stands in its log
+		_ = p.Wait() // the log contains the reason
 		close(p.ended)
 	}()
 	return p, nil
 }
 
-// wait waits for the end, which the context has asked for.
+// wait waits until the process has ended. The context of start must be done.
 func (p *process) wait() {
 	if p != nil {
 		<-p.ended
 	}
 }
 
-// ready waits until the process says at a port that it is.
+// ready waits until the process reports at the health port that it is ready.
 func (p *process) ready(ctx context.Context, port string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -77,21 +77,22 @@ func (p *process) ready(ctx context.Context, port string) error {
 		case <-ctx.Done():
 		}
 		log, _ := os.ReadFile(p.log)
-		return fmt.Errorf("%s was not ready before its end or within %s:\n%s", p, readyTimeout, log[max(0, len(log)-logTail):])
+		return fmt.Errorf("%s ended, or did not become ready within %s:\n%s",
+			p, readyTimeout, log[max(0, len(log)-logTail):])
 	}
 }
 
-// usage is what a process has used.
+// usage is the resource usage of a process.
 type usage struct {
 	name        string
-	cpu, memory float64 // seconds of processor time; its share of memory, in bytes
+	cpu, memory float64 // seconds of CPU time; proportional set size in bytes
 }
 
-// processUsage is what server and agent have.
+// processUsage returns the usage of the server and the agent.
 func (t *tunnel) processUsage() (all []usage) {
 	for i, p := range t.processes {
 		u := usage{name: []string{"server", "agent"}[i]}
-		if proc, err := procfs.NewProc(p.Process.Pid); err == nil { // one that has ended has nothing, and nothing goes through it
+		if proc, err := procfs.NewProc(p.Process.Pid); err == nil { // a process that has ended uses nothing
 			stat, _ := proc.Stat()
 			rollup, _ := proc.ProcSMapsRollup()
 			u.cpu, u.memory = stat.CPUTime(), float64(rollup.Pss)
@@ -101,7 +102,7 @@ func (t *tunnel) processUsage() (all []usage) {
 	return all
 }
 
-// freePort finds a port below those that the system gives to outgoing connections; the reference refuses those over 49151.
+// freePort returns a free port below the ephemeral range. The reference rejects ports above 49151.
 func freePort() string {
 	for {
 		port := strconv.Itoa(10000 + rand.IntN(20000))
@@ -112,13 +113,14 @@ func freePort() string {
 	}
 }
 
-// raiseFiles has this process, and its children, open as many files as they may, and says how many those are.
+// raiseFiles raises the limit of open files of this process and its children as far as possible. It returns the
+// limit.
 func raiseFiles() int {
 	limit := syscall.Rlimit{Cur: wantFiles, Max: wantFiles}
 	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
 		limit.Cur = limit.Max
-		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // children inherit only what was set
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // children inherit only a limit that was set explicitly
 	}
 	return int(limit.Cur)
 }

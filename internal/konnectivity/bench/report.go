@@ -8,11 +8,11 @@ import (
 	"text/tabwriter"
 )
 
-// Report is what has been measured.
+// Report holds the results of a benchmark.
 type Report []*Row
 
-// Row is one metric with one protocol. Its values are by what was measured (ours,
-// reference, …); -1 stands for a tunnel that stood still.
+// Row is one metric with one protocol. Its values are keyed by subject ("ours", "reference" and the baselines).
+// -1 means that the tunnel stopped moving data.
 type Row struct {
 	Metric   string               `json:"metric"`
 	Unit     string               `json:"unit"`
@@ -21,25 +21,28 @@ type Row struct {
 	Rounds   map[string][]float64 `json:"rounds"`
 }
 
-// add adds a number; what needs no tunnel stands beside each protocol.
-func (r *Report) add(sub subject, s sample, protocols []string) {
-	if sub.protocol != "" || len(protocols) == 0 {
-		protocols = []string{sub.protocol}
+// add adds a result. A result without a protocol is added to the rows of all protocols.
+func (r *Report) add(subject subject, sample sample, protocols []string) {
+	if subject.protocol != "" || len(protocols) == 0 {
+		protocols = []string{subject.protocol}
 	}
 	for _, protocol := range protocols {
-		i := slices.IndexFunc(*r, func(row *Row) bool { return row.Metric == s.metric && row.Protocol == protocol })
+		i := slices.IndexFunc(*r, func(row *Row) bool {
+			return row.Metric == sample.metric && row.Protocol == protocol
+		})
 		if i < 0 {
 			i = len(*r)
-			*r = append(*r, &Row{s.metric, s.unit, protocol, map[string]float64{}, map[string][]float64{}})
+			*r = append(*r, &Row{sample.metric, sample.unit, protocol, map[string]float64{}, map[string][]float64{}})
 		}
 		row := (*r)[i]
-		row.Rounds[sub.name] = append(row.Rounds[sub.name], s.value)
-		sorted := slices.Sorted(slices.Values(row.Rounds[sub.name])) // what stopped comes first: the median has if most have
-		row.Medians[sub.name] = sorted[(len(sorted)-1)/2]
+		row.Rounds[subject.name] = append(row.Rounds[subject.name], sample.value)
+		// The value of stopped (-1) sorts first, so the median is stopped if most rounds have stopped.
+		sorted := slices.Sorted(slices.Values(row.Rounds[subject.name]))
+		row.Medians[subject.name] = sorted[(len(sorted)-1)/2]
 	}
 }
 
-// Table writes the medians for people.
+// Table writes the medians as a table.
 func (r *Report) Table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, strings.ToUpper("metric\tunit\tprotocol\t"+strings.Join(columns, "\t")+"\tours/reference"))

@@ -11,16 +11,16 @@ import (
 
 const (
 	bulkStreams    = 100
-	openers        = 64   // of idle streams, at the same time
-	maxDials       = 2000 // more would use up the machine's ports
-	maxWarmupDials = 50   // at most, which do not count
+	openers        = 64   // goroutines that open idle streams
+	maxDials       = 2000 // limits the used ephemeral ports
+	maxWarmupDials = 50   // the first dials, which are not counted
 	dialTimeout    = 20 * time.Second
 
-	stopped = -1.0 // as a number: nothing moved any more
+	stopped = -1.0 // the value of a sample if no data was moved
 	idle    = "idle"
 )
 
-// sample is one number of one round.
+// sample is one result of one round.
 type sample struct {
 	metric, unit string
 	value        float64
@@ -28,13 +28,14 @@ type sample struct {
 
 type scenario struct {
 	name          string
-	withBaselines bool // is measured without a tunnel, too
+	withBaselines bool // also measured without a tunnel
 	run           func(ctx context.Context, t *tunnel) []sample
 }
 
 var scenarios = []scenario{
 	{"stream", true, func(ctx context.Context, t *tunnel) []sample {
-		return append(oneStream(ctx, t, sink, "1 stream, to the agent"), oneStream(ctx, t, source, "1 stream, from the agent")...)
+		return append(oneStream(ctx, t, sink, "1 stream, to the agent"),
+			oneStream(ctx, t, source, "1 stream, from the agent")...)
 	}},
 	{"bulk", true, func(ctx context.Context, t *tunnel) []sample { return manyStreams(ctx, t, "100 streams", false) }},
 	{"stalled", false, func(ctx context.Context, t *tunnel) []sample {
@@ -44,7 +45,7 @@ var scenarios = []scenario{
 	{"dial", true, dials},
 }
 
-// Scenarios are the names of what there is to measure.
+// Scenarios returns the names of all scenarios.
 func Scenarios() (names []string) {
 	for _, s := range scenarios {
 		names = append(names, s.name)
@@ -62,57 +63,60 @@ func oneStream(ctx context.Context, t *tunnel, role byte, name string) []sample 
 	return t.rate(ctx, name, &bytes)
 }
 
-// manyStreams are half to the agent and half from it, with small requests beside them, and perhaps one more that nobody reads. All
-// are open before one moves: a tunnel that a stalled stream stops opens none.
+// manyStreams measures bulk streams, half of them in each direction, with small requests at the same time. With
+// stall, there is also one stream that is never read. All streams are opened before data moves, because a
+// tunnel that a stalled stream blocks opens no more streams.
 func manyStreams(ctx context.Context, t *tunnel, name string, stall bool) []sample {
 	var bytes [2]atomic.Int64 // to the agent, from it
 	var small latencies
-	first, begin := make(chan struct{}), make(chan struct{})
-	t.stream(ctx, begin, echo, small.sendRequests)
+	startStalled, start := make(chan struct{}), make(chan struct{})
+	t.stream(ctx, start, echo, small.sendRequests)
 	for i := range bulkStreams {
 		role := [...]byte{sink, source}[i%2]
-		t.stream(ctx, begin, role, bulk(&bytes[i%2], role))
+		t.stream(ctx, start, role, bulk(&bytes[i%2], role))
 	}
 	if stall {
-		t.stream(ctx, first, source, func(net.Conn) {})
-		close(first)
+		t.stream(ctx, startStalled, source, func(net.Conn) {})
+		close(startStalled)
 		pause(ctx, t.Window/4)
 	}
-	close(begin)
+	close(start)
 	all := t.rate(ctx, name, &bytes[0], &bytes[1])
 	return append(all, small.samples(name+", small request", t.Window/2)...)
 }
 
-// stream opens a connection, which ends with ctx, and uses it in one of the destination's roles from begin on.
-func (t *tunnel) stream(ctx context.Context, begin <-chan struct{}, role byte, use func(net.Conn)) {
+// stream opens a connection in one of the target's roles, and calls use with it after start is closed. The
+// connection is closed when ctx is done.
+func (t *tunnel) stream(ctx context.Context, start <-chan struct{}, role byte, use func(net.Conn)) {
 	c, err := t.open(ctx)
 	if err != nil {
 		t.failed = err
 		return
 	}
 	go func() {
-		<-begin
+		<-start
 		if _, err := c.Write([]byte{role}); err == nil {
 			use(c)
 		}
 	}()
 }
 
-// open dials the destination; the connection ends with ctx. After a failure there is no second: it may have taken all the time there is.
+// open opens a connection to the target, which is closed when ctx is done. After a failure it does not try
+// again, because another timeout could use up the remaining time.
 func (t *tunnel) open(ctx context.Context) (net.Conn, error) {
 	if t.failed != nil {
 		return nil, t.failed
 	}
-	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
+	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	c, err := t.dial(dialing, t.target)
+	c, err := t.dial(dialCtx, t.target)
 	if err == nil {
 		context.AfterFunc(ctx, func() { _ = c.Close() })
 	}
 	return c, err
 }
 
-// bulk moves and counts all it can.
+// bulk returns a function that moves as much data as possible and counts it.
 func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
 	return func(c net.Conn) {
 		f := c.Write
@@ -123,15 +127,15 @@ func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
 	}
 }
 
-// rate warms up for a quarter of the window, and then says what goes through in one, and at what cost. Where one of the counters
-// stands still in the second half, the tunnel has stopped.
+// rate measures the throughput and the CPU time per byte for one window, after a quarter of a window for
+// warm-up. If a counter does not move in the second half, the tunnel has stopped.
 func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int64) []sample {
 	pause(ctx, t.Window/4)
-	first, before, begin := load(counters), t.processUsage(), time.Now()
+	first, before, start := load(counters), t.processUsage(), time.Now()
 	pause(ctx, t.Window/2)
 	late := load(counters)
 	pause(ctx, t.Window/2)
-	last, after, took := load(counters), t.processUsage(), time.Since(begin)
+	last, after, took := load(counters), t.processUsage(), time.Since(start)
 	var moved float64
 	for i := range counters {
 		if last[i] == late[i] {
@@ -140,8 +144,9 @@ func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int6
 		moved += float64(last[i] - first[i])
 	}
 	all := []sample{{name, "MiB/s", moved / (1 << 20) / took.Seconds()}}
-	for i, who := range after {
-		all = append(all, sample{name + ", " + who.name + "'s processor time", "s/GiB", (who.cpu - before[i].cpu) * (1 << 30) / moved})
+	for i, usage := range after {
+		perGiB := (usage.cpu - before[i].cpu) * (1 << 30) / moved
+		all = append(all, sample{name + ", " + usage.name + "'s processor time", "s/GiB", perGiB})
 	}
 	return all
 }
@@ -153,7 +158,7 @@ func load(counters []*atomic.Int64) (all []int64) {
 	return all
 }
 
-// pause waits for d, or for ctx, which ends all that is measured.
+// pause waits for d or until ctx is done.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -161,7 +166,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// idleStreams shows what streams that are open cost the processes in memory.
+// idleStreams measures the memory per idle stream of the server and the agent.
 func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 	before := t.processUsage()
 	failures := make(chan error, openers)
@@ -179,28 +184,28 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 	group.Wait()
 	close(failures)
 	t.failed = <-failures
-	pause(ctx, 3*t.Window) // what opening has left behind is collected
-	for i, who := range t.processUsage() {
-		each := (who.memory - before[i].memory) / float64(t.Idle) / 1024
+	pause(ctx, 3*t.Window) // time to free memory that was needed only for opening
+	for i, usage := range t.processUsage() {
+		each := (usage.memory - before[i].memory) / float64(t.Idle) / 1024
 		if t.failed != nil {
 			each = stopped
 		}
-		all = append(all, sample{fmt.Sprintf("%d idle streams, %s's memory for each", t.Idle, who.name), "KiB", each})
+		all = append(all, sample{fmt.Sprintf("%d idle streams, %s's memory for each", t.Idle, usage.name), "KiB", each})
 	}
 	return all
 }
 
-// dials are made one after the other, each closed before the next.
+// dials measures connections that are opened and closed one after the other.
 func dials(ctx context.Context, t *tunnel) []sample {
 	var took latencies
-	for begin := time.Now(); len(took.done) < maxDials && time.Since(begin) < t.Window && t.failed == nil; {
+	for start := time.Now(); len(took.done) < maxDials && time.Since(start) < t.Window && t.failed == nil; {
 		var c net.Conn
 		t.failed = took.time(func() (err error) {
 			c, err = t.open(ctx)
 			return err
 		})
 		if t.failed == nil {
-			_ = c.Close() // what a client says of how the far end took it is no matter here
+			_ = c.Close() // an error does not matter here
 		}
 	}
 	took.done = took.done[min(maxWarmupDials, len(took.done)/2):]

@@ -8,38 +8,40 @@ import (
 	"os"
 )
 
-// What the destination is to a connection is said by its first byte.
+// The first byte of a connection selects the target's role.
 const (
-	sink   = 's' // reads
+	sink   = 's' // reads and discards
 	source = 'o' // writes
-	echo   = 'e'
+	echo   = 'e' // writes the received data back
 )
 
 const (
-	chunk           = 32 << 10 // bytes in a write, as of io.Copy
+	chunk           = 32 << 10 // bytes of a write, as in io.Copy
 	targetListeners = 3
-	firstListenerFD = 3 // the descriptor
-	connected       = '+'
+	firstListenerFD = 3   // descriptor of the first inherited listener
+	connected       = '+' // sent by the last relay when it has connected to the target
 )
 
 type netDialFunc func(network, address string) (net.Conn, error)
 
-// RunTarget is the other half of Run, in a process of its own: the destination, and two relays in a row before it, with plain TCP or
-// TLS (of cert, a file) between them. It has listeners that it inherits, until in is closed.
+// RunTarget serves the target of the measurements, in a process started by Run: a destination, two relays in a
+// row to it with plain TCP between them, and two relays with TLS between them. cert is a file with the
+// certificate for TLS. RunTarget inherits its listeners and returns when in is closed.
 func RunTarget(cert string, in io.Reader) error {
-	pair, err := tls.LoadX509KeyPair(cert, cert)
+	certificate, err := tls.LoadX509KeyPair(cert, cert)
 	if err != nil {
 		return err
 	}
-	var l [targetListeners]net.Listener
-	for i := range l {
-		if l[i], err = net.FileListener(os.NewFile(uintptr(firstListenerFD+i), "listener")); err != nil {
-			return fmt.Errorf("no listener is inherited; the bench itself starts this: %w", err)
+	var listeners [targetListeners]net.Listener
+	for i := range listeners {
+		if listeners[i], err = net.FileListener(os.NewFile(uintptr(firstListenerFD+i), "listener")); err != nil {
+			return fmt.Errorf("no listeners inherited (only trellis konnectivity bench starts this command): %w", err)
 		}
 	}
-	go accept(l[0], serveTarget)
-	secure := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} // whose certificate it is costs the same to know or not
-	for i, config := range []*tls.Config{nil, secure} {
+	go accept(listeners[0], serveTarget)
+	// Verification of the certificate would not change the cost.
+	tlsConfig := &tls.Config{Certificates: []tls.Certificate{certificate}, InsecureSkipVerify: true}
+	for i, config := range []*tls.Config{nil, tlsConfig} {
 		middle, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
@@ -49,8 +51,8 @@ func RunTarget(cert string, in io.Reader) error {
 			middle = tls.NewListener(middle, config)
 			dial = func(network, address string) (net.Conn, error) { return tls.Dial(network, address, config) }
 		}
-		go accept(l[1+i], func(c net.Conn) { relay(c, dial, address, nil) })
-		go accept(middle, func(c net.Conn) { relay(c, net.Dial, l[0].Addr().String(), []byte{connected}) })
+		go accept(listeners[1+i], func(c net.Conn) { relay(c, dial, address, nil) })
+		go accept(middle, func(c net.Conn) { relay(c, net.Dial, listeners[0].Addr().String(), []byte{connected}) })
 	}
 	_, err = io.Copy(io.Discard, in)
 	return err
@@ -69,21 +71,22 @@ func accept(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// relay copies both ways until either side ends. hello goes back once the far side is connected.
-func relay(near net.Conn, dial netDialFunc, address string, hello []byte) {
-	far, err := dial("tcp", address)
+// relay copies data in both directions until one side ends. It writes hello to the client when it has connected
+// to address.
+func relay(client net.Conn, dial netDialFunc, address string, hello []byte) {
+	server, err := dial("tcp", address)
 	if err != nil {
 		return
 	}
-	defer far.Close()
-	if _, err := near.Write(hello); err != nil {
+	defer server.Close()
+	if _, err := client.Write(hello); err != nil {
 		return
 	}
 	go func() {
-		defer far.Close()
-		_, _ = io.Copy(far, near)
+		defer server.Close()
+		_, _ = io.Copy(server, client)
 	}()
-	_, _ = io.Copy(near, far)
+	_, _ = io.Copy(client, server)
 }
 
 func serveTarget(c net.Conn) {
@@ -99,7 +102,7 @@ func serveTarget(c net.Conn) {
 	}
 }
 
-// repeat reads or writes until that fails.
+// repeat calls f, which reads or writes, until it fails. It passes the number of bytes to count.
 func repeat(f func([]byte) (int, error), count func(int)) {
 	for data := make([]byte, chunk); ; {
 		n, err := f(data)
