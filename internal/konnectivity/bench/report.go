@@ -11,8 +11,8 @@ import (
 // Report holds the results of a benchmark.
 type Report []*Row
 
-// Row is one metric with one protocol. Its values are keyed by subject ("ours", "reference" and the baselines).
-// -1 means that the tunnel stopped moving data.
+// Row is one metric with one protocol. Its values are keyed by subject: "ours" for Trellis, "reference", and
+// the baselines. -1 means that the tunnel stopped moving data.
 type Row struct {
 	Metric   string               `json:"metric"`
 	Unit     string               `json:"unit"`

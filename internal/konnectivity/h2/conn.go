@@ -7,8 +7,8 @@
 // golang.org/x/net/http2 and hpack.
 //
 // The goroutine that reads the connection passes received data to the Receiver of the stream. Data to send is
-// queued in the stream until the window of the stream and the turn of the stream allow sending. The package
-// must not import anything about gRPC or about the tunnelled protocol.
+// queued in the stream. Streams with queued data take turns, as far as their windows allow. The package must not
+// import anything about gRPC or about the tunnelled protocol.
 package h2
 
 import (
@@ -32,7 +32,7 @@ const (
 	initialConnWindow   = 256 << 10        // initial receive window of the connection in bytes
 	maxConnWindow       = 16 << 20         // largest receive window of a connection
 	maxHeaderBytes      = 16 << 10         // decoded size of a header
-	maxReplies          = 10_000           // replies to the peer's frames that the peer has not read yet
+	maxReplies          = 10_000           // queued replies to frames of the peer
 	maxControlBytes     = 4 << 20          // queued bytes of frames other than DATA, checked when a header is queued
 	handshakeTimeout    = 10 * time.Second // time for the peer to send its first frame
 	defaultWindow       = 65535            // RFC 9113, 6.9.2
@@ -112,13 +112,13 @@ type Conn struct {
 	controlFramer  *http2.Framer // writes to control
 	pendingReplies int           // number of frames in control that reply to frames of the peer
 	flooded        bool          // pendingReplies or control has exceeded its limit
-	shortQueue     streamQueue   // streams with few bytes to send; they have priority,
-	longQueue      streamQueue   // but these streams get at least half of each batch
+	shortQueue     streamQueue   // streams with few bytes to send, which have priority
+	longQueue      streamQueue   // other streams, which get at least half of each batch
 	streams        map[uint32]*Stream
 	peerStreams    uint32 // number of open streams that the peer has opened
 	nextID         uint32 // ID of the next stream that this side opens
 	lastPeerID     uint32 // highest ID of a stream that the peer has opened
-	maxPeerID      uint32 // highest ID that this side accepts of the peer, after GoAway
+	maxPeerID      uint32 // highest stream ID that this side accepts from the peer, limited by GoAway
 	sendWindow     int64  // bytes that the peer allows for all streams together
 	peerSettings   settings
 	encoder        *hpack.Encoder

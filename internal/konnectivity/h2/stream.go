@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// A stream's receive window doubles when half of it is consumed faster than this time, or than two round
-	// trips.
+	// minHalfWindowTime affects the growth of receive windows. If half of a stream's window is consumed faster
+	// than this time or two round trips, whichever is longer, the window doubles.
 	minHalfWindowTime = 25 * time.Millisecond
 	// shortQueueBytes is the maximum number of queued bytes for a stream to have priority.
 	shortQueueBytes = 16 << 10
@@ -199,7 +199,7 @@ func (s *Stream) ResetAfterSend(code http2.ErrCode) {
 	}
 }
 
-// closeRead asks the peer to send nothing more, by a reset without an error, and removes the stream.
+// closeRead sends a reset without an error, which makes the peer stop sending, and removes the stream.
 func (c *Conn) closeRead(s *Stream) {
 	c.queueReset(s.id, http2.ErrCodeNo)
 	s.recvEnded = true

@@ -90,7 +90,7 @@ type agent struct {
 	pendingConnects atomic.Int64       // unanswered requests, with byConnect
 	cancelAuth      context.CancelFunc // cancels the authentication
 	admitted        atomic.Bool
-	gone            atomic.Bool
+	gone            atomic.Bool               // the stream has ended
 	lastFailure     atomic.Pointer[time.Time] // time of the last dial if it failed; nil if it succeeded
 }
 
@@ -186,7 +186,8 @@ func (a *agent) dial(address string, done func(tunnel.UnpairedEndpoint, error)) 
 	a.pendingConnects.Add(1)
 	return tunnel.Connect(a.stream.Conn())(address, func(peer tunnel.UnpairedEndpoint, err error) {
 		a.pendingConnects.Add(-1)
-		if errors.Is(err, h2.ErrGoingAway) { // all stream IDs of the connection are used, so the agent must reconnect
+		if errors.Is(err, h2.ErrGoingAway) { // no stream IDs are left, so the agent must reconnect
+
 			a.stream.Conn().GoAway()
 		}
 		done(peer, err)
@@ -207,7 +208,7 @@ func (a *agent) recordDial(err error) {
 	a.lastFailure.Store(&now)
 }
 
-// isFailing reports whether the last dial has failed a short time ago.
+// isFailing reports whether the last dial failed recently.
 func (a *agent) isFailing() bool {
 	failed := a.lastFailure.Load()
 	return failed != nil && time.Since(*failed) < failureHoldOff

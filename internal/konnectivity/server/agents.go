@@ -140,6 +140,7 @@ func (r *agents) pool(s Strategy, address string) pool {
 // connections are ordered from newest to oldest.
 type pool [][]*agent
 
+// with returns the pool with a connection added.
 func (p pool) with(a *agent) pool {
 	i := p.find(a.id)
 	if i < 0 {
@@ -153,6 +154,7 @@ func (p pool) with(a *agent) pool {
 	return p
 }
 
+// without returns the pool with a connection removed.
 func (p pool) without(a *agent) pool {
 	i := p.find(a.id)
 	if i < 0 {
@@ -164,12 +166,13 @@ func (p pool) without(a *agent) pool {
 	return p
 }
 
+// find returns the index of the agent with an ID, or -1.
 func (p pool) find(id string) int {
-	return slices.IndexFunc(p, func(of []*agent) bool { return of[0].id == id })
+	return slices.IndexFunc(p, func(conns []*agent) bool { return conns[0].id == id })
 }
 
-// pick returns an eligible connection of the agent with the fewest tunnelled connections, preferably a settled
-// one. Ties are resolved at random. It returns nil if no connection is eligible.
+// pick selects the agent with the fewest tunnelled connections and returns one of its eligible connections,
+// preferably a settled one. Ties are resolved at random. It returns nil if no connection is eligible.
 func (p pool) pick(eligible func(*agent) bool) (best *agent) {
 	fewest, ties := 0, 0
 	for _, conns := range p {

@@ -208,7 +208,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	}
 	s.mu.Lock()
 	s.closed = true
-	conns, fronts := maps.Clone(s.conns), s.httpServers
+	conns, httpServers := maps.Clone(s.conns), s.httpServers
 	s.mu.Unlock()
 	for c, frontend := range conns {
 		if c.Retire(); frontend { // the last data of ended connections may still be queued
@@ -221,7 +221,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	for c := range conns {
 		c.Close(nil)
 	}
-	for _, server := range fronts {
+	for _, server := range httpServers {
 		_ = server.Close()
 	}
 }

@@ -42,7 +42,7 @@ type DialFunc func(address string, done func(UnpairedEndpoint, error)) (cancel f
 
 var (
 	errCancelled = errors.New("dial cancelled")
-	errEnded     = errors.New("tunnel peer has ended the stream")
+	errEnded     = errors.New("other end of the tunnel has ended the stream")
 	errLost      = errors.New("tunnel connection lost")
 )
 

@@ -148,7 +148,8 @@ func (c *packetConn) Credit(n int) {
 	}
 	c.withheld -= credit
 	c.progress += n
-	// With holdBackBytes as the limit, each moment without withheld credit would restart the timer.
+	// The limit is half of holdBackBytes: at holdBackBytes, each moment without withheld credit would restart the
+	// timer.
 	if c.buffered <= holdBackBytes/2 && c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
@@ -159,8 +160,9 @@ func (c *packetConn) Credit(n int) {
 	}
 }
 
-// checkStall closes the connection if it has held back the stream for too long and has done so since the last
-// check. At the pace of a slow reader, there are moments without withheld credit.
+// checkStall closes the connection if its reader has made too little progress for stallTimeout and credit was
+// withheld since the last check. It does not require that credit is withheld right now: even with a slow
+// reader, there are moments without withheld credit.
 func (c *packetConn) checkStall(timer **time.Timer) {
 	c.mu.Lock()
 	if c.timer != *timer { // the timer was replaced or stopped

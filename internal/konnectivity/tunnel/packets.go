@@ -19,7 +19,7 @@ import (
 // maxControlBytes is the maximum number of bytes of queued packets other than DATA.
 const maxControlBytes = 1 << 20
 
-var errFlood = errors.New("tunnel peer requests replies but does not read them")
+var errFlood = errors.New("other end of the tunnel requests replies but does not read them")
 
 // controlBytes counts the bytes of queued packets other than DATA.
 type controlBytes struct{ atomic.Int64 }
@@ -159,11 +159,11 @@ func (p *Packets) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
 // Ended implements h2.Receiver.
 func (p *Packets) Ended(_ *h2.Stream, err error) { p.Close(err) }
 
-func (p *Packets) handlePacket(handlePacket wire.Packet, data *h2.Buffer) error {
-	p.countPacket(handlePacket.Type, true)
-	switch handlePacket.Type {
+func (p *Packets) handlePacket(packet wire.Packet, data *h2.Buffer) error {
+	p.countPacket(packet.Type, true)
+	switch packet.Type {
 	case wire.Data:
-		p.handleData(handlePacket.ConnectID, data)
+		p.handleData(packet.ConnectID, data)
 		return nil
 	case wire.DialReq:
 		if p.Dialer == nil {
@@ -173,13 +173,13 @@ func (p *Packets) handlePacket(handlePacket wire.Packet, data *h2.Buffer) error 
 			return errors.New("unexpected second DIAL_REQ on a stream for one connection")
 		}
 		p.dialled = true
-		p.handleDialReq(handlePacket)
+		p.handleDialReq(packet)
 	case wire.DialRsp:
-		p.handleDialRsp(handlePacket)
+		p.handleDialRsp(packet)
 	case wire.DialCls:
-		p.handleDialCls(handlePacket.Random)
+		p.handleDialCls(packet.Random)
 	case wire.CloseReq, wire.CloseRsp:
-		p.handleClose(handlePacket)
+		p.handleClose(packet)
 	case wire.Drain:
 		p.draining.Store(true)
 	}
@@ -257,7 +257,7 @@ func (p *Packets) addConn(c *packetConn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil && p.conns[c.id] != nil {
-		return fmt.Errorf("tunnel peer uses connection ID %d twice", c.id)
+		return fmt.Errorf("other end of the tunnel uses connection ID %d twice", c.id)
 	}
 	if p.err == nil {
 		p.conns[c.id] = c
@@ -265,8 +265,7 @@ func (p *Packets) addConn(c *packetConn) error {
 	return p.err
 }
 
-// handleDialCls ends a dial that the other side has closed: one that this side requested, or one that it
-// requested.
+// handleDialCls ends a dial that the other side has closed. Either side may have requested it.
 func (p *Packets) handleDialCls(random int64) {
 	if done := p.takePendingDial(random); done != nil {
 		done(nil, errors.New("dial closed")) // the reference's message

@@ -38,7 +38,7 @@ type Socket struct {
 	changed         sync.Cond    // signals credit and the end of the connection
 	unacked         int          // read bytes without credit
 	queue           []*h2.Buffer // data to write
-	writing         bool         // a goroutine writes, and takes its data from queue
+	writing         bool         // a write is in progress, and its goroutine also writes queue
 	endAfterQueue   bool         // the sending direction ends after queue
 	closeAfterQueue bool         // the connection is closed after queue
 	closeErr        error        // the reason for closeAfterQueue; nil means a normal end
@@ -114,7 +114,7 @@ func (s *Socket) waitForWindow() bool {
 	for s.unacked >= socketWindow && !s.closed && !s.closeAfterQueue {
 		s.changed.Wait()
 	}
-	switch { // while there is progress, the deadlines move on
+	switch { // each successful read extends the deadline
 	case s.writeErr != nil:
 		_ = s.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
 	case s.writeEnded:
@@ -286,7 +286,7 @@ func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	batch := append(spare, s.queue[:n]...)
 	s.queue = slices.Delete(s.queue, 0, n)
 	if n > 0 {
-		if s.closeAfterQueue { // while there is progress, the deadline moves on
+		if s.closeAfterQueue { // each successful write extends the deadline
 			_ = s.conn.SetWriteDeadline(time.Now().Add(lingerTimeout))
 		}
 		s.mu.Unlock()

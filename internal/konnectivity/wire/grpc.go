@@ -111,7 +111,7 @@ func Field(fields []hpack.HeaderField, name string) (value string, ok bool) {
 // a gRPC status other than OK. It returns nil if they carry none.
 func StatusError(fields []hpack.HeaderField) error {
 	if status, ok := Field(fields, ":status"); ok && status != "200" {
-		return fmt.Errorf("peer answered with HTTP status %s", quoted(status))
+		return fmt.Errorf("server responded with HTTP status %s", quoted(status))
 	}
 	code, ok := Field(fields, "grpc-status")
 	if !ok || code == "0" {
@@ -121,7 +121,7 @@ func StatusError(fields []hpack.HeaderField) error {
 	if plain, err := url.PathUnescape(message); err == nil {
 		message = plain
 	}
-	return fmt.Errorf("peer answered with gRPC status %s: %s", quoted(code), quoted(message))
+	return fmt.Errorf("server responded with gRPC status %s: %s", quoted(code), quoted(message))
 }
 
 // quoted escapes and truncates a text of the peer for an error message.
