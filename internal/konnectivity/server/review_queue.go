@@ -55,40 +55,40 @@ func newReviewQueue() *reviewQueue {
 
 // review waits for a slot for the agent with an ID at an address, and calls review. It returns the error of the
 // review, or errReviewQueue if no slot was free in time.
-func (t *reviewQueue) review(ctx context.Context, id, address string, review func(context.Context) error) error {
+func (q *reviewQueue) review(ctx context.Context, id, address string, review func(context.Context) error) error {
 	key := id + " " + address
-	if _, isKnown := t.knownAgents.Get(key); isKnown {
-		return t.known.do(ctx, review)
+	if _, isKnown := q.knownAgents.Get(key); isKnown {
+		return q.known.do(ctx, review)
 	}
-	host := t.enterHost(address)
-	defer t.leaveHost(address)
-	err := host.do(ctx, func(ctx context.Context) error { return t.unknown.do(ctx, review) })
+	host := q.enterHost(address)
+	defer q.leaveHost(address)
+	err := host.do(ctx, func(ctx context.Context) error { return q.unknown.do(ctx, review) })
 	if err == nil {
-		t.knownAgents.Add(key, nil)
+		q.knownAgents.Add(key, nil)
 	}
 	return err
 }
 
-// enterHost returns the limit of unknown agents of an address. It exists until the last of them calls
+// enterHost returns the limit of unknown agents of an address. The limit exists until the last of them calls
 // leaveHost.
-func (t *reviewQueue) enterHost(address string) reviewLimit {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.hosts[address]
+func (q *reviewQueue) enterHost(address string) reviewLimit {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	h := q.hosts[address]
 	if h == nil {
 		h = &hostReviews{reviewLimit: reviewLimit{make(chan struct{}, maxReviewsPerHost), unknownTimeout}}
-		t.hosts[address] = h
+		q.hosts[address] = h
 	}
 	h.waiting++
 	return h.reviewLimit
 }
 
-func (t *reviewQueue) leaveHost(address string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.hosts[address]
+func (q *reviewQueue) leaveHost(address string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	h := q.hosts[address]
 	if h.waiting--; h.waiting == 0 {
-		delete(t.hosts, address)
+		delete(q.hosts, address)
 	}
 }
 

@@ -157,10 +157,10 @@ func (s *Server) dial(address string, done func(tunnel.UnpairedEndpoint, error))
 		done(nil, err)
 		return func() {}
 	}
-	start, started := time.Now(), make(chan struct{})
+	start, cancelSet := time.Now(), make(chan struct{})
 	var timedOut atomic.Bool
 	timer := time.AfterFunc(cmp.Or(s.options.DialTimeout, math.MaxInt64), func() {
-		<-started // wait until cancel is set
+		<-cancelSet // wait until cancel is assigned
 		timedOut.Store(true)
 		cancel()
 	})
@@ -181,7 +181,7 @@ func (s *Server) dial(address string, done func(tunnel.UnpairedEndpoint, error))
 		metrics.dials.Observe(time.Since(start).Seconds())
 		done(peer, nil)
 	})
-	close(started)
+	close(cancelSet)
 	return cancel
 }
 
