@@ -98,7 +98,7 @@ func RepairAddresses(ctx context.Context, config *rest.Config, wrong []string, m
 		}
 	}
 	var made errgroup.Group
-	made.SetLimit(atOnce)
+	made.SetLimit(maxConcurrentWrites)
 	for _, address := range missing {
 		made.Go(func() error {
 			_, err := all.Create(ctx, address, metav1.CreateOptions{FieldManager: "kube-apiserver"})

@@ -56,7 +56,7 @@ func TestDefaultServiceCIDR(t *testing.T) {
 }
 
 // EXT-020: of a flag that has changed a second family is taken over, and nothing else; an Event says what differs.
-func TestDefaultServiceCIDRAfterAnotherFlag(t *testing.T) {
+func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 	dir := t.TempDir()
 	start := func(texts ...string) (*testserver.Server, *kubernetes.Clientset) {
 		s := testserver.Start(t, ranges(texts...), testserver.With(func(c *apiserver.Config) { c.DataDir = dir }))
@@ -84,7 +84,7 @@ func TestDefaultServiceCIDRAfterAnotherFlag(t *testing.T) {
 }
 
 // EXT-020: a ServiceCIDR is made ready, and stays until no Service has an address of it.
-func TestServiceCIDRsEnd(t *testing.T) {
+func TestServiceCIDRDeletion(t *testing.T) {
 	if testing.Short() {
 		t.Skip("upstream's loop waits ten seconds before it lets one go")
 	}
@@ -116,7 +116,7 @@ func TestServiceCIDRsEnd(t *testing.T) {
 	if err := services.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 10*time.Second+soon, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 10*time.Second+waitTimeout, true, func(ctx context.Context) (bool, error) {
 		_, err := cidrs.Get(ctx, "more", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})

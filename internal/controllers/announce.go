@@ -17,12 +17,12 @@ const (
 	controllersAnnotation = "trellis.dev/controllers"
 )
 
-// announce has a Lease say which controllers run here, so that a program that could run them too (trellis-cluster) does not. It needs
+// writeControllersLease has a Lease say which controllers run here, so that a program that could run them too (trellis-cluster) does not. It needs
 // no renewal: without a server nobody can ask for it.
-func (b *bootstrap) announce(ctx context.Context, chosen []string) {
+func (b *bootstrap) writeControllersLease(ctx context.Context, chosen []string) {
 	c := UpstreamConfig{Controllers: chosen}
-	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.enabled(name) })
-	names = append(names, slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.keeps(name) })...)
+	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.upstreamEnabled(name) })
+	names = append(names, slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.trellisEnabled(name) })...)
 	names = append(names, known.ServiceCIDRController) // which nothing switches off
 	slices.Sort(names)
 	next := &coordinationv1.Lease{
@@ -30,7 +30,7 @@ func (b *bootstrap) announce(ctx context.Context, chosen []string) {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(serverLease)},
 	}
 	leases := b.client.CoordinationV1().Leases(metav1.NamespaceSystem)
-	b.try(serverLease, func() error {
+	b.reconcile(serverLease, func() error {
 		was, err := leases.Get(ctx, serverLease, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

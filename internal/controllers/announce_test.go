@@ -13,7 +13,7 @@ import (
 )
 
 // A server names the controllers that it runs, at each start those of then, so that no other program runs them as well.
-func TestControllersAreAnnounced(t *testing.T) {
+func TestControllersLease(t *testing.T) {
 	s := testserver.Start(t)
 	leases := kubernetes.NewForConfigOrDie(s.Config).CoordinationV1().Leases(metav1.NamespaceSystem)
 	announced := func() (names []string, version string) {

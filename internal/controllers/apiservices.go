@@ -31,10 +31,10 @@ const (
 	onStart     = "onstart"
 	always      = "true"
 
-	apiServer = "kube-apiserver" // whose fields they are
+	apiServerManager = "kube-apiserver" // whose fields they are
 
-	// tellAgain is how often the same is said of an APIService of which another server on the same store says something else.
-	tellAgain = 30 * time.Second
+	// rewriteInterval is how often the same is said of an APIService of which another server on the same store says something else.
+	rewriteInterval = 30 * time.Second
 )
 
 var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: "APIService"}
@@ -47,29 +47,29 @@ type APIServices struct {
 	// for them; nil if it was not asked since the APIService was created and this process started, or if it is the function nil.
 	LastResources func(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery
 
-	changed queue[string] // by name
+	queue   queue[string] // by name
 	clock   clock.PassiveClock
 	started time.Time
 
-	mu         sync.Mutex
-	local      *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
-	begun      map[string]bool                           // of built-in kinds: what this process has looked at
-	conditions map[string]report
-	registered func(group string)
+	mu           sync.Mutex
+	local        *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
+	reconciled   map[string]bool                           // of built-in kinds: what this process has looked at
+	conditions   map[string]availabilityReport
+	onRegistered func(group string)
 }
 
-// report is what was last said of an APIService.
-type report struct {
-	of types.UID
+// availabilityReport is what was last said of an APIService.
+type availabilityReport struct {
+	uid types.UID
 	aggregation.Condition
-	told time.Time // when it was last written
+	written time.Time // when it was last written
 }
 
 // NewAPIServices returns a loop for what catalog returns.
 func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	return &APIServices{
-		catalog: catalog, changed: newQueue[string]("keep APIService"), clock: clock.RealClock{}, started: time.Now(), begun: map[string]bool{},
-		conditions: map[string]report{}, registered: func(string) {},
+		catalog: catalog, queue: newQueue[string]("keep APIService"), clock: clock.RealClock{}, started: time.Now(), reconciled: map[string]bool{},
+		conditions: map[string]availabilityReport{}, onRegistered: func(string) {},
 	}
 }
 
@@ -85,7 +85,7 @@ func (a *APIServices) Follow() {
 		}
 		for _, gv := range slices.Concat(was, now) {
 			if slices.Contains(was, gv) != slices.Contains(now, gv) {
-				a.changed.Add(gv.Version + "." + gv.Group)
+				a.queue.Add(gv.Version + "." + gv.Group)
 			}
 		}
 		return now
@@ -95,9 +95,9 @@ func (a *APIServices) Follow() {
 // Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
 func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.mu.Lock()
-	a.conditions[s.Name] = report{of: s.UID, Condition: c}
+	a.conditions[s.Name] = availabilityReport{uid: s.UID, Condition: c}
 	a.mu.Unlock()
-	a.changed.Add(s.Name)
+	a.queue.Add(s.Name)
 }
 
 // observe is told of APIServices that others have changed.
@@ -106,9 +106,9 @@ func (a *APIServices) observe(ch change) {
 		return
 	}
 	for _, m := range ch.objects() {
-		a.changed.Add(m.Name)
+		a.queue.Add(m.Name)
 		if _, group, _ := strings.Cut(m.Name, "."); ch.object != nil {
-			a.registered(group)
+			a.onRegistered(group)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (a *APIServices) Run(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("client for APIServices: %w", err)
 	}
-	a.changed.work(ctx, 4, func(ctx context.Context, name string) error { return a.sync(ctx, c.APIServices(), name) })
+	a.queue.work(ctx, 4, func(ctx context.Context, name string) error { return a.sync(ctx, c.APIServices(), name) })
 	return nil
 }
 
@@ -128,7 +128,7 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 	version, group, _ := strings.Cut(name, ".")
 	gv := schema.GroupVersion{Group: group, Version: version}
 	a.mu.Lock()
-	local, begun := slices.Contains(a.local.Find(group), gv), a.begun[name]
+	local, begun := slices.Contains(a.local.Find(group), gv), a.reconciled[name]
 	a.mu.Unlock()
 	is, err := c.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -140,21 +140,21 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 		}
 	case err != nil:
 	case is.Spec.Service != nil || is.Labels[automanaged] == "" || begun && is.Labels[automanaged] == onStart:
-		err = a.tell(ctx, c, is)
+		err = a.writeAvailability(ctx, c, is)
 	case !local:
 		err = c.Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(is.UID))})
 	default:
 		if want := specOf(gv); !equality.Semantic.DeepEqual(is.Spec, want) {
 			is.Spec = want
-			is, err = c.Update(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
+			is, err = c.Update(ctx, is, metav1.UpdateOptions{FieldManager: apiServerManager})
 		}
 		if err == nil {
-			err = a.tell(ctx, c, is)
+			err = a.writeAvailability(ctx, c, is)
 		}
 	}
 	if err == nil && local {
 		a.mu.Lock()
-		a.begun[name] = true
+		a.reconciled[name] = true
 		a.mu.Unlock()
 	}
 	return ignoreNotFound(err)
@@ -165,7 +165,7 @@ func (a *APIServices) forget(name string) {
 	again := slices.ContainsFunc(a.catalog().APIServices(), func(s *resource.APIService) bool { return s.Name == name })
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.begun, name)
+	delete(a.reconciled, name)
 	if !again {
 		delete(a.conditions, name)
 	}
@@ -179,7 +179,7 @@ func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, 
 	_, err := c.Create(ctx, &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{automanaged: label}},
 		Spec:       specOf(gv),
-	}, metav1.CreateOptions{FieldManager: apiServer})
+	}, metav1.CreateOptions{FieldManager: apiServerManager})
 	if apierrors.IsAlreadyExists(err) { // it is looked at again
 		return nil
 	}
@@ -191,17 +191,17 @@ func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
 	return apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: int32(p.Group), VersionPriority: int32(p.Version)}
 }
 
-// tell writes whether one is available.
-func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService) error {
+// writeAvailability writes whether one is available.
+func (a *APIServices) writeAvailability(ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService) error {
 	condition := helper.NewLocalAvailableAPIServiceCondition()
 	a.mu.Lock()
 	reported, known := a.conditions[is.Name]
 	a.mu.Unlock()
 	if is.Spec.Service != nil {
-		if !known || reported.of != is.UID {
+		if !known || reported.uid != is.UID {
 			return nil // it is going to be
 		}
-		condition.Reason, condition.Message = reported.Reason, clip(reported.Message)
+		condition.Reason, condition.Message = reported.Reason, truncate(reported.Message)
 		if !reported.Available {
 			condition.Status = apiregistrationv1.ConditionFalse
 		}
@@ -210,21 +210,21 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason && was.Message == condition.Message {
 		return nil
 	}
-	if wait := tellAgain - a.clock.Since(reported.told); wait > 0 {
-		a.changed.AddAfter(is.Name, wait)
+	if wait := rewriteInterval - a.clock.Since(reported.written); wait > 0 {
+		a.queue.AddAfter(is.Name, wait)
 		return nil
 	}
 	first := was == nil && a.startedBefore(is.CreationTimestamp.Time)
 	helper.SetAPIServiceCondition(is, condition)
 	recordAvailability(is, condition.Status == apiregistrationv1.ConditionTrue, first)
-	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
+	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServerManager})
 	if err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.conditions[is.Name] == reported && known {
-		reported.told = a.clock.Now()
+		reported.written = a.clock.Now()
 		a.conditions[is.Name] = reported
 	}
 	return nil

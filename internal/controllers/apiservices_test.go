@@ -17,9 +17,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// TestServersDisagree: of two servers on one store one reaches another server and one does not. Each writes what it sees at once
+// TestServersReportDifferentAvailability: of two servers on one store one reaches another server and one does not. Each writes what it sees at once
 // when that changes, and else not more than once in half a minute.
-func TestServersDisagree(t *testing.T) {
+func TestServersReportDifferentAvailability(t *testing.T) {
 	const name = "v1alpha1.wardle.example.com"
 	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1"},
@@ -27,7 +27,7 @@ func TestServersDisagree(t *testing.T) {
 	})
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	catalog := fixture.Open(t, kinds.Config{}).Live.Load
-	one, two := controllers.NewAPIServices(catalog).At(clock), controllers.NewAPIServices(catalog).At(clock)
+	one, two := controllers.NewAPIServices(catalog).WithClock(clock), controllers.NewAPIServices(catalog).WithClock(clock)
 	one.Follow()
 	two.Follow()
 	writes := func() (n int) {

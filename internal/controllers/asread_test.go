@@ -20,19 +20,19 @@ import (
 // What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is; here it is
 // shown that each write says what it relies on.
 
-// canned is an API server that answers a GET with what it was given for its path and keeps the writes that it gets.
-type canned struct {
+// fakeAPI is an API server that answers a GET with what it was given for its path and keeps the writes that it gets.
+type fakeAPI struct {
 	answers map[string]string
-	writes  []write
+	writes  []recordedWrite
 	reads   map[string]int // GETs by path
 }
 
-type write struct {
-	what string // the method and the path
-	body map[string]any
+type recordedWrite struct {
+	request string // the method and the path
+	body    map[string]any
 }
 
-func (c *canned) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	code, answer := http.StatusOK, c.answers[r.URL.Path]
 	if c.reads == nil {
 		c.reads = map[string]int{}
@@ -45,9 +45,9 @@ func (c *canned) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		w := write{what: r.Method + " " + r.URL.Path}
+		w := recordedWrite{request: r.Method + " " + r.URL.Path}
 		if err := json.Unmarshal(body, &w.body); err != nil {
-			return nil, fmt.Errorf("%s: %w in %q", w.what, err, body)
+			return nil, fmt.Errorf("%s: %w in %q", w.request, err, body)
 		}
 		c.writes = append(c.writes, w)
 		switch r.Method {
@@ -66,7 +66,7 @@ func (c *canned) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(bytes.NewBufferString(answer)), Request: r}, nil
 }
 
-func (c *canned) clients(t *testing.T) *clients {
+func (c *fakeAPI) clients(t *testing.T) *clients {
 	t.Helper()
 	out, err := newClients(&rest.Config{Host: "http://canned", Transport: c}, nil)
 	if err != nil {
@@ -76,12 +76,12 @@ func (c *canned) clients(t *testing.T) *clients {
 }
 
 // expect checks the writes so far, each by what it is and the text of a part of its body, and forgets them.
-func (c *canned) expect(t *testing.T, part string, want ...string) {
+func (c *fakeAPI) expect(t *testing.T, part string, want ...string) {
 	t.Helper()
 	var got []string
 	for _, w := range c.writes {
 		text, _ := json.Marshal(w.body[part])
-		got = append(got, w.what+" "+string(text))
+		got = append(got, w.request+" "+string(text))
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -96,48 +96,48 @@ const (
 	oneOwner   = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"}]`
 )
 
-// collecting is a collector that follows things, before all kinds have been listed.
-func collecting(t *testing.T, api *canned) *collector {
+// newTestCollector is a collector that follows things, before all kinds have been listed.
+func newTestCollector(t *testing.T, api *fakeAPI) *garbageCollector {
 	c := api.clients(t)
-	k := newKinds(c)
-	k.followed[things.groupKind()] = &follower{kinds: k, kind: things}
-	return newCollector(c, k)
+	k := newKindWatchers(c)
+	k.active[things.groupKind()] = &kindWatcher{watchers: k, kind: things}
+	return newGarbageCollector(c, k)
 }
 
 // CRD-066: what is collected is the object that was judged, in the state that it was judged by.
-func TestCollectsWhatItRead(t *testing.T) {
+func TestCollectorSetsPreconditions(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
-	api := &canned{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", oneOwner)}}
-	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
+	api := &fakeAPI{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", oneOwner)}}
+	if err := newTestCollector(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "preconditions", "DELETE "+thingsPath+`a {"resourceVersion":"7","uid":"a"}`)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "a", twoOwners)
 	api.answers[thingsPath+"there"] = fmt.Sprintf(aThing, "there", "there", "")
-	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
+	if err := newTestCollector(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],"resourceVersion":"7","uid":"a"}`)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "another", oneOwner)
-	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
+	if err := newTestCollector(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "metadata")
 }
 
 // References to many owners that do not exist do not list the kind for each of them.
-func TestSearchesForOwnersAreLimited(t *testing.T) {
+func TestOwnerSearchesAreLimited(t *testing.T) {
 	const all = "/apis/g/v1/things"
-	api := &canned{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}
-	c := collecting(t, api)
-	c.searches = flowcontrol.NewFakeNeverRateLimiter()
+	api := &fakeAPI{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}
+	c := newTestCollector(t, api)
+	c.searchLimiter = flowcontrol.NewFakeNeverRateLimiter()
 	owner := ownerID{apiVersion: "g/v1", kind: "Thing", namespace: "n", name: "none", uid: "none"}
 	if err := c.findOwner(t.Context(), owner); err != nil || api.reads[all] > 0 || api.reads[thingsPath+"none"] != 1 {
 		t.Errorf("%v, requests %v", err, api.reads)
 	}
-	c = collecting(t, api)
+	c = newTestCollector(t, api)
 	for i := range 4 * searchBurst {
 		owner.name = fmt.Sprint("none-", i)
 		if err := c.findOwner(t.Context(), owner); err != nil {
@@ -150,29 +150,29 @@ func TestSearchesForOwnersAreLimited(t *testing.T) {
 }
 
 // CRD-066: a deletion that waits for dependents is not finished before every kind has been listed: there may be some.
-func TestFinishesWhenAllIsListed(t *testing.T) {
+func TestFinishDeletionWaitsForLists(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
-	api := &canned{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", `,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["x/y","foregroundDeletion"]`)}}
-	c := collecting(t, api)
-	if err := c.finish(t.Context(), id); !errors.Is(err, errNotSynced) {
+	api := &fakeAPI{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", `,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["x/y","foregroundDeletion"]`)}}
+	c := newTestCollector(t, api)
+	if err := c.finishDeletion(t.Context(), id); !errors.Is(err, errNotSynced) {
 		t.Error(err)
 	}
 	api.expect(t, "metadata")
-	c.kinds.looked = true
-	if err := c.finish(t.Context(), id); err != nil {
+	c.watchers.discovered = true
+	if err := c.finishDeletion(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"finalizers":["x/y"],"resourceVersion":"7","uid":"a"}`)
 }
 
 // CRD-031: a namespace is let go in the state in which it was found empty.
-func TestEndsTheNamespaceItRead(t *testing.T) {
-	api := &canned{answers: map[string]string{
+func TestFinalizeSetsResourceVersion(t *testing.T) {
+	api := &fakeAPI{answers: map[string]string{
 		"/api":                   `{"kind":"APIVersions","apiVersion":"v1","versions":[]}`,
 		"/apis":                  `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
 		"/api/v1/namespaces/old": `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"old","uid":"u","resourceVersion":"7","deletionTimestamp":"2026-01-01T00:00:00Z"},"spec":{"finalizers":["kubernetes"]}}`,
 	}}
-	if err := newNamespaces(api.clients(t), nil).end(t.Context(), "old"); err != nil {
+	if err := newNamespaceController(api.clients(t), nil).reconcile(t.Context(), "old"); err != nil {
 		t.Error(err)
 	}
 	const read = ` {"deletionTimestamp":"2026-01-01T00:00:00Z","name":"old","resourceVersion":"7","uid":"u"}`
@@ -181,18 +181,18 @@ func TestEndsTheNamespaceItRead(t *testing.T) {
 
 // VER-054: a migration writes an object, and says that a CRD is migrated, in the state that it has read, and forgets the
 // finished migrations that it has read.
-func TestMigratesWhatItRead(t *testing.T) {
+func TestMigrationSetsPreconditions(t *testing.T) {
 	const crdPath, svmPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g", "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 	svm := func(name, resource, condition string) string {
 		return fmt.Sprintf(`{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigration","metadata":{"name":%q,"uid":%q,"labels":{%q:"true"}},"spec":{"resource":{"group":"g","resource":%q}},"status":{"conditions":[{"type":%q,"status":"True"}]}}`,
 			name, name, automaticLabel, resource, condition)
 	}
-	api := &canned{answers: map[string]string{
+	api := &fakeAPI{answers: map[string]string{
 		crdPath: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.g","uid":"u","generation":2,"resourceVersion":"7"}}`,
 		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},"items":[` + strings.Join([]string{
 			svm("this", "things", "Running"), svm("done", "things", "Succeeded"), svm("waits", "things", "Other"), svm("other", "others", "Succeeded")}, ",") + `]}`,
 	}}
-	g := &migration{migrations: newMigrations(api.clients(t), true, nil), object: &unstructured.Unstructured{}, crd: "things.g", storage: "v1"}
+	g := &migration{migrationController: newMigrationController(api.clients(t), true, nil), object: &unstructured.Unstructured{}, crd: "things.g", storage: "v1"}
 	if err := json.Unmarshal([]byte(svm("this", "things", "Running")), &g.object.Object); err != nil {
 		t.Fatal(err)
 	}
@@ -202,17 +202,17 @@ func TestMigratesWhatItRead(t *testing.T) {
 		t.Error(err)
 	}
 	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"resourceVersion":"7","uid":"a"}`)
-	if err := g.forgetOthers(t.Context()); err != nil {
+	if err := g.deleteOtherAutomatic(t.Context()); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "preconditions", "DELETE "+svmPath+`/done {"uid":"done"}`)
 
-	g.of = "u/1"
-	if err := g.finish(t.Context()); !errors.Is(err, errStartOver) {
+	g.crdState = "u/1"
+	if err := g.finish(t.Context()); !errors.Is(err, errCRDChanged) {
 		t.Error(err)
 	}
 	api.expect(t, "metadata")
-	g.of = "u/2"
+	g.crdState = "u/2"
 	if err := g.finish(t.Context()); err != nil {
 		t.Error(err)
 	}

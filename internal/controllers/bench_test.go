@@ -26,8 +26,8 @@ func usage() (heap float64, goroutines float64, cpu time.Duration) {
 		time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// settle waits until the number of goroutines has stopped growing: every kind is followed.
-func settle() {
+// awaitIdle waits until the number of goroutines has stopped growing: every kind is followed.
+func awaitIdle() {
 	for last, same := 0, 0; same < 20; {
 		n := runtime.NumGoroutine()
 		if n == last {
@@ -39,20 +39,20 @@ func settle() {
 	}
 }
 
-// BenchmarkFollow is what one more CRD costs a server that nobody talks to: server and loops
+// BenchmarkWatchCRD is what one more CRD costs a server that nobody talks to: server and loops
 // together, in bytes of heap and stack, in goroutines, in processor time until it is followed and,
 // once it is, in processor time a second of idleness.
-func BenchmarkFollow(b *testing.B) {
+func BenchmarkWatchCRD(b *testing.B) {
 	for _, count := range []int{300} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			s := testserver.Start(b)
 			c := connect(b, s)
-			settle()
+			awaitIdle()
 			heap, goroutines, cpu := usage()
 			for i := range count {
 				c.crd(b, fmt.Sprintf("g%d.example.com", i), fmt.Sprintf("Thing%d", i), "Namespaced")
 			}
-			settle()
+			awaitIdle()
 			after, goroutinesAfter, cpuAfter := usage()
 			idle := time.Now()
 			for time.Since(idle) < 2*time.Second {
@@ -68,8 +68,8 @@ func BenchmarkFollow(b *testing.B) {
 	}
 }
 
-// BenchmarkCreateFollowed creates objects of a kind that the loops follow.
-func BenchmarkCreateFollowed(b *testing.B) {
+// BenchmarkCreateWatched creates objects of a kind that the loops follow.
+func BenchmarkCreateWatched(b *testing.B) {
 	for _, owned := range []bool{false, true} {
 		b.Run(fmt.Sprintf("owned=%v", owned), func(b *testing.B) {
 			s := testserver.Start(b)
@@ -80,7 +80,7 @@ func BenchmarkCreateFollowed(b *testing.B) {
 				owner := c.create(b, configMaps, "default", object("ConfigMap", "v1", "owner"))
 				owners = append(owners, reference(owner, false))
 			}
-			settle()
+			awaitIdle()
 			ctx := context.Background()
 			b.ReportAllocs()
 			_, _, cpu := usage()

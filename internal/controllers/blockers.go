@@ -43,16 +43,16 @@ func (a *APIServices) startedBefore(t time.Time) bool {
 	return !t.Before(a.started.Truncate(time.Second))
 }
 
-// holdsNothing reports whether no object in a namespace can exist at gv, whose API server is not available: either
+// hasNoNamespacedObjects reports whether no object in a namespace can exist at gv, whose API server is not available: either
 // is, the APIService of gv, has never been available, or its last known resources include none that a namespace's deletion has to delete.
-func (a *APIServices) holdsNothing(gv schema.GroupVersion, is *unstructured.Unstructured) bool {
+func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, is *unstructured.Unstructured) bool {
 	a.mu.Lock()
 	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[is.GetName()]
 	a.mu.Unlock()
 	if local { // a CRD has the same group and version, and its objects come back once the APIService is gone
 		return false
 	}
-	if isConditionTrue(is, string(neverAvailable)) && !(reported.of == is.GetUID() && reported.Available) {
+	if isConditionTrue(is, string(neverAvailable)) && !(reported.uid == is.GetUID() && reported.Available) {
 		return true
 	}
 	if a.LastResources == nil {
@@ -79,8 +79,8 @@ func (e *blockedError) Error() string {
 // Unwrap returns the failure of discovery.
 func (e *blockedError) Unwrap() error { return e.error }
 
-// blocking returns what of err, a failure of discovery, has to be waited for: not the group versions that hold nothing.
-func (n *namespaces) blocking(ctx context.Context, err error) error {
+// blockingFailures returns what of err, a failure of discovery, has to be waited for: not the group versions that hold nothing.
+func (n *namespaceController) blockingFailures(ctx context.Context, err error) error {
 	failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err)
 	if !ok {
 		return err
@@ -94,7 +94,7 @@ func (n *namespaces) blocking(ctx context.Context, err error) error {
 		case apierrors.IsNotFound(err):
 		case err != nil:
 			return errors.Join(&discovery.ErrGroupDiscoveryFailed{Groups: failed}, err)
-		case n.services.holdsNothing(gv, is):
+		case n.services.hasNoNamespacedObjects(gv, is):
 			delete(failed, gv)
 		default:
 			names = append(names, is.GetName())

@@ -22,27 +22,27 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// collector deletes what has lost its owners and finishes foreground and
+// garbageCollector deletes what has lost its owners and finishes foreground and
 // orphaning deletions, as described under "Garbage Collection" in the
 // Kubernetes documentation. The graph says where to look; what is done is decided on
 // live objects only.
-type collector struct {
-	clients *clients
-	kinds   *kinds
-	graph   *graph
+type garbageCollector struct {
+	clients  *clients
+	watchers *kindWatchers
+	graph    *graph
 	// attempts are dependents that may have lost their owners; deletions are objects
 	// that wait for their dependents; owners are known from references only.
 	attempts  queue[objectID]
 	deletions queue[objectID]
 	owners    queue[ownerID]
 	// What cannot be decided until a kind is served waits here.
-	parkedAttempts parking[objectID]
-	parkedOwners   parking[ownerID]
+	pendingAttempts pendingKeys[objectID]
+	pendingOwners   pendingKeys[ownerID]
 	// absentOwners are the owners that went last, for dependents that ask when the owner's kind is no longer there to be asked.
-	absentOwners *lru.Cache
-	events       record.EventBroadcaster
-	recorder     record.EventRecorder
-	searches     flowcontrol.PassiveRateLimiter // of lists that only an Event needs
+	absentOwners  *lru.Cache
+	events        record.EventBroadcaster
+	recorder      record.EventRecorder
+	searchLimiter flowcontrol.PassiveRateLimiter // of lists that only an Event needs
 }
 
 // At most searchBurst searches for owners in other namespaces follow each other, and then searchesPerSecond: each lists a kind, and every user who
@@ -62,19 +62,19 @@ func (o ownerID) reference() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: o.apiVersion, Kind: o.kind, Name: o.name, UID: o.uid}
 }
 
-// notServed says that an object cannot be read because its kind is not there.
-type notServed schema.GroupKind
+// notServedError says that an object cannot be read because its kind is not there.
+type notServedError schema.GroupKind
 
-func (n notServed) Error() string {
+func (n notServedError) Error() string {
 	return "the kind " + schema.GroupKind(n).String() + " is not served"
 }
 
 var (
 	errNotSynced = errors.New("not every kind has been listed yet")
 	errRemaining = errors.New("dependents remain")
-	// errOutOfReach is a cluster-scoped object's namespaced owner: it cannot be found, and
+	// errNamespacedOwner is a cluster-scoped object's namespaced owner: it cannot be found, and
 	// nothing is deleted for it.
-	errOutOfReach = errors.New("a cluster-scoped object names a namespaced owner")
+	errNamespacedOwner = errors.New("a cluster-scoped object names a namespaced owner")
 )
 
 // orphanDelay lets the watches of dependents that were made just before their owner's deletion
@@ -83,47 +83,47 @@ const orphanDelay = 100 * time.Millisecond
 
 const maxAbsentOwners = 4096
 
-func newCollector(c *clients, k *kinds) *collector {
+func newGarbageCollector(c *clients, k *kindWatchers) *garbageCollector {
 	g, events := newGraph(), record.NewBroadcaster()
-	return &collector{
+	return &garbageCollector{
 		events: events, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "garbage-collector-controller"}),
-		searches: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
-		clients:  c, kinds: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
+		searchLimiter: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
+		clients:       c, watchers: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
 		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
-		parkedAttempts: parking[objectID]{matters: func(o objectID) bool { return g.has(o.uid) }},
-		parkedOwners:   parking[ownerID]{matters: func(o ownerID) bool { return g.has(o.uid) }},
+		pendingAttempts: pendingKeys[objectID]{isNeeded: func(o objectID) bool { return g.contains(o.uid) }},
+		pendingOwners:   pendingKeys[ownerID]{isNeeded: func(o ownerID) bool { return g.contains(o.uid) }},
 	}
 }
 
-func (c *collector) run(ctx context.Context) {
+func (c *garbageCollector) run(ctx context.Context) {
 	c.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.clients.core.Events("")})
 	defer c.events.Shutdown()
 	var running sync.WaitGroup
 	running.Go(func() { c.attempts.work(ctx, 4, c.attempt) })
-	running.Go(func() { c.deletions.work(ctx, 2, c.finish) })
+	running.Go(func() { c.deletions.work(ctx, 2, c.finishDeletion) })
 	running.Go(func() { c.owners.work(ctx, 2, c.findOwner) })
 	running.Wait()
 }
 
-func (c *collector) observe(ch change) {
+func (c *garbageCollector) observe(ch change) {
 	switch {
-	case ch.unfollowed:
+	case ch.stopped:
 		for _, uid := range c.graph.missing(ch.kind, nil, ch.asOf) {
-			c.gone(uid)
+			c.objectDeleted(uid)
 		}
-		addAll(c.deletions, c.graph.hide(ch.kind))
+		addAll(c.deletions, c.graph.stopKind(ch.kind))
 	case ch.object == nil:
 		for _, uid := range c.graph.missing(ch.kind, ch.listed, ch.asOf) {
-			c.gone(uid)
+			c.objectDeleted(uid)
 		}
 		for _, m := range ch.listed {
-			c.seen(ch.kind, m)
+			c.objectObserved(ch.kind, m)
 		}
-		c.unpark(ch.kind.groupKind())
+		c.requeuePending(ch.kind.groupKind())
 	case ch.deleted:
-		c.gone(ch.object.UID)
+		c.objectDeleted(ch.object.UID)
 	default:
-		c.seen(ch.kind, ch.object)
+		c.objectObserved(ch.kind, ch.object)
 	}
 }
 
@@ -133,28 +133,28 @@ func addAll[K comparable](q queue[K], keys []K) {
 	}
 }
 
-func (c *collector) unpark(k schema.GroupKind) {
-	for id := range c.parkedAttempts.take(k) {
+func (c *garbageCollector) requeuePending(k schema.GroupKind) {
+	for id := range c.pendingAttempts.take(k) {
 		c.attempts.Add(id)
 	}
-	for id := range c.parkedOwners.take(k) {
+	for id := range c.pendingOwners.take(k) {
 		c.owners.Add(id)
 	}
 }
 
-func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
+func (c *garbageCollector) objectObserved(k kind, m *metav1.PartialObjectMetadata) {
 	e := c.graph.put(k, m)
-	addAll(c.attempts, e.doubtful)
-	addAll(c.deletions, e.waiting)
-	for _, r := range e.invalid {
-		c.report(r)
+	addAll(c.attempts, e.toCheck)
+	addAll(c.deletions, e.waitingOwners)
+	for _, r := range e.invalidReferences {
+		c.reportInvalidReference(r)
 	}
-	for _, ref := range e.unknown {
+	for _, ref := range e.unknownOwners {
 		c.owners.Add(ownerID{ref.APIVersion, ref.Kind, m.Namespace, ref.Name, ref.UID})
 	}
 	id := objectID{k, m.Namespace, m.Name, m.UID}
 	switch {
-	case !e.finish:
+	case !e.finishDeletion:
 	case hasFinalizer(m, metav1.FinalizerOrphanDependents):
 		c.deletions.AddAfter(id, orphanDelay)
 	default:
@@ -162,15 +162,15 @@ func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
 	}
 }
 
-// report emits upstream's Event about a reference to an owner that is in another namespace.
-func (c *collector) report(r invalidReference) {
+// reportInvalidReference emits upstream's Event about a reference to an owner that is in another namespace.
+func (c *garbageCollector) reportInvalidReference(r invalidReference) {
 	id := r.from
 	about := &corev1.ObjectReference{APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Namespace: id.namespace, Name: id.name, UID: id.uid}
 	c.recorder.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
 		r.to.APIVersion, r.to.Kind, id.namespace, r.to.Name, r.to.UID, id.namespace)
 }
 
-func (c *collector) gone(uid types.UID) {
+func (c *garbageCollector) objectDeleted(uid types.UID) {
 	dependents, waiting := c.graph.remove(uid)
 	if len(dependents) > 0 {
 		c.absentOwners.Add(uid, nil)
@@ -182,36 +182,36 @@ func (c *collector) gone(uid types.UID) {
 // findOwner brings an owner that only references speak of into the graph, so that
 // its state decides over its dependents. Whether a reference to it is right is for attempt
 // to judge: another dependent may name the same owner by its true name.
-func (c *collector) findOwner(ctx context.Context, id ownerID) error {
+func (c *garbageCollector) findOwner(ctx context.Context, id ownerID) error {
 	k, owner, err := c.lookUp(ctx, id.namespace, id.reference())
-	var absent notServed
+	var absent notServedError
 	switch {
 	case errors.As(err, &absent):
-		c.parkedOwners.add(schema.GroupKind(absent), id)
-		if _, ok := c.kinds.find(id.apiVersion, id.kind); ok {
-			c.unpark(schema.GroupKind(absent))
+		c.pendingOwners.add(schema.GroupKind(absent), id)
+		if _, ok := c.watchers.find(id.apiVersion, id.kind); ok {
+			c.requeuePending(schema.GroupKind(absent))
 		}
 		return nil
-	case errors.Is(err, errOutOfReach):
-		return c.findElsewhere(ctx, k, id)
+	case errors.Is(err, errNamespacedOwner):
+		return c.reportOtherNamespaces(ctx, k, id)
 	case err != nil:
 		return err
 	case owner == nil:
-		if err := c.findElsewhere(ctx, k, id); err != nil {
+		if err := c.reportOtherNamespaces(ctx, k, id); err != nil {
 			return err
 		}
 		dependents, _ := c.graph.dependentsOf(id.uid)
 		addAll(c.attempts, dependents)
 		return nil
 	}
-	c.seen(k, owner)
+	c.objectObserved(k, owner)
 	return nil
 }
 
-// findElsewhere reports the references to an owner that exists in another namespace than theirs, unless too many owners are searched for. The
+// reportOtherNamespaces reports the references to an owner that exists in another namespace than theirs, unless too many owners are searched for. The
 // graph does not have owners that nothing refers to.
-func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error {
-	if !k.Namespaced || !c.searches.TryAccept() {
+func (c *garbageCollector) reportOtherNamespaces(ctx context.Context, k kind, id ownerID) error {
+	if !k.Namespaced || !c.searchLimiter.TryAccept() {
 		return nil
 	}
 	list, err := c.clients.metadata.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + id.name})
@@ -221,7 +221,7 @@ func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error
 	for i := range list.Items {
 		if m := &list.Items[i]; m.UID == id.uid && m.Namespace != id.namespace {
 			for _, r := range c.graph.referencesTo(id.uid, id.namespace) {
-				c.report(r)
+				c.reportInvalidReference(r)
 			}
 		}
 	}
@@ -229,16 +229,16 @@ func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error
 }
 
 // lookUp reads an owner; nil means that it does not exist (any more).
-func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (kind, *metav1.PartialObjectMetadata, error) {
-	k, ok := c.kinds.find(ref.APIVersion, ref.Kind)
+func (c *garbageCollector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (kind, *metav1.PartialObjectMetadata, error) {
+	k, ok := c.watchers.find(ref.APIVersion, ref.Kind)
 	switch {
 	case !ok && c.isAbsent(ref.UID):
 		return k, nil, nil
 	case !ok:
 		gv, _ := schema.ParseGroupVersion(ref.APIVersion)
-		return k, nil, notServed{gv.Group, ref.Kind}
+		return k, nil, notServedError{gv.Group, ref.Kind}
 	case k.Namespaced && namespace == "":
-		return k, nil, errOutOfReach
+		return k, nil, errNamespacedOwner
 	}
 	owner, err := c.client(k, namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if isMissing(err, ref.Name) || err == nil && owner.UID != ref.UID {
@@ -247,7 +247,7 @@ func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.Own
 	return k, owner, err
 }
 
-func (c *collector) isAbsent(owner types.UID) bool {
+func (c *garbageCollector) isAbsent(owner types.UID) bool {
 	_, absent := c.absentOwners.Get(owner)
 	return absent
 }
@@ -263,7 +263,7 @@ func isMissing(err error, name string) bool {
 	return details != nil && details.Name == name && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-func (c *collector) client(k kind, namespace string) metadata.ResourceInterface {
+func (c *garbageCollector) client(k kind, namespace string) metadata.ResourceInterface {
 	r := c.clients.metadata.Resource(k.GroupVersionResource)
 	if k.Namespaced {
 		return r.Namespace(namespace)
@@ -271,44 +271,44 @@ func (c *collector) client(k kind, namespace string) metadata.ResourceInterface 
 	return r
 }
 
-// live reads an object of the graph, at the version its kind is followed at now; nil
+// getLive reads an object of the graph, at the version its kind is followed at now; nil
 // means that it is gone.
-func (c *collector) live(ctx context.Context, id objectID) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
-	k, ok := c.kinds.find(id.kind.GroupVersion().String(), id.kind.Kind)
+func (c *garbageCollector) getLive(ctx context.Context, id objectID) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
+	k, ok := c.watchers.find(id.kind.GroupVersion().String(), id.kind.Kind)
 	if !ok {
-		return nil, nil, notServed(id.kind.groupKind())
+		return nil, nil, notServedError(id.kind.groupKind())
 	}
 	client := c.client(k, id.namespace)
 	m, err := client.Get(ctx, id.name, metav1.GetOptions{})
 	if isMissing(err, id.name) || err == nil && m.UID != id.uid {
-		c.gone(id.uid)
+		c.objectDeleted(id.uid)
 		return nil, nil, nil
 	}
 	return m, client, err
 }
 
 // attempt works on an object, or leaves that until the kinds it takes are there.
-func (c *collector) attempt(ctx context.Context, id objectID) error {
+func (c *garbageCollector) attempt(ctx context.Context, id objectID) error {
 	err := c.attemptToDelete(ctx, id)
-	var absent notServed
+	var absent notServedError
 	switch {
-	case errors.Is(err, errOutOfReach):
+	case errors.Is(err, errNamespacedOwner):
 		klog.FromContext(ctx).V(1).Info("will not collect", "object", id, "reason", err.Error())
 		return nil
 	case !errors.As(err, &absent):
 		return err
 	}
-	c.parkedAttempts.add(schema.GroupKind(absent), id)
-	if c.kinds.follows(schema.GroupKind(absent)) {
-		c.unpark(schema.GroupKind(absent))
+	c.pendingAttempts.add(schema.GroupKind(absent), id)
+	if c.watchers.isWatched(schema.GroupKind(absent)) {
+		c.requeuePending(schema.GroupKind(absent))
 	}
 	return nil
 }
 
 // attemptToDelete deletes an object if none of its owners exists, and takes references
 // to lost owners off it if one does.
-func (c *collector) attemptToDelete(ctx context.Context, id objectID) error {
-	m, client, err := c.live(ctx, id)
+func (c *garbageCollector) attemptToDelete(ctx context.Context, id objectID) error {
+	m, client, err := c.getLive(ctx, id)
 	if m == nil || err != nil || len(m.OwnerReferences) == 0 {
 		return err
 	}
@@ -331,7 +331,7 @@ func (c *collector) attemptToDelete(ctx context.Context, id objectID) error {
 	policy := metav1.DeletePropagationBackground
 	switch dependents, _ := c.graph.dependentsOf(id.uid); {
 	case len(waiting) > 0 && len(dependents) > 0:
-		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && c.graph.inCircle(id.uid) {
+		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && c.graph.mayBeInCycle(id.uid) {
 			// Two that wait for each other would wait for ever.
 			if err := patchMeta(ctx, client, m, "ownerReferences", unblocked); err != nil {
 				return err
@@ -365,7 +365,7 @@ func withoutBlocking(refs []metav1.OwnerReference) []metav1.OwnerReference {
 
 // classifyReferences reads every owner: those that keep the object alive, those that are
 // gone, and those that wait for it to be deleted.
-func (c *collector) classifyReferences(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, dangling, waiting []metav1.OwnerReference, err error) {
+func (c *garbageCollector) classifyReferences(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range m.OwnerReferences {
 		_, owner, err := c.lookUp(ctx, m.Namespace, ref)
 		switch {
@@ -382,10 +382,10 @@ func (c *collector) classifyReferences(ctx context.Context, m *metav1.PartialObj
 	return solid, dangling, waiting, nil
 }
 
-// finish takes the collector's finalizers off an object whose dependents are gone or let go.
-func (c *collector) finish(ctx context.Context, id objectID) error {
-	m, client, err := c.live(ctx, id)
-	var absent notServed
+// finishDeletion takes the collector's finalizers off an object whose dependents are gone or let go.
+func (c *garbageCollector) finishDeletion(ctx context.Context, id objectID) error {
+	m, client, err := c.getLive(ctx, id)
+	var absent notServedError
 	if errors.As(err, &absent) {
 		return nil // it is listed again when its kind is
 	}
@@ -395,7 +395,7 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 	if !hasFinalizer(m, metav1.FinalizerDeleteDependents) && !hasFinalizer(m, metav1.FinalizerOrphanDependents) {
 		return nil
 	}
-	if !c.kinds.synced() {
+	if !c.watchers.synced() {
 		return errNotSynced
 	}
 	dependents, blocking := c.graph.dependentsOf(id.uid)
@@ -415,9 +415,9 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 }
 
 // orphanDependents takes the reference to owner off each dependent.
-func (c *collector) orphanDependents(ctx context.Context, owner objectID, dependents []objectID) error {
+func (c *garbageCollector) orphanDependents(ctx context.Context, owner objectID, dependents []objectID) error {
 	for _, d := range dependents {
-		m, client, err := c.live(ctx, d)
+		m, client, err := c.getLive(ctx, d)
 		if err != nil {
 			return err
 		}

@@ -22,9 +22,9 @@ const hold = "example.com/hold"
 func configMap(name string) *unstructured.Unstructured { return object("ConfigMap", "v1", name) }
 func secret(name string) *unstructured.Unstructured    { return object("Secret", "v1", name) }
 
-// stays fails unless an object is there, not being deleted, after the loops have provably handled what
+// requireKept fails unless an object is there, not being deleted, after the loops have provably handled what
 // came before: a dangling object made last has been collected.
-func (w *world) stays(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
+func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	for range 2 { // once for what is queued, once for what that led to
 		ghost := owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}))
@@ -36,17 +36,17 @@ func (w *world) stays(t *testing.T, gvr schema.GroupVersionResource, namespace, 
 	}
 }
 
-// followed waits until the loops know a kind: they have found out that it has no object of a name.
-func (w *world) followed(t *testing.T, apiVersion, kind string) {
+// awaitWatched waits until the loops know a kind: they have found out that it has no object of a name.
+func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
 	w.create(t, configMaps, "default", owned(configMap("asks"), owners(none)))
 	w.awaitGone(t, configMaps, "default", "asks")
 }
 
-// unfollowed waits until the loops no longer find a kind: they keep what names an owner of it that was
+// awaitUnwatched waits until the loops no longer find a kind: they keep what names an owner of it that was
 // never there, asks.
-func (w *world) unfollowed(t *testing.T, apiVersion, kind string) {
+func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
 	eventually(t, kind+" is not followed", func(ctx context.Context) bool {
@@ -75,7 +75,7 @@ func TestBackground(t *testing.T) {
 	for i := range 20 {
 		w.awaitGone(t, secrets, "default", fmt.Sprint("s", i))
 	}
-	w.stays(t, secrets, "default", "other")
+	w.requireKept(t, secrets, "default", "other")
 }
 
 // CRD-066
@@ -91,15 +91,15 @@ func TestForeground(t *testing.T) {
 	if o := w.get(t, configMaps, "default", "owner"); !slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents) {
 		t.Errorf("the owner does not wait: finalizers %v", o.GetFinalizers())
 	}
-	w.release(t, secrets, "default", "blocks")
+	w.removeFinalizers(t, secrets, "default", "blocks")
 	w.awaitGone(t, configMaps, "default", "owner")
 	w.get(t, secrets, "default", "lets")
-	w.release(t, secrets, "default", "lets")
+	w.removeFinalizers(t, secrets, "default", "lets")
 	w.awaitGone(t, secrets, "default", "lets")
 }
 
 // CRD-066: an owner without dependents is not kept.
-func TestForegroundAlone(t *testing.T) {
+func TestForegroundWithoutDependents(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, configMaps, "default", configMap("owner"))
 	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
@@ -118,7 +118,7 @@ func TestForegroundUnblocked(t *testing.T) {
 }
 
 // CRD-066: two that own each other do not wait for each other.
-func TestForegroundCircle(t *testing.T) {
+func TestForegroundCycle(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	a := w.create(t, configMaps, "default", configMap("a"))
 	b := w.create(t, configMaps, "default", owned(configMap("b"), owners(reference(a, true))))
@@ -146,7 +146,7 @@ func TestOrphan(t *testing.T) {
 	if o := w.get(t, secrets, "default", "both"); len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].UID != keep.GetUID() {
 		t.Errorf("references left: %v", o.GetOwnerReferences())
 	}
-	w.stays(t, secrets, "default", "one")
+	w.requireKept(t, secrets, "default", "one")
 }
 
 // CRD-066
@@ -188,7 +188,7 @@ func TestTwoOwners(t *testing.T) {
 }
 
 // CRD-066: an owner that never was, one of another uid, and one in another namespace are none.
-func TestDangling(t *testing.T) {
+func TestDanglingReferences(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
 	never := reference(owner, false)
@@ -199,11 +199,11 @@ func TestDangling(t *testing.T) {
 	w.create(t, secrets, "default", owned(secret("changed"), owners(changed)))
 	w.awaitGone(t, secrets, "default", "never")
 	w.awaitGone(t, secrets, "default", "changed")
-	w.stays(t, configMaps, "default", "owner")
+	w.requireKept(t, configMaps, "default", "owner")
 }
 
 // awaitInvalidOwner waits for the Event that the garbage collector emits about an object with an invalid owner.
-func (w *world) awaitInvalidOwner(t testing.TB, namespace, name, message string) {
+func (w *testClient) awaitInvalidOwner(t testing.TB, namespace, name, message string) {
 	t.Helper()
 	events := w.at(schema.GroupVersionResource{Version: "v1", Resource: "events"}, namespace)
 	var seen []string
@@ -233,7 +233,7 @@ func TestOwnerInAnotherNamespace(t *testing.T) {
 	w.create(t, secrets, "default", owned(secret("near"), owners(reference(owner, false))))
 	w.create(t, secrets, "far", owned(secret("far"), owners(reference(owner, false))))
 	w.awaitGone(t, secrets, "far", "far")
-	w.stays(t, secrets, "default", "near")
+	w.requireKept(t, secrets, "default", "near")
 	w.create(t, secrets, "far", owned(secret("again"), owners(reference(owner, false))))
 	w.awaitGone(t, secrets, "far", "again")
 	for _, name := range []string{"far", "again"} {
@@ -250,7 +250,7 @@ func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 	w.create(t, namespaces, "", owned(object("Namespace", "v1", "kept"), owners(reference(owner, false))))
 	w.awaitInvalidOwner(t, "default", "kept", fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: , name: owner, uid: %s] does not exist in namespace ""`, owner.GetUID()))
 	w.delete(t, configMaps, "default", "owner", "")
-	w.stays(t, namespaces, "", "kept")
+	w.requireKept(t, namespaces, "", "kept")
 }
 
 // CRD-066
@@ -301,7 +301,7 @@ func TestOwnerKindAppearsLater(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	later := metav1.OwnerReference{APIVersion: "later.example.com/v1", Kind: "Late", Name: "l", UID: "l"}
 	w.create(t, configMaps, "default", owned(configMap("c"), owners(later)))
-	w.stays(t, configMaps, "default", "c")
+	w.requireKept(t, configMaps, "default", "c")
 	w.crd(t, "later.example.com", "Late", "Namespaced")
 	w.awaitGone(t, configMaps, "default", "c")
 }
@@ -317,16 +317,16 @@ func TestDependentKindAppearsLater(t *testing.T) {
 		_ = w.at(configMaps, "default").Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
 		return o.GetDeletionTimestamp() != nil
 	})
-	w.release(t, widgets, "default", "w")
+	w.removeFinalizers(t, widgets, "default", "w")
 	w.awaitGone(t, configMaps, "default", "owner")
 }
 
 // CRD-066, CRD-027: the dependents of a CRD's objects go with the CRD, though their owners' kind
 // can no longer be asked.
-func TestDependentsOfEndedKind(t *testing.T) {
+func TestDependentsOfDeletedCRD(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
-	w.followed(t, "example.com/v1", "Widget")
+	w.awaitWatched(t, "example.com/v1", "Widget")
 	for i := range 10 {
 		owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", fmt.Sprint("w", i)))
 		w.create(t, configMaps, "default", owned(configMap(fmt.Sprint("c", i)), owners(reference(owner, false))))
@@ -342,10 +342,10 @@ func TestOwnerKindUnserved(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)))
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	w.followed(t, "example.com/v1", "Widget")
+	w.awaitWatched(t, "example.com/v1", "Widget")
 	owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
 	w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, false))))
-	w.stays(t, configMaps, "default", "c") // and its owner is known now
+	w.requireKept(t, configMaps, "default", "c") // and its owner is known now
 	serve := func(v1, v2 bool) {
 		t.Helper()
 		eventually(t, "served", func(ctx context.Context) bool {
@@ -356,7 +356,7 @@ func TestOwnerKindUnserved(t *testing.T) {
 		})
 	}
 	serve(false, false)
-	w.unfollowed(t, "example.com/v1", "Widget")
+	w.awaitUnwatched(t, "example.com/v1", "Widget")
 	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
 	lost := metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "lost"}
 	patch, err := json.Marshal(owners(reference(owner, false), lost))
@@ -364,15 +364,15 @@ func TestOwnerKindUnserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.patch(t, configMaps, "default", "c", `{"metadata":{"ownerReferences":`+string(patch)+`}}`) // has it judged
-	w.stays(t, configMaps, "default", "c")
-	w.stays(t, secrets, "default", "s")
+	w.requireKept(t, configMaps, "default", "c")
+	w.requireKept(t, secrets, "default", "s")
 	serve(false, true)
 	w.awaitGone(t, configMaps, "default", "asks")
 	w.await(t, configMaps, "default", "c", "has the owner that lives", func(o *unstructured.Unstructured) bool {
 		refs := o.GetOwnerReferences()
 		return len(refs) == 1 && refs[0].UID == owner.GetUID()
 	})
-	w.stays(t, secrets, "default", "s")
+	w.requireKept(t, secrets, "default", "s")
 	widgets.Version = "v2"
 	w.delete(t, widgets, "default", "w", "")
 	w.awaitGone(t, configMaps, "default", "c")

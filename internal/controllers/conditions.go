@@ -21,8 +21,8 @@ func isConditionTrue(u *unstructured.Unstructured, kind string) bool {
 	return false
 }
 
-// message returns the message of a condition, "" if u does not have the condition.
-func message(u *unstructured.Unstructured, kind string) string {
+// conditionMessage returns the message of a condition, "" if u does not have the condition.
+func conditionMessage(u *unstructured.Unstructured, kind string) string {
 	for _, c := range conditions(u) {
 		if m, _ := c.(map[string]any); m["type"] == kind {
 			text, _ := m["message"].(string)
@@ -33,10 +33,10 @@ func message(u *unstructured.Unstructured, kind string) string {
 }
 
 func hasCondition(u *unstructured.Unstructured, kind string) bool {
-	return slices.ContainsFunc(conditions(u), isOfKind(kind))
+	return slices.ContainsFunc(conditions(u), hasType(kind))
 }
 
-func isOfKind(kind string) func(condition any) bool {
+func hasType(kind string) func(condition any) bool {
 	return func(condition any) bool {
 		m, _ := condition.(map[string]any)
 		return m["type"] == kind
@@ -44,7 +44,7 @@ func isOfKind(kind string) func(condition any) bool {
 }
 
 func removeCondition(u *unstructured.Unstructured, kind string) {
-	_ = unstructured.SetNestedSlice(u.Object, slices.DeleteFunc(conditions(u), isOfKind(kind)), "status", "conditions")
+	_ = unstructured.SetNestedSlice(u.Object, slices.DeleteFunc(conditions(u), hasType(kind)), "status", "conditions")
 }
 
 // setCondition sets status.conditions[type=kind] and reports whether that changed

@@ -75,26 +75,26 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 		return err
 	}
 	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
-	kinds := newKinds(c)
-	namespaces, loops := newNamespaces(c, services), []loop{newDefinitions(c)}
+	kinds := newKindWatchers(c)
+	namespaces, loops := newNamespaceController(c, services), []controller{newCRDController(c)}
 	namespaces.delay = upstream.NamespaceDelay
-	for name, l := range map[string]loop{
-		known.GarbageCollectorController:       newCollector(c, kinds),
+	for name, l := range map[string]controller{
+		known.GarbageCollectorController:       newGarbageCollector(c, kinds),
 		known.NamespaceController:              namespaces,
-		known.StorageVersionMigratorController: newMigrations(c, autoMigrate, migrating),
+		known.StorageVersionMigratorController: newMigrationController(c, autoMigrate, migrating),
 	} {
-		if upstream.keeps(name) {
+		if upstream.trellisEnabled(name) {
 			loops = append(loops, l)
 		}
 	}
 	if upstream.Dangling {
-		d, err := newDangling(config)
+		d, err := newDanglingController(config)
 		if err != nil {
 			return err
 		}
 		loops = append(loops, d)
 	}
-	services.registered = kinds.mark
+	services.onRegistered = kinds.markDirty
 	kinds.onChange = func(ch change) {
 		services.observe(ch)
 		upstream.observe(ch)
@@ -112,8 +112,8 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	return nil
 }
 
-// loop is told of what changes, and does what follows of it.
-type loop interface {
+// controller is told of what changes, and does what follows of it.
+type controller interface {
 	observe(change)
 	run(context.Context)
 }

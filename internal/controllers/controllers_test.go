@@ -36,35 +36,35 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// journal is a log that knows which controllers have begun.
-type journal struct {
+// startLog is a log that knows which controllers have begun.
+type startLog struct {
 	slog.Handler
-	mu    sync.Mutex
-	begun []string
-	told  chan struct{} // receives when there is one more
+	mu      sync.Mutex
+	started []string
+	added   chan struct{} // receives when there is one more
 }
 
-func newJournal() *journal {
-	return &journal{Handler: slog.DiscardHandler, told: make(chan struct{}, 100)}
+func newStartLog() *startLog {
+	return &startLog{Handler: slog.DiscardHandler, added: make(chan struct{}, 100)}
 }
 
-func (*journal) Enabled(context.Context, slog.Level) bool { return true }
+func (*startLog) Enabled(context.Context, slog.Level) bool { return true }
 
-func (j *journal) Handle(_ context.Context, r slog.Record) error {
+func (j *startLog) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == "a controller begins" {
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		r.Attrs(func(a slog.Attr) bool { j.begun = append(j.begun, a.Value.String()); return true })
-		j.told <- struct{}{}
+		r.Attrs(func(a slog.Attr) bool { j.started = append(j.started, a.Value.String()); return true })
+		j.added <- struct{}{}
 	}
 	return nil
 }
 
 // await waits until so many have begun, and returns them.
-func (j *journal) await(n int) []string {
-	for ; ; <-j.told {
+func (j *startLog) await(n int) []string {
+	for ; ; <-j.added {
 		j.mu.Lock()
-		begun := slices.Sorted(slices.Values(j.begun))
+		begun := slices.Sorted(slices.Values(j.started))
 		j.mu.Unlock()
 		if len(begun) >= n {
 			return begun
@@ -76,13 +76,13 @@ func (j *journal) await(n int) []string {
 type cluster struct {
 	*testing.T
 	*kubernetes.Clientset
-	server  *testserver.Server
-	journal *journal
+	server *testserver.Server
+	log    *startLog
 }
 
 func newCluster(t *testing.T, controllers ...string) *cluster {
 	t.Helper()
-	j := newJournal()
+	j := newStartLog()
 	s := testserver.Start(t, withControllers(controllers...), testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }))
 	return &cluster{t, kubernetes.NewForConfigOrDie(s.Config), s, j}
 }
@@ -114,7 +114,7 @@ func (c *cluster) pod(name, ip string) *corev1.Pod {
 	c.Helper()
 	must[*corev1.Node](c)(c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}))
 	w, err := c.CoreV1().ServiceAccounts("default").Watch(c.Context(), metav1.ListOptions{})
-	seen(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
+	awaitEvent(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
 	pods := c.CoreV1().Pods("default")
 	p := must[*corev1.Pod](c)(pods.Create(c.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
@@ -132,13 +132,13 @@ func (c *cluster) ready(p *corev1.Pod, is corev1.ConditionStatus) *corev1.Pod {
 	return must[*corev1.Pod](c)(c.CoreV1().Pods("default").UpdateStatus(c.Context(), p, metav1.UpdateOptions{}))
 }
 
-// slices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and whether it is ready.
-func (c *cluster) slices(service, by string, want ...string) {
+// awaitSlices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and whether it is ready.
+func (c *cluster) awaitSlices(service, by string, want ...string) {
 	c.Helper()
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(c.Context(), metav1.ListOptions{
 		LabelSelector: discoveryv1.LabelServiceName + "=" + service + "," + discoveryv1.LabelManagedBy + "=" + by,
 	})
-	seen(c.T, w, err, func(_ watch.EventType, o runtime.Object) bool {
+	awaitEvent(c.T, w, err, func(_ watch.EventType, o runtime.Object) bool {
 		var have []string
 		for _, e := range o.(*discoveryv1.EndpointSlice).Endpoints {
 			have = append(have, fmt.Sprint(e.Addresses[0], " ", *e.Conditions.Ready))
@@ -149,7 +149,7 @@ func (c *cluster) slices(service, by string, want ...string) {
 
 // A controller begins with the first object that it is about. At a server where there is nothing only those run that look after
 // roles and namespaces.
-func TestControllersBeginWhenThereIsSomethingToDo(t *testing.T) {
+func TestControllersStartOnFirstObject(t *testing.T) {
 	c := newCluster(t, "*")
 	want := []string{"clusterrole-aggregation-controller", "root-ca-certificate-publisher-controller", "serviceaccount-controller"}
 	for _, of := range []struct {
@@ -187,7 +187,7 @@ func TestControllersBeginWhenThereIsSomethingToDo(t *testing.T) {
 			t.Fatal(err)
 		}
 		want = slices.Sorted(slices.Values(append(want, of.begin...)))
-		if got := c.journal.await(len(want)); !slices.Equal(got, want) {
+		if got := c.log.await(len(want)); !slices.Equal(got, want) {
 			t.Fatalf("%v run, and not %v", got, want)
 		}
 	}
@@ -197,18 +197,18 @@ func TestControllersBeginWhenThereIsSomethingToDo(t *testing.T) {
 }
 
 // EXT-024: a Service has the addresses of its Pods, and knows which are ready, in EndpointSlices and Endpoints.
-func TestEndpointsOfAService(t *testing.T) {
+func TestServiceEndpoints(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("web", true)
 	p := c.pod("a", "10.1.0.1")
-	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
+	c.awaitSlices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
 	w, err := c.CoreV1().Endpoints("default").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=web"})
-	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 		subsets := o.(*corev1.Endpoints).Subsets
 		return len(subsets) == 1 && subsets[0].Addresses[0].IP == "10.1.0.1"
 	})
 	c.ready(p, corev1.ConditionFalse)
-	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 false")
+	c.awaitSlices("web", "endpointslice-controller.k8s.io", "10.1.0.1 false")
 }
 
 // Endpoints that somebody has made for a Service are copied to an EndpointSlice.
@@ -217,7 +217,7 @@ func TestEndpointsAreMirrored(t *testing.T) {
 	c.service("outside", false)
 	e := &corev1.Endpoints{ObjectMeta: named("outside"), Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Port: 80}}}}}
 	must[*corev1.Endpoints](t)(c.CoreV1().Endpoints("default").Create(t.Context(), e, metav1.CreateOptions{}))
-	c.slices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
+	c.awaitSlices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
 }
 
 // The status of a ResourceQuota counts Pods, what they ask for, and objects of custom kinds, as they come and go.
@@ -237,7 +237,7 @@ func TestQuotasAreCounted(t *testing.T) {
 	used := func(want string) {
 		t.Helper()
 		w, err := c.CoreV1().ResourceQuotas("default").Watch(t.Context(), metav1.ListOptions{})
-		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 			var have []string
 			for name, n := range o.(*corev1.ResourceQuota).Status.Used {
 				have = append(have, fmt.Sprintf("%s=%s", name, n.String()))
@@ -266,7 +266,7 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 	used := func(want int) {
 		t.Helper()
 		w, err := quotas.Watch(t.Context(), metav1.ListOptions{TimeoutSeconds: ptr.To(int64(20))})
-		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 			return len(o.(*corev1.ResourceQuota).Status.Used) == want
 		})
 	}
@@ -292,12 +292,12 @@ func request(t *testing.T, name string) *certificatesv1.CertificateSigningReques
 }
 
 // Who may have a kubelet's certificate is given one that the server's own CA has signed, good for a year.
-func TestCertificatesOfKubelets(t *testing.T) {
+func TestKubeletCertificates(t *testing.T) {
 	c := newCluster(t, "*")
 	must[*certificatesv1.CertificateSigningRequest](t)(c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}))
 	var text []byte
 	w, err := c.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{})
-	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 		text = o.(*certificatesv1.CertificateSigningRequest).Status.Certificate
 		return len(text) > 0
 	})
@@ -313,13 +313,13 @@ func TestCertificatesOfKubelets(t *testing.T) {
 	}
 }
 
-// alone runs controllers in a process of their own, until the test ends or stop is called.
-func alone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (stop func()) {
+// runStandalone runs controllers in a process of their own, until the test ends or stop is called.
+func runStandalone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := controllers.NewUpstream(c).RunAlone(ctx, config); err != nil {
+		if err := controllers.NewUpstream(c).RunStandalone(ctx, config); err != nil {
 			t.Error(err)
 		}
 	})
@@ -329,7 +329,7 @@ func alone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (sto
 }
 
 // A CertificateSigningRequest that was approved long ago is deleted.
-func TestOldCertificateSigningRequestsGo(t *testing.T) {
+func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 	c := newCluster(t, "-*")
 	requests := c.CertificatesV1().CertificateSigningRequests()
 	r := request(t, "old")
@@ -338,9 +338,9 @@ func TestOldCertificateSigningRequestsGo(t *testing.T) {
 	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
 	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"}}
 	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}))
-	alone(t, c.server.Config, controllers.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.journal)})
+	runStandalone(t, c.server.Config, controllers.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.log)})
 	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
-	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 }
 
 func job() *batchv1.Job {
@@ -350,7 +350,7 @@ func job() *batchv1.Job {
 }
 
 // A Job that is done goes when its time is over.
-func TestFinishedJobsGo(t *testing.T) {
+func TestFinishedJobsAreDeleted(t *testing.T) {
 	c := newCluster(t, "*")
 	jobs := c.BatchV1().Jobs("default")
 	j := must[*batchv1.Job](t)(jobs.Create(t.Context(), job(), metav1.CreateOptions{}))
@@ -361,7 +361,7 @@ func TestFinishedJobsGo(t *testing.T) {
 	}
 	must[*batchv1.Job](t)(jobs.UpdateStatus(t.Context(), j, metav1.UpdateOptions{}))
 	w, err := jobs.Watch(t.Context(), metav1.ListOptions{ResourceVersion: j.ResourceVersion})
-	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 }
 
 func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolicy {
@@ -381,7 +381,7 @@ func TestPoliciesAreTypeChecked(t *testing.T) {
 	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}))
 	var told string
 	w, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Watch(t.Context(), metav1.ListOptions{})
-	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 		p := o.(*admissionregistrationv1.ValidatingAdmissionPolicy)
 		if p.Status.ObservedGeneration == p.Generation && p.Status.TypeChecking != nil {
 			for _, warning := range p.Status.TypeChecking.ExpressionWarnings {
@@ -396,12 +396,12 @@ func TestPoliciesAreTypeChecked(t *testing.T) {
 }
 
 // A controller that is switched off does not run, and the others do.
-func TestControllerSwitchedOff(t *testing.T) {
+func TestControllerDisabled(t *testing.T) {
 	c := newCluster(t, "*", "-endpoints-controller")
 	c.service("web", true)
 	c.pod("a", "10.1.0.1")
-	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
-	if slices.Contains(c.journal.await(4), "endpoints-controller") {
+	c.awaitSlices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
+	if slices.Contains(c.log.await(4), "endpoints-controller") {
 		t.Error("it runs")
 	}
 	if _, err := c.CoreV1().Endpoints("default").Get(t.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -421,7 +421,7 @@ func TestOneProcessLeads(t *testing.T) {
 		t.Helper()
 		var holder string
 		w, err := c.CoordinationV1().Leases(metav1.NamespaceSystem).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=kube-controller-manager"})
-		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 			l := o.(*coordinationv1.Lease)
 			if l.Spec.HolderIdentity != nil {
 				holder = *l.Spec.HolderIdentity
@@ -430,11 +430,11 @@ func TestOneProcessLeads(t *testing.T) {
 		})
 		return holder
 	}
-	config := func(j *journal) controllers.UpstreamConfig {
+	config := func(j *startLog) controllers.UpstreamConfig {
 		return controllers.UpstreamConfig{Controllers: []string{controllers.AggregateRoles}, LeaderElection: true, Logger: slog.New(j)}
 	}
-	first, second := newJournal(), newJournal()
-	stop := alone(t, c.server.Config, config(first))
+	first, second := newStartLog(), newStartLog()
+	stop := runStandalone(t, c.server.Config, config(first))
 	first.await(1)
 	was := leader(0)
 	asked := make(chan struct{}, 1000)
@@ -447,7 +447,7 @@ func TestOneProcessLeads(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	alone(t, counted, config(second))
+	runStandalone(t, counted, config(second))
 	for range 2 { // so that it has had the time to begin in vain
 		<-asked
 	}

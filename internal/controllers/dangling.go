@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// dangling writes the condition Dangling of FlowSchemas: whether their priority level exists.
-type dangling struct {
+// danglingController writes the condition Dangling of FlowSchemas: whether their priority level exists.
+type danglingController struct {
 	client client.FlowcontrolV1Interface
 	queue  queue[string] // has one key
 }
@@ -28,33 +28,33 @@ const (
 
 var priorityKinds = []schema.GroupKind{{Group: flowcontrolv1.GroupName, Kind: "FlowSchema"}, {Group: flowcontrolv1.GroupName, Kind: "PriorityLevelConfiguration"}}
 
-func newDangling(config *rest.Config) (*dangling, error) {
+func newDanglingController(config *rest.Config) (*danglingController, error) {
 	c, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("client for FlowSchemas: %w", err)
 	}
-	return &dangling{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
+	return &danglingController{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
 }
 
 // ReconcileDangling writes the condition Dangling of all FlowSchemas.
 func ReconcileDangling(ctx context.Context, config *rest.Config) error {
-	d, err := newDangling(config)
+	d, err := newDanglingController(config)
 	if err != nil {
 		return err
 	}
 	return d.sync(ctx, allFlowSchemas)
 }
 
-func (d *dangling) observe(ch change) {
+func (d *danglingController) observe(ch change) {
 	if slices.Contains(priorityKinds, ch.kind.groupKind()) {
-		d.queue.AddAfter(allFlowSchemas, gather)
+		d.queue.AddAfter(allFlowSchemas, batchDelay)
 	}
 }
 
-func (d *dangling) run(ctx context.Context) { d.queue.work(ctx, 1, d.sync) }
+func (d *danglingController) run(ctx context.Context) { d.queue.work(ctx, 1, d.sync) }
 
 // sync writes the conditions that are not as they should be.
-func (d *dangling) sync(ctx context.Context, _ string) error {
+func (d *danglingController) sync(ctx context.Context, _ string) error {
 	levels, err := d.client.PriorityLevelConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return ignoreNotFound(err) // the kind is not served
@@ -64,7 +64,7 @@ func (d *dangling) sync(ctx context.Context, _ string) error {
 		return ignoreNotFound(err)
 	}
 	var writes errgroup.Group
-	writes.SetLimit(atOnce)
+	writes.SetLimit(maxConcurrentWrites)
 	for i := range schemas.Items {
 		s := &schemas.Items[i]
 		level := s.Spec.PriorityLevelConfiguration.Name
@@ -85,7 +85,7 @@ func danglingCondition(level string, exists bool) flowcontrolv1.FlowSchemaCondit
 	return c
 }
 
-func (d *dangling) write(ctx context.Context, s *flowcontrolv1.FlowSchema, want flowcontrolv1.FlowSchemaCondition) error {
+func (d *danglingController) write(ctx context.Context, s *flowcontrolv1.FlowSchema, want flowcontrolv1.FlowSchemaCondition) error {
 	if slices.ContainsFunc(s.Status.Conditions, func(c flowcontrolv1.FlowSchemaCondition) bool {
 		return c.Type == want.Type && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
 	}) {

@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// becomes waits until a FlowSchema has the condition.
-func becomes(t *testing.T, c kubernetes.Interface, name string, want flowcontrolv1.FlowSchemaCondition) {
+// awaitDangling waits until a FlowSchema has the condition.
+func awaitDangling(t *testing.T, c kubernetes.Interface, name string, want flowcontrolv1.FlowSchemaCondition) {
 	t.Helper()
 	var got []flowcontrolv1.FlowSchemaCondition
 	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
@@ -58,19 +58,19 @@ func flowSchema(name, level string) *flowcontrolv1.FlowSchema {
 func TestDanglingFlowSchemas(t *testing.T) {
 	c := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
 	for _, s := range append(flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas...) {
-		becomes(t, c, s.Name, found(s.Spec.PriorityLevelConfiguration.Name))
+		awaitDangling(t, c, s.Name, found(s.Spec.PriorityLevelConfiguration.Name))
 	}
 	schemas, levels := c.FlowcontrolV1().FlowSchemas(), c.FlowcontrolV1().PriorityLevelConfigurations()
 	if _, err := schemas.Create(t.Context(), flowSchema("mine", "mine"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", notFound("mine"))
+	awaitDangling(t, c, "mine", notFound("mine"))
 	level := flow.SuggestedPriorityLevelConfigurations[0].DeepCopy()
 	level.ObjectMeta = metav1.ObjectMeta{Name: "mine"}
 	if _, err := levels.Create(t.Context(), level, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", found("mine"))
+	awaitDangling(t, c, "mine", found("mine"))
 	s, err := schemas.Get(t.Context(), "mine", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	if _, err := schemas.UpdateStatus(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", found("mine"))
+	awaitDangling(t, c, "mine", found("mine"))
 	if s, err = schemas.Get(t.Context(), "mine", metav1.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	if _, err := schemas.Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", notFound("other"))
+	awaitDangling(t, c, "mine", notFound("other"))
 	s, err = schemas.Get(t.Context(), "mine", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -101,11 +101,11 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	if _, err = schemas.Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", found("mine"))
+	awaitDangling(t, c, "mine", found("mine"))
 	if err := levels.Delete(t.Context(), "mine", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, c, "mine", notFound("mine"))
+	awaitDangling(t, c, "mine", notFound("mine"))
 }
 
 // Without priority and fairness nothing writes the condition, as upstream.
@@ -124,7 +124,7 @@ func TestDanglingWithoutFairness(t *testing.T) {
 }
 
 // KeepPriorities restores the mandatory and suggested objects, and deletes those that carry the annotation of an earlier release.
-func TestKeepPriorities(t *testing.T) {
+func TestReconcileFlowControl(t *testing.T) {
 	s := testserver.Start(t)
 	c := kubernetes.NewForConfigOrDie(s.Config).FlowcontrolV1()
 	for name, annotations := range map[string]map[string]string{

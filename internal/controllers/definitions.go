@@ -19,14 +19,14 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// definitions ends CRDs that are being deleted, once their objects are gone, and
+// crdController ends CRDs that are being deleted, once their objects are gone, and
 // gives names that become free to the CRDs that wait for them.
-type definitions struct {
-	clients *clients
-	ending  queue[string]
-	naming  queue[string] // by group
+type crdController struct {
+	clients     *clients
+	deletions   queue[string]
+	nameRetries queue[string] // by group
 
-	emptying waiting // CRDs whose objects have finalizers left
+	terminating nameSet // CRDs whose objects have finalizers left
 
 	mu     sync.Mutex
 	groups map[string]map[string]int64 // group -> its CRDs and their generations
@@ -34,24 +34,24 @@ type definitions struct {
 
 const cleanupFinalizer = "customresourcecleanup.apiextensions.k8s.io"
 
-func newDefinitions(c *clients) *definitions {
-	return &definitions{
-		clients: c, ending: newQueue[string]("end CRD"), naming: newQueue[string]("name CRDs"),
+func newCRDController(c *clients) *crdController {
+	return &crdController{
+		clients: c, deletions: newQueue[string]("end CRD"), nameRetries: newQueue[string]("name CRDs"),
 		groups: map[string]map[string]int64{},
 	}
 }
 
-func (d *definitions) run(ctx context.Context) {
+func (d *crdController) run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(func() { d.ending.work(ctx, 4, d.end) })
-	running.Go(func() { d.naming.work(ctx, 1, d.name) })
+	running.Go(func() { d.deletions.work(ctx, 4, d.finishDeletion) })
+	running.Go(func() { d.nameRetries.work(ctx, 1, d.retryNames) })
 	running.Wait()
 }
 
-func (d *definitions) observe(ch change) {
+func (d *crdController) observe(ch change) {
 	if ch.kind.groupKind() != crdKind {
-		if name := ch.kind.Resource + "." + ch.kind.Group; ch.deleted && d.emptying.has(name) {
-			d.ending.AddAfter(name, gather)
+		if name := ch.kind.Resource + "." + ch.kind.Group; ch.deleted && d.terminating.has(name) {
+			d.deletions.AddAfter(name, batchDelay)
 		}
 		return
 	}
@@ -60,11 +60,11 @@ func (d *definitions) observe(ch change) {
 	}
 	for _, m := range ch.objects() {
 		if !ch.deleted && m.DeletionTimestamp != nil {
-			d.ending.Add(m.Name)
+			d.deletions.Add(m.Name)
 		}
 	}
-	if ch.object != nil && d.freesNames(ch.object, ch.deleted) {
-		d.naming.AddAfter(groupOf(ch.object), gather)
+	if ch.object != nil && d.recordCRD(ch.object, ch.deleted) {
+		d.nameRetries.AddAfter(groupOf(ch.object), batchDelay)
 	}
 }
 
@@ -75,25 +75,25 @@ func groupOf(crd *metav1.PartialObjectMetadata) string {
 
 // relist starts over: names may have become free meanwhile wherever more than one CRD could
 // want them.
-func (d *definitions) relist(crds []*metav1.PartialObjectMetadata) {
+func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	d.mu.Lock()
 	clear(d.groups)
 	d.mu.Unlock()
 	for _, m := range crds {
-		d.freesNames(m, false)
+		d.recordCRD(m, false)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for group, names := range d.groups {
 		if len(names) > 1 {
-			d.naming.Add(group)
+			d.nameRetries.Add(group)
 		}
 	}
 }
 
-// freesNames records a CRD and reports whether others of its group may get names that it has had: it
+// recordCRD records a CRD and reports whether others of its group may get names that it has had: it
 // is gone or its spec has changed. One that is new takes names, and its own are decided when it is written.
-func (d *definitions) freesNames(m *metav1.PartialObjectMetadata, deleted bool) bool {
+func (d *crdController) recordCRD(m *metav1.PartialObjectMetadata, deleted bool) bool {
 	group := groupOf(m)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,33 +114,33 @@ func (d *definitions) freesNames(m *metav1.PartialObjectMetadata, deleted bool) 
 	return len(known) > 0
 }
 
-func (d *definitions) crds() dynamic.ResourceInterface {
+func (d *crdController) crds() dynamic.ResourceInterface {
 	return d.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 }
 
-// end deletes the objects of a CRD that is being deleted, then lets it go.
-func (d *definitions) end(ctx context.Context, name string) error {
+// finishDeletion deletes the objects of a CRD that is being deleted, then lets it go.
+func (d *crdController) finishDeletion(ctx context.Context, name string) error {
 	crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		d.emptying.remove(name)
+		d.terminating.remove(name)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if crd.GetDeletionTimestamp() == nil || !slices.Contains(crd.GetFinalizers(), cleanupFinalizer) {
-		d.emptying.remove(name) // another has ended it
+		d.terminating.remove(name) // another has ended it
 		return nil
 	}
 	reason, message := "NeverEstablished", "resource was never established"
 	if isConditionTrue(crd, "Established") {
-		d.emptying.add(name)
-		if err := d.empty(ctx, crd); err != nil {
-			return errors.Join(err, d.explain(ctx, crd, err))
+		d.terminating.add(name)
+		if err := d.deleteInstances(ctx, crd); err != nil {
+			return errors.Join(err, d.reportDelay(ctx, crd, err))
 		}
 		reason, message = "InstanceDeletionCompleted", "removed all instances"
 	}
-	d.emptying.remove(name)
+	d.terminating.remove(name)
 	setCondition(crd, "Terminating", "False", reason, message)
 	if crd, err = d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{}); err != nil {
 		return ignoreNotFound(err)
@@ -150,15 +150,15 @@ func (d *definitions) end(ctx context.Context, name string) error {
 	return ignoreNotFound(err)
 }
 
-// silence is how long objects may take to go before the CRD says that they do not, as upstream's
+// instanceDeletionTimeout is how long objects may take to go before the CRD says that they do not, as upstream's
 // finalizer waits for them.
-const silence = time.Minute
+const instanceDeletionTimeout = time.Minute
 
-// explain says in a CRD's condition why its objects are still there.
-func (d *definitions) explain(ctx context.Context, crd *unstructured.Unstructured, why error) error {
+// reportDelay says in a CRD's condition why its objects are still there.
+func (d *crdController) reportDelay(ctx context.Context, crd *unstructured.Unstructured, why error) error {
 	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", why)
 	if errors.Is(why, errRemaining) {
-		if time.Since(crd.GetDeletionTimestamp().Time) < silence {
+		if time.Since(crd.GetDeletionTimestamp().Time) < instanceDeletionTimeout {
 			return nil
 		}
 		reason, message = "InstanceDeletionCheck", "could not confirm zero CustomResources remaining: timed out waiting for the condition"
@@ -170,9 +170,9 @@ func (d *definitions) explain(ctx context.Context, crd *unstructured.Unstructure
 	return ignoreNotFound(err)
 }
 
-// empty deletes all objects of a CRD; errRemaining while finalizers keep some.
-func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured) error {
-	client, err := d.objects(ctx, crd)
+// deleteInstances deletes all objects of a CRD; errRemaining while finalizers keep some.
+func (d *crdController) deleteInstances(ctx context.Context, crd *unstructured.Unstructured) error {
+	client, err := d.instanceClient(ctx, crd)
 	if err != nil {
 		return err
 	}
@@ -208,9 +208,9 @@ func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured)
 	return nil
 }
 
-// objects is a client for the custom objects at a served version. A CRD that serves none
+// instanceClient is a client for the custom objects at a served version. A CRD that serves none
 // is made to serve its storage version: it is terminating, so nothing can be created.
-func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
+func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
@@ -234,9 +234,9 @@ func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructure
 	return nil, errRemaining
 }
 
-// name writes the status of each CRD of a group that has not got all its names: the
+// retryNames writes the status of each CRD of a group that has not got all its names: the
 // server decides anew which it may have.
-func (d *definitions) name(ctx context.Context, group string) error {
+func (d *crdController) retryNames(ctx context.Context, group string) error {
 	d.mu.Lock()
 	var names []string
 	for name := range d.groups[group] {
@@ -245,7 +245,7 @@ func (d *definitions) name(ctx context.Context, group string) error {
 	d.mu.Unlock()
 	slices.Sort(names)
 	for _, name := range names {
-		waits, err := d.waitsForNames(ctx, name)
+		waits, err := d.lacksNames(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -263,8 +263,8 @@ func (d *definitions) name(ctx context.Context, group string) error {
 	return nil
 }
 
-// waitsForNames reads of a CRD, which may be large, only what it takes to know.
-func (d *definitions) waitsForNames(ctx context.Context, name string) (bool, error) {
+// lacksNames reads of a CRD, which may be large, only what it takes to know.
+func (d *crdController) lacksNames(ctx context.Context, name string) (bool, error) {
 	raw, err := d.clients.discovery.RESTClient().Get().
 		AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", name).
 		SetHeader("Accept", "application/json").Do(ctx).Raw()

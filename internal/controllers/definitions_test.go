@@ -16,7 +16,7 @@ import (
 var widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
 // CRD-027, CRD-030: objects, in whatever namespace, go with their CRD, and do not come back with it.
-func TestDefinitionAgain(t *testing.T) {
+func TestCRDRecreated(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))
 	for range 3 {
@@ -38,7 +38,7 @@ func TestDefinitionAgain(t *testing.T) {
 }
 
 // CRD-043, CRD-045
-func TestDefinitionWaitsForFinalizers(t *testing.T) {
+func TestCRDWaitsForFinalizers(t *testing.T) {
 	for _, scope := range []string{"Namespaced", "Cluster"} {
 		t.Run(scope, func(t *testing.T) {
 			w := connect(t, testserver.Start(t))
@@ -56,7 +56,7 @@ func TestDefinitionWaitsForFinalizers(t *testing.T) {
 					return o.GetDeletionTimestamp() != nil
 				})
 				w.get(t, crds, "", "widgets.example.com")
-				w.release(t, widgets, in, fmt.Sprint("w", i))
+				w.removeFinalizers(t, widgets, in, fmt.Sprint("w", i))
 			}
 			w.awaitGone(t, crds, "", "widgets.example.com")
 			want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, False/InstanceDeletionCompleted/removed all instances"
@@ -68,7 +68,7 @@ func TestDefinitionWaitsForFinalizers(t *testing.T) {
 }
 
 // watchCondition records the values of a CRD's condition; the function it returns gives them once the CRD is gone.
-func watchCondition(t *testing.T, w *world, name, kind string) func() []string {
+func watchCondition(t *testing.T, w *testClient, name, kind string) func() []string {
 	t.Helper()
 	watching, err := w.at(crds, "").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
@@ -93,7 +93,7 @@ func watchCondition(t *testing.T, w *world, name, kind string) func() []string {
 }
 
 // CRD-027: objects of versions that are all unserved are objects too.
-func TestDefinitionUnserved(t *testing.T) {
+func TestUnservedCRDDeletion(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.crd(t, "example.com", "Widget", "Namespaced")
 	for i := range 5 {
@@ -112,9 +112,9 @@ func TestDefinitionUnserved(t *testing.T) {
 
 // CRD-041: names go to the CRD that waits for them when the first one goes, or gives them up.
 func TestNamesBecomeFree(t *testing.T) {
-	for what, free := range map[string]func(*testing.T, *world){
-		"deleted": func(t *testing.T, w *world) { w.delete(t, crds, "", "widgets.example.com", "") },
-		"renamed": func(t *testing.T, w *world) {
+	for what, free := range map[string]func(*testing.T, *testClient){
+		"deleted": func(t *testing.T, w *testClient) { w.delete(t, crds, "", "widgets.example.com", "") },
+		"renamed": func(t *testing.T, w *testClient) {
 			w.patch(t, crds, "", "widgets.example.com", `{"spec":{"names":{"shortNames":["other"]}}}`)
 		},
 	} {
@@ -160,7 +160,7 @@ func TestNeverEstablished(t *testing.T) {
 }
 
 // CRD-041: names that became free just before a crash are given after it.
-func TestNamesThroughRestart(t *testing.T) {
+func TestNamesFreedBeforeRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)
 	w.crd(t, "example.com", "Widget", "Namespaced")

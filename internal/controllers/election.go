@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// elected calls run whenever this process holds the Lease of kube-controller-manager, with a context that ends when it does so no
+// runWhileLeader calls run whenever this process holds the Lease of kube-controller-manager, with a context that ends when it does so no
 // longer, until ctx is done. The Lease is given up when run has ended: no two processes run at a time.
-func (u *Upstream) elected(ctx context.Context, run func(context.Context)) error {
+func (u *Upstream) runWhileLeader(ctx context.Context, run func(context.Context)) error {
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("the name of this host, to stand for election: %w", err)

@@ -16,13 +16,13 @@ func (r *Reachability) Unwritten() int {
 	return len(r.latest)
 }
 
-// Follow has told called with what is heard of objects through the API alone, until ctx is done.
-func Follow(ctx context.Context, config *rest.Config, told func(resource string, m *metav1.PartialObjectMetadata, deleted bool)) error {
+// WatchKinds has told called with what is heard of objects through the API alone, until ctx is done.
+func WatchKinds(ctx context.Context, config *rest.Config, told func(resource string, m *metav1.PartialObjectMetadata, deleted bool)) error {
 	c, err := newClients(config, nil)
 	if err != nil {
 		return err
 	}
-	s := newKinds(c)
+	s := newKindWatchers(c)
 	s.onChange = func(ch change) {
 		for _, m := range ch.objects() {
 			told(ch.kind.Resource, m, ch.deleted)
@@ -32,8 +32,8 @@ func Follow(ctx context.Context, config *rest.Config, told func(resource string,
 	return nil
 }
 
-// At has the loop go by a clock.
-func (a *APIServices) At(c clock.PassiveClock) *APIServices {
+// WithClock has the loop go by a clock.
+func (a *APIServices) WithClock(c clock.PassiveClock) *APIServices {
 	a.clock = c
 	return a
 }
@@ -43,16 +43,16 @@ func (a *APIServices) Sync(ctx context.Context, c client.APIServiceInterface, na
 	return a.sync(ctx, c, name)
 }
 
-// Refused is refused.
-func Refused(err error) bool { return refused(err) }
+// IsPermanent is refused.
+func IsPermanent(err error) bool { return isPermanent(err) }
 
-// RunAlone runs the controllers against an API server without other loops, which tell them of objects through the API.
-func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
+// RunStandalone runs the controllers against an API server without other loops, which tell them of objects through the API.
+func (u *Upstream) RunStandalone(ctx context.Context, config *rest.Config) error {
 	c, err := newClients(config, nil)
 	if err != nil {
 		return err
 	}
-	s := newKinds(c)
+	s := newKindWatchers(c)
 	s.onChange = u.observe
 	ended := make(chan struct{})
 	go func() {
@@ -63,5 +63,5 @@ func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
 	return u.Run(ctx, config)
 }
 
-// Keeps says whether one of Loops runs.
-func (u *Upstream) Keeps(name string) bool { return u.keeps(name) }
+// TrellisEnabled says whether one of Loops runs.
+func (u *Upstream) TrellisEnabled(name string) bool { return u.trellisEnabled(name) }

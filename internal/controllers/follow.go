@@ -15,25 +15,25 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// follower follows the metadata of one kind's objects: it is told of them by a Feed or, where there is none, by client-go's
+// kindWatcher follows the metadata of one kind's objects: it is told of them by a Feed or, where there is none, by client-go's
 // Reflector. There is one for every kind that is served, so it keeps no object.
-type follower struct {
-	kinds   *kinds
-	kind    kind
-	ctx     context.Context // done when the kind is followed no longer
-	stop    context.CancelFunc
-	started time.Time
-	synced  atomic.Bool
+type kindWatcher struct {
+	watchers *kindWatchers
+	kind     kind
+	ctx      context.Context // done when the kind is followed no longer
+	stop     context.CancelFunc
+	started  time.Time
+	synced   atomic.Bool
 }
 
 // run lists and watches through the API until ctx is done.
-func (f *follower) run() {
-	client := f.kinds.clients.metadata.Resource(f.kind.GroupVersionResource)
+func (f *kindWatcher) run() {
+	client := f.watchers.clients.metadata.Resource(f.kind.GroupVersionResource)
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			list, err := client.List(ctx, options)
 			if apierrors.IsNotFound(err) {
-				f.kinds.mark(f.kind.Group)
+				f.watchers.markDirty(f.kind.Group)
 			}
 			return list, err
 		},
@@ -42,73 +42,73 @@ func (f *follower) run() {
 		},
 	}
 	options := cache.ReflectorOptions{Name: f.kind.Resource}
-	cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, passing{f}, options).RunWithContext(f.ctx)
+	cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, forwardingStore{f}, options).RunWithContext(f.ctx)
 }
 
-// passing is where a Reflector puts what it hears: nowhere, a follower passes it on.
-type passing struct{ *follower }
+// forwardingStore is where a Reflector puts what it hears: nowhere, a follower passes it on.
+type forwardingStore struct{ *kindWatcher }
 
 // Add implements cache.ReflectorStore.
-func (p passing) Add(object any) error { return p.Update(object) }
+func (p forwardingStore) Add(object any) error { return p.Update(object) }
 
 // Update implements cache.ReflectorStore.
-func (p passing) Update(object any) error {
-	p.pass(strip(object), false)
+func (p forwardingStore) Update(object any) error {
+	p.forward(dropUnusedFields(object), false)
 	return nil
 }
 
 // Delete implements cache.ReflectorStore.
-func (p passing) Delete(object any) error {
-	p.pass(strip(object), true)
+func (p forwardingStore) Delete(object any) error {
+	p.forward(dropUnusedFields(object), true)
 	return nil
 }
 
 // Replace implements cache.ReflectorStore.
-func (p passing) Replace(list []any, version string) error {
+func (p forwardingStore) Replace(list []any, version string) error {
 	listed := make([]*metav1.PartialObjectMetadata, len(list))
 	for i := range list {
-		listed[i] = strip(list[i])
+		listed[i] = dropUnusedFields(list[i])
 	}
 	asOf, err := strconv.ParseInt(version, 10, 64)
 	if err != nil {
 		asOf = math.MaxInt64
 	}
-	p.replace(listed, asOf)
+	p.forwardList(listed, asOf)
 	return nil
 }
 
 // Resync implements cache.ReflectorStore.
-func (passing) Resync() error { return nil }
+func (forwardingStore) Resync() error { return nil }
 
-// strip lets go of what no loop reads.
-func strip(object any) *metav1.PartialObjectMetadata {
+// dropUnusedFields lets go of what no loop reads.
+func dropUnusedFields(object any) *metav1.PartialObjectMetadata {
 	m := object.(*metav1.PartialObjectMetadata) // the Reflector takes nothing else
 	m.ManagedFields, m.Labels, m.Annotations = nil, nil, nil
 	return m
 }
 
-// replace passes on a whole list.
-func (f *follower) replace(listed []*metav1.PartialObjectMetadata, revision int64) {
+// forwardList passes on a whole list.
+func (f *kindWatcher) forwardList(listed []*metav1.PartialObjectMetadata, revision int64) {
 	if f.ctx.Err() != nil {
 		return
 	}
-	f.kinds.onChange(change{kind: f.kind, listed: listed, asOf: uint64(revision)})
+	f.watchers.onChange(change{kind: f.kind, listed: listed, asOf: uint64(revision)})
 	f.synced.Store(true)
 	if f.kind.groupKind() == crdKind {
-		f.kinds.mark(allGroups)
+		f.watchers.markDirty(allGroups)
 	}
 }
 
-func (f *follower) pass(m *metav1.PartialObjectMetadata, deleted bool) {
+func (f *kindWatcher) forward(m *metav1.PartialObjectMetadata, deleted bool) {
 	if f.ctx.Err() != nil {
 		return
 	}
-	f.kinds.onChange(change{kind: f.kind, object: m, deleted: deleted})
+	f.watchers.onChange(change{kind: f.kind, object: m, deleted: deleted})
 	if f.kind.groupKind() == crdKind {
 		if deleted {
-			f.kinds.unfollow(m.Name, versionOf(m))
+			f.watchers.stopForCRD(m.Name, resourceVersionOf(m))
 		}
 		_, group, _ := strings.Cut(m.Name, ".")
-		f.kinds.mark(group)
+		f.watchers.markDirty(group)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // Loops that have no feed, as in a process of their own, hear of objects through the API: of those there are, of new
 // ones, of those of new kinds.
-func TestFollowThroughAPI(t *testing.T) {
+func TestWatchThroughAPI(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
 	first := w.crd(t, "first.example.com", "First", "Namespaced")
@@ -23,7 +23,7 @@ func TestFollowThroughAPI(t *testing.T) {
 
 	told := make(chan string, 10000)
 	go func() {
-		_ = controllers.Follow(t.Context(), s.Config, func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
+		_ = controllers.WatchKinds(t.Context(), s.Config, func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
 			if m.UID == "" || m.ResourceVersion == "" || m.Labels != nil {
 				t.Errorf("told of %+v", m)
 			}
@@ -60,11 +60,11 @@ func TestFollowThroughAPI(t *testing.T) {
 }
 
 // Who follows through the API has stopped when it says so.
-func TestFollowThroughAPIEnds(t *testing.T) {
+func TestWatchThroughAPIStops(t *testing.T) {
 	s := testserver.Start(t)
 	ctx, stop := context.WithCancel(t.Context())
 	once, ended := sync.Once{}, make(chan struct{})
-	if err := controllers.Follow(ctx, s.Config, func(string, *metav1.PartialObjectMetadata, bool) {
+	if err := controllers.WatchKinds(ctx, s.Config, func(string, *metav1.PartialObjectMetadata, bool) {
 		once.Do(func() {
 			stop()
 			select {

@@ -18,12 +18,12 @@ type graph struct {
 
 // node is one object. Fields are read and written under the graph's lock.
 type node struct {
-	id         objectID
-	version    uint64
-	owners     []metav1.OwnerReference
-	dependents map[types.UID]*node
-	// seen is false while only an owner reference speaks of the object.
-	seen       bool
+	id              objectID
+	resourceVersion uint64
+	owners          []metav1.OwnerReference
+	dependents      map[types.UID]*node
+	// observed is false while only an owner reference speaks of the object.
+	observed   bool
 	foreground bool // waits for its blocking dependents
 	orphan     bool // waits for its dependents to be let go
 }
@@ -37,11 +37,11 @@ type objectID struct {
 
 // effect is what follows from a change of the graph.
 type effect struct {
-	unknown  []metav1.OwnerReference // owners to look up
-	doubtful []objectID              // objects that may have to go
-	waiting  []objectID              // owners with a dependent less to wait for
-	finish   bool                    // the object itself waits for its dependents
-	invalid  []invalidReference      // to namespaced owners of another namespace
+	unknownOwners     []metav1.OwnerReference // owners to look up
+	toCheck           []objectID              // objects that may have to go
+	waitingOwners     []objectID              // owners with a dependent less to wait for
+	finishDeletion    bool                    // the object itself waits for its dependents
+	invalidReferences []invalidReference      // to namespaced owners of another namespace
 }
 
 // invalidReference is a reference of an object to an owner that cannot be in its namespace.
@@ -52,18 +52,18 @@ type invalidReference struct {
 
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
 
-// matters reports whether an object has to be in the graph for its own sake.
-func matters(m *metav1.PartialObjectMetadata) bool {
-	return len(m.OwnerReferences) > 0 || waitsFor(m, metav1.FinalizerDeleteDependents) || waitsFor(m, metav1.FinalizerOrphanDependents)
+// isRelevant reports whether an object has to be in the graph for its own sake.
+func isRelevant(m *metav1.PartialObjectMetadata) bool {
+	return len(m.OwnerReferences) > 0 || isTerminatingWith(m, metav1.FinalizerDeleteDependents) || isTerminatingWith(m, metav1.FinalizerOrphanDependents)
 }
 
-// waitsFor reports whether an object is being deleted and has a finalizer.
-func waitsFor(m *metav1.PartialObjectMetadata, finalizer string) bool {
+// isTerminatingWith reports whether an object is being deleted and has a finalizer.
+func isTerminatingWith(m *metav1.PartialObjectMetadata, finalizer string) bool {
 	return m.DeletionTimestamp != nil && hasFinalizer(m, finalizer)
 }
 
-// has reports whether an object matters or one that does refers to it.
-func (g *graph) has(uid types.UID) bool {
+// contains reports whether an object matters or one that does refers to it.
+func (g *graph) contains(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.nodes[uid] != nil
@@ -73,62 +73,62 @@ func (g *graph) has(uid types.UID) bool {
 func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n, version := g.nodes[m.UID], versionOf(m)
+	n, version := g.nodes[m.UID], resourceVersionOf(m)
 	if n == nil {
-		if !matters(m) {
+		if !isRelevant(m) {
 			return e
 		}
 		n = &node{}
 		g.nodes[m.UID] = n
-	} else if n.seen && n.version > version {
+	} else if n.observed && n.resourceVersion > version {
 		return e
 	}
-	first := !n.seen
-	n.id, n.seen, n.version = objectID{k, m.Namespace, m.Name, m.UID}, true, version
-	n.foreground = waitsFor(m, metav1.FinalizerDeleteDependents)
-	n.orphan = waitsFor(m, metav1.FinalizerOrphanDependents)
-	e.finish = n.foreground || n.orphan
+	first := !n.observed
+	n.id, n.observed, n.resourceVersion = objectID{k, m.Namespace, m.Name, m.UID}, true, version
+	n.foreground = isTerminatingWith(m, metav1.FinalizerDeleteDependents)
+	n.orphan = isTerminatingWith(m, metav1.FinalizerOrphanDependents)
+	e.finishDeletion = n.foreground || n.orphan
 	if first {
-		n.mistaken(&e)
+		n.addMismatches(&e)
 	}
 	if !sameOwners(n.owners, m.OwnerReferences) {
 		g.relink(n, m.OwnerReferences, &e)
 	}
-	if !matters(m) && len(n.dependents) == 0 {
+	if !isRelevant(m) && len(n.dependents) == 0 {
 		delete(g.nodes, m.UID)
 	}
 	return e
 }
 
-// versionOf is where in the one ordered history an object was written (resourceVersions can
+// resourceVersionOf is where in the one ordered history an object was written (resourceVersions can
 // be compared since KEP-5504), 0 if it does not say.
-func versionOf(m *metav1.PartialObjectMetadata) uint64 {
+func resourceVersionOf(m *metav1.PartialObjectMetadata) uint64 {
 	v, _ := strconv.ParseUint(m.ResourceVersion, 10, 64)
 	return v
 }
 
-// mistaken adds the dependents that give n's uid with another name or namespace.
-func (n *node) mistaken(e *effect) {
+// addMismatches adds the dependents that give n's uid with another name or namespace.
+func (n *node) addMismatches(e *effect) {
 	for _, d := range n.dependents {
 		for _, ref := range d.owners {
-			if ref.UID != n.id.uid || n.is(ref, d.id.namespace) {
+			if ref.UID != n.id.uid || n.matches(ref, d.id.namespace) {
 				continue
 			}
-			e.doubtful = append(e.doubtful, d.id)
-			if !n.within(d.id.namespace) {
-				e.invalid = append(e.invalid, invalidReference{d.id, ref})
+			e.toCheck = append(e.toCheck, d.id)
+			if !n.canOwnIn(d.id.namespace) {
+				e.invalidReferences = append(e.invalidReferences, invalidReference{d.id, ref})
 			}
 		}
 	}
 }
 
-// within reports whether an object in a namespace, "" for a cluster-scoped one, may refer to n.
-func (n *node) within(namespace string) bool {
+// canOwnIn reports whether an object in a namespace, "" for a cluster-scoped one, may refer to n.
+func (n *node) canOwnIn(namespace string) bool {
 	return n.id.namespace == "" || n.id.namespace == namespace
 }
 
-// is reports whether a reference from namespace means n by more than its uid.
-func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
+// matches reports whether a reference from namespace means n by more than its uid.
+func (n *node) matches(ref metav1.OwnerReference, namespace string) bool {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	return err == nil && gv.Group == n.id.kind.Group && ref.Kind == n.id.kind.Kind && ref.Name == n.id.name &&
 		(!n.id.kind.Namespaced || n.id.namespace == namespace)
@@ -144,21 +144,21 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 			owner = &node{id: objectID{name: ref.Name, uid: ref.UID}}
 			g.nodes[ref.UID] = owner
 		}
-		owner.adopt(n)
+		owner.addDependent(n)
 		switch {
-		case !owner.seen:
-			e.unknown = append(e.unknown, ref)
-		case owner.foreground || !owner.is(ref, n.id.namespace):
-			e.doubtful = append(e.doubtful, n.id)
-			if !owner.within(n.id.namespace) && !doubtful { // upstream reports the first reference that is doubtful
-				e.invalid = append(e.invalid, invalidReference{n.id, ref})
+		case !owner.observed:
+			e.unknownOwners = append(e.unknownOwners, ref)
+		case owner.foreground || !owner.matches(ref, n.id.namespace):
+			e.toCheck = append(e.toCheck, n.id)
+			if !owner.canOwnIn(n.id.namespace) && !doubtful { // upstream reports the first reference that is doubtful
+				e.invalidReferences = append(e.invalidReferences, invalidReference{n.id, ref})
 			}
-			doubtful = doubtful || !owner.is(ref, n.id.namespace)
+			doubtful = doubtful || !owner.matches(ref, n.id.namespace)
 		}
 	}
 	for _, ref := range old {
 		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground && !blocks(owners, ref.UID) {
-			e.waiting = append(e.waiting, owner.id)
+			e.waitingOwners = append(e.waitingOwners, owner.id)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func (g *graph) referencesTo(owner types.UID, namespace string) (all []invalidRe
 	return all
 }
 
-func (n *node) adopt(dependent *node) {
+func (n *node) addDependent(dependent *node) {
 	if n.dependents == nil {
 		n.dependents = map[types.UID]*node{}
 	}
@@ -230,17 +230,17 @@ func (g *graph) detach(n *node) (waiting []objectID) {
 	return waiting
 }
 
-// hide forgets what is known of the objects of a kind that is followed no longer but
+// stopKind forgets what is known of the objects of a kind that is followed no longer but
 // may still be stored. Their dependents stay theirs.
-func (g *graph) hide(k kind) (waiting []objectID) {
+func (g *graph) stopKind(k kind) (waiting []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for uid, n := range g.nodes {
-		if !n.seen || n.id.kind.groupKind() != k.groupKind() {
+		if !n.observed || n.id.kind.groupKind() != k.groupKind() {
 			continue
 		}
 		waiting = append(waiting, g.detach(n)...)
-		n.seen, n.foreground, n.orphan = false, false, false
+		n.observed, n.foreground, n.orphan = false, false, false
 		if len(n.dependents) == 0 {
 			delete(g.nodes, uid)
 		}
@@ -266,8 +266,8 @@ func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	return all, blocking
 }
 
-// inCircle reports whether a dependent of an object waits for its own dependents, of which the object may be one.
-func (g *graph) inCircle(uid types.UID) bool {
+// mayBeInCycle reports whether a dependent of an object waits for its own dependents, of which the object may be one.
+func (g *graph) mayBeInCycle(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[uid]
@@ -292,7 +292,7 @@ func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version
 		there[m.UID] = true
 	}
 	for uid, n := range g.nodes {
-		if n.seen && n.version <= version && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
+		if n.observed && n.resourceVersion <= version && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
 			gone = append(gone, uid)
 		}
 	}

@@ -28,7 +28,7 @@ func thing(name string, version int, owners ...string) *metav1.PartialObjectMeta
 	return m
 }
 
-func ending(m *metav1.PartialObjectMetadata, finalizer string) *metav1.PartialObjectMetadata {
+func terminating(m *metav1.PartialObjectMetadata, finalizer string) *metav1.PartialObjectMetadata {
 	m.DeletionTimestamp, m.Finalizers = &metav1.Time{}, []string{finalizer}
 	return m
 }
@@ -42,18 +42,18 @@ func names(ids []objectID) string {
 }
 
 // CRD-066
-func TestGraphKeepsOnlyWhatMatters(t *testing.T) {
+func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("plain", 1))
 	if len(g.nodes) != 0 {
 		t.Error("an object that owns nothing is kept")
 	}
 	e := g.put(things, thing("child", 2, "owner"))
-	if len(e.unknown) != 1 || len(g.nodes) != 2 {
-		t.Errorf("unknown owners %v, %d nodes", e.unknown, len(g.nodes))
+	if len(e.unknownOwners) != 1 || len(g.nodes) != 2 {
+		t.Errorf("unknown owners %v, %d nodes", e.unknownOwners, len(g.nodes))
 	}
 	g.put(things, thing("owner", 1))
-	if e := g.put(things, thing("second", 3, "owner")); len(e.unknown) != 0 || len(e.doubtful) != 0 {
+	if e := g.put(things, thing("second", 3, "owner")); len(e.unknownOwners) != 0 || len(e.toCheck) != 0 {
 		t.Errorf("an owner that was seen is asked for again: %+v", e)
 	}
 	g.put(things, thing("child", 4))
@@ -64,10 +64,10 @@ func TestGraphKeepsOnlyWhatMatters(t *testing.T) {
 }
 
 // CRD-066: what is older than what is known changes nothing.
-func TestGraphIgnoresThePast(t *testing.T) {
+func TestGraphIgnoresOlderStates(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("child", 1, "owner"))
-	g.put(things, ending(thing("owner", 5), metav1.FinalizerDeleteDependents))
+	g.put(things, terminating(thing("owner", 5), metav1.FinalizerDeleteDependents))
 	g.put(things, thing("owner", 3))
 	if !g.nodes["owner"].foreground {
 		t.Error("an old state of the owner replaced a new one")
@@ -83,17 +83,17 @@ func TestGraphForeground(t *testing.T) {
 	g.put(things, thing("a", 1, "!owner"))
 	g.put(things, thing("b", 2, "owner"))
 	g.put(things, thing("c", 3, "!owner"))
-	if e := g.put(things, ending(thing("owner", 4), metav1.FinalizerDeleteDependents)); !e.finish {
+	if e := g.put(things, terminating(thing("owner", 4), metav1.FinalizerDeleteDependents)); !e.finishDeletion {
 		t.Error("nothing to finish")
 	}
 	all, blocking := g.dependentsOf("owner")
 	if names(all) != "map[a:true b:true c:true]" || names(blocking) != "map[a:true c:true]" {
 		t.Errorf("dependents %v, blocking %v", names(all), names(blocking))
 	}
-	if e := g.put(things, thing("d", 5, "owner")); names(e.doubtful) != "map[d:true]" {
+	if e := g.put(things, thing("d", 5, "owner")); names(e.toCheck) != "map[d:true]" {
 		t.Errorf("a new dependent of an owner that goes: %+v", e)
 	}
-	if e := g.put(things, thing("c", 6, "owner")); names(e.waiting) != "map[owner:true]" {
+	if e := g.put(things, thing("c", 6, "owner")); names(e.waitingOwners) != "map[owner:true]" {
 		t.Errorf("a dependent that blocks no longer: %+v", e)
 	}
 	if _, waiting := g.remove("a"); names(waiting) != "map[owner:true]" {
@@ -105,7 +105,7 @@ func TestGraphForeground(t *testing.T) {
 }
 
 // CRD-066: a uid alone does not make a reference right.
-func TestGraphMistakenReferences(t *testing.T) {
+func TestGraphMismatchedReferences(t *testing.T) {
 	far := thing("far", 1, "owner")
 	far.Namespace = "elsewhere"
 	misnamed := thing("misnamed", 2, "owner")
@@ -120,9 +120,9 @@ func TestGraphMistakenReferences(t *testing.T) {
 		}
 		var doubtful []objectID
 		for _, m := range []*metav1.PartialObjectMetadata{far, misnamed, otherVersion} {
-			doubtful = append(doubtful, g.put(things, m).doubtful...)
+			doubtful = append(doubtful, g.put(things, m).toCheck...)
 		}
-		doubtful = append(doubtful, g.put(things, thing("owner", 6)).doubtful...)
+		doubtful = append(doubtful, g.put(things, thing("owner", 6)).toCheck...)
 		if names(doubtful) != "map[far:true misnamed:true]" {
 			t.Errorf("owner first %v: doubtful %v", ownerFirst, names(doubtful))
 		}
@@ -130,17 +130,17 @@ func TestGraphMistakenReferences(t *testing.T) {
 }
 
 // CRD-066: a kind that is hidden loses no dependents, and owns again when it is back.
-func TestGraphHide(t *testing.T) {
+func TestGraphStopKind(t *testing.T) {
 	others := kind{schema.GroupVersionResource{Group: "o", Version: "v1", Resource: "others"}, "Other", true}
 	g := newGraph()
 	g.put(others, thing("child", 1, "owner"))
 	g.put(things, thing("owner", 2))
-	g.put(others, ending(thing("waits", 3), metav1.FinalizerDeleteDependents))
+	g.put(others, terminating(thing("waits", 3), metav1.FinalizerDeleteDependents))
 	g.put(things, thing("sub", 4, "!waits"))
-	if waiting := g.hide(things); names(waiting) != "map[waits:true]" {
+	if waiting := g.stopKind(things); names(waiting) != "map[waits:true]" {
 		t.Errorf("waiting for what is hidden: %v", names(waiting))
 	}
-	if e := g.put(others, thing("child2", 5, "owner")); len(e.unknown) != 1 {
+	if e := g.put(others, thing("child2", 5, "owner")); len(e.unknownOwners) != 1 {
 		t.Errorf("a hidden owner is taken for seen: %+v", e)
 	}
 	g.put(things, thing("owner", 2))
@@ -171,14 +171,14 @@ func TestGraphRandom(t *testing.T) {
 			}
 			m := thing(name, step+1, owners...)
 			if r.IntN(4) == 0 {
-				m = ending(m, metav1.FinalizerDeleteDependents)
+				m = terminating(m, metav1.FinalizerDeleteDependents)
 			}
 			g.put(things, m)
 			now[name] = m
 		}
 		for name, m := range now {
 			for _, ref := range m.OwnerReferences {
-				if n := g.nodes[m.UID]; n == nil || !has(n.owners, ref.Name) {
+				if n := g.nodes[m.UID]; n == nil || !hasOwner(n.owners, ref.Name) {
 					t.Fatalf("seed %d: %s does not know its owner %s", seed, name, ref.Name)
 				}
 				if owner := g.nodes[ref.UID]; now[ref.Name] != nil && (owner == nil || owner.dependents[m.UID] == nil) {
@@ -202,7 +202,7 @@ func TestGraphRandom(t *testing.T) {
 	}
 }
 
-func has(owners []metav1.OwnerReference, name string) bool {
+func hasOwner(owners []metav1.OwnerReference, name string) bool {
 	for _, ref := range owners {
 		if ref.Name == name {
 			return true
@@ -213,7 +213,7 @@ func has(owners []metav1.OwnerReference, name string) bool {
 
 // CRD-066
 func TestAbsentOwnersAreBounded(t *testing.T) {
-	c := newCollector(nil, newKinds(nil))
+	c := newGarbageCollector(nil, newKindWatchers(nil))
 	for i := range 3 * maxAbsentOwners {
 		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
 		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)

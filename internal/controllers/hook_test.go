@@ -19,43 +19,43 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 )
 
-// hook is a conversion webhook for Widgets over TLS that dies and comes back at the same address.
-type hook struct {
+// testWebhook is a conversion webhook for Widgets over TLS that dies and comes back at the same address.
+type testWebhook struct {
 	*testing.T
-	handler conversionwebhook.Handler
-	server  *httptest.Server // the one that lives, or lived last
-	dead    atomic.Bool
-	silence chan struct{} // closed when the test ends; requests wait for it once mute
-	mute    atomic.Bool
+	handler  conversionwebhook.Handler
+	server   *httptest.Server // the one that lives, or lived last
+	stopped  atomic.Bool
+	testDone chan struct{} // closed when the test ends; requests wait for it once mute
+	hanging  atomic.Bool
 
 	connections, calls, objects atomic.Int64
-	last                        atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
-	dying                       sync.Mutex
-	during                      atomic.Pointer[func()] // is called in the middle of each conversion, unless nil
-	adds                        atomic.Int64           // bytes, to each object
+	stopAfter                   atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
+	stopMu                      sync.Mutex
+	onConvert                   atomic.Pointer[func()] // is called in the middle of each conversion, unless nil
+	extraBytes                  atomic.Int64           // bytes, to each object
 }
 
-func newHook(t *testing.T) *hook {
+func newTestWebhook(t *testing.T) *testWebhook {
 	t.Helper()
-	h := &hook{T: t, silence: make(chan struct{})}
+	h := &testWebhook{T: t, testDone: make(chan struct{})}
 	h.handler.Kinds = map[schema.GroupKind]conversionwebhook.Func{{Group: "example.com", Kind: "Widget"}: h.convert}
 	h.start("127.0.0.1:0")
-	t.Cleanup(func() { close(h.silence) }) // after the server's end, which does not wait for it
+	t.Cleanup(func() { close(h.testDone) }) // after the server's end, which does not wait for it
 	return h
 }
 
 // convert moves the value, which version vN has in a field vN unless strategy None has left it elsewhere: an object that was
 // not converted shows.
-func (h *hook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
+func (h *testWebhook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 	h.objects.Add(1)
-	if during := h.during.Load(); during != nil {
+	if during := h.onConvert.Load(); during != nil {
 		(*during)()
 	}
-	if n := int(h.adds.Load()); n > 0 {
+	if n := int(h.extraBytes.Load()); n > 0 {
 		o.Object["added"] = strings.Repeat("x", n)
 	}
 	gv, err := schema.ParseGroupVersion(to)
-	for _, v := range everyVersion {
+	for _, v := range allVersions {
 		if value, has := o.Object[v]; has {
 			delete(o.Object, v)
 			o.Object[gv.Version] = value
@@ -64,7 +64,7 @@ func (h *hook) convert(o *unstructured.Unstructured, to string) (*unstructured.U
 	return o, err
 }
 
-func (h *hook) start(address string) {
+func (h *testWebhook) start(address string) {
 	h.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -85,47 +85,47 @@ func (h *hook) start(address string) {
 	h.server = s
 }
 
-func (h *hook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *testWebhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.calls.Add(1)
-	if h.mute.Load() {
+	if h.hanging.Load() {
 		_, _ = io.Copy(io.Discard, r.Body)
 		select {
-		case <-h.silence:
+		case <-h.testDone:
 		case <-r.Context().Done():
 		}
 	}
 	answer := httptest.NewRecorder()
-	if !h.dead.Load() && !h.mute.Load() {
+	if !h.stopped.Load() && !h.hanging.Load() {
 		h.handler.ServeHTTP(answer, r)
 	}
-	if last := h.last.Load(); last != 0 && h.objects.Load() > last {
-		h.die()
+	if last := h.stopAfter.Load(); last != 0 && h.objects.Load() > last {
+		h.stop()
 	}
-	if h.dead.Load() || h.mute.Load() {
+	if h.stopped.Load() || h.hanging.Load() {
 		panic(http.ErrAbortHandler) // ends the connection
 	}
 	w.WriteHeader(answer.Code)
 	_, _ = w.Write(answer.Body.Bytes())
 }
 
-// die refuses connections, and ends those that there are with their next request.
-func (h *hook) die() {
-	h.dying.Lock()
-	defer h.dying.Unlock()
-	h.dead.Store(true)
+// stop refuses connections, and ends those that there are with their next request.
+func (h *testWebhook) stop() {
+	h.stopMu.Lock()
+	defer h.stopMu.Unlock()
+	h.stopped.Store(true)
 	_ = h.server.Listener.Close()
 }
 
-// revive listens where it did.
-func (h *hook) revive() {
+// restart listens where it did.
+func (h *testWebhook) restart() {
 	h.Helper()
-	h.last.Store(0)
-	h.dead.Store(false)
+	h.stopAfter.Store(0)
+	h.stopped.Store(false)
 	h.start(h.server.Listener.Addr().String())
 }
 
 // conversion is spec.conversion of a CRD that names the webhook.
-func (h *hook) conversion() map[string]any {
+func (h *testWebhook) conversion() map[string]any {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.server.Certificate().Raw})
 	return map[string]any{"strategy": "Webhook", "webhook": map[string]any{
 		"conversionReviewVersions": []any{"v1"},
@@ -134,7 +134,7 @@ func (h *hook) conversion() map[string]any {
 }
 
 // definition is a CRD of Widgets at v1 and v2 that names the webhook.
-func (h *hook) definition(storage string) *unstructured.Unstructured {
+func (h *testWebhook) definition(storage string) *unstructured.Unstructured {
 	crd := definition("example.com", "Widget", "Namespaced", version("v1", true, storage == "v1"), version("v2", true, storage == "v2"))
 	_ = unstructured.SetNestedMap(crd.Object, h.conversion(), "spec", "conversion")
 	return crd

@@ -31,8 +31,8 @@ type change struct {
 	object  *metav1.PartialObjectMetadata
 	deleted bool
 	listed  []*metav1.PartialObjectMetadata
-	// unfollowed says that no more will be heard of the kind.
-	unfollowed bool
+	// stopped says that no more will be heard of the kind.
+	stopped bool
 	// asOf is the resource version of the list or, for a kind that has ended, that at which its CRD
 	// went: objects written until then and not listed are gone. 0 says that they may still be stored.
 	asOf uint64
@@ -46,38 +46,38 @@ func (ch change) objects() []*metav1.PartialObjectMetadata {
 	return ch.listed
 }
 
-// kinds follows the metadata of every object of every kind that can be listed,
+// kindWatchers follows the metadata of every object of every kind that can be listed,
 // watched and deleted, with one watch a kind. Which kinds there are follows from
 // the CRDs it sees and, for servers whose APIs come in other ways, from a slow look at discovery.
-type kinds struct {
+type kindWatchers struct {
 	clients  *clients
 	onChange func(change)
 
-	mu       sync.Mutex
-	followed map[schema.GroupKind]*follower
-	dirty    map[string]bool // groups to look up again; "*" for all
-	later    map[string]bool // those that are going to be, as their servers could not be reached
-	wake     chan struct{}
-	looking  bool // at discovery
-	looked   bool // at least once
+	mu          sync.Mutex
+	active      map[schema.GroupKind]*kindWatcher
+	dirty       map[string]bool // groups to look up again; "*" for all
+	delayed     map[string]bool // those that are going to be, as their servers could not be reached
+	trigger     chan struct{}
+	discovering bool // at discovery
+	discovered  bool // at least once
 
-	following sync.WaitGroup
+	running sync.WaitGroup
 }
 
 const (
 	allGroups = "*"
-	// lookAgain is how often all of discovery is read, for APIs that no CRD announces.
-	lookAgain = 5 * time.Minute
-	// theirsAgain is how long a look waits that fails because of another server; its APIService tells when that is back.
-	theirsAgain = 30 * time.Second
-	// lookPause lets a burst of new CRDs be looked up together.
-	lookPause = 50 * time.Millisecond
+	// fullDiscoveryInterval is how often all of discovery is read, for APIs that no CRD announces.
+	fullDiscoveryInterval = 5 * time.Minute
+	// unavailableGroupDelay is how long a look waits that fails because of another server; its APIService tells when that is back.
+	unavailableGroupDelay = 30 * time.Second
+	// minDiscoveryPause lets a burst of new CRDs be looked up together.
+	minDiscoveryPause = 50 * time.Millisecond
 	// Where looking takes long it is made less often: once in so many times what it took, but for the longest pause.
-	lookShare, longestLookPause = 15, time.Second
-	// manyGroups are looked up faster in one piece.
-	manyGroups = 16
-	// patience is how long a kind that cannot be listed keeps others waiting.
-	patience = 30 * time.Second
+	discoveryPauseFactor, maxDiscoveryPause = 15, time.Second
+	// maxGroupRequests are looked up faster in one piece.
+	maxGroupRequests = 16
+	// initialListTimeout is how long a kind that cannot be listed keeps others waiting.
+	initialListTimeout = 30 * time.Second
 )
 
 var (
@@ -85,34 +85,34 @@ var (
 	namespaceKind = schema.GroupKind{Kind: "Namespace"}
 )
 
-func newKinds(c *clients) *kinds {
-	return &kinds{
-		clients: c, followed: map[schema.GroupKind]*follower{},
-		dirty: map[string]bool{allGroups: true}, later: map[string]bool{}, wake: make(chan struct{}, 1),
+func newKindWatchers(c *clients) *kindWatchers {
+	return &kindWatchers{
+		clients: c, active: map[schema.GroupKind]*kindWatcher{},
+		dirty: map[string]bool{allGroups: true}, delayed: map[string]bool{}, trigger: make(chan struct{}, 1),
 	}
 }
 
 // run looks kinds up as they come and go, until ctx is done, and returns when they are followed no longer.
-func (s *kinds) run(ctx context.Context) {
-	defer s.following.Wait()
-	ticker := time.NewTicker(lookAgain)
+func (s *kindWatchers) run(ctx context.Context) {
+	defer s.running.Wait()
+	ticker := time.NewTicker(fullDiscoveryInterval)
 	defer ticker.Stop()
 	for {
 		began := time.Now()
-		s.lookUp(ctx)
+		s.discoverDirty(ctx)
 		took := time.Since(began)
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			s.mark(allGroups)
-		case <-s.wake:
-			pause(ctx, min(max(lookPause, lookShare*took), longestLookPause))
+			s.markDirty(allGroups)
+		case <-s.trigger:
+			sleep(ctx, min(max(minDiscoveryPause, discoveryPauseFactor*took), maxDiscoveryPause))
 		}
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -121,64 +121,64 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// mark asks for a group's kinds to be looked up again.
-func (s *kinds) mark(group string) {
+// markDirty asks for a group's kinds to be looked up again.
+func (s *kindWatchers) markDirty(group string) {
 	s.mu.Lock()
 	s.dirty[group] = true
 	s.mu.Unlock()
 	select {
-	case s.wake <- struct{}{}:
+	case s.trigger <- struct{}{}:
 	default:
 	}
 }
 
-// markLater does so in a while.
-func (s *kinds) markLater(group string) {
+// markDirtyLater does so in a while.
+func (s *kindWatchers) markDirtyLater(group string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.later[group] {
+	if s.delayed[group] {
 		return
 	}
-	s.later[group] = true
-	time.AfterFunc(theirsAgain, func() {
+	s.delayed[group] = true
+	time.AfterFunc(unavailableGroupDelay, func() {
 		s.mu.Lock()
-		delete(s.later, group)
+		delete(s.delayed, group)
 		s.mu.Unlock()
-		s.mark(group)
+		s.markDirty(group)
 	})
 }
 
-func (s *kinds) lookUp(ctx context.Context) {
+func (s *kindWatchers) discoverDirty(ctx context.Context) {
 	s.mu.Lock()
 	groups := slices.Sorted(maps.Keys(s.dirty))
-	if s.dirty[allGroups] || len(groups) > manyGroups {
+	if s.dirty[allGroups] || len(groups) > maxGroupRequests {
 		groups = []string{allGroups}
 	}
 	clear(s.dirty)
-	s.looking = true
+	s.discovering = true
 	s.mu.Unlock()
 	for _, group := range groups {
 		found, broken, err := s.discover(ctx, group)
 		if err != nil {
 			klog.FromContext(ctx).V(1).Info("discovery failed, will try again", "group", group, "reason", err.Error())
 			if broken != nil || apierrors.IsServiceUnavailable(err) {
-				s.markLater(group)
+				s.markDirtyLater(group)
 			} else {
-				time.AfterFunc(time.Second, func() { s.mark(group) })
+				time.AfterFunc(time.Second, func() { s.markDirty(group) })
 			}
 		}
-		s.follow(ctx, found, func(g string) bool {
+		s.updateWatchers(ctx, found, func(g string) bool {
 			return err == nil && (group == allGroups || g == group) || err != nil && broken != nil && !broken[g]
 		})
 	}
 	s.mu.Lock()
-	s.looking, s.looked = false, true
+	s.discovering, s.discovered = false, true
 	s.mu.Unlock()
 }
 
 // discover lists the kinds of a group, or of all, each at its preferred version. With an error come
 // the kinds that were found and, unless nothing is known, the groups that were not.
-func (s *kinds) discover(ctx context.Context, group string) (found []kind, broken map[string]bool, err error) {
+func (s *kindWatchers) discover(ctx context.Context, group string) (found []kind, broken map[string]bool, err error) {
 	var lists []*metav1.APIResourceList
 	if group == allGroups {
 		lists, err = discovery.ServerPreferredResources(s.clients.discovery)
@@ -199,7 +199,7 @@ func (s *kinds) discover(ctx context.Context, group string) (found []kind, broke
 			return nil, nil, err
 		}
 		for _, r := range list.APIResources {
-			if followable(gv.Group, r) {
+			if isWatchable(gv.Group, r) {
 				found = append(found, kind{gv.WithResource(r.Name), r.Kind, r.Namespaced})
 			}
 		}
@@ -209,7 +209,7 @@ func (s *kinds) discover(ctx context.Context, group string) (found []kind, broke
 
 // discoverGroup returns, for each resource of the group, its list at the first
 // served version that has it.
-func (s *kinds) discoverGroup(ctx context.Context, group string) ([]*metav1.APIResourceList, error) {
+func (s *kindWatchers) discoverGroup(ctx context.Context, group string) ([]*metav1.APIResourceList, error) {
 	g := &metav1.APIGroup{}
 	err := s.clients.discovery.RESTClient().Get().AbsPath("/apis", group).Do(ctx).Into(g)
 	if err != nil {
@@ -234,9 +234,9 @@ func (s *kinds) discoverGroup(ctx context.Context, group string) ([]*metav1.APIR
 	return lists, nil
 }
 
-// followable leaves out subresources, what cannot be deleted, and events, which
+// isWatchable leaves out subresources, what cannot be deleted, and events, which
 // own nothing and come in numbers.
-func followable(group string, r metav1.APIResource) bool {
+func isWatchable(group string, r metav1.APIResource) bool {
 	if strings.Contains(r.Name, "/") || r.Kind == "Event" && (group == "" || group == "events.k8s.io") {
 		return false
 	}
@@ -248,42 +248,42 @@ func followable(group string, r metav1.APIResource) bool {
 	return true
 }
 
-// follow starts and stops followers so that those of the groups that covered names are the ones found.
-func (s *kinds) follow(ctx context.Context, found []kind, covered func(group string) bool) {
+// updateWatchers starts and stops followers so that those of the groups that covered names are the ones found.
+func (s *kindWatchers) updateWatchers(ctx context.Context, found []kind, covered func(group string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	keep := map[schema.GroupKind]bool{}
 	for _, k := range found {
 		id := k.groupKind()
 		keep[id] = true
-		if old := s.followed[id]; old != nil {
+		if old := s.active[id]; old != nil {
 			if old.kind == k {
 				continue
 			}
 			old.stop()
 		}
-		s.followed[id] = s.start(ctx, k)
+		s.active[id] = s.startWatcher(ctx, k)
 	}
-	for id, f := range s.followed {
+	for id, f := range s.active {
 		if !keep[id] && covered(id.Group) {
-			s.end(f, 0)
+			s.stopWatcher(f, 0)
 		}
 	}
 }
 
-// end stops a follower. The caller holds the lock, so that nothing of a new follower of
+// stopWatcher stops a follower. The caller holds the lock, so that nothing of a new follower of
 // the same kind is passed on before.
-func (s *kinds) end(f *follower, asOf uint64) {
+func (s *kindWatchers) stopWatcher(f *kindWatcher, asOf uint64) {
 	f.stop()
-	delete(s.followed, f.kind.groupKind())
-	s.onChange(change{kind: f.kind, unfollowed: true, asOf: asOf})
+	delete(s.active, f.kind.groupKind())
+	s.onChange(change{kind: f.kind, stopped: true, asOf: asOf})
 }
 
-func (s *kinds) start(ctx context.Context, k kind) *follower {
+func (s *kindWatchers) startWatcher(ctx context.Context, k kind) *kindWatcher {
 	ctx, stop := context.WithCancel(ctx)
-	f := &follower{kinds: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
+	f := &kindWatcher{watchers: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
 	if s.clients.feed != nil {
-		if leave, ok := s.clients.feed(k.GroupVersionResource, f.replace, f.pass); ok {
+		if leave, ok := s.clients.feed(k.GroupVersionResource, f.forwardList, f.forward); ok {
 			f.stop = func() {
 				stop()
 				leave()
@@ -291,54 +291,54 @@ func (s *kinds) start(ctx context.Context, k kind) *follower {
 			return f
 		}
 	}
-	s.following.Go(f.run)
+	s.running.Go(f.run)
 	return f
 }
 
-// unfollow stops following what a CRD has defined that went at version.
-func (s *kinds) unfollow(crd string, version uint64) {
+// stopForCRD stops following what a CRD has defined that went at version.
+func (s *kindWatchers) stopForCRD(crd string, version uint64) {
 	plural, group, _ := strings.Cut(crd, ".")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range s.followed {
+	for _, f := range s.active {
 		if f.kind.Group == group && f.kind.Resource == plural {
-			s.end(f, version)
+			s.stopWatcher(f, version)
 		}
 	}
 }
 
 // find returns the followed kind of an API version and kind as an owner
 // reference names it.
-func (s *kinds) find(apiVersion, name string) (kind, bool) {
+func (s *kindWatchers) find(apiVersion, name string) (kind, bool) {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
 		return kind{}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.followed[schema.GroupKind{Group: gv.Group, Kind: name}]
+	f := s.active[schema.GroupKind{Group: gv.Group, Kind: name}]
 	if f == nil {
 		return kind{}, false
 	}
 	return f.kind, true
 }
 
-func (s *kinds) follows(k schema.GroupKind) bool {
+func (s *kindWatchers) isWatched(k schema.GroupKind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.followed[k] != nil
+	return s.active[k] != nil
 }
 
 // synced reports whether every kind has been listed once: only then is the
 // absence of a dependent known. A kind that cannot be listed is waited for only so long.
-func (s *kinds) synced() bool {
+func (s *kindWatchers) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.looked || s.looking {
+	if !s.discovered || s.discovering {
 		return false
 	}
-	for _, f := range s.followed {
-		if !f.synced.Load() && time.Since(f.started) < patience {
+	for _, f := range s.active {
+		if !f.synced.Load() && time.Since(f.started) < initialListTimeout {
 			return false
 		}
 	}

@@ -20,8 +20,8 @@ type transport func(*http.Request) *http.Response
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r), nil }
 
-// TestLooksWhileAnotherServerIsAway: as long as a group is stale, all of discovery is read twice a minute, and not all the time.
-func TestLooksWhileAnotherServerIsAway(t *testing.T) {
+// TestDiscoveryOfStaleGroups: as long as a group is stale, all of discovery is read twice a minute, and not all the time.
+func TestDiscoveryOfStaleGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64
 		config := &rest.Config{Host: "https://x", Transport: transport(func(r *http.Request) *http.Response {
@@ -38,7 +38,7 @@ func TestLooksWhileAnotherServerIsAway(t *testing.T) {
 		})}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 		defer cancel()
-		if err := controllers.Follow(ctx, config, func(string, *metav1.PartialObjectMetadata, bool) {}); err != nil {
+		if err := controllers.WatchKinds(ctx, config, func(string, *metav1.PartialObjectMetadata, bool) {}); err != nil {
 			t.Fatal(err)
 		}
 		if n := looks.Load(); n != 4 {

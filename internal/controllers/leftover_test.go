@@ -13,8 +13,8 @@ import (
 
 const gadgetCRD = "gadgets.example.com"
 
-// say gives a CRD a condition, as a server would that ended then.
-func (w *world) say(t *testing.T, name, kind, status string) {
+// addCondition gives a CRD a condition, as a server would that ended then.
+func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		crd := w.get(t, crds, "", name)
@@ -35,20 +35,20 @@ func (w *world) say(t *testing.T, name, kind, status string) {
 
 // VER-060: a CRD whose migration was deleted when the server ended says so after the next start; one whose migration is still
 // there goes on saying that it is being migrated, until that is deleted too.
-func TestMigrationDeletedAtTheEndOfAServer(t *testing.T) {
+func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
-	d := &drill{T: t, world: connect(t, s), hook: newHook(t)}
-	d.create(t, crds, "", d.hook.definition("v1"))
+	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	storeAt(t, d.world, widgetCRD, "v2")
-	d.hook.die()
+	storeAt(t, d.testClient, widgetCRD, "v2")
+	d.webhook.stop()
 	d.migrate("move", "widgets")
-	d.migrating("True/StorageVersionMigrationInProgress/")
+	d.awaitMigrating("True/StorageVersionMigrationInProgress/")
 	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced"))
-	d.say(t, gadgetCRD, resource.StorageMigrating, "True")
+	d.addCondition(t, gadgetCRD, resource.StorageMigrating, "True")
 
 	s.Restart()
-	d.world = connect(t, s)
+	d.testClient = connect(t, s)
 	deleted := "False/StorageVersionMigrationDeleted/the StorageVersionMigration was deleted before its end"
 	d.await(t, crds, "", gadgetCRD, "is not being migrated", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.StorageMigrating) == deleted
@@ -57,16 +57,16 @@ func TestMigrationDeletedAtTheEndOfAServer(t *testing.T) {
 		t.Errorf("the CRD whose migration is under way says %s", c)
 	}
 	d.delete(t, storageMigrations, "", "move", "")
-	d.migrating(deleted)
-	d.stored("v1", "v2")
+	d.awaitMigrating(deleted)
+	d.requireStored("v1", "v2")
 }
 
 // CNV-025 CNV-059: that a webhook cannot be reached, as an earlier server has left it in a CRD, is put right without a call;
 // the webhook of a CRD that says nothing of the kind is left alone.
-func TestUnreachableWebhookOfAnEarlierServer(t *testing.T) {
+func TestWebhookConditionAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)
-	hook, silent := newHook(t), newHook(t)
+	hook, silent := newTestWebhook(t), newTestWebhook(t)
 	gadget := definition("example.com", "Gadget", "Namespaced")
 	if err := unstructured.SetNestedMap(gadget.Object, silent.conversion(), "spec", "conversion"); err != nil {
 		t.Fatal(err)
@@ -75,8 +75,8 @@ func TestUnreachableWebhookOfAnEarlierServer(t *testing.T) {
 	w.create(t, crds, "", gadget)
 	w.create(t, crds, "", definition("example.com", "Gizmo", "Namespaced"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	w.say(t, widgetCRD, resource.WebhookReachable, "False")
-	w.say(t, "gizmos.example.com", resource.WebhookReachable, "False")
+	w.addCondition(t, widgetCRD, resource.WebhookReachable, "False")
+	w.addCondition(t, "gizmos.example.com", resource.WebhookReachable, "False")
 
 	s.Restart()
 	w = connect(t, s)

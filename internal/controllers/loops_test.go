@@ -17,7 +17,7 @@ import (
 
 // With -* what kube-controller-manager does is left to it: namespaces and dependents stay as they are. The ends of CRDs, which are
 // no business of its, do not.
-func TestLoopsSwitchedOff(t *testing.T) {
+func TestTrellisControllersDisabled(t *testing.T) {
 	s := testserver.Start(t, withControllers("-*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
 	if _, err := client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: named("ends")}, metav1.CreateOptions{}); err != nil {
@@ -52,7 +52,7 @@ func TestLoopsSwitchedOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, err := crds.Watch(ctx, metav1.ListOptions{ResourceVersion: crd.ResourceVersion})
-	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 
 	if n, err := client.Namespaces().Get(ctx, "ends", metav1.GetOptions{}); err != nil || n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
 		t.Errorf("the namespace has been touched: %v %+v", err, n)
@@ -63,14 +63,14 @@ func TestLoopsSwitchedOff(t *testing.T) {
 }
 
 // Loops of the server's own run unless they are switched off.
-func TestKeeps(t *testing.T) {
+func TestTrellisControllerEnabled(t *testing.T) {
 	const name = "namespace-controller"
 	for _, c := range []struct {
 		names []string
 		want  bool
 	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true}, {[]string{"*", "-" + name}, false}, {[]string{"-*"}, false},
 		{[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
-		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).Keeps(name); got != c.want {
+		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(name); got != c.want {
 			t.Errorf("%v: %v", c.names, got)
 		}
 	}

@@ -17,38 +17,38 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrations does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource once more as it is,
+// migrationController does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource once more as it is,
 // which stores it at the storage version of now, and then takes the other versions out of the CRD's status.storedVersions.
 //
 // How far it is stands in annotations of the StorageVersionMigration, so that another process goes on where one has
 // ended. An object that somebody else writes meanwhile needs no more. A resource's migrations are done one after the other, a
 // few resources at the same time, so that one whose webhook keeps everybody waiting does not keep the others.
-type migrations struct {
-	clients   *clients
-	automatic bool
-	look      queue[struct{}]             // at the StorageVersionMigrations that there are
-	open      queue[schema.GroupResource] // those with something to do
-	changed   queue[string]               // names of CRDs, if automatic
-	pace      flowcontrol.RateLimiter
+type migrationController struct {
+	clients    *clients
+	automatic  bool
+	searches   queue[struct{}]             // at the StorageVersionMigrations that there are
+	work       queue[schema.GroupResource] // those with something to do
+	crdChanges queue[string]               // names of CRDs, if automatic
+	pace       flowcontrol.RateLimiter
 
 	mu    sync.Mutex
 	known map[string]bool // names of StorageVersionMigrations that were heard of
-	// todo is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no longer that it is being
+	// pending is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no longer that it is being
 	// migrated.
-	todo map[schema.GroupResource][]asked
-	left []string // names of CRDs that will be in todo once it is known what there is to do
+	pending map[schema.GroupResource][]migrationRef
+	initial []string // names of CRDs that will be in todo once it is known what there is to do
 }
 
-// asked is one StorageVersionMigration.
-type asked struct {
+// migrationRef is one StorageVersionMigration.
+type migrationRef struct {
 	name string
 	uid  types.UID
 }
 
 const (
-	migrator = "storage-version-migrator-controller" // upstream's field manager
+	migrationFieldManager = "storage-version-migrator-controller" // upstream's field manager
 
-	migrationsAtOnce = 4
+	concurrentMigrations = 4
 	// migrationRate is how many objects are written in a second at most, so that clients have most of the server.
 	migrationRate = 1000
 )
@@ -58,46 +58,46 @@ var (
 	migrationResources = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
 )
 
-// newMigrations has nothing to do but for the CRDs that say that they are being migrated.
-func newMigrations(c *clients, automatic bool, migrating []string) *migrations {
-	return &migrations{
-		clients: c, automatic: automatic, look: newQueue[struct{}]("find migrations"), open: newQueue[schema.GroupResource]("migrate"),
-		changed: newQueue[string]("migrate by itself"), pace: flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
-		known: map[string]bool{}, todo: map[schema.GroupResource][]asked{}, left: migrating,
+// newMigrationController has nothing to do but for the CRDs that say that they are being migrated.
+func newMigrationController(c *clients, automatic bool, migrating []string) *migrationController {
+	return &migrationController{
+		clients: c, automatic: automatic, searches: newQueue[struct{}]("find migrations"), work: newQueue[schema.GroupResource]("migrate"),
+		crdChanges: newQueue[string]("migrate by itself"), pace: flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
+		known: map[string]bool{}, pending: map[schema.GroupResource][]migrationRef{}, initial: migrating,
 	}
 }
 
-func (m *migrations) run(ctx context.Context) {
+func (m *migrationController) run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(func() { m.look.work(ctx, 1, m.search) })
-	running.Go(func() { m.open.work(ctx, migrationsAtOnce, m.migrate) })
-	running.Go(func() { m.changed.work(ctx, 1, m.ask) })
+	running.Go(func() { m.searches.work(ctx, 1, m.listPending) })
+	running.Go(func() { m.work.work(ctx, concurrentMigrations, m.migrate) })
+	running.Go(func() { m.crdChanges.work(ctx, 1, m.createAutomatic) })
 	running.Wait()
 }
 
-func (m *migrations) observe(ch change) {
+func (m *migrationController) observe(ch change) {
 	switch ch.kind.groupKind() {
 	case migrationKind:
-		if m.isNews(ch) {
-			m.look.AddAfter(struct{}{}, gather)
+		if m.isNew(ch) {
+			m.searches.AddAfter(struct{}{}, batchDelay)
 		}
 	case crdKind:
 		for _, o := range ch.objects() {
 			m.crdChanged(schema.ParseGroupResource(o.Name))
 			if m.automatic && !ch.deleted {
-				m.changed.AddAfter(o.Name, gather)
+				m.crdChanges.AddAfter(o.Name, batchDelay)
 			}
 		}
 	}
 }
 
-// isNews says that there are other StorageVersionMigrations than before: what the work itself writes to one is no reason
+// isNew says that there are other StorageVersionMigrations than before: what the work itself writes to one is no reason
 // to look for more.
-func (m *migrations) isNews(ch change) bool {
+func (m *migrationController) isNew(ch change) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case ch.unfollowed:
+	case ch.stopped:
 		return false
 	case ch.object == nil:
 		clear(m.known)
@@ -114,17 +114,17 @@ func (m *migrations) isNews(ch change) bool {
 }
 
 // crdChanged has a migration go on that may have waited for that.
-func (m *migrations) crdChanged(of schema.GroupResource) {
+func (m *migrationController) crdChanged(of schema.GroupResource) {
 	m.mu.Lock()
-	_, open := m.todo[of]
+	_, open := m.pending[of]
 	m.mu.Unlock()
 	if open {
-		m.open.Add(of)
+		m.work.Add(of)
 	}
 }
 
-// search finds what there is to do.
-func (m *migrations) search(ctx context.Context, _ struct{}) error {
+// listPending finds what there is to do.
+func (m *migrationController) listPending(ctx context.Context, _ struct{}) error {
 	all, err := m.clients.dynamic.Resource(migrationResources).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -134,74 +134,74 @@ func (m *migrations) search(ctx context.Context, _ struct{}) error {
 	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for of := range m.todo {
-		m.todo[of] = nil
+	for of := range m.pending {
+		m.pending[of] = nil
 	}
-	for _, crd := range m.left {
-		m.todo[schema.ParseGroupResource(crd)] = nil
+	for _, crd := range m.initial {
+		m.pending[schema.ParseGroupResource(crd)] = nil
 	}
-	m.left = nil
+	m.initial = nil
 	for i := range all.Items {
 		if o := &all.Items[i]; !finished(o) {
-			m.todo[resourceOf(o)] = append(m.todo[resourceOf(o)], asked{o.GetName(), o.GetUID()})
+			m.pending[resourceOf(o)] = append(m.pending[resourceOf(o)], migrationRef{o.GetName(), o.GetUID()})
 		}
 	}
-	for of := range m.todo {
-		m.open.Add(of)
+	for of := range m.pending {
+		m.work.Add(of)
 	}
 	return nil
 }
 
 // next is what is to be done first of a resource; nothing is if there is no more.
-func (m *migrations) next(of schema.GroupResource) (first asked, more bool) {
+func (m *migrationController) next(of schema.GroupResource) (first migrationRef, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.todo[of]) == 0 {
-		return asked{}, false
+	if len(m.pending[of]) == 0 {
+		return migrationRef{}, false
 	}
-	return m.todo[of][0], true
+	return m.pending[of][0], true
 }
 
-func (m *migrations) drop(of schema.GroupResource, one asked) {
+func (m *migrationController) removePending(of schema.GroupResource, one migrationRef) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.todo[of] = slices.DeleteFunc(m.todo[of], func(o asked) bool { return o == one })
+	m.pending[of] = slices.DeleteFunc(m.pending[of], func(o migrationRef) bool { return o == one })
 }
 
 // migrate does all StorageVersionMigrations of a resource, or what is left of them. An error brings it back.
-func (m *migrations) migrate(ctx context.Context, of schema.GroupResource) error {
+func (m *migrationController) migrate(ctx context.Context, of schema.GroupResource) error {
 	for one, more := m.next(of); more; one, more = m.next(of) {
 		svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, one.name, metav1.GetOptions{})
 		if ignoreNotFound(err) != nil {
 			return err
 		}
 		if err == nil && svm.GetUID() == one.uid && !finished(svm) {
-			if err := (&migration{migrations: m, object: svm, resource: of.WithVersion("")}).run(ctx); err != nil {
+			if err := (&migration{migrationController: m, object: svm, resource: of.WithVersion("")}).run(ctx); err != nil {
 				return err
 			}
 		}
-		m.drop(of, one)
+		m.removePending(of, one)
 	}
-	return m.rest(ctx, of)
+	return m.clearMigrating(ctx, of)
 }
 
-// rest has the CRD say no longer that it is being migrated when somebody has deleted what asked for it, here or while
+// clearMigrating has the CRD say no longer that it is being migrated when somebody has deleted what asked for it, here or while
 // no server ran.
-func (m *migrations) rest(ctx context.Context, of schema.GroupResource) error {
+func (m *migrationController) clearMigrating(ctx context.Context, of schema.GroupResource) error {
 	name := of.Resource + "." + of.Group
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if ignoreNotFound(err) != nil {
 		return err
 	}
 	if err == nil && isConditionTrue(crd, resource.StorageMigrating) {
-		if err := m.mark(ctx, name, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration was deleted before its end"); err != nil {
+		if err := m.setMigrating(ctx, name, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration was deleted before its end"); err != nil {
 			return err
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.todo[of]) == 0 {
-		delete(m.todo, of)
+	if len(m.pending[of]) == 0 {
+		delete(m.pending, of)
 	}
 	return nil
 }
@@ -217,6 +217,6 @@ func finished(svm *unstructured.Unstructured) bool {
 	return svm.GetDeletionTimestamp() != nil || isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed")
 }
 
-func (m *migrations) crds() dynamic.ResourceInterface {
+func (m *migrationController) crds() dynamic.ResourceInterface {
 	return m.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 }

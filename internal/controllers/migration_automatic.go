@@ -12,9 +12,9 @@ import (
 // automaticLabel is on the StorageVersionMigrations that nobody but the server has asked for.
 const automaticLabel = "trellis.dev/automatic-migration"
 
-// ask creates the StorageVersionMigration of a CRD that has objects at other versions than the storage version. There is
+// createAutomatic creates the StorageVersionMigration of a CRD that has objects at other versions than the storage version. There is
 // one for each generation of the CRD: one that has failed is not tried for ever.
-func (m *migrations) ask(ctx context.Context, name string) error {
+func (m *migrationController) createAutomatic(ctx context.Context, name string) error {
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return ignoreNotFound(err)
@@ -34,15 +34,15 @@ func (m *migrations) ask(ctx context.Context, name string) error {
 		},
 		"spec": map[string]any{"resource": map[string]any{"group": group, "resource": plural}},
 	}}
-	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrator})
+	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrationFieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
 	return err
 }
 
-// forgetOthers deletes the finished migrations of the same resource that nobody has asked for, if this is another of them.
-func (g *migration) forgetOthers(ctx context.Context) error {
+// deleteOtherAutomatic deletes the finished migrations of the same resource that nobody has asked for, if this is another of them.
+func (g *migration) deleteOtherAutomatic(ctx context.Context) error {
 	if g.object.GetLabels()[automaticLabel] == "" {
 		return nil
 	}

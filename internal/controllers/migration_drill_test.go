@@ -24,34 +24,34 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// drill is a storage migration of Widgets from v1 to v2 whose webhook dies in the middle, and another kind beside it.
-type drill struct {
+// migrationTest is a storage migration of Widgets from v1 to v2 whose webhook dies in the middle, and another kind beside it.
+type migrationTest struct {
 	*testing.T
-	*world
-	hook *hook
-	v2   schema.GroupVersionResource
+	*testClient
+	webhook *testWebhook
+	v2      schema.GroupVersionResource
 }
 
 var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 
 const (
-	drilled   = 700 // objects, two pages of the migration
-	widgetCRD = "widgets.example.com"
+	migratedObjects = 700 // objects, two pages of the migration
+	widgetCRD       = "widgets.example.com"
 )
 
-// newDrill returns one whose first page is through, and whose webhook is dead.
-func newDrill(t *testing.T) *drill {
+// newMigrationTest returns one whose first page is through, and whose webhook is dead.
+func newMigrationTest(t *testing.T) *migrationTest {
 	t.Helper()
-	d := &drill{T: t, world: connect(t, testserver.Start(t)), hook: newHook(t), v2: widgets}
+	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
 	d.v2.Version = "v2"
-	d.create(t, crds, "", d.hook.definition("v1"))
-	for i := range drilled {
+	d.create(t, crds, "", d.webhook.definition("v1"))
+	for i := range migratedObjects {
 		d.create(t, widgets, "default", object("Widget", "example.com/v1", fmt.Sprintf("w%04d", i)))
 	}
 	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
-	storeAt(t, d.world, widgetCRD, "v2")
-	d.hook.last.Store(600) // the second page comes to nothing
+	storeAt(t, d.testClient, widgetCRD, "v2")
+	d.webhook.stopAfter.Store(600) // the second page comes to nothing
 	d.migrate("move", "widgets")
 	d.await(t, storageMigrations, "", "move", "waits for the webhook", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, "Running"), "True/StorageVersionMigrationInProgress/will try again: ") &&
@@ -63,23 +63,23 @@ func newDrill(t *testing.T) *drill {
 	if at := d.progress("move"); at != "500/700" {
 		t.Errorf("it is at %s", at)
 	}
-	d.stored("v1", "v2")
+	d.requireStored("v1", "v2")
 	return d
 }
 
-func (d *drill) migrate(name, resource string) {
+func (d *migrationTest) migrate(name, resource string) {
 	d.Helper()
 	svm := object("StorageVersionMigration", "storagemigration.k8s.io/v1", name)
 	svm.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": resource}}
 	d.create(d.T, storageMigrations, "", svm)
 }
 
-func (d *drill) progress(name string) string {
+func (d *migrationTest) progress(name string) string {
 	return d.get(d.T, storageMigrations, "", name).GetAnnotations()[resource.MigrationProgressAnnotation]
 }
 
-// stored demands what the CRD says of stored versions.
-func (d *drill) stored(want ...string) {
+// requireStored demands what the CRD says of stored versions.
+func (d *migrationTest) requireStored(want ...string) {
 	d.Helper()
 	got, _, _ := unstructured.NestedStringSlice(d.get(d.T, crds, "", widgetCRD).Object, "status", "storedVersions")
 	if !slices.Equal(got, want) {
@@ -87,26 +87,26 @@ func (d *drill) stored(want ...string) {
 	}
 }
 
-// untouched demands that another kind is read, written and migrated meanwhile.
-func (d *drill) untouched() {
+// requireOtherKindWorks demands that another kind is read, written and migrated meanwhile.
+func (d *migrationTest) requireOtherKindWorks() {
 	d.Helper()
 	other := gadgets
 	other.Version = "v2"
 	d.patch(d.T, other, "default", "g", `{"spec":{"a":"b"}}`)
-	storeAt(d.T, d.world, "gadgets.example.com", "v2")
+	storeAt(d.T, d.testClient, "gadgets.example.com", "v2")
 	d.migrate("others", "gadgets")
 	d.awaitEnd("others", "Succeeded")
 }
 
-func (d *drill) awaitEnd(name, kind string) {
+func (d *migrationTest) awaitEnd(name, kind string) {
 	d.Helper()
 	d.await(d.T, storageMigrations, "", name, "ends", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, kind), "True/")
 	})
 }
 
-// migrating waits for what the CRD says of its migration.
-func (d *drill) migrating(want string) {
+// awaitMigrating waits for what the CRD says of its migration.
+func (d *migrationTest) awaitMigrating(want string) {
 	d.Helper()
 	d.await(d.T, crds, "", widgetCRD, "says "+want, func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, "StorageMigrating"), want)
@@ -115,37 +115,37 @@ func (d *drill) migrating(want string) {
 
 // CNV-059 VER-055 VER-056 VER-060: a migration whose webhook dies waits, says so, and goes on where it was as soon as the
 // webhook is back; no other kind notices, and storedVersions stay until it is through.
-func TestMigrationOutlivesItsWebhook(t *testing.T) {
-	d := newDrill(t)
-	d.migrating("True/StorageVersionMigrationInProgress/")
-	d.untouched()
-	asked := d.hook.objects.Load()
-	d.hook.revive()
+func TestMigrationResumesWithItsWebhook(t *testing.T) {
+	d := newMigrationTest(t)
+	d.awaitMigrating("True/StorageVersionMigrationInProgress/")
+	d.requireOtherKindWorks()
+	asked := d.webhook.objects.Load()
+	d.webhook.restart()
 	d.awaitEnd("move", "Succeeded")
-	d.migrating("False/StorageVersionMigrationSucceeded/")
-	d.stored("v2")
-	if n := d.hook.objects.Load() - asked; n > drilled-500 {
-		t.Errorf("%d objects were converted after the first 500 of %d", n, drilled)
+	d.awaitMigrating("False/StorageVersionMigrationSucceeded/")
+	d.requireStored("v2")
+	if n := d.webhook.objects.Load() - asked; n > migratedObjects-500 {
+		t.Errorf("%d objects were converted after the first 500 of %d", n, migratedObjects)
 	}
 	if at := d.progress("move"); at != "700/700" {
 		t.Errorf("it has ended at %s", at)
 	}
-	d.hook.die()
-	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != drilled {
+	d.webhook.stop()
+	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != migratedObjects {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
 }
 
 // VER-060: a migration that is deleted in the middle ends there, the CRD says so, and another does the rest.
-func TestMigrationDeletedInTheMiddle(t *testing.T) {
-	d := newDrill(t)
+func TestMigrationDeletedWhileRunning(t *testing.T) {
+	d := newMigrationTest(t)
 	d.delete(t, storageMigrations, "", "move", "")
-	d.migrating("False/StorageVersionMigrationDeleted/")
-	d.stored("v1", "v2")
-	d.hook.revive()
+	d.awaitMigrating("False/StorageVersionMigrationDeleted/")
+	d.requireStored("v1", "v2")
+	d.webhook.restart()
 	d.migrate("again", "widgets")
 	d.awaitEnd("again", "Succeeded")
-	d.stored("v2")
+	d.requireStored("v2")
 	if at := d.progress("again"); at != "700/700" {
 		t.Errorf("it has ended at %s", at)
 	}
@@ -153,17 +153,17 @@ func TestMigrationDeletedInTheMiddle(t *testing.T) {
 
 // VER-060: a migration under which the storage version changes starts over, and ends with what is true then.
 func TestMigrationToAnotherStorageVersion(t *testing.T) {
-	d := newDrill(t)
-	storeAt(t, d.world, widgetCRD, "v1")
+	d := newMigrationTest(t)
+	storeAt(t, d.testClient, widgetCRD, "v1")
 	d.await(t, storageMigrations, "", "move", "has to move back what it has moved", func(o *unstructured.Unstructured) bool {
 		return strings.Contains(condition(o, "Running"), "conversion webhook for example.com/v2, Kind=Widget failed")
 	})
-	d.stored("v1", "v2")
-	d.hook.revive()
+	d.requireStored("v1", "v2")
+	d.webhook.restart()
 	d.awaitEnd("move", "Succeeded")
-	d.stored("v1")
-	d.hook.die()
-	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != drilled {
+	d.requireStored("v1")
+	d.webhook.stop()
+	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != migratedObjects {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
 }
@@ -171,21 +171,21 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 // VER-060: a migration during whose last call the storage version goes back and forth starts over: what was written meanwhile
 // is stored where it was.
 func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
-	d := &drill{T: t, world: connect(t, testserver.Start(t)), hook: newHook(t), v2: widgets}
+	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
 	d.v2.Version = "v2"
-	d.create(t, crds, "", d.hook.definition("v1"))
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	storeAt(t, d.world, widgetCRD, "v2")
+	storeAt(t, d.testClient, widgetCRD, "v2")
 	once := sync.OnceFunc(func() {
-		storeAt(t, d.world, widgetCRD, "v1")
+		storeAt(t, d.testClient, widgetCRD, "v1")
 		d.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
-		storeAt(t, d.world, widgetCRD, "v2")
+		storeAt(t, d.testClient, widgetCRD, "v2")
 	})
-	d.hook.during.Store(&once)
+	d.webhook.onConvert.Store(&once)
 	d.migrate("move", "widgets")
 	d.awaitEnd("move", "Succeeded")
-	d.stored("v2")
-	d.hook.die()
+	d.requireStored("v2")
+	d.webhook.stop()
 	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
@@ -196,22 +196,22 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
 	s := testserver.Start(t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"))
-	d := &drill{T: t, world: connect(t, s), hook: newHook(t)}
-	d.create(t, crds, "", d.hook.definition("v1"))
+	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
-	storeAt(t, d.world, widgetCRD, "v2")
+	storeAt(t, d.testClient, widgetCRD, "v2")
 	held := make(chan struct{})
 	hold := func() { <-held }
-	d.hook.during.Store(&hold)
+	d.webhook.onConvert.Store(&hold)
 	release := sync.OnceFunc(func() { close(held) })
 	defer release()
 	d.migrate("first", "widgets")
-	eventually(t, "the webhook is asked", func(context.Context) bool { return d.hook.objects.Load() > 0 })
+	eventually(t, "the webhook is asked", func(context.Context) bool { return d.webhook.objects.Load() > 0 })
 	d.migrate("second", "widgets")
-	d.untouched()
-	if looks := asksFor(t, log, "second"); looks != 0 {
+	d.requireOtherKindWorks()
+	if looks := countRequests(t, log, "second"); looks != 0 {
 		t.Errorf("%d looks at the one that waits", looks)
 	}
 	if c := condition(d.get(t, storageMigrations, "", "second"), "Running"); c != "" {
@@ -222,8 +222,8 @@ func TestTwoMigrationsOfAResource(t *testing.T) {
 	d.awaitEnd("second", "Succeeded")
 }
 
-// asksFor counts the requests for a migration that came from the server's own loops.
-func asksFor(t *testing.T, log, name string) (n int) {
+// countRequests counts the requests for a migration that came from the server's own loops.
+func countRequests(t *testing.T, log, name string) (n int) {
 	t.Helper()
 	lines, err := os.ReadFile(log)
 	if err != nil {
@@ -238,51 +238,51 @@ func asksFor(t *testing.T, log, name string) (n int) {
 }
 
 // CNV-075: a CRD whose migration hangs can be deleted; the migration fails, and one of the same name is another.
-func TestMigrationOfACRDThatGoes(t *testing.T) {
-	d := newDrill(t)
+func TestMigrationOfADeletedCRD(t *testing.T) {
+	d := newMigrationTest(t)
 	d.delete(t, crds, "", widgetCRD, "")
 	d.awaitGone(t, crds, "", widgetCRD)
 	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
 		return condition(o, "Failed") == "True/StorageVersionMigrationFailed/there is no resource widgets.example.com"
 	})
-	d.untouched()
-	d.hook.revive()
-	d.create(t, crds, "", d.hook.definition("v1"))
+	d.requireOtherKindWorks()
+	d.webhook.restart()
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	if c := condition(d.get(t, crds, "", widgetCRD), "StorageMigrating"); c != "" {
 		t.Errorf("the new CRD says %s", c)
 	}
-	storeAt(t, d.world, widgetCRD, "v2")
+	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.migrate("again", "widgets")
 	d.awaitEnd("again", "Succeeded")
-	d.stored("v2")
+	d.requireStored("v2")
 }
 
 // A migration whose objects the server refuses fails, and says why; the next one of the resource runs.
 func TestMigrationThatIsRefused(t *testing.T) {
 	e := storagetest.StartEtcd(t) // which takes no object of 2 MiB
-	d := &drill{T: t, world: connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} }))), hook: newHook(t)}
-	d.create(t, crds, "", d.hook.definition("v1"))
+	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} }))), webhook: newTestWebhook(t)}
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	storeAt(t, d.world, widgetCRD, "v2")
-	d.hook.adds.Store(2 << 20)
+	storeAt(t, d.testClient, widgetCRD, "v2")
+	d.webhook.extraBytes.Store(2 << 20)
 	d.migrate("move", "widgets")
 	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, "Failed"), "True/StorageVersionMigrationFailed/default/a: ") && strings.Contains(condition(o, "Failed"), "too large")
 	})
-	d.migrating("False/StorageVersionMigrationFailed/")
-	d.stored("v1", "v2")
+	d.awaitMigrating("False/StorageVersionMigrationFailed/")
+	d.requireStored("v1", "v2")
 	d.migrate("again", "widgets")
 	d.awaitEnd("again", "Failed")
 	d.delete(t, widgets, "default", "a", "")
 	d.migrate("without", "widgets")
 	d.awaitEnd("without", "Succeeded")
-	d.stored("v2")
+	d.requireStored("v2")
 }
 
 // A migration of what there is not fails, though another API server is away.
-func TestMigrationOfNothing(t *testing.T) {
-	d := &drill{T: t, world: connect(t, testserver.Start(t))}
+func TestMigrationOfUnknownResource(t *testing.T) {
+	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t))}
 	away := object("APIService", "apiregistration.k8s.io/v1", "v1.away.example.com")
 	away.Object["spec"] = map[string]any{
 		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1), "insecureSkipTLSVerify": true,
@@ -296,7 +296,7 @@ func TestMigrationOfNothing(t *testing.T) {
 }
 
 // What an answer means for a migration: some would be the same later.
-func TestRefused(t *testing.T) {
+func TestIsPermanent(t *testing.T) {
 	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
 	for err, want := range map[error]bool{
 		apierrors.NewForbidden(widgets, "a", errors.New("no")):              true,
@@ -310,24 +310,24 @@ func TestRefused(t *testing.T) {
 		apierrors.NewTimeoutError("later", 1):                               false,
 		io.ErrUnexpectedEOF:                                                 false,
 	} {
-		if got := controllers.Refused(fmt.Errorf("default/a: %w", err)); got != want {
+		if got := controllers.IsPermanent(fmt.Errorf("default/a: %w", err)); got != want {
 			t.Errorf("%v: %t", err, got)
 		}
 	}
 }
 
 // A migration that the webhook's silence holds up does not hold up those of other kinds.
-func TestMuteWebhookHoldsUpNoOtherMigration(t *testing.T) {
-	d := &drill{T: t, world: connect(t, testserver.Start(t)), hook: newHook(t)}
-	d.create(t, crds, "", d.hook.definition("v1"))
+func TestHangingWebhookBlocksNoOtherMigration(t *testing.T) {
+	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t)}
+	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
-	storeAt(t, d.world, widgetCRD, "v2")
-	d.hook.mute.Store(true)
+	storeAt(t, d.testClient, widgetCRD, "v2")
+	d.webhook.hanging.Store(true)
 	d.migrate("move", "widgets")
-	eventually(t, "the webhook is asked", func(context.Context) bool { return d.hook.calls.Load() > 0 })
-	d.untouched()
+	eventually(t, "the webhook is asked", func(context.Context) bool { return d.webhook.calls.Load() > 0 })
+	d.requireOtherKindWorks()
 	d.delete(t, crds, "", widgetCRD, "")
 	d.awaitGone(t, crds, "", widgetCRD)
 	if _, err := d.at(crds, "").Get(t.Context(), widgetCRD, metav1.GetOptions{}); !apierrors.IsNotFound(err) {

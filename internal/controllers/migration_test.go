@@ -20,7 +20,7 @@ var storageMigrations = schema.GroupVersionResource{Group: "storagemigration.k8s
 
 // VER-055 VER-056 VER-059: a migration writes exactly the objects that are stored at another version, while clients go on
 // reading and writing at both, and takes that version out of storedVersions.
-func TestMigrationMovesWhatIsStoredElsewhere(t *testing.T) {
+func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	old := widgets
 	old.Version = "v1beta1"
@@ -76,7 +76,7 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 
 // Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those that
 // somebody has asked for.
-func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
+func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
 	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
 	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
@@ -101,7 +101,7 @@ func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
 }
 
 // storeAt makes one of a CRD's versions the storage version.
-func storeAt(t *testing.T, w *world, name, storage string) {
+func storeAt(t *testing.T, w *testClient, name, storage string) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server writes its status meanwhile
 		crd := w.get(t, crds, "", name)
@@ -121,7 +121,7 @@ func storeAt(t *testing.T, w *world, name, storage string) {
 	}
 }
 
-func revisions(t *testing.T, w *world) map[string]string {
+func revisions(t *testing.T, w *testClient) map[string]string {
 	t.Helper()
 	list, err := w.at(widgets, "default").List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -27,36 +27,36 @@ const (
 
 	// continueAnnotation is where the next page begins; it holds for the state of the CRD in ofAnnotation.
 	continueAnnotation = "trellis.dev/migration-continue"
-	ofAnnotation       = "trellis.dev/migration-of"
+	stateAnnotation    = "trellis.dev/migration-of"
 )
 
-var errStartOver = errors.New("the CRD has changed: the migration starts over")
+var errCRDChanged = errors.New("the CRD has changed: the migration starts over")
 
 // migration is one StorageVersionMigration at work.
 type migration struct {
-	*migrations
-	object    *unstructured.Unstructured
-	resource  schema.GroupVersionResource
-	crd       string // the name of its CRD, "" for a built-in kind
-	of        string // the state of the CRD that it holds for
-	storage   string // the CRD's storage version
-	remote    bool   // a webhook converts
-	done      int64
-	token     string
-	remaining int64
+	*migrationController
+	object      *unstructured.Unstructured
+	resource    schema.GroupVersionResource
+	crd         string // the name of its CRD, "" for a built-in kind
+	crdState    string // the state of the CRD that it holds for
+	storage     string // the CRD's storage version
+	usesWebhook bool   // a webhook converts
+	done        int64
+	token       string
+	remaining   int64
 }
 
 func (g *migration) run(ctx context.Context) error {
-	err := g.find(ctx)
-	var wrong *impossibleError
+	err := g.resolve(ctx)
+	var wrong *permanentError
 	if errors.As(err, &wrong) {
 		return g.fail(ctx, err)
 	}
 	if err != nil {
 		return err
 	}
-	if err = g.begin(ctx); err == nil {
-		err = g.pages(ctx)
+	if err = g.start(ctx); err == nil {
+		err = g.writePages(ctx)
 	}
 	if err == nil {
 		err = g.finish(ctx)
@@ -64,17 +64,17 @@ func (g *migration) run(ctx context.Context) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if refused(err) {
+	if isPermanent(err) {
 		return g.fail(ctx, err)
 	}
-	if told := g.state(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+clip(err.Error())); told != nil {
+	if told := g.setState(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+truncate(err.Error())); told != nil {
 		return told
 	}
 	return err
 }
 
-// refused is true of an answer that would be the same later. That of a webhook which cannot be reached is another.
-func refused(err error) bool {
+// isPermanent is true of an answer that would be the same later. That of a webhook which cannot be reached is another.
+func isPermanent(err error) bool {
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest, metav1.StatusReasonForbidden, metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonRequestEntityTooLarge:
 		return true
@@ -82,17 +82,17 @@ func refused(err error) bool {
 	return false
 }
 
-// impossibleError is one that no later try will get over.
-type impossibleError struct{ problem string }
+// permanentError is one that no later try will get over.
+type permanentError struct{ problem string }
 
-func (e *impossibleError) Error() string { return e.problem }
+func (e *permanentError) Error() string { return e.problem }
 
-// find looks up the resource, and what there is of the work already.
-func (g *migration) find(ctx context.Context) error {
+// resolve looks up the resource, and what there is of the work already.
+func (g *migration) resolve(ctx context.Context) error {
 	name := g.resource.Resource + "." + g.resource.Group
 	crd, err := g.crds().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return g.findBuiltin()
+		return g.resolveBuiltin()
 	}
 	if err != nil {
 		return err
@@ -100,15 +100,15 @@ func (g *migration) find(ctx context.Context) error {
 	g.crd = name
 	g.resource.Version, g.storage = versionsOf(crd)
 	if g.resource.Version == "" {
-		return &impossibleError{"no version of " + name + " is served"}
+		return &permanentError{"no version of " + name + " is served"}
 	}
 	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
-	g.of, g.remote = stateOf(crd), strategy == "Webhook"
+	g.crdState, g.usesWebhook = crdStateOf(crd), strategy == "Webhook"
 	return nil
 }
 
-// stateOf names a state of a CRD's spec: that of one which is created again is another.
-func stateOf(crd *unstructured.Unstructured) string {
+// crdStateOf names a state of a CRD's spec: that of one which is created again is another.
+func crdStateOf(crd *unstructured.Unstructured) string {
 	return string(crd.GetUID()) + "/" + strconv.FormatInt(crd.GetGeneration(), 10)
 }
 
@@ -129,7 +129,7 @@ func versionsOf(crd *unstructured.Unstructured) (at, storage string) {
 	return at, storage
 }
 
-func (g *migration) findBuiltin() error {
+func (g *migration) resolveBuiltin() error {
 	lists, err := discovery.ServerPreferredResources(g.clients.discovery)
 	for _, list := range lists {
 		gv, _ := schema.ParseGroupVersion(list.GroupVersion)
@@ -151,20 +151,20 @@ func (g *migration) findBuiltin() error {
 	if err != nil {
 		return err
 	}
-	return &impossibleError{"there is no resource " + g.resource.GroupResource().String()}
+	return &permanentError{"there is no resource " + g.resource.GroupResource().String()}
 }
 
-// begin takes up the work where it was left, unless the CRD has changed since.
-func (g *migration) begin(ctx context.Context) error {
+// start takes up the work where it was left, unless the CRD has changed since.
+func (g *migration) start(ctx context.Context) error {
 	notes := g.object.GetAnnotations()
-	if notes[ofAnnotation] == g.of {
+	if notes[stateAnnotation] == g.crdState {
 		g.token = notes[continueAnnotation]
 		if g.token != "" {
 			_, _ = fmt.Sscanf(notes[resource.MigrationProgressAnnotation], "%d/", &g.done)
 		}
 	}
 	if g.crd != "" {
-		err := g.mark(ctx, g.crd, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage)
+		err := g.setMigrating(ctx, g.crd, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage)
 		if err != nil {
 			return err
 		}
@@ -172,11 +172,11 @@ func (g *migration) begin(ctx context.Context) error {
 	if isConditionTrue(g.object, "Running") {
 		return nil // what it says holds until there is progress
 	}
-	return g.state(ctx, "Running", "StorageVersionMigrationInProgress", "")
+	return g.setState(ctx, "Running", "StorageVersionMigrationInProgress", "")
 }
 
-// pages writes all objects, page by page.
-func (g *migration) pages(ctx context.Context) error {
+// writePages writes all objects, page by page.
+func (g *migration) writePages(ctx context.Context) error {
 	meta, full := g.clients.metadata.Resource(g.resource), g.clients.dynamic.Resource(g.resource)
 	for {
 		options := metav1.ListOptions{Limit: migrationPage, Continue: g.token}
@@ -188,20 +188,20 @@ func (g *migration) pages(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if g.remote {
-			g.warm(ctx, options)
+		if g.usesWebhook {
+			g.preconvert(ctx, options)
 		}
-		if err := g.write(ctx, page.Items, full); err != nil {
+		if err := g.writePage(ctx, page.Items, full); err != nil {
 			return err
 		}
 		g.done, g.token, g.remaining = g.done+int64(len(page.Items)), page.Continue, 0
 		if page.RemainingItemCount != nil {
 			g.remaining = *page.RemainingItemCount
 		}
-		if err := g.note(ctx); err != nil {
+		if err := g.saveProgress(ctx); err != nil {
 			return err
 		}
-		if err := g.state(ctx, "Running", "StorageVersionMigrationInProgress", ""); err != nil {
+		if err := g.setState(ctx, "Running", "StorageVersionMigrationInProgress", ""); err != nil {
 			return err
 		}
 		if g.token == "" {
@@ -210,16 +210,16 @@ func (g *migration) pages(ctx context.Context) error {
 	}
 }
 
-// warm asks for a page's names at the version that it is going to be written at, so that a webhook gets the objects
+// preconvert asks for a page's names at the version that it is going to be written at, so that a webhook gets the objects
 // together, not one by one. What cannot be converted will tell by itself.
-func (g *migration) warm(ctx context.Context, options metav1.ListOptions) {
+func (g *migration) preconvert(ctx context.Context, options metav1.ListOptions) {
 	_ = g.clients.discovery.RESTClient().Get().AbsPath("/apis", g.resource.Group, g.resource.Version, g.resource.Resource).
 		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").Param("includeObject", string(metav1.IncludeNone)).
 		Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
 }
 
-// write writes some objects as they are.
-func (g *migration) write(ctx context.Context, items []metav1.PartialObjectMetadata, client dynamic.NamespaceableResourceInterface) error {
+// writePage writes some objects as they are.
+func (g *migration) writePage(ctx context.Context, items []metav1.PartialObjectMetadata, client dynamic.NamespaceableResourceInterface) error {
 	work := make(chan *metav1.PartialObjectMetadata)
 	errs := make([]error, migrationWorkers)
 	ctx, cancel := context.WithCancel(ctx)
@@ -256,7 +256,7 @@ func (g *migration) writeOne(ctx context.Context, o *metav1.PartialObjectMetadat
 	if err != nil {
 		return err
 	}
-	_, err = client.Patch(ctx, o.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: migrator})
+	_, err = client.Patch(ctx, o.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: migrationFieldManager})
 	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
@@ -266,15 +266,15 @@ func (g *migration) writeOne(ctx context.Context, o *metav1.PartialObjectMetadat
 // finish takes the versions out of status.storedVersions at which nothing is stored any longer.
 func (g *migration) finish(ctx context.Context) error {
 	if g.crd == "" {
-		return g.state(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
+		return g.setState(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
 	}
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if g.of != stateOf(crd) {
-			return errStartOver
+		if g.crdState != crdStateOf(crd) {
+			return errCRDChanged
 		}
 		if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
 			return err
@@ -286,11 +286,11 @@ func (g *migration) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return g.end(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
+	return g.setFinalState(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
 }
 
-// mark sets the condition of a CRD, if there is one of that name.
-func (m *migrations) mark(ctx context.Context, name, status, reason, message string) error {
+// setMigrating sets the condition of a CRD, if there is one of that name.
+func (m *migrationController) setMigrating(ctx context.Context, name, status, reason, message string) error {
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 		if err != nil || !setCondition(crd, resource.StorageMigrating, status, reason, message) {
@@ -303,23 +303,23 @@ func (m *migrations) mark(ctx context.Context, name, status, reason, message str
 
 func (g *migration) fail(ctx context.Context, why error) error {
 	if g.crd != "" {
-		if err := g.mark(ctx, g.crd, "False", "StorageVersionMigrationFailed", clip(why.Error())); err != nil {
+		if err := g.setMigrating(ctx, g.crd, "False", "StorageVersionMigrationFailed", truncate(why.Error())); err != nil {
 			return err
 		}
 	}
-	return g.end(ctx, "Failed", "StorageVersionMigrationFailed", clip(why.Error()))
+	return g.setFinalState(ctx, "Failed", "StorageVersionMigrationFailed", truncate(why.Error()))
 }
 
-// end is the last state.
-func (g *migration) end(ctx context.Context, kind, reason, message string) error {
-	if err := g.state(ctx, kind, reason, message); err != nil {
+// setFinalState is the last state.
+func (g *migration) setFinalState(ctx context.Context, kind, reason, message string) error {
+	if err := g.setState(ctx, kind, reason, message); err != nil {
 		return err
 	}
-	return g.forgetOthers(ctx)
+	return g.deleteOtherAutomatic(ctx)
 }
 
-// state makes kind the one condition that is True.
-func (g *migration) state(ctx context.Context, kind, reason, message string) error {
+// setState makes kind the one condition that is True.
+func (g *migration) setState(ctx context.Context, kind, reason, message string) error {
 	client := g.clients.dynamic.Resource(migrationResources)
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		fresh, err := client.Get(ctx, g.object.GetName(), metav1.GetOptions{})
@@ -340,12 +340,12 @@ func (g *migration) state(ctx context.Context, kind, reason, message string) err
 	}))
 }
 
-// note keeps how far the work is.
-func (g *migration) note(ctx context.Context) error {
+// saveProgress keeps how far the work is.
+func (g *migration) saveProgress(ctx context.Context) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{
 		resource.MigrationProgressAnnotation: fmt.Sprintf("%d/%d", g.done, g.done+g.remaining),
 		continueAnnotation:                   g.token,
-		ofAnnotation:                         g.of,
+		stateAnnotation:                      g.crdState,
 	}}})
 	if err != nil {
 		return err

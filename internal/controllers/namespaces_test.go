@@ -14,8 +14,8 @@ import (
 
 func namespace(name string) *unstructured.Unstructured { return object("Namespace", "v1", name) }
 
-// conditionIs waits until a condition begins with text.
-func (w *world) conditionIs(t *testing.T, name, kind, text string) {
+// awaitCondition waits until a condition begins with text.
+func (w *testClient) awaitCondition(t *testing.T, name, kind, text string) {
 	t.Helper()
 	w.await(t, namespaces, "", name, kind+" is "+text, func(o *unstructured.Unstructured) bool {
 		return condition(o, kind) == text
@@ -38,13 +38,13 @@ func TestNamespaceConditions(t *testing.T) {
 	w.create(t, secrets, "default", secret("s"))
 
 	w.delete(t, namespaces, "", "n", "")
-	w.conditionIs(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
+	w.awaitCondition(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
 		"configmaps. has 3 resource instances, widgets.example.com has 1 resource instances")
-	w.conditionIs(t, "n", "NamespaceFinalizersRemaining", "True/SomeFinalizersRemain/Some content in the namespace has finalizers remaining: "+
+	w.awaitCondition(t, "n", "NamespaceFinalizersRemaining", "True/SomeFinalizersRemain/Some content in the namespace has finalizers remaining: "+
 		"example.com/hold in 4 resource instances, example.com/other in 1 resource instances")
-	w.conditionIs(t, "n", "NamespaceDeletionContentFailure", "False/ContentDeleted/All content successfully deleted, may be waiting on finalization")
-	w.conditionIs(t, "n", "NamespaceDeletionDiscoveryFailure", "False/ResourcesDiscovered/All resources successfully discovered")
-	w.conditionIs(t, "n", "NamespaceDeletionGroupVersionParsingFailure", "False/ParsedGroupVersions/All legacy kube types successfully parsed")
+	w.awaitCondition(t, "n", "NamespaceDeletionContentFailure", "False/ContentDeleted/All content successfully deleted, may be waiting on finalization")
+	w.awaitCondition(t, "n", "NamespaceDeletionDiscoveryFailure", "False/ResourcesDiscovered/All resources successfully discovered")
+	w.awaitCondition(t, "n", "NamespaceDeletionGroupVersionParsingFailure", "False/ParsedGroupVersions/All legacy kube types successfully parsed")
 	if _, err := w.at(secrets, "n").Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a secret without finalizers is still there: %v", err)
 	}
@@ -52,12 +52,12 @@ func TestNamespaceConditions(t *testing.T) {
 		t.Errorf("create in a namespace that ends: %v", err)
 	}
 
-	w.release(t, configMaps, "n", "c0")
-	w.conditionIs(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
+	w.removeFinalizers(t, configMaps, "n", "c0")
+	w.awaitCondition(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
 		"configmaps. has 2 resource instances, widgets.example.com has 1 resource instances")
-	w.release(t, configMaps, "n", "c1")
-	w.release(t, configMaps, "n", "c2")
-	w.release(t, widgets, "n", "w")
+	w.removeFinalizers(t, configMaps, "n", "c1")
+	w.removeFinalizers(t, configMaps, "n", "c2")
+	w.removeFinalizers(t, widgets, "n", "w")
 	w.awaitGone(t, namespaces, "", "n")
 	w.get(t, hosts, "", "h")
 	w.get(t, crds, "", "widgets.example.com")
@@ -66,7 +66,7 @@ func TestNamespaceConditions(t *testing.T) {
 
 // CRD-031: after many attempts in vain the delay between them is long; the namespace goes at once
 // all the same when the last finalizer does.
-func TestNamespaceEndsPromptly(t *testing.T) {
+func TestNamespaceIsFinalizedPromptly(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))
 	w.create(t, configMaps, "n", owned(configMap("c"), nil, hold))
@@ -74,14 +74,14 @@ func TestNamespaceEndsPromptly(t *testing.T) {
 	for i := range 200 { // each change is seen, and tried in vain
 		w.patch(t, namespaces, "", "n", fmt.Sprintf(`{"metadata":{"annotations":{"try":"%d"}}}`, i))
 	}
-	w.conditionIs(t, "n", "NamespaceContentRemaining",
+	w.awaitCondition(t, "n", "NamespaceContentRemaining",
 		"True/SomeResourcesRemain/Some resources are remaining: configmaps. has 1 resource instances")
-	w.release(t, configMaps, "n", "c")
+	w.removeFinalizers(t, configMaps, "n", "c")
 	w.awaitGone(t, namespaces, "", "n")
 }
 
 // CRD-031: a namespace made again is another one, and empty.
-func TestNamespaceAgain(t *testing.T) {
+func TestNamespaceRecreated(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	for range 3 {
 		w.create(t, namespaces, "", namespace("n"))
@@ -94,7 +94,7 @@ func TestNamespaceAgain(t *testing.T) {
 
 // CRD-027, CRD-031: a CRD that goes at the same time neither holds the namespace up nor leaves
 // objects behind.
-func TestNamespaceAndDefinitionTogether(t *testing.T) {
+func TestNamespaceAndCRDDeletedTogether(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprint("held=", held), func(t *testing.T) {
 			w := connect(t, testserver.Start(t))
@@ -111,9 +111,9 @@ func TestNamespaceAndDefinitionTogether(t *testing.T) {
 			w.delete(t, namespaces, "", "n", "")
 			w.delete(t, crds, "", "widgets.example.com", "")
 			if held {
-				w.conditionIs(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
+				w.awaitCondition(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
 					"widgets.example.com has 1 resource instances")
-				w.release(t, widgets, "n", "w7")
+				w.removeFinalizers(t, widgets, "n", "w7")
 			}
 			w.awaitGone(t, crds, "", "widgets.example.com")
 			w.awaitGone(t, namespaces, "", "n")
@@ -122,7 +122,7 @@ func TestNamespaceAndDefinitionTogether(t *testing.T) {
 }
 
 // CRD-031: a restart in the middle changes nothing.
-func TestNamespaceThroughRestart(t *testing.T) {
+func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
@@ -138,7 +138,7 @@ func TestNamespaceThroughRestart(t *testing.T) {
 			s.Restart()
 			w = connect(t, s)
 		}
-		w.release(t, widgets, "n", fmt.Sprint("w", i))
+		w.removeFinalizers(t, widgets, "n", fmt.Sprint("w", i))
 	}
 	// A finalizer may have been taken off before the object was deleted: that is the loop's to do.
 	w.awaitGone(t, namespaces, "", "n")
@@ -151,7 +151,7 @@ func TestNamespaceThroughRestart(t *testing.T) {
 
 // CRD-031: pods go before what they use (KEP-5080); where there are none this is the order of all
 // others, and every kind is emptied.
-func TestNamespaceLeavesNothing(t *testing.T) {
+func TestNamespaceDeletesEveryKind(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))
 	var kinds []string

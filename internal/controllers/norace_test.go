@@ -2,4 +2,4 @@
 
 package controllers_test
 
-const slower = 1
+const timeoutFactor = 1

@@ -10,30 +10,30 @@ import (
 )
 
 // What waits for a kind that is never served is forgotten with the object that named it, and not before.
-func TestOwnersOfNoKindAreForgotten(t *testing.T) {
-	c := newCollector(nil, newKinds(nil))
+func TestPendingOwnersArePruned(t *testing.T) {
+	c := newGarbageCollector(nil, newKindWatchers(nil))
 	k := kind{schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, "ConfigMap", true}
 	absent := schema.GroupKind{Group: "example.com", Kind: "Nothing"}
-	const n = 10 * fewParked
+	const n = 10 * minAddsBetweenPrunes
 	for i := range n {
 		owner := metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Nothing", Name: "o", UID: types.UID(fmt.Sprint("owner", i))}
 		o := &metav1.PartialObjectMetadata{}
 		o.Name, o.Namespace, o.UID, o.OwnerReferences = "c", "default", types.UID(fmt.Sprint("c", i)), []metav1.OwnerReference{owner}
-		c.seen(k, o)
+		c.objectObserved(k, o)
 		if err := c.findOwner(t.Context(), ownerID{owner.APIVersion, owner.Kind, "default", owner.Name, owner.UID}); err != nil {
 			t.Fatal(err)
 		}
 		if i%100 != 0 {
-			c.gone(o.UID)
+			c.objectDeleted(o.UID)
 		}
 	}
-	left := c.parkedOwners.take(absent)
+	left := c.pendingOwners.take(absent)
 	for i := 0; i < n; i += 100 {
 		if id := (ownerID{"example.com/v1", "Nothing", "default", "o", types.UID(fmt.Sprint("owner", i))}); !left[id] {
 			t.Fatalf("%v is forgotten, and somebody still names it", id)
 		}
 	}
-	if len(left) > 2*fewParked {
+	if len(left) > 2*minAddsBetweenPrunes {
 		t.Errorf("%d are kept, of which %d are named", len(left), n/100)
 	}
 }

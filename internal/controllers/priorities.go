@@ -22,7 +22,7 @@ import (
 func (b *bootstrap) priorities(ctx context.Context) {
 	classes := b.client.SchedulingV1().PriorityClasses()
 	for _, class := range schedulingv1.SystemPriorityClasses() {
-		b.try(class.Name, func() error {
+		b.reconcile(class.Name, func() error {
 			if _, err := classes.Get(ctx, class.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return err
 			}
@@ -47,14 +47,14 @@ func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 
 func (b *bootstrap) requestPriorities(ctx context.Context) {
 	levels, schemas := b.client.FlowcontrolV1().PriorityLevelConfigurations(), b.client.FlowcontrolV1().FlowSchemas()
-	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, now[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get, func() (all []*flowcontrolv1.PriorityLevelConfiguration, err error) {
+	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, uncachedLister[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get, func() (all []*flowcontrolv1.PriorityLevelConfiguration, err error) {
 		list, err := levels.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
 		}
 		return pointers(list.Items), nil
 	}}), flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations)
-	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, now[*flowcontrolv1.FlowSchema]{ctx, schemas.Get, func() ([]*flowcontrolv1.FlowSchema, error) {
+	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, uncachedLister[*flowcontrolv1.FlowSchema]{ctx, schemas.Get, func() ([]*flowcontrolv1.FlowSchema, error) {
 		list, err := schemas.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
@@ -80,21 +80,23 @@ func ensure[T interface {
 		ensurer.NewMandatoryEnsureStrategy[T](): mandatory, ensurer.NewSuggestedEnsureStrategy[T](): suggested,
 	} {
 		for _, o := range objects {
-			b.try(o.GetName(), func() error { return ensurer.EnsureConfiguration(ctx, ops, o, strategy) })
+			b.reconcile(o.GetName(), func() error { return ensurer.EnsureConfiguration(ctx, ops, o, strategy) })
 		}
 	}
-	b.try("unwanted objects", func() error { return ensurer.RemoveUnwantedObjects(ctx, ops, slices.Concat(mandatory, suggested)) })
+	b.reconcile("unwanted objects", func() error { return ensurer.RemoveUnwantedObjects(ctx, ops, slices.Concat(mandatory, suggested)) })
 }
 
-// now is a lister of what the server has at the moment.
-type now[T any] struct {
+// uncachedLister is a lister of what the server has at the moment.
+type uncachedLister[T any] struct {
 	ctx  context.Context
 	get  func(context.Context, string, metav1.GetOptions) (T, error)
 	list func() ([]T, error)
 }
 
 // Get is the object of a name.
-func (n now[T]) Get(name string) (T, error) { return n.get(n.ctx, name, metav1.GetOptions{}) }
+func (n uncachedLister[T]) Get(name string) (T, error) {
+	return n.get(n.ctx, name, metav1.GetOptions{})
+}
 
 // List returns all objects.
-func (n now[T]) List(labels.Selector) ([]T, error) { return n.list() }
+func (n uncachedLister[T]) List(labels.Selector) ([]T, error) { return n.list() }

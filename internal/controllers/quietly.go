@@ -22,14 +22,14 @@ type untilDone struct {
 
 // Handle implements slog.Handler.
 func (h untilDone) Handle(ctx context.Context, r slog.Record) error {
-	if h.done() != nil || conflicted(r) {
+	if h.done() != nil || isConflict(r) {
 		return nil
 	}
 	return h.Handler.Handle(ctx, r)
 }
 
-// conflicted is true of a failure that is a conflict, which each of the loops expects: it tries again.
-func conflicted(r slog.Record) (is bool) {
+// isConflict is true of a failure that is a conflict, which each of the loops expects: it tries again.
+func isConflict(r slog.Record) (is bool) {
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)
 		is = ok && utilerrors.FilterOut(err, apierrors.IsConflict) == nil

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	countQuotas = 5 * time.Minute  // interval between two counts of all quotas
-	lookForNew  = 30 * time.Second // interval between two requests for discovery if no CRD or APIService has changed
-	betweenSync = time.Second      // the least time between two requests for discovery
+	quotaResyncPeriod   = 5 * time.Minute  // interval between two counts of all quotas
+	rediscoveryInterval = 30 * time.Second // interval between two requests for discovery if no CRD or APIService has changed
+	minSyncInterval     = time.Second      // the least time between two requests for discovery
 )
 
 // openQuotas creates the controller that writes the usage into the status of ResourceQuotas.
@@ -36,37 +36,37 @@ func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error)
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	counted := countedInformers{u.informers, metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))}
-	quotas, err := install.NewQuotaConfigurationForControllers(func(r schema.GroupVersionResource) (cache.GenericLister, error) { return counter{u: u, r: r}, nil }, u.informers)
+	counted := quotaInformers{u.informers, metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))}
+	quotas, err := install.NewQuotaConfigurationForControllers(func(r schema.GroupVersionResource) (cache.GenericLister, error) { return quotaLister{u: u, r: r}, nil }, u.informers)
 	if err != nil {
 		return nil, err
 	}
 	begun := make(chan struct{})
 	close(begun)
-	recount := &recounted{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
+	recount := &recountableInformer{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
 	kinds := u.client.Discovery().ServerPreferredNamespacedResources
 	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
 		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: recount,
-		ResyncPeriod: upstream.StaticResyncPeriodFunc(countQuotas), ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
+		ResyncPeriod: upstream.StaticResyncPeriodFunc(quotaResyncPeriod), ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
 		InformerFactory: counted, InformersStarted: begun, DiscoveryFunc: kinds, IgnoredResourcesFunc: quotas.IgnoredResources,
-		Registry: growing{generic.NewRegistry(quotas.Evaluators()), recount}, UpdateFilter: install.DefaultUpdateFilter(),
+		Registry: recountingRegistry{generic.NewRegistry(quotas.Evaluators()), recount}, UpdateFilter: install.DefaultUpdateFilter(),
 	})
 	return func(ctx context.Context) {
 		defer counted.names.Shutdown()
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx, workers) })
-		running.Go(func() { c.Sync(ctx, u.kindsWhenChanged(ctx, kinds), betweenSync) })
+		running.Go(func() { c.Sync(ctx, u.rediscoverWhenChanged(ctx, kinds), minSyncInterval) })
 		running.Wait()
 	}, err
 }
 
-// kindsWhenChanged returns a function that lists resources at its first call, and at each other once a CRD or an APIService has changed,
+// rediscoverWhenChanged returns a function that lists resources at its first call, and at each other once a CRD or an APIService has changed,
 // or lookForNew has passed.
-func (u *Upstream) kindsWhenChanged(ctx context.Context, list resourcequota.NamespacedResourcesFunc) resourcequota.NamespacedResourcesFunc {
+func (u *Upstream) rediscoverWhenChanged(ctx context.Context, list resourcequota.NamespacedResourcesFunc) resourcequota.NamespacedResourcesFunc {
 	var last []*metav1.APIResourceList
 	return func() (_ []*metav1.APIResourceList, err error) {
 		if last != nil {
-			timer := time.NewTimer(lookForNew)
+			timer := time.NewTimer(rediscoveryInterval)
 			defer timer.Stop()
 			select {
 			case <-u.kindsChanged:
@@ -80,32 +80,32 @@ func (u *Upstream) kindsWhenChanged(ctx context.Context, list resourcequota.Name
 	}
 }
 
-// growing is a registry of evaluators that has quotas counted again when it gets another one: a quota may be older than the
+// recountingRegistry is a registry of evaluators that has quotas counted again when it gets another one: a quota may be older than the
 // kind that it counts (kubernetes#67239).
-type growing struct {
+type recountingRegistry struct {
 	quota.Registry
-	recount *recounted
+	recount *recountableInformer
 }
 
 // Add implements quota.Registry.
-func (g growing) Add(e quota.Evaluator) {
+func (g recountingRegistry) Add(e quota.Evaluator) {
 	g.Registry.Add(e)
-	g.recount.matching(e)
+	g.recount.recountMatching(e)
 }
 
-// recounted is an informer of ResourceQuotas whose handler can be called for quotas that have not changed.
-type recounted struct {
+// recountableInformer is an informer of ResourceQuotas whose handler can be called for quotas that have not changed.
+type recountableInformer struct {
 	corev1informers.ResourceQuotaInformer
 	handler cache.ResourceEventHandler
 }
 
 // Informer implements corev1informers.ResourceQuotaInformer.
-func (r *recounted) Informer() cache.SharedIndexInformer {
-	return handled{r.ResourceQuotaInformer.Informer(), r}
+func (r *recountableInformer) Informer() cache.SharedIndexInformer {
+	return handlerCapture{r.ResourceQuotaInformer.Informer(), r}
 }
 
-// matching calls the handler for the quotas with a limit that e counts.
-func (r *recounted) matching(e quota.Evaluator) {
+// recountMatching calls the handler for the quotas with a limit that e counts.
+func (r *recountableInformer) recountMatching(e quota.Evaluator) {
 	all, err := r.Lister().List(labels.Everything())
 	if err != nil || r.handler == nil {
 		return
@@ -117,19 +117,19 @@ func (r *recounted) matching(e quota.Evaluator) {
 	}
 }
 
-type handled struct {
+type handlerCapture struct {
 	cache.SharedIndexInformer
-	of *recounted
+	captured *recountableInformer
 }
 
 // AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
-func (h handled) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	h.of.handler = handler
+func (h handlerCapture) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	h.captured.handler = handler
 	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
 }
 
-// counter lists the counted objects of a namespace.
-type counter struct {
+// quotaLister lists the counted objects of a namespace.
+type quotaLister struct {
 	cache.GenericLister // nil
 	u                   *Upstream
 	r                   schema.GroupVersionResource
@@ -137,25 +137,25 @@ type counter struct {
 }
 
 // ByNamespace implements cache.GenericLister.
-func (c counter) ByNamespace(namespace string) cache.GenericNamespaceLister {
+func (c quotaLister) ByNamespace(namespace string) cache.GenericNamespaceLister {
 	c.namespace = namespace
 	return c
 }
 
 // List implements cache.GenericNamespaceLister.
-func (c counter) List(labels.Selector) ([]runtime.Object, error) {
+func (c quotaLister) List(labels.Selector) ([]runtime.Object, error) {
 	return c.u.QuotaObjects(c.r, c.namespace)
 }
 
-// countedInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others
+// quotaInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others
 // names.
-type countedInformers struct {
+type quotaInformers struct {
 	whole informers.SharedInformerFactory
 	names metadatainformer.SharedInformerFactory
 }
 
 // ForResource implements informerfactory.InformerFactory.
-func (f countedInformers) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
+func (f quotaInformers) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
 	switch r.GroupResource() {
 	case corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}:
 		return f.whole.ForResource(r)
@@ -170,7 +170,7 @@ func (f countedInformers) ForResource(r schema.GroupVersionResource) (informers.
 }
 
 // Start implements informerfactory.InformerFactory.
-func (f countedInformers) Start(stop <-chan struct{}) {
+func (f quotaInformers) Start(stop <-chan struct{}) {
 	f.whole.Start(stop)
 	f.names.Start(stop)
 }

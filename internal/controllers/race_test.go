@@ -2,4 +2,4 @@
 
 package controllers_test
 
-const slower = 4
+const timeoutFactor = 4

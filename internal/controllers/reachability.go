@@ -21,13 +21,13 @@ import (
 // maxMessage bounds what a condition and an Event say of an error.
 const maxMessage = 1024
 
-func clip(message string) string {
+func truncate(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
 }
 
 // Reachability writes down whether the conversion webhooks of CRDs can be reached: in a condition, and in Events.
 type Reachability struct {
-	changed queue[string] // by name of the CRD
+	queue queue[string] // by name of the CRD
 
 	mu     sync.Mutex
 	latest map[string]error // reports that are not written yet
@@ -35,7 +35,7 @@ type Reachability struct {
 
 // NewReachability returns a loop that has been told nothing.
 func NewReachability() *Reachability {
-	return &Reachability{changed: newQueue[string]("tell whether a webhook can be reached"), latest: map[string]error{}}
+	return &Reachability{queue: newQueue[string]("tell whether a webhook can be reached"), latest: map[string]error{}}
 }
 
 // Report says that the webhook of a CRD cannot be reached because of err, or that it can be or there is none any longer.
@@ -44,7 +44,7 @@ func (r *Reachability) Report(crd string, err error) {
 	r.mu.Lock()
 	r.latest[crd] = err
 	r.mu.Unlock()
-	r.changed.Add(crd)
+	r.queue.Add(crd)
 }
 
 // Run writes what is reported, until ctx is done. The error is one of configuration.
@@ -53,14 +53,14 @@ func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	r.changed.work(ctx, 1, func(ctx context.Context, crd string) error {
+	r.queue.work(ctx, 1, func(ctx context.Context, crd string) error {
 		why, more := r.take(crd)
 		if !more {
 			return nil
 		}
-		err := tell(ctx, c.dynamic, crd, why)
+		err := writeReachability(ctx, c.dynamic, crd, why)
 		if err != nil {
-			r.giveBack(crd, why)
+			r.putBack(crd, why)
 		}
 		return err
 	})
@@ -75,8 +75,8 @@ func (r *Reachability) take(crd string) (why error, more bool) {
 	return why, more
 }
 
-// giveBack is for a report that could not be written. One that has come meanwhile counts more.
-func (r *Reachability) giveBack(crd string, why error) {
+// putBack is for a report that could not be written. One that has come meanwhile counts more.
+func (r *Reachability) putBack(crd string, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, newer := r.latest[crd]; !newer {
@@ -84,15 +84,15 @@ func (r *Reachability) giveBack(crd string, why error) {
 	}
 }
 
-// tell brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
+// writeReachability brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
 // whose webhook was always there has no condition, as has one without a webhook.
-func tell(ctx context.Context, client dynamic.Interface, name string, why error) error {
+func writeReachability(ctx context.Context, client dynamic.Interface, name string, why error) error {
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return ignoreNotFound(err)
 	}
-	status, message, known := reachable(why), reached, hasCondition(crd, resource.WebhookReachable)
+	status, message, known := conditionTextFor(why), reachableMessage, hasCondition(crd, resource.WebhookReachable)
 	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
 	switch {
 	case strategy != "Webhook" && known:
@@ -101,7 +101,7 @@ func tell(ctx context.Context, client dynamic.Interface, name string, why error)
 	case strategy != "Webhook", why == nil && !known:
 		return nil
 	case why != nil:
-		message = clip(why.Error())
+		message = truncate(why.Error())
 	}
 	turned := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
 	if !setCondition(crd, resource.WebhookReachable, status.condition, status.reason, message) {
@@ -110,19 +110,19 @@ func tell(ctx context.Context, client dynamic.Interface, name string, why error)
 	if err := patchConditions(ctx, crds, crd); err != nil || !turned {
 		return err
 	}
-	return event(ctx, client, crd, status.kind, status.event, message)
+	return createEvent(ctx, client, crd, status.kind, status.event, message)
 }
 
-const reached = "the conversion webhook answers"
+const reachableMessage = "the conversion webhook answers"
 
-// reachability is how a condition and an Event say something.
-type reachability struct{ condition, reason, kind, event string }
+// conditionText is how a condition and an Event say something.
+type conditionText struct{ condition, reason, kind, event string }
 
-func reachable(why error) reachability {
+func conditionTextFor(why error) conditionText {
 	if why != nil {
-		return reachability{"False", "CallFailed", "Warning", "ConversionWebhookUnreachable"}
+		return conditionText{"False", "CallFailed", "Warning", "ConversionWebhookUnreachable"}
 	}
-	return reachability{"True", "Reached", "Normal", "ConversionWebhookReachable"}
+	return conditionText{"True", "Reached", "Normal", "ConversionWebhookReachable"}
 }
 
 // patchConditions writes the conditions of a CRD. One that is gone has none.
@@ -138,8 +138,8 @@ func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *u
 	return ignoreNotFound(err)
 }
 
-// event makes an Event about an object of the cluster.
-func event(ctx context.Context, client dynamic.Interface, about *unstructured.Unstructured, kind, reason, message string) error {
+// createEvent makes an Event about an object of the cluster.
+func createEvent(ctx context.Context, client dynamic.Interface, about *unstructured.Unstructured, kind, reason, message string) error {
 	now := time.Now().UTC()
 	e := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Event",

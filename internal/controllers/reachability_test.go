@@ -18,15 +18,15 @@ import (
 
 // CNV-025 CNV-059: a CRD says that its webhook cannot be reached, and why, and that it can be again; one whose webhook
 // was always there says nothing. It recovers by itself within two seconds of the webhook.
-func TestUnreachableWebhookShows(t *testing.T) {
+func TestUnreachableWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
-	hook := newHook(t)
+	hook := newTestWebhook(t)
 	w.create(t, crds, "", hook.definition("v1"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	hook.die() // before anything was converted: what is kept would be asked for again, which takes a call
+	hook.stop() // before anything was converted: what is kept would be asked for again, which takes a call
 
 	watching, err := w.at(widgets, "default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
 	if err != nil {
@@ -51,7 +51,7 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	w.get(t, widgets, "default", "b")
 
 	calls := hook.calls.Load()
-	hook.revive()
+	hook.restart()
 	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})
@@ -69,12 +69,12 @@ func TestUnreachableWebhookShows(t *testing.T) {
 }
 
 // A condition that an earlier server has left behind is put right by the first answer, one that is not there is not made.
-func TestReachableWebhookShows(t *testing.T) {
+func TestReachableWebhookCondition(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	w.create(t, crds, "", newHook(t).definition("v1"))
+	w.create(t, crds, "", newTestWebhook(t).definition("v1"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	w.get(t, v2, "default", "a")
 	before := w.get(t, crds, "", "widgets.example.com")
@@ -104,14 +104,14 @@ func TestReachableWebhookShows(t *testing.T) {
 }
 
 // CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names that.
-func TestReplacedWebhookShows(t *testing.T) {
+func TestReplacedWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
-	dead, alive := newHook(t), newHook(t)
+	dead, alive := newTestWebhook(t), newTestWebhook(t)
 	w.create(t, crds, "", dead.definition("v1"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	v2 := widgets
 	v2.Version = "v2"
-	dead.die()
+	dead.stop()
 	says := func(want string) {
 		t.Helper()
 		w.await(t, crds, "", "widgets.example.com", "says "+want, func(o *unstructured.Unstructured) bool {
@@ -138,7 +138,7 @@ func TestReplacedWebhookShows(t *testing.T) {
 }
 
 // awaitEvent waits for an Event about the CRD of Widgets.
-func (w *world) awaitEvent(t *testing.T, reason, kind string) {
+func (w *testClient) awaitEvent(t *testing.T, reason, kind string) {
 	t.Helper()
 	events := schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	eventually(t, "an Event "+reason, func(ctx context.Context) bool {

@@ -22,8 +22,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// atOnce is how many objects are made at the same time: they share the disk's writes.
-const atOnce = 64
+// maxConcurrentWrites is how many objects are made at the same time: they share the disk's writes.
+const maxConcurrentWrites = 64
 
 // Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
@@ -35,11 +35,11 @@ func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) e
 		return fmt.Errorf("client for what every cluster has: %w", err)
 	}
 	b := bootstrap{client: client}
-	b.all.SetLimit(atOnce)
+	b.all.SetLimit(maxConcurrentWrites)
 	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	for _, role := range roles {
-		if err := b.aggregate(ctx, &role, roles); err != nil {
+		if err := b.fillAggregatedRules(ctx, &role, roles); err != nil {
 			return err
 		}
 		b.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &role}, reconciliation.ClusterRoleModifier{Client: client.RbacV1().ClusterRoles()})
@@ -59,7 +59,7 @@ func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) e
 		}
 	}
 	b.priorities(ctx)
-	b.announce(ctx, controllers)
+	b.writeControllersLease(ctx, controllers)
 	return b.all.Wait()
 }
 
@@ -79,34 +79,34 @@ type bootstrap struct {
 }
 
 func (b *bootstrap) role(role reconciliation.RuleOwner, client reconciliation.RuleOwnerModifier) {
-	b.try(role.GetName(), func() error {
+	b.reconcile(role.GetName(), func() error {
 		_, err := (&reconciliation.ReconcileRoleOptions{Role: role, Client: client, Confirm: true}).Run()
 		return err
 	})
 }
 
 func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconciliation.RoleBindingModifier) {
-	b.try(binding.GetName(), func() error {
+	b.reconcile(binding.GetName(), func() error {
 		_, err := (&reconciliation.ReconcileRoleBindingOptions{RoleBinding: binding, Client: client, Confirm: true}).Run()
 		return err
 	})
 }
 
-// aggregate gives a role that is to be made the rules that the loop below would give it a moment later. What is there is the loop's.
-func (b *bootstrap) aggregate(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
+// fillAggregatedRules gives a role that is to be made the rules that the loop below would give it a moment later. What is there is the loop's.
+func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
 	if role.AggregationRule == nil {
 		return nil
 	}
 	if _, err := b.client.RbacV1().ClusterRoles().Get(ctx, role.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return err
 	}
-	rules, err := aggregated(role, of)
+	rules, err := aggregatedRules(role, of)
 	role.Rules = rules
 	return err
 }
 
-// aggregated are the rules of a role that selects others, which may do so too, in the order of their names.
-func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
+// aggregatedRules are the rules of a role that selects others, which may do so too, in the order of their names.
+func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
 	}
@@ -119,7 +119,7 @@ func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbac
 			if of[k].Name == role.Name || !selector.Matches(labels.Set(of[k].Labels)) {
 				continue
 			}
-			more, err := aggregated(&of[k], of)
+			more, err := aggregatedRules(&of[k], of)
 			if err != nil {
 				return nil, err
 			}
@@ -133,8 +133,8 @@ func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbac
 	return rules, nil
 }
 
-// try runs reconcile, again where somebody else was quicker or the store is not there.
-func (b *bootstrap) try(name string, reconcile func() error) {
+// reconcile runs reconcile, again where somebody else was quicker or the store is not there.
+func (b *bootstrap) reconcile(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool {
 			return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)

@@ -17,28 +17,28 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// switching is a CRD whose versions come and go, beside a model of what must be true of it.
-type switching struct {
+// versionModel is a CRD whose versions come and go, beside a model of what must be true of it.
+type versionModel struct {
 	*testing.T
-	*world
+	*testClient
 	random *rand.Rand
-	made   int
+	writes int
 
 	versions map[string]bool // of the CRD -> served
 	storage  string
 	stored   []string          // status.storedVersions
 	values   map[string]string // of the objects
-	at       map[string]string // the version that each object was written at last
+	storedAt map[string]string // the version that each object was written at last
 }
 
-var everyVersion = []string{"v1alpha1", "v1beta1", "v1"}
+var allVersions = []string{"v1alpha1", "v1beta1", "v1"}
 
-func (s *switching) client(version string) schema.GroupVersionResource {
+func (s *versionModel) client(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "example.com", Version: version, Resource: "widgets"}
 }
 
-func (s *switching) served() (all []string) {
-	for _, v := range everyVersion {
+func (s *versionModel) served() (all []string) {
+	for _, v := range allVersions {
 		if s.versions[v] {
 			all = append(all, v)
 		}
@@ -46,26 +46,26 @@ func (s *switching) served() (all []string) {
 	return all
 }
 
-func (s *switching) pick(from []string) string { return from[s.random.IntN(len(from))] }
+func (s *versionModel) pick(from []string) string { return from[s.random.IntN(len(from))] }
 
-// change gives the CRD random versions; those that objects may be stored at cannot be left out.
-func (s *switching) change() {
-	next := map[string]bool{s.pick(everyVersion): true}
-	for _, v := range everyVersion {
+// changeVersions gives the CRD random versions; those that objects may be stored at cannot be left out.
+func (s *versionModel) changeVersions() {
+	next := map[string]bool{s.pick(allVersions): true}
+	for _, v := range allVersions {
 		if s.random.IntN(4) > 0 {
 			next[v] = next[v] || s.random.IntN(3) > 0
 		}
 	}
 	storage := s.pick(slices.Sorted(maps.Keys(next)))
 	var versions []any
-	for _, v := range everyVersion {
+	for _, v := range allVersions {
 		if served, has := next[v]; has {
 			versions = append(versions, version(v, served, v == storage))
 		}
 	}
 	crd := s.get(s.T, crds, "", "widgets.example.com")
 	_ = unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions")
-	_, err := s.world.at(crds, "").Update(s.Context(), crd, metav1.UpdateOptions{})
+	_, err := s.testClient.at(crds, "").Update(s.Context(), crd, metav1.UpdateOptions{})
 	missing := slices.ContainsFunc(s.stored, func(v string) bool { _, has := next[v]; return !has })
 	switch {
 	case missing && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must remain in spec.versions until a storage migration")):
@@ -82,11 +82,11 @@ func (s *switching) change() {
 }
 
 // write creates, changes or deletes an object at a version that is served.
-func (s *switching) write() {
+func (s *versionModel) write() {
 	at, name := s.pick(s.served()), fmt.Sprint("w", s.random.IntN(12))
-	objects := s.world.at(s.client(at), "default")
-	s.made++
-	value := fmt.Sprint("value ", s.made)
+	objects := s.testClient.at(s.client(at), "default")
+	s.writes++
+	value := fmt.Sprint("value ", s.writes)
 	var err error
 	if _, exists := s.values[name]; !exists {
 		o := object("Widget", "example.com/"+at, name)
@@ -95,7 +95,7 @@ func (s *switching) write() {
 	} else if s.random.IntN(6) == 0 {
 		s.delete(s.T, s.client(at), "default", name, "")
 		delete(s.values, name)
-		delete(s.at, name)
+		delete(s.storedAt, name)
 		return
 	} else {
 		_, err = objects.Patch(s.Context(), name, types.MergePatchType, []byte(`{"value":"`+value+`"}`), metav1.PatchOptions{})
@@ -103,29 +103,29 @@ func (s *switching) write() {
 	if err != nil {
 		s.Fatalf("write %s at %s: %v", name, at, err)
 	}
-	s.values[name], s.at[name] = value, s.storage
+	s.values[name], s.storedAt[name] = value, s.storage
 }
 
 // touch writes an object as it is, which must change it exactly if it is stored at another version, or if fields are owned
 // at a version that the CRD has no more: a write drops such owners.
-func (s *switching) touch(name string) {
+func (s *versionModel) touch(name string) {
 	at := s.client(s.pick(s.served()))
 	before := s.get(s.T, at, "default", name)
 	s.patch(s.T, at, "default", name, `{}`)
 	changed := s.get(s.T, at, "default", name).GetResourceVersion() != before.GetResourceVersion()
-	want := s.at[name] != s.storage || slices.ContainsFunc(before.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
+	want := s.storedAt[name] != s.storage || slices.ContainsFunc(before.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
 		_, has := s.versions[strings.TrimPrefix(m.APIVersion, "example.com/")]
 		return !has
 	})
 	if changed != want {
-		s.Fatalf("%s, written at %s, storage version %s: changed is %v", name, s.at[name], s.storage, changed)
+		s.Fatalf("%s, written at %s, storage version %s: changed is %v", name, s.storedAt[name], s.storage, changed)
 	}
-	s.at[name] = s.storage
+	s.storedAt[name] = s.storage
 }
 
 // migrate is the documents' migration by hand: read all, write all back, shorten storedVersions.
-func (s *switching) migrate() {
-	objects := s.world.at(s.client(s.pick(s.served())), "default")
+func (s *versionModel) migrate() {
+	objects := s.testClient.at(s.client(s.pick(s.served())), "default")
 	all, err := objects.List(s.Context(), metav1.ListOptions{})
 	if err != nil {
 		s.Fatal(err)
@@ -137,12 +137,12 @@ func (s *switching) migrate() {
 	}
 	crd := s.get(s.T, crds, "", "widgets.example.com")
 	_ = unstructured.SetNestedStringSlice(crd.Object, []string{s.storage}, "status", "storedVersions")
-	if _, err := s.world.at(crds, "").UpdateStatus(s.Context(), crd, metav1.UpdateOptions{}); err != nil {
+	if _, err := s.testClient.at(crds, "").UpdateStatus(s.Context(), crd, metav1.UpdateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 	s.stored = []string{s.storage}
 	for name := range s.values {
-		s.at[name] = s.storage
+		s.storedAt[name] = s.storage
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.values)) {
 		s.touch(name) // moves nothing: the migration has left none behind
@@ -150,13 +150,13 @@ func (s *switching) migrate() {
 }
 
 // check compares all that can be read with the model.
-func (s *switching) check() {
+func (s *versionModel) check() {
 	crd := s.get(s.T, crds, "", "widgets.example.com")
 	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(stored, s.stored) {
 		s.Fatalf("storedVersions are %v, want %v", stored, s.stored)
 	}
-	for _, v := range everyVersion {
-		list, err := s.world.at(s.client(v), "default").List(s.Context(), metav1.ListOptions{})
+	for _, v := range allVersions {
+		list, err := s.testClient.at(s.client(v), "default").List(s.Context(), metav1.ListOptions{})
 		if !s.versions[v] {
 			if !apierrors.IsNotFound(err) {
 				s.Fatalf("%s is not served: %v", v, err)
@@ -185,15 +185,15 @@ func TestVersionSwitches(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			s := &switching{
-				T: t, world: w, random: rand.New(rand.NewPCG(seed, 8)), versions: map[string]bool{"v1": true},
-				storage: "v1", stored: []string{"v1"}, values: map[string]string{}, at: map[string]string{},
+			s := &versionModel{
+				T: t, testClient: w, random: rand.New(rand.NewPCG(seed, 8)), versions: map[string]bool{"v1": true},
+				storage: "v1", stored: []string{"v1"}, values: map[string]string{}, storedAt: map[string]string{},
 			}
 			w.create(t, crds, "", definition("example.com", "Widget", "Namespaced"))
 			for range 60 {
 				switch n := s.random.IntN(10); {
 				case n < 3:
-					s.change()
+					s.changeVersions()
 				case n < 7:
 					s.write()
 				case n < 9 && len(s.values) > 0:

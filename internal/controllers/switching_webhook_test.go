@@ -22,70 +22,70 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// switchingHook is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written and
+// webhookModel is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written and
 // migrated, and the server is started again. What migrations have done so far is not known until they end, so the model
 // says what may be.
-type switchingHook struct {
+type webhookModel struct {
 	*testing.T
-	*world
-	server *testserver.Server
-	hook   *hook
-	random *rand.Rand
-	steps  []string // what was done
-	made   int
+	*testClient
+	server  *testserver.Server
+	webhook *testWebhook
+	random  *rand.Rand
+	steps   []string // what was done
+	writes  int
 
-	versions map[string]bool // of the CRD -> served
-	storage  string
-	remote   bool     // strategy Webhook
-	stored   []string // what may be in status.storedVersions
-	objects  map[string]*switched
-	running  []string // migrations that may not have ended
+	versions    map[string]bool // of the CRD -> served
+	storage     string
+	usesWebhook bool     // strategy Webhook
+	stored      []string // what may be in status.storedVersions
+	objects     map[string]*modelObject
+	running     []string // migrations that may not have ended
 
-	revived time.Time // when the webhook came back
+	restarted time.Time // when the webhook came back
 }
 
-// switched is what must be true of an object.
-type switched struct {
+// modelObject is what must be true of an object.
+type modelObject struct {
 	value, status string
-	at            map[string]bool // the versions that it may be stored at
+	mayBeAt       map[string]bool // the versions that it may be stored at
 }
 
-func (s *switchingHook) did(format string, args ...any) {
+func (s *webhookModel) record(format string, args ...any) {
 	s.steps = append(s.steps, fmt.Sprintf(format, args...))
 }
 
-func (s *switchingHook) fail(format string, args ...any) {
+func (s *webhookModel) fail(format string, args ...any) {
 	s.Helper()
 	s.Fatalf("%s\nafter\n  %s", fmt.Sprintf(format, args...), strings.Join(s.steps, "\n  "))
 }
 
-func (s *switchingHook) pick(from []string) string { return from[s.random.IntN(len(from))] }
+func (s *webhookModel) pick(from []string) string { return from[s.random.IntN(len(from))] }
 
-func (s *switchingHook) served() []string {
+func (s *webhookModel) served() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.versions)), func(v string) bool { return !s.versions[v] })
 }
 
-func (s *switchingHook) resource(version string) schema.GroupVersionResource {
+func (s *webhookModel) resource(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "example.com", Version: version, Resource: "widgets"}
 }
 
-// excused says that an error is that of a webhook which is not there, or was not two seconds ago.
-func (s *switchingHook) excused(err error) bool {
-	return err != nil && s.remote && (s.hook.dead.Load() || time.Since(s.revived) < 2*time.Second) && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook for")
+// isWebhookDown says that an error is that of a webhook which is not there, or was not two seconds ago.
+func (s *webhookModel) isWebhookDown(err error) bool {
+	return err != nil && s.usesWebhook && (s.webhook.stopped.Load() || time.Since(s.restarted) < 2*time.Second) && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook for")
 }
 
-// change gives the CRD other versions, and perhaps another strategy.
-func (s *switchingHook) change() {
-	next := map[string]bool{s.pick(everyVersion): true}
-	for _, v := range everyVersion {
+// changeCRD gives the CRD other versions, and perhaps another strategy.
+func (s *webhookModel) changeCRD() {
+	next := map[string]bool{s.pick(allVersions): true}
+	for _, v := range allVersions {
 		if s.random.IntN(5) > 0 {
 			next[v] = next[v] || s.random.IntN(3) > 0
 		}
 	}
 	storage, remote := s.pick(slices.Sorted(maps.Keys(next))), s.random.IntN(3) > 0
-	s.did("change to %v, stored at %s, webhook %v", next, storage, remote)
+	s.record("change to %v, stored at %s, webhook %v", next, storage, remote)
 	var versions []any
-	for _, v := range everyVersion {
+	for _, v := range allVersions {
 		if served, has := next[v]; has {
 			spec := version(v, served, v == storage)
 			spec["subresources"] = map[string]any{"status": map[string]any{}}
@@ -94,7 +94,7 @@ func (s *switchingHook) change() {
 	}
 	conversion := map[string]any{"strategy": "None", "webhook": nil}
 	if remote {
-		conversion = s.hook.conversion()
+		conversion = s.webhook.conversion()
 	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"versions": versions, "conversion": conversion}})
 	if err != nil {
@@ -111,53 +111,53 @@ func (s *switchingHook) change() {
 	if missing && len(s.running) == 0 {
 		s.fail("a version was taken away at which objects are stored: %v", s.stored)
 	}
-	s.versions, s.storage, s.remote = next, storage, remote
+	s.versions, s.storage, s.usesWebhook = next, storage, remote
 	gone := func(v string) bool { _, has := next[v]; return !has }
 	s.stored = slices.DeleteFunc(s.stored, gone)
 	if !slices.Contains(s.stored, storage) {
 		s.stored = append(s.stored, storage)
 	}
 	for _, o := range s.objects {
-		maps.DeleteFunc(o.at, func(v string, _ bool) bool { return gone(v) })
+		maps.DeleteFunc(o.mayBeAt, func(v string, _ bool) bool { return gone(v) })
 		if len(s.running) > 0 {
-			o.at[storage] = true
+			o.mayBeAt[storage] = true
 		}
 	}
 }
 
 // write creates, changes or deletes an object, or writes its status.
-func (s *switchingHook) write() {
+func (s *webhookModel) write() {
 	at, name := s.pick(s.served()), fmt.Sprint("w", s.random.IntN(8))
 	client := s.at(s.resource(at), "default")
-	s.made++
-	value := fmt.Sprint(s.made)
+	s.writes++
+	value := fmt.Sprint(s.writes)
 	fields := map[string]any{at: value}
 	known := s.objects[name]
 	var err error
 	switch n := s.random.IntN(8); {
 	case known == nil:
-		s.did("create %s at %s: %s", name, at, value)
+		s.record("create %s at %s: %s", name, at, value)
 		o := object("Widget", "example.com/"+at, name)
 		o.Object[at] = value
 		if _, err = client.Create(s.Context(), o, metav1.CreateOptions{}); err == nil {
-			s.objects[name] = &switched{value: value}
+			s.objects[name] = &modelObject{value: value}
 			known = s.objects[name]
 		}
 	case n == 0:
-		s.did("delete %s at %s", name, at)
+		s.record("delete %s at %s", name, at)
 		if err = client.Delete(s.Context(), name, metav1.DeleteOptions{}); err == nil {
 			delete(s.objects, name)
 			return
 		}
 	case n < 3:
-		s.did("write the status of %s at %s: %s", name, at, value)
+		s.record("write the status of %s at %s: %s", name, at, value)
 		patch := fmt.Appendf(nil, `{"status":{"is":%q}}`, value)
 		if _, err = client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err == nil {
 			known.status = value
 		}
 	default:
-		s.did("write %s at %s: %s", name, at, value)
-		for _, v := range everyVersion {
+		s.record("write %s at %s: %s", name, at, value)
+		for _, v := range allVersions {
 			if v != at {
 				fields[v] = nil
 			}
@@ -168,37 +168,37 @@ func (s *switchingHook) write() {
 		}
 	}
 	switch {
-	case s.excused(err):
-		s.did("  which needed the webhook")
+	case s.isWebhookDown(err):
+		s.record("  which needed the webhook")
 	case err != nil:
 		s.fail("the write: %v", err)
 	default:
-		known.at = map[string]bool{s.storage: true}
+		known.mayBeAt = map[string]bool{s.storage: true}
 	}
 }
 
 // migrate asks for a migration.
-func (s *switchingHook) migrate() {
-	s.made++
-	name := fmt.Sprint("m", s.made)
-	s.did("migrate: %s", name)
+func (s *webhookModel) migrate() {
+	s.writes++
+	name := fmt.Sprint("m", s.writes)
+	s.record("migrate: %s", name)
 	svm := object("StorageVersionMigration", "storagemigration.k8s.io/v1", name)
 	svm.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
 	s.create(s.T, storageMigrations, "", svm)
 	s.running = append(s.running, name)
 	for _, o := range s.objects {
-		o.at[s.storage] = true
+		o.mayBeAt[s.storage] = true
 	}
 }
 
-// settle waits until all migrations have ended. Then storedVersions say where objects may be.
-func (s *switchingHook) settle() {
-	if s.hook.dead.Load() {
-		s.revive()
+// finishMigrations waits until all migrations have ended. Then storedVersions say where objects may be.
+func (s *webhookModel) finishMigrations() {
+	if s.webhook.stopped.Load() {
+		s.restartWebhook()
 	}
-	s.did("settle")
+	s.record("settle")
 	for _, name := range s.running {
-		until := time.Now().Add(4 * soon)
+		until := time.Now().Add(4 * waitTimeout)
 		for !succeeded(s.get(s.T, storageMigrations, "", name)) {
 			if time.Now().After(until) {
 				s.fail("%s does not end: %v", name, s.get(s.T, storageMigrations, "", name).Object["status"])
@@ -210,31 +210,31 @@ func (s *switchingHook) settle() {
 	s.running = nil
 	s.stored = s.storedVersions()
 	for name, o := range s.objects {
-		maps.DeleteFunc(o.at, func(v string, _ bool) bool { return !slices.Contains(s.stored, v) })
-		if len(o.at) == 0 {
+		maps.DeleteFunc(o.mayBeAt, func(v string, _ bool) bool { return !slices.Contains(s.stored, v) })
+		if len(o.mayBeAt) == 0 {
 			s.fail("%s is stored at none of %v", name, s.stored)
 		}
 	}
 	if len(s.stored) > 1 || !s.versions[s.storage] {
 		return
 	}
-	calls := s.hook.calls.Load()
+	calls := s.webhook.calls.Load()
 	if _, err := s.at(s.resource(s.storage), "default").List(s.Context(), metav1.ListOptions{}); err != nil {
 		s.fail("all are at %s, and yet: %v", s.storage, err)
 	}
-	if s.hook.calls.Load() != calls {
+	if s.webhook.calls.Load() != calls {
 		s.fail("all are at %s, and yet some are converted to it", s.storage)
 	}
 }
 
-func (s *switchingHook) revive() {
-	s.did("the webhook is back")
-	s.hook.revive()
-	s.revived = time.Now()
+func (s *webhookModel) restartWebhook() {
+	s.record("the webhook is back")
+	s.webhook.restart()
+	s.restarted = time.Now()
 }
 
-// readable waits until every object can be read at every served version.
-func (s *switchingHook) readable() {
+// awaitReadable waits until every object can be read at every served version.
+func (s *webhookModel) awaitReadable() {
 	for _, v := range s.served() {
 		eventually(s.T, "all are readable at "+v, func(ctx context.Context) bool {
 			_, err := s.at(s.resource(v), "default").List(ctx, metav1.ListOptions{})
@@ -243,43 +243,43 @@ func (s *switchingHook) readable() {
 	}
 }
 
-func (s *switchingHook) restart() {
-	s.did("restart")
+func (s *webhookModel) restartServer() {
+	s.record("restart")
 	s.server.Restart()
-	s.world = connect(s.T, s.server)
+	s.testClient = connect(s.T, s.server)
 }
 
 // touch writes an object as it is, which must change one that is stored at another version.
-func (s *switchingHook) touch() {
+func (s *webhookModel) touch() {
 	if len(s.objects) == 0 {
 		return
 	}
 	name, at := s.pick(slices.Sorted(maps.Keys(s.objects))), s.pick(s.served())
 	o, client := s.objects[name], s.at(s.resource(at), "default")
-	s.did("touch %s at %s", name, at)
+	s.record("touch %s at %s", name, at)
 	before, err := client.Get(s.Context(), name, metav1.GetOptions{})
 	if err == nil {
 		var after *unstructured.Unstructured
 		after, err = client.Patch(s.Context(), name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
-		if err == nil && !o.at[s.storage] && after.GetResourceVersion() == before.GetResourceVersion() {
-			s.fail("%s is at %v and was not moved to %s", name, o.at, s.storage)
+		if err == nil && !o.mayBeAt[s.storage] && after.GetResourceVersion() == before.GetResourceVersion() {
+			s.fail("%s is at %v and was not moved to %s", name, o.mayBeAt, s.storage)
 		}
 	}
 	switch {
 	case err == nil:
-		o.at = map[string]bool{s.storage: true}
-	case !s.excused(err):
+		o.mayBeAt = map[string]bool{s.storage: true}
+	case !s.isWebhookDown(err):
 		s.fail("touch %s: %v", name, err)
 	}
 }
 
-func (s *switchingHook) storedVersions() []string {
+func (s *webhookModel) storedVersions() []string {
 	stored, _, _ := unstructured.NestedStringSlice(s.get(s.T, crds, "", widgetCRD).Object, "status", "storedVersions")
 	return stored
 }
 
 // check compares all that can be read with the model.
-func (s *switchingHook) check() {
+func (s *webhookModel) check() {
 	stored := s.storedVersions()
 	for _, v := range stored {
 		if !slices.Contains(s.stored, v) {
@@ -290,11 +290,11 @@ func (s *switchingHook) check() {
 		s.fail("storedVersions are %v, want %v with %s", stored, s.stored, s.storage)
 	}
 	for name, o := range s.objects {
-		if !slices.ContainsFunc(stored, func(v string) bool { return o.at[v] }) {
-			s.fail("%s is at %v, storedVersions are %v", name, o.at, stored)
+		if !slices.ContainsFunc(stored, func(v string) bool { return o.mayBeAt[v] }) {
+			s.fail("%s is at %v, storedVersions are %v", name, o.mayBeAt, stored)
 		}
 	}
-	for _, v := range everyVersion {
+	for _, v := range allVersions {
 		list, err := s.at(s.resource(v), "default").List(s.Context(), metav1.ListOptions{})
 		switch {
 		case !s.versions[v]:
@@ -303,13 +303,13 @@ func (s *switchingHook) check() {
 			}
 		case err == nil:
 			s.compare(v, list)
-		case !s.excused(err):
+		case !s.isWebhookDown(err):
 			s.fail("at %s: %v", v, err)
 		}
 	}
 }
 
-func (s *switchingHook) compare(version string, list *unstructured.UnstructuredList) {
+func (s *webhookModel) compare(version string, list *unstructured.UnstructuredList) {
 	got := map[string]string{}
 	want := map[string]string{}
 	for name, o := range s.objects {
@@ -317,11 +317,11 @@ func (s *switchingHook) compare(version string, list *unstructured.UnstructuredL
 	}
 	for _, o := range list.Items {
 		var values []string
-		for _, v := range everyVersion {
+		for _, v := range allVersions {
 			if value, has := o.Object[v].(string); has {
 				values = append(values, value)
-				if known := s.objects[o.GetName()]; v != version && s.remote && known != nil && !known.at[version] {
-					s.fail("%s, which is at %v, was not converted to %s: %v", o.GetName(), known.at, version, o.Object)
+				if known := s.objects[o.GetName()]; v != version && s.usesWebhook && known != nil && !known.mayBeAt[version] {
+					s.fail("%s, which is at %v, was not converted to %s: %v", o.GetName(), known.mayBeAt, version, o.Object)
 				}
 			}
 		}
@@ -336,36 +336,36 @@ func (s *switchingHook) compare(version string, list *unstructured.UnstructuredL
 	}
 }
 
-// clear makes room for the next.
-func (s *switchingHook) clear() {
-	s.world.delete(s.T, crds, "", widgetCRD, "")
+// deleteAll makes room for the next.
+func (s *webhookModel) deleteAll() {
+	s.testClient.delete(s.T, crds, "", widgetCRD, "")
 	s.awaitGone(s.T, crds, "", widgetCRD)
 	if err := s.at(storageMigrations, "").DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		s.Error(err)
 	}
 }
 
-func (s *switchingHook) step() {
+func (s *webhookModel) step() {
 	switch n := s.random.IntN(24); {
 	case n < 5:
-		s.change()
+		s.changeCRD()
 	case n < 14:
 		s.write()
 	case n < 16:
 		s.touch()
 	case n < 18:
 		s.migrate()
-	case n < 20 && s.hook.dead.Load():
-		s.revive()
+	case n < 20 && s.webhook.stopped.Load():
+		s.restartWebhook()
 	case n < 20:
-		s.did("the webhook dies")
-		s.hook.die()
+		s.record("the webhook dies")
+		s.webhook.stop()
 	case n < 21:
-		s.restart()
+		s.restartServer()
 	case n < 22:
-		s.settle()
+		s.finishMigrations()
 	default:
-		s.did("wait a little") // for migrations to come further
+		s.record("wait a little") // for migrations to come further
 		<-time.After(time.Duration(s.random.IntN(30)) * time.Millisecond)
 	}
 }
@@ -384,24 +384,24 @@ func TestConversionSwitches(t *testing.T) {
 	server := testserver.Start(t, testserver.OnDisk())
 	for seed := first; seed < first+seeds; seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			s := &switchingHook{
-				T: t, world: connect(t, server), server: server, hook: newHook(t), random: rand.New(rand.NewPCG(seed, 9)),
-				versions: map[string]bool{"v1": true}, storage: "v1", stored: []string{"v1"}, objects: map[string]*switched{},
+			s := &webhookModel{
+				T: t, testClient: connect(t, server), server: server, webhook: newTestWebhook(t), random: rand.New(rand.NewPCG(seed, 9)),
+				versions: map[string]bool{"v1": true}, storage: "v1", stored: []string{"v1"}, objects: map[string]*modelObject{},
 			}
 			first := version("v1", true, true)
 			first["subresources"] = map[string]any{"status": map[string]any{}}
 			s.create(t, crds, "", definition("example.com", "Widget", "Namespaced", first))
-			defer s.clear()
+			defer s.deleteAll()
 			for range 60 {
 				s.step()
 				s.check()
 			}
-			s.settle()
+			s.finishMigrations()
 			s.migrate()
-			s.settle()
-			s.restart()
-			s.settle() // now nothing is remembered
-			s.readable()
+			s.finishMigrations()
+			s.restartServer()
+			s.finishMigrations() // now nothing is remembered
+			s.awaitReadable()
 			s.check()
 			if len(s.stored) != 1 {
 				s.fail("after all migrations, storedVersions are %v", s.stored)

@@ -48,34 +48,34 @@ type Upstream struct {
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
 
-	mu   sync.Mutex
-	are  map[schema.GroupKind]bool // kinds of which there has been an object
-	news chan struct{}             // receives when there is another
+	mu              sync.Mutex
+	present         map[schema.GroupKind]bool // kinds of which there has been an object
+	objectsAppeared chan struct{}             // receives when there is another
 
 	kindsChanged chan struct{} // receives when a CRD or an APIService has changed
 }
 
 // NewUpstream returns controllers that do not run yet.
 func NewUpstream(c UpstreamConfig) *Upstream {
-	return &Upstream{UpstreamConfig: c, are: map[schema.GroupKind]bool{}, news: make(chan struct{}, 1), kindsChanged: make(chan struct{}, 1)}
+	return &Upstream{UpstreamConfig: c, present: map[schema.GroupKind]bool{}, objectsAppeared: make(chan struct{}, 1), kindsChanged: make(chan struct{}, 1)}
 }
 
 // CheckControllers refuses a name that no controller has.
 func CheckControllers(names []string) error {
 	for _, c := range names {
-		if name := strings.TrimPrefix(c, "-"); name != "*" && controllers[name].open == nil && !slices.Contains(Loops, name) {
+		if name := strings.TrimPrefix(c, "-"); name != "*" && upstreamControllers[name].create == nil && !slices.Contains(Loops, name) {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
 	return nil
 }
 
-func (c UpstreamConfig) enabled(name string) bool {
+func (c UpstreamConfig) upstreamEnabled(name string) bool {
 	return slices.Contains(c.Controllers, name) || slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
 }
 
-// keeps says whether one of Loops runs: a kube-controller-manager beside the server may have its own.
-func (c UpstreamConfig) keeps(name string) bool {
+// trellisEnabled says whether one of Loops runs: a kube-controller-manager beside the server may have its own.
+func (c UpstreamConfig) trellisEnabled(name string) bool {
 	return slices.Contains(c.Controllers, name) || !slices.Contains(c.Controllers, "-"+name) && !slices.Contains(c.Controllers, "-*")
 }
 
@@ -87,11 +87,11 @@ func (u *Upstream) observe(ch change) {
 	if id == crdKind || id == apiServiceKind {
 		notify(u.kindsChanged)
 	}
-	if u.are[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), func(m *metav1.PartialObjectMetadata) bool { return !serversOwn(id, m) }) {
+	if u.present[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), func(m *metav1.PartialObjectMetadata) bool { return !isServerManaged(id, m) }) {
 		return
 	}
-	u.are[id] = true
-	notify(u.news)
+	u.present[id] = true
+	notify(u.objectsAppeared)
 }
 
 // notify sends to a channel with a buffer, unless there is something in it.
@@ -102,8 +102,8 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// serversOwn is true of the Service kubernetes and its endpoints, which the server looks after by itself.
-func serversOwn(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
+// isServerManaged is true of the Service kubernetes and its endpoints, which the server looks after by itself.
+func isServerManaged(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
 	return (id == serviceKind || id == endpointsKind) && m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
 }
 
@@ -111,8 +111,8 @@ func serversOwn(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
 func (u *Upstream) due(begun map[string]bool) (names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(controllers)) {
-		if !begun[name] && u.enabled(name) && slices.ContainsFunc(controllers[name].about, func(id schema.GroupKind) bool { return u.are[id] }) {
+	for _, name := range slices.Sorted(maps.Keys(upstreamControllers)) {
+		if !begun[name] && u.upstreamEnabled(name) && slices.ContainsFunc(upstreamControllers[name].triggers, func(id schema.GroupKind) bool { return u.present[id] }) {
 			names = append(names, name)
 		}
 	}
@@ -121,7 +121,7 @@ func (u *Upstream) due(begun map[string]bool) (names []string) {
 
 // Run runs the controllers against the API server of config until ctx is done.
 func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
-	if !slices.ContainsFunc(Controllers(), u.enabled) {
+	if !slices.ContainsFunc(Controllers(), u.upstreamEnabled) {
 		return nil
 	}
 	u.config = rest.CopyConfig(config)
@@ -131,7 +131,7 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
 	if u.LeaderElection {
-		return u.elected(ctx, u.run)
+		return u.runWhileLeader(ctx, u.run)
 	}
 	u.run(ctx)
 	return nil
@@ -140,7 +140,7 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 // run begins each controller when it is due. It returns when ctx is done and all have ended.
 func (u *Upstream) run(ctx context.Context) {
 	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwners),
-		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: countQuotas}))
+		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: quotaResyncPeriod}))
 	begun := map[string]bool{}
 	var running sync.WaitGroup
 	defer u.informers.Shutdown()
@@ -148,20 +148,20 @@ func (u *Upstream) run(ctx context.Context) {
 	for {
 		for _, name := range u.due(begun) {
 			begun[name] = true
-			running.Go(func() { u.control(ctx, name) })
+			running.Go(func() { u.runController(ctx, name) })
 		}
 		select {
-		case <-u.news:
+		case <-u.objectsAppeared:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// control runs one controller. One that cannot begin tries again.
-func (u *Upstream) control(ctx context.Context, name string) {
-	for ; ctx.Err() == nil; pause(ctx, lookForNew) {
-		run, err := controllers[name].open(ctx, u)
+// runController runs one controller. One that cannot begin tries again.
+func (u *Upstream) runController(ctx context.Context, name string) {
+	for ; ctx.Err() == nil; sleep(ctx, rediscoveryInterval) {
+		run, err := upstreamControllers[name].create(ctx, u)
 		if err == nil {
 			u.Logger.Info("a controller begins", "name", name)
 			u.informers.Start(ctx.Done())

@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// seen takes events, which begin with what there is, until done says so of one.
-func seen(t *testing.T, w watch.Interface, err error, done func(of watch.EventType, obj runtime.Object) bool) {
+// awaitEvent takes events, which begin with what there is, until done says so of one.
+func awaitEvent(t *testing.T, w watch.Interface, err error, done func(of watch.EventType, obj runtime.Object) bool) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -38,13 +38,13 @@ func withControllers(names ...string) testserver.Option {
 }
 
 // Every namespace has the account default and the CA of the server, and has them back when somebody deletes or changes them.
-func TestNamespacesHaveAnAccountAndTheCA(t *testing.T) {
+func TestNamespaceDefaultObjects(t *testing.T) {
 	s := testserver.Start(t, withControllers("*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
 	account := func(namespace string, not string) (uid string) {
 		t.Helper()
 		w, err := client.ServiceAccounts(namespace).Watch(ctx, metav1.ListOptions{})
-		seen(t, w, err, func(of watch.EventType, obj runtime.Object) bool {
+		awaitEvent(t, w, err, func(of watch.EventType, obj runtime.Object) bool {
 			uid = string(obj.(*corev1.ServiceAccount).UID)
 			return of != watch.Deleted && obj.(*corev1.ServiceAccount).Name == "default" && uid != not
 		})
@@ -53,7 +53,7 @@ func TestNamespacesHaveAnAccountAndTheCA(t *testing.T) {
 	ca := func(namespace string) {
 		t.Helper()
 		w, err := client.ConfigMaps(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=kube-root-ca.crt"})
-		seen(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
+		awaitEvent(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
 			return obj.(*corev1.ConfigMap).Data["ca.crt"] == string(s.Config.CAData)
 		})
 	}
@@ -87,7 +87,7 @@ func TestTokensInSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, err := client.Secrets("default").Watch(ctx, metav1.ListOptions{})
-	seen(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
+	awaitEvent(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
 		secret = obj.(*corev1.Secret)
 		return len(secret.Data["token"]) > 0
 	})
@@ -107,14 +107,14 @@ func TestTokensInSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, err = client.Secrets("default").Watch(ctx, metav1.ListOptions{ResourceVersion: secret.ResourceVersion})
-	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 	if _, err := client.ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a controller runs that was not named: %v", err)
 	}
 }
 
 // Controllers are named as for kube-controller-manager.
-func TestNamesOfControllers(t *testing.T) {
+func TestCheckControllers(t *testing.T) {
 	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}, {"-namespace-controller"}} {
 		if err := controllers.CheckControllers(c); err != nil {
 			t.Errorf("%v: %v", c, err)

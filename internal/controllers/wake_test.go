@@ -10,10 +10,10 @@ import (
 
 // CRD-031: an object that goes has its namespace looked at again, if that one ends, however long the
 // attempts before have put it off.
-func TestObjectThatGoesWakesItsNamespace(t *testing.T) {
-	n := newNamespaces(nil, nil)
+func TestDeletedObjectRequeuesItsNamespace(t *testing.T) {
+	n := newNamespaceController(nil, nil)
 	defer time.AfterFunc(10*time.Second, n.queue.ShutDown).Stop()
-	n.ending.add("ends")
+	n.terminating.add("ends")
 	k := kind{schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, "ConfigMap", true}
 	for _, name := range []string{"lives", "ends"} {
 		o := &metav1.PartialObjectMetadata{}

@@ -24,19 +24,19 @@ var (
 	accounts   = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
 )
 
-// world is a client with the words that the tests below are written in.
-type world struct{ dynamic dynamic.Interface }
+// testClient is a client with the words that the tests below are written in.
+type testClient struct{ dynamic dynamic.Interface }
 
-func connect(t testing.TB, s *testserver.Server) *world {
+func connect(t testing.TB, s *testserver.Server) *testClient {
 	t.Helper()
 	c, err := dynamic.NewForConfig(s.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{c}
+	return &testClient{c}
 }
 
-func (w *world) at(gvr schema.GroupVersionResource, namespace string) dynamic.ResourceInterface {
+func (w *testClient) at(gvr schema.GroupVersionResource, namespace string) dynamic.ResourceInterface {
 	if namespace == "" {
 		return w.dynamic.Resource(gvr)
 	}
@@ -63,7 +63,7 @@ func definition(group, kind, scope string, versions ...any) *unstructured.Unstru
 }
 
 // crd makes a CRD of one version v1 and returns its resource.
-func (w *world) crd(t testing.TB, group, kind, scope string) schema.GroupVersionResource {
+func (w *testClient) crd(t testing.TB, group, kind, scope string) schema.GroupVersionResource {
 	t.Helper()
 	w.create(t, crds, "", definition(group, kind, scope))
 	return schema.GroupVersionResource{Group: group, Version: "v1", Resource: strings.ToLower(kind) + "s"}
@@ -90,7 +90,7 @@ func reference(owner *unstructured.Unstructured, blocks bool) metav1.OwnerRefere
 
 func owners(refs ...metav1.OwnerReference) []metav1.OwnerReference { return refs }
 
-func (w *world) create(t testing.TB, gvr schema.GroupVersionResource, namespace string, o *unstructured.Unstructured) *unstructured.Unstructured {
+func (w *testClient) create(t testing.TB, gvr schema.GroupVersionResource, namespace string, o *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	made, err := w.at(gvr, namespace).Create(t.Context(), o, metav1.CreateOptions{})
 	if err != nil {
@@ -99,7 +99,7 @@ func (w *world) create(t testing.TB, gvr schema.GroupVersionResource, namespace 
 	return made
 }
 
-func (w *world) get(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) *unstructured.Unstructured {
+func (w *testClient) get(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) *unstructured.Unstructured {
 	t.Helper()
 	o, err := w.at(gvr, namespace).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -109,7 +109,7 @@ func (w *world) get(t testing.TB, gvr schema.GroupVersionResource, namespace, na
 }
 
 // delete deletes an object; policy "" leaves the choice to the server.
-func (w *world) delete(t testing.TB, gvr schema.GroupVersionResource, namespace, name string, policy metav1.DeletionPropagation) {
+func (w *testClient) delete(t testing.TB, gvr schema.GroupVersionResource, namespace, name string, policy metav1.DeletionPropagation) {
 	t.Helper()
 	options := metav1.DeleteOptions{}
 	if policy != "" {
@@ -120,27 +120,27 @@ func (w *world) delete(t testing.TB, gvr schema.GroupVersionResource, namespace,
 	}
 }
 
-// release takes all finalizers off an object.
-func (w *world) release(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
+// removeFinalizers takes all finalizers off an object.
+func (w *testClient) removeFinalizers(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	w.patch(t, gvr, namespace, name, `{"metadata":{"finalizers":null}}`)
 }
 
-func (w *world) patch(t testing.TB, gvr schema.GroupVersionResource, namespace, name, patch string) {
+func (w *testClient) patch(t testing.TB, gvr schema.GroupVersionResource, namespace, name, patch string) {
 	t.Helper()
 	if _, err := w.at(gvr, namespace).Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatalf("patch %s %s: %v", gvr.Resource, name, err)
 	}
 }
 
-// soon is how long the loops may take: far less than the longest delay between attempts, so that
-// a test does not pass by luck of the backoff. The race detector makes all of it slower.
-const soon = 5 * time.Second * slower
+// waitTimeout is how long the loops may take: far less than the longest delay between attempts, so that
+// a test does not pass by luck of the backoff. The race detector makes all of it timeoutFactor.
+const waitTimeout = 5 * time.Second * timeoutFactor
 
 // eventually waits until holds does, and says what was waited for if that never happens.
 func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, soon, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		return holds(ctx), nil
 	})
 	if err != nil {
@@ -148,7 +148,7 @@ func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 	}
 }
 
-func (w *world) awaitGone(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
+func (w *testClient) awaitGone(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	eventually(t, gvr.Resource+" "+name+" is gone", func(ctx context.Context) bool {
 		_, err := w.at(gvr, namespace).Get(ctx, name, metav1.GetOptions{})
@@ -157,7 +157,7 @@ func (w *world) awaitGone(t testing.TB, gvr schema.GroupVersionResource, namespa
 }
 
 // await waits until an object is as holds says.
-func (w *world) await(t testing.TB, gvr schema.GroupVersionResource, namespace, name, what string, holds func(*unstructured.Unstructured) bool) {
+func (w *testClient) await(t testing.TB, gvr schema.GroupVersionResource, namespace, name, what string, holds func(*unstructured.Unstructured) bool) {
 	t.Helper()
 	var last *unstructured.Unstructured
 	defer func() {

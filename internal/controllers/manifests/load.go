@@ -131,9 +131,9 @@ func flatten(all []*manifest, source string, text []byte, o runtime.Object) ([]*
 	return nil, fmt.Errorf("unexpected %T", o)
 }
 
-// inOrder moves CRDs to the front, then namespaces, and says how many CRDs there are; the
+// sortForApply moves CRDs to the front, then namespaces, and says how many CRDs there are; the
 // rest keeps its order.
-func inOrder(objects []*manifest) (definitions int) {
+func sortForApply(objects []*manifest) (definitions int) {
 	rank := func(m *manifest) int {
 		switch m.kind.GroupKind() {
 		case crdKind:

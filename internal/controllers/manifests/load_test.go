@@ -34,7 +34,7 @@ func TestLoadInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	definitions := inOrder(objects)
+	definitions := sortForApply(objects)
 	var names []string
 	for _, o := range objects {
 		names = append(names, o.name)

@@ -27,8 +27,8 @@ import (
 const (
 	// manager owns the fields that Apply sets.
 	manager = "trellis"
-	// patience is how long a CRD may take to be established.
-	patience = 30 * time.Second
+	// establishTimeout is how long a CRD may take to be established.
+	establishTimeout = 30 * time.Second
 )
 
 var (
@@ -61,13 +61,13 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 		return fmt.Errorf("apply: %w", err)
 	}
 	a := &applier{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(disc)), out}
-	definitions := inOrder(objects)
+	definitions := sortForApply(objects)
 	for _, o := range objects[:definitions] {
 		if err := a.apply(ctx, o); err != nil {
 			return err
 		}
 	}
-	if err := a.await(ctx, objects[:definitions]); err != nil {
+	if err := a.awaitEstablished(ctx, objects[:definitions]); err != nil {
 		return err
 	}
 	a.mapper.Reset() // it has seen discovery before the new kinds
@@ -98,19 +98,19 @@ func (a *applier) apply(ctx context.Context, o *manifest) error {
 	return nil
 }
 
-func (a *applier) await(ctx context.Context, definitions []*manifest) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (a *applier) awaitEstablished(ctx context.Context, definitions []*manifest) error {
+	ctx, cancel := context.WithTimeout(ctx, establishTimeout)
 	defer cancel()
 	for _, o := range definitions {
-		if err := a.established(ctx, o.name); err != nil {
+		if err := a.waitEstablished(ctx, o.name); err != nil {
 			return fmt.Errorf("%s: CustomResourceDefinition %q: %w", o.source, o.name, err)
 		}
 	}
 	return nil
 }
 
-// established returns once the CRD is, or says why it will not be.
-func (a *applier) established(ctx context.Context, name string) error {
+// waitEstablished returns once the CRD is, or says why it will not be.
+func (a *applier) waitEstablished(ctx context.Context, name string) error {
 	w, err := a.client.Resource(crds).Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 	})
