@@ -1,124 +1,122 @@
+// Package controllers is the loops that finish what a request began: the deletion
+// of namespaces, of a CRD's objects, of dependents. Each is a client of the API
+// and may run in the server's process or in one of its own. It knows no engine and
+// no storage.
 package controllers
 
 import (
 	"context"
-	"maps"
-	"slices"
+	"fmt"
+	"sync"
 
-	batchv1 "k8s.io/api/batch/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
-	"k8s.io/apiserver/pkg/cel/openapi/resolver"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/informers/core"
-	corev1informers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/restmapper"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
-	"k8s.io/kubernetes/pkg/controller/certificates/approver"
-	"k8s.io/kubernetes/pkg/controller/certificates/cleaner"
-	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
-	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
-	"k8s.io/kubernetes/pkg/controller/endpoint"
-	"k8s.io/kubernetes/pkg/controller/endpointslice"
-	"k8s.io/kubernetes/pkg/controller/endpointslicemirroring"
-	accounts "k8s.io/kubernetes/pkg/controller/serviceaccount"
-	"k8s.io/kubernetes/pkg/controller/ttlafterfinished"
-	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
 )
 
-// AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
-const AggregateRoles = known.ClusterRoleAggregationController
-
-// upstreamController is one of kube-controller-manager's.
-type upstreamController struct {
-	triggers []schema.GroupKind // it has nothing to do before there is an object of one of these
-	create   func(context.Context, *Upstream) (run func(context.Context), err error)
+// clients are what the loops reach the API server with.
+type clients struct {
+	discovery discovery.DiscoveryInterface
+	dynamic   dynamic.Interface
+	metadata  metadata.Interface
+	core      typedcorev1.CoreV1Interface
+	feed      Feed // may be nil
 }
 
-var (
-	serviceKind   = schema.GroupKind{Kind: "Service"}
-	endpointsKind = schema.GroupKind{Kind: "Endpoints"}
-	csrKind       = schema.GroupKind{Group: certificatesv1.GroupName, Kind: "CertificateSigningRequest"}
-)
+// Feed tells of the objects that a server in this process stores, as a list and a watch of their metadata would, for far
+// less than those cost. It has the functions called, by one goroutine, until stop is called: listed first, and whenever changes
+// have been missed, with all objects as of a revision; changed for each change since. It returns false for a kind that it does
+// not have.
+type Feed func(resource schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
+	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool)
 
-// workers are as many as there, where there is much to do; so are the numbers below of endpoints in a slice.
-const workers = 5
-
-var upstreamControllers = map[string]upstreamController{
-	AggregateRoles: {[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), 1, nil)
-	}},
-	known.ServiceAccountController: {[]schema.GroupKind{namespaceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1 := u.informers.Core().V1()
-		c, err := accounts.NewServiceAccountsController(klog.FromContext(ctx), v1.ServiceAccounts(), v1.Namespaces(), u.client, accounts.DefaultServiceAccountsControllerOptions())
-		return withWorkers(c, 1, err)
-	}},
-	known.ServiceAccountTokenController: {[]schema.GroupKind{{Kind: "Secret"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		secrets := u.filteredInformers("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
-		options := accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA}
-		c, err := accounts.NewTokensController(klog.FromContext(ctx), u.informers.Core().V1().ServiceAccounts(), secrets, u.client, options)
-		return withWorkers(c, 1, err)
-	}},
-	known.RootCACertificatePublisherController: {[]schema.GroupKind{namespaceKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
-		c, err := rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
-		return withWorkers(c, 1, err)
-	}},
-	known.ResourceQuotaController: {[]schema.GroupKind{{Kind: "ResourceQuota"}}, openQuotas},
-	known.EndpointsController: {[]schema.GroupKind{serviceKind, endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1 := u.informers.Core().V1()
-		return withWorkers(endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, 0), workers, nil)
-	}},
-	known.EndpointSliceController: {[]schema.GroupKind{serviceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return withWorkers(endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, 100, u.client, 0), workers, nil)
-	}},
-	known.EndpointSliceMirroringController: {[]schema.GroupKind{endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return withWorkers(endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), 1000, u.client, 0), workers, nil)
-	}},
-	known.CertificateSigningRequestApprovingController: {[]schema.GroupKind{csrKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(approver.NewCSRApprovingController(ctx, u.client, u.informers.Certificates().V1().CertificateSigningRequests()), workers, nil)
-	}},
-	known.CertificateSigningRequestSigningController: {[]schema.GroupKind{csrKind}, openSigners},
-	known.CertificateSigningRequestCleanerController: {[]schema.GroupKind{csrKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		requests := u.informers.Certificates().V1().CertificateSigningRequests()
-		c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
-		return func(ctx context.Context) {
-			if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) { // for which it does not wait, and it looks once an hour
-				c.Run(ctx, 1)
-			}
-		}, nil
-	}},
-	known.TTLAfterFinishedController: {[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)
-	}},
-	known.ValidatingAdmissionPolicyStatusController: {[]schema.GroupKind{{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		c, err := validatingadmissionpolicystatus.NewController(u.informers.Admissionregistration().V1().ValidatingAdmissionPolicies(), u.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
-			&validating.TypeChecker{
-				SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: u.client.Discovery()},
-				RestMapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(u.client.Discovery())),
-			})
-		return withWorkers(c, workers, err)
-	}},
+func newClients(config *rest.Config, feed Feed) (*clients, error) {
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the loops pace themselves by their queues
+	config.WarningHandler = rest.NoWarnings{}
+	disc, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("discovery client: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("dynamic client: %w", err)
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("metadata client: %w", err)
+	}
+	core, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("core client: %w", err)
+	}
+	return &clients{disc, dyn, meta, core, feed}, nil
 }
 
-// Controllers are the names that UpstreamConfig.Controllers may have.
-func Controllers() []string { return slices.Sorted(maps.Keys(upstreamControllers)) }
+// Run runs all loops against the API server of config until ctx is done, and
+// returns when the last has stopped. The error is one of configuration; a loop
+// that meets an error of the API tries again by itself.
+//
+// What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects
+// migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
+// that they are being migrated, by a process that may not have told them the end.
+//
+// services is told of changes of APIServices, and tells of groups that other servers serve; upstream is told of what there is, and
+// says which of Loops run.
+func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices, upstream *Upstream) error {
+	c, err := newClients(config, feed)
+	if err != nil {
+		return err
+	}
+	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
+	kinds := newKindWatchers(c)
+	namespaces, loops := newNamespaceController(c, services), []controller{newCRDController(c)}
+	namespaces.delay = upstream.NamespaceDelay
+	for name, l := range map[string]controller{
+		known.GarbageCollectorController:       newGarbageCollector(c, kinds),
+		known.NamespaceController:              namespaces,
+		known.StorageVersionMigratorController: newMigrationController(c, autoMigrate, migrating),
+	} {
+		if upstream.trellisEnabled(name) {
+			loops = append(loops, l)
+		}
+	}
+	if upstream.Dangling {
+		d, err := newDanglingController(config)
+		if err != nil {
+			return err
+		}
+		loops = append(loops, d)
+	}
+	services.onRegistered = kinds.markDirty
+	kinds.onChange = func(ch change) {
+		services.observe(ch)
+		upstream.observe(ch)
+		for _, l := range loops {
+			l.observe(ch)
+		}
+	}
 
-// withWorkers has a controller run with some workers, unless it could not be made.
-func withWorkers(c interface{ Run(context.Context, int) }, workers int, err error) (func(context.Context), error) {
-	return func(ctx context.Context) { c.Run(ctx, workers) }, err
+	var running sync.WaitGroup
+	running.Go(func() { kinds.run(ctx) })
+	for _, l := range loops {
+		running.Go(func() { l.run(ctx) })
+	}
+	running.Wait()
+	return nil
 }
 
-// filteredInformers has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
-func (u *Upstream) filteredInformers(field, value string) corev1informers.Interface {
-	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }).V1()
+// controller is told of what changes, and does what follows of it.
+type controller interface {
+	observe(change)
+	run(context.Context)
 }
+
+// Loops are those of this package that kube-controller-manager has as well, by its names for them.
+var Loops = []string{known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController}

@@ -1,0 +1,124 @@
+package controllers
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/cel/openapi/resolver"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/informers/core"
+	corev1informers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
+	"k8s.io/kubernetes/pkg/controller/certificates/approver"
+	"k8s.io/kubernetes/pkg/controller/certificates/cleaner"
+	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
+	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
+	"k8s.io/kubernetes/pkg/controller/endpoint"
+	"k8s.io/kubernetes/pkg/controller/endpointslice"
+	"k8s.io/kubernetes/pkg/controller/endpointslicemirroring"
+	accounts "k8s.io/kubernetes/pkg/controller/serviceaccount"
+	"k8s.io/kubernetes/pkg/controller/ttlafterfinished"
+	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
+)
+
+// AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
+const AggregateRoles = known.ClusterRoleAggregationController
+
+// upstreamController is one of kube-controller-manager's.
+type upstreamController struct {
+	triggers []schema.GroupKind // it has nothing to do before there is an object of one of these
+	create   func(context.Context, *Upstream) (run func(context.Context), err error)
+}
+
+var (
+	serviceKind   = schema.GroupKind{Kind: "Service"}
+	endpointsKind = schema.GroupKind{Kind: "Endpoints"}
+	csrKind       = schema.GroupKind{Group: certificatesv1.GroupName, Kind: "CertificateSigningRequest"}
+)
+
+// workers are as many as there, where there is much to do; so are the numbers below of endpoints in a slice.
+const workers = 5
+
+var upstreamControllers = map[string]upstreamController{
+	AggregateRoles: {[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
+		return withWorkers(clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), 1, nil)
+	}},
+	known.ServiceAccountController: {[]schema.GroupKind{namespaceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		v1 := u.informers.Core().V1()
+		c, err := accounts.NewServiceAccountsController(klog.FromContext(ctx), v1.ServiceAccounts(), v1.Namespaces(), u.client, accounts.DefaultServiceAccountsControllerOptions())
+		return withWorkers(c, 1, err)
+	}},
+	known.ServiceAccountTokenController: {[]schema.GroupKind{{Kind: "Secret"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		secrets := u.filteredInformers("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
+		options := accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA}
+		c, err := accounts.NewTokensController(klog.FromContext(ctx), u.informers.Core().V1().ServiceAccounts(), secrets, u.client, options)
+		return withWorkers(c, 1, err)
+	}},
+	known.RootCACertificatePublisherController: {[]schema.GroupKind{namespaceKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
+		maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
+		c, err := rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
+		return withWorkers(c, 1, err)
+	}},
+	known.ResourceQuotaController: {[]schema.GroupKind{{Kind: "ResourceQuota"}}, openQuotas},
+	known.EndpointsController: {[]schema.GroupKind{serviceKind, endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		v1 := u.informers.Core().V1()
+		return withWorkers(endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, 0), workers, nil)
+	}},
+	known.EndpointSliceController: {[]schema.GroupKind{serviceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
+		return withWorkers(endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, 100, u.client, 0), workers, nil)
+	}},
+	known.EndpointSliceMirroringController: {[]schema.GroupKind{endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
+		return withWorkers(endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), 1000, u.client, 0), workers, nil)
+	}},
+	known.CertificateSigningRequestApprovingController: {[]schema.GroupKind{csrKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		return withWorkers(approver.NewCSRApprovingController(ctx, u.client, u.informers.Certificates().V1().CertificateSigningRequests()), workers, nil)
+	}},
+	known.CertificateSigningRequestSigningController: {[]schema.GroupKind{csrKind}, openSigners},
+	known.CertificateSigningRequestCleanerController: {[]schema.GroupKind{csrKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
+		requests := u.informers.Certificates().V1().CertificateSigningRequests()
+		c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
+		return func(ctx context.Context) {
+			if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) { // for which it does not wait, and it looks once an hour
+				c.Run(ctx, 1)
+			}
+		}, nil
+	}},
+	known.TTLAfterFinishedController: {[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+		return withWorkers(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)
+	}},
+	known.ValidatingAdmissionPolicyStatusController: {[]schema.GroupKind{{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
+		c, err := validatingadmissionpolicystatus.NewController(u.informers.Admissionregistration().V1().ValidatingAdmissionPolicies(), u.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+			&validating.TypeChecker{
+				SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: u.client.Discovery()},
+				RestMapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(u.client.Discovery())),
+			})
+		return withWorkers(c, workers, err)
+	}},
+}
+
+// Controllers are the names that UpstreamConfig.Controllers may have.
+func Controllers() []string { return slices.Sorted(maps.Keys(upstreamControllers)) }
+
+// withWorkers has a controller run with some workers, unless it could not be made.
+func withWorkers(c interface{ Run(context.Context, int) }, workers int, err error) (func(context.Context), error) {
+	return func(ctx context.Context) { c.Run(ctx, workers) }, err
+}
+
+// filteredInformers has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
+func (u *Upstream) filteredInformers(field, value string) corev1informers.Interface {
+	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }).V1()
+}
