@@ -22,37 +22,36 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// garbageCollector deletes what has lost its owners and finishes foreground and
-// orphaning deletions, as described under "Garbage Collection" in the
-// Kubernetes documentation. The graph says where to look; what is done is decided on
-// live objects only.
+// garbageCollector deletes objects whose owners no longer exist, and finishes foreground
+// and orphaning deletions, as described under "Garbage Collection" in the Kubernetes
+// documentation. The graph only selects the objects to check. Each decision is based on
+// objects that were just read from the API server.
 type garbageCollector struct {
-	clients  *clients
-	watchers *kindWatchers
-	graph    *graph
-	// attempts are dependents that may have lost their owners; deletions are objects
-	// that wait for their dependents; owners are known from references only.
-	attempts  queue[objectID]
-	deletions queue[objectID]
-	owners    queue[ownerID]
-	// What cannot be decided until a kind is served waits here.
+	clients   *clients
+	watchers  *kindWatchers
+	graph     *graph
+	attempts  queue[objectID] // dependents whose owners may no longer exist
+	deletions queue[objectID] // deleted objects that wait for their dependents
+	owners    queue[ownerID]  // owners that are known only from references
+	// pendingAttempts and pendingOwners hold keys of the queues above until the kind of an owner is served.
 	pendingAttempts pendingKeys[objectID]
 	pendingOwners   pendingKeys[ownerID]
-	// absentOwners are the owners that went last, for dependents that ask when the owner's kind is no longer there to be asked.
+	// absentOwners holds the most recently deleted owners. It is needed for dependents whose owner's kind is no longer
+	// served, so that the owner cannot be looked up.
 	absentOwners  *lru.Cache
 	events        record.EventBroadcaster
 	recorder      record.EventRecorder
-	searchLimiter flowcontrol.PassiveRateLimiter // of lists that only an Event needs
+	searchLimiter flowcontrol.PassiveRateLimiter // limits the lists that are needed only for an Event
 }
 
-// At most searchBurst searches for owners in other namespaces follow each other, and then searchesPerSecond: each lists a kind, and every user who
-// creates objects with owners that do not exist causes searches.
+// searchBurst and searchesPerSecond limit the searches for owners in other namespaces. Each search lists a kind. Any
+// user can cause searches by creating objects with owners that do not exist.
 const (
 	searchBurst       = 25
 	searchesPerSecond = 1
 )
 
-// ownerID is an owner as a dependent's reference names it.
+// ownerID identifies an owner as a dependent's reference does.
 type ownerID struct {
 	apiVersion, kind, namespace, name string
 	uid                               types.UID
@@ -62,7 +61,7 @@ func (o ownerID) reference() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: o.apiVersion, Kind: o.kind, Name: o.name, UID: o.uid}
 }
 
-// notServedError says that an object cannot be read because its kind is not there.
+// notServedError reports that an object cannot be read because its kind is not served.
 type notServedError schema.GroupKind
 
 func (n notServedError) Error() string {
@@ -72,24 +71,26 @@ func (n notServedError) Error() string {
 var (
 	errNotSynced = errors.New("not every kind has been listed yet")
 	errRemaining = errors.New("dependents remain")
-	// errNamespacedOwner is a cluster-scoped object's namespaced owner: it cannot be found, and
-	// nothing is deleted for it.
-	errNamespacedOwner = errors.New("a cluster-scoped object names a namespaced owner")
+	// errNamespacedOwner reports a reference of a cluster-scoped object to a namespaced owner. Such an owner
+	// cannot be looked up, and the object is not deleted.
+	errNamespacedOwner = errors.New("a cluster-scoped object has a namespaced owner")
 )
 
-// orphanDelay lets the watches of dependents that were made just before their owner's deletion
-// bring them here first.
+// orphanDelay is the delay before the dependents of a deleted owner are orphaned. The watches can meanwhile
+// report dependents that were created just before the deletion.
 const orphanDelay = 100 * time.Millisecond
 
+// maxAbsentOwners is the capacity of garbageCollector.absentOwners.
 const maxAbsentOwners = 4096
 
 func newGarbageCollector(c *clients, k *kindWatchers) *garbageCollector {
 	g, events := newGraph(), record.NewBroadcaster()
+	source := corev1.EventSource{Component: "garbage-collector-controller"}
 	return &garbageCollector{
-		events: events, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "garbage-collector-controller"}),
+		events: events, recorder: events.NewRecorder(scheme.Scheme, source),
 		searchLimiter: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
-		clients:       c, watchers: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
-		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
+		clients:       c, watchers: k, graph: g, absentOwners: lru.New(maxAbsentOwners),
+		attempts: newQueue[objectID]("garbage-collect object"), deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
 		pendingAttempts: pendingKeys[objectID]{isNeeded: func(o objectID) bool { return g.contains(o.uid) }},
 		pendingOwners:   pendingKeys[ownerID]{isNeeded: func(o ownerID) bool { return g.contains(o.uid) }},
 	}
@@ -162,11 +163,14 @@ func (c *garbageCollector) objectObserved(k kind, m *metav1.PartialObjectMetadat
 	}
 }
 
-// reportInvalidReference emits upstream's Event about a reference to an owner that is in another namespace.
+// reportInvalidReference creates upstream's Event about a reference to an owner in another namespace.
 func (c *garbageCollector) reportInvalidReference(r invalidReference) {
 	id := r.from
-	about := &corev1.ObjectReference{APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Namespace: id.namespace, Name: id.name, UID: id.uid}
-	c.recorder.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+	about := &corev1.ObjectReference{
+		APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Namespace: id.namespace, Name: id.name, UID: id.uid,
+	}
+	c.recorder.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace",
+		"ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
 		r.to.APIVersion, r.to.Kind, id.namespace, r.to.Name, r.to.UID, id.namespace)
 }
 
@@ -179,9 +183,10 @@ func (c *garbageCollector) objectDeleted(uid types.UID) {
 	addAll(c.deletions, waiting)
 }
 
-// findOwner brings an owner that only references speak of into the graph, so that
-// its state decides over its dependents. Whether a reference to it is right is for attempt
-// to judge: another dependent may name the same owner by its true name.
+// findOwner looks up an owner that is known only from a reference, and adds it to the graph.
+// If it does not exist, its dependents are queued. findOwner does not check the name in the
+// reference, because another dependent may refer to the same owner correctly.
+// attempt checks each reference.
 func (c *garbageCollector) findOwner(ctx context.Context, id ownerID) error {
 	k, owner, err := c.lookUp(ctx, id.namespace, id.reference())
 	var absent notServedError
@@ -208,13 +213,15 @@ func (c *garbageCollector) findOwner(ctx context.Context, id ownerID) error {
 	return nil
 }
 
-// reportOtherNamespaces reports the references to an owner that exists in another namespace than theirs, unless too many owners are searched for. The
-// graph does not have owners that nothing refers to.
+// reportOtherNamespaces searches for an owner in all namespaces, and reports the references from id.namespace if it
+// exists in another one. It does nothing if the rate of searches is exceeded. The graph cannot answer this, because it
+// may not contain an owner in another namespace.
 func (c *garbageCollector) reportOtherNamespaces(ctx context.Context, k kind, id ownerID) error {
 	if !k.Namespaced || !c.searchLimiter.TryAccept() {
 		return nil
 	}
-	list, err := c.clients.metadata.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + id.name})
+	options := metav1.ListOptions{FieldSelector: "metadata.name=" + id.name}
+	list, err := c.clients.metadata.Resource(k.GroupVersionResource).List(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -228,8 +235,10 @@ func (c *garbageCollector) reportOtherNamespaces(ctx context.Context, k kind, id
 	return nil
 }
 
-// lookUp reads an owner; nil means that it does not exist (any more).
-func (c *garbageCollector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (kind, *metav1.PartialObjectMetadata, error) {
+// lookUp reads an owner. It returns nil metadata if the owner does not exist.
+func (c *garbageCollector) lookUp(
+	ctx context.Context, namespace string, ref metav1.OwnerReference,
+) (kind, *metav1.PartialObjectMetadata, error) {
 	k, ok := c.watchers.find(ref.APIVersion, ref.Kind)
 	switch {
 	case !ok && c.isAbsent(ref.UID):
@@ -252,15 +261,16 @@ func (c *garbageCollector) isAbsent(owner types.UID) bool {
 	return absent
 }
 
-// isMissing reports whether err says that there is no object of that name, rather than that its kind
-// is not served (at that version, now).
+// isMissing reports whether err means that no object has that name. A NotFound error because the kind or the
+// version is not served is not such an error.
 func isMissing(err error, name string) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
 		return false
 	}
 	details := status.Status().Details
-	return details != nil && details.Name == name && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	return details != nil && details.Name == name &&
+		!apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 func (c *garbageCollector) client(k kind, namespace string) metadata.ResourceInterface {
@@ -271,9 +281,11 @@ func (c *garbageCollector) client(k kind, namespace string) metadata.ResourceInt
 	return r
 }
 
-// getLive reads an object of the graph, at the version its kind is followed at now; nil
-// means that it is gone.
-func (c *garbageCollector) getLive(ctx context.Context, id objectID) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
+// getLive reads an object of the graph at the version at which its kind is watched.
+// If the object is deleted, getLive updates the graph and returns nil.
+func (c *garbageCollector) getLive(
+	ctx context.Context, id objectID,
+) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
 	k, ok := c.watchers.find(id.kind.GroupVersion().String(), id.kind.Kind)
 	if !ok {
 		return nil, nil, notServedError(id.kind.groupKind())
@@ -287,13 +299,13 @@ func (c *garbageCollector) getLive(ctx context.Context, id objectID) (*metav1.Pa
 	return m, client, err
 }
 
-// attempt works on an object, or leaves that until the kinds it takes are there.
+// attempt calls attemptToDelete. If a kind that is needed is not served, the object stays pending until it is.
 func (c *garbageCollector) attempt(ctx context.Context, id objectID) error {
 	err := c.attemptToDelete(ctx, id)
 	var absent notServedError
 	switch {
 	case errors.Is(err, errNamespacedOwner):
-		klog.FromContext(ctx).V(1).Info("will not collect", "object", id, "reason", err.Error())
+		klog.FromContext(ctx).V(1).Info("object is not garbage-collected", "object", id, "reason", err.Error())
 		return nil
 	case !errors.As(err, &absent):
 		return err
@@ -305,8 +317,8 @@ func (c *garbageCollector) attempt(ctx context.Context, id objectID) error {
 	return nil
 }
 
-// attemptToDelete deletes an object if none of its owners exists, and takes references
-// to lost owners off it if one does.
+// attemptToDelete deletes an object if none of its owners exists. If one exists, attemptToDelete only
+// removes the references to owners that do not.
 func (c *garbageCollector) attemptToDelete(ctx context.Context, id objectID) error {
 	m, client, err := c.getLive(ctx, id)
 	if m == nil || err != nil || len(m.OwnerReferences) == 0 {
@@ -332,7 +344,7 @@ func (c *garbageCollector) attemptToDelete(ctx context.Context, id objectID) err
 	switch dependents, _ := c.graph.dependentsOf(id.uid); {
 	case len(waiting) > 0 && len(dependents) > 0:
 		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && c.graph.mayBeInCycle(id.uid) {
-			// Two that wait for each other would wait for ever.
+			// Without this patch, objects that own each other would wait for each other forever.
 			if err := patchMeta(ctx, client, m, "ownerReferences", unblocked); err != nil {
 				return err
 			}
@@ -351,7 +363,7 @@ func (c *garbageCollector) attemptToDelete(ctx context.Context, id objectID) err
 	}))
 }
 
-// withoutBlocking returns the references with none that blocks, nil if that is how they are.
+// withoutBlocking returns a copy of the references without blockOwnerDeletion, or nil if no reference has it set.
 func withoutBlocking(refs []metav1.OwnerReference) []metav1.OwnerReference {
 	if !slices.ContainsFunc(refs, func(r metav1.OwnerReference) bool { return isTrue(r.BlockOwnerDeletion) }) {
 		return nil
@@ -363,9 +375,11 @@ func withoutBlocking(refs []metav1.OwnerReference) []metav1.OwnerReference {
 	return free
 }
 
-// classifyReferences reads every owner: those that keep the object alive, those that are
-// gone, and those that wait for it to be deleted.
-func (c *garbageCollector) classifyReferences(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, dangling, waiting []metav1.OwnerReference, err error) {
+// classifyReferences reads the owners of m. It returns the references to owners that exist (solid), to
+// owners that do not exist (dangling), and to owners that are being deleted in the foreground (waiting).
+func (c *garbageCollector) classifyReferences(
+	ctx context.Context, m *metav1.PartialObjectMetadata,
+) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range m.OwnerReferences {
 		_, owner, err := c.lookUp(ctx, m.Namespace, ref)
 		switch {
@@ -382,12 +396,13 @@ func (c *garbageCollector) classifyReferences(ctx context.Context, m *metav1.Par
 	return solid, dangling, waiting, nil
 }
 
-// finishDeletion takes the collector's finalizers off an object whose dependents are gone or let go.
+// finishDeletion removes the garbage collector's finalizer from a deleted object when its dependents are deleted or
+// orphaned.
 func (c *garbageCollector) finishDeletion(ctx context.Context, id objectID) error {
 	m, client, err := c.getLive(ctx, id)
 	var absent notServedError
 	if errors.As(err, &absent) {
-		return nil // it is listed again when its kind is
+		return nil // the object is queued again when its kind is served and listed
 	}
 	if m == nil || err != nil || m.DeletionTimestamp == nil {
 		return err
@@ -409,12 +424,12 @@ func (c *garbageCollector) finishDeletion(ctx context.Context, id objectID) erro
 		c.attempts.Add(d)
 	}
 	if len(blocking) > 0 {
-		return nil // the last of them to go brings the owner back here
+		return nil // the deletion of the last blocking dependent queues the owner again
 	}
 	return dropFinalizer(ctx, client, m, metav1.FinalizerDeleteDependents)
 }
 
-// orphanDependents takes the reference to owner off each dependent.
+// orphanDependents removes the reference to owner from each dependent.
 func (c *garbageCollector) orphanDependents(ctx context.Context, owner objectID, dependents []objectID) error {
 	for _, d := range dependents {
 		m, client, err := c.getLive(ctx, d)
@@ -435,7 +450,9 @@ func (c *garbageCollector) orphanDependents(ctx context.Context, owner objectID,
 	return nil
 }
 
-func dropOwners(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, drop []metav1.OwnerReference) error {
+func dropOwners(
+	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, drop []metav1.OwnerReference,
+) error {
 	kept := []metav1.OwnerReference{}
 	for _, ref := range m.OwnerReferences {
 		if !slices.ContainsFunc(drop, func(r metav1.OwnerReference) bool { return r.UID == ref.UID }) {
@@ -445,7 +462,9 @@ func dropOwners(ctx context.Context, client metadata.ResourceInterface, m *metav
 	return patchMeta(ctx, client, m, "ownerReferences", kept)
 }
 
-func dropFinalizer(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, name string) error {
+func dropFinalizer(
+	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, name string,
+) error {
 	kept := []string{}
 	for _, f := range m.Finalizers {
 		if f != name {
@@ -455,8 +474,10 @@ func dropFinalizer(ctx context.Context, client metadata.ResourceInterface, m *me
 	return patchMeta(ctx, client, m, "finalizers", kept)
 }
 
-// patchMeta replaces one field of metadata, provided the object is still as read.
-func patchMeta(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, field string, value any) error {
+// patchMeta replaces one field of metadata. It fails with a conflict if the object has changed since it was read.
+func patchMeta(
+	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, field string, value any,
+) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": m.UID, "resourceVersion": m.ResourceVersion, field: value,
 	}})

@@ -21,7 +21,7 @@ func isConditionTrue(u *unstructured.Unstructured, kind string) bool {
 	return false
 }
 
-// conditionMessage returns the message of a condition, "" if u does not have the condition.
+// conditionMessage returns the message of a condition, or "" if u does not have the condition.
 func conditionMessage(u *unstructured.Unstructured, kind string) string {
 	for _, c := range conditions(u) {
 		if m, _ := c.(map[string]any); m["type"] == kind {
@@ -47,8 +47,7 @@ func removeCondition(u *unstructured.Unstructured, kind string) {
 	_ = unstructured.SetNestedSlice(u.Object, slices.DeleteFunc(conditions(u), hasType(kind)), "status", "conditions")
 }
 
-// setCondition sets status.conditions[type=kind] and reports whether that changed
-// anything.
+// setCondition sets status.conditions[type=kind] and reports whether the condition has changed.
 func setCondition(u *unstructured.Unstructured, kind, status, reason, message string) bool {
 	list := conditions(u)
 	want := map[string]any{

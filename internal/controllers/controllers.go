@@ -1,7 +1,7 @@
-// Package controllers is the loops that finish what a request began: the deletion
-// of namespaces, of a CRD's objects, of dependents. Each is a client of the API
-// and may run in the server's process or in one of its own. It knows no engine and
-// no storage.
+// Package controllers contains the server's controllers. They finish what a request
+// has started: the deletion of a namespace's content, of a CRD's objects, of dependents.
+// Each controller is a client of the API, so it can run in the server's process or in
+// a separate one. The package must not import the engine or the storage.
 package controllers
 
 import (
@@ -20,25 +20,28 @@ import (
 	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
-// clients are what the loops reach the API server with.
+// clients holds the API clients of the controllers.
 type clients struct {
 	discovery discovery.DiscoveryInterface
 	dynamic   dynamic.Interface
 	metadata  metadata.Interface
 	core      typedcorev1.CoreV1Interface
-	feed      Feed // may be nil
+	feed      Feed // nil: every kind is watched through the API
 }
 
-// Feed tells of the objects that a server in this process stores, as a list and a watch of their metadata would, for far
-// less than those cost. It has the functions called, by one goroutine, until stop is called: listed first, and whenever changes
-// have been missed, with all objects as of a revision; changed for each change since. It returns false for a kind that it does
-// not have.
-type Feed func(resource schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
-	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool)
+// Feed subscribes to the metadata of the objects that a server in this process stores. It replaces a list and a watch
+// through the API at a far lower cost. One goroutine calls both functions until stop is called. It calls listed first,
+// and again after missed changes, with all objects at a revision. It calls changed for each later change. Feed returns
+// false for a resource that the server does not store.
+type Feed func(
+	resource schema.GroupVersionResource,
+	listed func(objects []*metav1.PartialObjectMetadata, revision int64),
+	changed func(object *metav1.PartialObjectMetadata, deleted bool),
+) (stop func(), ok bool)
 
 func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	config = rest.CopyConfig(config)
-	config.QPS = -1 // the loops pace themselves by their queues
+	config.QPS = -1 // the queues limit the rate of the controllers
 	config.WarningHandler = rest.NoWarnings{}
 	disc, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -59,22 +62,25 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	return &clients{disc, dyn, meta, core, feed}, nil
 }
 
-// Run runs all loops against the API server of config until ctx is done, and
-// returns when the last has stopped. The error is one of configuration; a loop
-// that meets an error of the API tries again by itself.
+// Run runs the controllers against the API server of config until ctx is done, and returns when the last one has
+// stopped. It returns an error only for an invalid configuration. A controller retries after an error of the API.
 //
-// What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects
-// migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
-// that they are being migrated, by a process that may not have told them the end.
+// Resources that feed does not have are watched through the API. A nil feed has no resources. If autoMigrate is set,
+// objects are migrated automatically after the storage version of their CRD has changed. migrating lists the CRDs whose
+// condition reports a running migration at the start. The process that set the condition may have stopped before it
+// could update it.
 //
-// services is told of changes of APIServices, and tells of groups that other servers serve; upstream is told of what there is, and
-// says which of Loops run.
-func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices, upstream *Upstream) error {
+// services receives changes of APIServices, and reports the groups that other servers serve. upstream receives the
+// changes of all objects, and specifies which of TrellisControllers run.
+func Run(
+	ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string,
+	services *APIServices, upstream *Upstream,
+) error {
 	c, err := newClients(config, feed)
 	if err != nil {
 		return err
 	}
-	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
+	ctx = klog.NewContext(ctx, klog.Background().WithName("controllers"))
 	kinds := newKindWatchers(c)
 	namespaces, loops := newNamespaceController(c, services), []controller{newCRDController(c)}
 	namespaces.delay = upstream.NamespaceDelay
@@ -112,11 +118,13 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	return nil
 }
 
-// controller is told of what changes, and does what follows of it.
+// controller is one of the controllers of this package. observe receives the changes of all objects.
 type controller interface {
 	observe(change)
 	run(context.Context)
 }
 
-// Loops are those of this package that kube-controller-manager has as well, by its names for them.
-var Loops = []string{known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController}
+// Loops are the names of the controllers of this package that replace one of kube-controller-manager with that name.
+var Loops = []string{
+	known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController,
+}

@@ -19,14 +19,14 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// crdController ends CRDs that are being deleted, once their objects are gone, and
-// gives names that become free to the CRDs that wait for them.
+// crdController finishes the deletion of CRDs: it deletes their objects and then removes the finalizer.
+// It also triggers the acceptance of names that were in conflict and have become free.
 type crdController struct {
 	clients     *clients
 	deletions   queue[string]
 	nameRetries queue[string] // by group
 
-	terminating nameSet // CRDs whose objects have finalizers left
+	terminating nameSet // CRDs that wait for the deletion of their objects
 
 	mu     sync.Mutex
 	groups map[string]map[string]int64 // group -> its CRDs and their generations
@@ -36,7 +36,7 @@ const cleanupFinalizer = "customresourcecleanup.apiextensions.k8s.io"
 
 func newCRDController(c *clients) *crdController {
 	return &crdController{
-		clients: c, deletions: newQueue[string]("end CRD"), nameRetries: newQueue[string]("name CRDs"),
+		clients: c, deletions: newQueue[string]("finalize CRD"), nameRetries: newQueue[string]("retry CRD names"),
 		groups: map[string]map[string]int64{},
 	}
 }
@@ -73,8 +73,8 @@ func groupOf(crd *metav1.PartialObjectMetadata) string {
 	return group
 }
 
-// relist starts over: names may have become free meanwhile wherever more than one CRD could
-// want them.
+// relist replaces the recorded CRDs. In each group with more than one CRD it triggers a retry,
+// because names may have become free without an event.
 func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	d.mu.Lock()
 	clear(d.groups)
@@ -91,8 +91,9 @@ func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	}
 }
 
-// recordCRD records a CRD and reports whether others of its group may get names that it has had: it
-// is gone or its spec has changed. One that is new takes names, and its own are decided when it is written.
+// recordCRD records a CRD and reports whether it may have released names to other CRDs of its group. That is so if it
+// was deleted or its spec has changed. A new CRD releases no names, and its own are accepted or rejected at its
+// creation.
 func (d *crdController) recordCRD(m *metav1.PartialObjectMetadata, deleted bool) bool {
 	group := groupOf(m)
 	d.mu.Lock()
@@ -115,10 +116,11 @@ func (d *crdController) recordCRD(m *metav1.PartialObjectMetadata, deleted bool)
 }
 
 func (d *crdController) crds() dynamic.ResourceInterface {
-	return d.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
+	gv := crdKind.WithVersion("v1").GroupVersion()
+	return d.clients.dynamic.Resource(gv.WithResource("customresourcedefinitions"))
 }
 
-// finishDeletion deletes the objects of a CRD that is being deleted, then lets it go.
+// finishDeletion deletes the objects of a CRD that is being deleted, then removes the CRD's finalizer.
 func (d *crdController) finishDeletion(ctx context.Context, name string) error {
 	crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -129,7 +131,7 @@ func (d *crdController) finishDeletion(ctx context.Context, name string) error {
 		return err
 	}
 	if crd.GetDeletionTimestamp() == nil || !slices.Contains(crd.GetFinalizers(), cleanupFinalizer) {
-		d.terminating.remove(name) // another has ended it
+		d.terminating.remove(name) // another process has removed the finalizer
 		return nil
 	}
 	reason, message := "NeverEstablished", "resource was never established"
@@ -150,18 +152,19 @@ func (d *crdController) finishDeletion(ctx context.Context, name string) error {
 	return ignoreNotFound(err)
 }
 
-// instanceDeletionTimeout is how long objects may take to go before the CRD says that they do not, as upstream's
-// finalizer waits for them.
+// instanceDeletionTimeout is how long the deletion of objects may take before the condition of the CRD reports the
+// delay. Upstream's finalizer waits for the same time.
 const instanceDeletionTimeout = time.Minute
 
-// reportDelay says in a CRD's condition why its objects are still there.
+// reportDelay sets the condition of a CRD whose objects could not be deleted yet.
 func (d *crdController) reportDelay(ctx context.Context, crd *unstructured.Unstructured, why error) error {
 	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", why)
 	if errors.Is(why, errRemaining) {
 		if time.Since(crd.GetDeletionTimestamp().Time) < instanceDeletionTimeout {
 			return nil
 		}
-		reason, message = "InstanceDeletionCheck", "could not confirm zero CustomResources remaining: timed out waiting for the condition"
+		reason = "InstanceDeletionCheck"
+		message = "could not confirm zero CustomResources remaining: timed out waiting for the condition"
 	}
 	if !setCondition(crd, "Terminating", "True", reason, message) {
 		return nil
@@ -170,7 +173,7 @@ func (d *crdController) reportDelay(ctx context.Context, crd *unstructured.Unstr
 	return ignoreNotFound(err)
 }
 
-// deleteInstances deletes all objects of a CRD; errRemaining while finalizers keep some.
+// deleteInstances deletes all objects of a CRD. It returns errRemaining while objects with finalizers remain.
 func (d *crdController) deleteInstances(ctx context.Context, crd *unstructured.Unstructured) error {
 	client, err := d.instanceClient(ctx, crd)
 	if err != nil {
@@ -208,8 +211,9 @@ func (d *crdController) deleteInstances(ctx context.Context, crd *unstructured.U
 	return nil
 }
 
-// instanceClient is a client for the custom objects at a served version. A CRD that serves none
-// is made to serve its storage version: it is terminating, so nothing can be created.
+// instanceClient returns a client for the custom objects at a served version. If the CRD serves no version,
+// instanceClient updates it to serve its storage version and returns errRemaining. No object can be created
+// meanwhile, because the CRD is terminating.
 func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
@@ -217,7 +221,8 @@ func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Un
 	for _, v := range versions {
 		if version, _ := v.(map[string]any); version["served"] == true {
 			name, _ := version["name"].(string)
-			return d.clients.metadata.Resource(schema.GroupVersionResource{Group: group, Version: name, Resource: plural}), nil
+			resource := schema.GroupVersionResource{Group: group, Version: name, Resource: plural}
+			return d.clients.metadata.Resource(resource), nil
 		}
 	}
 	for _, v := range versions {
@@ -234,8 +239,8 @@ func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Un
 	return nil, errRemaining
 }
 
-// retryNames writes the status of each CRD of a group that has not got all its names: the
-// server decides anew which it may have.
+// retryNames writes the status of each CRD of a group whose names are not accepted. With each such write the
+// server checks the names again.
 func (d *crdController) retryNames(ctx context.Context, group string) error {
 	d.mu.Lock()
 	var names []string
@@ -245,11 +250,11 @@ func (d *crdController) retryNames(ctx context.Context, group string) error {
 	d.mu.Unlock()
 	slices.Sort(names)
 	for _, name := range names {
-		waits, err := d.lacksNames(ctx, name)
+		lacks, err := d.lacksNames(ctx, name)
 		if err != nil {
 			return err
 		}
-		if !waits {
+		if !lacks {
 			continue
 		}
 		crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
@@ -263,7 +268,8 @@ func (d *crdController) retryNames(ctx context.Context, group string) error {
 	return nil
 }
 
-// lacksNames reads of a CRD, which may be large, only what it takes to know.
+// lacksNames reports whether the names of a CRD are not accepted and the CRD is not being deleted. It decodes only the
+// fields that it needs, because CRDs may be large.
 func (d *crdController) lacksNames(ctx context.Context, name string) (bool, error) {
 	raw, err := d.clients.discovery.RESTClient().Get().
 		AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", name).
@@ -282,7 +288,8 @@ func (d *crdController) lacksNames(ctx context.Context, name string) (bool, erro
 	if err := json.Unmarshal(raw, &crd); err != nil {
 		return false, fmt.Errorf("read CRD %s: %w", name, err)
 	}
-	return crd.Metadata.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(crd.Status.Conditions, "NamesAccepted"), nil
+	accepted := meta.IsStatusConditionTrue(crd.Status.Conditions, "NamesAccepted")
+	return crd.Metadata.DeletionTimestamp == nil && !accepted, nil
 }
 
 func ignoreNotFound(err error) error {

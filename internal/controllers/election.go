@@ -13,12 +13,13 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// runWhileLeader calls run whenever this process holds the Lease of kube-controller-manager, with a context that ends when it does so no
-// longer, until ctx is done. The Lease is given up when run has ended: no two processes run at a time.
+// runWhileLeader calls run each time this process acquires the Lease of kube-controller-manager, until ctx is done. The
+// context of run is cancelled when the Lease is lost. The Lease is released after run has returned, so that no two
+// processes run the controllers at the same time.
 func (u *Upstream) runWhileLeader(ctx context.Context, run func(context.Context)) error {
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("the name of this host, to stand for election: %w", err)
+		return fmt.Errorf("get the host name for leader election: %w", err)
 	}
 	terms := make(chan context.Context)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -27,7 +28,8 @@ func (u *Upstream) runWhileLeader(ctx context.Context, run func(context.Context)
 			Client:     u.client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + uuid.NewString()},
 		},
-		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second, // kube-controller-manager's
+		// as kube-controller-manager
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(term context.Context) {
@@ -40,25 +42,25 @@ func (u *Upstream) runWhileLeader(ctx context.Context, run func(context.Context)
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("election of a leader: %w", err)
+		return fmt.Errorf("create leader elector: %w", err)
 	}
-	standing, retire := context.WithCancel(context.WithoutCancel(ctx))
-	var candidacy sync.WaitGroup
-	defer candidacy.Wait()
-	defer retire()
-	candidacy.Go(func() {
-		for standing.Err() == nil {
-			elector.Run(standing)
+	electionCtx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
+	var election sync.WaitGroup
+	defer election.Wait()
+	defer stopElection()
+	election.Go(func() {
+		for electionCtx.Err() == nil {
+			elector.Run(electionCtx)
 		}
 	})
 	for {
 		select {
 		case term := <-terms:
-			term, end := context.WithCancel(term)
-			forget := context.AfterFunc(ctx, end)
+			term, cancel := context.WithCancel(term)
+			stop := context.AfterFunc(ctx, cancel)
 			run(term)
-			forget()
-			end()
+			stop()
+			cancel()
 		case <-ctx.Done():
 			return nil
 		}

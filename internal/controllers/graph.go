@@ -9,42 +9,42 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// graph is who owns whom: only objects that own, are owned, or wait for their
-// dependents are in it, so that everything else costs nothing.
+// graph records owners and dependents. To save memory, it contains only objects that own
+// an object, are owned by one, or wait for the deletion of their dependents.
 type graph struct {
 	mu    sync.Mutex
 	nodes map[types.UID]*node
 }
 
-// node is one object. Fields are read and written under the graph's lock.
+// node is an object in the graph. The graph's lock guards its fields.
 type node struct {
 	id              objectID
 	resourceVersion uint64
 	owners          []metav1.OwnerReference
 	dependents      map[types.UID]*node
-	// observed is false while only an owner reference speaks of the object.
+	// observed is false while the object is known only from an owner reference.
 	observed   bool
-	foreground bool // waits for its blocking dependents
-	orphan     bool // waits for its dependents to be let go
+	foreground bool // the object waits for the deletion of its blocking dependents
+	orphan     bool // the object waits until its dependents are orphaned
 }
 
-// objectID names an object well enough to find it again.
+// objectID identifies an object.
 type objectID struct {
 	kind            kind
 	namespace, name string
 	uid             types.UID
 }
 
-// effect is what follows from a change of the graph.
+// effect describes the work that a change of the graph causes.
 type effect struct {
 	unknownOwners     []metav1.OwnerReference // owners to look up
-	toCheck           []objectID              // objects that may have to go
-	waitingOwners     []objectID              // owners with a dependent less to wait for
-	finishDeletion    bool                    // the object itself waits for its dependents
-	invalidReferences []invalidReference      // to namespaced owners of another namespace
+	toCheck           []objectID              // objects that may have to be deleted
+	waitingOwners     []objectID              // owners that wait for one dependent less
+	finishDeletion    bool                    // the changed object itself waits for its dependents
+	invalidReferences []invalidReference      // references to owners in another namespace
 }
 
-// invalidReference is a reference of an object to an owner that cannot be in its namespace.
+// invalidReference is a reference of an object to an owner in another namespace.
 type invalidReference struct {
 	from objectID
 	to   metav1.OwnerReference
@@ -52,24 +52,25 @@ type invalidReference struct {
 
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
 
-// isRelevant reports whether an object has to be in the graph for its own sake.
+// isRelevant reports whether the graph must contain an object even if no object refers to it.
 func isRelevant(m *metav1.PartialObjectMetadata) bool {
-	return len(m.OwnerReferences) > 0 || isTerminatingWith(m, metav1.FinalizerDeleteDependents) || isTerminatingWith(m, metav1.FinalizerOrphanDependents)
+	return len(m.OwnerReferences) > 0 || isTerminatingWith(m, metav1.FinalizerDeleteDependents) ||
+		isTerminatingWith(m, metav1.FinalizerOrphanDependents)
 }
 
-// isTerminatingWith reports whether an object is being deleted and has a finalizer.
+// isTerminatingWith reports whether an object is being deleted and has the given finalizer.
 func isTerminatingWith(m *metav1.PartialObjectMetadata, finalizer string) bool {
 	return m.DeletionTimestamp != nil && hasFinalizer(m, finalizer)
 }
 
-// contains reports whether an object matters or one that does refers to it.
+// contains reports whether the graph contains an object.
 func (g *graph) contains(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.nodes[uid] != nil
 }
 
-// put records an object as it is now, unless something newer is known. The graph keeps m's owner references.
+// put records the state of an object, unless the graph has a newer one. The graph retains m's owner references.
 func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -100,14 +101,14 @@ func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	return e
 }
 
-// resourceVersionOf is where in the one ordered history an object was written (resourceVersions can
-// be compared since KEP-5504), 0 if it does not say.
+// resourceVersionOf returns the resource version of an object as a number, or 0 if it has none.
+// Resource versions of one resource can be compared (KEP-5504). Here all resources share one history.
 func resourceVersionOf(m *metav1.PartialObjectMetadata) uint64 {
 	v, _ := strconv.ParseUint(m.ResourceVersion, 10, 64)
 	return v
 }
 
-// addMismatches adds the dependents that give n's uid with another name or namespace.
+// addMismatches adds the dependents whose reference has n's UID but another kind, name or namespace.
 func (n *node) addMismatches(e *effect) {
 	for _, d := range n.dependents {
 		for _, ref := range d.owners {
@@ -122,12 +123,12 @@ func (n *node) addMismatches(e *effect) {
 	}
 }
 
-// canOwnIn reports whether an object in a namespace, "" for a cluster-scoped one, may refer to n.
+// canOwnIn reports whether n can own an object in a namespace. The namespace of a cluster-scoped object is "".
 func (n *node) canOwnIn(namespace string) bool {
 	return n.id.namespace == "" || n.id.namespace == namespace
 }
 
-// matches reports whether a reference from namespace means n by more than its uid.
+// matches reports whether the group, kind, name and namespace of a reference from namespace are those of n.
 func (n *node) matches(ref metav1.OwnerReference, namespace string) bool {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	return err == nil && gv.Group == n.id.kind.Group && ref.Kind == n.id.kind.Kind && ref.Name == n.id.name &&
@@ -135,7 +136,7 @@ func (n *node) matches(ref metav1.OwnerReference, namespace string) bool {
 }
 
 func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
-	old, doubtful := n.owners, false
+	old, mismatched := n.owners, false
 	g.unlink(n)
 	n.owners = owners
 	for _, ref := range owners {
@@ -150,10 +151,10 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 			e.unknownOwners = append(e.unknownOwners, ref)
 		case owner.foreground || !owner.matches(ref, n.id.namespace):
 			e.toCheck = append(e.toCheck, n.id)
-			if !owner.canOwnIn(n.id.namespace) && !doubtful { // upstream reports the first reference that is doubtful
+			if !owner.canOwnIn(n.id.namespace) && !mismatched { // upstream reports only the first mismatched reference
 				e.invalidReferences = append(e.invalidReferences, invalidReference{n.id, ref})
 			}
-			doubtful = doubtful || !owner.matches(ref, n.id.namespace)
+			mismatched = mismatched || !owner.matches(ref, n.id.namespace)
 		}
 	}
 	for _, ref := range old {
@@ -163,7 +164,7 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 	}
 }
 
-// referencesTo returns the references to an owner from a namespace, or from cluster-scoped objects if that is "".
+// referencesTo returns the references to an owner from a namespace, or from cluster-scoped objects if it is "".
 func (g *graph) referencesTo(owner types.UID, namespace string) (all []invalidReference) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -202,8 +203,8 @@ func (g *graph) unlink(n *node) {
 	n.owners = nil
 }
 
-// remove forgets an object that is gone. It returns its dependents, and the
-// owners that wait for theirs.
+// remove removes a deleted object. It returns its dependents, and those of its owners
+// that wait for their dependents.
 func (g *graph) remove(uid types.UID) (dependents, waiting []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -219,7 +220,7 @@ func (g *graph) remove(uid types.UID) (dependents, waiting []objectID) {
 	return dependents, waiting
 }
 
-// detach takes n from its owners and returns those that wait for their dependents.
+// detach unlinks n from its owners, and returns the owners that wait for their dependents.
 func (g *graph) detach(n *node) (waiting []objectID) {
 	for _, ref := range n.owners {
 		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground {
@@ -230,8 +231,8 @@ func (g *graph) detach(n *node) (waiting []objectID) {
 	return waiting
 }
 
-// stopKind forgets what is known of the objects of a kind that is followed no longer but
-// may still be stored. Their dependents stay theirs.
+// stopKind marks the objects of a kind as unobserved. The kind is no longer watched, but its objects
+// may still be stored, so they keep their dependents. It returns the owners that wait for such objects.
 func (g *graph) stopKind(k kind) (waiting []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -248,8 +249,8 @@ func (g *graph) stopKind(k kind) (waiting []objectID) {
 	return waiting
 }
 
-// dependentsOf returns the dependents of an object, and of those the ones whose reference
-// blocks its foreground deletion.
+// dependentsOf returns all dependents of an object, and those whose reference blocks its
+// foreground deletion.
 func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -266,7 +267,7 @@ func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	return all, blocking
 }
 
-// mayBeInCycle reports whether a dependent of an object waits for its own dependents, of which the object may be one.
+// mayBeInCycle reports whether a dependent of an object waits for its own dependents. The object may be one of these.
 func (g *graph) mayBeInCycle(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -282,17 +283,17 @@ func (g *graph) mayBeInCycle(uid types.UID) bool {
 	return false
 }
 
-// missing returns the seen nodes of a kind, as they were at version at the latest, that are
-// not among the given objects.
+// missing returns the observed objects of a kind that are not among the present ones.
+// It skips objects whose resource version is greater than version.
 func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (gone []types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	there := make(map[types.UID]bool, len(present))
+	exists := make(map[types.UID]bool, len(present))
 	for _, m := range present {
-		there[m.UID] = true
+		exists[m.UID] = true
 	}
 	for uid, n := range g.nodes {
-		if n.observed && n.resourceVersion <= version && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
+		if n.observed && n.resourceVersion <= version && n.id.kind.groupKind() == k.groupKind() && !exists[uid] {
 			gone = append(gone, uid)
 		}
 	}
@@ -304,15 +305,15 @@ func sameOwners(a, b []metav1.OwnerReference) bool {
 		return false
 	}
 	for i := range a {
-		if a[i].UID != b[i].UID || a[i].APIVersion != b[i].APIVersion || a[i].Kind != b[i].Kind || a[i].Name != b[i].Name ||
-			isTrue(a[i].BlockOwnerDeletion) != isTrue(b[i].BlockOwnerDeletion) {
+		if a[i].UID != b[i].UID || a[i].APIVersion != b[i].APIVersion || a[i].Kind != b[i].Kind ||
+			a[i].Name != b[i].Name || isTrue(a[i].BlockOwnerDeletion) != isTrue(b[i].BlockOwnerDeletion) {
 			return false
 		}
 	}
 	return true
 }
 
-// blocks reports whether one of the references keeps uid from going first.
+// blocks reports whether one of the references blocks the foreground deletion of the owner uid.
 func blocks(owners []metav1.OwnerReference, uid types.UID) bool {
 	for _, ref := range owners {
 		if ref.UID == uid && isTrue(ref.BlockOwnerDeletion) {

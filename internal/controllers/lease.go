@@ -17,17 +17,21 @@ const (
 	controllersAnnotation = "trellis.dev/controllers"
 )
 
-// writeControllersLease has a Lease say which controllers run here, so that a program that could run them too (trellis-cluster) does not. It needs
-// no renewal: without a server nobody can ask for it.
+// writeControllersLease writes the names of the controllers that run here into an annotation of a Lease. Another
+// program that could run them, such as trellis-cluster, then does not. The Lease needs no renewal, because no client
+// can read it without the server.
 func (b *bootstrap) writeControllersLease(ctx context.Context, chosen []string) {
 	c := UpstreamConfig{Controllers: chosen}
 	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.upstreamEnabled(name) })
-	names = append(names, slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.trellisEnabled(name) })...)
-	names = append(names, known.ServiceCIDRController) // which nothing switches off
+	own := slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.trellisEnabled(name) })
+	names = append(names, own...)
+	names = append(names, known.ServiceCIDRController) // it cannot be disabled
 	slices.Sort(names)
 	next := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: serverLease, Annotations: map[string]string{controllersAnnotation: strings.Join(names, ",")}},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(serverLease)},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: serverLease, Annotations: map[string]string{controllersAnnotation: strings.Join(names, ",")},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(serverLease)},
 	}
 	leases := b.client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	b.reconcile(serverLease, func() error {

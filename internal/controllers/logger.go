@@ -10,11 +10,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// WithLogger has loops of upstream's, which tell of their end as of something that went wrong, log by l until ctx is done.
+// WithLogger returns a context in which upstream's controllers log to l. Records are dropped after ctx is done, because
+// upstream's controllers log their normal end as an error. Conflicts are dropped too.
 func WithLogger(ctx context.Context, l *slog.Logger) context.Context {
 	return klog.NewContext(ctx, logr.FromSlogHandler(untilDone{l.Handler(), ctx.Err}))
 }
 
+// untilDone is a handler that drops records when done returns an error.
 type untilDone struct {
 	slog.Handler
 	done func() error
@@ -28,7 +30,7 @@ func (h untilDone) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// isConflict is true of a failure that is a conflict, which each of the loops expects: it tries again.
+// isConflict reports whether the record's error is a conflict. The controllers expect conflicts and retry.
 func isConflict(r slog.Record) (is bool) {
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)

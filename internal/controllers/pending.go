@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// nameSet is a set of names that something is waited for; its zero value is empty.
+// nameSet is a concurrent set of names. The zero value is empty.
 type nameSet struct{ names sync.Map }
 
 func (w *nameSet) add(name string)      { w.names.Store(name, true) }
@@ -21,16 +21,17 @@ func (w *nameSet) each(do func(name string)) {
 	})
 }
 
-// pendingKeys holds keys until a kind is served. A kind may never be: from time to time keys that mean nothing any longer are let go.
+// pendingKeys holds keys that cannot be processed until a kind is served. Some kinds are never served,
+// so keys that are no longer needed are pruned from time to time.
 type pendingKeys[K comparable] struct {
-	isNeeded func(K) bool // says of a key that it still means something
+	isNeeded func(K) bool // reports whether a key must be kept
 
 	mu             sync.Mutex
 	byKind         map[schema.GroupKind]map[K]bool
-	addsUntilPrune int // until the next look at all keys
+	addsUntilPrune int
 }
 
-// minAddsBetweenPrunes are not worth a look.
+// minAddsBetweenPrunes is the minimum number of calls of add between two calls of prune.
 const minAddsBetweenPrunes = 1000
 
 func (p *pendingKeys[K]) add(kind schema.GroupKind, key K) {
@@ -48,7 +49,7 @@ func (p *pendingKeys[K]) add(kind schema.GroupKind, key K) {
 	}
 }
 
-// prune lets go of what does not matter, and returns how many are left.
+// prune removes the keys that are no longer needed, and returns the number of remaining keys.
 func (p *pendingKeys[K]) prune() (left int) {
 	for kind, keys := range p.byKind {
 		maps.DeleteFunc(keys, func(key K, _ bool) bool { return !p.isNeeded(key) })
@@ -59,7 +60,7 @@ func (p *pendingKeys[K]) prune() (left int) {
 	return left
 }
 
-// take empties the place of a kind.
+// take removes and returns the keys that wait for a kind.
 func (p *pendingKeys[K]) take(kind schema.GroupKind) map[K]bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// queue runs a function for each key that was added, never twice at once for
-// one key, and again with growing delay while it fails.
+// queue is a rate-limited work queue. It never processes a key twice at the same time,
+// and retries a failed key with exponential backoff.
 type queue[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	name string
@@ -21,8 +21,8 @@ func newQueue[K comparable](name string) queue[K] {
 	return queue[K]{workqueue.NewTypedRateLimitingQueue(limiter), name}
 }
 
-// work runs do with the given number of workers until ctx is done. An error
-// brings the key back later; a nil one forgets it.
+// work calls do for each key, with the given number of workers, until ctx is done.
+// A key for which do returns an error is retried.
 func (q queue[K]) work(ctx context.Context, workers int, do func(context.Context, K) error) {
 	var running sync.WaitGroup
 	for range workers {
@@ -44,7 +44,7 @@ func (q queue[K]) next(ctx context.Context, do func(context.Context, K) error) b
 	defer q.Done(key)
 	if err := do(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			klog.FromContext(ctx).V(1).Info("will try again", "loop", q.name, "key", key, "reason", err.Error())
+			klog.FromContext(ctx).V(1).Info("retry", "queue", q.name, "key", key, "reason", err.Error())
 		}
 		q.AddRateLimited(key)
 		return true

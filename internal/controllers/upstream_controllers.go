@@ -33,12 +33,12 @@ import (
 	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
 )
 
-// AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
+// AggregateRoles is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it selects.
 const AggregateRoles = known.ClusterRoleAggregationController
 
-// upstreamController is one of kube-controller-manager's.
+// upstreamController describes a controller of kube-controller-manager.
 type upstreamController struct {
-	triggers []schema.GroupKind // it has nothing to do before there is an object of one of these
+	triggers []schema.GroupKind // the controller starts with the first object of one of these kinds
 	create   func(context.Context, *Upstream) (run func(context.Context), err error)
 }
 
@@ -46,79 +46,130 @@ var (
 	serviceKind   = schema.GroupKind{Kind: "Service"}
 	endpointsKind = schema.GroupKind{Kind: "Endpoints"}
 	csrKind       = schema.GroupKind{Group: certificatesv1.GroupName, Kind: "CertificateSigningRequest"}
+	policyKind    = schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
 )
 
-// workers are as many as there, where there is much to do; so are the numbers below of endpoints in a slice.
+// workers is the number of workers of a busy controller, as in kube-controller-manager.
+// The limits of endpoints per slice below are kube-controller-manager's defaults too.
 const workers = 5
 
 var upstreamControllers = map[string]upstreamController{
-	AggregateRoles: {[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), 1, nil)
-	}},
-	known.ServiceAccountController: {[]schema.GroupKind{namespaceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1 := u.informers.Core().V1()
-		c, err := accounts.NewServiceAccountsController(klog.FromContext(ctx), v1.ServiceAccounts(), v1.Namespaces(), u.client, accounts.DefaultServiceAccountsControllerOptions())
-		return withWorkers(c, 1, err)
-	}},
-	known.ServiceAccountTokenController: {[]schema.GroupKind{{Kind: "Secret"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		secrets := u.filteredInformers("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
-		options := accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA}
-		c, err := accounts.NewTokensController(klog.FromContext(ctx), u.informers.Core().V1().ServiceAccounts(), secrets, u.client, options)
-		return withWorkers(c, 1, err)
-	}},
-	known.RootCACertificatePublisherController: {[]schema.GroupKind{namespaceKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
-		c, err := rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
-		return withWorkers(c, 1, err)
-	}},
+	AggregateRoles: {
+		[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}},
+		func(_ context.Context, u *Upstream) (func(context.Context), error) {
+			roles := u.informers.Rbac().V1().ClusterRoles()
+			return withWorkers(clusterroleaggregation.NewClusterRoleAggregation(roles, u.client.RbacV1()), 1, nil)
+		},
+	},
+	known.ServiceAccountController: {
+		[]schema.GroupKind{namespaceKind},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			v1, options := u.informers.Core().V1(), accounts.DefaultServiceAccountsControllerOptions()
+			c, err := accounts.NewServiceAccountsController(
+				klog.FromContext(ctx), v1.ServiceAccounts(), v1.Namespaces(), u.client, options)
+			return withWorkers(c, 1, err)
+		},
+	},
+	known.ServiceAccountTokenController: {
+		[]schema.GroupKind{{Kind: "Secret"}},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			secrets := u.filteredInformers("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
+			options := accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA}
+			c, err := accounts.NewTokensController(
+				klog.FromContext(ctx), u.informers.Core().V1().ServiceAccounts(), secrets, u.client, options)
+			return withWorkers(c, 1, err)
+		},
+	},
+	known.RootCACertificatePublisherController: {
+		[]schema.GroupKind{namespaceKind},
+		func(_ context.Context, u *Upstream) (func(context.Context), error) {
+			maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
+			c, err := rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
+			return withWorkers(c, 1, err)
+		},
+	},
 	known.ResourceQuotaController: {[]schema.GroupKind{{Kind: "ResourceQuota"}}, openQuotas},
-	known.EndpointsController: {[]schema.GroupKind{serviceKind, endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1 := u.informers.Core().V1()
-		return withWorkers(endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, 0), workers, nil)
-	}},
-	known.EndpointSliceController: {[]schema.GroupKind{serviceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return withWorkers(endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, 100, u.client, 0), workers, nil)
-	}},
-	known.EndpointSliceMirroringController: {[]schema.GroupKind{endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return withWorkers(endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), 1000, u.client, 0), workers, nil)
-	}},
-	known.CertificateSigningRequestApprovingController: {[]schema.GroupKind{csrKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(approver.NewCSRApprovingController(ctx, u.client, u.informers.Certificates().V1().CertificateSigningRequests()), workers, nil)
-	}},
+	known.EndpointsController: {
+		[]schema.GroupKind{serviceKind, endpointsKind},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			v1 := u.informers.Core().V1()
+			c := endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, 0)
+			return withWorkers(c, workers, nil)
+		},
+	},
+	known.EndpointSliceController: {
+		[]schema.GroupKind{serviceKind},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
+			c := endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, 100, u.client, 0)
+			return withWorkers(c, workers, nil)
+		},
+	},
+	known.EndpointSliceMirroringController: {
+		[]schema.GroupKind{endpointsKind},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
+			c := endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), 1000, u.client, 0)
+			return withWorkers(c, workers, nil)
+		},
+	},
+	known.CertificateSigningRequestApprovingController: {
+		[]schema.GroupKind{csrKind},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			requests := u.informers.Certificates().V1().CertificateSigningRequests()
+			return withWorkers(approver.NewCSRApprovingController(ctx, u.client, requests), workers, nil)
+		},
+	},
 	known.CertificateSigningRequestSigningController: {[]schema.GroupKind{csrKind}, openSigners},
-	known.CertificateSigningRequestCleanerController: {[]schema.GroupKind{csrKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		requests := u.informers.Certificates().V1().CertificateSigningRequests()
-		c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
-		return func(ctx context.Context) {
-			if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) { // for which it does not wait, and it looks once an hour
-				c.Run(ctx, 1)
-			}
-		}, nil
-	}},
-	known.TTLAfterFinishedController: {[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
-		return withWorkers(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)
-	}},
-	known.ValidatingAdmissionPolicyStatusController: {[]schema.GroupKind{{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		c, err := validatingadmissionpolicystatus.NewController(u.informers.Admissionregistration().V1().ValidatingAdmissionPolicies(), u.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
-			&validating.TypeChecker{
-				SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: u.client.Discovery()},
-				RestMapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(u.client.Discovery())),
-			})
-		return withWorkers(c, workers, err)
-	}},
+	known.CertificateSigningRequestCleanerController: {
+		[]schema.GroupKind{csrKind},
+		func(_ context.Context, u *Upstream) (func(context.Context), error) {
+			requests := u.informers.Certificates().V1().CertificateSigningRequests()
+			c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
+			return func(ctx context.Context) {
+				// The cleaner does not wait for its cache. With an empty cache it would do nothing until its next run,
+				// an hour later.
+				if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) {
+					c.Run(ctx, 1)
+				}
+			}, nil
+		},
+	},
+	known.TTLAfterFinishedController: {
+		[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}},
+		func(ctx context.Context, u *Upstream) (func(context.Context), error) {
+			return withWorkers(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)
+		},
+	},
+	known.ValidatingAdmissionPolicyStatusController: {
+		[]schema.GroupKind{policyKind},
+		func(_ context.Context, u *Upstream) (func(context.Context), error) {
+			discovery := u.client.Discovery()
+			c, err := validatingadmissionpolicystatus.NewController(
+				u.informers.Admissionregistration().V1().ValidatingAdmissionPolicies(),
+				u.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+				&validating.TypeChecker{
+					SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: discovery},
+					RestMapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discovery)),
+				})
+			return withWorkers(c, workers, err)
+		},
+	},
 }
 
-// Controllers are the names that UpstreamConfig.Controllers may have.
+// Controllers returns the sorted names of kube-controller-manager's controllers that the server can run.
+// UpstreamConfig.Controllers accepts these names and those in TrellisControllers.
 func Controllers() []string { return slices.Sorted(maps.Keys(upstreamControllers)) }
 
-// withWorkers has a controller run with some workers, unless it could not be made.
+// withWorkers returns a function that runs c with the given number of workers. It returns err unchanged.
 func withWorkers(c interface{ Run(context.Context, int) }, workers int, err error) (func(context.Context), error) {
 	return func(ctx context.Context) { c.Run(ctx, workers) }, err
 }
 
-// filteredInformers has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
+// filteredInformers returns informers that cache only the objects whose field has the given value.
+// The other objects may be many and large.
 func (u *Upstream) filteredInformers(field, value string) corev1informers.Interface {
-	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }).V1()
+	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(field, value).String()
+	}).V1()
 }

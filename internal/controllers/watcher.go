@@ -15,25 +15,25 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// kindWatcher follows the metadata of one kind's objects: it is told of them by a Feed or, where there is none, by client-go's
-// Reflector. There is one for every kind that is served, so it keeps no object.
+// kindWatcher watches the metadata of the objects of one kind, through a Feed or else through client-go's Reflector.
+// There is one for each served kind, so it stores no objects.
 type kindWatcher struct {
 	watchers *kindWatchers
 	kind     kind
-	ctx      context.Context // done when the kind is followed no longer
+	ctx      context.Context // done when the watch has stopped
 	stop     context.CancelFunc
 	started  time.Time
 	synced   atomic.Bool
 }
 
 // run lists and watches through the API until ctx is done.
-func (f *kindWatcher) run() {
-	client := f.watchers.clients.metadata.Resource(f.kind.GroupVersionResource)
+func (w *kindWatcher) run() {
+	client := w.watchers.clients.metadata.Resource(w.kind.GroupVersionResource)
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			list, err := client.List(ctx, options)
 			if apierrors.IsNotFound(err) {
-				f.watchers.markDirty(f.kind.Group)
+				w.watchers.markDirty(w.kind.Group)
 			}
 			return list, err
 		},
@@ -41,11 +41,12 @@ func (f *kindWatcher) run() {
 			return client.Watch(ctx, options)
 		},
 	}
-	options := cache.ReflectorOptions{Name: f.kind.Resource}
-	cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, forwardingStore{f}, options).RunWithContext(f.ctx)
+	options := cache.ReflectorOptions{Name: w.kind.Resource}
+	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, forwardingStore{w}, options)
+	reflector.RunWithContext(w.ctx)
 }
 
-// forwardingStore is where a Reflector puts what it hears: nowhere, a follower passes it on.
+// forwardingStore is a ReflectorStore that stores nothing and forwards the changes to its kindWatcher.
 type forwardingStore struct{ *kindWatcher }
 
 // Add implements cache.ReflectorStore.
@@ -80,35 +81,35 @@ func (p forwardingStore) Replace(list []any, version string) error {
 // Resync implements cache.ReflectorStore.
 func (forwardingStore) Resync() error { return nil }
 
-// dropUnusedFields lets go of what no loop reads.
+// dropUnusedFields removes the metadata that no controller reads.
 func dropUnusedFields(object any) *metav1.PartialObjectMetadata {
 	m := object.(*metav1.PartialObjectMetadata) // the Reflector takes nothing else
 	m.ManagedFields, m.Labels, m.Annotations = nil, nil, nil
 	return m
 }
 
-// forwardList passes on a whole list.
-func (f *kindWatcher) forwardList(listed []*metav1.PartialObjectMetadata, revision int64) {
-	if f.ctx.Err() != nil {
+// forwardList reports a new list of all objects.
+func (w *kindWatcher) forwardList(listed []*metav1.PartialObjectMetadata, revision int64) {
+	if w.ctx.Err() != nil {
 		return
 	}
-	f.watchers.onChange(change{kind: f.kind, listed: listed, asOf: uint64(revision)})
-	f.synced.Store(true)
-	if f.kind.groupKind() == crdKind {
-		f.watchers.markDirty(allGroups)
+	w.watchers.onChange(change{kind: w.kind, listed: listed, asOf: uint64(revision)})
+	w.synced.Store(true)
+	if w.kind.groupKind() == crdKind {
+		w.watchers.markDirty(allGroups)
 	}
 }
 
-func (f *kindWatcher) forward(m *metav1.PartialObjectMetadata, deleted bool) {
-	if f.ctx.Err() != nil {
+func (w *kindWatcher) forward(m *metav1.PartialObjectMetadata, deleted bool) {
+	if w.ctx.Err() != nil {
 		return
 	}
-	f.watchers.onChange(change{kind: f.kind, object: m, deleted: deleted})
-	if f.kind.groupKind() == crdKind {
+	w.watchers.onChange(change{kind: w.kind, object: m, deleted: deleted})
+	if w.kind.groupKind() == crdKind {
 		if deleted {
-			f.watchers.stopForCRD(m.Name, resourceVersionOf(m))
+			w.watchers.stopForCRD(m.Name, resourceVersionOf(m))
 		}
 		_, group, _ := strings.Cut(m.Name, ".")
-		f.watchers.markDirty(group)
+		w.watchers.markDirty(group)
 	}
 }

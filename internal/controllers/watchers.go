@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// kind is one resource that the loops follow.
+// kind is a resource whose objects the controllers watch.
 type kind struct {
 	schema.GroupVersionResource
 	Kind       string
@@ -24,21 +24,22 @@ type kind struct {
 
 func (k kind) groupKind() schema.GroupKind { return schema.GroupKind{Group: k.Group, Kind: k.Kind} }
 
-// change is what happened to one object, or to all of a kind.
+// change describes a change of one object, a new list of all objects of a kind, or the end of the watch of a kind.
 type change struct {
 	kind kind
-	// object is nil when the kind was listed anew: then listed holds all of it.
+	// object is the changed object. nil means that listed holds all objects of the kind.
 	object  *metav1.PartialObjectMetadata
 	deleted bool
 	listed  []*metav1.PartialObjectMetadata
-	// stopped says that no more will be heard of the kind.
+	// stopped reports that the kind is no longer watched.
 	stopped bool
-	// asOf is the resource version of the list or, for a kind that has ended, that at which its CRD
-	// went: objects written until then and not listed are gone. 0 says that they may still be stored.
+	// asOf is the resource version of the list. If stopped is set, it is the resource version at which the CRD was
+	// deleted. Objects that were written up to asOf and are not in listed are deleted. 0 means that they may still
+	// be stored.
 	asOf uint64
 }
 
-// objects are the object or objects that the change speaks of.
+// objects returns the changed object or the listed objects.
 func (ch change) objects() []*metav1.PartialObjectMetadata {
 	if ch.object != nil {
 		return []*metav1.PartialObjectMetadata{ch.object}
@@ -46,37 +47,39 @@ func (ch change) objects() []*metav1.PartialObjectMetadata {
 	return ch.listed
 }
 
-// kindWatchers follows the metadata of every object of every kind that can be listed,
-// watched and deleted, with one watch a kind. Which kinds there are follows from
-// the CRDs it sees and, for servers whose APIs come in other ways, from a slow look at discovery.
+// kindWatchers watches the metadata of all objects of each kind that can be listed, watched
+// and deleted, with one watch per kind. It rediscovers a group when one of its CRDs changes.
+// For APIs without a CRD it also reads all of discovery at a long interval.
 type kindWatchers struct {
 	clients  *clients
 	onChange func(change)
 
 	mu          sync.Mutex
 	active      map[schema.GroupKind]*kindWatcher
-	dirty       map[string]bool // groups to look up again; "*" for all
-	delayed     map[string]bool // those that are going to be, as their servers could not be reached
+	dirty       map[string]bool // groups to discover again; "*" means all
+	delayed     map[string]bool // groups that become dirty after a delay, because their server is unavailable
 	trigger     chan struct{}
-	discovering bool // at discovery
-	discovered  bool // at least once
+	discovering bool // discovery is running
+	discovered  bool // discovery has run at least once
 
 	running sync.WaitGroup
 }
 
 const (
 	allGroups = "*"
-	// fullDiscoveryInterval is how often all of discovery is read, for APIs that no CRD announces.
+	// fullDiscoveryInterval is the interval between two reads of all of discovery, for APIs without a CRD.
 	fullDiscoveryInterval = 5 * time.Minute
-	// unavailableGroupDelay is how long a look waits that fails because of another server; its APIService tells when that is back.
+	// unavailableGroupDelay is the delay before a group of an unavailable API server is discovered again.
+	// A change of its APIService triggers discovery earlier.
 	unavailableGroupDelay = 30 * time.Second
-	// minDiscoveryPause lets a burst of new CRDs be looked up together.
+	// minDiscoveryPause is the minimum pause before discovery, so that a burst of new CRDs is discovered together.
 	minDiscoveryPause = 50 * time.Millisecond
-	// Where looking takes long it is made less often: once in so many times what it took, but for the longest pause.
+	// The pause before discovery is discoveryPauseFactor times the duration of the previous discovery, and at most
+	// maxDiscoveryPause. This limits the CPU time of slow discovery.
 	discoveryPauseFactor, maxDiscoveryPause = 15, time.Second
-	// maxGroupRequests are looked up faster in one piece.
+	// maxGroupRequests is the maximum number of groups to discover one by one. For more, reading all is faster.
 	maxGroupRequests = 16
-	// initialListTimeout is how long a kind that cannot be listed keeps others waiting.
+	// initialListTimeout is how long synced waits for a kind that cannot be listed.
 	initialListTimeout = 30 * time.Second
 )
 
@@ -92,7 +95,7 @@ func newKindWatchers(c *clients) *kindWatchers {
 	}
 }
 
-// run looks kinds up as they come and go, until ctx is done, and returns when they are followed no longer.
+// run discovers and watches kinds until ctx is done. It returns when all watches have stopped.
 func (s *kindWatchers) run(ctx context.Context) {
 	defer s.running.Wait()
 	ticker := time.NewTicker(fullDiscoveryInterval)
@@ -121,7 +124,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// markDirty asks for a group's kinds to be looked up again.
+// markDirty triggers the discovery of a group.
 func (s *kindWatchers) markDirty(group string) {
 	s.mu.Lock()
 	s.dirty[group] = true
@@ -132,7 +135,7 @@ func (s *kindWatchers) markDirty(group string) {
 	}
 }
 
-// markDirtyLater does so in a while.
+// markDirtyLater triggers the discovery of a group after unavailableGroupDelay.
 func (s *kindWatchers) markDirtyLater(group string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +163,7 @@ func (s *kindWatchers) discoverDirty(ctx context.Context) {
 	for _, group := range groups {
 		found, broken, err := s.discover(ctx, group)
 		if err != nil {
-			klog.FromContext(ctx).V(1).Info("discovery failed, will try again", "group", group, "reason", err.Error())
+			klog.FromContext(ctx).V(1).Info("discovery failed; retrying", "group", group, "reason", err.Error())
 			if broken != nil || apierrors.IsServiceUnavailable(err) {
 				s.markDirtyLater(group)
 			} else {
@@ -176,8 +179,8 @@ func (s *kindWatchers) discoverDirty(ctx context.Context) {
 	s.mu.Unlock()
 }
 
-// discover lists the kinds of a group, or of all, each at its preferred version. With an error come
-// the kinds that were found and, unless nothing is known, the groups that were not.
+// discover returns the kinds of a group, or of all groups, each at its preferred version. If only some groups failed,
+// it returns an error, the kinds that it found, and the failed groups. After another error, found and broken are nil.
 func (s *kindWatchers) discover(ctx context.Context, group string) (found []kind, broken map[string]bool, err error) {
 	var lists []*metav1.APIResourceList
 	if group == allGroups {
@@ -207,8 +210,7 @@ func (s *kindWatchers) discover(ctx context.Context, group string) (found []kind
 	return found, broken, err
 }
 
-// discoverGroup returns, for each resource of the group, its list at the first
-// served version that has it.
+// discoverGroup returns the resources of the group, each in the list of the first served version that has it.
 func (s *kindWatchers) discoverGroup(ctx context.Context, group string) ([]*metav1.APIResourceList, error) {
 	g := &metav1.APIGroup{}
 	err := s.clients.discovery.RESTClient().Get().AbsPath("/apis", group).Do(ctx).Into(g)
@@ -234,8 +236,8 @@ func (s *kindWatchers) discoverGroup(ctx context.Context, group string) ([]*meta
 	return lists, nil
 }
 
-// isWatchable leaves out subresources, what cannot be deleted, and events, which
-// own nothing and come in numbers.
+// isWatchable reports whether the controllers watch a resource. They watch neither subresources, nor resources that
+// cannot be listed, watched and deleted. They do not watch Events, which are many and own nothing.
 func isWatchable(group string, r metav1.APIResource) bool {
 	if strings.Contains(r.Name, "/") || r.Kind == "Event" && (group == "" || group == "events.k8s.io") {
 		return false
@@ -248,7 +250,7 @@ func isWatchable(group string, r metav1.APIResource) bool {
 	return true
 }
 
-// updateWatchers starts and stops followers so that those of the groups that covered names are the ones found.
+// updateWatchers starts a watcher for each found kind. It stops the watchers of other kinds whose group is covered.
 func (s *kindWatchers) updateWatchers(ctx context.Context, found []kind, covered func(group string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,51 +266,51 @@ func (s *kindWatchers) updateWatchers(ctx context.Context, found []kind, covered
 		}
 		s.active[id] = s.startWatcher(ctx, k)
 	}
-	for id, f := range s.active {
+	for id, w := range s.active {
 		if !keep[id] && covered(id.Group) {
-			s.stopWatcher(f, 0)
+			s.stopWatcher(w, 0)
 		}
 	}
 }
 
-// stopWatcher stops a follower. The caller holds the lock, so that nothing of a new follower of
-// the same kind is passed on before.
-func (s *kindWatchers) stopWatcher(f *kindWatcher, asOf uint64) {
-	f.stop()
-	delete(s.active, f.kind.groupKind())
-	s.onChange(change{kind: f.kind, stopped: true, asOf: asOf})
+// stopWatcher stops a watcher and reports the end of its kind. The caller holds the lock, so that a new watcher of the
+// same kind cannot report a change first.
+func (s *kindWatchers) stopWatcher(w *kindWatcher, asOf uint64) {
+	w.stop()
+	delete(s.active, w.kind.groupKind())
+	s.onChange(change{kind: w.kind, stopped: true, asOf: asOf})
 }
 
 func (s *kindWatchers) startWatcher(ctx context.Context, k kind) *kindWatcher {
 	ctx, stop := context.WithCancel(ctx)
-	f := &kindWatcher{watchers: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
+	w := &kindWatcher{watchers: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
 	if s.clients.feed != nil {
-		if leave, ok := s.clients.feed(k.GroupVersionResource, f.forwardList, f.forward); ok {
-			f.stop = func() {
+		if unsubscribe, ok := s.clients.feed(k.GroupVersionResource, w.forwardList, w.forward); ok {
+			w.stop = func() {
 				stop()
-				leave()
+				unsubscribe()
 			}
-			return f
+			return w
 		}
 	}
-	s.running.Go(f.run)
-	return f
+	s.running.Go(w.run)
+	return w
 }
 
-// stopForCRD stops following what a CRD has defined that went at version.
+// stopForCRD stops the watchers of the kind of a CRD that was deleted at a resource version.
 func (s *kindWatchers) stopForCRD(crd string, version uint64) {
 	plural, group, _ := strings.Cut(crd, ".")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range s.active {
-		if f.kind.Group == group && f.kind.Resource == plural {
-			s.stopWatcher(f, version)
+	for _, w := range s.active {
+		if w.kind.Group == group && w.kind.Resource == plural {
+			s.stopWatcher(w, version)
 		}
 	}
 }
 
-// find returns the followed kind of an API version and kind as an owner
-// reference names it.
+// find returns the watched kind with the API version and kind of an owner reference.
+// The version may differ from the watched one.
 func (s *kindWatchers) find(apiVersion, name string) (kind, bool) {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
@@ -316,11 +318,11 @@ func (s *kindWatchers) find(apiVersion, name string) (kind, bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.active[schema.GroupKind{Group: gv.Group, Kind: name}]
-	if f == nil {
+	w := s.active[schema.GroupKind{Group: gv.Group, Kind: name}]
+	if w == nil {
 		return kind{}, false
 	}
-	return f.kind, true
+	return w.kind, true
 }
 
 func (s *kindWatchers) isWatched(k schema.GroupKind) bool {
@@ -329,16 +331,16 @@ func (s *kindWatchers) isWatched(k schema.GroupKind) bool {
 	return s.active[k] != nil
 }
 
-// synced reports whether every kind has been listed once: only then is the
-// absence of a dependent known. A kind that cannot be listed is waited for only so long.
+// synced reports whether every kind has been listed. Only then is the absence of a dependent certain.
+// A kind that cannot be listed is ignored after initialListTimeout.
 func (s *kindWatchers) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.discovered || s.discovering {
 		return false
 	}
-	for _, f := range s.active {
-		if !f.synced.Load() && time.Since(f.started) < initialListTimeout {
+	for _, w := range s.active {
+		if !w.synced.Load() && time.Since(w.started) < initialListTimeout {
 			return false
 		}
 	}
