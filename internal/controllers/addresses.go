@@ -21,8 +21,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// EnsureServiceCIDR makes the ServiceCIDR of the ranges that the server is told, or gives it the second of them if it has the
-// first alone. That is the beginning of what RunServiceCIDRs goes on with, for whoever needs an address at once.
+// EnsureServiceCIDR makes the ServiceCIDR of the ranges that the server is told, or gives it the second of them if it
+// has the first alone. That is the beginning of what RunServiceCIDRs goes on with, for whoever needs an address at
+// once.
 func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -56,8 +57,8 @@ func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.
 	return err
 }
 
-// RunServiceCIDRs keeps that ServiceCIDR, or says that it is another one than the server is told, and looks after all of them:
-// which are ready, and which may go. It returns when ctx is done.
+// RunServiceCIDRs keeps that ServiceCIDR, or says that it is another one than the server is told, and looks after all
+// of them: which are ready, and which may go. It returns when ctx is done.
 func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -29,7 +29,8 @@ func ranges(texts ...string) testserver.Option {
 	})
 }
 
-// EXT-020: the ServiceCIDR of the flag is there and ready when the server is, and the Service kubernetes has its first address.
+// EXT-020: the ServiceCIDR of the flag is there and ready when the server is, and the Service kubernetes has its
+// first address.
 func TestDefaultServiceCIDR(t *testing.T) {
 	for _, texts := range [][]string{{"10.0.0.0/24"}, {"10.96.0.0/12", "fd00::/108"}, {"fd00::/108", "10.96.0.0/12"}} {
 		client := kubernetes.NewForConfigOrDie(testserver.Start(t, ranges(texts...)).Config)

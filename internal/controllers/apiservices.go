@@ -24,75 +24,80 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// automanaged is the label of the APIServices that the server keeps by itself: those of built-in kinds as they are at its start,
-// those of CRDs always.
+// automanaged is the label of the APIServices that the server manages. With the value onStart, for built-in kinds, they
+// are reconciled only at the server's start. With the value always, for CRDs, they are always reconciled.
 const (
 	automanaged = "kube-aggregator.kubernetes.io/automanaged"
 	onStart     = "onstart"
 	always      = "true"
 
-	apiServerManager = "kube-apiserver" // whose fields they are
+	apiServerManager = "kube-apiserver" // field manager
 
-	// rewriteInterval is how often the same is said of an APIService of which another server on the same store says something else.
+	// rewriteInterval is the minimum interval between two writes of the same condition. It applies if another server
+	// with the same storage writes a different condition.
 	rewriteInterval = 30 * time.Second
 )
 
 var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: "APIService"}
 
-// APIServices keeps an APIService for each group version that the server serves by itself, and writes down of the others whether
-// they are available.
+// APIServices reconciles the APIServices. It maintains one for each group version that the server serves locally.
+// It writes the condition Available of all APIServices.
 type APIServices struct {
 	catalog func() *resource.Catalog
-	// LastResources returns the resources that the API server of an APIService, given by UID and name, had when it was last asked
-	// for them; nil if it was not asked since the APIService was created and this process started, or if it is the function nil.
+	// LastResources returns the last known resources of an APIService's API server. It returns nil if the server was
+	// not queried since the APIService was created and this process started. A nil function means that nothing is
+	// known.
 	LastResources func(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery
 
-	queue   queue[string] // by name
+	queue   queue[string] // names of APIServices
 	clock   clock.PassiveClock
 	started time.Time
 
 	mu           sync.Mutex
-	local        *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
-	reconciled   map[string]bool                           // of built-in kinds: what this process has looked at
+	local        *resource.PerGroup[[]schema.GroupVersion] // group versions that the server serves locally
+	reconciled   map[string]bool                           // local APIServices that this process has reconciled
 	conditions   map[string]availabilityReport
 	onRegistered func(group string)
 }
 
-// availabilityReport is what was last said of an APIService.
+// availabilityReport is the last reported availability of an APIService.
 type availabilityReport struct {
 	uid types.UID
 	aggregation.Condition
-	written time.Time // when it was last written
+	written time.Time // time of the last write of the condition
 }
 
-// NewAPIServices returns a loop for what catalog returns.
+// NewAPIServices returns a controller for the group versions of the catalog.
 func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	return &APIServices{
-		catalog: catalog, queue: newQueue[string]("keep APIService"), clock: clock.RealClock{}, started: time.Now(), reconciled: map[string]bool{},
+		catalog: catalog, queue: newQueue[string]("reconcile APIService"), clock: clock.RealClock{},
+		started: time.Now(), reconciled: map[string]bool{},
 		conditions: map[string]availabilityReport{}, onRegistered: func(string) {},
 	}
 }
 
-// Follow takes note that the catalog has changed.
+// Follow queues the APIServices of the group versions that were added to the catalog or removed from it.
 func (a *APIServices) Follow() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.local = resource.ForGroups(a.catalog(), a.local, func(was []schema.GroupVersion, is *resource.Group) (now []schema.GroupVersion) {
-		if is != nil && is.Name != apiServiceKind.Group { // which has none of its own
-			for v := range is.Resources {
-				now = append(now, schema.GroupVersion{Group: is.Name, Version: v})
+	update := func(before []schema.GroupVersion, group *resource.Group) (after []schema.GroupVersion) {
+		if group != nil && group.Name != apiServiceKind.Group { // the group of APIServices has no APIService
+			for v := range group.Resources {
+				after = append(after, schema.GroupVersion{Group: group.Name, Version: v})
 			}
 		}
-		for _, gv := range slices.Concat(was, now) {
-			if slices.Contains(was, gv) != slices.Contains(now, gv) {
+		for _, gv := range slices.Concat(before, after) {
+			if slices.Contains(before, gv) != slices.Contains(after, gv) {
 				a.queue.Add(gv.Version + "." + gv.Group)
 			}
 		}
-		return now
-	})
+		return after
+	}
+	a.local = resource.ForGroups(a.catalog(), a.local, update)
 }
 
-// Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
+// Report reports whether another server's group version is available. It never blocks. A newer report replaces an older
+// one.
 func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.mu.Lock()
 	a.conditions[s.Name] = availabilityReport{uid: s.UID, Condition: c}
@@ -100,7 +105,7 @@ func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.queue.Add(s.Name)
 }
 
-// observe is told of APIServices that others have changed.
+// observe queues changed APIServices.
 func (a *APIServices) observe(ch change) {
 	if ch.kind.groupKind() != apiServiceKind {
 		return
@@ -113,22 +118,22 @@ func (a *APIServices) observe(ch change) {
 	}
 }
 
-// Run keeps the APIServices until ctx is done. The error is one of configuration.
+// Run reconciles the APIServices until ctx is done. It returns an error only for an invalid configuration.
 func (a *APIServices) Run(ctx context.Context, config *rest.Config) error {
 	c, err := client.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for APIServices: %w", err)
+		return fmt.Errorf("create client for APIServices: %w", err)
 	}
 	a.queue.work(ctx, 4, func(ctx context.Context, name string) error { return a.sync(ctx, c.APIServices(), name) })
 	return nil
 }
 
-// sync brings one up to date.
+// sync reconciles one APIService.
 func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, name string) error {
 	version, group, _ := strings.Cut(name, ".")
 	gv := schema.GroupVersion{Group: group, Version: version}
 	a.mu.Lock()
-	local, begun := slices.Contains(a.local.Find(group), gv), a.reconciled[name]
+	local, reconciled := slices.Contains(a.local.Find(group), gv), a.reconciled[name]
 	a.mu.Unlock()
 	is, err := c.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -139,7 +144,7 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 			err = a.create(ctx, c, name, gv)
 		}
 	case err != nil:
-	case is.Spec.Service != nil || is.Labels[automanaged] == "" || begun && is.Labels[automanaged] == onStart:
+	case is.Spec.Service != nil || is.Labels[automanaged] == "" || reconciled && is.Labels[automanaged] == onStart:
 		err = a.writeAvailability(ctx, c, is)
 	case !local:
 		err = c.Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(is.UID))})
@@ -160,18 +165,20 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 	return ignoreNotFound(err)
 }
 
-// forget lets go of what was said of one that is gone, and has not been made again.
+// forget removes the records of a deleted APIService. It keeps the last report if the APIService was created again.
 func (a *APIServices) forget(name string) {
-	again := slices.ContainsFunc(a.catalog().APIServices(), func(s *resource.APIService) bool { return s.Name == name })
+	recreated := slices.ContainsFunc(a.catalog().APIServices(), func(s *resource.APIService) bool { return s.Name == name })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.reconciled, name)
-	if !again {
+	if !recreated {
 		delete(a.conditions, name)
 	}
 }
 
-func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, name string, gv schema.GroupVersion) error {
+func (a *APIServices) create(
+	ctx context.Context, c client.APIServiceInterface, name string, gv schema.GroupVersion,
+) error {
 	label := onStart
 	if resource.LocalPriority(gv).Group == resource.CustomPriority {
 		label = always
@@ -180,7 +187,7 @@ func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, 
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{automanaged: label}},
 		Spec:       specOf(gv),
 	}, metav1.CreateOptions{FieldManager: apiServerManager})
-	if apierrors.IsAlreadyExists(err) { // it is looked at again
+	if apierrors.IsAlreadyExists(err) { // its event queues the name again
 		return nil
 	}
 	return err
@@ -188,18 +195,23 @@ func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, 
 
 func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
 	p := resource.LocalPriority(gv)
-	return apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: int32(p.Group), VersionPriority: int32(p.Version)}
+	return apiregistrationv1.APIServiceSpec{
+		Group: gv.Group, Version: gv.Version,
+		GroupPriorityMinimum: int32(p.Group), VersionPriority: int32(p.Version),
+	}
 }
 
-// writeAvailability writes whether one is available.
-func (a *APIServices) writeAvailability(ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService) error {
+// writeAvailability writes the condition Available of an APIService if it has changed.
+func (a *APIServices) writeAvailability(
+	ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService,
+) error {
 	condition := helper.NewLocalAvailableAPIServiceCondition()
 	a.mu.Lock()
 	reported, known := a.conditions[is.Name]
 	a.mu.Unlock()
 	if is.Spec.Service != nil {
 		if !known || reported.uid != is.UID {
-			return nil // it is going to be
+			return nil // Report queues the APIService later
 		}
 		condition.Reason, condition.Message = reported.Reason, truncate(reported.Message)
 		if !reported.Available {
@@ -207,7 +219,8 @@ func (a *APIServices) writeAvailability(ctx context.Context, c client.APIService
 		}
 	}
 	was := helper.GetAPIServiceConditionByType(is, condition.Type)
-	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason && was.Message == condition.Message {
+	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason &&
+		was.Message == condition.Message {
 		return nil
 	}
 	if wait := rewriteInterval - a.clock.Since(reported.written); wait > 0 {

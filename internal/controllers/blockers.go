@@ -19,37 +19,42 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 )
 
-// neverAvailable is a condition of an APIService whose API server has not been available since the APIService was created. It is an
-// extension of Trellis: it survives restarts, and a namespace does not wait for such an APIService (kubernetes#60807). An APIService
-// without it may have been available.
+// neverAvailable is a condition of an APIService whose API server has not been available since the APIService was
+// created. It is an extension of Trellis, and survives restarts. The deletion of a namespace does not wait for such an
+// APIService (kubernetes#60807). An APIService without the condition may have been available.
 const neverAvailable apiregistrationv1.APIServiceConditionType = "NeverAvailable"
 
-// recordAvailability keeps the condition neverAvailable of s, behind the condition Available, which clients expect to be the first. first
-// reports whether the condition Available is the first one since s was created, which this process has seen.
+// recordAvailability adds or removes the condition neverAvailable of s. It comes after the condition Available, which
+// clients expect to be the first. The parameter first reports two facts: the condition Available is new, and this
+// process was running when s was created.
 func recordAvailability(s *apiregistrationv1.APIService, available, first bool) {
 	switch {
 	case available:
-		s.Status.Conditions = slices.DeleteFunc(s.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool { return c.Type == neverAvailable })
+		isNeverAvailable := func(c apiregistrationv1.APIServiceCondition) bool { return c.Type == neverAvailable }
+		s.Status.Conditions = slices.DeleteFunc(s.Status.Conditions, isNeverAvailable)
 	case first:
 		helper.SetAPIServiceCondition(s, apiregistrationv1.APIServiceCondition{
-			Type: neverAvailable, Status: apiregistrationv1.ConditionTrue, LastTransitionTime: metav1.Now(), Reason: "NotAvailableSinceCreation",
-			Message: "the API server has not been available since the APIService was created; deleted namespaces do not wait for it",
+			Type: neverAvailable, Status: apiregistrationv1.ConditionTrue, LastTransitionTime: metav1.Now(),
+			Reason: "NotAvailableSinceCreation",
+			Message: "the API server has not been available since the APIService was created; " +
+				"deleted namespaces do not wait for it",
 		})
 	}
 }
 
-// startedBefore reports whether the loop runs since before t, the time of a creation, which has whole seconds.
+// startedBefore reports whether the controller has been running since before t, a creation time in whole seconds.
 func (a *APIServices) startedBefore(t time.Time) bool {
 	return !t.Before(a.started.Truncate(time.Second))
 }
 
-// hasNoNamespacedObjects reports whether no object in a namespace can exist at gv, whose API server is not available: either
-// is, the APIService of gv, has never been available, or its last known resources include none that a namespace's deletion has to delete.
+// hasNoNamespacedObjects reports whether no namespaced object can exist at gv, whose API server is not available.
+// This is so if is, the APIService of gv, has never been available. It is also so if the last known resources include
+// none that the namespace controller must delete.
 func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, is *unstructured.Unstructured) bool {
 	a.mu.Lock()
 	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[is.GetName()]
 	a.mu.Unlock()
-	if local { // a CRD has the same group and version, and its objects come back once the APIService is gone
+	if local { // a CRD has the same group and version; its objects are served again after the APIService is deleted
 		return false
 	}
 	if isConditionTrue(is, string(neverAvailable)) && !(reported.uid == is.GetUID() && reported.Available) {
@@ -60,26 +65,29 @@ func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, is *unstruc
 	}
 	last := a.LastResources(is.GetUID(), is.GetName())
 	return last != nil && !slices.ContainsFunc(last.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool {
-		return r.Scope == apidiscoveryv2.ScopeNamespace && (slices.Contains(r.Verbs, "delete") || slices.Contains(r.Verbs, "deletecollection"))
+		return r.Scope == apidiscoveryv2.ScopeNamespace &&
+			(slices.Contains(r.Verbs, "delete") || slices.Contains(r.Verbs, "deletecollection"))
 	})
 }
 
-// blockedError is a failure of discovery because of APIServices that may hold objects of a namespace.
+// blockedError is a failed discovery that blocks the deletion of a namespace. Its APIServices may have objects there.
 type blockedError struct {
 	error
 	services []string // by name
 }
 
-// Error names the APIServices, after the failure itself.
+// Error returns the message of the failure and the names of the APIServices.
 func (e *blockedError) Error() string {
-	return fmt.Sprintf("%v; waiting for APIService %s: make its API server available, or delete the APIService if its objects in this namespace are no longer needed",
+	return fmt.Sprintf("%v; waiting for APIService %s: make its API server available, "+
+		"or delete the APIService if its objects in this namespace are no longer needed",
 		e.error, strings.Join(e.services, ", "))
 }
 
 // Unwrap returns the failure of discovery.
 func (e *blockedError) Unwrap() error { return e.error }
 
-// blockingFailures returns what of err, a failure of discovery, has to be waited for: not the group versions that hold nothing.
+// blockingFailures removes the group versions without namespaced objects from err, a failure of discovery. It returns
+// nil if no group version remains.
 func (n *namespaceController) blockingFailures(ctx context.Context, err error) error {
 	failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err)
 	if !ok {

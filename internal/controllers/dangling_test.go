@@ -54,7 +54,8 @@ func flowSchema(name, level string) *flowcontrolv1.FlowSchema {
 		MatchingPrecedence: 500, PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level}}}
 }
 
-// The condition Dangling of a FlowSchema follows its reference and the priority levels that exist. Clients cannot change it for long.
+// The condition Dangling of a FlowSchema follows its reference and the priority levels that exist. Clients cannot
+// change it for long.
 func TestDanglingFlowSchemas(t *testing.T) {
 	c := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
 	for _, s := range append(flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas...) {
@@ -123,7 +124,8 @@ func TestDanglingWithoutFairness(t *testing.T) {
 	}
 }
 
-// KeepPriorities restores the mandatory and suggested objects, and deletes those that carry the annotation of an earlier release.
+// KeepPriorities restores the mandatory and suggested objects, and deletes those that carry the annotation of an
+// earlier release.
 func TestReconcileFlowControl(t *testing.T) {
 	s := testserver.Start(t)
 	c := kubernetes.NewForConfigOrDie(s.Config).FlowcontrolV1()

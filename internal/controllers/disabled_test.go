@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// With -* what kube-controller-manager does is left to it: namespaces and dependents stay as they are. The ends of CRDs, which are
-// no business of its, do not.
+// With -* what kube-controller-manager does is left to it: namespaces and dependents stay as they are. The ends of
+// CRDs, which are no business of its, do not.
 func TestTrellisControllersDisabled(t *testing.T) {
 	s := testserver.Start(t, withControllers("-*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()

@@ -46,7 +46,8 @@ func (a *APIServices) Sync(ctx context.Context, c client.APIServiceInterface, na
 // IsPermanent is refused.
 func IsPermanent(err error) bool { return isPermanent(err) }
 
-// RunStandalone runs the controllers against an API server without other loops, which tell them of objects through the API.
+// RunStandalone runs the controllers against an API server without other loops, which tell them of objects through
+// the API.
 func (u *Upstream) RunStandalone(ctx context.Context, config *rest.Config) error {
 	c, err := newClients(config, nil)
 	if err != nil {

@@ -17,12 +17,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrationController does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource once more as it is,
-// which stores it at the storage version of now, and then takes the other versions out of the CRD's status.storedVersions.
+// migrationController does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource
+// once more as it is, which stores it at the storage version of now, and then takes the other versions out of the
+// CRD's status.storedVersions.
 //
 // How far it is stands in annotations of the StorageVersionMigration, so that another process goes on where one has
-// ended. An object that somebody else writes meanwhile needs no more. A resource's migrations are done one after the other, a
-// few resources at the same time, so that one whose webhook keeps everybody waiting does not keep the others.
+// ended. An object that somebody else writes meanwhile needs no more. A resource's migrations are done one after the
+// other, a few resources at the same time, so that one whose webhook keeps everybody waiting does not keep the
+// others.
 type migrationController struct {
 	clients    *clients
 	automatic  bool
@@ -33,8 +35,8 @@ type migrationController struct {
 
 	mu    sync.Mutex
 	known map[string]bool // names of StorageVersionMigrations that were heard of
-	// pending is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no longer that it is being
-	// migrated.
+	// pending is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no
+	// longer that it is being migrated.
 	pending map[schema.GroupResource][]migrationRef
 	initial []string // names of CRDs that will be in todo once it is known what there is to do
 }
@@ -185,8 +187,8 @@ func (m *migrationController) migrate(ctx context.Context, of schema.GroupResour
 	return m.clearMigrating(ctx, of)
 }
 
-// clearMigrating has the CRD say no longer that it is being migrated when somebody has deleted what asked for it, here or while
-// no server ran.
+// clearMigrating has the CRD say no longer that it is being migrated when somebody has deleted what asked for it,
+// here or while no server ran.
 func (m *migrationController) clearMigrating(ctx context.Context, of schema.GroupResource) error {
 	name := of.Resource + "." + of.Group
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})

@@ -12,8 +12,8 @@ import (
 // automaticLabel is on the StorageVersionMigrations that nobody but the server has asked for.
 const automaticLabel = "trellis.dev/automatic-migration"
 
-// createAutomatic creates the StorageVersionMigration of a CRD that has objects at other versions than the storage version. There is
-// one for each generation of the CRD: one that has failed is not tried for ever.
+// createAutomatic creates the StorageVersionMigration of a CRD that has objects at other versions than the storage
+// version. There is one for each generation of the CRD: one that has failed is not tried for ever.
 func (m *migrationController) createAutomatic(ctx context.Context, name string) error {
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -41,7 +41,8 @@ func (m *migrationController) createAutomatic(ctx context.Context, name string) 
 	return err
 }
 
-// deleteOtherAutomatic deletes the finished migrations of the same resource that nobody has asked for, if this is another of them.
+// deleteOtherAutomatic deletes the finished migrations of the same resource that nobody has asked for, if this is
+// another of them.
 func (g *migration) deleteOtherAutomatic(ctx context.Context) error {
 	if g.object.GetLabels()[automaticLabel] == "" {
 		return nil

@@ -18,8 +18,8 @@ import (
 
 var storageMigrations = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
 
-// VER-055 VER-056 VER-059: a migration writes exactly the objects that are stored at another version, while clients go on
-// reading and writing at both, and takes that version out of storedVersions.
+// VER-055 VER-056 VER-059: a migration writes exactly the objects that are stored at another version, while clients
+// go on reading and writing at both, and takes that version out of storedVersions.
 func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	old := widgets
@@ -74,8 +74,8 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 	}
 }
 
-// Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those that
-// somebody has asked for.
+// Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those
+// that somebody has asked for.
 func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
 	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))

@@ -24,7 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// migrationTest is a storage migration of Widgets from v1 to v2 whose webhook dies in the middle, and another kind beside it.
+// migrationTest is a storage migration of Widgets from v1 to v2 whose webhook dies in the middle, and another kind
+// beside it.
 type migrationTest struct {
 	*testing.T
 	*testClient
@@ -113,8 +114,8 @@ func (d *migrationTest) awaitMigrating(want string) {
 	})
 }
 
-// CNV-059 VER-055 VER-056 VER-060: a migration whose webhook dies waits, says so, and goes on where it was as soon as the
-// webhook is back; no other kind notices, and storedVersions stay until it is through.
+// CNV-059 VER-055 VER-056 VER-060: a migration whose webhook dies waits, says so, and goes on where it was as soon as
+// the webhook is back; no other kind notices, and storedVersions stay until it is through.
 func TestMigrationResumesWithItsWebhook(t *testing.T) {
 	d := newMigrationTest(t)
 	d.awaitMigrating("True/StorageVersionMigrationInProgress/")
@@ -168,8 +169,8 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	}
 }
 
-// VER-060: a migration during whose last call the storage version goes back and forth starts over: what was written meanwhile
-// is stored where it was.
+// VER-060: a migration during whose last call the storage version goes back and forth starts over: what was written
+// meanwhile is stored where it was.
 func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
 	d.v2.Version = "v2"
@@ -191,8 +192,8 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	}
 }
 
-// VER-060: migrations of one resource are done one after the other. One that waits for another is not looked at meanwhile, and
-// begins as soon as that has ended.
+// VER-060: migrations of one resource are done one after the other. One that waits for another is not looked at
+// meanwhile, and begins as soon as that has ended.
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
 	s := testserver.Start(t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"))

@@ -210,8 +210,8 @@ func (g *migration) writePages(ctx context.Context) error {
 	}
 }
 
-// preconvert asks for a page's names at the version that it is going to be written at, so that a webhook gets the objects
-// together, not one by one. What cannot be converted will tell by itself.
+// preconvert asks for a page's names at the version that it is going to be written at, so that a webhook gets the
+// objects together, not one by one. What cannot be converted will tell by itself.
 func (g *migration) preconvert(ctx context.Context, options metav1.ListOptions) {
 	_ = g.clients.discovery.RESTClient().Get().AbsPath("/apis", g.resource.Group, g.resource.Version, g.resource.Resource).
 		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").Param("includeObject", string(metav1.IncludeNone)).
@@ -250,7 +250,8 @@ func (g *migration) writePage(ctx context.Context, items []metav1.PartialObjectM
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// writeOne writes an object as it is, which moves it. One that has been written by somebody else, or is gone, needs nothing.
+// writeOne writes an object as it is, which moves it. One that has been written by somebody else, or is gone, needs
+// nothing.
 func (g *migration) writeOne(ctx context.Context, o *metav1.PartialObjectMetadata, client dynamic.ResourceInterface) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion}})
 	if err != nil {

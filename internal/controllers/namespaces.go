@@ -18,26 +18,26 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// namespaceController empties namespaces that are being deleted and then lets them go. What
-// stands in the way is said in the namespace's conditions, and never keeps the other kinds from
-// being deleted.
+// namespaceController deletes the content of namespaces that are being deleted, and then
+// removes their finalizer. It reports failures in the namespace's conditions. A failure for
+// one kind does not prevent the deletion of other kinds.
 type namespaceController struct {
 	clients     *clients
 	services    *APIServices
-	delay       time.Duration // from the start of a deletion to the first write
-	queue       queue[string]
+	delay       time.Duration // time between the deletion of a namespace and the first write
+	queue       queue[string] // names of namespaces
 	terminating nameSet
 }
 
 const (
 	namespaceFinalizer = "kubernetes"
 	discoveryFailure   = "NamespaceDeletionDiscoveryFailure"
-	// batchDelay lets objects that go one after another lead to one new look.
+	// batchDelay is the delay of a reconciliation, so that a series of changes causes only one.
 	batchDelay = 50 * time.Millisecond
 )
 
 func newNamespaceController(c *clients, services *APIServices) *namespaceController {
-	return &namespaceController{clients: c, services: services, queue: newQueue[string]("empty namespace")}
+	return &namespaceController{clients: c, services: services, queue: newQueue[string]("delete namespace content")}
 }
 
 func (n *namespaceController) run(ctx context.Context) { n.queue.work(ctx, 4, n.reconcile) }
@@ -64,7 +64,7 @@ func (n *namespaceController) client() dynamic.ResourceInterface {
 	return n.clients.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
 }
 
-// reconcile empties a namespace and, when nothing is left, finalizes it.
+// reconcile deletes the content of a namespace and, when nothing remains, finalizes the namespace.
 func (n *namespaceController) reconcile(ctx context.Context, name string) error {
 	ns, err := n.client().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -76,7 +76,7 @@ func (n *namespaceController) reconcile(ctx context.Context, name string) error 
 	}
 	finalizers, _, _ := unstructured.NestedStringSlice(ns.Object, "spec", "finalizers")
 	if ns.GetDeletionTimestamp() == nil || !slices.Contains(finalizers, namespaceFinalizer) {
-		n.terminating.remove(name) // another has ended it
+		n.terminating.remove(name) // another process has removed the finalizer
 		return nil
 	}
 	n.terminating.add(name)
@@ -98,7 +98,8 @@ func (n *namespaceController) reconcile(ctx context.Context, name string) error 
 	return nil
 }
 
-// report writes the conditions of ns if they have changed, and creates an Event when it begins to wait for other APIServices than before.
+// report writes the conditions of ns if they have changed. It creates an Event if the APIServices for which the
+// namespace waits have changed.
 func (n *namespaceController) report(ctx context.Context, ns *unstructured.Unstructured, left *deletionResult) error {
 	before := conditionMessage(ns, discoveryFailure)
 	if !left.setConditions(ns) {
@@ -110,19 +111,20 @@ func (n *namespaceController) report(ctx context.Context, ns *unstructured.Unstr
 	}
 	ns.Object = is.Object
 	var blocked *blockedError
-	if after := conditionMessage(ns, discoveryFailure); after != before && errors.As(left.discovery, &blocked) && len(blocked.services) > 0 {
+	after := conditionMessage(ns, discoveryFailure)
+	if after != before && errors.As(left.discovery, &blocked) && len(blocked.services) > 0 {
 		return createEvent(ctx, n.clients.dynamic, ns, "Warning", "WaitingForAPIService", truncate(after))
 	}
 	return nil
 }
 
-// deletionResult is what an attempt to empty a namespace has left.
+// deletionResult holds the errors and the remaining objects of an attempt to delete the content of a namespace.
 type deletionResult struct {
 	discovery  error
 	parsing    error
 	content    []error
-	objects    map[string]int // "crontabs.stable.example.com", "pods." -> how many
-	finalizers map[string]int
+	objects    map[string]int // number of remaining objects of a resource, such as "crontabs.stable.example.com", "pods."
+	finalizers map[string]int // number of remaining objects with a finalizer
 }
 
 func (r *deletionResult) incomplete() bool {
@@ -133,8 +135,8 @@ func (r *deletionResult) err() error {
 	return errors.Join(append(r.content, r.discovery, r.parsing, errRemaining)...)
 }
 
-// deleteContent deletes everything in a namespace: pods first, so that nothing they use is
-// taken from under them (KEP-5080), then the rest.
+// deleteContent deletes all objects in a namespace. It deletes other objects only after the Pods, because
+// running Pods may use them (KEP-5080).
 func (n *namespaceController) deleteContent(ctx context.Context, name string) *deletionResult {
 	left := &deletionResult{objects: map[string]int{}, finalizers: map[string]int{}}
 	resources := n.deletableResources(ctx, left)
@@ -152,7 +154,8 @@ func (n *namespaceController) deleteContent(ctx context.Context, name string) *d
 	return left
 }
 
-// deletableResources lists what can be in a namespace. A group whose discovery fails is left out, and recorded unless it holds nothing.
+// deletableResources returns the resources whose objects may exist in a namespace, without the groups whose discovery
+// fails. It records these failures in left, unless no namespaced object can exist there.
 func (n *namespaceController) deletableResources(ctx context.Context, left *deletionResult) []schema.GroupVersionResource {
 	lists, err := discovery.ServerPreferredNamespacedResources(n.clients.discovery)
 	if err != nil {
@@ -171,8 +174,10 @@ func (n *namespaceController) deletableResources(ctx context.Context, left *dele
 	return all
 }
 
-// deleteResource deletes the objects of one kind and counts what is left of them.
-func (n *namespaceController) deleteResource(ctx context.Context, name string, gvr schema.GroupVersionResource, left *deletionResult) {
+// deleteResource deletes the objects of one resource and counts the remaining ones.
+func (n *namespaceController) deleteResource(
+	ctx context.Context, name string, gvr schema.GroupVersionResource, left *deletionResult,
+) {
 	client := n.clients.metadata.Resource(gvr).Namespace(name)
 	err := func() error {
 		background := metav1.DeletePropagationBackground
@@ -186,12 +191,14 @@ func (n *namespaceController) deleteResource(ctx context.Context, name string, g
 	}
 }
 
-// isUnsupported says that a resource has left the server, or cannot be deleted in bulk.
+// isUnsupported reports whether err means that a resource is no longer served or does not support deletecollection.
 func isUnsupported(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)
 }
 
-func countRemaining(ctx context.Context, client metadata.ResourceInterface, gvr schema.GroupVersionResource, left *deletionResult) error {
+func countRemaining(
+	ctx context.Context, client metadata.ResourceInterface, gvr schema.GroupVersionResource, left *deletionResult,
+) error {
 	options := metav1.ListOptions{Limit: 500}
 	for {
 		page, err := client.List(ctx, options)
@@ -210,7 +217,7 @@ func countRemaining(ctx context.Context, client metadata.ResourceInterface, gvr 
 	}
 }
 
-// setConditions says in ns what is left and reports whether that changed anything.
+// setConditions sets the conditions of ns, and reports whether one of them has changed.
 func (r *deletionResult) setConditions(ns *unstructured.Unstructured) bool {
 	changed := false
 	set := func(kind string, bad bool, badReason, badMessage, goodReason, goodMessage string) {
@@ -227,10 +234,12 @@ func (r *deletionResult) setConditions(ns *unstructured.Unstructured) bool {
 	set("NamespaceDeletionContentFailure", len(r.content) > 0, "ContentDeletionFailed",
 		fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(r.content), r.contentMessage()),
 		"ContentDeleted", "All content successfully deleted, may be waiting on finalization")
+	objects := formatCounts(r.objects, "%s has %d resource instances")
 	set("NamespaceContentRemaining", len(r.objects) > 0, "SomeResourcesRemain",
-		"Some resources are remaining: "+formatCounts(r.objects, "%s has %d resource instances"), "ContentRemoved", "All content successfully removed")
+		"Some resources are remaining: "+objects, "ContentRemoved", "All content successfully removed")
+	finalizers := formatCounts(r.finalizers, "%s in %d resource instances")
 	set("NamespaceFinalizersRemaining", len(r.finalizers) > 0, "SomeFinalizersRemain",
-		"Some content in the namespace has finalizers remaining: "+formatCounts(r.finalizers, "%s in %d resource instances"),
+		"Some content in the namespace has finalizers remaining: "+finalizers,
 		"ContentHasNoFinalizers", "All content-preserving finalizers finished")
 	return changed
 }

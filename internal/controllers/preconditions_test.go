@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is; here it is
-// shown that each write says what it relies on.
+// What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is;
+// here it is shown that each write says what it relies on.
 
 // fakeAPI is an API server that answers a GET with what it was given for its path and keeps the writes that it gets.
 type fakeAPI struct {
@@ -179,8 +179,8 @@ func TestFinalizeSetsResourceVersion(t *testing.T) {
 	api.expect(t, "metadata", "PUT /api/v1/namespaces/old/status"+read, "PUT /api/v1/namespaces/old/finalize"+read)
 }
 
-// VER-054: a migration writes an object, and says that a CRD is migrated, in the state that it has read, and forgets the
-// finished migrations that it has read.
+// VER-054: a migration writes an object, and says that a CRD is migrated, in the state that it has read, and forgets
+// the finished migrations that it has read.
 func TestMigrationSetsPreconditions(t *testing.T) {
 	const crdPath, svmPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g", "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 	svm := func(name, resource, condition string) string {

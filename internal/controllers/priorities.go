@@ -17,8 +17,9 @@ import (
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer"
 )
 
-// priorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to date where nobody has changed
-// them, and the mandatory ones in any case (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#maintenance-of-the-mandatory-and-suggested-configuration-objects).
+// priorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to
+// date where nobody has changed them, and the mandatory ones in any case
+// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#maintenance-of-the-mandatory-and-suggested-configuration-objects).
 func (b *bootstrap) priorities(ctx context.Context) {
 	classes := b.client.SchedulingV1().PriorityClasses()
 	for _, class := range schedulingv1.SystemPriorityClasses() {
@@ -33,8 +34,8 @@ func (b *bootstrap) priorities(ctx context.Context) {
 	b.requestPriorities(ctx)
 }
 
-// ReconcileFlowControl creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has, and deletes those that earlier
-// releases had.
+// ReconcileFlowControl creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has,
+// and deletes those that earlier releases had.
 func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -70,7 +71,8 @@ func pointers[T any](items []T) (all []*T) {
 	return all
 }
 
-// ensure looks after objects of one kind. It deletes other objects that the annotation apf.kubernetes.io/autoupdate-spec gives to it.
+// ensure looks after objects of one kind. It deletes other objects that the annotation
+// apf.kubernetes.io/autoupdate-spec gives to it.
 func ensure[T interface {
 	comparable
 	metav1.Object

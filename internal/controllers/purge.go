@@ -7,9 +7,9 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// purge deletes all objects of a kind in one namespace, page by page: the answer to a deletion holds
-// what was deleted.
-func purge(ctx context.Context, client metadata.ResourceInterface, how metav1.DeleteOptions) error {
+// purge deletes all objects of a kind in one namespace. It deletes page by page, because the response
+// to DeleteCollection contains the deleted objects.
+func purge(ctx context.Context, client metadata.ResourceInterface, options metav1.DeleteOptions) error {
 	page := metav1.ListOptions{Limit: 500}
 	for {
 		listed, err := client.List(ctx, page)
@@ -17,7 +17,7 @@ func purge(ctx context.Context, client metadata.ResourceInterface, how metav1.De
 			return err
 		}
 		if len(listed.Items) > 0 {
-			if err := client.DeleteCollection(ctx, how, page); err != nil {
+			if err := client.DeleteCollection(ctx, options, page); err != nil {
 				return err
 			}
 		}

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	quotaResyncPeriod   = 5 * time.Minute  // interval between two counts of all quotas
-	rediscoveryInterval = 30 * time.Second // interval between two requests for discovery if no CRD or APIService has changed
-	minSyncInterval     = time.Second      // the least time between two requests for discovery
+	quotaResyncPeriod   = 5 * time.Minute  // interval between two recounts of all quotas
+	rediscoveryInterval = 30 * time.Second // interval between two discoveries if no CRD or APIService has changed
+	minSyncInterval     = time.Second      // minimum interval between two discoveries
 )
 
 // openQuotas creates the controller that writes the usage into the status of ResourceQuotas.
@@ -36,33 +36,40 @@ func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error)
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	counted := quotaInformers{u.informers, metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))}
-	quotas, err := install.NewQuotaConfigurationForControllers(func(r schema.GroupVersionResource) (cache.GenericLister, error) { return quotaLister{u: u, r: r}, nil }, u.informers)
+	names := metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))
+	counted := quotaInformers{u.informers, names}
+	listers := func(r schema.GroupVersionResource) (cache.GenericLister, error) { return quotaLister{u: u, r: r}, nil }
+	quotas, err := install.NewQuotaConfigurationForControllers(listers, u.informers)
 	if err != nil {
 		return nil, err
 	}
-	begun := make(chan struct{})
-	close(begun)
+	started := make(chan struct{})
+	close(started)
 	recount := &recountableInformer{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
-	kinds := u.client.Discovery().ServerPreferredNamespacedResources
+	discover := u.client.Discovery().ServerPreferredNamespacedResources
 	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
 		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: recount,
-		ResyncPeriod: upstream.StaticResyncPeriodFunc(quotaResyncPeriod), ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
-		InformerFactory: counted, InformersStarted: begun, DiscoveryFunc: kinds, IgnoredResourcesFunc: quotas.IgnoredResources,
-		Registry: recountingRegistry{generic.NewRegistry(quotas.Evaluators()), recount}, UpdateFilter: install.DefaultUpdateFilter(),
+		ResyncPeriod:              upstream.StaticResyncPeriodFunc(quotaResyncPeriod),
+		ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
+		InformerFactory:           counted, InformersStarted: started,
+		DiscoveryFunc: discover, IgnoredResourcesFunc: quotas.IgnoredResources,
+		Registry:     recountingRegistry{generic.NewRegistry(quotas.Evaluators()), recount},
+		UpdateFilter: install.DefaultUpdateFilter(),
 	})
 	return func(ctx context.Context) {
 		defer counted.names.Shutdown()
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx, workers) })
-		running.Go(func() { c.Sync(ctx, u.rediscoverWhenChanged(ctx, kinds), minSyncInterval) })
+		running.Go(func() { c.Sync(ctx, u.rediscoverWhenChanged(ctx, discover), minSyncInterval) })
 		running.Wait()
 	}, err
 }
 
-// rediscoverWhenChanged returns a function that lists resources at its first call, and at each other once a CRD or an APIService has changed,
-// or lookForNew has passed.
-func (u *Upstream) rediscoverWhenChanged(ctx context.Context, list resourcequota.NamespacedResourcesFunc) resourcequota.NamespacedResourcesFunc {
+// rediscoverWhenChanged returns a function that lists resources. The first call lists at once. Each later call blocks
+// until a CRD or an APIService has changed, or rediscoveryInterval has passed.
+func (u *Upstream) rediscoverWhenChanged(
+	ctx context.Context, list resourcequota.NamespacedResourcesFunc,
+) resourcequota.NamespacedResourcesFunc {
 	var last []*metav1.APIResourceList
 	return func() (_ []*metav1.APIResourceList, err error) {
 		if last != nil {
@@ -80,8 +87,8 @@ func (u *Upstream) rediscoverWhenChanged(ctx context.Context, list resourcequota
 	}
 }
 
-// recountingRegistry is a registry of evaluators that has quotas counted again when it gets another one: a quota may be older than the
-// kind that it counts (kubernetes#67239).
+// recountingRegistry is a registry of evaluators. A new evaluator triggers a recount of the quotas that it matches,
+// because a quota may be older than the kind that it limits (kubernetes#67239).
 type recountingRegistry struct {
 	quota.Registry
 	recount *recountableInformer
@@ -93,7 +100,7 @@ func (g recountingRegistry) Add(e quota.Evaluator) {
 	g.recount.recountMatching(e)
 }
 
-// recountableInformer is an informer of ResourceQuotas whose handler can be called for quotas that have not changed.
+// recountableInformer is an informer of ResourceQuotas. Its event handler can be called for unchanged quotas.
 type recountableInformer struct {
 	corev1informers.ResourceQuotaInformer
 	handler cache.ResourceEventHandler
@@ -104,7 +111,7 @@ func (r *recountableInformer) Informer() cache.SharedIndexInformer {
 	return handlerCapture{r.ResourceQuotaInformer.Informer(), r}
 }
 
-// recountMatching calls the handler for the quotas with a limit that e counts.
+// recountMatching calls the handler for the quotas that limit a resource of e.
 func (r *recountableInformer) recountMatching(e quota.Evaluator) {
 	all, err := r.Lister().List(labels.Everything())
 	if err != nil || r.handler == nil {
@@ -117,20 +124,23 @@ func (r *recountableInformer) recountMatching(e quota.Evaluator) {
 	}
 }
 
+// handlerCapture is an informer that stores its event handler in captured.
 type handlerCapture struct {
 	cache.SharedIndexInformer
 	captured *recountableInformer
 }
 
 // AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
-func (h handlerCapture) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+func (h handlerCapture) AddEventHandlerWithResyncPeriod(
+	handler cache.ResourceEventHandler, resync time.Duration,
+) (cache.ResourceEventHandlerRegistration, error) {
 	h.captured.handler = handler
 	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
 }
 
-// quotaLister lists the counted objects of a namespace.
+// quotaLister lists the objects of a resource through UpstreamConfig.QuotaObjects.
 type quotaLister struct {
-	cache.GenericLister // nil
+	cache.GenericLister // nil: only ByNamespace and List are called
 	u                   *Upstream
 	r                   schema.GroupVersionResource
 	namespace           string
@@ -147,8 +157,8 @@ func (c quotaLister) List(labels.Selector) ([]runtime.Object, error) {
 	return c.u.QuotaObjects(c.r, c.namespace)
 }
 
-// quotaInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others
-// names.
+// quotaInformers creates informers for the quota controller. They cache whole objects of the kinds for which a quota
+// limits more than the number of objects. Of other kinds they cache only the names.
 type quotaInformers struct {
 	whole informers.SharedInformerFactory
 	names metadatainformer.SharedInformerFactory
@@ -157,12 +167,14 @@ type quotaInformers struct {
 // ForResource implements informerfactory.InformerFactory.
 func (f quotaInformers) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
 	switch r.GroupResource() {
-	case corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}:
+	case corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"),
+		schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}:
 		return f.whole.ForResource(r)
 	}
 	i := f.names.ForResource(r)
-	_ = i.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) { // unless it runs and has it
-		if !apierrors.IsNotFound(err) { // a kind may go
+	// The error is ignored: a running informer already has the handler.
+	_ = i.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if !apierrors.IsNotFound(err) { // the kind may have been deleted
 			cache.DefaultWatchErrorHandler(ctx, r, err)
 		}
 	})
@@ -175,10 +187,12 @@ func (f quotaInformers) Start(stop <-chan struct{}) {
 	f.names.Start(stop)
 }
 
-// onlyName removes all metadata but the name of an object.
+// onlyName removes all metadata except the identity and resource version of an object.
 func onlyName(obj any) (any, error) {
 	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		m.ObjectMeta = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
+		m.ObjectMeta = metav1.ObjectMeta{
+			Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		}
 	}
 	return obj, nil
 }

@@ -18,28 +18,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// maxMessage bounds what a condition and an Event say of an error.
+// maxMessage is the maximum length in bytes of an error in a condition or an Event.
 const maxMessage = 1024
 
+// truncate shortens a message to maxMessage bytes.
 func truncate(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
 }
 
-// Reachability writes down whether the conversion webhooks of CRDs can be reached: in a condition, and in Events.
+// Reachability reports whether the conversion webhooks of CRDs are reachable, in a condition and in Events.
 type Reachability struct {
-	queue queue[string] // by name of the CRD
+	queue queue[string] // names of CRDs
 
 	mu     sync.Mutex
-	latest map[string]error // reports that are not written yet
+	latest map[string]error // reports that are not written yet, by name of the CRD
 }
 
-// NewReachability returns a loop that has been told nothing.
+// NewReachability returns a Reachability without reports.
 func NewReachability() *Reachability {
-	return &Reachability{queue: newQueue[string]("tell whether a webhook can be reached"), latest: map[string]error{}}
+	return &Reachability{queue: newQueue[string]("write webhook reachability"), latest: map[string]error{}}
 }
 
-// Report says that the webhook of a CRD cannot be reached because of err, or that it can be or there is none any longer.
-// It never blocks; of several reports the latest counts.
+// Report reports that the webhook of a CRD cannot be reached because of err. A nil err means that the webhook is
+// reachable or that the CRD no longer has one. Report never blocks. A newer report replaces an older one.
 func (r *Reachability) Report(crd string, err error) {
 	r.mu.Lock()
 	r.latest[crd] = err
@@ -47,7 +48,7 @@ func (r *Reachability) Report(crd string, err error) {
 	r.queue.Add(crd)
 }
 
-// Run writes what is reported, until ctx is done. The error is one of configuration.
+// Run writes the reports until ctx is done. It returns an error only for an invalid configuration.
 func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
 	c, err := newClients(config, nil)
 	if err != nil {
@@ -75,7 +76,7 @@ func (r *Reachability) take(crd string) (why error, more bool) {
 	return why, more
 }
 
-// putBack is for a report that could not be written. One that has come meanwhile counts more.
+// putBack restores a report that could not be written, unless there is a newer one.
 func (r *Reachability) putBack(crd string, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,8 +85,8 @@ func (r *Reachability) putBack(crd string, why error) {
 	}
 }
 
-// writeReachability brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
-// whose webhook was always there has no condition, as has one without a webhook.
+// writeReachability updates the condition of a CRD, and creates an Event if the reachability of its webhook has
+// changed. A CRD without a webhook has no condition. Nor has a CRD whose webhook has always been reachable.
 func writeReachability(ctx context.Context, client dynamic.Interface, name string, why error) error {
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
@@ -103,11 +104,11 @@ func writeReachability(ctx context.Context, client dynamic.Interface, name strin
 	case why != nil:
 		message = truncate(why.Error())
 	}
-	turned := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
+	changed := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
 	if !setCondition(crd, resource.WebhookReachable, status.condition, status.reason, message) {
 		return nil
 	}
-	if err := patchConditions(ctx, crds, crd); err != nil || !turned {
+	if err := patchConditions(ctx, crds, crd); err != nil || !changed {
 		return err
 	}
 	return createEvent(ctx, client, crd, status.kind, status.event, message)
@@ -115,7 +116,7 @@ func writeReachability(ctx context.Context, client dynamic.Interface, name strin
 
 const reachableMessage = "the conversion webhook answers"
 
-// conditionText is how a condition and an Event say something.
+// conditionText holds the fixed texts of a condition and its Event.
 type conditionText struct{ condition, reason, kind, event string }
 
 func conditionTextFor(why error) conditionText {
@@ -125,7 +126,7 @@ func conditionTextFor(why error) conditionText {
 	return conditionText{"True", "Reached", "Normal", "ConversionWebhookReachable"}
 }
 
-// patchConditions writes the conditions of a CRD. One that is gone has none.
+// patchConditions writes the conditions of a CRD. It returns nil if the CRD does not exist.
 func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *unstructured.Unstructured) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": crd.GetResourceVersion()},
@@ -138,12 +139,16 @@ func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *u
 	return ignoreNotFound(err)
 }
 
-// createEvent makes an Event about an object of the cluster.
-func createEvent(ctx context.Context, client dynamic.Interface, about *unstructured.Unstructured, kind, reason, message string) error {
+// createEvent creates an Event about a cluster-scoped object.
+func createEvent(
+	ctx context.Context, client dynamic.Interface, about *unstructured.Unstructured, kind, reason, message string,
+) error {
 	now := time.Now().UTC()
 	e := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Event",
-		"metadata": map[string]any{"name": fmt.Sprintf("%s.%x", about.GetName(), now.UnixNano()), "namespace": metav1.NamespaceDefault},
+		"metadata": map[string]any{
+			"name": fmt.Sprintf("%s.%x", about.GetName(), now.UnixNano()), "namespace": metav1.NamespaceDefault,
+		},
 		"involvedObject": map[string]any{
 			"apiVersion": about.GetAPIVersion(), "kind": about.GetKind(), "name": about.GetName(),
 			"uid": string(about.GetUID()), "resourceVersion": about.GetResourceVersion(),
@@ -152,7 +157,7 @@ func createEvent(ctx context.Context, client dynamic.Interface, about *unstructu
 		"source":         map[string]any{"component": "trellis"},
 		"firstTimestamp": now.Format(time.RFC3339), "lastTimestamp": now.Format(time.RFC3339),
 	}}
-	events := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "events"}).Namespace(metav1.NamespaceDefault)
-	_, err := events.Create(ctx, e, metav1.CreateOptions{})
+	events := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "events"})
+	_, err := events.Namespace(metav1.NamespaceDefault).Create(ctx, e, metav1.CreateOptions{})
 	return err
 }

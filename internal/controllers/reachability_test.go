@@ -68,7 +68,8 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// A condition that an earlier server has left behind is put right by the first answer, one that is not there is not made.
+// A condition that an earlier server has left behind is put right by the first answer, one that is not there is not
+// made.
 func TestReachableWebhookCondition(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
@@ -103,7 +104,8 @@ func TestReachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names that.
+// CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names
+// that.
 func TestReplacedWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	dead, alive := newTestWebhook(t), newTestWebhook(t)

@@ -33,8 +33,8 @@ func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 	}
 }
 
-// VER-060: a CRD whose migration was deleted when the server ended says so after the next start; one whose migration is still
-// there goes on saying that it is being migrated, until that is deleted too.
+// VER-060: a CRD whose migration was deleted when the server ended says so after the next start; one whose migration
+// is still there goes on saying that it is being migrated, until that is deleted too.
 func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
@@ -61,8 +61,8 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	d.requireStored("v1", "v2")
 }
 
-// CNV-025 CNV-059: that a webhook cannot be reached, as an earlier server has left it in a CRD, is put right without a call;
-// the webhook of a CRD that says nothing of the kind is left alone.
+// CNV-025 CNV-059: that a webhook cannot be reached, as an earlier server has left it in a CRD, is put right without
+// a call; the webhook of a CRD that says nothing of the kind is left alone.
 func TestWebhookConditionAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)

@@ -25,10 +25,10 @@ import (
 // maxConcurrentWrites is how many objects are made at the same time: they share the disk's writes.
 const maxConcurrentWrites = 64
 
-// Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
-// annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
-// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its priorities. It tells of the
-// controllers that run, of which it is given UpstreamConfig.Controllers.
+// Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has
+// added stays, and so does what the annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its
+// priorities. It tells of the controllers that run, of which it is given UpstreamConfig.Controllers.
 func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -92,7 +92,8 @@ func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconcili
 	})
 }
 
-// fillAggregatedRules gives a role that is to be made the rules that the loop below would give it a moment later. What is there is the loop's.
+// fillAggregatedRules gives a role that is to be made the rules that the loop below would give it a moment later.
+// What is there is the loop's.
 func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
 	if role.AggregationRule == nil {
 		return nil

@@ -73,7 +73,8 @@ func same(t *testing.T, name string, got, want any) {
 	}
 }
 
-// SCD-028 SCD-024: at its start a server adds what a role lacks, keeps what somebody has added, and lets be what is protected.
+// SCD-028 SCD-024: at its start a server adds what a role lacks, keeps what somebody has added, and lets be what is
+// protected.
 func TestRolesAtRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	roles := kubernetes.NewForConfigOrDie(s.Config).RbacV1().ClusterRoles()

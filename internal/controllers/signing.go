@@ -10,23 +10,25 @@ import (
 	"k8s.io/kubernetes/pkg/controller/certificates/signer"
 )
 
-// Signing says who signs the certificates that CertificateSigningRequests ask for.
+// Signing configures the CAs that sign CertificateSigningRequests.
 type Signing struct {
-	// ServerCA returns the files of the CA that signs for all where no other is given, and what to do when they are needed no longer.
+	// ServerCA returns the files of the server's CA, which is used if neither DefaultCA nor SignerCAs is set.
+	// done releases the files.
 	ServerCA func() (cert, key string, done func(), err error)
-	// DefaultCA is the CA of all signers that is given, By those of single ones; then the others sign nothing.
+	// DefaultCA is the CA of all signers. It is ignored if SignerCAs is set.
 	DefaultCA CA
+	// SignerCAs holds the CAs of single signers, with the keys of Signers. Signers without a CA then sign nothing.
 	SignerCAs map[string]CA
-	Duration  time.Duration // that certificates are good for at most; 0: a year
+	Duration  time.Duration // maximum validity of certificates; 0 means a year
 }
 
-// CA are the files of a certificate and of its key.
+// CA holds the paths of the files of a CA's certificate and key.
 type CA struct{ CertFile, KeyFile string }
 
-// Incomplete is true where one of the two is missing.
+// Incomplete reports whether only one of the two files is set.
 func (c CA) Incomplete() bool { return (c.CertFile == "") != (c.KeyFile == "") }
 
-// Signers are the signers of Kubernetes', by what the flags of kube-controller-manager call them.
+// Signers maps the names in kube-controller-manager's flags --cluster-signing-* to the signers of Kubernetes.
 var Signers = map[string]string{
 	"kubelet-serving":       certificatesv1.KubeletServingSignerName,
 	"kubelet-client":        certificatesv1.KubeAPIServerClientKubeletSignerName,
@@ -34,7 +36,7 @@ var Signers = map[string]string{
 	"legacy-unknown":        certificatesv1beta1.LegacyUnknownSignerName,
 }
 
-// openSigners makes the controller that signs what has been approved.
+// openSigners creates the controller that signs approved requests.
 func openSigners(ctx context.Context, u *Upstream) (run func(context.Context), err error) {
 	all, done := u.Signing.DefaultCA, func() {}
 	if all == (CA{}) && len(u.Signing.SignerCAs) == 0 {
@@ -47,7 +49,7 @@ func openSigners(ctx context.Context, u *Upstream) (run func(context.Context), e
 		duration = 365 * 24 * time.Hour
 	}
 	var runs []func(context.Context)
-	for name, of := range Signers {
+	for name, signerName := range Signers {
 		ca := all
 		if len(u.Signing.SignerCAs) > 0 {
 			ca = u.Signing.SignerCAs[name]
@@ -55,7 +57,9 @@ func openSigners(ctx context.Context, u *Upstream) (run func(context.Context), e
 		if ca == (CA{}) {
 			continue
 		}
-		s, err := signer.NewCSRSigningController(ctx, "csrsigning-"+name, of, u.client, u.informers.Certificates().V1().CertificateSigningRequests(), ca.CertFile, ca.KeyFile, duration)
+		requests := u.informers.Certificates().V1().CertificateSigningRequests()
+		s, err := signer.NewCSRSigningController(
+			ctx, "csrsigning-"+name, signerName, u.client, requests, ca.CertFile, ca.KeyFile, duration)
 		if err != nil {
 			done()
 			return nil, err

@@ -9,13 +9,13 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking"
 )
 
-// RunTokenTracking keeps the ConfigMap kube-apiserver-legacy-service-account-token-tracking in kube-system until ctx is done. It
-// says since when the last use of tokens that do not end is written into their Secrets: kube-controller-manager's
-// legacy-serviceaccount-token-cleaner deletes none without it.
+// RunTokenTracking updates the ConfigMap kube-apiserver-legacy-service-account-token-tracking in kube-system until
+// ctx is done. The ConfigMap contains the date since which the server records the last use of legacy tokens in their
+// Secrets. Without it, kube-controller-manager's legacy-serviceaccount-token-cleaner deletes no Secret.
 func RunTokenTracking(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for the ConfigMap of tokens: %w", err)
+		return fmt.Errorf("create client for token tracking: %w", err)
 	}
 	legacytokentracking.NewController(client).RunWithContext(ctx)
 	return nil

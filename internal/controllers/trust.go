@@ -10,20 +10,22 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 )
 
-// RunAuthenticationTrust keeps the ConfigMap extension-apiserver-authentication in kube-system, by which extension API servers
-// know this one and its users, until ctx is done
+// RunAuthenticationTrust updates the ConfigMap extension-apiserver-authentication in kube-system until ctx is done.
+// Extension API servers read the ConfigMap to authenticate this server and its users
 // (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer).
-func RunAuthenticationTrust(ctx context.Context, config *rest.Config, info clusterauthenticationtrust.ClusterAuthenticationInfo) error {
+func RunAuthenticationTrust(
+	ctx context.Context, config *rest.Config, info clusterauthenticationtrust.ClusterAuthenticationInfo,
+) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for the ConfigMap of authentication: %w", err)
+		return fmt.Errorf("create client for ConfigMap extension-apiserver-authentication: %w", err)
 	}
-	loop := clusterauthenticationtrust.NewClusterAuthenticationTrustController(info, client)
+	trust := clusterauthenticationtrust.NewClusterAuthenticationTrustController(info, client)
 	for _, ca := range []interface {
 		AddListener(dynamiccertificates.Listener)
 	}{info.ClientCA, info.RequestHeaderCA} {
-		ca.AddListener(loop)
+		ca.AddListener(trust)
 	}
-	loop.Run(ctx, 1)
+	trust.Run(ctx, 1)
 	return nil
 }

@@ -20,27 +20,29 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// UpstreamConfig says which controllers of kube-controller-manager's run, and with what.
+// UpstreamConfig configures the controllers of kube-controller-manager.
 type UpstreamConfig struct {
-	// Controllers are those that run, as its flag of this name has them: names, "-name" for one that does not run, "*" for all that
-	// are not named. Loops run as well, but for those with "-name", or with "-*" those that are not named.
+	// Controllers selects the controllers to run, in the format of kube-controller-manager's flag --controllers: a
+	// name, "-name" for a disabled controller, or "*" for all others. TrellisControllers also run by default. "-name"
+	// disables one of them, and "-*" disables those that are not named.
 	Controllers []string
-	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
-	Tokens      serviceaccount.TokenGenerator // for Secrets
+	RootCA      []byte                        // PEM of the CA that ConfigMaps and Secrets publish to clients
+	Tokens      serviceaccount.TokenGenerator // generates the tokens of Secrets
 	Signing     Signing
-	// QuotaObjects are the objects of a resource in a namespace, with none missing that a ResourceQuota has been charged for.
+	// QuotaObjects returns the objects of a resource in a namespace. The result contains each object that has been
+	// charged to a ResourceQuota.
 	QuotaObjects func(schema.GroupVersionResource, string) ([]runtime.Object, error)
-	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller, which is one of Loops.
+	// NamespaceDelay is the time between the deletion of a namespace and the first write of the namespace controller.
 	NamespaceDelay time.Duration
-	// Dangling has the condition Dangling of FlowSchemas written.
+	// Dangling enables the controller that writes the condition Dangling of FlowSchemas.
 	Dangling bool
-	// LeaderElection has them run in one process at a time, of those that serve the same objects.
+	// LeaderElection makes the controllers run in only one of the processes that serve the same objects.
 	LeaderElection bool
 	Logger         *slog.Logger
 }
 
-// Upstream are controllers of kube-controller-manager's. Each begins with the first object that it is about, and so costs nothing
-// where there is none.
+// Upstream runs controllers of kube-controller-manager. A controller starts when the first object of one of its kinds
+// exists, and uses no resources before.
 type Upstream struct {
 	UpstreamConfig
 
@@ -49,37 +51,45 @@ type Upstream struct {
 	informers informers.SharedInformerFactory
 
 	mu              sync.Mutex
-	present         map[schema.GroupKind]bool // kinds of which there has been an object
-	objectsAppeared chan struct{}             // receives when there is another
+	present         map[schema.GroupKind]bool // kinds of which an object has existed
+	objectsAppeared chan struct{}             // signals a new kind in present
 
-	kindsChanged chan struct{} // receives when a CRD or an APIService has changed
+	kindsChanged chan struct{} // signals a change of a CRD or an APIService
 }
 
-// NewUpstream returns controllers that do not run yet.
+// NewUpstream returns an Upstream with the given configuration. Run starts it.
 func NewUpstream(c UpstreamConfig) *Upstream {
-	return &Upstream{UpstreamConfig: c, present: map[schema.GroupKind]bool{}, objectsAppeared: make(chan struct{}, 1), kindsChanged: make(chan struct{}, 1)}
+	return &Upstream{
+		UpstreamConfig: c, present: map[schema.GroupKind]bool{},
+		objectsAppeared: make(chan struct{}, 1), kindsChanged: make(chan struct{}, 1),
+	}
 }
 
-// CheckControllers refuses a name that no controller has.
+// CheckControllers returns an error if names contains the name of an unknown controller.
 func CheckControllers(names []string) error {
 	for _, c := range names {
-		if name := strings.TrimPrefix(c, "-"); name != "*" && upstreamControllers[name].create == nil && !slices.Contains(Loops, name) {
+		name := strings.TrimPrefix(c, "-")
+		if name != "*" && upstreamControllers[name].create == nil && !slices.Contains(Loops, name) {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
 	return nil
 }
 
+// upstreamEnabled reports whether the controller of kube-controller-manager with this name is enabled.
 func (c UpstreamConfig) upstreamEnabled(name string) bool {
-	return slices.Contains(c.Controllers, name) || slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
+	return slices.Contains(c.Controllers, name) ||
+		slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
 }
 
-// trellisEnabled says whether one of Loops runs: a kube-controller-manager beside the server may have its own.
+// trellisEnabled reports whether one of TrellisControllers is enabled. A kube-controller-manager that uses the server
+// may run its own implementation instead.
 func (c UpstreamConfig) trellisEnabled(name string) bool {
-	return slices.Contains(c.Controllers, name) || !slices.Contains(c.Controllers, "-"+name) && !slices.Contains(c.Controllers, "-*")
+	return slices.Contains(c.Controllers, name) ||
+		!slices.Contains(c.Controllers, "-"+name) && !slices.Contains(c.Controllers, "-*")
 }
 
-// observe is told of the objects that there are.
+// observe records the kinds of existing objects.
 func (u *Upstream) observe(ch change) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -87,14 +97,15 @@ func (u *Upstream) observe(ch change) {
 	if id == crdKind || id == apiServiceKind {
 		notify(u.kindsChanged)
 	}
-	if u.present[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), func(m *metav1.PartialObjectMetadata) bool { return !isServerManaged(id, m) }) {
+	isForeign := func(m *metav1.PartialObjectMetadata) bool { return !isServerManaged(id, m) }
+	if u.present[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), isForeign) {
 		return
 	}
 	u.present[id] = true
 	notify(u.objectsAppeared)
 }
 
-// notify sends to a channel with a buffer, unless there is something in it.
+// notify sends to a buffered channel, unless its buffer is full.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -102,17 +113,18 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// isServerManaged is true of the Service kubernetes and its endpoints, which the server looks after by itself.
+// isServerManaged reports whether m is the Service kubernetes or its Endpoints. The server manages these itself.
 func isServerManaged(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
 	return (id == serviceKind || id == endpointsKind) && m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
 }
 
-// due are the names of those that have something to do, but for those in begun.
-func (u *Upstream) due(begun map[string]bool) (names []string) {
+// due returns the names of the enabled controllers that have not started and whose objects exist.
+func (u *Upstream) due(started map[string]bool) (names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	exists := func(id schema.GroupKind) bool { return u.present[id] }
 	for _, name := range slices.Sorted(maps.Keys(upstreamControllers)) {
-		if !begun[name] && u.upstreamEnabled(name) && slices.ContainsFunc(upstreamControllers[name].triggers, func(id schema.GroupKind) bool { return u.present[id] }) {
+		if !started[name] && u.upstreamEnabled(name) && slices.ContainsFunc(upstreamControllers[name].triggers, exists) {
 			names = append(names, name)
 		}
 	}
@@ -125,10 +137,10 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 		return nil
 	}
 	u.config = rest.CopyConfig(config)
-	u.config.UserAgent = "kube-controller-manager" // whose fields they are
+	u.config.UserAgent = "kube-controller-manager" // the field manager
 	u.config.WarningHandler = rest.NoWarnings{}
 	if u.client, err = kubernetes.NewForConfig(u.config); err != nil {
-		return fmt.Errorf("client of controllers: %w", err)
+		return fmt.Errorf("create client for controllers: %w", err)
 	}
 	if u.LeaderElection {
 		return u.runWhileLeader(ctx, u.run)
@@ -137,17 +149,17 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	return nil
 }
 
-// run begins each controller when it is due. It returns when ctx is done and all have ended.
+// run starts each controller when it is due. It returns when ctx is done and all controllers have stopped.
 func (u *Upstream) run(ctx context.Context) {
 	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwners),
 		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: quotaResyncPeriod}))
-	begun := map[string]bool{}
+	started := map[string]bool{}
 	var running sync.WaitGroup
 	defer u.informers.Shutdown()
 	defer running.Wait()
 	for {
-		for _, name := range u.due(begun) {
-			begun[name] = true
+		for _, name := range u.due(started) {
+			started[name] = true
 			running.Go(func() { u.runController(ctx, name) })
 		}
 		select {
@@ -158,16 +170,16 @@ func (u *Upstream) run(ctx context.Context) {
 	}
 }
 
-// runController runs one controller. One that cannot begin tries again.
+// runController runs a controller until ctx is done. If the controller cannot be created, it tries again later.
 func (u *Upstream) runController(ctx context.Context, name string) {
 	for ; ctx.Err() == nil; sleep(ctx, rediscoveryInterval) {
 		run, err := upstreamControllers[name].create(ctx, u)
 		if err == nil {
-			u.Logger.Info("a controller begins", "name", name)
+			u.Logger.Info("controller started", "name", name)
 			u.informers.Start(ctx.Done())
 			run(ctx)
 			return
 		}
-		u.Logger.Error("a controller does not run", "name", name, "error", err)
+		u.Logger.Error("cannot start controller", "name", name, "error", err)
 	}
 }

@@ -83,8 +83,8 @@ var upstreamControllers = map[string]upstreamController{
 	known.RootCACertificatePublisherController: {
 		[]schema.GroupKind{namespaceKind},
 		func(_ context.Context, u *Upstream) (func(context.Context), error) {
-			maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
-			c, err := rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
+			maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName)
+			c, err := rootcacertpublisher.NewPublisher(maps.ConfigMaps(), u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
 			return withWorkers(c, 1, err)
 		},
 	},

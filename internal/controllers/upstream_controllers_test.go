@@ -132,7 +132,8 @@ func (c *cluster) ready(p *corev1.Pod, is corev1.ConditionStatus) *corev1.Pod {
 	return must[*corev1.Pod](c)(c.CoreV1().Pods("default").UpdateStatus(c.Context(), p, metav1.UpdateOptions{}))
 }
 
-// awaitSlices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and whether it is ready.
+// awaitSlices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and
+// whether it is ready.
 func (c *cluster) awaitSlices(service, by string, want ...string) {
 	c.Helper()
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(c.Context(), metav1.ListOptions{
@@ -147,8 +148,8 @@ func (c *cluster) awaitSlices(service, by string, want ...string) {
 	})
 }
 
-// A controller begins with the first object that it is about. At a server where there is nothing only those run that look after
-// roles and namespaces.
+// A controller begins with the first object that it is about. At a server where there is nothing only those run that
+// look after roles and namespaces.
 func TestControllersStartOnFirstObject(t *testing.T) {
 	c := newCluster(t, "*")
 	want := []string{"clusterrole-aggregation-controller", "root-ca-certificate-publisher-controller", "serviceaccount-controller"}
@@ -255,8 +256,8 @@ func TestQuotasAreCounted(t *testing.T) {
 	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
 }
 
-// A quota that is older than the CRD of the kind that it counts is counted soon after the CRD is created, and not at the next resync
-// minutes later (kubernetes#67239).
+// A quota that is older than the CRD of the kind that it counts is counted soon after the CRD is created, and not at
+// the next resync minutes later (kubernetes#67239).
 func TestQuotaOlderThanItsKind(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)

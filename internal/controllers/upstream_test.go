@@ -37,7 +37,8 @@ func withControllers(names ...string) testserver.Option {
 	return testserver.With(func(c *apiserver.Config) { c.Controllers = names })
 }
 
-// Every namespace has the account default and the CA of the server, and has them back when somebody deletes or changes them.
+// Every namespace has the account default and the CA of the server, and has them back when somebody deletes or
+// changes them.
 func TestNamespaceDefaultObjects(t *testing.T) {
 	s := testserver.Start(t, withControllers("*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()

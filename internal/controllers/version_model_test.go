@@ -106,8 +106,8 @@ func (s *versionModel) write() {
 	s.values[name], s.storedAt[name] = value, s.storage
 }
 
-// touch writes an object as it is, which must change it exactly if it is stored at another version, or if fields are owned
-// at a version that the CRD has no more: a write drops such owners.
+// touch writes an object as it is, which must change it exactly if it is stored at another version, or if fields are
+// owned at a version that the CRD has no more: a write drops such owners.
 func (s *versionModel) touch(name string) {
 	at := s.client(s.pick(s.served()))
 	before := s.get(s.T, at, "default", name)
@@ -179,8 +179,9 @@ func (s *versionModel) check() {
 	}
 }
 
-// VER-003 VER-036 VER-038 VER-041 VER-047 VER-054 VER-057 VER-058: whatever the order of version switches, writes at any
-// served version and migrations by hand, every object is readable at every served version, and storedVersions are true.
+// VER-003 VER-036 VER-038 VER-041 VER-047 VER-054 VER-057 VER-058: whatever the order of version switches, writes at
+// any served version and migrations by hand, every object is readable at every served version, and storedVersions are
+// true.
 func TestVersionSwitches(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	for seed := range uint64(6) {

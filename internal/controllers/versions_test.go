@@ -9,7 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// VER-065 VER-046: a namespace and a CRD go although objects are stored at versions that are not served any more, or none is.
+// VER-065 VER-046: a namespace and a CRD go although objects are stored at versions that are not served any more, or
+// none is.
 func TestDeletionOfUnservedVersions(t *testing.T) {
 	for name, last := range map[string][]any{
 		"another version is served": {version("v1beta1", false, false), version("v1", true, true)},

@@ -22,9 +22,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// webhookModel is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written and
-// migrated, and the server is started again. What migrations have done so far is not known until they end, so the model
-// says what may be.
+// webhookModel is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written
+// and migrated, and the server is started again. What migrations have done so far is not known until they end, so the
+// model says what may be.
 type webhookModel struct {
 	*testing.T
 	*testClient
@@ -371,8 +371,8 @@ func (s *webhookModel) step() {
 }
 
 // VER-036 VER-041 VER-054 VER-056 VER-058 VER-059 CNV-059 CNV-073: whatever the order of version switches, changes of
-// strategy, writes, migrations, deaths of the webhook and of the server, every object is readable at every served version
-// once the webhook is there, and storedVersions are true. TEST_SEEDS says how many orders are tried.
+// strategy, writes, migrations, deaths of the webhook and of the server, every object is readable at every served
+// version once the webhook is there, and storedVersions are true. TEST_SEEDS says how many orders are tried.
 func TestConversionSwitches(t *testing.T) {
 	first, seeds := uint64(0), uint64(2)
 	if n, err := strconv.ParseUint(os.Getenv("TEST_SEEDS"), 10, 32); err == nil {

@@ -44,8 +44,8 @@ func newTestWebhook(t *testing.T) *testWebhook {
 	return h
 }
 
-// convert moves the value, which version vN has in a field vN unless strategy None has left it elsewhere: an object that was
-// not converted shows.
+// convert moves the value, which version vN has in a field vN unless strategy None has left it elsewhere: an object
+// that was not converted shows.
 func (h *testWebhook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 	h.objects.Add(1)
 	if during := h.onConvert.Load(); during != nil {
