@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// EnsureServiceCIDR makes the ServiceCIDR of the ranges that the server is told, or gives it the second of them if it
-// has the first alone. That is the beginning of what RunServiceCIDRs goes on with, for whoever needs an address at
-// once.
+// EnsureServiceCIDR creates the default ServiceCIDR with the server's configured ranges. If the ServiceCIDR exists
+// with only the first range, EnsureServiceCIDR adds the second one. RunServiceCIDRs does the same later.
+// EnsureServiceCIDR does it early for clients that need an address at once.
 func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -43,42 +43,47 @@ func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	made := &networkingv1.ServiceCIDR{ // with all that the loop would add
-		ObjectMeta: metav1.ObjectMeta{Name: defaultservicecidr.DefaultServiceCIDRName, Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer}},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	created := &networkingv1.ServiceCIDR{ // with the finalizer and the condition that the controller would add
+		ObjectMeta: metav1.ObjectMeta{
+			Name:       defaultservicecidr.DefaultServiceCIDRName,
+			Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer},
+		},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 	}
-	if _, err := all.Create(ctx, made, metav1.CreateOptions{FieldManager: "kube-apiserver"}); err != nil {
+	if _, err := all.Create(ctx, created, metav1.CreateOptions{FieldManager: "kube-apiserver"}); err != nil {
 		return err
 	}
 	ready := metaapply.Condition().WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).
 		WithMessage("Kubernetes Service CIDR is ready").WithLastTransitionTime(metav1.Now())
-	status := networkingapply.ServiceCIDR(made.Name).WithStatus(networkingapply.ServiceCIDRStatus().WithConditions(ready))
-	_, err = all.ApplyStatus(ctx, status, metav1.ApplyOptions{FieldManager: "kubernetes-service-cidr-controller", Force: true})
+	status := networkingapply.ServiceCIDRStatus().WithConditions(ready)
+	options := metav1.ApplyOptions{FieldManager: "kubernetes-service-cidr-controller", Force: true}
+	_, err = all.ApplyStatus(ctx, networkingapply.ServiceCIDR(created.Name).WithStatus(status), options)
 	return err
 }
 
-// RunServiceCIDRs keeps that ServiceCIDR, or says that it is another one than the server is told, and looks after all
-// of them: which are ready, and which may go. It returns when ctx is done.
+// RunServiceCIDRs runs upstream's controllers of ServiceCIDRs until ctx is done. They maintain the default
+// ServiceCIDR, or report that it differs from the configured ranges. They write the condition Ready of all
+// ServiceCIDRs, and keep a deleted one while Services use its addresses.
 func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for addresses: %w", err)
 	}
-	told := make([]net.IPNet, 2)
+	configured := make([]net.IPNet, 2)
 	for i, r := range ranges {
-		told[i] = net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())}
+		configured[i] = net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())}
 	}
-	defaultservicecidr.NewController(told[0], told[1], client).Start(ctx)
+	defaultservicecidr.NewController(configured[0], configured[1], client).Start(ctx)
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutOwners))
 	network := factory.Networking().V1()
-	loop := servicecidrs.NewController(ctx, network.ServiceCIDRs(), network.IPAddresses(), client)
+	controller := servicecidrs.NewController(ctx, network.ServiceCIDRs(), network.IPAddresses(), client)
 	factory.Start(ctx.Done())
-	loop.Run(ctx, 1)
+	controller.Run(ctx, 1)
 	factory.Shutdown()
 	return nil
 }
 
-// withoutOwners drops what no loop looks at, and what is half of an object.
+// withoutOwners drops the managed fields, which no controller reads. They are about half of an object.
 func withoutOwners(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)
@@ -86,8 +91,10 @@ func withoutOwners(obj any) (any, error) {
 	return obj, nil
 }
 
-// RepairAddresses deletes the IPAddresses that are wrong and makes those that are missing.
-func RepairAddresses(ctx context.Context, config *rest.Config, wrong []string, missing []*networkingv1.IPAddress) error {
+// RepairAddresses deletes the wrong IPAddresses, given by name, and creates the missing ones.
+func RepairAddresses(
+	ctx context.Context, config *rest.Config, wrong []string, missing []*networkingv1.IPAddress,
+) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for addresses: %w", err)
@@ -98,10 +105,10 @@ func RepairAddresses(ctx context.Context, config *rest.Config, wrong []string, m
 			return fmt.Errorf("delete IPAddress %s: %w", ip, err)
 		}
 	}
-	var made errgroup.Group
-	made.SetLimit(maxConcurrentWrites)
+	var creates errgroup.Group
+	creates.SetLimit(maxConcurrentWrites)
 	for _, address := range missing {
-		made.Go(func() error {
+		creates.Go(func() error {
 			_, err := all.Create(ctx, address, metav1.CreateOptions{FieldManager: "kube-apiserver"})
 			if err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("create IPAddress %s: %w", address.Name, err)
@@ -109,5 +116,5 @@ func RepairAddresses(ctx context.Context, config *rest.Config, wrong []string, m
 			return nil
 		})
 	}
-	return made.Wait()
+	return creates.Wait()
 }

@@ -167,7 +167,8 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 
 // forget removes the records of a deleted APIService. It keeps the last report if the APIService was created again.
 func (a *APIServices) forget(name string) {
-	recreated := slices.ContainsFunc(a.catalog().APIServices(), func(s *resource.APIService) bool { return s.Name == name })
+	hasName := func(s *resource.APIService) bool { return s.Name == name }
+	recreated := slices.ContainsFunc(a.catalog().APIServices(), hasName)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.reconciled, name)

@@ -90,7 +90,8 @@ func newGarbageCollector(c *clients, k *kindWatchers) *garbageCollector {
 		events: events, recorder: events.NewRecorder(scheme.Scheme, source),
 		searchLimiter: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
 		clients:       c, watchers: k, graph: g, absentOwners: lru.New(maxAbsentOwners),
-		attempts: newQueue[objectID]("garbage-collect object"), deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
+		attempts:  newQueue[objectID]("garbage-collect object"),
+		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
 		pendingAttempts: pendingKeys[objectID]{isNeeded: func(o objectID) bool { return g.contains(o.uid) }},
 		pendingOwners:   pendingKeys[ownerID]{isNeeded: func(o ownerID) bool { return g.contains(o.uid) }},
 	}
@@ -167,7 +168,8 @@ func (c *garbageCollector) objectObserved(k kind, m *metav1.PartialObjectMetadat
 func (c *garbageCollector) reportInvalidReference(r invalidReference) {
 	id := r.from
 	about := &corev1.ObjectReference{
-		APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Namespace: id.namespace, Name: id.name, UID: id.uid,
+		APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind,
+		Namespace: id.namespace, Name: id.name, UID: id.uid,
 	}
 	c.recorder.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace",
 		"ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
@@ -451,7 +453,8 @@ func (c *garbageCollector) orphanDependents(ctx context.Context, owner objectID,
 }
 
 func dropOwners(
-	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, drop []metav1.OwnerReference,
+	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata,
+	drop []metav1.OwnerReference,
 ) error {
 	kept := []metav1.OwnerReference{}
 	for _, ref := range m.OwnerReferences {

@@ -1,5 +1,5 @@
-// Package controllers contains the server's controllers. They finish what a request
-// has started: the deletion of a namespace's content, of a CRD's objects, of dependents.
+// Package controllers contains the server's controllers. They finish work that a request
+// starts, such as the deletion of a namespace's content, of a CRD's objects, or of dependents.
 // Each controller is a client of the API, so it can run in the server's process or in
 // a separate one. The package must not import the engine or the storage.
 package controllers

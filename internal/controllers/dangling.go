@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// danglingController writes the condition Dangling of FlowSchemas: whether their priority level exists.
+// danglingController writes the condition Dangling of FlowSchemas. The condition is True if the priority level of a
+// FlowSchema does not exist.
 type danglingController struct {
 	client client.FlowcontrolV1Interface
 	queue  queue[string] // has one key
@@ -23,15 +24,18 @@ type danglingController struct {
 
 const (
 	allFlowSchemas = "*"
-	configConsumer = "api-priority-and-fairness-config-consumer-v1" // whose fields the conditions are, as upstream
+	configConsumer = "api-priority-and-fairness-config-consumer-v1" // upstream's field manager for the conditions
 )
 
-var priorityKinds = []schema.GroupKind{{Group: flowcontrolv1.GroupName, Kind: "FlowSchema"}, {Group: flowcontrolv1.GroupName, Kind: "PriorityLevelConfiguration"}}
+var priorityKinds = []schema.GroupKind{
+	{Group: flowcontrolv1.GroupName, Kind: "FlowSchema"},
+	{Group: flowcontrolv1.GroupName, Kind: "PriorityLevelConfiguration"},
+}
 
 func newDanglingController(config *rest.Config) (*danglingController, error) {
 	c, err := client.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client for FlowSchemas: %w", err)
+		return nil, fmt.Errorf("create client for FlowSchemas: %w", err)
 	}
 	return &danglingController{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
 }
@@ -53,7 +57,7 @@ func (d *danglingController) observe(ch change) {
 
 func (d *danglingController) run(ctx context.Context) { d.queue.work(ctx, 1, d.sync) }
 
-// sync writes the conditions that are not as they should be.
+// sync writes the conditions that are wrong or missing.
 func (d *danglingController) sync(ctx context.Context, _ string) error {
 	levels, err := d.client.PriorityLevelConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -68,7 +72,8 @@ func (d *danglingController) sync(ctx context.Context, _ string) error {
 	for i := range schemas.Items {
 		s := &schemas.Items[i]
 		level := s.Spec.PriorityLevelConfiguration.Name
-		exists := slices.ContainsFunc(levels.Items, func(l flowcontrolv1.PriorityLevelConfiguration) bool { return l.Name == level })
+		hasName := func(l flowcontrolv1.PriorityLevelConfiguration) bool { return l.Name == level }
+		exists := slices.ContainsFunc(levels.Items, hasName)
 		writes.Go(func() error { return d.write(ctx, s, danglingCondition(level, exists)) })
 	}
 	return writes.Wait()
@@ -76,24 +81,31 @@ func (d *danglingController) sync(ctx context.Context, _ string) error {
 
 // danglingCondition returns upstream's condition of a FlowSchema with this priority level.
 func danglingCondition(level string, exists bool) flowcontrolv1.FlowSchemaCondition {
-	c := flowcontrolv1.FlowSchemaCondition{Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionTrue, Reason: "NotFound"}
-	c.Message = fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q but there is no such object", level)
+	c := flowcontrolv1.FlowSchemaCondition{
+		Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionTrue, Reason: "NotFound",
+	}
+	const reference = "This FlowSchema references the PriorityLevelConfiguration object named %q "
+	c.Message = fmt.Sprintf(reference+"but there is no such object", level)
 	if exists {
 		c.Status, c.Reason = flowcontrolv1.ConditionFalse, "Found"
-		c.Message = fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q and it exists", level)
+		c.Message = fmt.Sprintf(reference+"and it exists", level)
 	}
 	return c
 }
 
-func (d *danglingController) write(ctx context.Context, s *flowcontrolv1.FlowSchema, want flowcontrolv1.FlowSchemaCondition) error {
+// write writes the condition of a FlowSchema if it has changed.
+func (d *danglingController) write(
+	ctx context.Context, s *flowcontrolv1.FlowSchema, want flowcontrolv1.FlowSchemaCondition,
+) error {
 	if slices.ContainsFunc(s.Status.Conditions, func(c flowcontrolv1.FlowSchemaCondition) bool {
 		return c.Type == want.Type && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
 	}) {
 		return nil
 	}
-	condition := flowcontrolapply.FlowSchemaCondition().WithType(want.Type).WithStatus(want.Status).WithReason(want.Reason).
-		WithMessage(want.Message).WithLastTransitionTime(metav1.Now())
-	status := flowcontrolapply.FlowSchema(s.Name).WithStatus(flowcontrolapply.FlowSchemaStatus().WithConditions(condition))
-	_, err := d.client.FlowSchemas().ApplyStatus(ctx, status, metav1.ApplyOptions{FieldManager: configConsumer, Force: true})
-	return ignoreNotFound(err) // it has been deleted meanwhile
+	condition := flowcontrolapply.FlowSchemaCondition().WithType(want.Type).WithStatus(want.Status).
+		WithReason(want.Reason).WithMessage(want.Message).WithLastTransitionTime(metav1.Now())
+	status := flowcontrolapply.FlowSchemaStatus().WithConditions(condition)
+	options := metav1.ApplyOptions{FieldManager: configConsumer, Force: true}
+	_, err := d.client.FlowSchemas().ApplyStatus(ctx, flowcontrolapply.FlowSchema(s.Name).WithStatus(status), options)
+	return ignoreNotFound(err) // the FlowSchema may have been deleted meanwhile
 }

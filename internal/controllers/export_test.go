@@ -9,15 +9,19 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Unwritten is how many reports wait to be written.
+// Unwritten returns the number of reports that are not written yet.
 func (r *Reachability) Unwritten() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.latest)
 }
 
-// WatchKinds has told called with what is heard of objects through the API alone, until ctx is done.
-func WatchKinds(ctx context.Context, config *rest.Config, told func(resource string, m *metav1.PartialObjectMetadata, deleted bool)) error {
+// WatchKinds watches the objects of all kinds through the API until ctx is done, and calls onObject for each of them
+// and for each change.
+func WatchKinds(
+	ctx context.Context, config *rest.Config,
+	onObject func(resource string, m *metav1.PartialObjectMetadata, deleted bool),
+) error {
 	c, err := newClients(config, nil)
 	if err != nil {
 		return err
@@ -25,29 +29,28 @@ func WatchKinds(ctx context.Context, config *rest.Config, told func(resource str
 	s := newKindWatchers(c)
 	s.onChange = func(ch change) {
 		for _, m := range ch.objects() {
-			told(ch.kind.Resource, m, ch.deleted)
+			onObject(ch.kind.Resource, m, ch.deleted)
 		}
 	}
 	s.run(ctx)
 	return nil
 }
 
-// WithClock has the loop go by a clock.
+// WithClock sets the clock and returns a.
 func (a *APIServices) WithClock(c clock.PassiveClock) *APIServices {
 	a.clock = c
 	return a
 }
 
-// Sync brings one APIService up to date once.
+// Sync reconciles one APIService.
 func (a *APIServices) Sync(ctx context.Context, c client.APIServiceInterface, name string) error {
 	return a.sync(ctx, c, name)
 }
 
-// IsPermanent is refused.
+// IsPermanent exports isPermanent.
 func IsPermanent(err error) bool { return isPermanent(err) }
 
-// RunStandalone runs the controllers against an API server without other loops, which tell them of objects through
-// the API.
+// RunStandalone runs the controllers without those of Trellis. They watch the objects through the API.
 func (u *Upstream) RunStandalone(ctx context.Context, config *rest.Config) error {
 	c, err := newClients(config, nil)
 	if err != nil {
@@ -64,5 +67,5 @@ func (u *Upstream) RunStandalone(ctx context.Context, config *rest.Config) error
 	return u.Run(ctx, config)
 }
 
-// TrellisEnabled says whether one of Loops runs.
+// TrellisEnabled reports whether one of TrellisControllers is enabled.
 func (u *Upstream) TrellisEnabled(name string) bool { return u.trellisEnabled(name) }

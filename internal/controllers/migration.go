@@ -17,31 +17,30 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrationController does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource
-// once more as it is, which stores it at the storage version of now, and then takes the other versions out of the
-// CRD's status.storedVersions.
+// migrationController processes StorageVersionMigrations (KEP-4192). For each it writes every object of a resource
+// again without a change, which stores the object at the current storage version. It then removes the other versions
+// from the CRD's status.storedVersions.
 //
-// How far it is stands in annotations of the StorageVersionMigration, so that another process goes on where one has
-// ended. An object that somebody else writes meanwhile needs no more. A resource's migrations are done one after the
-// other, a few resources at the same time, so that one whose webhook keeps everybody waiting does not keep the
-// others.
+// The progress is stored in annotations of the StorageVersionMigration, so that another process can resume the
+// migration. An object that another client writes meanwhile is skipped. The migrations of one resource run one after
+// the other. A few resources are migrated concurrently, so that a slow conversion webhook does not block the others.
 type migrationController struct {
 	clients    *clients
 	automatic  bool
-	searches   queue[struct{}]             // at the StorageVersionMigrations that there are
-	work       queue[schema.GroupResource] // those with something to do
-	crdChanges queue[string]               // names of CRDs, if automatic
+	searches   queue[struct{}]             // triggers listPending
+	work       queue[schema.GroupResource] // resources with pending migrations
+	crdChanges queue[string]               // names of changed CRDs, if automatic is set
 	pace       flowcontrol.RateLimiter
 
 	mu    sync.Mutex
-	known map[string]bool // names of StorageVersionMigrations that were heard of
-	// pending is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no
-	// longer that it is being migrated.
+	known map[string]bool // names of existing StorageVersionMigrations
+	// pending holds the unfinished migrations of each resource, the oldest first. A resource without migrations
+	// remains in it until the condition of its CRD no longer reports one.
 	pending map[schema.GroupResource][]migrationRef
-	initial []string // names of CRDs that will be in todo once it is known what there is to do
+	initial []string // names of CRDs that the first listPending adds to pending
 }
 
-// migrationRef is one StorageVersionMigration.
+// migrationRef identifies a StorageVersionMigration.
 type migrationRef struct {
 	name string
 	uid  types.UID
@@ -51,21 +50,27 @@ const (
 	migrationFieldManager = "storage-version-migrator-controller" // upstream's field manager
 
 	concurrentMigrations = 4
-	// migrationRate is how many objects are written in a second at most, so that clients have most of the server.
+	// migrationRate is the maximum number of objects written per second. It leaves most of the server's capacity to
+	// clients.
 	migrationRate = 1000
 )
 
 var (
 	migrationKind      = schema.GroupKind{Group: "storagemigration.k8s.io", Kind: "StorageVersionMigration"}
-	migrationResources = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
+	migrationResources = schema.GroupVersionResource{
+		Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations",
+	}
 )
 
-// newMigrationController has nothing to do but for the CRDs that say that they are being migrated.
+// newMigrationController returns a migrationController. migrating lists the CRDs whose condition reports a running
+// migration.
 func newMigrationController(c *clients, automatic bool, migrating []string) *migrationController {
 	return &migrationController{
-		clients: c, automatic: automatic, searches: newQueue[struct{}]("find migrations"), work: newQueue[schema.GroupResource]("migrate"),
-		crdChanges: newQueue[string]("migrate by itself"), pace: flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
-		known: map[string]bool{}, pending: map[schema.GroupResource][]migrationRef{}, initial: migrating,
+		clients: c, automatic: automatic,
+		searches: newQueue[struct{}]("list migrations"), work: newQueue[schema.GroupResource]("migrate"),
+		crdChanges: newQueue[string]("create automatic migration"),
+		pace:       flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
+		known:      map[string]bool{}, pending: map[schema.GroupResource][]migrationRef{}, initial: migrating,
 	}
 }
 
@@ -93,8 +98,8 @@ func (m *migrationController) observe(ch change) {
 	}
 }
 
-// isNew says that there are other StorageVersionMigrations than before: what the work itself writes to one is no reason
-// to look for more.
+// isNew records the StorageVersionMigrations of a change, and reports whether one was created or deleted. Other
+// changes, such as the controller's own writes, need no new list.
 func (m *migrationController) isNew(ch change) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,24 +120,25 @@ func (m *migrationController) isNew(ch change) bool {
 	return true
 }
 
-// crdChanged has a migration go on that may have waited for that.
+// crdChanged queues a resource whose migration may wait for a change of the CRD.
 func (m *migrationController) crdChanged(of schema.GroupResource) {
 	m.mu.Lock()
-	_, open := m.pending[of]
+	_, isPending := m.pending[of]
 	m.mu.Unlock()
-	if open {
+	if isPending {
 		m.work.Add(of)
 	}
 }
 
-// listPending finds what there is to do.
+// listPending lists the unfinished StorageVersionMigrations, and queues their resources.
 func (m *migrationController) listPending(ctx context.Context, _ struct{}) error {
 	all, err := m.clients.dynamic.Resource(migrationResources).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(all.Items, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
+		return cmp.Or(
+			a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
 	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,7 +160,7 @@ func (m *migrationController) listPending(ctx context.Context, _ struct{}) error
 	return nil
 }
 
-// next is what is to be done first of a resource; nothing is if there is no more.
+// next returns the first pending migration of a resource. more is false if there is none.
 func (m *migrationController) next(of schema.GroupResource) (first migrationRef, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,7 +176,7 @@ func (m *migrationController) removePending(of schema.GroupResource, one migrati
 	m.pending[of] = slices.DeleteFunc(m.pending[of], func(o migrationRef) bool { return o == one })
 }
 
-// migrate does all StorageVersionMigrations of a resource, or what is left of them. An error brings it back.
+// migrate runs the pending migrations of a resource. After an error the resource is queued again.
 func (m *migrationController) migrate(ctx context.Context, of schema.GroupResource) error {
 	for one, more := m.next(of); more; one, more = m.next(of) {
 		svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, one.name, metav1.GetOptions{})
@@ -178,7 +184,8 @@ func (m *migrationController) migrate(ctx context.Context, of schema.GroupResour
 			return err
 		}
 		if err == nil && svm.GetUID() == one.uid && !finished(svm) {
-			if err := (&migration{migrationController: m, object: svm, resource: of.WithVersion("")}).run(ctx); err != nil {
+			g := &migration{migrationController: m, object: svm, resource: of.WithVersion("")}
+			if err := g.run(ctx); err != nil {
 				return err
 			}
 		}
@@ -187,8 +194,8 @@ func (m *migrationController) migrate(ctx context.Context, of schema.GroupResour
 	return m.clearMigrating(ctx, of)
 }
 
-// clearMigrating has the CRD say no longer that it is being migrated when somebody has deleted what asked for it,
-// here or while no server ran.
+// clearMigrating updates a CRD whose condition reports a migration that no longer exists. The StorageVersionMigration
+// was deleted while it was running, or while no server was running.
 func (m *migrationController) clearMigrating(ctx context.Context, of schema.GroupResource) error {
 	name := of.Resource + "." + of.Group
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
@@ -196,7 +203,9 @@ func (m *migrationController) clearMigrating(ctx context.Context, of schema.Grou
 		return err
 	}
 	if err == nil && isConditionTrue(crd, resource.StorageMigrating) {
-		if err := m.setMigrating(ctx, name, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration was deleted before its end"); err != nil {
+		err := m.setMigrating(ctx, name, "False", "StorageVersionMigrationDeleted",
+			"the StorageVersionMigration was deleted before its end")
+		if err != nil {
 			return err
 		}
 	}
@@ -214,11 +223,12 @@ func resourceOf(svm *unstructured.Unstructured) (r schema.GroupResource) {
 	return r
 }
 
-// finished says that there is no more to do, whether it came to its end or not.
+// finished reports whether a migration needs no more work, because it has succeeded, failed or is being deleted.
 func finished(svm *unstructured.Unstructured) bool {
 	return svm.GetDeletionTimestamp() != nil || isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed")
 }
 
 func (m *migrationController) crds() dynamic.ResourceInterface {
-	return m.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
+	gv := crdKind.WithVersion("v1").GroupVersion()
+	return m.clients.dynamic.Resource(gv.WithResource("customresourcedefinitions"))
 }

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// automaticLabel is on the StorageVersionMigrations that nobody but the server has asked for.
+// automaticLabel marks StorageVersionMigrations that the server has created.
 const automaticLabel = "trellis.dev/automatic-migration"
 
-// createAutomatic creates the StorageVersionMigration of a CRD that has objects at other versions than the storage
-// version. There is one for each generation of the CRD: one that has failed is not tried for ever.
+// createAutomatic creates a StorageVersionMigration for a CRD with objects at other versions than the storage
+// version. It creates only one for each generation of the CRD, so that a failed migration is not retried forever.
 func (m *migrationController) createAutomatic(ctx context.Context, name string) error {
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -34,15 +34,15 @@ func (m *migrationController) createAutomatic(ctx context.Context, name string) 
 		},
 		"spec": map[string]any{"resource": map[string]any{"group": group, "resource": plural}},
 	}}
-	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrationFieldManager})
+	options := metav1.CreateOptions{FieldManager: migrationFieldManager}
+	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, options)
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
 	return err
 }
 
-// deleteOtherAutomatic deletes the finished migrations of the same resource that nobody has asked for, if this is
-// another of them.
+// deleteOtherAutomatic deletes the other finished automatic migrations of the same resource, if this one is automatic.
 func (g *migration) deleteOtherAutomatic(ctx context.Context) error {
 	if g.object.GetLabels()[automaticLabel] == "" {
 		return nil

@@ -23,33 +23,34 @@ import (
 
 const (
 	migrationPage    = 500
-	migrationWorkers = 4 // of one migration
+	migrationWorkers = 4 // workers of one migration
 
-	// continueAnnotation is where the next page begins; it holds for the state of the CRD in ofAnnotation.
+	// continueAnnotation holds the continue token of the next page. It is valid for the state of the CRD in
+	// stateAnnotation.
 	continueAnnotation = "trellis.dev/migration-continue"
 	stateAnnotation    = "trellis.dev/migration-of"
 )
 
 var errCRDChanged = errors.New("the CRD has changed: the migration starts over")
 
-// migration is one StorageVersionMigration at work.
+// migration is a running StorageVersionMigration.
 type migration struct {
 	*migrationController
 	object      *unstructured.Unstructured
 	resource    schema.GroupVersionResource
-	crd         string // the name of its CRD, "" for a built-in kind
-	crdState    string // the state of the CRD that it holds for
-	storage     string // the CRD's storage version
-	usesWebhook bool   // a webhook converts
-	done        int64
-	token       string
-	remaining   int64
+	crd         string // name of the CRD; "" means a built-in kind
+	crdState    string // state of the CRD at the start of the migration
+	storage     string // storage version of the CRD
+	usesWebhook bool   // the CRD has a conversion webhook
+	done        int64  // number of processed objects
+	token       string // continue token of the next page
+	remaining   int64  // number of objects after this page
 }
 
 func (g *migration) run(ctx context.Context) error {
 	err := g.resolve(ctx)
-	var wrong *permanentError
-	if errors.As(err, &wrong) {
+	var permanent *permanentError
+	if errors.As(err, &permanent) {
 		return g.fail(ctx, err)
 	}
 	if err != nil {
@@ -67,27 +68,30 @@ func (g *migration) run(ctx context.Context) error {
 	if isPermanent(err) {
 		return g.fail(ctx, err)
 	}
-	if told := g.setState(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+truncate(err.Error())); told != nil {
-		return told
+	message := "will try again: " + truncate(err.Error())
+	if stateErr := g.setState(ctx, "Running", "StorageVersionMigrationInProgress", message); stateErr != nil {
+		return stateErr
 	}
 	return err
 }
 
-// isPermanent is true of an answer that would be the same later. That of a webhook which cannot be reached is another.
+// isPermanent reports whether a retry would get the same error. An error because a webhook cannot be reached is not
+// permanent.
 func isPermanent(err error) bool {
 	switch apierrors.ReasonForError(err) {
-	case metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest, metav1.StatusReasonForbidden, metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonRequestEntityTooLarge:
+	case metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest, metav1.StatusReasonForbidden,
+		metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonRequestEntityTooLarge:
 		return true
 	}
 	return false
 }
 
-// permanentError is one that no later try will get over.
+// permanentError is an error that no retry can resolve.
 type permanentError struct{ problem string }
 
 func (e *permanentError) Error() string { return e.problem }
 
-// resolve looks up the resource, and what there is of the work already.
+// resolve determines the version at which the resource is written, and the state of its CRD.
 func (g *migration) resolve(ctx context.Context) error {
 	name := g.resource.Resource + "." + g.resource.Group
 	crd, err := g.crds().Get(ctx, name, metav1.GetOptions{})
@@ -107,13 +111,13 @@ func (g *migration) resolve(ctx context.Context) error {
 	return nil
 }
 
-// crdStateOf names a state of a CRD's spec: that of one which is created again is another.
+// crdStateOf identifies a state of a CRD's spec. A deleted and recreated CRD has another state.
 func crdStateOf(crd *unstructured.Unstructured) string {
 	return string(crd.GetUID()) + "/" + strconv.FormatInt(crd.GetGeneration(), 10)
 }
 
-// versionsOf returns the version at which a CRD's objects are best written: the storage version if it is
-// served, else any that is; and the storage version.
+// versionsOf returns the version at which a CRD's objects are written, and the storage version. The former is the
+// storage version if it is served, or else any served version. It is "" if no version is served.
 func versionsOf(crd *unstructured.Unstructured) (at, storage string) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	for _, v := range versions {
@@ -140,7 +144,7 @@ func (g *migration) resolveBuiltin() error {
 			}
 		}
 	}
-	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // of others, which may be away for ever
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // other groups may be unavailable forever
 		err = nil
 		for gv, why := range failed {
 			if gv.Group == g.resource.Group {
@@ -154,7 +158,8 @@ func (g *migration) resolveBuiltin() error {
 	return &permanentError{"there is no resource " + g.resource.GroupResource().String()}
 }
 
-// start takes up the work where it was left, unless the CRD has changed since.
+// start resumes the migration from its annotations, unless the CRD has changed since. It sets the conditions of the
+// CRD and of the StorageVersionMigration.
 func (g *migration) start(ctx context.Context) error {
 	notes := g.object.GetAnnotations()
 	if notes[stateAnnotation] == g.crdState {
@@ -164,13 +169,14 @@ func (g *migration) start(ctx context.Context) error {
 		}
 	}
 	if g.crd != "" {
-		err := g.setMigrating(ctx, g.crd, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage)
+		err := g.setMigrating(ctx, g.crd, "True", "StorageVersionMigrationInProgress",
+			"objects are written at the storage version "+g.storage)
 		if err != nil {
 			return err
 		}
 	}
 	if isConditionTrue(g.object, "Running") {
-		return nil // what it says holds until there is progress
+		return nil // keep the message of the condition until there is progress
 	}
 	return g.setState(ctx, "Running", "StorageVersionMigrationInProgress", "")
 }
@@ -210,16 +216,19 @@ func (g *migration) writePages(ctx context.Context) error {
 	}
 }
 
-// preconvert asks for a page's names at the version that it is going to be written at, so that a webhook gets the
-// objects together, not one by one. What cannot be converted will tell by itself.
+// preconvert lists a page as a Table at the version at which its objects will be written. The server then converts
+// the whole page with one webhook call and caches the results. Errors are ignored, because the writes report them.
 func (g *migration) preconvert(ctx context.Context, options metav1.ListOptions) {
-	_ = g.clients.discovery.RESTClient().Get().AbsPath("/apis", g.resource.Group, g.resource.Version, g.resource.Resource).
-		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").Param("includeObject", string(metav1.IncludeNone)).
-		Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
+	path := []string{"/apis", g.resource.Group, g.resource.Version, g.resource.Resource}
+	_ = g.clients.discovery.RESTClient().Get().AbsPath(path...).
+		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").
+		Param("includeObject", string(metav1.IncludeNone)).Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
 }
 
-// writePage writes some objects as they are.
-func (g *migration) writePage(ctx context.Context, items []metav1.PartialObjectMetadata, client dynamic.NamespaceableResourceInterface) error {
+// writePage writes the objects of a page without changing them.
+func (g *migration) writePage(
+	ctx context.Context, items []metav1.PartialObjectMetadata, client dynamic.NamespaceableResourceInterface,
+) error {
 	work := make(chan *metav1.PartialObjectMetadata)
 	errs := make([]error, migrationWorkers)
 	ctx, cancel := context.WithCancel(ctx)
@@ -244,27 +253,33 @@ func (g *migration) writePage(ctx context.Context, items []metav1.PartialObjectM
 	}
 	close(work)
 	running.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil && !errors.Is(err, context.Canceled) }); i >= 0 {
+	isCause := func(err error) bool { return err != nil && !errors.Is(err, context.Canceled) }
+	if i := slices.IndexFunc(errs, isCause); i >= 0 {
 		return errs[i]
 	}
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// writeOne writes an object as it is, which moves it. One that has been written by somebody else, or is gone, needs
-// nothing.
-func (g *migration) writeOne(ctx context.Context, o *metav1.PartialObjectMetadata, client dynamic.ResourceInterface) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion}})
+// writeOne writes an object without changing it, which stores it at the storage version. If another client has
+// written or deleted the object, nothing needs to be done.
+func (g *migration) writeOne(
+	ctx context.Context, o *metav1.PartialObjectMetadata, client dynamic.ResourceInterface,
+) error {
+	metadata := map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return err
 	}
-	_, err = client.Patch(ctx, o.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: migrationFieldManager})
+	options := metav1.PatchOptions{FieldManager: migrationFieldManager}
+	_, err = client.Patch(ctx, o.Name, types.MergePatchType, patch, options)
 	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, err)
 }
 
-// finish takes the versions out of status.storedVersions at which nothing is stored any longer.
+// finish removes the versions at which nothing is stored from status.storedVersions. It returns errCRDChanged if the
+// CRD has changed during the migration.
 func (g *migration) finish(ctx context.Context) error {
 	if g.crd == "" {
 		return g.setState(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
@@ -277,10 +292,12 @@ func (g *migration) finish(ctx context.Context) error {
 		if g.crdState != crdStateOf(crd) {
 			return errCRDChanged
 		}
-		if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
+		stored := []string{g.storage}
+		if err := unstructured.SetNestedStringSlice(crd.Object, stored, "status", "storedVersions"); err != nil {
 			return err
 		}
-		setCondition(crd, resource.StorageMigrating, "False", "StorageVersionMigrationSucceeded", "all objects are stored at version "+g.storage)
+		setCondition(crd, resource.StorageMigrating, "False", "StorageVersionMigrationSucceeded",
+			"all objects are stored at version "+g.storage)
 		_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
 		return err
 	})
@@ -290,7 +307,7 @@ func (g *migration) finish(ctx context.Context) error {
 	return g.setFinalState(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
 }
 
-// setMigrating sets the condition of a CRD, if there is one of that name.
+// setMigrating sets the condition StorageMigrating of a CRD, if the CRD exists.
 func (m *migrationController) setMigrating(ctx context.Context, name, status, reason, message string) error {
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
@@ -304,14 +321,15 @@ func (m *migrationController) setMigrating(ctx context.Context, name, status, re
 
 func (g *migration) fail(ctx context.Context, why error) error {
 	if g.crd != "" {
-		if err := g.setMigrating(ctx, g.crd, "False", "StorageVersionMigrationFailed", truncate(why.Error())); err != nil {
+		err := g.setMigrating(ctx, g.crd, "False", "StorageVersionMigrationFailed", truncate(why.Error()))
+		if err != nil {
 			return err
 		}
 	}
 	return g.setFinalState(ctx, "Failed", "StorageVersionMigrationFailed", truncate(why.Error()))
 }
 
-// setFinalState is the last state.
+// setFinalState sets the last condition and deletes older automatic migrations.
 func (g *migration) setFinalState(ctx context.Context, kind, reason, message string) error {
 	if err := g.setState(ctx, kind, reason, message); err != nil {
 		return err
@@ -319,7 +337,7 @@ func (g *migration) setFinalState(ctx context.Context, kind, reason, message str
 	return g.deleteOtherAutomatic(ctx)
 }
 
-// setState makes kind the one condition that is True.
+// setState sets the condition kind to True, and sets Running to False if kind is another one.
 func (g *migration) setState(ctx context.Context, kind, reason, message string) error {
 	client := g.clients.dynamic.Resource(migrationResources)
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -341,7 +359,7 @@ func (g *migration) setState(ctx context.Context, kind, reason, message string) 
 	}))
 }
 
-// saveProgress keeps how far the work is.
+// saveProgress stores the progress in annotations.
 func (g *migration) saveProgress(ctx context.Context) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{
 		resource.MigrationProgressAnnotation: fmt.Sprintf("%d/%d", g.done, g.done+g.remaining),

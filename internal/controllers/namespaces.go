@@ -123,8 +123,8 @@ type deletionResult struct {
 	discovery  error
 	parsing    error
 	content    []error
-	objects    map[string]int // number of remaining objects of a resource, such as "crontabs.stable.example.com", "pods."
-	finalizers map[string]int // number of remaining objects with a finalizer
+	objects    map[string]int // number of remaining objects by resource: "crontabs.stable.example.com", "pods."
+	finalizers map[string]int // number of remaining objects by finalizer
 }
 
 func (r *deletionResult) incomplete() bool {
@@ -156,7 +156,9 @@ func (n *namespaceController) deleteContent(ctx context.Context, name string) *d
 
 // deletableResources returns the resources whose objects may exist in a namespace, without the groups whose discovery
 // fails. It records these failures in left, unless no namespaced object can exist there.
-func (n *namespaceController) deletableResources(ctx context.Context, left *deletionResult) []schema.GroupVersionResource {
+func (n *namespaceController) deletableResources(
+	ctx context.Context, left *deletionResult,
+) []schema.GroupVersionResource {
 	lists, err := discovery.ServerPreferredNamespacedResources(n.clients.discovery)
 	if err != nil {
 		left.discovery = n.blockingFailures(ctx, err)

@@ -17,9 +17,9 @@ import (
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer"
 )
 
-// priorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to
-// date where nobody has changed them, and the mandatory ones in any case
-// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#maintenance-of-the-mandatory-and-suggested-configuration-objects).
+// priorities creates the default PriorityClasses, FlowSchemas and PriorityLevelConfigurations. For the last two it
+// updates the mandatory objects, and the suggested ones that no user has changed. See
+// https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
 func (b *bootstrap) priorities(ctx context.Context) {
 	classes := b.client.SchedulingV1().PriorityClasses()
 	for _, class := range schedulingv1.SystemPriorityClasses() {
@@ -34,12 +34,12 @@ func (b *bootstrap) priorities(ctx context.Context) {
 	b.requestPriorities(ctx)
 }
 
-// ReconcileFlowControl creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has,
-// and deletes those that earlier releases had.
+// ReconcileFlowControl creates and updates the default FlowSchemas and PriorityLevelConfigurations. It deletes those
+// that only earlier releases had.
 func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for priorities: %w", err)
+		return fmt.Errorf("create client for priorities: %w", err)
 	}
 	b := bootstrap{client: client}
 	b.requestPriorities(ctx)
@@ -48,20 +48,26 @@ func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 
 func (b *bootstrap) requestPriorities(ctx context.Context) {
 	levels, schemas := b.client.FlowcontrolV1().PriorityLevelConfigurations(), b.client.FlowcontrolV1().FlowSchemas()
-	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, uncachedLister[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get, func() (all []*flowcontrolv1.PriorityLevelConfiguration, err error) {
+	listLevels := func() (all []*flowcontrolv1.PriorityLevelConfiguration, err error) {
 		list, err := levels.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
 		}
 		return pointers(list.Items), nil
-	}}), flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations)
-	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, uncachedLister[*flowcontrolv1.FlowSchema]{ctx, schemas.Get, func() ([]*flowcontrolv1.FlowSchema, error) {
+	}
+	levelLister := uncachedLister[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get, listLevels}
+	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, levelLister),
+		flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations)
+	listSchemas := func() ([]*flowcontrolv1.FlowSchema, error) {
 		list, err := schemas.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
 		}
 		return pointers(list.Items), nil
-	}}), flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas)
+	}
+	schemaLister := uncachedLister[*flowcontrolv1.FlowSchema]{ctx, schemas.Get, listSchemas}
+	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, schemaLister),
+		flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas)
 }
 
 func pointers[T any](items []T) (all []*T) {
@@ -71,8 +77,8 @@ func pointers[T any](items []T) (all []*T) {
 	return all
 }
 
-// ensure looks after objects of one kind. It deletes other objects that the annotation
-// apf.kubernetes.io/autoupdate-spec gives to it.
+// ensure creates and updates the mandatory and suggested objects of one kind. It deletes other objects that the
+// annotation apf.kubernetes.io/autoupdate-spec marks as managed by the server.
 func ensure[T interface {
 	comparable
 	metav1.Object
@@ -85,17 +91,19 @@ func ensure[T interface {
 			b.reconcile(o.GetName(), func() error { return ensurer.EnsureConfiguration(ctx, ops, o, strategy) })
 		}
 	}
-	b.reconcile("unwanted objects", func() error { return ensurer.RemoveUnwantedObjects(ctx, ops, slices.Concat(mandatory, suggested)) })
+	b.reconcile("unwanted objects", func() error {
+		return ensurer.RemoveUnwantedObjects(ctx, ops, slices.Concat(mandatory, suggested))
+	})
 }
 
-// uncachedLister is a lister of what the server has at the moment.
+// uncachedLister is a lister that reads from the API server.
 type uncachedLister[T any] struct {
 	ctx  context.Context
 	get  func(context.Context, string, metav1.GetOptions) (T, error)
 	list func() ([]T, error)
 }
 
-// Get is the object of a name.
+// Get returns the object with the given name.
 func (n uncachedLister[T]) Get(name string) (T, error) {
 	return n.get(n.ctx, name, metav1.GetOptions{})
 }

@@ -22,40 +22,46 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// maxConcurrentWrites is how many objects are made at the same time: they share the disk's writes.
+// maxConcurrentWrites is the number of objects that are written at the same time. Concurrent writes share a disk flush.
 const maxConcurrentWrites = 64
 
-// Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has
-// added stays, and so does what the annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
-// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its
-// priorities. It tells of the controllers that run, of which it is given UpstreamConfig.Controllers.
+// Bootstrap creates the default roles and bindings, or adds the rules and subjects that they lack. It keeps added
+// rules and subjects. It does not change objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
+// "false" (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). It also creates the
+// default priorities. It publishes in a Lease which of the controllers run; the parameter is
+// UpstreamConfig.Controllers.
 func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for what every cluster has: %w", err)
+		return fmt.Errorf("create client for default objects: %w", err)
 	}
 	b := bootstrap{client: client}
 	b.all.SetLimit(maxConcurrentWrites)
+	rbac := client.RbacV1()
 	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	for _, role := range roles {
 		if err := b.fillAggregatedRules(ctx, &role, roles); err != nil {
 			return err
 		}
-		b.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &role}, reconciliation.ClusterRoleModifier{Client: client.RbacV1().ClusterRoles()})
+		b.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &role},
+			reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()})
 	}
+	clusterRoleBindings := reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()}
 	for _, binding := range append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...) {
-		b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &binding}, reconciliation.ClusterRoleBindingClientAdapter{Client: client.RbacV1().ClusterRoleBindings()})
+		b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &binding}, clusterRoleBindings)
 	}
-	b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: kubeletClient()}, reconciliation.ClusterRoleBindingClientAdapter{Client: client.RbacV1().ClusterRoleBindings()})
+	b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: kubeletClient()}, clusterRoleBindings)
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
 		for _, role := range roles {
-			b.role(reconciliation.RoleRuleOwner{Role: &role}, reconciliation.RoleModifier{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
+			b.role(reconciliation.RoleRuleOwner{Role: &role},
+				reconciliation.RoleModifier{Client: rbac, NamespaceClient: client.CoreV1().Namespaces()})
 		}
 	}
 	for _, bindings := range bootstrappolicy.NamespaceRoleBindings() {
 		for _, binding := range bindings {
-			b.binding(reconciliation.RoleBindingAdapter{RoleBinding: &binding}, reconciliation.RoleBindingClientAdapter{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
+			b.binding(reconciliation.RoleBindingAdapter{RoleBinding: &binding},
+				reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: client.CoreV1().Namespaces()})
 		}
 	}
 	b.priorities(ctx)
@@ -63,7 +69,8 @@ func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) e
 	return b.all.Wait()
 }
 
-// kubeletClient lets this server do at kubelets, which ask it, what users ask it for.
+// kubeletClient returns the binding that authorizes this server's requests to kubelets, such as those for logs. The
+// kubelets send a SubjectAccessReview to this server for each request.
 func kubeletClient() *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "trellis:" + pki.KubeletClient},
@@ -87,13 +94,14 @@ func (b *bootstrap) role(role reconciliation.RuleOwner, client reconciliation.Ru
 
 func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconciliation.RoleBindingModifier) {
 	b.reconcile(binding.GetName(), func() error {
-		_, err := (&reconciliation.ReconcileRoleBindingOptions{RoleBinding: binding, Client: client, Confirm: true}).Run()
+		options := &reconciliation.ReconcileRoleBindingOptions{RoleBinding: binding, Client: client, Confirm: true}
+		_, err := options.Run()
 		return err
 	})
 }
 
-// fillAggregatedRules gives a role that is to be made the rules that the loop below would give it a moment later.
-// What is there is the loop's.
+// fillAggregatedRules sets the rules of a role that does not exist yet and aggregates other roles. Later the controller
+// ClusterRoleAggregation maintains the rules. So the role is complete before that controller runs.
 func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
 	if role.AggregationRule == nil {
 		return nil
@@ -106,7 +114,8 @@ func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.Cluste
 	return err
 }
 
-// aggregatedRules are the rules of a role that selects others, which may do so too, in the order of their names.
+// aggregatedRules returns the rules of the roles that a role selects, in the order of their names. The selected roles
+// may aggregate other roles.
 func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
@@ -114,7 +123,7 @@ func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules [
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
 		if err != nil {
-			return nil, fmt.Errorf("aggregation of %s: %w", role.Name, err)
+			return nil, fmt.Errorf("aggregate ClusterRole %s: %w", role.Name, err)
 		}
 		for k := range of {
 			if of[k].Name == role.Name || !selector.Matches(labels.Set(of[k].Labels)) {
@@ -125,7 +134,8 @@ func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules [
 				return nil, err
 			}
 			for _, rule := range more {
-				if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }) {
+				isEqual := func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }
+				if !slices.ContainsFunc(rules, isEqual) {
 					rules = append(rules, rule)
 				}
 			}
@@ -134,14 +144,14 @@ func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules [
 	return rules, nil
 }
 
-// reconcile runs reconcile, again where somebody else was quicker or the store is not there.
+// reconcile runs a function in a goroutine, and retries it after a conflict and while the storage is unavailable.
 func (b *bootstrap) reconcile(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool {
 			return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)
 		}
 		err := retry.OnError(retry.DefaultBackoff, passing, reconcile)
-		if err != nil && !apierrors.IsNotFound(err) { // nothing serves what is switched off
+		if err != nil && !apierrors.IsNotFound(err) { // disabled kinds are not served
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil

@@ -115,7 +115,8 @@ func notify(c chan<- struct{}) {
 
 // isServerManaged reports whether m is the Service kubernetes or its Endpoints. The server manages these itself.
 func isServerManaged(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
-	return (id == serviceKind || id == endpointsKind) && m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
+	return (id == serviceKind || id == endpointsKind) &&
+		m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
 }
 
 // due returns the names of the enabled controllers that have not started and whose objects exist.
@@ -124,7 +125,8 @@ func (u *Upstream) due(started map[string]bool) (names []string) {
 	defer u.mu.Unlock()
 	exists := func(id schema.GroupKind) bool { return u.present[id] }
 	for _, name := range slices.Sorted(maps.Keys(upstreamControllers)) {
-		if !started[name] && u.upstreamEnabled(name) && slices.ContainsFunc(upstreamControllers[name].triggers, exists) {
+		if !started[name] && u.upstreamEnabled(name) &&
+			slices.ContainsFunc(upstreamControllers[name].triggers, exists) {
 			names = append(names, name)
 		}
 	}

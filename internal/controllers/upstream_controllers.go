@@ -84,7 +84,8 @@ var upstreamControllers = map[string]upstreamController{
 		[]schema.GroupKind{namespaceKind},
 		func(_ context.Context, u *Upstream) (func(context.Context), error) {
 			maps := u.filteredInformers(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName)
-			c, err := rootcacertpublisher.NewPublisher(maps.ConfigMaps(), u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
+			c, err := rootcacertpublisher.NewPublisher(
+				maps.ConfigMaps(), u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
 			return withWorkers(c, 1, err)
 		},
 	},

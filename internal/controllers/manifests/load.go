@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// manifest is one object and the file it comes from. It is kept as text: there may be a thousand large ones.
+// manifest is an object and the file that contains it. The object is stored as JSON to save memory.
 type manifest struct {
 	kind            schema.GroupVersionKind
 	namespace, name string
@@ -24,7 +24,7 @@ type manifest struct {
 	source          string
 }
 
-// load reads all objects of files and folders.
+// load reads all objects in files and directories.
 func load(paths []string) ([]*manifest, error) {
 	var all []*manifest
 	for _, path := range paths {
@@ -45,13 +45,13 @@ func load(paths []string) ([]*manifest, error) {
 			all = append(all, objects...)
 		}
 		if len(all) == before {
-			return nil, fmt.Errorf("read manifests: %s holds no objects", path)
+			return nil, fmt.Errorf("read manifests: no objects in %s", path)
 		}
 	}
 	return all, nil
 }
 
-// files are path itself, or the manifests in it.
+// files returns path, or the manifest files in it if it is a directory.
 func files(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -74,12 +74,12 @@ func files(path string) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("read manifests: %s holds no .yaml, .yml or .json file", path)
+		return nil, fmt.Errorf("read manifests: no .yaml, .yml or .json file in %s", path)
 	}
 	return names, nil
 }
 
-// parse splits a file into its documents, and lists into their items.
+// parse returns the objects in a file. It replaces lists by their items.
 func parse(source string, data []byte) ([]*manifest, error) {
 	var all []*manifest
 	documents, err := object.Documents(data)
@@ -88,7 +88,7 @@ func parse(source string, data []byte) ([]*manifest, error) {
 	}
 	for _, doc := range documents {
 		fail := func(err error) ([]*manifest, error) {
-			return nil, fmt.Errorf("%s: the document from line %d on: %w", source, doc.Line+1, err)
+			return nil, fmt.Errorf("%s: document at line %d: %w", source, doc.Line+1, err)
 		}
 		text, err := sigsyaml.YAMLToJSON(doc.Text)
 		if err != nil {
@@ -108,7 +108,7 @@ func parse(source string, data []byte) ([]*manifest, error) {
 	return all, nil
 }
 
-// flatten adds o, whose JSON is text.
+// flatten appends o, or its items if it is a list, to all. The JSON of o is text.
 func flatten(all []*manifest, source string, text []byte, o runtime.Object) ([]*manifest, error) {
 	switch o := o.(type) {
 	case *unstructured.Unstructured:
@@ -131,8 +131,8 @@ func flatten(all []*manifest, source string, text []byte, o runtime.Object) ([]*
 	return nil, fmt.Errorf("unexpected %T", o)
 }
 
-// sortForApply moves CRDs to the front, then namespaces, and says how many CRDs there are; the
-// rest keeps its order.
+// sortForApply moves CRDs to the front, followed by namespaces, and returns the number of CRDs.
+// The order of other objects does not change.
 func sortForApply(objects []*manifest) (definitions int) {
 	rank := func(m *manifest) int {
 		switch m.kind.GroupKind() {

@@ -20,10 +20,12 @@ const (
 	configMap = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n"
 	namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: ns}\n"
 	crd       = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: d}\n"
-	list      = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Secret, metadata: {name: s}}\n- {apiVersion: v1, kind: Secret, metadata: {name: t}}\n"
-	jsonText  = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"j"}}`
+	list      = "apiVersion: v1\nkind: List\nitems:\n" +
+		"- {apiVersion: v1, kind: Secret, metadata: {name: s}}\n- {apiVersion: v1, kind: Secret, metadata: {name: t}}\n"
+	jsonText = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"j"}}`
 )
 
+// TestLoadInOrder checks that the objects in files and directories are loaded and sorted for Apply.
 func TestLoadInOrder(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", "# a comment\n---\n"+configMap+"---\n"+namespace+"---\n---\n"+crd)
@@ -44,6 +46,7 @@ func TestLoadInOrder(t *testing.T) {
 	}
 }
 
+// TestLoadRefuses checks that load rejects invalid files, and names the file in the error.
 func TestLoadRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -55,17 +58,18 @@ func TestLoadRefuses(t *testing.T) {
 	} {
 		_, err := load([]string{write(t, dir, name, text)})
 		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: error %v, want one that names the file", name, err)
+			t.Errorf("%s: got error %v, want an error with the file name", name, err)
 		}
 	}
 	if _, err := load([]string{t.TempDir()}); err == nil {
-		t.Error("an empty folder was accepted")
+		t.Error("load accepted an empty directory")
 	}
 	if _, err := load([]string{filepath.Join(dir, "missing")}); err == nil {
-		t.Error("a missing file was accepted")
+		t.Error("load accepted a missing file")
 	}
 }
 
+// FuzzParse checks that parse returns no object without a name or kind.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{configMap, list, jsonText, "---\n---", "a: [", "null"} {
 		f.Add([]byte(text))
@@ -74,7 +78,7 @@ func FuzzParse(f *testing.F) {
 		objects, err := parse("f", data)
 		for _, o := range objects {
 			if err == nil && (o.name == "" || o.kind.Kind == "") {
-				t.Errorf("an object without name or kind: %v", o)
+				t.Errorf("got an object without name or kind: %v", o)
 			}
 		}
 	})

@@ -1,5 +1,5 @@
-// Package manifests applies files of manifests to an API server, definitions of
-// kinds first. It is a client of the API like any other and knows nothing of the server behind it.
+// Package manifests applies the manifests in files to an API server. It applies
+// CustomResourceDefinitions first. The package is a client of the API and must not import the server's packages.
 package manifests
 
 import (
@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	// manager owns the fields that Apply sets.
+	// manager is the field manager of Apply.
 	manager = "trellis"
-	// establishTimeout is how long a CRD may take to be established.
+	// establishTimeout is the maximum time until all CRDs are established.
 	establishTimeout = 30 * time.Second
 )
 
@@ -36,17 +36,18 @@ var (
 	crds    = schema.GroupVersionResource{Group: crdKind.Group, Version: "v1", Resource: "customresourcedefinitions"}
 )
 
-// applier is one run of Apply.
+// applier holds the state of one call of Apply.
 type applier struct {
 	client dynamic.Interface
 	mapper meta.ResettableRESTMapper
 	out    io.Writer
 }
 
-// Apply applies, server-side and taking over conflicting fields, every manifest in
-// paths: files, or folders whose .yaml, .yml and .json files are taken in order of name.
-// CustomResourceDefinitions go first and are awaited, then namespaces, then the
-// rest in the order given. A line for each goes to out. The first error ends it.
+// Apply applies all manifests in paths, which are files or directories. Of a directory it
+// reads the .yaml, .yml and .json files in the order of their names. It uses server-side
+// apply and forces conflicts. CustomResourceDefinitions are applied first, and Apply waits
+// until they are established. Namespaces are next, then the other objects in the given
+// order. Apply writes a line for each object to out, and returns the first error.
 func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writer) error {
 	objects, err := load(paths)
 	if err != nil {
@@ -54,11 +55,11 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 	}
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("apply: %w", err)
+		return fmt.Errorf("create client to apply manifests: %w", err)
 	}
 	disc, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return fmt.Errorf("apply: %w", err)
+		return fmt.Errorf("create discovery client to apply manifests: %w", err)
 	}
 	a := &applier{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(disc)), out}
 	definitions := sortForApply(objects)
@@ -70,7 +71,7 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 	if err := a.awaitEstablished(ctx, objects[:definitions]); err != nil {
 		return err
 	}
-	a.mapper.Reset() // it has seen discovery before the new kinds
+	a.mapper.Reset() // it has cached discovery without the new kinds
 	for _, o := range objects[definitions:] {
 		if err := a.apply(ctx, o); err != nil {
 			return err
@@ -109,7 +110,8 @@ func (a *applier) awaitEstablished(ctx context.Context, definitions []*manifest)
 	return nil
 }
 
-// waitEstablished returns once the CRD is, or says why it will not be.
+// waitEstablished blocks until the CRD is established. When ctx is done, it returns an error with the last known
+// reason.
 func (a *applier) waitEstablished(ctx context.Context, name string) error {
 	w, err := a.client.Resource(crds).Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
@@ -118,7 +120,7 @@ func (a *applier) waitEstablished(ctx context.Context, name string) error {
 		return err
 	}
 	defer w.Stop()
-	last := errors.New("not established in time")
+	last := errors.New("timed out waiting until it is established")
 	for event := range w.ResultChan() {
 		o, ok := event.Object.(*unstructured.Unstructured)
 		if !ok || event.Type == watch.Bookmark {
