@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// ranges has a server told where Services get their addresses from.
+// ranges configures the server's ranges of ClusterIPs.
 func ranges(texts ...string) testserver.Option {
 	return testserver.With(func(c *apiserver.Config) {
 		c.ServiceClusterIPRanges = nil
@@ -29,8 +29,8 @@ func ranges(texts ...string) testserver.Option {
 	})
 }
 
-// EXT-020: the ServiceCIDR of the flag is there and ready when the server is, and the Service kubernetes has its
-// first address.
+// TestDefaultServiceCIDR checks that the default ServiceCIDR exists and is ready when the server is, and that the
+// Service kubernetes has its first address. (EXT-020)
 func TestDefaultServiceCIDR(t *testing.T) {
 	for _, texts := range [][]string{{"10.0.0.0/24"}, {"10.96.0.0/12", "fd00::/108"}, {"fd00::/108", "10.96.0.0/12"}} {
 		client := kubernetes.NewForConfigOrDie(testserver.Start(t, ranges(texts...)).Config)
@@ -56,7 +56,8 @@ func TestDefaultServiceCIDR(t *testing.T) {
 	}
 }
 
-// EXT-020: of a flag that has changed a second family is taken over, and nothing else; an Event says what differs.
+// TestDefaultServiceCIDRAfterFlagChange checks that only an additional second range of a changed flag is adopted. For
+// other changes an Event reports the difference. (EXT-020)
 func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 	dir := t.TempDir()
 	start := func(texts ...string) (*testserver.Server, *kubernetes.Clientset) {
@@ -84,7 +85,8 @@ func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 	}
 }
 
-// EXT-020: a ServiceCIDR is made ready, and stays until no Service has an address of it.
+// TestServiceCIDRDeletion checks that a new ServiceCIDR becomes ready, and that a deleted one remains while a Service
+// uses one of its addresses. (EXT-020)
 func TestServiceCIDRDeletion(t *testing.T) {
 	if testing.Short() {
 		t.Skip("upstream's loop waits ten seconds before it lets one go")

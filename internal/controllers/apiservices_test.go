@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// TestServersReportDifferentAvailability: of two servers on one store one reaches another server and one does not.
-// Each writes what it sees at once when that changes, and else not more than once in half a minute.
+// TestServersReportDifferentAvailability checks two servers with the same storage, only one of which can reach an API
+// server. Each writes a changed availability at once, and repeats an unchanged one at most every 30 seconds.
 func TestServersReportDifferentAvailability(t *testing.T) {
 	const name = "v1alpha1.wardle.example.com"
 	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{

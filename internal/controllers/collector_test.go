@@ -22,8 +22,8 @@ const hold = "example.com/hold"
 func configMap(name string) *unstructured.Unstructured { return object("ConfigMap", "v1", name) }
 func secret(name string) *unstructured.Unstructured    { return object("Secret", "v1", name) }
 
-// requireKept fails unless an object is there, not being deleted, after the loops have provably handled what
-// came before: a dangling object made last has been collected.
+// requireKept fails the test if an object is missing or is being deleted after the garbage collector has handled all
+// earlier events. To wait for that, it creates an object with a dangling owner and waits until the object is deleted.
 func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	for range 2 { // once for what is queued, once for what that led to
@@ -36,7 +36,8 @@ func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, 
 	}
 }
 
-// awaitWatched waits until the loops know a kind: they have found out that it has no object of a name.
+// awaitWatched waits until the garbage collector knows a kind. It then deletes an object whose owner of that kind
+// does not exist.
 func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
@@ -44,8 +45,8 @@ func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	w.awaitGone(t, configMaps, "default", "asks")
 }
 
-// awaitUnwatched waits until the loops no longer find a kind: they keep what names an owner of it that was
-// never there, asks.
+// awaitUnwatched waits until the garbage collector no longer knows a kind. It then keeps the object "asks", whose
+// owner of that kind has never existed.
 func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
@@ -63,7 +64,7 @@ func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	})
 }
 
-// CRD-066
+// TestBackground checks that background deletion deletes the dependents of an object, and no other objects. (CRD-066)
 func TestBackground(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -78,7 +79,8 @@ func TestBackground(t *testing.T) {
 	w.requireKept(t, secrets, "default", "other")
 }
 
-// CRD-066
+// TestForeground checks that foreground deletion deletes the owner after its blocking dependents, and does not wait for
+// others. (CRD-066)
 func TestForeground(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -98,7 +100,7 @@ func TestForeground(t *testing.T) {
 	w.awaitGone(t, secrets, "default", "lets")
 }
 
-// CRD-066: an owner without dependents is not kept.
+// TestForegroundWithoutDependents checks that foreground deletion deletes an owner without dependents. (CRD-066)
 func TestForegroundWithoutDependents(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, configMaps, "default", configMap("owner"))
@@ -106,7 +108,8 @@ func TestForegroundWithoutDependents(t *testing.T) {
 	w.awaitGone(t, configMaps, "default", "owner")
 }
 
-// CRD-066: the owner goes on when a dependent stops blocking without being deleted.
+// TestForegroundUnblocked checks that foreground deletion continues when a dependent stops blocking without being
+// deleted. (CRD-066)
 func TestForegroundUnblocked(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -117,7 +120,7 @@ func TestForegroundUnblocked(t *testing.T) {
 	w.awaitGone(t, configMaps, "default", "owner")
 }
 
-// CRD-066: two that own each other do not wait for each other.
+// TestForegroundCycle checks that objects that own each other in a cycle do not block each other. (CRD-066)
 func TestForegroundCycle(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	a := w.create(t, configMaps, "default", configMap("a"))
@@ -131,7 +134,7 @@ func TestForegroundCycle(t *testing.T) {
 	}
 }
 
-// CRD-066
+// TestOrphan checks that orphaning removes the references to the deleted owner and keeps the dependents. (CRD-066)
 func TestOrphan(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -149,7 +152,7 @@ func TestOrphan(t *testing.T) {
 	w.requireKept(t, secrets, "default", "one")
 }
 
-// CRD-066
+// TestOwnerChain checks that deleting the first object of a chain of owners deletes all of them. (CRD-066)
 func TestOwnerChain(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -166,8 +169,8 @@ func TestOwnerChain(t *testing.T) {
 	}
 }
 
-// CRD-066: with one owner left, only the reference to the other goes; and a foreground deletion
-// does not wait for a dependent that stays.
+// TestTwoOwners checks that the deletion of one of two owners only removes the reference to it. A foreground deletion
+// does not wait for a dependent that is kept. (CRD-066)
 func TestTwoOwners(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -187,7 +190,7 @@ func TestTwoOwners(t *testing.T) {
 	}
 }
 
-// CRD-066: an owner that never was, one of another uid, and one in another namespace are none.
+// TestDanglingReferences checks that objects are deleted if their owner has never existed or has another UID. (CRD-066)
 func TestDanglingReferences(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -202,7 +205,7 @@ func TestDanglingReferences(t *testing.T) {
 	w.requireKept(t, configMaps, "default", "owner")
 }
 
-// awaitInvalidOwner waits for the Event that the garbage collector emits about an object with an invalid owner.
+// awaitInvalidOwner waits for the garbage collector's Event about an object with an invalid owner.
 func (w *testClient) awaitInvalidOwner(t testing.TB, namespace, name, message string) {
 	t.Helper()
 	events := w.at(schema.GroupVersionResource{Version: "v1", Resource: "events"}, namespace)
@@ -224,8 +227,8 @@ func (w *testClient) awaitInvalidOwner(t testing.TB, namespace, name, message st
 	t.Errorf("no Event about %s says %s: %v", name, message, seen)
 }
 
-// CRD-066: a reference across namespaces dangles, whatever is known of the owner, and does not cut
-// the owner off from its true dependents.
+// TestOwnerInAnotherNamespace checks that a reference across namespaces is dangling and causes an Event, whether or
+// not the owner is known. The owner keeps its valid dependents. (CRD-066)
 func TestOwnerInAnotherNamespace(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", object("Namespace", "v1", "far"))
@@ -243,7 +246,8 @@ func TestOwnerInAnotherNamespace(t *testing.T) {
 	w.awaitGone(t, secrets, "default", "near")
 }
 
-// CRD-066: a namespaced owner of a cluster-scoped object cannot be found; the object stays.
+// TestNamespacedOwnerOfClusterScoped checks that a cluster-scoped object with a namespaced owner is kept, because
+// such an owner cannot be looked up. (CRD-066)
 func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -253,7 +257,7 @@ func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 	w.requireKept(t, namespaces, "", "kept")
 }
 
-// CRD-066
+// TestCustomOwner checks that the dependents of a custom object are deleted. (CRD-066)
 func TestCustomOwner(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -270,7 +274,7 @@ func TestCustomOwner(t *testing.T) {
 	}
 }
 
-// CRD-066
+// TestCustomDependent checks that a custom object is deleted after its owner. (CRD-066)
 func TestCustomDependent(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
@@ -280,7 +284,7 @@ func TestCustomDependent(t *testing.T) {
 	w.awaitGone(t, widgets, "default", "w")
 }
 
-// CRD-066
+// TestClusterScopedOwner checks that the dependents of a cluster-scoped owner are deleted, namespaced or not. (CRD-066)
 func TestClusterScopedOwner(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	hosts := w.crd(t, "example.com", "Host", "Cluster")
@@ -295,8 +299,8 @@ func TestClusterScopedOwner(t *testing.T) {
 	w.awaitGone(t, hosts, "", "child")
 }
 
-// CRD-066: an owner's kind that is not served yet is no reason to delete; when it comes, the owner
-// is asked for.
+// TestOwnerKindAppearsLater checks that an object is kept while the kind of its owner is not served. When the kind is
+// served, the owner is looked up. (CRD-066)
 func TestOwnerKindAppearsLater(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	later := metav1.OwnerReference{APIVersion: "later.example.com/v1", Kind: "Late", Name: "l", UID: "l"}
@@ -306,7 +310,8 @@ func TestOwnerKindAppearsLater(t *testing.T) {
 	w.awaitGone(t, configMaps, "default", "c")
 }
 
-// CRD-066: a dependents' kind that comes after the owner is followed, and waited for.
+// TestDependentKindAppearsLater checks that a kind created after the owner is watched, and that foreground deletion
+// waits for its objects. (CRD-066)
 func TestDependentKindAppearsLater(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
@@ -321,8 +326,8 @@ func TestDependentKindAppearsLater(t *testing.T) {
 	w.awaitGone(t, configMaps, "default", "owner")
 }
 
-// CRD-066, CRD-027: the dependents of a CRD's objects go with the CRD, though their owners' kind
-// can no longer be asked.
+// TestDependentsOfDeletedCRD checks that the dependents of custom objects are deleted with the CRD, although the kind
+// of their owners is no longer served. (CRD-066, CRD-027)
 func TestDependentsOfDeletedCRD(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
@@ -337,7 +342,8 @@ func TestDependentsOfDeletedCRD(t *testing.T) {
 	}
 }
 
-// CRD-066: owners that are not served for a while are not gone, and still own when they are back.
+// TestOwnerKindUnserved checks that owners of a kind that is temporarily not served keep their dependents, and still
+// own them when the kind is served again. (CRD-066)
 func TestOwnerKindUnserved(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)))
@@ -379,7 +385,7 @@ func TestOwnerKindUnserved(t *testing.T) {
 	w.awaitGone(t, secrets, "default", "s")
 }
 
-// CRD-066: what the loops had not done before a restart they do after it.
+// TestCollectAfterRestart checks that garbage collection continues after a restart. (CRD-066)
 func TestCollectAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)

@@ -15,7 +15,8 @@ import (
 
 var widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
-// CRD-027, CRD-030: objects, in whatever namespace, go with their CRD, and do not come back with it.
+// TestCRDRecreated checks that the objects in all namespaces are deleted with their CRD, and do not exist after the
+// CRD is created again. (CRD-027, CRD-030)
 func TestCRDRecreated(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))
@@ -37,7 +38,8 @@ func TestCRDRecreated(t *testing.T) {
 	}
 }
 
-// CRD-043, CRD-045
+// TestCRDWaitsForFinalizers checks that the deletion of a CRD waits for objects with finalizers, and that its condition
+// Terminating reports the progress. (CRD-043, CRD-045)
 func TestCRDWaitsForFinalizers(t *testing.T) {
 	for _, scope := range []string{"Namespaced", "Cluster"} {
 		t.Run(scope, func(t *testing.T) {
@@ -67,7 +69,8 @@ func TestCRDWaitsForFinalizers(t *testing.T) {
 	}
 }
 
-// watchCondition records the values of a CRD's condition; the function it returns gives them once the CRD is gone.
+// watchCondition records the values of a CRD's condition. The returned function blocks until the CRD is deleted, and
+// returns the values.
 func watchCondition(t *testing.T, w *testClient, name, kind string) func() []string {
 	t.Helper()
 	watching, err := w.at(crds, "").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -92,7 +95,7 @@ func watchCondition(t *testing.T, w *testClient, name, kind string) func() []str
 	}
 }
 
-// CRD-027: objects of versions that are all unserved are objects too.
+// TestUnservedCRDDeletion checks that the deletion of a CRD without served versions deletes its objects. (CRD-027)
 func TestUnservedCRDDeletion(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.crd(t, "example.com", "Widget", "Namespaced")
@@ -110,7 +113,8 @@ func TestUnservedCRDDeletion(t *testing.T) {
 	}
 }
 
-// CRD-041: names go to the CRD that waits for them when the first one goes, or gives them up.
+// TestNamesBecomeFree checks that a conflicting CRD gets its names when the first CRD is deleted or changes its names.
+// (CRD-041)
 func TestNamesBecomeFree(t *testing.T) {
 	for what, free := range map[string]func(*testing.T, *testClient){
 		"deleted": func(t *testing.T, w *testClient) { w.delete(t, crds, "", "widgets.example.com", "") },
@@ -143,7 +147,7 @@ func TestNamesBecomeFree(t *testing.T) {
 	}
 }
 
-// CRD-043: one that never had an endpoint has nothing to empty.
+// TestNeverEstablished checks the deletion of a CRD that was never established. (CRD-043)
 func TestNeverEstablished(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.crd(t, "example.com", "Widget", "Namespaced")
@@ -159,7 +163,7 @@ func TestNeverEstablished(t *testing.T) {
 	}
 }
 
-// CRD-041: names that became free just before a crash are given after it.
+// TestNamesFreedBeforeRestart checks that names released just before a restart are accepted after it. (CRD-041)
 func TestNamesFreedBeforeRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)

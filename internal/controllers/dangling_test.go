@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// awaitDangling waits until a FlowSchema has the condition.
+// awaitDangling waits until a FlowSchema has exactly the given condition.
 func awaitDangling(t *testing.T, c kubernetes.Interface, name string, want flowcontrolv1.FlowSchemaCondition) {
 	t.Helper()
 	var got []flowcontrolv1.FlowSchemaCondition
@@ -54,8 +54,8 @@ func flowSchema(name, level string) *flowcontrolv1.FlowSchema {
 		MatchingPrecedence: 500, PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level}}}
 }
 
-// The condition Dangling of a FlowSchema follows its reference and the priority levels that exist. Clients cannot
-// change it for long.
+// TestDanglingFlowSchemas checks that the condition Dangling of a FlowSchema follows its reference and the existing
+// priority levels. A change of the condition by a client is reverted.
 func TestDanglingFlowSchemas(t *testing.T) {
 	c := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
 	for _, s := range append(flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas...) {
@@ -109,7 +109,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	awaitDangling(t, c, "mine", notFound("mine"))
 }
 
-// Without priority and fairness nothing writes the condition, as upstream.
+// TestDanglingWithoutFairness checks that the condition is not written without priority and fairness, as upstream.
 func TestDanglingWithoutFairness(t *testing.T) {
 	s := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }))
 	w, c := connect(t, s), kubernetes.NewForConfigOrDie(s.Config)
@@ -124,8 +124,8 @@ func TestDanglingWithoutFairness(t *testing.T) {
 	}
 }
 
-// KeepPriorities restores the mandatory and suggested objects, and deletes those that carry the annotation of an
-// earlier release.
+// TestReconcileFlowControl checks that ReconcileFlowControl restores the mandatory and suggested objects. It deletes
+// those with the annotation of an earlier release.
 func TestReconcileFlowControl(t *testing.T) {
 	s := testserver.Start(t)
 	c := kubernetes.NewForConfigOrDie(s.Config).FlowcontrolV1()

@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// With -* what kube-controller-manager does is left to it: namespaces and dependents stay as they are. The ends of
-// CRDs, which are no business of its, do not.
+// TestTrellisControllersDisabled checks that "-*" disables the namespace controller and the garbage collector, so that
+// kube-controller-manager can run them. The CRD controller, which kube-controller-manager does not have, still runs.
 func TestTrellisControllersDisabled(t *testing.T) {
 	s := testserver.Start(t, withControllers("-*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
@@ -62,7 +62,7 @@ func TestTrellisControllersDisabled(t *testing.T) {
 	}
 }
 
-// Loops of the server's own run unless they are switched off.
+// TestTrellisControllerEnabled checks which values of Controllers enable one of TrellisControllers.
 func TestTrellisControllerEnabled(t *testing.T) {
 	const name = "namespace-controller"
 	for _, c := range []struct {

@@ -12,8 +12,8 @@ import (
 
 var things = kind{schema.GroupVersionResource{Group: "g", Version: "v1", Resource: "things"}, "Thing", true}
 
-// thing is an object whose uid is its name, owned by others of its kind; "!" before an owner's
-// name makes the reference block.
+// thing returns an object whose UID is its name, with owners of its own kind. The prefix "!" of an owner's name sets
+// blockOwnerDeletion.
 func thing(name string, version int, owners ...string) *metav1.PartialObjectMetadata {
 	m := &metav1.PartialObjectMetadata{}
 	m.Name, m.UID, m.Namespace, m.ResourceVersion = name, types.UID(name), "n", fmt.Sprint(version)
@@ -41,7 +41,7 @@ func names(ids []objectID) string {
 	return fmt.Sprint(list)
 }
 
-// CRD-066
+// TestGraphKeepsOnlyRelevantObjects checks that the graph contains only owners and dependents. (CRD-066)
 func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("plain", 1))
@@ -63,7 +63,7 @@ func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	}
 }
 
-// CRD-066: what is older than what is known changes nothing.
+// TestGraphIgnoresOlderStates checks that a state older than the recorded one changes nothing. (CRD-066)
 func TestGraphIgnoresOlderStates(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("child", 1, "owner"))
@@ -77,7 +77,7 @@ func TestGraphIgnoresOlderStates(t *testing.T) {
 	}
 }
 
-// CRD-066
+// TestGraphForeground checks the effects of changes while an owner is deleted in the foreground. (CRD-066)
 func TestGraphForeground(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("a", 1, "!owner"))
@@ -104,7 +104,8 @@ func TestGraphForeground(t *testing.T) {
 	}
 }
 
-// CRD-066: a uid alone does not make a reference right.
+// TestGraphMismatchedReferences checks that a reference with the right UID and another name or namespace is checked
+// again. (CRD-066)
 func TestGraphMismatchedReferences(t *testing.T) {
 	far := thing("far", 1, "owner")
 	far.Namespace = "elsewhere"
@@ -129,7 +130,7 @@ func TestGraphMismatchedReferences(t *testing.T) {
 	}
 }
 
-// CRD-066: a kind that is hidden loses no dependents, and owns again when it is back.
+// TestGraphStopKind checks that objects of a kind that is no longer watched keep their dependents. (CRD-066)
 func TestGraphStopKind(t *testing.T) {
 	others := kind{schema.GroupVersionResource{Group: "o", Version: "v1", Resource: "others"}, "Other", true}
 	g := newGraph()
@@ -149,7 +150,8 @@ func TestGraphStopKind(t *testing.T) {
 	}
 }
 
-// CRD-066: after any changes in any order the graph is what a new one would be, and empty when all is gone.
+// TestGraphRandom checks owners and dependents after random changes, and that the graph is empty after all objects are
+// removed. (CRD-066)
 func TestGraphRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -211,7 +213,7 @@ func hasOwner(owners []metav1.OwnerReference, name string) bool {
 	return false
 }
 
-// CRD-066
+// TestAbsentOwnersAreBounded checks that the number of remembered deleted owners is limited. (CRD-066)
 func TestAbsentOwnersAreBounded(t *testing.T) {
 	c := newGarbageCollector(nil, newKindWatchers(nil))
 	for i := range 3 * maxAbsentOwners {
@@ -223,7 +225,7 @@ func TestAbsentOwnersAreBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkGraph records an object that nothing owns, and one that an object owns.
+// BenchmarkGraph measures recording an object without owners and one with an owner.
 func BenchmarkGraph(b *testing.B) {
 	for name, m := range map[string]*metav1.PartialObjectMetadata{"plain": thing("p", 1), "owned": thing("o", 1, "owner")} {
 		b.Run(name, func(b *testing.B) {

@@ -12,7 +12,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// A server names the controllers that it runs, at each start those of then, so that no other program runs them as well.
+// TestControllersLease checks that the server publishes the names of its controllers at each start. It writes the
+// Lease only if the names have changed.
 func TestControllersLease(t *testing.T) {
 	s := testserver.Start(t)
 	leases := kubernetes.NewForConfigOrDie(s.Config).CoordinationV1().Leases(metav1.NamespaceSystem)

@@ -18,8 +18,9 @@ import (
 
 var storageMigrations = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
 
-// VER-055 VER-056 VER-059: a migration writes exactly the objects that are stored at another version, while clients
-// go on reading and writing at both, and takes that version out of storedVersions.
+// TestMigrationWritesObjectsAtOtherVersions checks that a migration writes exactly the objects that are stored at
+// another version, and removes that version from storedVersions. Clients read and write at both versions meanwhile.
+// (VER-055 VER-056 VER-059)
 func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	old := widgets
@@ -56,7 +57,7 @@ func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	}
 }
 
-// VER-055: a CRD that was deleted and is there again is migrated by itself as the first was.
+// TestMigrationOfARecreatedCRD checks that a recreated CRD is migrated automatically again. (VER-055)
 func TestMigrationOfARecreatedCRD(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
 	old := widgets
@@ -74,8 +75,8 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 	}
 }
 
-// Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those
-// that somebody has asked for.
+// TestOldAutomaticMigrationsAreDeleted checks that only the newest finished automatic migration of a resource is kept.
+// Migrations that a user has created are kept too.
 func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
 	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
@@ -100,7 +101,7 @@ func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	})
 }
 
-// storeAt makes one of a CRD's versions the storage version.
+// storeAt makes a version of a CRD its storage version.
 func storeAt(t *testing.T, w *testClient, name, storage string) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server writes its status meanwhile

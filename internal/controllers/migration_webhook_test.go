@@ -24,8 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// migrationTest is a storage migration of Widgets from v1 to v2 whose webhook dies in the middle, and another kind
-// beside it.
+// migrationTest is a storage migration of Widgets from v1 to v2 with a webhook that is stopped during the migration.
+// A second kind, Gadgets, must not be affected.
 type migrationTest struct {
 	*testing.T
 	*testClient
@@ -40,7 +40,7 @@ const (
 	widgetCRD       = "widgets.example.com"
 )
 
-// newMigrationTest returns one whose first page is through, and whose webhook is dead.
+// newMigrationTest returns a migration whose first page is written and whose webhook is stopped.
 func newMigrationTest(t *testing.T) *migrationTest {
 	t.Helper()
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
@@ -79,7 +79,7 @@ func (d *migrationTest) progress(name string) string {
 	return d.get(d.T, storageMigrations, "", name).GetAnnotations()[resource.MigrationProgressAnnotation]
 }
 
-// requireStored demands what the CRD says of stored versions.
+// requireStored fails the test unless status.storedVersions of the CRD is want.
 func (d *migrationTest) requireStored(want ...string) {
 	d.Helper()
 	got, _, _ := unstructured.NestedStringSlice(d.get(d.T, crds, "", widgetCRD).Object, "status", "storedVersions")
@@ -88,7 +88,7 @@ func (d *migrationTest) requireStored(want ...string) {
 	}
 }
 
-// requireOtherKindWorks demands that another kind is read, written and migrated meanwhile.
+// requireOtherKindWorks checks that another kind can be read, written and migrated.
 func (d *migrationTest) requireOtherKindWorks() {
 	d.Helper()
 	other := gadgets
@@ -106,7 +106,7 @@ func (d *migrationTest) awaitEnd(name, kind string) {
 	})
 }
 
-// awaitMigrating waits for what the CRD says of its migration.
+// awaitMigrating waits until the condition StorageMigrating of the CRD begins with want.
 func (d *migrationTest) awaitMigrating(want string) {
 	d.Helper()
 	d.await(d.T, crds, "", widgetCRD, "says "+want, func(o *unstructured.Unstructured) bool {
@@ -114,8 +114,9 @@ func (d *migrationTest) awaitMigrating(want string) {
 	})
 }
 
-// CNV-059 VER-055 VER-056 VER-060: a migration whose webhook dies waits, says so, and goes on where it was as soon as
-// the webhook is back; no other kind notices, and storedVersions stay until it is through.
+// TestMigrationResumesWithItsWebhook checks that a migration without its webhook reports the error, waits, and
+// resumes as soon as the webhook is reachable. No other kind is affected, and storedVersions change only at the end.
+// (CNV-059 VER-055 VER-056 VER-060)
 func TestMigrationResumesWithItsWebhook(t *testing.T) {
 	d := newMigrationTest(t)
 	d.awaitMigrating("True/StorageVersionMigrationInProgress/")
@@ -137,7 +138,8 @@ func TestMigrationResumesWithItsWebhook(t *testing.T) {
 	}
 }
 
-// VER-060: a migration that is deleted in the middle ends there, the CRD says so, and another does the rest.
+// TestMigrationDeletedWhileRunning checks that a deleted migration stops and that the condition of the CRD reports
+// it. Another migration writes the remaining objects. (VER-060)
 func TestMigrationDeletedWhileRunning(t *testing.T) {
 	d := newMigrationTest(t)
 	d.delete(t, storageMigrations, "", "move", "")
@@ -152,7 +154,8 @@ func TestMigrationDeletedWhileRunning(t *testing.T) {
 	}
 }
 
-// VER-060: a migration under which the storage version changes starts over, and ends with what is true then.
+// TestMigrationToAnotherStorageVersion checks that a migration restarts when the storage version changes, and sets
+// the right storedVersions. (VER-060)
 func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	d := newMigrationTest(t)
 	storeAt(t, d.testClient, widgetCRD, "v1")
@@ -169,8 +172,8 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	}
 }
 
-// VER-060: a migration during whose last call the storage version goes back and forth starts over: what was written
-// meanwhile is stored where it was.
+// TestStorageVersionChangesAtTheEndOfAMigration changes the storage version back and forth during the last webhook
+// call. The migration must restart, because objects were written at the other version meanwhile. (VER-060)
 func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
 	d.v2.Version = "v2"
@@ -192,8 +195,8 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	}
 }
 
-// VER-060: migrations of one resource are done one after the other. One that waits for another is not looked at
-// meanwhile, and begins as soon as that has ended.
+// TestTwoMigrationsOfAResource checks that migrations of one resource run one after the other. A waiting migration is
+// not read meanwhile, and starts as soon as the first has finished. (VER-060)
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
 	s := testserver.Start(t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"))
@@ -223,7 +226,7 @@ func TestTwoMigrationsOfAResource(t *testing.T) {
 	d.awaitEnd("second", "Succeeded")
 }
 
-// countRequests counts the requests for a migration that came from the server's own loops.
+// countRequests returns the number of requests for a migration from the server's own controllers.
 func countRequests(t *testing.T, log, name string) (n int) {
 	t.Helper()
 	lines, err := os.ReadFile(log)
@@ -238,7 +241,8 @@ func countRequests(t *testing.T, log, name string) (n int) {
 	return n
 }
 
-// CNV-075: a CRD whose migration hangs can be deleted; the migration fails, and one of the same name is another.
+// TestMigrationOfADeletedCRD checks that a CRD with a blocked migration can be deleted, and that the migration then
+// fails. The migration of a new CRD with the same name is independent. (CNV-075)
 func TestMigrationOfADeletedCRD(t *testing.T) {
 	d := newMigrationTest(t)
 	d.delete(t, crds, "", widgetCRD, "")
@@ -259,7 +263,8 @@ func TestMigrationOfADeletedCRD(t *testing.T) {
 	d.requireStored("v2")
 }
 
-// A migration whose objects the server refuses fails, and says why; the next one of the resource runs.
+// TestMigrationThatIsRefused checks that a migration fails with the reason if the server rejects a write, and that
+// the next migration of the resource runs.
 func TestMigrationThatIsRefused(t *testing.T) {
 	e := storagetest.StartEtcd(t) // which takes no object of 2 MiB
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} }))), webhook: newTestWebhook(t)}
@@ -281,7 +286,8 @@ func TestMigrationThatIsRefused(t *testing.T) {
 	d.requireStored("v2")
 }
 
-// A migration of what there is not fails, though another API server is away.
+// TestMigrationOfUnknownResource checks that a migration of an unknown resource fails, even if another API server is
+// unavailable.
 func TestMigrationOfUnknownResource(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t))}
 	away := object("APIService", "apiregistration.k8s.io/v1", "v1.away.example.com")
@@ -296,7 +302,7 @@ func TestMigrationOfUnknownResource(t *testing.T) {
 	})
 }
 
-// What an answer means for a migration: some would be the same later.
+// TestIsPermanent checks which errors make a migration fail without a retry.
 func TestIsPermanent(t *testing.T) {
 	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
 	for err, want := range map[error]bool{
@@ -317,7 +323,8 @@ func TestIsPermanent(t *testing.T) {
 	}
 }
 
-// A migration that the webhook's silence holds up does not hold up those of other kinds.
+// TestHangingWebhookBlocksNoOtherMigration checks that a webhook that does not respond blocks only the migration of
+// its kind.
 func TestHangingWebhookBlocksNoOtherMigration(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t)}
 	d.create(t, crds, "", d.webhook.definition("v1"))

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// CRD-031: an object that goes has its namespace looked at again, if that one ends, however long the
-// attempts before have put it off.
+// TestDeletedObjectRequeuesItsNamespace checks that the deletion of an object queues its namespace if the namespace
+// is being deleted. A long backoff of earlier attempts must not delay it. (CRD-031)
 func TestDeletedObjectRequeuesItsNamespace(t *testing.T) {
 	n := newNamespaceController(nil, nil)
 	defer time.AfterFunc(10*time.Second, n.queue.ShutDown).Stop()

@@ -14,7 +14,7 @@ import (
 
 func namespace(name string) *unstructured.Unstructured { return object("Namespace", "v1", name) }
 
-// awaitCondition waits until a condition begins with text.
+// awaitCondition waits until a condition of a namespace is text.
 func (w *testClient) awaitCondition(t *testing.T, name, kind, text string) {
 	t.Helper()
 	w.await(t, namespaces, "", name, kind+" is "+text, func(o *unstructured.Unstructured) bool {
@@ -22,7 +22,8 @@ func (w *testClient) awaitCondition(t *testing.T, name, kind, text string) {
 	})
 }
 
-// CRD-031, CRD-032: what is left, and why, can be read; the namespace goes as soon as nothing is.
+// TestNamespaceConditions checks that the conditions report the remaining objects and finalizers, and that the
+// namespace is deleted as soon as nothing remains. (CRD-031, CRD-032)
 func TestNamespaceConditions(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
@@ -64,8 +65,8 @@ func TestNamespaceConditions(t *testing.T) {
 	w.get(t, secrets, "default", "s")
 }
 
-// CRD-031: after many attempts in vain the delay between them is long; the namespace goes at once
-// all the same when the last finalizer does.
+// TestNamespaceIsFinalizedPromptly checks that a namespace is deleted at once when its last finalizer is removed,
+// even after many failed attempts with a long backoff. (CRD-031)
 func TestNamespaceIsFinalizedPromptly(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))
@@ -80,7 +81,7 @@ func TestNamespaceIsFinalizedPromptly(t *testing.T) {
 	w.awaitGone(t, namespaces, "", "n")
 }
 
-// CRD-031: a namespace made again is another one, and empty.
+// TestNamespaceRecreated checks that a recreated namespace is empty and can be deleted. (CRD-031)
 func TestNamespaceRecreated(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	for range 3 {
@@ -92,8 +93,8 @@ func TestNamespaceRecreated(t *testing.T) {
 	}
 }
 
-// CRD-027, CRD-031: a CRD that goes at the same time neither holds the namespace up nor leaves
-// objects behind.
+// TestNamespaceAndCRDDeletedTogether checks that a CRD deleted at the same time neither blocks the namespace nor leaves
+// objects behind. (CRD-027, CRD-031)
 func TestNamespaceAndCRDDeletedTogether(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprint("held=", held), func(t *testing.T) {
@@ -121,7 +122,7 @@ func TestNamespaceAndCRDDeletedTogether(t *testing.T) {
 	}
 }
 
-// CRD-031: a restart in the middle changes nothing.
+// TestNamespaceDeletionAcrossRestarts checks that the deletion of a namespace continues after a restart. (CRD-031)
 func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)
@@ -149,8 +150,8 @@ func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 	}
 }
 
-// CRD-031: pods go before what they use (KEP-5080); where there are none this is the order of all
-// others, and every kind is emptied.
+// TestNamespaceDeletesEveryKind checks that the objects of all kinds are deleted with the namespace, after the check
+// for Pods of KEP-5080. (CRD-031)
 func TestNamespaceDeletesEveryKind(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))

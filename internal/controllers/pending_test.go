@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What waits for a kind that is never served is forgotten with the object that named it, and not before.
+// TestPendingOwnersArePruned checks that a pending owner of an unserved kind is pruned after its dependents are
+// deleted, and not before.
 func TestPendingOwnersArePruned(t *testing.T) {
 	c := newGarbageCollector(nil, newKindWatchers(nil))
 	k := kind{schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, "ConfigMap", true}

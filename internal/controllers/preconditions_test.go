@@ -20,7 +20,7 @@ import (
 // What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is;
 // here it is shown that each write says what it relies on.
 
-// fakeAPI is an API server that answers a GET with what it was given for its path and keeps the writes that it gets.
+// fakeAPI is an API server that returns a fixed response for each path and records the writes.
 type fakeAPI struct {
 	answers map[string]string
 	writes  []recordedWrite
@@ -75,7 +75,8 @@ func (c *fakeAPI) clients(t *testing.T) *clients {
 	return out
 }
 
-// expect checks the writes so far, each by what it is and the text of a part of its body, and forgets them.
+// expect compares the recorded writes with want, and clears them. Each write is compared by its request and one part
+// of its body.
 func (c *fakeAPI) expect(t *testing.T, part string, want ...string) {
 	t.Helper()
 	var got []string
@@ -96,7 +97,7 @@ const (
 	oneOwner   = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"}]`
 )
 
-// newTestCollector is a collector that follows things, before all kinds have been listed.
+// newTestCollector returns a garbage collector that watches things. Not all kinds have been listed yet.
 func newTestCollector(t *testing.T, api *fakeAPI) *garbageCollector {
 	c := api.clients(t)
 	k := newKindWatchers(c)
@@ -104,7 +105,8 @@ func newTestCollector(t *testing.T, api *fakeAPI) *garbageCollector {
 	return newGarbageCollector(c, k)
 }
 
-// CRD-066: what is collected is the object that was judged, in the state that it was judged by.
+// TestCollectorSetsPreconditions checks that the garbage collector deletes or patches an object only in the state
+// that it has read. (CRD-066)
 func TestCollectorSetsPreconditions(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
 	api := &fakeAPI{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", oneOwner)}}
@@ -127,7 +129,7 @@ func TestCollectorSetsPreconditions(t *testing.T) {
 	api.expect(t, "metadata")
 }
 
-// References to many owners that do not exist do not list the kind for each of them.
+// TestOwnerSearchesAreLimited checks that references to many missing owners do not list the kind for each of them.
 func TestOwnerSearchesAreLimited(t *testing.T) {
 	const all = "/apis/g/v1/things"
 	api := &fakeAPI{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}
@@ -149,7 +151,8 @@ func TestOwnerSearchesAreLimited(t *testing.T) {
 	}
 }
 
-// CRD-066: a deletion that waits for dependents is not finished before every kind has been listed: there may be some.
+// TestFinishDeletionWaitsForLists checks that a deletion is not finished before every kind has been listed, because
+// there may be more dependents. (CRD-066)
 func TestFinishDeletionWaitsForLists(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
 	api := &fakeAPI{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", `,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["x/y","foregroundDeletion"]`)}}
@@ -165,7 +168,8 @@ func TestFinishDeletionWaitsForLists(t *testing.T) {
 	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"finalizers":["x/y"],"resourceVersion":"7","uid":"a"}`)
 }
 
-// CRD-031: a namespace is let go in the state in which it was found empty.
+// TestFinalizeSetsResourceVersion checks that a namespace is finalized only in the state in which it was found empty.
+// (CRD-031)
 func TestFinalizeSetsResourceVersion(t *testing.T) {
 	api := &fakeAPI{answers: map[string]string{
 		"/api":                   `{"kind":"APIVersions","apiVersion":"v1","versions":[]}`,
@@ -179,8 +183,8 @@ func TestFinalizeSetsResourceVersion(t *testing.T) {
 	api.expect(t, "metadata", "PUT /api/v1/namespaces/old/status"+read, "PUT /api/v1/namespaces/old/finalize"+read)
 }
 
-// VER-054: a migration writes an object, and says that a CRD is migrated, in the state that it has read, and forgets
-// the finished migrations that it has read.
+// TestMigrationSetsPreconditions checks that a migration writes objects and CRDs, and deletes finished migrations,
+// only in the state that it has read. (VER-054)
 func TestMigrationSetsPreconditions(t *testing.T) {
 	const crdPath, svmPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g", "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 	svm := func(name, resource, condition string) string {

@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// A new server has upstream's priorities of Pods and requests. What somebody has changed stays, but for the mandatory
-// ones.
+// TestBootstrapPriorities checks that a new server has upstream's priorities of Pods and requests. Changes by users
+// are kept, except for mandatory objects.
 func TestBootstrapPriorities(t *testing.T) {
 	s := testserver.Start(t)
 	client := kubernetes.NewForConfigOrDie(s.Config)

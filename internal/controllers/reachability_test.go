@@ -16,8 +16,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// CNV-025 CNV-059: a CRD says that its webhook cannot be reached, and why, and that it can be again; one whose webhook
-// was always there says nothing. It recovers by itself within two seconds of the webhook.
+// TestUnreachableWebhookCondition checks that a condition and Events of the CRD report an unreachable webhook, the
+// reason, and its recovery. The server detects the recovery without a conversion. A webhook that was always reachable
+// has no condition. (CNV-025 CNV-059)
 func TestUnreachableWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	hook := newTestWebhook(t)
@@ -68,8 +69,8 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// A condition that an earlier server has left behind is put right by the first answer, one that is not there is not
-// made.
+// TestReachableWebhookCondition checks that the first response of a webhook updates an existing condition but does
+// not add a missing one.
 func TestReachableWebhookCondition(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
@@ -104,8 +105,8 @@ func TestReachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names
-// that.
+// TestReplacedWebhookCondition checks that the condition is removed with the webhook, and follows a changed webhook.
+// (CNV-073)
 func TestReplacedWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	dead, alive := newTestWebhook(t), newTestWebhook(t)

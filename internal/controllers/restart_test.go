@@ -13,7 +13,7 @@ import (
 
 const gadgetCRD = "gadgets.example.com"
 
-// addCondition gives a CRD a condition, as a server would that ended then.
+// addCondition adds a condition to a CRD, as a server that was stopped may have left it.
 func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -33,8 +33,9 @@ func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 	}
 }
 
-// VER-060: a CRD whose migration was deleted when the server ended says so after the next start; one whose migration
-// is still there goes on saying that it is being migrated, until that is deleted too.
+// TestMigrationDeletedBeforeRestart checks two CRDs whose condition reports a migration at the start of the server.
+// If the StorageVersionMigration no longer exists, the condition is updated. Otherwise it is kept until the
+// StorageVersionMigration is deleted. (VER-060)
 func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
@@ -61,8 +62,8 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	d.requireStored("v1", "v2")
 }
 
-// CNV-025 CNV-059: that a webhook cannot be reached, as an earlier server has left it in a CRD, is put right without
-// a call; the webhook of a CRD that says nothing of the kind is left alone.
+// TestWebhookConditionAfterRestart checks that a condition of an unreachable webhook from an earlier server is
+// updated without a conversion. Webhooks of CRDs without such a condition are not contacted. (CNV-025 CNV-059)
 func TestWebhookConditionAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)

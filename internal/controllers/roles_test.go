@@ -14,7 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// AGG-035 AGG-037 SCD-009 SCD-010 SCD-026: a new server has upstream's roles and bindings, object by object.
+// TestBootstrapRoles checks that a new server has upstream's roles and bindings. (AGG-035 AGG-037 SCD-009 SCD-010
+// SCD-026)
 func TestBootstrapRoles(t *testing.T) {
 	s := testserver.Start(t)
 	client := kubernetes.NewForConfigOrDie(s.Config).RbacV1()
@@ -73,8 +74,8 @@ func same(t *testing.T, name string, got, want any) {
 	}
 }
 
-// SCD-028 SCD-024: at its start a server adds what a role lacks, keeps what somebody has added, and lets be what is
-// protected.
+// TestRolesAtRestart checks that the server adds missing rules at its start, keeps added rules, and does not change
+// protected roles. (SCD-028 SCD-024)
 func TestRolesAtRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	roles := kubernetes.NewForConfigOrDie(s.Config).RbacV1().ClusterRoles()

@@ -24,7 +24,7 @@ var (
 	accounts   = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
 )
 
-// testClient is a client with the words that the tests below are written in.
+// testClient is a client with helpers that fail the test on errors.
 type testClient struct{ dynamic dynamic.Interface }
 
 func connect(t testing.TB, s *testserver.Server) *testClient {
@@ -43,7 +43,7 @@ func (w *testClient) at(gvr schema.GroupVersionResource, namespace string) dynam
 	return w.dynamic.Resource(gvr).Namespace(namespace)
 }
 
-// version is a version of a CRD that takes anything.
+// version returns a version of a CRD whose schema accepts any field.
 func version(name string, served, storage bool) map[string]any {
 	return map[string]any{"name": name, "served": served, "storage": storage, "schema": map[string]any{
 		"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}
@@ -62,7 +62,7 @@ func definition(group, kind, scope string, versions ...any) *unstructured.Unstru
 	return crd
 }
 
-// crd makes a CRD of one version v1 and returns its resource.
+// crd creates a CRD with the single version v1 and returns its resource.
 func (w *testClient) crd(t testing.TB, group, kind, scope string) schema.GroupVersionResource {
 	t.Helper()
 	w.create(t, crds, "", definition(group, kind, scope))
@@ -74,7 +74,7 @@ func object(kind, apiVersion, name string) *unstructured.Unstructured {
 		"apiVersion": apiVersion, "kind": kind, "metadata": map[string]any{"name": name}}}
 }
 
-// owned is an object with owners and, after them, finalizers.
+// owned sets the owners and finalizers of an object and returns it.
 func owned(o *unstructured.Unstructured, owners []metav1.OwnerReference, finalizers ...string) *unstructured.Unstructured {
 	o.SetOwnerReferences(owners)
 	o.SetFinalizers(finalizers)
@@ -108,7 +108,7 @@ func (w *testClient) get(t testing.TB, gvr schema.GroupVersionResource, namespac
 	return o
 }
 
-// delete deletes an object; policy "" leaves the choice to the server.
+// delete deletes an object. The policy "" means the server's default.
 func (w *testClient) delete(t testing.TB, gvr schema.GroupVersionResource, namespace, name string, policy metav1.DeletionPropagation) {
 	t.Helper()
 	options := metav1.DeleteOptions{}
@@ -120,7 +120,7 @@ func (w *testClient) delete(t testing.TB, gvr schema.GroupVersionResource, names
 	}
 }
 
-// removeFinalizers takes all finalizers off an object.
+// removeFinalizers removes all finalizers of an object.
 func (w *testClient) removeFinalizers(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	w.patch(t, gvr, namespace, name, `{"metadata":{"finalizers":null}}`)
@@ -133,11 +133,13 @@ func (w *testClient) patch(t testing.TB, gvr schema.GroupVersionResource, namesp
 	}
 }
 
-// waitTimeout is how long the loops may take: far less than the longest delay between attempts, so that
-// a test does not pass by luck of the backoff. The race detector makes all of it timeoutFactor.
+// waitTimeout is the maximum time to wait for the controllers. It is far less than the maximum delay between two
+// attempts, so that a test cannot pass only because of a retry. It is longer with the race detector, which slows the
+// server down.
 const waitTimeout = 5 * time.Second * timeoutFactor
 
-// eventually waits until holds does, and says what was waited for if that never happens.
+// eventually waits until holds returns true. It fails the test with the description what if that does not happen in
+// time.
 func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
@@ -156,7 +158,7 @@ func (w *testClient) awaitGone(t testing.TB, gvr schema.GroupVersionResource, na
 	})
 }
 
-// await waits until an object is as holds says.
+// await waits until holds returns true for an object.
 func (w *testClient) await(t testing.TB, gvr schema.GroupVersionResource, namespace, name, what string, holds func(*unstructured.Unstructured) bool) {
 	t.Helper()
 	var last *unstructured.Unstructured
@@ -175,7 +177,7 @@ func (w *testClient) await(t testing.TB, gvr schema.GroupVersionResource, namesp
 	})
 }
 
-// condition is "Status/Reason/Message" of a condition, or "".
+// condition returns "Status/Reason/Message" of a condition, or "" if the object does not have it.
 func condition(o *unstructured.Unstructured, kind string) string {
 	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, c := range list {

@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// A new server says since when it writes down the last use of tokens, as kube-controller-manager wants to know.
+// TestTokenTracking checks that a new server publishes the date since which it records the last use of legacy tokens.
 func TestTokenTracking(t *testing.T) {
 	s := testserver.Start(t)
 	maps := kubernetes.NewForConfigOrDie(s.Config).CoreV1().ConfigMaps(metav1.NamespaceSystem)

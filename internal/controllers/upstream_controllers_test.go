@@ -36,7 +36,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// startLog is a log that knows which controllers have begun.
+// startLog is a log handler that records the names of started controllers.
 type startLog struct {
 	slog.Handler
 	mu      sync.Mutex
@@ -60,7 +60,7 @@ func (j *startLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// await waits until so many have begun, and returns them.
+// await blocks until at least n controllers have started, and returns their sorted names.
 func (j *startLog) await(n int) []string {
 	for ; ; <-j.added {
 		j.mu.Lock()
@@ -72,7 +72,7 @@ func (j *startLog) await(n int) []string {
 	}
 }
 
-// cluster is a server with all controllers, and a client.
+// cluster is a server with the given controllers, and a client.
 type cluster struct {
 	*testing.T
 	*kubernetes.Clientset
@@ -99,7 +99,8 @@ func must[T any](t testing.TB) func(T, error) T {
 
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// service makes a Service of Pods with the label app=name, or of none that it names.
+// service creates a Service. If selects is set, it selects the Pods with the label app=name. Otherwise it has no
+// selector.
 func (c *cluster) service(name string, selects bool) {
 	c.Helper()
 	s := &corev1.Service{ObjectMeta: named(name), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -109,7 +110,7 @@ func (c *cluster) service(name string, selects bool) {
 	must[*corev1.Service](c)(c.CoreV1().Services("default").Create(c.Context(), s, metav1.CreateOptions{}))
 }
 
-// pod makes one that runs on a node, at an address. It needs the account of its namespace.
+// pod creates a Pod that runs on a node and has an IP address. It first waits for the ServiceAccount of the namespace.
 func (c *cluster) pod(name, ip string) *corev1.Pod {
 	c.Helper()
 	must[*corev1.Node](c)(c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}))
@@ -132,8 +133,8 @@ func (c *cluster) ready(p *corev1.Pod, is corev1.ConditionStatus) *corev1.Pod {
 	return must[*corev1.Pod](c)(c.CoreV1().Pods("default").UpdateStatus(c.Context(), p, metav1.UpdateOptions{}))
 }
 
-// awaitSlices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and
-// whether it is ready.
+// awaitSlices waits until an EndpointSlice of a Service that a controller manages has these endpoints. An endpoint is
+// given as its address and whether it is ready.
 func (c *cluster) awaitSlices(service, by string, want ...string) {
 	c.Helper()
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(c.Context(), metav1.ListOptions{
@@ -148,8 +149,8 @@ func (c *cluster) awaitSlices(service, by string, want ...string) {
 	})
 }
 
-// A controller begins with the first object that it is about. At a server where there is nothing only those run that
-// look after roles and namespaces.
+// TestControllersStartOnFirstObject checks that a controller starts with the first object of its kinds. On a server
+// without such objects only the controllers of roles and namespaces run.
 func TestControllersStartOnFirstObject(t *testing.T) {
 	c := newCluster(t, "*")
 	want := []string{"clusterrole-aggregation-controller", "root-ca-certificate-publisher-controller", "serviceaccount-controller"}
@@ -197,7 +198,8 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 	}
 }
 
-// EXT-024: a Service has the addresses of its Pods, and knows which are ready, in EndpointSlices and Endpoints.
+// TestServiceEndpoints checks that the EndpointSlices and Endpoints of a Service contain the addresses of its Pods
+// and their readiness. (EXT-024)
 func TestServiceEndpoints(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("web", true)
@@ -212,7 +214,7 @@ func TestServiceEndpoints(t *testing.T) {
 	c.awaitSlices("web", "endpointslice-controller.k8s.io", "10.1.0.1 false")
 }
 
-// Endpoints that somebody has made for a Service are copied to an EndpointSlice.
+// TestEndpointsAreMirrored checks that Endpoints created by a user are copied to an EndpointSlice.
 func TestEndpointsAreMirrored(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("outside", false)
@@ -221,7 +223,8 @@ func TestEndpointsAreMirrored(t *testing.T) {
 	c.awaitSlices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
 }
 
-// The status of a ResourceQuota counts Pods, what they ask for, and objects of custom kinds, as they come and go.
+// TestQuotasAreCounted checks that the status of a ResourceQuota counts Pods, their requests, and custom objects, as
+// they are created and deleted.
 func TestQuotasAreCounted(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)
@@ -256,8 +259,8 @@ func TestQuotasAreCounted(t *testing.T) {
 	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
 }
 
-// A quota that is older than the CRD of the kind that it counts is counted soon after the CRD is created, and not at
-// the next resync minutes later (kubernetes#67239).
+// TestQuotaOlderThanItsKind checks that a quota created before the CRD that it limits is recounted soon after the CRD
+// is created. It must not wait for the next resync minutes later (kubernetes#67239).
 func TestQuotaOlderThanItsKind(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)
@@ -280,7 +283,7 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 	}
 }
 
-// request is a CertificateSigningRequest for a kubelet's client certificate.
+// request returns a CertificateSigningRequest for a kubelet's client certificate.
 func request(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
@@ -292,7 +295,8 @@ func request(t *testing.T, name string) *certificatesv1.CertificateSigningReques
 	}}
 }
 
-// Who may have a kubelet's certificate is given one that the server's own CA has signed, good for a year.
+// TestKubeletCertificates checks that an authorized request for a kubelet's certificate is signed by the server's CA,
+// with a validity of a year.
 func TestKubeletCertificates(t *testing.T) {
 	c := newCluster(t, "*")
 	must[*certificatesv1.CertificateSigningRequest](t)(c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}))
@@ -314,7 +318,7 @@ func TestKubeletCertificates(t *testing.T) {
 	}
 }
 
-// runStandalone runs controllers in a process of their own, until the test ends or stop is called.
+// runStandalone runs controllers as in a separate process until the test ends or stop is called.
 func runStandalone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -329,7 +333,7 @@ func runStandalone(t *testing.T, config *rest.Config, c controllers.UpstreamConf
 	return stop
 }
 
-// A CertificateSigningRequest that was approved long ago is deleted.
+// TestOldCertificateSigningRequestsAreDeleted checks that a CertificateSigningRequest approved long ago is deleted.
 func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 	c := newCluster(t, "-*")
 	requests := c.CertificatesV1().CertificateSigningRequests()
@@ -350,7 +354,7 @@ func job() *batchv1.Job {
 		Spec: corev1.PodSpec{RestartPolicy: no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}
 }
 
-// A Job that is done goes when its time is over.
+// TestFinishedJobsAreDeleted checks that a finished Job is deleted after its TTL.
 func TestFinishedJobsAreDeleted(t *testing.T) {
 	c := newCluster(t, "*")
 	jobs := c.BatchV1().Jobs("default")
@@ -376,7 +380,8 @@ func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolic
 	}}
 }
 
-// The status of a ValidatingAdmissionPolicy says which of its expressions cannot be right.
+// TestPoliciesAreTypeChecked checks that the status of a ValidatingAdmissionPolicy reports expressions with type
+// errors.
 func TestPoliciesAreTypeChecked(t *testing.T) {
 	c := newCluster(t, "*")
 	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}))
@@ -396,7 +401,7 @@ func TestPoliciesAreTypeChecked(t *testing.T) {
 	}
 }
 
-// A controller that is switched off does not run, and the others do.
+// TestControllerDisabled checks that a disabled controller does not run and the others do.
 func TestControllerDisabled(t *testing.T) {
 	c := newCluster(t, "*", "-endpoints-controller")
 	c.service("web", true)
@@ -414,8 +419,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Of two processes that serve the same objects one runs the controllers, the one that holds the Lease of
-// kube-controller-manager. The other does when that ends.
+// TestOneProcessLeads checks that only one of two processes with the same objects runs the controllers: the holder of
+// the Lease of kube-controller-manager. The other process takes over when the first has stopped.
 func TestOneProcessLeads(t *testing.T) {
 	c := newCluster(t, "-*")
 	leader := func(transitions int32) string {

@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// awaitEvent takes events, which begin with what there is, until done says so of one.
+// awaitEvent waits until done returns true for an event of the watch. The events begin with the existing objects.
 func awaitEvent(t *testing.T, w watch.Interface, err error, done func(of watch.EventType, obj runtime.Object) bool) {
 	t.Helper()
 	if err != nil {
@@ -37,8 +37,8 @@ func withControllers(names ...string) testserver.Option {
 	return testserver.With(func(c *apiserver.Config) { c.Controllers = names })
 }
 
-// Every namespace has the account default and the CA of the server, and has them back when somebody deletes or
-// changes them.
+// TestNamespaceDefaultObjects checks that every namespace has the ServiceAccount default and the CA of the server.
+// They are restored after a client has deleted or changed them.
 func TestNamespaceDefaultObjects(t *testing.T) {
 	s := testserver.Start(t, withControllers("*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
@@ -76,7 +76,8 @@ func TestNamespaceDefaultObjects(t *testing.T) {
 	ca("new")
 }
 
-// A Secret for a token is filled in; the token is the account's, its use is noted, and it ends with the account.
+// TestTokensInSecrets checks that a token is written into a token Secret. The token authenticates as the
+// ServiceAccount, its use is recorded, and it is deleted with the ServiceAccount.
 func TestTokensInSecrets(t *testing.T) {
 	s := testserver.Start(t, withControllers("serviceaccount-token-controller"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
@@ -114,7 +115,7 @@ func TestTokensInSecrets(t *testing.T) {
 	}
 }
 
-// Controllers are named as for kube-controller-manager.
+// TestCheckControllers checks the names that CheckControllers accepts. They are those of kube-controller-manager.
 func TestCheckControllers(t *testing.T) {
 	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}, {"-namespace-controller"}} {
 		if err := controllers.CheckControllers(c); err != nil {

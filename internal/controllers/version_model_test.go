@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// versionModel is a CRD whose versions come and go, beside a model of what must be true of it.
+// versionModel holds a CRD whose versions change at random, and the expected state.
 type versionModel struct {
 	*testing.T
 	*testClient
@@ -48,7 +48,8 @@ func (s *versionModel) served() (all []string) {
 
 func (s *versionModel) pick(from []string) string { return from[s.random.IntN(len(from))] }
 
-// changeVersions gives the CRD random versions; those that objects may be stored at cannot be left out.
+// changeVersions gives the CRD random versions. The server must reject versions without those at which objects may be
+// stored.
 func (s *versionModel) changeVersions() {
 	next := map[string]bool{s.pick(allVersions): true}
 	for _, v := range allVersions {
@@ -81,7 +82,7 @@ func (s *versionModel) changeVersions() {
 	}
 }
 
-// write creates, changes or deletes an object at a version that is served.
+// write creates, changes or deletes an object at a served version.
 func (s *versionModel) write() {
 	at, name := s.pick(s.served()), fmt.Sprint("w", s.random.IntN(12))
 	objects := s.testClient.at(s.client(at), "default")
@@ -106,8 +107,8 @@ func (s *versionModel) write() {
 	s.values[name], s.storedAt[name] = value, s.storage
 }
 
-// touch writes an object as it is, which must change it exactly if it is stored at another version, or if fields are
-// owned at a version that the CRD has no more: a write drops such owners.
+// touch writes an object without a change. The write must change the resourceVersion only in two cases: the object is
+// stored at another version, or fields are owned at a version that the CRD no longer has. A write drops such owners.
 func (s *versionModel) touch(name string) {
 	at := s.client(s.pick(s.served()))
 	before := s.get(s.T, at, "default", name)
@@ -123,7 +124,7 @@ func (s *versionModel) touch(name string) {
 	s.storedAt[name] = s.storage
 }
 
-// migrate is the documents' migration by hand: read all, write all back, shorten storedVersions.
+// migrate migrates manually as documented: it reads and writes all objects, and shortens storedVersions.
 func (s *versionModel) migrate() {
 	objects := s.testClient.at(s.client(s.pick(s.served())), "default")
 	all, err := objects.List(s.Context(), metav1.ListOptions{})
@@ -149,7 +150,7 @@ func (s *versionModel) migrate() {
 	}
 }
 
-// check compares all that can be read with the model.
+// check compares all objects and storedVersions with the model.
 func (s *versionModel) check() {
 	crd := s.get(s.T, crds, "", "widgets.example.com")
 	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(stored, s.stored) {
@@ -179,9 +180,9 @@ func (s *versionModel) check() {
 	}
 }
 
-// VER-003 VER-036 VER-038 VER-041 VER-047 VER-054 VER-057 VER-058: whatever the order of version switches, writes at
-// any served version and migrations by hand, every object is readable at every served version, and storedVersions are
-// true.
+// TestVersionSwitches checks random sequences of version switches, writes at any served version, and manual
+// migrations. Every object must be readable at every served version, and storedVersions must be right. (VER-003
+// VER-036 VER-038 VER-041 VER-047 VER-054 VER-057 VER-058)
 func TestVersionSwitches(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	for seed := range uint64(6) {

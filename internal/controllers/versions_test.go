@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// VER-065 VER-046: a namespace and a CRD go although objects are stored at versions that are not served any more, or
-// none is.
+// TestDeletionOfUnservedVersions checks that a namespace and a CRD can be deleted if objects are stored at versions
+// that are no longer served, or if no version is served. (VER-065 VER-046)
 func TestDeletionOfUnservedVersions(t *testing.T) {
 	for name, last := range map[string][]any{
 		"another version is served": {version("v1beta1", false, false), version("v1", true, true)},

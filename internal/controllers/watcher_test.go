@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// Loops that have no feed, as in a process of their own, hear of objects through the API: of those there are, of new
-// ones, of those of new kinds.
+// TestWatchThroughAPI checks that controllers without a Feed, as in a separate process, watch existing and new
+// objects through the API. This includes objects of new kinds.
 func TestWatchThroughAPI(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
@@ -59,7 +59,7 @@ func TestWatchThroughAPI(t *testing.T) {
 	hear("firsts/a [] 0 true")
 }
 
-// Who follows through the API has stopped when it says so.
+// TestWatchThroughAPIStops checks that no change is reported after the watch through the API has stopped.
 func TestWatchThroughAPIStops(t *testing.T) {
 	s := testserver.Start(t)
 	ctx, stop := context.WithCancel(t.Context())

@@ -20,8 +20,7 @@ type transport func(*http.Request) *http.Response
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r), nil }
 
-// TestDiscoveryOfStaleGroups: as long as a group is stale, all of discovery is read twice a minute, and not all the
-// time.
+// TestDiscoveryOfStaleGroups checks that all of discovery is read only twice a minute while a group is stale.
 func TestDiscoveryOfStaleGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64

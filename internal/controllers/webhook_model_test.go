@@ -22,9 +22,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// webhookModel is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written
-// and migrated, and the server is started again. What migrations have done so far is not known until they end, so the
-// model says what may be.
+// webhookModel holds a CRD whose versions and conversion strategy change at random, and the expected state. Meanwhile
+// its webhook is stopped and restarted, its objects are written and migrated, and the server is restarted. The
+// progress of a migration is unknown until its end, so the model holds possible states.
 type webhookModel struct {
 	*testing.T
 	*testClient
@@ -44,7 +44,7 @@ type webhookModel struct {
 	restarted time.Time // when the webhook came back
 }
 
-// modelObject is what must be true of an object.
+// modelObject holds the expected state of an object.
 type modelObject struct {
 	value, status string
 	mayBeAt       map[string]bool // the versions that it may be stored at
@@ -69,12 +69,12 @@ func (s *webhookModel) resource(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "example.com", Version: version, Resource: "widgets"}
 }
 
-// isWebhookDown says that an error is that of a webhook which is not there, or was not two seconds ago.
+// isWebhookDown reports whether err is caused by a webhook that is stopped, or was restarted less than two seconds ago.
 func (s *webhookModel) isWebhookDown(err error) bool {
 	return err != nil && s.usesWebhook && (s.webhook.stopped.Load() || time.Since(s.restarted) < 2*time.Second) && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook for")
 }
 
-// changeCRD gives the CRD other versions, and perhaps another strategy.
+// changeCRD gives the CRD random versions and a random conversion strategy.
 func (s *webhookModel) changeCRD() {
 	next := map[string]bool{s.pick(allVersions): true}
 	for _, v := range allVersions {
@@ -177,7 +177,7 @@ func (s *webhookModel) write() {
 	}
 }
 
-// migrate asks for a migration.
+// migrate creates a StorageVersionMigration.
 func (s *webhookModel) migrate() {
 	s.writes++
 	name := fmt.Sprint("m", s.writes)
@@ -191,7 +191,7 @@ func (s *webhookModel) migrate() {
 	}
 }
 
-// finishMigrations waits until all migrations have ended. Then storedVersions say where objects may be.
+// finishMigrations waits until all migrations have succeeded. Then all objects must be stored at one of storedVersions.
 func (s *webhookModel) finishMigrations() {
 	if s.webhook.stopped.Load() {
 		s.restartWebhook()
@@ -249,7 +249,7 @@ func (s *webhookModel) restartServer() {
 	s.testClient = connect(s.T, s.server)
 }
 
-// touch writes an object as it is, which must change one that is stored at another version.
+// touch writes an object without a change. The write must change an object that is stored at another version.
 func (s *webhookModel) touch() {
 	if len(s.objects) == 0 {
 		return
@@ -278,7 +278,7 @@ func (s *webhookModel) storedVersions() []string {
 	return stored
 }
 
-// check compares all that can be read with the model.
+// check compares all readable objects and storedVersions with the model.
 func (s *webhookModel) check() {
 	stored := s.storedVersions()
 	for _, v := range stored {
@@ -336,7 +336,7 @@ func (s *webhookModel) compare(version string, list *unstructured.UnstructuredLi
 	}
 }
 
-// deleteAll makes room for the next.
+// deleteAll deletes the CRD and the migrations for the next run.
 func (s *webhookModel) deleteAll() {
 	s.testClient.delete(s.T, crds, "", widgetCRD, "")
 	s.awaitGone(s.T, crds, "", widgetCRD)
@@ -370,9 +370,10 @@ func (s *webhookModel) step() {
 	}
 }
 
-// VER-036 VER-041 VER-054 VER-056 VER-058 VER-059 CNV-059 CNV-073: whatever the order of version switches, changes of
-// strategy, writes, migrations, deaths of the webhook and of the server, every object is readable at every served
-// version once the webhook is there, and storedVersions are true. TEST_SEEDS says how many orders are tried.
+// TestConversionSwitches checks random sequences of version switches, strategy changes, writes, migrations, and
+// restarts of the webhook and the server. While the webhook is reachable, every object must be readable at every
+// served version, and storedVersions must be right. The environment variable TEST_SEEDS is the number of sequences.
+// (VER-036 VER-041 VER-054 VER-056 VER-058 VER-059 CNV-059 CNV-073)
 func TestConversionSwitches(t *testing.T) {
 	first, seeds := uint64(0), uint64(2)
 	if n, err := strconv.ParseUint(os.Getenv("TEST_SEEDS"), 10, 32); err == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 )
 
-// testWebhook is a conversion webhook for Widgets over TLS that dies and comes back at the same address.
+// testWebhook is a conversion webhook for Widgets over TLS. It can be stopped and restarted at the same address.
 type testWebhook struct {
 	*testing.T
 	handler  conversionwebhook.Handler
@@ -44,8 +44,8 @@ func newTestWebhook(t *testing.T) *testWebhook {
 	return h
 }
 
-// convert moves the value, which version vN has in a field vN unless strategy None has left it elsewhere: an object
-// that was not converted shows.
+// convert moves the value to the field named after the version. Strategy None leaves the value where it is, so the
+// test can detect an object that was not converted.
 func (h *testWebhook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 	h.objects.Add(1)
 	if during := h.onConvert.Load(); during != nil {
@@ -108,7 +108,7 @@ func (h *testWebhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer.Body.Bytes())
 }
 
-// stop refuses connections, and ends those that there are with their next request.
+// stop refuses new connections. Existing connections are closed with their next request.
 func (h *testWebhook) stop() {
 	h.stopMu.Lock()
 	defer h.stopMu.Unlock()
@@ -116,7 +116,7 @@ func (h *testWebhook) stop() {
 	_ = h.server.Listener.Close()
 }
 
-// restart listens where it did.
+// restart listens at the same address again.
 func (h *testWebhook) restart() {
 	h.Helper()
 	h.stopAfter.Store(0)
@@ -133,7 +133,7 @@ func (h *testWebhook) conversion() map[string]any {
 	}}
 }
 
-// definition is a CRD of Widgets at v1 and v2 that names the webhook.
+// definition returns a CRD of Widgets with the versions v1 and v2 that uses the webhook.
 func (h *testWebhook) definition(storage string) *unstructured.Unstructured {
 	crd := definition("example.com", "Widget", "Namespaced", version("v1", true, storage == "v1"), version("v2", true, storage == "v2"))
 	_ = unstructured.SetNestedMap(crd.Object, h.conversion(), "spec", "conversion")
