@@ -38,7 +38,8 @@ func TestDefaultServiceCIDR(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(cidr.Spec.CIDRs, texts) || !apimeta.IsStatusConditionTrue(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
+		if !slices.Equal(cidr.Spec.CIDRs, texts) ||
+			!apimeta.IsStatusConditionTrue(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
 			t.Errorf("%q: %v", texts, cidr)
 		}
 		service, err := client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
@@ -46,11 +47,13 @@ func TestDefaultServiceCIDR(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := netip.MustParsePrefix(texts[0]).Addr().Next().String()
-		if !slices.Equal(service.Spec.ClusterIPs, []string{first}) || *service.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack {
+		if !slices.Equal(service.Spec.ClusterIPs, []string{first}) ||
+			*service.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack {
 			t.Errorf("%q: %v", texts, service.Spec)
 		}
 		address, err := client.NetworkingV1().IPAddresses().Get(t.Context(), first, metav1.GetOptions{})
-		if err != nil || *address.Spec.ParentRef != (networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "kubernetes"}) {
+		if err != nil ||
+			*address.Spec.ParentRef != (networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "kubernetes"}) {
 			t.Errorf("%q: %v, %v", texts, address, err)
 		}
 	}
@@ -100,13 +103,19 @@ func TestServiceCIDRDeletion(t *testing.T) {
 			return false
 		}
 		is := apimeta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
-		return is != nil && is.Status == status && is.Reason == reason && slices.Equal(c.Finalizers, []string{"networking.k8s.io/service-cidr-finalizer"})
+		return is != nil && is.Status == status && is.Reason == reason &&
+			slices.Equal(c.Finalizers, []string{"networking.k8s.io/service-cidr-finalizer"})
 	}
-	if _, err := cidrs.Create(t.Context(), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cidrs.Create(
+		t.Context(), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}}, metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "ready", func(ctx context.Context) bool { return ready(ctx, metav1.ConditionTrue, "") })
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{ClusterIP: "10.9.0.7", Ports: []corev1.ServicePort{{Port: 80}}}}
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.9.0.7", Ports: []corev1.ServicePort{{Port: 80}}},
+	}
 	if _, err := services.Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -119,10 +128,16 @@ func TestServiceCIDRDeletion(t *testing.T) {
 	if err := services.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 10*time.Second+waitTimeout, true, func(ctx context.Context) (bool, error) {
-		_, err := cidrs.Get(ctx, "more", metav1.GetOptions{})
-		return apierrors.IsNotFound(err), nil
-	})
+	err := wait.PollUntilContextTimeout(
+		t.Context(),
+		50*time.Millisecond,
+		10*time.Second+waitTimeout,
+		true,
+		func(ctx context.Context) (bool, error) {
+			_, err := cidrs.Get(ctx, "more", metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		},
+	)
 	if err != nil {
 		t.Error("it does not end")
 	}

@@ -23,11 +23,18 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 	const name = "v1alpha1.wardle.example.com"
 	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1"},
-		Spec:       apiregistrationv1.APIServiceSpec{Group: "wardle.example.com", Version: "v1alpha1", Service: &apiregistrationv1.ServiceReference{Namespace: "wardle", Name: "server"}},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group:   "wardle.example.com",
+			Version: "v1alpha1",
+			Service: &apiregistrationv1.ServiceReference{Namespace: "wardle", Name: "server"},
+		},
 	})
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	catalog := fixture.Open(t, kinds.Config{}).Live.Load
-	one, two := controllers.NewAPIServices(catalog).WithClock(clock), controllers.NewAPIServices(catalog).WithClock(clock)
+	one, two := controllers.NewAPIServices(catalog).
+		WithClock(clock),
+		controllers.NewAPIServices(catalog).
+			WithClock(clock)
 	one.Follow()
 	two.Follow()
 	writes := func() (n int) {

@@ -86,7 +86,9 @@ func BenchmarkCreateWatched(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				o := object("Widget", "example.com/v1", fmt.Sprintf("w%d", i))
 				o.SetOwnerReferences(owners)
-				if _, err := c.dynamic.Resource(gvr).Namespace("default").Create(ctx, o, metav1.CreateOptions{}); err != nil {
+				if _, err := c.dynamic.Resource(gvr).Namespace("default").Create(
+					ctx, o, metav1.CreateOptions{},
+				); err != nil {
 					b.Fatal(err)
 				}
 			}

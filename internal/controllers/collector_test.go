@@ -27,7 +27,10 @@ func secret(name string) *unstructured.Unstructured    { return object("Secret",
 func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
 	for range 2 { // once for what is queued, once for what that led to
-		ghost := owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}))
+		ghost := owned(
+			configMap("ghost"),
+			owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}),
+		)
 		w.create(t, configMaps, "default", ghost)
 		w.awaitGone(t, configMaps, "default", "ghost")
 	}
@@ -51,12 +54,21 @@ func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
 	eventually(t, kind+" is not followed", func(ctx context.Context) bool {
-		_, err := w.at(configMaps, "default").Create(ctx, owned(configMap("asks"), owners(none)), metav1.CreateOptions{})
+		_, err := w.at(configMaps, "default").
+			Create(ctx, owned(configMap("asks"), owners(none)), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 		for range 12 { // more than the loops pause before they look a group up
-			w.create(t, configMaps, "default", owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"})))
+			w.create(
+				t,
+				configMaps,
+				"default",
+				owned(
+					configMap("ghost"),
+					owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}),
+				),
+			)
 			w.awaitGone(t, configMaps, "default", "ghost")
 		}
 		_, err = w.at(configMaps, "default").Get(ctx, "asks", metav1.GetOptions{})
@@ -90,7 +102,10 @@ func TestForeground(t *testing.T) {
 	ending := func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil }
 	w.await(t, secrets, "default", "blocks", "is being deleted", ending)
 	w.await(t, secrets, "default", "lets", "is being deleted", ending)
-	if o := w.get(t, configMaps, "default", "owner"); !slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents) {
+	if o := w.get(t, configMaps, "default", "owner"); !slices.Contains(
+		o.GetFinalizers(),
+		metav1.FinalizerDeleteDependents,
+	) {
 		t.Errorf("the owner does not wait: finalizers %v", o.GetFinalizers())
 	}
 	w.removeFinalizers(t, secrets, "default", "blocks")
@@ -115,7 +130,14 @@ func TestForegroundUnblocked(t *testing.T) {
 	owner := w.create(t, configMaps, "default", configMap("owner"))
 	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, true)), hold))
 	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
-	w.await(t, secrets, "default", "s", "is being deleted", func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil })
+	w.await(
+		t,
+		secrets,
+		"default",
+		"s",
+		"is being deleted",
+		func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil },
+	)
 	w.patch(t, secrets, "default", "s", `{"metadata":{"ownerReferences":null}}`)
 	w.awaitGone(t, configMaps, "default", "owner")
 }
@@ -127,7 +149,9 @@ func TestForegroundCycle(t *testing.T) {
 	b := w.create(t, configMaps, "default", owned(configMap("b"), owners(reference(a, true))))
 	c := w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(b, true))))
 	w.patch(t, configMaps, "default", "a", fmt.Sprintf(
-		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":%q,"blockOwnerDeletion":true}]}}`, c.GetUID()))
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":%q,"blockOwnerDeletion":true}]}}`,
+		c.GetUID(),
+	))
 	w.delete(t, configMaps, "default", "a", metav1.DeletePropagationForeground)
 	for _, name := range []string{"a", "b", "c"} {
 		w.awaitGone(t, configMaps, "default", name)
@@ -146,7 +170,8 @@ func TestOrphan(t *testing.T) {
 	if o := w.get(t, secrets, "default", "one"); len(o.GetOwnerReferences()) != 0 {
 		t.Errorf("references left: %v", o.GetOwnerReferences())
 	}
-	if o := w.get(t, secrets, "default", "both"); len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].UID != keep.GetUID() {
+	if o := w.get(t, secrets, "default", "both"); len(o.GetOwnerReferences()) != 1 ||
+		o.GetOwnerReferences()[0].UID != keep.GetUID() {
 		t.Errorf("references left: %v", o.GetOwnerReferences())
 	}
 	w.requireKept(t, secrets, "default", "one")
@@ -159,7 +184,12 @@ func TestOwnerChain(t *testing.T) {
 			w := connect(t, testserver.Start(t))
 			last := w.create(t, configMaps, "default", configMap("c0"))
 			for i := range 6 {
-				last = w.create(t, configMaps, "default", owned(configMap(fmt.Sprint("c", i+1)), owners(reference(last, true))))
+				last = w.create(
+					t,
+					configMaps,
+					"default",
+					owned(configMap(fmt.Sprint("c", i+1)), owners(reference(last, true))),
+				)
 			}
 			w.delete(t, configMaps, "default", "c0", policy)
 			for i := range 7 {
@@ -211,14 +241,18 @@ func (w *testClient) awaitInvalidOwner(t testing.TB, namespace, name, message st
 	events := w.at(schema.GroupVersionResource{Version: "v1", Resource: "events"}, namespace)
 	var seen []string
 	for begin := time.Now(); time.Since(begin) < 20*time.Second; <-time.After(50 * time.Millisecond) {
-		list, err := events.List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=OwnerRefInvalidNamespace"})
+		list, err := events.List(
+			t.Context(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=OwnerRefInvalidNamespace"},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
 		seen = nil
 		for _, e := range list.Items {
 			component, _, _ := unstructured.NestedString(e.Object, "source", "component")
-			if text, _, _ := unstructured.NestedString(e.Object, "message"); text == message && component == "garbage-collector-controller" {
+			if text, _, _ := unstructured.NestedString(e.Object, "message"); text == message &&
+				component == "garbage-collector-controller" {
 				return
 			}
 			seen = append(seen, fmt.Sprint(e.Object))
@@ -240,7 +274,15 @@ func TestOwnerInAnotherNamespace(t *testing.T) {
 	w.create(t, secrets, "far", owned(secret("again"), owners(reference(owner, false))))
 	w.awaitGone(t, secrets, "far", "again")
 	for _, name := range []string{"far", "again"} {
-		w.awaitInvalidOwner(t, "far", name, fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: far, name: owner, uid: %s] does not exist in namespace "far"`, owner.GetUID()))
+		w.awaitInvalidOwner(
+			t,
+			"far",
+			name,
+			fmt.Sprintf(
+				`ownerRef [v1/ConfigMap, namespace: far, name: owner, uid: %s] does not exist in namespace "far"`,
+				owner.GetUID(),
+			),
+		)
 	}
 	w.delete(t, configMaps, "default", "owner", "")
 	w.awaitGone(t, secrets, "default", "near")
@@ -252,7 +294,15 @@ func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
 	w.create(t, namespaces, "", owned(object("Namespace", "v1", "kept"), owners(reference(owner, false))))
-	w.awaitInvalidOwner(t, "default", "kept", fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: , name: owner, uid: %s] does not exist in namespace ""`, owner.GetUID()))
+	w.awaitInvalidOwner(
+		t,
+		"default",
+		"kept",
+		fmt.Sprintf(
+			`ownerRef [v1/ConfigMap, namespace: , name: owner, uid: %s] does not exist in namespace ""`,
+			owner.GetUID(),
+		),
+	)
 	w.delete(t, configMaps, "default", "owner", "")
 	w.requireKept(t, namespaces, "", "kept")
 }
@@ -317,9 +367,15 @@ func TestDependentKindAppearsLater(t *testing.T) {
 	owner := w.create(t, configMaps, "default", configMap("owner"))
 	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
-	w.create(t, widgets, "default", owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, true)), hold))
+	w.create(
+		t,
+		widgets,
+		"default",
+		owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, true)), hold),
+	)
 	w.await(t, widgets, "default", "w", "is being deleted", func(o *unstructured.Unstructured) bool {
-		_ = w.at(configMaps, "default").Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
+		_ = w.at(configMaps, "default").
+			Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
 		return o.GetDeletionTimestamp() != nil
 	})
 	w.removeFinalizers(t, widgets, "default", "w")
@@ -346,7 +402,12 @@ func TestDependentsOfDeletedCRD(t *testing.T) {
 // own them when the kind is served again. (CRD-066)
 func TestOwnerKindUnserved(t *testing.T) {
 	w := connect(t, testserver.Start(t))
-	w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	w.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)),
+	)
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	w.awaitWatched(t, "example.com/v1", "Widget")
 	owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
@@ -356,7 +417,12 @@ func TestOwnerKindUnserved(t *testing.T) {
 		t.Helper()
 		eventually(t, "served", func(ctx context.Context) bool {
 			crd := w.get(t, crds, "", "widgets.example.com")
-			_ = unstructured.SetNestedSlice(crd.Object, []any{version("v1", v1, true), version("v2", v2, false)}, "spec", "versions")
+			_ = unstructured.SetNestedSlice(
+				crd.Object,
+				[]any{version("v1", v1, true), version("v2", v2, false)},
+				"spec",
+				"versions",
+			)
 			_, err := w.at(crds, "").Update(ctx, crd, metav1.UpdateOptions{})
 			return err == nil
 		})

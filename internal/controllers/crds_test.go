@@ -54,9 +54,16 @@ func TestCRDWaitsForFinalizers(t *testing.T) {
 			w.delete(t, crds, "", "widgets.example.com", "")
 			w.awaitGone(t, widgets, in, "free")
 			for i := range 8 {
-				w.await(t, widgets, in, fmt.Sprint("w", i), "is being deleted", func(o *unstructured.Unstructured) bool {
-					return o.GetDeletionTimestamp() != nil
-				})
+				w.await(
+					t,
+					widgets,
+					in,
+					fmt.Sprint("w", i),
+					"is being deleted",
+					func(o *unstructured.Unstructured) bool {
+						return o.GetDeletionTimestamp() != nil
+					},
+				)
 				w.get(t, crds, "", "widgets.example.com")
 				w.removeFinalizers(t, widgets, in, fmt.Sprint("w", i))
 			}
@@ -138,7 +145,8 @@ func TestNamesBecomeFree(t *testing.T) {
 			}
 			free(t, w)
 			w.await(t, crds, "", "waders.example.com", "is established", func(o *unstructured.Unstructured) bool {
-				return strings.HasPrefix(condition(o, "Established"), "True/") && strings.HasPrefix(condition(o, "NamesAccepted"), "True/")
+				return strings.HasPrefix(condition(o, "Established"), "True/") &&
+					strings.HasPrefix(condition(o, "NamesAccepted"), "True/")
 			})
 			gvr := widgets
 			gvr.Resource = "waders"

@@ -22,18 +22,24 @@ import (
 func awaitDangling(t *testing.T, c kubernetes.Interface, name string, want flowcontrolv1.FlowSchemaCondition) {
 	t.Helper()
 	var got []flowcontrolv1.FlowSchemaCondition
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		s, err := c.FlowcontrolV1().FlowSchemas().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		got = s.Status.Conditions
-		if len(got) != 1 || got[0].LastTransitionTime.IsZero() {
-			return false, nil
-		}
-		got[0].LastTransitionTime = metav1.Time{}
-		return got[0] == want, nil
-	})
+	err := wait.PollUntilContextTimeout(
+		t.Context(),
+		5*time.Millisecond,
+		30*time.Second,
+		true,
+		func(ctx context.Context) (bool, error) {
+			s, err := c.FlowcontrolV1().FlowSchemas().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			got = s.Status.Conditions
+			if len(got) != 1 || got[0].LastTransitionTime.IsZero() {
+				return false, nil
+			}
+			got[0].LastTransitionTime = metav1.Time{}
+			return got[0] == want, nil
+		},
+	)
 	if err != nil {
 		t.Errorf("%s has the conditions %+v, want %+v: %v", name, got, want, err)
 	}
@@ -85,7 +91,8 @@ func TestDanglingFlowSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, m := range s.ManagedFields {
-		if m.Subresource == "status" && m.Operation == metav1.ManagedFieldsOperationApply && m.Manager != "api-priority-and-fairness-config-consumer-v1" {
+		if m.Subresource == "status" && m.Operation == metav1.ManagedFieldsOperationApply &&
+			m.Manager != "api-priority-and-fairness-config-consumer-v1" {
 			t.Errorf("the condition belongs to %s", m.Manager)
 		}
 	}
@@ -111,15 +118,22 @@ func TestDanglingFlowSchemas(t *testing.T) {
 
 // TestDanglingWithoutFairness checks that the condition is not written without priority and fairness, as upstream.
 func TestDanglingWithoutFairness(t *testing.T) {
-	s := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }))
+	s := testserver.Start(
+		t,
+		testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }),
+	)
 	w, c := connect(t, s), kubernetes.NewForConfigOrDie(s.Config)
-	if _, err := c.FlowcontrolV1().FlowSchemas().Create(t.Context(), flowSchema("mine", "mine"), metav1.CreateOptions{}); err != nil {
+	if _, err := c.FlowcontrolV1().FlowSchemas().Create(
+		t.Context(), flowSchema("mine", "mine"), metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	w.create(t, namespaces, "", namespace("n")) // the loops see what follows later
 	w.delete(t, namespaces, "", "n", "")
 	w.awaitGone(t, namespaces, "", "n")
-	if got, err := c.FlowcontrolV1().FlowSchemas().Get(t.Context(), "mine", metav1.GetOptions{}); err != nil || len(got.Status.Conditions) > 0 {
+	if got, err := c.FlowcontrolV1().FlowSchemas().Get(
+		t.Context(), "mine", metav1.GetOptions{},
+	); err != nil || len(got.Status.Conditions) > 0 {
 		t.Errorf("%v %+v", err, got.Status)
 	}
 }
@@ -152,13 +166,17 @@ func TestReconcileFlowControl(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{"mine": true, "kept": true, "odd": true, "exempt": true, "probes": true, "old": false} {
-		if _, err := c.FlowSchemas().Get(t.Context(), name, metav1.GetOptions{}); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
+		if _, err := c.FlowSchemas().Get(
+			t.Context(), name, metav1.GetOptions{},
+		); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
 			t.Errorf("FlowSchema %s: %v", name, err)
 		}
 		if name == "probes" {
 			continue // a FlowSchema alone
 		}
-		if _, err := c.PriorityLevelConfigurations().Get(t.Context(), name, metav1.GetOptions{}); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
+		if _, err := c.PriorityLevelConfigurations().Get(
+			t.Context(), name, metav1.GetOptions{},
+		); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
 			t.Errorf("PriorityLevelConfiguration %s: %v", name, err)
 		}
 	}

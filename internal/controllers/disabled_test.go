@@ -20,15 +20,20 @@ import (
 func TestTrellisControllersDisabled(t *testing.T) {
 	s := testserver.Start(t, withControllers("-*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
-	if _, err := client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: named("ends")}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.Namespaces().Create(
+		ctx, &corev1.Namespace{ObjectMeta: named("ends")}, metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
-	owner, err := client.ConfigMaps("ends").Create(ctx, &corev1.ConfigMap{ObjectMeta: named("owner")}, metav1.CreateOptions{})
+	owner, err := client.ConfigMaps("ends").
+		Create(ctx, &corev1.ConfigMap{ObjectMeta: named("owner")}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	owned := &corev1.ConfigMap{ObjectMeta: named("owned")}
-	owned.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID}}
+	owned.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID},
+	}
 	if _, err := client.ConfigMaps("ends").Create(ctx, owned, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -41,10 +46,15 @@ func TestTrellisControllersDisabled(t *testing.T) {
 
 	crds := apiextensions.NewForConfigOrDie(s.Config).CustomResourceDefinitions()
 	yes := true
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: named("xs.example.com"), Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-		Group: "example.com", Scope: apiextensionsv1.NamespaceScoped, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "xs", Kind: "X"},
-		Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
-			OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &yes}}}}}}
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: named("xs.example.com"),
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "xs", Kind: "X"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
+				{Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
+					OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &yes}}},
+			}},
+	}
 	if crd, err = crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +64,9 @@ func TestTrellisControllersDisabled(t *testing.T) {
 	w, err := crds.Watch(ctx, metav1.ListOptions{ResourceVersion: crd.ResourceVersion})
 	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 
-	if n, err := client.Namespaces().Get(ctx, "ends", metav1.GetOptions{}); err != nil || n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
+	if n, err := client.Namespaces().Get(
+		ctx, "ends", metav1.GetOptions{},
+	); err != nil || n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
 		t.Errorf("the namespace has been touched: %v %+v", err, n)
 	}
 	if _, err := client.ConfigMaps("ends").Get(ctx, "owned", metav1.GetOptions{}); err != nil {
@@ -70,7 +82,9 @@ func TestTrellisControllerEnabled(t *testing.T) {
 		want  bool
 	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true}, {[]string{"*", "-" + name}, false}, {[]string{"-*"}, false},
 		{[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
-		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(name); got != c.want {
+		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(
+			name,
+		); got != c.want {
 			t.Errorf("%v: %v", c.names, got)
 		}
 	}

@@ -220,7 +220,8 @@ func TestAbsentOwnersAreBounded(t *testing.T) {
 		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
 		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
 	}
-	if c.absentOwners.Len() != maxAbsentOwners || c.isAbsent("0") || !c.isAbsent(types.UID(fmt.Sprint(3*maxAbsentOwners-1))) {
+	if c.absentOwners.Len() != maxAbsentOwners || c.isAbsent("0") ||
+		!c.isAbsent(types.UID(fmt.Sprint(3*maxAbsentOwners-1))) {
 		t.Errorf("%d remembered", c.absentOwners.Len())
 	}
 }

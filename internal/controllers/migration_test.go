@@ -16,7 +16,11 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-var storageMigrations = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
+var storageMigrations = schema.GroupVersionResource{
+	Group:    "storagemigration.k8s.io",
+	Version:  "v1",
+	Resource: "storageversionmigrations",
+}
 
 // TestMigrationWritesObjectsAtOtherVersions checks that a migration writes exactly the objects that are stored at
 // another version, and removes that version from storedVersions. Clients read and write at both versions meanwhile.
@@ -25,7 +29,12 @@ func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	old := widgets
 	old.Version = "v1beta1"
-	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+	crd := w.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)),
+	)
 	for i := range 700 {
 		w.create(t, old, "default", object("Widget", "example.com/v1beta1", fmt.Sprintf("old%03d", i)))
 	}
@@ -38,7 +47,9 @@ func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	for i := 0; ; i++ {
 		gvr := []schema.GroupVersionResource{old, widgets}[i%2]
 		patch := fmt.Appendf(nil, `{"spec":{"n":%d}}`, i)
-		if _, err := w.at(gvr, "default").Patch(t.Context(), "old699", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := w.at(gvr, "default").Patch(
+			t.Context(), "old699", types.MergePatchType, patch, metav1.PatchOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		if succeeded(w.get(t, storageMigrations, "", "move")) {
@@ -63,13 +74,31 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 	old := widgets
 	old.Version = "v1beta1"
 	for range 2 {
-		crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+		crd := w.create(
+			t,
+			crds,
+			"",
+			definition(
+				"example.com",
+				"Widget",
+				"Namespaced",
+				version("v1beta1", true, true),
+				version("v1", true, false),
+			),
+		)
 		w.create(t, old, "default", object("Widget", "example.com/v1beta1", "a"))
 		storeAt(t, w, crd.GetName(), "v1")
-		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be v1 alone", func(o *unstructured.Unstructured) bool {
-			stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
-			return slices.Equal(stored, []string{"v1"})
-		})
+		w.await(
+			t,
+			crds,
+			"",
+			crd.GetName(),
+			"status.storedVersions to be v1 alone",
+			func(o *unstructured.Unstructured) bool {
+				stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
+				return slices.Equal(stored, []string{"v1"})
+			},
+		)
 		w.delete(t, crds, "", crd.GetName(), "")
 		w.awaitGone(t, crds, "", crd.GetName())
 	}
@@ -79,7 +108,12 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 // Migrations that a user has created are kept too.
 func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
-	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+	crd := w.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)),
+	)
 	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
 	asked.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
 	w.create(t, storageMigrations, "", asked)

@@ -49,7 +49,12 @@ func newMigrationTest(t *testing.T) *migrationTest {
 	for i := range migratedObjects {
 		d.create(t, widgets, "default", object("Widget", "example.com/v1", fmt.Sprintf("w%04d", i)))
 	}
-	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	d.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)),
+	)
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.webhook.stopAfter.Store(600) // the second page comes to nothing
@@ -58,7 +63,9 @@ func newMigrationTest(t *testing.T) *migrationTest {
 		return strings.HasPrefix(condition(o, "Running"), "True/StorageVersionMigrationInProgress/will try again: ") &&
 			strings.Contains(condition(o, "Running"), "conversion webhook for example.com/v1, Kind=Widget failed")
 	})
-	if c := condition(d.get(t, storageMigrations, "", "move"), "Succeeded") + condition(d.get(t, storageMigrations, "", "move"), "Failed"); c != "" {
+	if c := condition(d.get(t, storageMigrations, "", "move"), "Succeeded") + condition(
+		d.get(t, storageMigrations, "", "move"), "Failed",
+	); c != "" {
 		t.Fatalf("without its webhook it has ended: %s", c)
 	}
 	if at := d.progress("move"); at != "500/700" {
@@ -133,7 +140,8 @@ func TestMigrationResumesWithItsWebhook(t *testing.T) {
 		t.Errorf("it has ended at %s", at)
 	}
 	d.webhook.stop()
-	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != migratedObjects {
+	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil ||
+		len(list.Items) != migratedObjects {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
 }
@@ -159,15 +167,26 @@ func TestMigrationDeletedWhileRunning(t *testing.T) {
 func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	d := newMigrationTest(t)
 	storeAt(t, d.testClient, widgetCRD, "v1")
-	d.await(t, storageMigrations, "", "move", "has to move back what it has moved", func(o *unstructured.Unstructured) bool {
-		return strings.Contains(condition(o, "Running"), "conversion webhook for example.com/v2, Kind=Widget failed")
-	})
+	d.await(
+		t,
+		storageMigrations,
+		"",
+		"move",
+		"has to move back what it has moved",
+		func(o *unstructured.Unstructured) bool {
+			return strings.Contains(
+				condition(o, "Running"),
+				"conversion webhook for example.com/v2, Kind=Widget failed",
+			)
+		},
+	)
 	d.requireStored("v1", "v2")
 	d.webhook.restart()
 	d.awaitEnd("move", "Succeeded")
 	d.requireStored("v1")
 	d.webhook.stop()
-	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != migratedObjects {
+	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil ||
+		len(list.Items) != migratedObjects {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
 }
@@ -199,11 +218,19 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 // not read meanwhile, and starts as soon as the first has finished. (VER-060)
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
-	s := testserver.Start(t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"))
+	s := testserver.Start(
+		t,
+		testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"),
+	)
 	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
 	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	d.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)),
+	)
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	held := make(chan struct{})
@@ -267,14 +294,22 @@ func TestMigrationOfADeletedCRD(t *testing.T) {
 // the next migration of the resource runs.
 func TestMigrationThatIsRefused(t *testing.T) {
 	e := storagetest.StartEtcd(t) // which takes no object of 2 MiB
-	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} }))), webhook: newTestWebhook(t)}
+	d := &migrationTest{
+		T: t,
+		testClient: connect(
+			t,
+			testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} })),
+		),
+		webhook: newTestWebhook(t),
+	}
 	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.webhook.extraBytes.Store(2 << 20)
 	d.migrate("move", "widgets")
 	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
-		return strings.HasPrefix(condition(o, "Failed"), "True/StorageVersionMigrationFailed/default/a: ") && strings.Contains(condition(o, "Failed"), "too large")
+		return strings.HasPrefix(condition(o, "Failed"), "True/StorageVersionMigrationFailed/default/a: ") &&
+			strings.Contains(condition(o, "Failed"), "too large")
 	})
 	d.awaitMigrating("False/StorageVersionMigrationFailed/")
 	d.requireStored("v1", "v2")
@@ -295,7 +330,12 @@ func TestMigrationOfUnknownResource(t *testing.T) {
 		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1), "insecureSkipTLSVerify": true,
 		"service": map[string]any{"namespace": "default", "name": "away"},
 	}
-	d.create(t, schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}, "", away)
+	d.create(
+		t,
+		schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
+		"",
+		away,
+	)
 	d.migrate("move", "nothing")
 	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
 		return condition(o, "Failed") == "True/StorageVersionMigrationFailed/there is no resource nothing.example.com"
@@ -329,7 +369,12 @@ func TestHangingWebhookBlocksNoOtherMigration(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t)}
 	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
-	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	d.create(
+		t,
+		crds,
+		"",
+		definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)),
+	)
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.webhook.hanging.Store(true)

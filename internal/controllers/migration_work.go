@@ -222,7 +222,8 @@ func (g *migration) preconvert(ctx context.Context, options metav1.ListOptions) 
 	path := []string{"/apis", g.resource.Group, g.resource.Version, g.resource.Resource}
 	_ = g.clients.discovery.RESTClient().Get().AbsPath(path...).
 		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").
-		Param("includeObject", string(metav1.IncludeNone)).Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
+		Param("includeObject", string(metav1.IncludeNone)).
+		Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
 }
 
 // writePage writes the objects of a page without changing them.

@@ -41,15 +41,37 @@ func TestNamespaceConditions(t *testing.T) {
 	w.delete(t, namespaces, "", "n", "")
 	w.awaitCondition(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
 		"configmaps. has 3 resource instances, widgets.example.com has 1 resource instances")
-	w.awaitCondition(t, "n", "NamespaceFinalizersRemaining", "True/SomeFinalizersRemain/Some content in the namespace has finalizers remaining: "+
-		"example.com/hold in 4 resource instances, example.com/other in 1 resource instances")
-	w.awaitCondition(t, "n", "NamespaceDeletionContentFailure", "False/ContentDeleted/All content successfully deleted, may be waiting on finalization")
-	w.awaitCondition(t, "n", "NamespaceDeletionDiscoveryFailure", "False/ResourcesDiscovered/All resources successfully discovered")
-	w.awaitCondition(t, "n", "NamespaceDeletionGroupVersionParsingFailure", "False/ParsedGroupVersions/All legacy kube types successfully parsed")
+	w.awaitCondition(
+		t,
+		"n",
+		"NamespaceFinalizersRemaining",
+		"True/SomeFinalizersRemain/Some content in the namespace has finalizers remaining: "+
+			"example.com/hold in 4 resource instances, example.com/other in 1 resource instances",
+	)
+	w.awaitCondition(
+		t,
+		"n",
+		"NamespaceDeletionContentFailure",
+		"False/ContentDeleted/All content successfully deleted, may be waiting on finalization",
+	)
+	w.awaitCondition(
+		t,
+		"n",
+		"NamespaceDeletionDiscoveryFailure",
+		"False/ResourcesDiscovered/All resources successfully discovered",
+	)
+	w.awaitCondition(
+		t,
+		"n",
+		"NamespaceDeletionGroupVersionParsingFailure",
+		"False/ParsedGroupVersions/All legacy kube types successfully parsed",
+	)
 	if _, err := w.at(secrets, "n").Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a secret without finalizers is still there: %v", err)
 	}
-	if _, err := w.at(configMaps, "n").Create(t.Context(), configMap("late"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := w.at(configMaps, "n").Create(
+		t.Context(), configMap("late"), metav1.CreateOptions{},
+	); !apierrors.IsForbidden(err) {
 		t.Errorf("create in a namespace that ends: %v", err)
 	}
 
@@ -112,8 +134,13 @@ func TestNamespaceAndCRDDeletedTogether(t *testing.T) {
 			w.delete(t, namespaces, "", "n", "")
 			w.delete(t, crds, "", "widgets.example.com", "")
 			if held {
-				w.awaitCondition(t, "n", "NamespaceContentRemaining", "True/SomeResourcesRemain/Some resources are remaining: "+
-					"widgets.example.com has 1 resource instances")
+				w.awaitCondition(
+					t,
+					"n",
+					"NamespaceContentRemaining",
+					"True/SomeResourcesRemain/Some resources are remaining: "+
+						"widgets.example.com has 1 resource instances",
+				)
 				w.removeFinalizers(t, widgets, "n", "w7")
 			}
 			w.awaitGone(t, crds, "", "widgets.example.com")

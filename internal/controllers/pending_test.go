@@ -17,11 +17,22 @@ func TestPendingOwnersArePruned(t *testing.T) {
 	absent := schema.GroupKind{Group: "example.com", Kind: "Nothing"}
 	const n = 10 * minAddsBetweenPrunes
 	for i := range n {
-		owner := metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Nothing", Name: "o", UID: types.UID(fmt.Sprint("owner", i))}
+		owner := metav1.OwnerReference{
+			APIVersion: "example.com/v1",
+			Kind:       "Nothing",
+			Name:       "o",
+			UID:        types.UID(fmt.Sprint("owner", i)),
+		}
 		o := &metav1.PartialObjectMetadata{}
-		o.Name, o.Namespace, o.UID, o.OwnerReferences = "c", "default", types.UID(fmt.Sprint("c", i)), []metav1.OwnerReference{owner}
+		o.Name, o.Namespace, o.UID, o.OwnerReferences = "c", "default", types.UID(
+			fmt.Sprint("c", i),
+		), []metav1.OwnerReference{
+			owner,
+		}
 		c.objectObserved(k, o)
-		if err := c.findOwner(t.Context(), ownerID{owner.APIVersion, owner.Kind, "default", owner.Name, owner.UID}); err != nil {
+		if err := c.findOwner(
+			t.Context(), ownerID{owner.APIVersion, owner.Kind, "default", owner.Name, owner.UID},
+		); err != nil {
 			t.Fatal(err)
 		}
 		if i%100 != 0 {

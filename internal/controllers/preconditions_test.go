@@ -62,8 +62,13 @@ func (c *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 		code = http.StatusNotFound
 		answer = fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":%q}}`, r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
 	}
-	return &http.Response{StatusCode: code, Status: http.StatusText(code), Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewBufferString(answer)), Request: r}, nil
+	return &http.Response{
+		StatusCode: code,
+		Status:     http.StatusText(code),
+		Header:     http.Header{"Content-Type": {"application/json"}},
+		Body:       io.NopCloser(bytes.NewBufferString(answer)),
+		Request:    r,
+	}, nil
 }
 
 func (c *fakeAPI) clients(t *testing.T) *clients {
@@ -120,7 +125,11 @@ func TestCollectorSetsPreconditions(t *testing.T) {
 	if err := newTestCollector(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
-	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],"resourceVersion":"7","uid":"a"}`)
+	api.expect(
+		t,
+		"metadata",
+		"PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],"resourceVersion":"7","uid":"a"}`,
+	)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "another", oneOwner)
 	if err := newTestCollector(t, api).attemptToDelete(t.Context(), id); err != nil {
@@ -132,7 +141,11 @@ func TestCollectorSetsPreconditions(t *testing.T) {
 // TestOwnerSearchesAreLimited checks that references to many missing owners do not list the kind for each of them.
 func TestOwnerSearchesAreLimited(t *testing.T) {
 	const all = "/apis/g/v1/things"
-	api := &fakeAPI{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}
+	api := &fakeAPI{
+		answers: map[string]string{
+			all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`,
+		},
+	}
 	c := newTestCollector(t, api)
 	c.searchLimiter = flowcontrol.NewFakeNeverRateLimiter()
 	owner := ownerID{apiVersion: "g/v1", kind: "Thing", namespace: "n", name: "none", uid: "none"}
@@ -155,7 +168,16 @@ func TestOwnerSearchesAreLimited(t *testing.T) {
 // there may be more dependents. (CRD-066)
 func TestFinishDeletionWaitsForLists(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
-	api := &fakeAPI{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", `,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["x/y","foregroundDeletion"]`)}}
+	api := &fakeAPI{
+		answers: map[string]string{
+			thingsPath + "a": fmt.Sprintf(
+				aThing,
+				"a",
+				"a",
+				`,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["x/y","foregroundDeletion"]`,
+			),
+		},
+	}
 	c := newTestCollector(t, api)
 	if err := c.finishDeletion(t.Context(), id); !errors.Is(err, errNotSynced) {
 		t.Error(err)
@@ -188,15 +210,33 @@ func TestFinalizeSetsResourceVersion(t *testing.T) {
 func TestMigrationSetsPreconditions(t *testing.T) {
 	const crdPath, svmPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g", "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 	svm := func(name, resource, condition string) string {
-		return fmt.Sprintf(`{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigration","metadata":{"name":%q,"uid":%q,"labels":{%q:"true"}},"spec":{"resource":{"group":"g","resource":%q}},"status":{"conditions":[{"type":%q,"status":"True"}]}}`,
-			name, name, automaticLabel, resource, condition)
+		return fmt.Sprintf(
+			`{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigration","metadata":{"name":%q,"uid":%q,"labels":{%q:"true"}},"spec":{"resource":{"group":"g","resource":%q}},"status":{"conditions":[{"type":%q,"status":"True"}]}}`,
+			name,
+			name,
+			automaticLabel,
+			resource,
+			condition,
+		)
 	}
 	api := &fakeAPI{answers: map[string]string{
 		crdPath: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.g","uid":"u","generation":2,"resourceVersion":"7"}}`,
-		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},"items":[` + strings.Join([]string{
-			svm("this", "things", "Running"), svm("done", "things", "Succeeded"), svm("waits", "things", "Other"), svm("other", "others", "Succeeded")}, ",") + `]}`,
+		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},"items":[` + strings.Join(
+			[]string{
+				svm(
+					"this",
+					"things",
+					"Running",
+				), svm("done", "things", "Succeeded"), svm("waits", "things", "Other"), svm("other", "others", "Succeeded")},
+			",",
+		) + `]}`,
 	}}
-	g := &migration{migrationController: newMigrationController(api.clients(t), true, nil), object: &unstructured.Unstructured{}, crd: "things.g", storage: "v1"}
+	g := &migration{
+		migrationController: newMigrationController(api.clients(t), true, nil),
+		object:              &unstructured.Unstructured{},
+		crd:                 "things.g",
+		storage:             "v1",
+	}
 	if err := json.Unmarshal([]byte(svm("this", "things", "Running")), &g.object.Object); err != nil {
 		t.Fatal(err)
 	}
@@ -220,5 +260,10 @@ func TestMigrationSetsPreconditions(t *testing.T) {
 	if err := g.finish(t.Context()); err != nil {
 		t.Error(err)
 	}
-	api.expect(t, "metadata", "PUT "+crdPath+`/status {"generation":2,"name":"things.g","resourceVersion":"7","uid":"u"}`, "DELETE "+svmPath+"/done null")
+	api.expect(
+		t,
+		"metadata",
+		"PUT "+crdPath+`/status {"generation":2,"name":"things.g","resourceVersion":"7","uid":"u"}`,
+		"DELETE "+svmPath+"/done null",
+	)
 }

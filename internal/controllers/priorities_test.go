@@ -18,7 +18,12 @@ import (
 func TestBootstrapPriorities(t *testing.T) {
 	s := testserver.Start(t)
 	client := kubernetes.NewForConfigOrDie(s.Config)
-	classes, schemas, levels := client.SchedulingV1().PriorityClasses(), client.FlowcontrolV1().FlowSchemas(), client.FlowcontrolV1().PriorityLevelConfigurations()
+	classes, schemas, levels := client.SchedulingV1().
+		PriorityClasses(),
+		client.FlowcontrolV1().
+			FlowSchemas(),
+		client.FlowcontrolV1().
+			PriorityLevelConfigurations()
 	for _, want := range schedulingv1.SystemPriorityClasses() {
 		got, err := classes.Get(t.Context(), want.Name, metav1.GetOptions{})
 		if err != nil || got.Value != want.Value || got.Description != want.Description {
@@ -26,7 +31,8 @@ func TestBootstrapPriorities(t *testing.T) {
 		}
 	}
 	for _, want := range append(flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations...) {
-		if got, err := levels.Get(t.Context(), want.Name, metav1.GetOptions{}); err != nil || got.Spec.Type != want.Spec.Type {
+		if got, err := levels.Get(t.Context(), want.Name, metav1.GetOptions{}); err != nil ||
+			got.Spec.Type != want.Spec.Type {
 			t.Errorf("%s: %v %+v", want.Name, err, got)
 		}
 	}
@@ -60,10 +66,12 @@ func TestBootstrapPriorities(t *testing.T) {
 	if err := controllers.Bootstrap(t.Context(), s.Config, nil); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := schemas.Get(t.Context(), "exempt", metav1.GetOptions{}); err != nil || f.Annotations[flowcontrolv1.AutoUpdateAnnotationKey] != "true" {
+	if f, err := schemas.Get(t.Context(), "exempt", metav1.GetOptions{}); err != nil ||
+		f.Annotations[flowcontrolv1.AutoUpdateAnnotationKey] != "true" {
 		t.Errorf("exempt: %v %+v", err, f)
 	}
-	if f, err := schemas.Get(t.Context(), "probes", metav1.GetOptions{}); err != nil || f.ResourceVersion != changed.ResourceVersion {
+	if f, err := schemas.Get(t.Context(), "probes", metav1.GetOptions{}); err != nil ||
+		f.ResourceVersion != changed.ResourceVersion {
 		t.Errorf("probes: %v %+v", err, f)
 	}
 	if _, err := classes.Get(t.Context(), "system-node-critical", metav1.GetOptions{}); err != nil {

@@ -29,13 +29,15 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	v2.Version = "v2"
 	hook.stop() // before anything was converted: what is kept would be asked for again, which takes a call
 
-	watching, err := w.at(widgets, "default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
+	watching, err := w.at(widgets, "default").
+		Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watching.Stop()
 	for range 10 {
-		if _, err := w.at(v2, "default").Get(t.Context(), "b", metav1.GetOptions{}); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		if _, err := w.at(v2, "default").Get(t.Context(), "b", metav1.GetOptions{}); err == nil ||
+			!strings.Contains(err.Error(), "connection refused") {
 			t.Fatalf("without its webhook: %v", err)
 		}
 	}
@@ -43,7 +45,8 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
 		crd = o
 		c := condition(o, resource.WebhookReachable)
-		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) && strings.Contains(c, "connection refused")
+		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) &&
+			strings.Contains(c, "connection refused")
 	})
 	if crd.GetGeneration() != 1 || condition(crd, "Established") == "" {
 		t.Errorf("the CRD has become %v", crd.Object)
@@ -145,7 +148,8 @@ func (w *testClient) awaitEvent(t *testing.T, reason, kind string) {
 	t.Helper()
 	events := schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	eventually(t, "an Event "+reason, func(ctx context.Context) bool {
-		list, err := w.at(events, "default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=widgets.example.com,reason=" + reason})
+		list, err := w.at(events, "default").
+			List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=widgets.example.com,reason=" + reason})
 		return err == nil && len(list.Items) == 1 && list.Items[0].Object["type"] == kind
 	})
 }

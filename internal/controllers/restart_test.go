@@ -81,9 +81,16 @@ func TestWebhookConditionAfterRestart(t *testing.T) {
 
 	s.Restart()
 	w = connect(t, s)
-	w.await(t, crds, "", "gizmos.example.com", "speaks of no webhook, as it has none", func(o *unstructured.Unstructured) bool {
-		return condition(o, resource.WebhookReachable) == ""
-	})
+	w.await(
+		t,
+		crds,
+		"",
+		"gizmos.example.com",
+		"speaks of no webhook, as it has none",
+		func(o *unstructured.Unstructured) bool {
+			return condition(o, resource.WebhookReachable) == ""
+		},
+	)
 	w.await(t, crds, "", widgetCRD, "says that it is there", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})

@@ -90,7 +90,12 @@ func TestRolesAtRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	added := rbacv1.PolicyRule{Verbs: []string{"get", "update"}, APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"my-scheduler"}}
+	added := rbacv1.PolicyRule{
+		Verbs:         []string{"get", "update"},
+		APIGroups:     []string{"coordination.k8s.io"},
+		Resources:     []string{"leases"},
+		ResourceNames: []string{"my-scheduler"},
+	}
 	change("system:kube-scheduler", func(r *rbacv1.ClusterRole) { r.Rules = append(r.Rules, added) })
 	change("system:auth-delegator", func(r *rbacv1.ClusterRole) { r.Rules = r.Rules[1:] })
 	change("system:volume-scheduler", func(r *rbacv1.ClusterRole) {
@@ -109,7 +114,10 @@ func TestRolesAtRestart(t *testing.T) {
 		}
 		return role.Rules
 	}
-	if got := rules("system:kube-scheduler"); !slices.ContainsFunc(got, func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, added) }) {
+	if got := rules("system:kube-scheduler"); !slices.ContainsFunc(
+		got,
+		func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, added) },
+	) {
 		t.Errorf("what was added is gone: %v", got)
 	}
 	if got := rules("system:auth-delegator"); len(got) != 2 {

@@ -18,7 +18,11 @@ import (
 )
 
 var (
-	crds       = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	crds = schema.GroupVersionResource{
+		Group:    "apiextensions.k8s.io",
+		Version:  "v1",
+		Resource: "customresourcedefinitions",
+	}
 	namespaces = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	accounts   = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
@@ -57,7 +61,12 @@ func definition(group, kind, scope string, versions ...any) *unstructured.Unstru
 	crd := object("CustomResourceDefinition", "apiextensions.k8s.io/v1", plural+"."+group)
 	crd.Object["spec"] = map[string]any{
 		"group": group, "scope": scope, "versions": versions,
-		"names": map[string]any{"plural": plural, "singular": strings.ToLower(kind), "kind": kind, "listKind": kind + "List"},
+		"names": map[string]any{
+			"plural":   plural,
+			"singular": strings.ToLower(kind),
+			"kind":     kind,
+			"listKind": kind + "List",
+		},
 	}
 	return crd
 }
@@ -75,7 +84,11 @@ func object(kind, apiVersion, name string) *unstructured.Unstructured {
 }
 
 // owned sets the owners and finalizers of an object and returns it.
-func owned(o *unstructured.Unstructured, owners []metav1.OwnerReference, finalizers ...string) *unstructured.Unstructured {
+func owned(
+	o *unstructured.Unstructured,
+	owners []metav1.OwnerReference,
+	finalizers ...string,
+) *unstructured.Unstructured {
 	o.SetOwnerReferences(owners)
 	o.SetFinalizers(finalizers)
 	return o
@@ -90,7 +103,12 @@ func reference(owner *unstructured.Unstructured, blocks bool) metav1.OwnerRefere
 
 func owners(refs ...metav1.OwnerReference) []metav1.OwnerReference { return refs }
 
-func (w *testClient) create(t testing.TB, gvr schema.GroupVersionResource, namespace string, o *unstructured.Unstructured) *unstructured.Unstructured {
+func (w *testClient) create(
+	t testing.TB,
+	gvr schema.GroupVersionResource,
+	namespace string,
+	o *unstructured.Unstructured,
+) *unstructured.Unstructured {
 	t.Helper()
 	made, err := w.at(gvr, namespace).Create(t.Context(), o, metav1.CreateOptions{})
 	if err != nil {
@@ -99,7 +117,11 @@ func (w *testClient) create(t testing.TB, gvr schema.GroupVersionResource, names
 	return made
 }
 
-func (w *testClient) get(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) *unstructured.Unstructured {
+func (w *testClient) get(
+	t testing.TB,
+	gvr schema.GroupVersionResource,
+	namespace, name string,
+) *unstructured.Unstructured {
 	t.Helper()
 	o, err := w.at(gvr, namespace).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -109,7 +131,12 @@ func (w *testClient) get(t testing.TB, gvr schema.GroupVersionResource, namespac
 }
 
 // delete deletes an object. The policy "" means the server's default.
-func (w *testClient) delete(t testing.TB, gvr schema.GroupVersionResource, namespace, name string, policy metav1.DeletionPropagation) {
+func (w *testClient) delete(
+	t testing.TB,
+	gvr schema.GroupVersionResource,
+	namespace, name string,
+	policy metav1.DeletionPropagation,
+) {
 	t.Helper()
 	options := metav1.DeleteOptions{}
 	if policy != "" {
@@ -128,7 +155,9 @@ func (w *testClient) removeFinalizers(t testing.TB, gvr schema.GroupVersionResou
 
 func (w *testClient) patch(t testing.TB, gvr schema.GroupVersionResource, namespace, name, patch string) {
 	t.Helper()
-	if _, err := w.at(gvr, namespace).Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := w.at(gvr, namespace).Patch(
+		t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+	); err != nil {
 		t.Fatalf("patch %s %s: %v", gvr.Resource, name, err)
 	}
 }
@@ -142,9 +171,15 @@ const waitTimeout = 5 * time.Second * timeoutFactor
 // time.
 func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
-		return holds(ctx), nil
-	})
+	err := wait.PollUntilContextTimeout(
+		t.Context(),
+		10*time.Millisecond,
+		waitTimeout,
+		true,
+		func(ctx context.Context) (bool, error) {
+			return holds(ctx), nil
+		},
+	)
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
@@ -159,7 +194,12 @@ func (w *testClient) awaitGone(t testing.TB, gvr schema.GroupVersionResource, na
 }
 
 // await waits until holds returns true for an object.
-func (w *testClient) await(t testing.TB, gvr schema.GroupVersionResource, namespace, name, what string, holds func(*unstructured.Unstructured) bool) {
+func (w *testClient) await(
+	t testing.TB,
+	gvr schema.GroupVersionResource,
+	namespace, name, what string,
+	holds func(*unstructured.Unstructured) bool,
+) {
 	t.Helper()
 	var last *unstructured.Unstructured
 	defer func() {

@@ -19,7 +19,13 @@ import (
 func TestTokenTracking(t *testing.T) {
 	s := testserver.Start(t)
 	maps := kubernetes.NewForConfigOrDie(s.Config).CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	w, err := maps.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, legacytokentracking.ConfigMapName).String()})
+	w, err := maps.Watch(
+		t.Context(),
+		metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, legacytokentracking.ConfigMapName).
+				String(),
+		},
+	)
 	awaitEvent(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
 		since := obj.(*corev1.ConfigMap).Data[legacytokentracking.ConfigMapDataKey]
 		if _, err := time.Parse(time.DateOnly, since); err != nil {

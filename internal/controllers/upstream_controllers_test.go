@@ -83,7 +83,11 @@ type cluster struct {
 func newCluster(t *testing.T, controllers ...string) *cluster {
 	t.Helper()
 	j := newStartLog()
-	s := testserver.Start(t, withControllers(controllers...), testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }))
+	s := testserver.Start(
+		t,
+		withControllers(controllers...),
+		testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }),
+	)
 	return &cluster{t, kubernetes.NewForConfigOrDie(s.Config), s, j}
 }
 
@@ -113,15 +117,22 @@ func (c *cluster) service(name string, selects bool) {
 // pod creates a Pod that runs on a node and has an IP address. It first waits for the ServiceAccount of the namespace.
 func (c *cluster) pod(name, ip string) *corev1.Pod {
 	c.Helper()
-	must[*corev1.Node](c)(c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}))
+	must[*corev1.Node](c)(
+		c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}),
+	)
 	w, err := c.CoreV1().ServiceAccounts("default").Watch(c.Context(), metav1.ListOptions{})
 	awaitEvent(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
 	pods := c.CoreV1().Pods("default")
 	p := must[*corev1.Pod](c)(pods.Create(c.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
-		Spec: corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("250m")}, Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")},
-		}}}},
+		Spec: corev1.PodSpec{
+			NodeName: "node",
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{
+					corev1.ResourceCPU: resource.MustParse("250m"),
+				}, Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")},
+			}}},
+		},
 	}, metav1.CreateOptions{}))
 	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
 	return c.ready(p, corev1.ConditionTrue)
@@ -153,7 +164,11 @@ func (c *cluster) awaitSlices(service, by string, want ...string) {
 // without such objects only the controllers of roles and namespaces run.
 func TestControllersStartOnFirstObject(t *testing.T) {
 	c := newCluster(t, "*")
-	want := []string{"clusterrole-aggregation-controller", "root-ca-certificate-publisher-controller", "serviceaccount-controller"}
+	want := []string{
+		"clusterrole-aggregation-controller",
+		"root-ca-certificate-publisher-controller",
+		"serviceaccount-controller",
+	}
 	for _, of := range []struct {
 		begin []string
 		make  func() error
@@ -218,7 +233,12 @@ func TestServiceEndpoints(t *testing.T) {
 func TestEndpointsAreMirrored(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("outside", false)
-	e := &corev1.Endpoints{ObjectMeta: named("outside"), Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Port: 80}}}}}
+	e := &corev1.Endpoints{
+		ObjectMeta: named("outside"),
+		Subsets: []corev1.EndpointSubset{
+			{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Port: 80}}},
+		},
+	}
 	must[*corev1.Endpoints](t)(c.CoreV1().Endpoints("default").Create(t.Context(), e, metav1.CreateOptions{}))
 	c.awaitSlices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
 }
@@ -253,7 +273,9 @@ func TestQuotasAreCounted(t *testing.T) {
 	w.delete(t, gvr, "default", "a", "")
 	used("count/secrets=0 count/widgets.example.com=1 pods=1 requests.cpu=250m services=1")
 	now := int64(0)
-	if err := c.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+	if err := c.CoreV1().Pods("default").Delete(
+		t.Context(), "a", metav1.DeleteOptions{GracePeriodSeconds: &now},
+	); err != nil {
 		t.Fatal(err)
 	}
 	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
@@ -264,7 +286,15 @@ func TestQuotasAreCounted(t *testing.T) {
 func TestQuotaOlderThanItsKind(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)
-	q := &corev1.ResourceQuota{ObjectMeta: named("early"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/widgets.example.com": resource.MustParse("1"), "count/secrets": resource.MustParse("9")}}}
+	q := &corev1.ResourceQuota{
+		ObjectMeta: named("early"),
+		Spec: corev1.ResourceQuotaSpec{
+			Hard: corev1.ResourceList{
+				"count/widgets.example.com": resource.MustParse("1"),
+				"count/secrets":             resource.MustParse("9"),
+			},
+		},
+	}
 	quotas := c.CoreV1().ResourceQuotas("default")
 	must[*corev1.ResourceQuota](t)(quotas.Create(t.Context(), q, metav1.CreateOptions{}))
 	used := func(want int) {
@@ -278,7 +308,9 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 	gvr := w.crd(t, "example.com", "Widget", "Namespaced")
 	used(2)
 	w.create(t, gvr, "default", object("Widget", "example.com/v1", "a"))
-	if _, err := w.at(gvr, "default").Create(t.Context(), object("Widget", "example.com/v1", "b"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := w.at(gvr, "default").Create(
+		t.Context(), object("Widget", "example.com/v1", "b"), metav1.CreateOptions{},
+	); !apierrors.IsForbidden(err) {
 		t.Errorf("one more than the quota permits: %v", err)
 	}
 }
@@ -287,19 +319,32 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 func request(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
-	of := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:n", Organization: []string{"system:nodes"}}}
+	of := &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:n", Organization: []string{"system:nodes"}},
+	}
 	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, of, key))
-	return &certificatesv1.CertificateSigningRequest{ObjectMeta: named(name), Spec: certificatesv1.CertificateSigningRequestSpec{
-		Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth},
-	}}
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: named(name),
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(
+				&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der},
+			), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Usages: []certificatesv1.KeyUsage{
+				certificatesv1.UsageDigitalSignature,
+				certificatesv1.UsageKeyEncipherment,
+				certificatesv1.UsageClientAuth,
+			},
+		},
+	}
 }
 
 // TestKubeletCertificates checks that an authorized request for a kubelet's certificate is signed by the server's CA,
 // with a validity of a year.
 func TestKubeletCertificates(t *testing.T) {
 	c := newCluster(t, "*")
-	must[*certificatesv1.CertificateSigningRequest](t)(c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}))
+	must[*certificatesv1.CertificateSigningRequest](t)(
+		c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}),
+	)
 	var text []byte
 	w, err := c.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{})
 	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
@@ -310,7 +355,9 @@ func TestKubeletCertificates(t *testing.T) {
 	cert := must[*x509.Certificate](t)(x509.ParseCertificate(block.Bytes))
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.server.Config.CAData)
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || cert.Subject.CommonName != "system:node:n" {
+	if _, err := cert.Verify(
+		x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	); err != nil || cert.Subject.CommonName != "system:node:n" {
 		t.Errorf("%v, for %s", err, cert.Subject)
 	}
 	if days := time.Until(cert.NotAfter).Hours() / 24; days < 364 || days > 365 {
@@ -341,17 +388,31 @@ func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 	r.Spec.SignerName = "example.com/nobody" // signs it
 	r = must[*certificatesv1.CertificateSigningRequest](t)(requests.Create(t.Context(), r, metav1.CreateOptions{}))
 	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
-	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"}}
-	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}))
-	runStandalone(t, c.server.Config, controllers.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.log)})
+	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
+		{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"},
+	}
+	must[*certificatesv1.CertificateSigningRequest](t)(
+		requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}),
+	)
+	runStandalone(
+		t,
+		c.server.Config,
+		controllers.UpstreamConfig{
+			Controllers: []string{"certificatesigningrequest-cleaner-controller"},
+			Logger:      slog.New(c.log),
+		},
+	)
 	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
 	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 }
 
 func job() *batchv1.Job {
 	at, no := int32(0), corev1.RestartPolicyNever
-	return &batchv1.Job{ObjectMeta: named("done"), Spec: batchv1.JobSpec{TTLSecondsAfterFinished: &at, Template: corev1.PodTemplateSpec{
-		Spec: corev1.PodSpec{RestartPolicy: no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}
+	return &batchv1.Job{
+		ObjectMeta: named("done"),
+		Spec: batchv1.JobSpec{TTLSecondsAfterFinished: &at, Template: corev1.PodTemplateSpec{
+			Spec: corev1.PodSpec{RestartPolicy: no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}},
+	}
 }
 
 // TestFinishedJobsAreDeleted checks that a finished Job is deleted after its TTL.
@@ -362,7 +423,10 @@ func TestFinishedJobsAreDeleted(t *testing.T) {
 	now := metav1.Now()
 	j.Status.StartTime = &now
 	for _, kind := range []batchv1.JobConditionType{batchv1.JobFailureTarget, batchv1.JobFailed} {
-		j.Status.Conditions = append(j.Status.Conditions, batchv1.JobCondition{Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now, LastProbeTime: now})
+		j.Status.Conditions = append(
+			j.Status.Conditions,
+			batchv1.JobCondition{Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now, LastProbeTime: now},
+		)
 	}
 	must[*batchv1.Job](t)(jobs.UpdateStatus(t.Context(), j, metav1.UpdateOptions{}))
 	w, err := jobs.Watch(t.Context(), metav1.ListOptions{ResourceVersion: j.ResourceVersion})
@@ -372,19 +436,32 @@ func TestFinishedJobsAreDeleted(t *testing.T) {
 func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolicy {
 	rule := admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{"CREATE"},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"apps", "example.com"}, APIVersions: []string{"v1"}, Resources: []string{"deployments", "widgets"}},
+		Rule: admissionregistrationv1.Rule{
+			APIGroups:   []string{"apps", "example.com"},
+			APIVersions: []string{"v1"},
+			Resources:   []string{"deployments", "widgets"},
+		},
 	}
-	return &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: named("p"), Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
-		Validations:      []admissionregistrationv1.Validation{{Expression: expression}},
-	}}
+	return &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: named("p"),
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{
+				ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}},
+			},
+			Validations: []admissionregistrationv1.Validation{{Expression: expression}},
+		},
+	}
 }
 
 // TestPoliciesAreTypeChecked checks that the status of a ValidatingAdmissionPolicy reports expressions with type
 // errors.
 func TestPoliciesAreTypeChecked(t *testing.T) {
 	c := newCluster(t, "*")
-	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}))
+	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(
+		c.AdmissionregistrationV1().
+			ValidatingAdmissionPolicies().
+			Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}),
+	)
 	var told string
 	w, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Watch(t.Context(), metav1.ListOptions{})
 	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
@@ -396,7 +473,10 @@ func TestPoliciesAreTypeChecked(t *testing.T) {
 		}
 		return told != ""
 	})
-	if !strings.HasPrefix(told, "spec.validations[0].expression: apps/v1, Kind=Deployment: ERROR: <input>:1:12: undefined field 'replica'") {
+	if !strings.HasPrefix(
+		told,
+		"spec.validations[0].expression: apps/v1, Kind=Deployment: ERROR: <input>:1:12: undefined field 'replica'",
+	) {
 		t.Error(told)
 	}
 }
@@ -410,7 +490,9 @@ func TestControllerDisabled(t *testing.T) {
 	if slices.Contains(c.log.await(4), "endpoints-controller") {
 		t.Error("it runs")
 	}
-	if _, err := c.CoreV1().Endpoints("default").Get(t.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := c.CoreV1().Endpoints("default").Get(
+		t.Context(), "web", metav1.GetOptions{},
+	); !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
 }
@@ -426,7 +508,9 @@ func TestOneProcessLeads(t *testing.T) {
 	leader := func(transitions int32) string {
 		t.Helper()
 		var holder string
-		w, err := c.CoordinationV1().Leases(metav1.NamespaceSystem).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=kube-controller-manager"})
+		w, err := c.CoordinationV1().
+			Leases(metav1.NamespaceSystem).
+			Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=kube-controller-manager"})
 		awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 			l := o.(*coordinationv1.Lease)
 			if l.Spec.HolderIdentity != nil {
@@ -437,7 +521,11 @@ func TestOneProcessLeads(t *testing.T) {
 		return holder
 	}
 	config := func(j *startLog) controllers.UpstreamConfig {
-		return controllers.UpstreamConfig{Controllers: []string{controllers.AggregateRoles}, LeaderElection: true, Logger: slog.New(j)}
+		return controllers.UpstreamConfig{
+			Controllers:    []string{controllers.AggregateRoles},
+			LeaderElection: true,
+			Logger:         slog.New(j),
+		}
 	}
 	first, second := newStartLog(), newStartLog()
 	stop := runStandalone(t, c.server.Config, config(first))

@@ -53,14 +53,17 @@ func TestNamespaceDefaultObjects(t *testing.T) {
 	}
 	ca := func(namespace string) {
 		t.Helper()
-		w, err := client.ConfigMaps(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=kube-root-ca.crt"})
+		w, err := client.ConfigMaps(namespace).
+			Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=kube-root-ca.crt"})
 		awaitEvent(t, w, err, func(_ watch.EventType, obj runtime.Object) bool {
 			return obj.(*corev1.ConfigMap).Data["ca.crt"] == string(s.Config.CAData)
 		})
 	}
 	account(metav1.NamespaceDefault, "")
 	ca(metav1.NamespaceSystem)
-	if _, err := client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.Namespaces().Create(
+		ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new"}}, metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	first := account("new", "")
@@ -81,10 +84,18 @@ func TestNamespaceDefaultObjects(t *testing.T) {
 func TestTokensInSecrets(t *testing.T) {
 	s := testserver.Start(t, withControllers("serviceaccount-token-controller"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
-	if _, err := client.ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.ServiceAccounts("default").Create(
+		ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
-	secret := &corev1.Secret{Type: corev1.SecretTypeServiceAccountToken, ObjectMeta: metav1.ObjectMeta{Name: "robot-token", Annotations: map[string]string{corev1.ServiceAccountNameKey: "robot"}}}
+	secret := &corev1.Secret{
+		Type: corev1.SecretTypeServiceAccountToken,
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "robot-token",
+			Annotations: map[string]string{corev1.ServiceAccountNameKey: "robot"},
+		},
+	}
 	if _, err := client.Secrets("default").Create(ctx, secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -98,11 +109,16 @@ func TestTokensInSecrets(t *testing.T) {
 	}
 	bearer := rest.AnonymousClientConfig(s.Config)
 	bearer.BearerToken = string(secret.Data["token"])
-	who, err := kubernetes.NewForConfigOrDie(bearer).AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	who, err := kubernetes.NewForConfigOrDie(bearer).
+		AuthenticationV1().
+		SelfSubjectReviews().
+		Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:default:robot" {
 		t.Errorf("%v %+v", err, who)
 	}
-	if secret, err = client.Secrets("default").Get(ctx, "robot-token", metav1.GetOptions{}); err != nil || secret.Labels["kubernetes.io/legacy-token-last-used"] == "" {
+	if secret, err = client.Secrets("default").Get(
+		ctx, "robot-token", metav1.GetOptions{},
+	); err != nil || secret.Labels["kubernetes.io/legacy-token-last-used"] == "" {
 		t.Errorf("%v, labels %v", err, secret.Labels)
 	}
 	if err := client.ServiceAccounts("default").Delete(ctx, "robot", metav1.DeleteOptions{}); err != nil {
@@ -110,7 +126,9 @@ func TestTokensInSecrets(t *testing.T) {
 	}
 	w, err = client.Secrets("default").Watch(ctx, metav1.ListOptions{ResourceVersion: secret.ResourceVersion})
 	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
-	if _, err := client.ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := client.ServiceAccounts("default").Get(
+		ctx, "default", metav1.GetOptions{},
+	); !apierrors.IsNotFound(err) {
 		t.Errorf("a controller runs that was not named: %v", err)
 	}
 }
@@ -122,7 +140,8 @@ func TestCheckControllers(t *testing.T) {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
-	if err := controllers.CheckControllers([]string{"-gone"}); err == nil || err.Error() != `"gone" is not in the list of known controllers` {
+	if err := controllers.CheckControllers([]string{"-gone"}); err == nil ||
+		err.Error() != `"gone" is not in the list of known controllers` {
 		t.Error(err)
 	}
 }

@@ -114,10 +114,11 @@ func (s *versionModel) touch(name string) {
 	before := s.get(s.T, at, "default", name)
 	s.patch(s.T, at, "default", name, `{}`)
 	changed := s.get(s.T, at, "default", name).GetResourceVersion() != before.GetResourceVersion()
-	want := s.storedAt[name] != s.storage || slices.ContainsFunc(before.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
-		_, has := s.versions[strings.TrimPrefix(m.APIVersion, "example.com/")]
-		return !has
-	})
+	want := s.storedAt[name] != s.storage ||
+		slices.ContainsFunc(before.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
+			_, has := s.versions[strings.TrimPrefix(m.APIVersion, "example.com/")]
+			return !has
+		})
 	if changed != want {
 		s.Fatalf("%s, written at %s, storage version %s: changed is %v", name, s.storedAt[name], s.storage, changed)
 	}
@@ -153,7 +154,10 @@ func (s *versionModel) migrate() {
 // check compares all objects and storedVersions with the model.
 func (s *versionModel) check() {
 	crd := s.get(s.T, crds, "", "widgets.example.com")
-	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(stored, s.stored) {
+	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(
+		stored,
+		s.stored,
+	) {
 		s.Fatalf("storedVersions are %v, want %v", stored, s.stored)
 	}
 	for _, v := range allVersions {

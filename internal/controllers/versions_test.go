@@ -21,9 +21,19 @@ func TestDeletionOfUnservedVersions(t *testing.T) {
 			old := widgets
 			old.Version = "v1beta1"
 			w.create(t, namespaces, "", namespace("n"))
-			crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true)))
+			crd := w.create(
+				t,
+				crds,
+				"",
+				definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true)),
+			)
 			for i := range 20 {
-				w.create(t, old, []string{"default", "n"}[i%2], object("Widget", "example.com/v1beta1", fmt.Sprint("w", i)))
+				w.create(
+					t,
+					old,
+					[]string{"default", "n"}[i%2],
+					object("Widget", "example.com/v1beta1", fmt.Sprint("w", i)),
+				)
 			}
 			set := func(versions []any) {
 				t.Helper()
@@ -45,7 +55,8 @@ func TestDeletionOfUnservedVersions(t *testing.T) {
 			w.awaitGone(t, crds, "", crd.GetName())
 			// nothing is left for a kind of the same name
 			w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true)))
-			if left, err := w.at(widgets, "").List(t.Context(), metav1.ListOptions{}); err != nil || len(left.Items) != 0 {
+			if left, err := w.at(widgets, "").List(t.Context(), metav1.ListOptions{}); err != nil ||
+				len(left.Items) != 0 {
 				t.Errorf("left: %v %v", left, err)
 			}
 		})

@@ -23,15 +23,19 @@ func TestWatchThroughAPI(t *testing.T) {
 
 	told := make(chan string, 10000)
 	go func() {
-		_ = controllers.WatchKinds(t.Context(), s.Config, func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
-			if m.UID == "" || m.ResourceVersion == "" || m.Labels != nil {
-				t.Errorf("told of %+v", m)
-			}
-			select {
-			case told <- fmt.Sprintf("%s/%s %v %d %t", resource, m.Name, m.Finalizers, len(m.OwnerReferences), deleted):
-			case <-t.Context().Done():
-			}
-		})
+		_ = controllers.WatchKinds(
+			t.Context(),
+			s.Config,
+			func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
+				if m.UID == "" || m.ResourceVersion == "" || m.Labels != nil {
+					t.Errorf("told of %+v", m)
+				}
+				select {
+				case told <- fmt.Sprintf("%s/%s %v %d %t", resource, m.Name, m.Finalizers, len(m.OwnerReferences), deleted):
+				case <-t.Context().Done():
+				}
+			},
+		)
 	}()
 	hear := func(want string) {
 		t.Helper()

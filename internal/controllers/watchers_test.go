@@ -33,12 +33,16 @@ func TestDiscoveryOfStaleGroups(t *testing.T) {
 			body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[` + items + `]}`
 			return &http.Response{
 				StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r,
-				Header: http.Header{"Content-Type": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}},
+				Header: http.Header{
+					"Content-Type": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
+				},
 			}
 		})}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 		defer cancel()
-		if err := controllers.WatchKinds(ctx, config, func(string, *metav1.PartialObjectMetadata, bool) {}); err != nil {
+		if err := controllers.WatchKinds(
+			ctx, config, func(string, *metav1.PartialObjectMetadata, bool) {},
+		); err != nil {
 			t.Fatal(err)
 		}
 		if n := looks.Load(); n != 4 {

@@ -71,7 +71,9 @@ func (s *webhookModel) resource(version string) schema.GroupVersionResource {
 
 // isWebhookDown reports whether err is caused by a webhook that is stopped, or was restarted less than two seconds ago.
 func (s *webhookModel) isWebhookDown(err error) bool {
-	return err != nil && s.usesWebhook && (s.webhook.stopped.Load() || time.Since(s.restarted) < 2*time.Second) && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook for")
+	return err != nil && s.usesWebhook && (s.webhook.stopped.Load() || time.Since(s.restarted) < 2*time.Second) &&
+		apierrors.IsInternalError(err) &&
+		strings.Contains(err.Error(), "conversion webhook for")
 }
 
 // changeCRD gives the CRD random versions and a random conversion strategy.
@@ -103,7 +105,8 @@ func (s *webhookModel) changeCRD() {
 	_, err = s.at(crds, "").Patch(s.Context(), widgetCRD, types.MergePatchType, patch, metav1.PatchOptions{})
 	missing := slices.ContainsFunc(s.stored, func(v string) bool { _, has := next[v]; return !has })
 	if err != nil {
-		if !missing || !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must remain in spec.versions until a storage migration") {
+		if !missing || !apierrors.IsInvalid(err) ||
+			!strings.Contains(err.Error(), "must remain in spec.versions until a storage migration") {
 			s.fail("the change: %v", err)
 		}
 		return
@@ -152,7 +155,9 @@ func (s *webhookModel) write() {
 	case n < 3:
 		s.record("write the status of %s at %s: %s", name, at, value)
 		patch := fmt.Appendf(nil, `{"status":{"is":%q}}`, value)
-		if _, err = client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err == nil {
+		if _, err = client.Patch(
+			s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status",
+		); err == nil {
 			known.status = value
 		}
 	default:
@@ -320,8 +325,15 @@ func (s *webhookModel) compare(version string, list *unstructured.UnstructuredLi
 		for _, v := range allVersions {
 			if value, has := o.Object[v].(string); has {
 				values = append(values, value)
-				if known := s.objects[o.GetName()]; v != version && s.usesWebhook && known != nil && !known.mayBeAt[version] {
-					s.fail("%s, which is at %v, was not converted to %s: %v", o.GetName(), known.mayBeAt, version, o.Object)
+				if known := s.objects[o.GetName()]; v != version && s.usesWebhook && known != nil &&
+					!known.mayBeAt[version] {
+					s.fail(
+						"%s, which is at %v, was not converted to %s: %v",
+						o.GetName(),
+						known.mayBeAt,
+						version,
+						o.Object,
+					)
 				}
 			}
 		}
@@ -340,7 +352,9 @@ func (s *webhookModel) compare(version string, list *unstructured.UnstructuredLi
 func (s *webhookModel) deleteAll() {
 	s.testClient.delete(s.T, crds, "", widgetCRD, "")
 	s.awaitGone(s.T, crds, "", widgetCRD)
-	if err := s.at(storageMigrations, "").DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := s.at(storageMigrations, "").DeleteCollection(
+		s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{},
+	); err != nil {
 		s.Error(err)
 	}
 }
@@ -387,7 +401,9 @@ func TestConversionSwitches(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			s := &webhookModel{
 				T: t, testClient: connect(t, server), server: server, webhook: newTestWebhook(t), random: rand.New(rand.NewPCG(seed, 9)),
-				versions: map[string]bool{"v1": true}, storage: "v1", stored: []string{"v1"}, objects: map[string]*modelObject{},
+				versions: map[string]bool{
+					"v1": true,
+				}, storage: "v1", stored: []string{"v1"}, objects: map[string]*modelObject{},
 			}
 			first := version("v1", true, true)
 			first["subresources"] = map[string]any{"status": map[string]any{}}

@@ -129,13 +129,22 @@ func (h *testWebhook) conversion() map[string]any {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.server.Certificate().Raw})
 	return map[string]any{"strategy": "Webhook", "webhook": map[string]any{
 		"conversionReviewVersions": []any{"v1"},
-		"clientConfig":             map[string]any{"url": h.server.URL, "caBundle": base64.StdEncoding.EncodeToString(ca)},
+		"clientConfig": map[string]any{
+			"url":      h.server.URL,
+			"caBundle": base64.StdEncoding.EncodeToString(ca),
+		},
 	}}
 }
 
 // definition returns a CRD of Widgets with the versions v1 and v2 that uses the webhook.
 func (h *testWebhook) definition(storage string) *unstructured.Unstructured {
-	crd := definition("example.com", "Widget", "Namespaced", version("v1", true, storage == "v1"), version("v2", true, storage == "v2"))
+	crd := definition(
+		"example.com",
+		"Widget",
+		"Namespaced",
+		version("v1", true, storage == "v1"),
+		version("v2", true, storage == "v2"),
+	)
 	_ = unstructured.SetNestedMap(crd.Object, h.conversion(), "spec", "conversion")
 	return crd
 }
