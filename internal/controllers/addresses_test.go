@@ -53,7 +53,9 @@ func TestDefaultServiceCIDR(t *testing.T) {
 		}
 		address, err := client.NetworkingV1().IPAddresses().Get(t.Context(), first, metav1.GetOptions{})
 		if err != nil ||
-			*address.Spec.ParentRef != (networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "kubernetes"}) {
+			*address.Spec.ParentRef != (networkingv1.ParentReference{
+				Resource: "services", Namespace: "default", Name: "kubernetes",
+			}) {
 			t.Errorf("%q: %v, %v", texts, address, err)
 		}
 	}
@@ -69,14 +71,15 @@ func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 	}
 	s, _ := start("10.0.0.0/24")
 	s.Stop()
-	for _, told := range [][]string{{"10.0.0.0/24", "fd00::/112"}, {"10.1.0.0/24", "fd01::/112"}} {
-		s, client := start(told...)
+	for _, texts := range [][]string{{"10.0.0.0/24", "fd00::/112"}, {"10.1.0.0/24", "fd01::/112"}} {
+		s, client := start(texts...)
 		cidr, err := client.NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
 		if err != nil || !slices.Equal(cidr.Spec.CIDRs, []string{"10.0.0.0/24", "fd00::/112"}) {
 			t.Fatal(cidr, err)
 		}
-		if told[0] == "10.1.0.0/24" {
-			const text = "The default ServiceCIDR [10.0.0.0/24 fd00::/112] does not match the controller flag configurations [10.1.0.0/24 fd01::/112]"
+		if texts[0] == "10.1.0.0/24" {
+			const text = "The default ServiceCIDR [10.0.0.0/24 fd00::/112] does not match " +
+				"the controller flag configurations [10.1.0.0/24 fd01::/112]"
 			eventually(t, "an Event", func(ctx context.Context) bool {
 				all, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{})
 				return err == nil && slices.ContainsFunc(all.Items, func(e corev1.Event) bool {
@@ -92,7 +95,7 @@ func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 // uses one of its addresses. (EXT-020)
 func TestServiceCIDRDeletion(t *testing.T) {
 	if testing.Short() {
-		t.Skip("upstream's loop waits ten seconds before it lets one go")
+		t.Skip("upstream's controller waits ten seconds before it removes the finalizer")
 	}
 	t.Parallel()
 	client := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
@@ -106,9 +109,9 @@ func TestServiceCIDRDeletion(t *testing.T) {
 		return is != nil && is.Status == status && is.Reason == reason &&
 			slices.Equal(c.Finalizers, []string{"networking.k8s.io/service-cidr-finalizer"})
 	}
-	if _, err := cidrs.Create(
-		t.Context(), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}}, metav1.CreateOptions{},
-	); err != nil {
+	if _, err := cidrs.Create(t.Context(), &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}},
+	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "ready", func(ctx context.Context) bool { return ready(ctx, metav1.ConditionTrue, "") })
@@ -139,6 +142,6 @@ func TestServiceCIDRDeletion(t *testing.T) {
 		},
 	)
 	if err != nil {
-		t.Error("it does not end")
+		t.Error("the ServiceCIDR is not deleted after its last Service")
 	}
 }

@@ -68,7 +68,8 @@ func TestCRDWaitsForFinalizers(t *testing.T) {
 				w.removeFinalizers(t, widgets, in, fmt.Sprint("w", i))
 			}
 			w.awaitGone(t, crds, "", "widgets.example.com")
-			want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, False/InstanceDeletionCompleted/removed all instances"
+			want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, " +
+				"False/InstanceDeletionCompleted/removed all instances"
 			if got := strings.Join(seen(), ", "); got != want {
 				t.Errorf("Terminating went\n%s, want\n%s", got, want)
 			}
@@ -109,7 +110,8 @@ func TestUnservedCRDDeletion(t *testing.T) {
 	for i := range 5 {
 		w.create(t, widgets, "default", object("Widget", "example.com/v1", fmt.Sprint("w", i)))
 	}
-	unserve := `{"spec":{"versions":[{"name":"v1","served":false,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
+	unserve := `{"spec":{"versions":[{"name":"v1","served":false,"storage":true,` +
+		`"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
 	w.patch(t, crds, "", "widgets.example.com", unserve)
 	w.delete(t, crds, "", "widgets.example.com", "")
 	w.awaitGone(t, crds, "", "widgets.example.com")
@@ -165,7 +167,8 @@ func TestNeverEstablished(t *testing.T) {
 	seen := watchCondition(t, w, "waders.example.com", "Terminating")
 	w.delete(t, crds, "", "waders.example.com", "")
 	w.awaitGone(t, crds, "", "waders.example.com")
-	want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, False/NeverEstablished/resource was never established"
+	want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, " +
+		"False/NeverEstablished/resource was never established"
 	if got := strings.Join(seen(), ", "); got != want {
 		t.Errorf("Terminating went\n%s, want\n%s", got, want)
 	}

@@ -52,12 +52,14 @@ func found(level string) flowcontrolv1.FlowSchemaCondition {
 
 func notFound(level string) flowcontrolv1.FlowSchemaCondition {
 	return flowcontrolv1.FlowSchemaCondition{Type: "Dangling", Status: "True", Reason: "NotFound",
-		Message: `This FlowSchema references the PriorityLevelConfiguration object named "` + level + `" but there is no such object`}
+		Message: `This FlowSchema references the PriorityLevelConfiguration object named "` + level +
+			`" but there is no such object`}
 }
 
 func flowSchema(name, level string) *flowcontrolv1.FlowSchema {
 	return &flowcontrolv1.FlowSchema{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: flowcontrolv1.FlowSchemaSpec{
-		MatchingPrecedence: 500, PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level}}}
+		MatchingPrecedence:         500,
+		PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level}}}
 }
 
 // TestDanglingFlowSchemas checks that the condition Dangling of a FlowSchema follows its reference and the existing
@@ -144,7 +146,10 @@ func TestReconcileFlowControl(t *testing.T) {
 	s := testserver.Start(t)
 	c := kubernetes.NewForConfigOrDie(s.Config).FlowcontrolV1()
 	for name, annotations := range map[string]map[string]string{
-		"mine": nil, "old": {flowcontrolv1.AutoUpdateAnnotationKey: "true"}, "kept": {flowcontrolv1.AutoUpdateAnnotationKey: "false"}, "odd": {flowcontrolv1.AutoUpdateAnnotationKey: "x"},
+		"mine": nil,
+		"old":  {flowcontrolv1.AutoUpdateAnnotationKey: "true"},
+		"kept": {flowcontrolv1.AutoUpdateAnnotationKey: "false"},
+		"odd":  {flowcontrolv1.AutoUpdateAnnotationKey: "x"},
 	} {
 		o := flowSchema(name, "catch-all")
 		o.Annotations = annotations
@@ -165,14 +170,16 @@ func TestReconcileFlowControl(t *testing.T) {
 	if err := controllers.ReconcileFlowControl(t.Context(), s.Config); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]bool{"mine": true, "kept": true, "odd": true, "exempt": true, "probes": true, "old": false} {
+	for name, want := range map[string]bool{
+		"mine": true, "kept": true, "odd": true, "exempt": true, "probes": true, "old": false,
+	} {
 		if _, err := c.FlowSchemas().Get(
 			t.Context(), name, metav1.GetOptions{},
 		); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
 			t.Errorf("FlowSchema %s: %v", name, err)
 		}
 		if name == "probes" {
-			continue // a FlowSchema alone
+			continue // only a FlowSchema
 		}
 		if _, err := c.PriorityLevelConfigurations().Get(
 			t.Context(), name, metav1.GetOptions{},

@@ -49,7 +49,8 @@ func TestTrellisControllersDisabled(t *testing.T) {
 	crd := &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: named("xs.example.com"),
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "xs", Kind: "X"},
+			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "xs", Kind: "X"},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
 				{Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
 					OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &yes}}},
@@ -80,8 +81,8 @@ func TestTrellisControllerEnabled(t *testing.T) {
 	for _, c := range []struct {
 		names []string
 		want  bool
-	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true}, {[]string{"*", "-" + name}, false}, {[]string{"-*"}, false},
-		{[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
+	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true},
+		{[]string{"*", "-" + name}, false}, {[]string{"-*"}, false}, {[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
 		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(
 			name,
 		); got != c.want {

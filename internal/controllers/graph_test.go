@@ -46,7 +46,7 @@ func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("plain", 1))
 	if len(g.nodes) != 0 {
-		t.Error("an object that owns nothing is kept")
+		t.Error("the graph contains an object without owners and dependents")
 	}
 	e := g.put(things, thing("child", 2, "owner"))
 	if len(e.unknownOwners) != 1 || len(g.nodes) != 2 {
@@ -54,12 +54,12 @@ func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	}
 	g.put(things, thing("owner", 1))
 	if e := g.put(things, thing("second", 3, "owner")); len(e.unknownOwners) != 0 || len(e.toCheck) != 0 {
-		t.Errorf("an owner that was seen is asked for again: %+v", e)
+		t.Errorf("an observed owner is looked up again: %+v", e)
 	}
 	g.put(things, thing("child", 4))
 	g.put(things, thing("second", 4))
 	if len(g.nodes) != 0 {
-		t.Errorf("%d nodes left when nothing owns anything", len(g.nodes))
+		t.Errorf("got %d nodes without any owner references, want none", len(g.nodes))
 	}
 }
 
@@ -70,10 +70,10 @@ func TestGraphIgnoresOlderStates(t *testing.T) {
 	g.put(things, terminating(thing("owner", 5), metav1.FinalizerDeleteDependents))
 	g.put(things, thing("owner", 3))
 	if !g.nodes["owner"].foreground {
-		t.Error("an old state of the owner replaced a new one")
+		t.Error("an older state of the owner replaced a newer one")
 	}
 	if gone := g.missing(things, nil, 4); len(gone) != 1 || gone[0] != "child" {
-		t.Errorf("as of 4, missing: %v", gone)
+		t.Errorf("missing at version 4: got %v, want [child]", gone)
 	}
 }
 
@@ -84,20 +84,20 @@ func TestGraphForeground(t *testing.T) {
 	g.put(things, thing("b", 2, "owner"))
 	g.put(things, thing("c", 3, "!owner"))
 	if e := g.put(things, terminating(thing("owner", 4), metav1.FinalizerDeleteDependents)); !e.finishDeletion {
-		t.Error("nothing to finish")
+		t.Error("the deletion of the owner is not queued")
 	}
 	all, blocking := g.dependentsOf("owner")
 	if names(all) != "map[a:true b:true c:true]" || names(blocking) != "map[a:true c:true]" {
 		t.Errorf("dependents %v, blocking %v", names(all), names(blocking))
 	}
 	if e := g.put(things, thing("d", 5, "owner")); names(e.toCheck) != "map[d:true]" {
-		t.Errorf("a new dependent of an owner that goes: %+v", e)
+		t.Errorf("a new dependent of a deleted owner: got %+v, want toCheck d", e)
 	}
 	if e := g.put(things, thing("c", 6, "owner")); names(e.waitingOwners) != "map[owner:true]" {
-		t.Errorf("a dependent that blocks no longer: %+v", e)
+		t.Errorf("a dependent that no longer blocks: got %+v, want waitingOwners owner", e)
 	}
 	if _, waiting := g.remove("a"); names(waiting) != "map[owner:true]" {
-		t.Errorf("owners that wait for a: %v", waiting)
+		t.Errorf("got waiting owners %v, want owner", waiting)
 	}
 	if _, blocking := g.dependentsOf("owner"); len(blocking) != 0 {
 		t.Errorf("still blocking: %v", blocking)
@@ -139,14 +139,14 @@ func TestGraphStopKind(t *testing.T) {
 	g.put(others, terminating(thing("waits", 3), metav1.FinalizerDeleteDependents))
 	g.put(things, thing("sub", 4, "!waits"))
 	if waiting := g.stopKind(things); names(waiting) != "map[waits:true]" {
-		t.Errorf("waiting for what is hidden: %v", names(waiting))
+		t.Errorf("got waiting owners %v, want waits", names(waiting))
 	}
 	if e := g.put(others, thing("child2", 5, "owner")); len(e.unknownOwners) != 1 {
-		t.Errorf("a hidden owner is taken for seen: %+v", e)
+		t.Errorf("the owner of the stopped kind is not looked up: %+v", e)
 	}
 	g.put(things, thing("owner", 2))
 	if dependents, _ := g.remove("owner"); names(dependents) != "map[child:true child2:true]" {
-		t.Errorf("dependents after all: %v", names(dependents))
+		t.Errorf("got dependents %v, want child and child2", names(dependents))
 	}
 }
 
@@ -156,7 +156,7 @@ func TestGraphRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		g, now := newGraph(), map[string]*metav1.PartialObjectMetadata{}
-		var lives [12]int // a uid does not come back
+		var lives [12]int // number of recreations; an object created again has a new UID
 		pick := func() (int, string) { i := r.IntN(len(lives)); return i, fmt.Sprint("o", i, ".", lives[i]) }
 		for step := range 200 {
 			i, name := pick()
@@ -181,10 +181,10 @@ func TestGraphRandom(t *testing.T) {
 		for name, m := range now {
 			for _, ref := range m.OwnerReferences {
 				if n := g.nodes[m.UID]; n == nil || !hasOwner(n.owners, ref.Name) {
-					t.Fatalf("seed %d: %s does not know its owner %s", seed, name, ref.Name)
+					t.Fatalf("seed %d: %s lacks its owner %s", seed, name, ref.Name)
 				}
 				if owner := g.nodes[ref.UID]; now[ref.Name] != nil && (owner == nil || owner.dependents[m.UID] == nil) {
-					t.Fatalf("seed %d: %s does not know its dependent %s", seed, ref.Name, name)
+					t.Fatalf("seed %d: %s lacks its dependent %s", seed, ref.Name, name)
 				}
 			}
 		}
@@ -193,11 +193,11 @@ func TestGraphRandom(t *testing.T) {
 		}
 		for uid, n := range g.nodes {
 			if len(n.dependents) == 0 {
-				t.Fatalf("seed %d: %s is left", seed, uid)
+				t.Fatalf("seed %d: %s remains without dependents", seed, uid)
 			}
 			for _, d := range n.dependents {
 				if _, there := now[d.id.name]; there {
-					t.Fatalf("seed %d: %s keeps %s", seed, uid, d.id.name)
+					t.Fatalf("seed %d: %s has the removed dependent %s", seed, uid, d.id.name)
 				}
 			}
 		}
@@ -222,13 +222,15 @@ func TestAbsentOwnersAreBounded(t *testing.T) {
 	}
 	if c.absentOwners.Len() != maxAbsentOwners || c.isAbsent("0") ||
 		!c.isAbsent(types.UID(fmt.Sprint(3*maxAbsentOwners-1))) {
-		t.Errorf("%d remembered", c.absentOwners.Len())
+		t.Errorf("got %d absent owners, want the last %d", c.absentOwners.Len(), maxAbsentOwners)
 	}
 }
 
 // BenchmarkGraph measures recording an object without owners and one with an owner.
 func BenchmarkGraph(b *testing.B) {
-	for name, m := range map[string]*metav1.PartialObjectMetadata{"plain": thing("p", 1), "owned": thing("o", 1, "owner")} {
+	for name, m := range map[string]*metav1.PartialObjectMetadata{
+		"plain": thing("p", 1), "owned": thing("o", 1, "owner"),
+	} {
 		b.Run(name, func(b *testing.B) {
 			g := newGraph()
 			g.put(things, thing("keep", 1, "owner"))

@@ -17,7 +17,7 @@ import (
 func TestControllersLease(t *testing.T) {
 	s := testserver.Start(t)
 	leases := kubernetes.NewForConfigOrDie(s.Config).CoordinationV1().Leases(metav1.NamespaceSystem)
-	announced := func() (names []string, version string) {
+	published := func() (names []string, version string) {
 		t.Helper()
 		l, err := leases.Get(t.Context(), "trellis-serve", metav1.GetOptions{})
 		if err != nil || *l.Spec.HolderIdentity != "trellis-serve" {
@@ -27,7 +27,8 @@ func TestControllersLease(t *testing.T) {
 	}
 	own := append([]string{"service-cidr-controller"}, controllers.Loops...)
 	for _, c := range []struct{ chosen, want []string }{
-		{[]string{controllers.AggregateRoles}, append(slices.Clone(own), controllers.AggregateRoles)}, // the test server's
+		// the configuration of testserver
+		{[]string{controllers.AggregateRoles}, append(slices.Clone(own), controllers.AggregateRoles)},
 		{[]string{"*"}, append(slices.Clone(own), controllers.Controllers()...)},
 		{[]string{"-*"}, own[:1]},
 	} {
@@ -36,16 +37,16 @@ func TestControllersLease(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := slices.Sorted(slices.Values(c.want))
-			if is, _ := announced(); !slices.Equal(is, want) {
-				t.Errorf("%v: %v", c.chosen, is)
+			if got, _ := published(); !slices.Equal(got, want) {
+				t.Errorf("%v: got %v, want %v", c.chosen, got, want)
 			}
 		}
 	}
-	_, was := announced()
+	_, before := published()
 	if err := controllers.Bootstrap(t.Context(), s.Config, []string{"-*"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, is := announced(); is != was {
-		t.Error("it was written though nothing had changed")
+	if _, after := published(); after != before {
+		t.Error("the Lease was written without a change")
 	}
 }

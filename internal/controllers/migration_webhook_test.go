@@ -327,8 +327,9 @@ func TestMigrationOfUnknownResource(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t))}
 	away := object("APIService", "apiregistration.k8s.io/v1", "v1.away.example.com")
 	away.Object["spec"] = map[string]any{
-		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1), "insecureSkipTLSVerify": true,
-		"service": map[string]any{"namespace": "default", "name": "away"},
+		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1),
+		"insecureSkipTLSVerify": true,
+		"service":               map[string]any{"namespace": "default", "name": "away"},
 	}
 	d.create(
 		t,

@@ -60,7 +60,9 @@ func (c *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	} else if answer == "" {
 		code = http.StatusNotFound
-		answer = fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":%q}}`, r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
+		answer = fmt.Sprintf(
+			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":%q}}`,
+			r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
 	}
 	return &http.Response{
 		StatusCode: code,
@@ -97,9 +99,11 @@ func (c *fakeAPI) expect(t *testing.T, part string, want ...string) {
 
 const (
 	thingsPath = "/apis/g/v1/namespaces/n/things/"
-	aThing     = `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":%q,"namespace":"n","uid":%q,"resourceVersion":"7"%s}}`
-	twoOwners  = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"},{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}]`
-	oneOwner   = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"}]`
+	aThing     = `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1",` +
+		`"metadata":{"name":%q,"namespace":"n","uid":%q,"resourceVersion":"7"%s}}`
+	twoOwners = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"},` +
+		`{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}]`
+	oneOwner = `,"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"gone","uid":"gone"}]`
 )
 
 // newTestCollector returns a garbage collector that watches things. Not all kinds have been listed yet.
@@ -128,7 +132,8 @@ func TestCollectorSetsPreconditions(t *testing.T) {
 	api.expect(
 		t,
 		"metadata",
-		"PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],"resourceVersion":"7","uid":"a"}`,
+		"PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],`+
+			`"resourceVersion":"7","uid":"a"}`,
 	)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "another", oneOwner)
@@ -194,9 +199,10 @@ func TestFinishDeletionWaitsForLists(t *testing.T) {
 // (CRD-031)
 func TestFinalizeSetsResourceVersion(t *testing.T) {
 	api := &fakeAPI{answers: map[string]string{
-		"/api":                   `{"kind":"APIVersions","apiVersion":"v1","versions":[]}`,
-		"/apis":                  `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
-		"/api/v1/namespaces/old": `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"old","uid":"u","resourceVersion":"7","deletionTimestamp":"2026-01-01T00:00:00Z"},"spec":{"finalizers":["kubernetes"]}}`,
+		"/api":  `{"kind":"APIVersions","apiVersion":"v1","versions":[]}`,
+		"/apis": `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
+		"/api/v1/namespaces/old": `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"old","uid":"u",` +
+			`"resourceVersion":"7","deletionTimestamp":"2026-01-01T00:00:00Z"},"spec":{"finalizers":["kubernetes"]}}`,
 	}}
 	if err := newNamespaceController(api.clients(t), nil).reconcile(t.Context(), "old"); err != nil {
 		t.Error(err)
@@ -208,10 +214,15 @@ func TestFinalizeSetsResourceVersion(t *testing.T) {
 // TestMigrationSetsPreconditions checks that a migration writes objects and CRDs, and deletes finished migrations,
 // only in the state that it has read. (VER-054)
 func TestMigrationSetsPreconditions(t *testing.T) {
-	const crdPath, svmPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g", "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
+	const (
+		crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.g"
+		svmPath = "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
+	)
 	svm := func(name, resource, condition string) string {
 		return fmt.Sprintf(
-			`{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigration","metadata":{"name":%q,"uid":%q,"labels":{%q:"true"}},"spec":{"resource":{"group":"g","resource":%q}},"status":{"conditions":[{"type":%q,"status":"True"}]}}`,
+			`{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigration",`+
+				`"metadata":{"name":%q,"uid":%q,"labels":{%q:"true"}},"spec":{"resource":{"group":"g","resource":%q}},`+
+				`"status":{"conditions":[{"type":%q,"status":"True"}]}}`,
 			name,
 			name,
 			automaticLabel,
@@ -220,7 +231,8 @@ func TestMigrationSetsPreconditions(t *testing.T) {
 		)
 	}
 	api := &fakeAPI{answers: map[string]string{
-		crdPath: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.g","uid":"u","generation":2,"resourceVersion":"7"}}`,
+		crdPath: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",` +
+			`"metadata":{"name":"things.g","uid":"u","generation":2,"resourceVersion":"7"}}`,
 		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},"items":[` + strings.Join(
 			[]string{
 				svm(

@@ -30,7 +30,9 @@ func TestBootstrapPriorities(t *testing.T) {
 			t.Errorf("%s: %v %+v", want.Name, err, got)
 		}
 	}
-	for _, want := range append(flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations...) {
+	for _, want := range append(
+		flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations...,
+	) {
 		if got, err := levels.Get(t.Context(), want.Name, metav1.GetOptions{}); err != nil ||
 			got.Spec.Type != want.Spec.Type {
 			t.Errorf("%s: %v %+v", want.Name, err, got)

@@ -20,7 +20,8 @@ func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 		crd := w.get(t, crds, "", name)
 		list, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
 		list = append(list, map[string]any{
-			"type": kind, "status": status, "reason": "Left", "message": "left", "lastTransitionTime": "2026-01-01T00:00:00Z",
+			"type": kind, "status": status, "reason": "Left", "message": "left",
+			"lastTransitionTime": "2026-01-01T00:00:00Z",
 		})
 		if err := unstructured.SetNestedSlice(crd.Object, list, "status", "conditions"); err != nil {
 			return err

@@ -254,7 +254,9 @@ func TestQuotasAreCounted(t *testing.T) {
 	c.pod("a", "10.1.0.1")
 	limit := resource.MustParse("10")
 	q := &corev1.ResourceQuota{ObjectMeta: named("all"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{}}}
-	for _, name := range []corev1.ResourceName{"pods", "services", "requests.cpu", "count/widgets.example.com", "count/secrets"} {
+	for _, name := range []corev1.ResourceName{
+		"pods", "services", "requests.cpu", "count/widgets.example.com", "count/secrets",
+	} {
 		q.Spec.Hard[name] = limit
 	}
 	must[*corev1.ResourceQuota](t)(c.CoreV1().ResourceQuotas("default").Create(t.Context(), q, metav1.CreateOptions{}))

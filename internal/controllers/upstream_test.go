@@ -135,7 +135,10 @@ func TestTokensInSecrets(t *testing.T) {
 
 // TestCheckControllers checks the names that CheckControllers accepts. They are those of kube-controller-manager.
 func TestCheckControllers(t *testing.T) {
-	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}, {"-namespace-controller"}} {
+	for _, c := range [][]string{
+		nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"},
+		{"-namespace-controller"},
+	} {
 		if err := controllers.CheckControllers(c); err != nil {
 			t.Errorf("%v: %v", c, err)
 		}

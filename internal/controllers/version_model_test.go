@@ -69,7 +69,8 @@ func (s *versionModel) changeVersions() {
 	_, err := s.testClient.at(crds, "").Update(s.Context(), crd, metav1.UpdateOptions{})
 	missing := slices.ContainsFunc(s.stored, func(v string) bool { _, has := next[v]; return !has })
 	switch {
-	case missing && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must remain in spec.versions until a storage migration")):
+	case missing && (!apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "must remain in spec.versions until a storage migration")):
 		s.Fatalf("versions %v, stored %v: %v", next, s.stored, err)
 	case !missing && err != nil:
 		s.Fatalf("versions %v, stored %v: %v", next, s.stored, err)
@@ -99,7 +100,8 @@ func (s *versionModel) write() {
 		delete(s.storedAt, name)
 		return
 	} else {
-		_, err = objects.Patch(s.Context(), name, types.MergePatchType, []byte(`{"value":"`+value+`"}`), metav1.PatchOptions{})
+		patch := []byte(`{"value":"` + value + `"}`)
+		_, err = objects.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
 		s.Fatalf("write %s at %s: %v", name, at, err)

@@ -23,14 +23,15 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t
 // TestDiscoveryOfStaleGroups checks that all of discovery is read only twice a minute while a group is stale.
 func TestDiscoveryOfStaleGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var looks atomic.Int64
+		var reads atomic.Int64
 		config := &rest.Config{Host: "https://x", Transport: transport(func(r *http.Request) *http.Response {
 			items := ""
 			if r.URL.Path == "/apis" {
-				looks.Add(1)
+				reads.Add(1)
 				items = `{"metadata":{"name":"wardle.example.com"},"versions":[{"version":"v1","freshness":"Stale"}]}`
 			}
-			body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[` + items + `]}`
+			body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},` +
+				`"items":[` + items + `]}`
 			return &http.Response{
 				StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r,
 				Header: http.Header{
@@ -45,8 +46,8 @@ func TestDiscoveryOfStaleGroups(t *testing.T) {
 		); err != nil {
 			t.Fatal(err)
 		}
-		if n := looks.Load(); n != 4 {
-			t.Errorf("%d looks in 100 seconds", n)
+		if n := reads.Load(); n != 4 {
+			t.Errorf("discovery was read %d times in 100 seconds, want 4", n)
 		}
 	})
 }

@@ -400,7 +400,8 @@ func TestConversionSwitches(t *testing.T) {
 	for seed := first; seed < first+seeds; seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			s := &webhookModel{
-				T: t, testClient: connect(t, server), server: server, webhook: newTestWebhook(t), random: rand.New(rand.NewPCG(seed, 9)),
+				T: t, testClient: connect(t, server), server: server, webhook: newTestWebhook(t),
+				random: rand.New(rand.NewPCG(seed, 9)),
 				versions: map[string]bool{
 					"v1": true,
 				}, storage: "v1", stored: []string{"v1"}, objects: map[string]*modelObject{},
