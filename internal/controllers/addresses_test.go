@@ -40,7 +40,7 @@ func TestDefaultServiceCIDR(t *testing.T) {
 		}
 		if !slices.Equal(cidr.Spec.CIDRs, texts) ||
 			!apimeta.IsStatusConditionTrue(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
-			t.Errorf("%q: %v", texts, cidr)
+			t.Errorf("%q: got ServiceCIDR %v, want it ready with these ranges", texts, cidr)
 		}
 		service, err := client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 		if err != nil {
@@ -49,14 +49,14 @@ func TestDefaultServiceCIDR(t *testing.T) {
 		first := netip.MustParsePrefix(texts[0]).Addr().Next().String()
 		if !slices.Equal(service.Spec.ClusterIPs, []string{first}) ||
 			*service.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack {
-			t.Errorf("%q: %v", texts, service.Spec)
+			t.Errorf("%q: got Service %v, want ClusterIP %s", texts, service.Spec, first)
 		}
 		address, err := client.NetworkingV1().IPAddresses().Get(t.Context(), first, metav1.GetOptions{})
 		if err != nil ||
 			*address.Spec.ParentRef != (networkingv1.ParentReference{
 				Resource: "services", Namespace: "default", Name: "kubernetes",
 			}) {
-			t.Errorf("%q: %v, %v", texts, address, err)
+			t.Errorf("%q: got IPAddress %v, error %v, want the parent default/kubernetes", texts, address, err)
 		}
 	}
 }
@@ -114,7 +114,9 @@ func TestServiceCIDRDeletion(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "ready", func(ctx context.Context) bool { return ready(ctx, metav1.ConditionTrue, "") })
+	eventually(t, "the ServiceCIDR is ready", func(ctx context.Context) bool {
+		return ready(ctx, metav1.ConditionTrue, "")
+	})
 	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.9.0.7", Ports: []corev1.ServicePort{{Port: 80}}},
@@ -125,7 +127,7 @@ func TestServiceCIDRDeletion(t *testing.T) {
 	if err := cidrs.Delete(t.Context(), "more", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "that it waits", func(ctx context.Context) bool {
+	eventually(t, "the ServiceCIDR waits for its Service", func(ctx context.Context) bool {
 		return ready(ctx, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating)
 	})
 	if err := services.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {

@@ -66,22 +66,22 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 	report(one, true)
 	report(two, false)
 	if n := writes(); n != 2 || is() {
-		t.Errorf("%d writes of two servers, available: %v", n, is())
+		t.Errorf("different reports: got %d writes, available %v, want 2, false", n, is())
 	}
 	clock.SetTime(clock.Now().Add(29 * time.Second))
 	if n := writes(); n != 0 {
-		t.Errorf("%d writes before the half minute is over", n)
+		t.Errorf("after 29 seconds: got %d writes, want none", n)
 	}
 	clock.SetTime(clock.Now().Add(time.Second))
 	if n := writes(); n != 2 {
-		t.Errorf("%d writes after it", n)
+		t.Errorf("after 30 seconds: got %d writes, want 2", n)
 	}
 	report(two, true)
 	if n := writes(); n != 1 || !is() {
-		t.Errorf("%d writes where they agree at last, available: %v", n, is())
+		t.Errorf("equal reports: got %d writes, available %v, want 1, true", n, is())
 	}
 	report(one, false)
 	if n := writes(); n != 1 || is() {
-		t.Errorf("%d writes of a change, available: %v", n, is())
+		t.Errorf("changed report: got %d writes, available %v, want 1, false", n, is())
 	}
 }

@@ -456,25 +456,25 @@ func dropOwners(
 	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata,
 	drop []metav1.OwnerReference,
 ) error {
-	kept := []metav1.OwnerReference{}
+	remaining := []metav1.OwnerReference{}
 	for _, ref := range m.OwnerReferences {
 		if !slices.ContainsFunc(drop, func(r metav1.OwnerReference) bool { return r.UID == ref.UID }) {
-			kept = append(kept, ref)
+			remaining = append(remaining, ref)
 		}
 	}
-	return patchMeta(ctx, client, m, "ownerReferences", kept)
+	return patchMeta(ctx, client, m, "ownerReferences", remaining)
 }
 
 func dropFinalizer(
 	ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, name string,
 ) error {
-	kept := []string{}
+	remaining := []string{}
 	for _, f := range m.Finalizers {
 		if f != name {
-			kept = append(kept, f)
+			remaining = append(remaining, f)
 		}
 	}
-	return patchMeta(ctx, client, m, "finalizers", kept)
+	return patchMeta(ctx, client, m, "finalizers", remaining)
 }
 
 // patchMeta replaces one field of metadata. It fails with a conflict if the object has changed since it was read.

@@ -26,7 +26,7 @@ func secret(name string) *unstructured.Unstructured    { return object("Secret",
 // earlier events. To wait for that, it creates an object with a dangling owner and waits until the object is deleted.
 func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
-	for range 2 { // once for what is queued, once for what that led to
+	for range 2 { // once for queued objects, once for those queued by these
 		ghost := owned(
 			configMap("ghost"),
 			owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}),
@@ -44,22 +44,22 @@ func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, 
 func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
-	w.create(t, configMaps, "default", owned(configMap("asks"), owners(none)))
-	w.awaitGone(t, configMaps, "default", "asks")
+	w.create(t, configMaps, "default", owned(configMap("pending"), owners(none)))
+	w.awaitGone(t, configMaps, "default", "pending")
 }
 
-// awaitUnwatched waits until the garbage collector no longer knows a kind. It then keeps the object "asks", whose
+// awaitUnwatched waits until the garbage collector no longer knows a kind. It then keeps the object "pending", whose
 // owner of that kind has never existed.
 func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
-	eventually(t, kind+" is not followed", func(ctx context.Context) bool {
+	eventually(t, kind+" is not watched", func(ctx context.Context) bool {
 		_, err := w.at(configMaps, "default").
-			Create(ctx, owned(configMap("asks"), owners(none)), metav1.CreateOptions{})
+			Create(ctx, owned(configMap("pending"), owners(none)), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
-		for range 12 { // more than the loops pause before they look a group up
+		for range 12 { // takes longer than the pause before a discovery
 			w.create(
 				t,
 				configMaps,
@@ -71,7 +71,7 @@ func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 			)
 			w.awaitGone(t, configMaps, "default", "ghost")
 		}
-		_, err = w.at(configMaps, "default").Get(ctx, "asks", metav1.GetOptions{})
+		_, err = w.at(configMaps, "default").Get(ctx, "pending", metav1.GetOptions{})
 		return err == nil
 	})
 }
@@ -96,23 +96,22 @@ func TestBackground(t *testing.T) {
 func TestForeground(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
-	w.create(t, secrets, "default", owned(secret("blocks"), owners(reference(owner, true)), hold))
-	w.create(t, secrets, "default", owned(secret("lets"), owners(reference(owner, false)), hold))
+	w.create(t, secrets, "default", owned(secret("blocking"), owners(reference(owner, true)), hold))
+	w.create(t, secrets, "default", owned(secret("nonblocking"), owners(reference(owner, false)), hold))
 	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
 	ending := func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil }
-	w.await(t, secrets, "default", "blocks", "is being deleted", ending)
-	w.await(t, secrets, "default", "lets", "is being deleted", ending)
+	w.await(t, secrets, "default", "blocking", "is being deleted", ending)
+	w.await(t, secrets, "default", "nonblocking", "is being deleted", ending)
 	if o := w.get(t, configMaps, "default", "owner"); !slices.Contains(
-		o.GetFinalizers(),
-		metav1.FinalizerDeleteDependents,
+		o.GetFinalizers(), metav1.FinalizerDeleteDependents,
 	) {
-		t.Errorf("the owner does not wait: finalizers %v", o.GetFinalizers())
+		t.Errorf("the owner does not wait for its dependents: finalizers %v", o.GetFinalizers())
 	}
-	w.removeFinalizers(t, secrets, "default", "blocks")
+	w.removeFinalizers(t, secrets, "default", "blocking")
 	w.awaitGone(t, configMaps, "default", "owner")
-	w.get(t, secrets, "default", "lets")
-	w.removeFinalizers(t, secrets, "default", "lets")
-	w.awaitGone(t, secrets, "default", "lets")
+	w.get(t, secrets, "default", "nonblocking")
+	w.removeFinalizers(t, secrets, "default", "nonblocking")
+	w.awaitGone(t, secrets, "default", "nonblocking")
 }
 
 // TestForegroundWithoutDependents checks that foreground deletion deletes an owner without dependents. (CRD-066)
@@ -149,7 +148,8 @@ func TestForegroundCycle(t *testing.T) {
 	b := w.create(t, configMaps, "default", owned(configMap("b"), owners(reference(a, true))))
 	c := w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(b, true))))
 	w.patch(t, configMaps, "default", "a", fmt.Sprintf(
-		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":%q,"blockOwnerDeletion":true}]}}`,
+		`{"metadata":{"ownerReferences":[`+
+			`{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":%q,"blockOwnerDeletion":true}]}}`,
 		c.GetUID(),
 	))
 	w.delete(t, configMaps, "default", "a", metav1.DeletePropagationForeground)
@@ -179,16 +179,15 @@ func TestOrphan(t *testing.T) {
 
 // TestOwnerChain checks that deleting the first object of a chain of owners deletes all of them. (CRD-066)
 func TestOwnerChain(t *testing.T) {
-	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+	for _, policy := range []metav1.DeletionPropagation{
+		metav1.DeletePropagationBackground, metav1.DeletePropagationForeground,
+	} {
 		t.Run(string(policy), func(t *testing.T) {
 			w := connect(t, testserver.Start(t))
 			last := w.create(t, configMaps, "default", configMap("c0"))
 			for i := range 6 {
 				last = w.create(
-					t,
-					configMaps,
-					"default",
-					owned(configMap(fmt.Sprint("c", i+1)), owners(reference(last, true))),
+					t, configMaps, "default", owned(configMap(fmt.Sprint("c", i+1)), owners(reference(last, true))),
 				)
 			}
 			w.delete(t, configMaps, "default", "c0", policy)
@@ -202,7 +201,9 @@ func TestOwnerChain(t *testing.T) {
 // TestTwoOwners checks that the deletion of one of two owners only removes the reference to it. A foreground deletion
 // does not wait for a dependent that is kept. (CRD-066)
 func TestTwoOwners(t *testing.T) {
-	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+	for _, policy := range []metav1.DeletionPropagation{
+		metav1.DeletePropagationBackground, metav1.DeletePropagationForeground,
+	} {
 		t.Run(string(policy), func(t *testing.T) {
 			w := connect(t, testserver.Start(t))
 			a := w.create(t, configMaps, "default", configMap("a"))
@@ -258,7 +259,7 @@ func (w *testClient) awaitInvalidOwner(t testing.TB, namespace, name, message st
 			seen = append(seen, fmt.Sprint(e.Object))
 		}
 	}
-	t.Errorf("no Event about %s says %s: %v", name, message, seen)
+	t.Errorf("no Event about %s has the message %s: %v", name, message, seen)
 }
 
 // TestOwnerInAnotherNamespace checks that a reference across namespaces is dangling and causes an Event, whether or
@@ -309,7 +310,9 @@ func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 
 // TestCustomOwner checks that the dependents of a custom object are deleted. (CRD-066)
 func TestCustomOwner(t *testing.T) {
-	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+	for _, policy := range []metav1.DeletionPropagation{
+		metav1.DeletePropagationBackground, metav1.DeletePropagationForeground,
+	} {
 		t.Run(string(policy), func(t *testing.T) {
 			w := connect(t, testserver.Start(t))
 			widgets := w.crd(t, "example.com", "Widget", "Namespaced")
@@ -368,14 +371,11 @@ func TestDependentKindAppearsLater(t *testing.T) {
 	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
 	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
 	w.create(
-		t,
-		widgets,
-		"default",
-		owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, true)), hold),
+		t, widgets, "default", owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, true)), hold),
 	)
 	w.await(t, widgets, "default", "w", "is being deleted", func(o *unstructured.Unstructured) bool {
-		_ = w.at(configMaps, "default").
-			Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
+		foreground := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}
+		_ = w.at(configMaps, "default").Delete(t.Context(), "owner", foreground)
 		return o.GetDeletionTimestamp() != nil
 	})
 	w.removeFinalizers(t, widgets, "default", "w")
@@ -412,16 +412,13 @@ func TestOwnerKindUnserved(t *testing.T) {
 	w.awaitWatched(t, "example.com/v1", "Widget")
 	owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
 	w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, false))))
-	w.requireKept(t, configMaps, "default", "c") // and its owner is known now
+	w.requireKept(t, configMaps, "default", "c") // its owner is in the graph now
 	serve := func(v1, v2 bool) {
 		t.Helper()
-		eventually(t, "served", func(ctx context.Context) bool {
+		eventually(t, "the CRD is updated", func(ctx context.Context) bool {
 			crd := w.get(t, crds, "", "widgets.example.com")
 			_ = unstructured.SetNestedSlice(
-				crd.Object,
-				[]any{version("v1", v1, true), version("v2", v2, false)},
-				"spec",
-				"versions",
+				crd.Object, []any{version("v1", v1, true), version("v2", v2, false)}, "spec", "versions",
 			)
 			_, err := w.at(crds, "").Update(ctx, crd, metav1.UpdateOptions{})
 			return err == nil
@@ -435,12 +432,12 @@ func TestOwnerKindUnserved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.patch(t, configMaps, "default", "c", `{"metadata":{"ownerReferences":`+string(patch)+`}}`) // has it judged
+	w.patch(t, configMaps, "default", "c", `{"metadata":{"ownerReferences":`+string(patch)+`}}`) // queues the object
 	w.requireKept(t, configMaps, "default", "c")
 	w.requireKept(t, secrets, "default", "s")
 	serve(false, true)
-	w.awaitGone(t, configMaps, "default", "asks")
-	w.await(t, configMaps, "default", "c", "has the owner that lives", func(o *unstructured.Unstructured) bool {
+	w.awaitGone(t, configMaps, "default", "pending")
+	w.await(t, configMaps, "default", "c", "has only the existing owner", func(o *unstructured.Unstructured) bool {
 		refs := o.GetOwnerReferences()
 		return len(refs) == 1 && refs[0].UID == owner.GetUID()
 	})

@@ -82,15 +82,15 @@ func Run(
 	}
 	ctx = klog.NewContext(ctx, klog.Background().WithName("controllers"))
 	kinds := newKindWatchers(c)
-	namespaces, loops := newNamespaceController(c, services), []controller{newCRDController(c)}
+	namespaces, all := newNamespaceController(c, services), []controller{newCRDController(c)}
 	namespaces.delay = upstream.NamespaceDelay
-	for name, l := range map[string]controller{
+	for name, ctrl := range map[string]controller{
 		known.GarbageCollectorController:       newGarbageCollector(c, kinds),
 		known.NamespaceController:              namespaces,
 		known.StorageVersionMigratorController: newMigrationController(c, autoMigrate, migrating),
 	} {
 		if upstream.trellisEnabled(name) {
-			loops = append(loops, l)
+			all = append(all, ctrl)
 		}
 	}
 	if upstream.Dangling {
@@ -98,21 +98,21 @@ func Run(
 		if err != nil {
 			return err
 		}
-		loops = append(loops, d)
+		all = append(all, d)
 	}
 	services.onRegistered = kinds.markDirty
 	kinds.onChange = func(ch change) {
 		services.observe(ch)
 		upstream.observe(ch)
-		for _, l := range loops {
-			l.observe(ch)
+		for _, ctrl := range all {
+			ctrl.observe(ch)
 		}
 	}
 
 	var running sync.WaitGroup
 	running.Go(func() { kinds.run(ctx) })
-	for _, l := range loops {
-		running.Go(func() { l.run(ctx) })
+	for _, ctrl := range all {
+		running.Go(func() { ctrl.run(ctx) })
 	}
 	running.Wait()
 	return nil

@@ -28,13 +28,13 @@ func TestCRDRecreated(t *testing.T) {
 		w.delete(t, crds, "", "widgets.example.com", "")
 		w.awaitGone(t, crds, "", "widgets.example.com")
 		if _, err := w.at(widgets, "n").Get(t.Context(), "w1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("after the CRD went: %v", err)
+			t.Errorf("get an object after the deletion of its CRD: got %v, want NotFound", err)
 		}
 	}
 	w.crd(t, "example.com", "Widget", "Namespaced")
 	list, err := w.at(widgets, "").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
-		t.Errorf("the new kind has %d objects, %v", len(list.Items), err)
+		t.Errorf("the recreated kind has %d objects, error %v, want none", len(list.Items), err)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestCRDWaitsForFinalizers(t *testing.T) {
 			want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, " +
 				"False/InstanceDeletionCompleted/removed all instances"
 			if got := strings.Join(seen(), ", "); got != want {
-				t.Errorf("Terminating went\n%s, want\n%s", got, want)
+				t.Errorf("got values of Terminating\n%s, want\n%s", got, want)
 			}
 		})
 	}
@@ -118,7 +118,7 @@ func TestUnservedCRDDeletion(t *testing.T) {
 	w.crd(t, "example.com", "Widget", "Namespaced")
 	list, err := w.at(widgets, "").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
-		t.Errorf("the new kind has %d objects, %v", len(list.Items), err)
+		t.Errorf("the recreated kind has %d objects, error %v, want none", len(list.Items), err)
 	}
 }
 
@@ -140,10 +140,10 @@ func TestNamesBecomeFree(t *testing.T) {
 			_ = unstructured.SetNestedStringSlice(second.Object, []string{"wd"}, "spec", "names", "shortNames")
 			second = w.create(t, crds, "", second)
 			if got := condition(second, "NamesAccepted"); !strings.HasPrefix(got, "False/ShortNamesConflict/") {
-				t.Fatalf("NamesAccepted is %q", got)
+				t.Fatalf("got NamesAccepted %q, want a conflict", got)
 			}
 			if got := condition(second, "Established"); !strings.HasPrefix(got, "False/NotAccepted/") {
-				t.Fatalf("Established is %q", got)
+				t.Fatalf("got Established %q, want False", got)
 			}
 			free(t, w)
 			w.await(t, crds, "", "waders.example.com", "is established", func(o *unstructured.Unstructured) bool {
@@ -170,7 +170,7 @@ func TestNeverEstablished(t *testing.T) {
 	want := "True/InstanceDeletionInProgress/CustomResource deletion is in progress, " +
 		"False/NeverEstablished/resource was never established"
 	if got := strings.Join(seen(), ", "); got != want {
-		t.Errorf("Terminating went\n%s, want\n%s", got, want)
+		t.Errorf("got values of Terminating\n%s, want\n%s", got, want)
 	}
 }
 

@@ -95,7 +95,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	for _, m := range s.ManagedFields {
 		if m.Subresource == "status" && m.Operation == metav1.ManagedFieldsOperationApply &&
 			m.Manager != "api-priority-and-fairness-config-consumer-v1" {
-			t.Errorf("the condition belongs to %s", m.Manager)
+			t.Errorf("got field manager %s of the condition", m.Manager)
 		}
 	}
 	s.Spec.PriorityLevelConfiguration.Name = "other"
@@ -121,8 +121,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 // TestDanglingWithoutFairness checks that the condition is not written without priority and fairness, as upstream.
 func TestDanglingWithoutFairness(t *testing.T) {
 	s := testserver.Start(
-		t,
-		testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }),
+		t, testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }),
 	)
 	w, c := connect(t, s), kubernetes.NewForConfigOrDie(s.Config)
 	if _, err := c.FlowcontrolV1().FlowSchemas().Create(
@@ -130,13 +129,13 @@ func TestDanglingWithoutFairness(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	w.create(t, namespaces, "", namespace("n")) // the loops see what follows later
+	w.create(t, namespaces, "", namespace("n")) // the controllers observe the deletion after the FlowSchema
 	w.delete(t, namespaces, "", "n", "")
 	w.awaitGone(t, namespaces, "", "n")
 	if got, err := c.FlowcontrolV1().FlowSchemas().Get(
 		t.Context(), "mine", metav1.GetOptions{},
 	); err != nil || len(got.Status.Conditions) > 0 {
-		t.Errorf("%v %+v", err, got.Status)
+		t.Errorf("got error %v, status %+v, want no conditions", err, got.Status)
 	}
 }
 
@@ -176,7 +175,7 @@ func TestReconcileFlowControl(t *testing.T) {
 		if _, err := c.FlowSchemas().Get(
 			t.Context(), name, metav1.GetOptions{},
 		); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
-			t.Errorf("FlowSchema %s: %v", name, err)
+			t.Errorf("FlowSchema %s: got error %v, want existence %t", name, err, want)
 		}
 		if name == "probes" {
 			continue // only a FlowSchema
@@ -184,7 +183,7 @@ func TestReconcileFlowControl(t *testing.T) {
 		if _, err := c.PriorityLevelConfigurations().Get(
 			t.Context(), name, metav1.GetOptions{},
 		); (err == nil) != want || !want && !apierrors.IsNotFound(err) {
-			t.Errorf("PriorityLevelConfiguration %s: %v", name, err)
+			t.Errorf("PriorityLevelConfiguration %s: got error %v, want existence %t", name, err, want)
 		}
 	}
 }

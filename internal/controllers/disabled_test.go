@@ -68,10 +68,10 @@ func TestTrellisControllersDisabled(t *testing.T) {
 	if n, err := client.Namespaces().Get(
 		ctx, "ends", metav1.GetOptions{},
 	); err != nil || n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
-		t.Errorf("the namespace has been touched: %v %+v", err, n)
+		t.Errorf("a disabled controller has changed the namespace: %v %+v", err, n)
 	}
 	if _, err := client.ConfigMaps("ends").Get(ctx, "owned", metav1.GetOptions{}); err != nil {
-		t.Errorf("what a ConfigMap that is gone has owned: %v", err)
+		t.Errorf("get the dependent of a deleted ConfigMap: %v", err)
 	}
 }
 
@@ -82,11 +82,12 @@ func TestTrellisControllerEnabled(t *testing.T) {
 		names []string
 		want  bool
 	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true},
-		{[]string{"*", "-" + name}, false}, {[]string{"-*"}, false}, {[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
+		{[]string{"*", "-" + name}, false}, {[]string{"-*"}, false}, {[]string{"-*", name}, true},
+		{[]string{"-garbage-collector-controller"}, true}} {
 		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(
 			name,
 		); got != c.want {
-			t.Errorf("%v: %v", c.names, got)
+			t.Errorf("%v: got %v, want %v", c.names, got, c.want)
 		}
 	}
 }

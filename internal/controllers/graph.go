@@ -285,7 +285,7 @@ func (g *graph) mayBeInCycle(uid types.UID) bool {
 
 // missing returns the observed objects of a kind that are not among the present ones.
 // It skips objects whose resource version is greater than version.
-func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (gone []types.UID) {
+func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (absent []types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	exists := make(map[types.UID]bool, len(present))
@@ -294,10 +294,10 @@ func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version
 	}
 	for uid, n := range g.nodes {
 		if n.observed && n.resourceVersion <= version && n.id.kind.groupKind() == k.groupKind() && !exists[uid] {
-			gone = append(gone, uid)
+			absent = append(absent, uid)
 		}
 	}
-	return gone
+	return absent
 }
 
 func sameOwners(a, b []metav1.OwnerReference) bool {

@@ -59,12 +59,12 @@ func TestMigrationWritesObjectsAtOtherVersions(t *testing.T) {
 	after := revisions(t, w)
 	for name, revision := range before {
 		if moved := after[name] != revision; moved != (name != "new") {
-			t.Errorf("%s was written: %v", name, moved)
+			t.Errorf("%s was written: got %v, want %v", name, moved, !moved)
 		}
 	}
 	stored, _, _ := unstructured.NestedStringSlice(w.get(t, crds, "", crd.GetName()).Object, "status", "storedVersions")
 	if !slices.Equal(stored, []string{"v1"}) {
-		t.Errorf("stored versions are %v", stored)
+		t.Errorf("got storedVersions %v, want [v1]", stored)
 	}
 }
 
@@ -79,11 +79,7 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 			crds,
 			"",
 			definition(
-				"example.com",
-				"Widget",
-				"Namespaced",
-				version("v1beta1", true, true),
-				version("v1", true, false),
+				"example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false),
 			),
 		)
 		w.create(t, old, "default", object("Widget", "example.com/v1beta1", "a"))
@@ -93,7 +89,7 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 			crds,
 			"",
 			crd.GetName(),
-			"status.storedVersions to be v1 alone",
+			"has only v1 in status.storedVersions",
 			func(o *unstructured.Unstructured) bool {
 				stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
 				return slices.Equal(stored, []string{"v1"})
@@ -114,20 +110,20 @@ func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 		"",
 		definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)),
 	)
-	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
-	asked.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
-	w.create(t, storageMigrations, "", asked)
-	w.await(t, storageMigrations, "", "asked", "is through, so that it does none of the following", succeeded)
+	manual := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "manual")
+	manual.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
+	w.create(t, storageMigrations, "", manual)
+	w.await(t, storageMigrations, "", "manual", "has finished before the following changes", succeeded)
 	for _, storage := range []string{"v1", "v1beta1", "v1", "v1beta1"} {
 		storeAt(t, w, crd.GetName(), storage)
-		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be one", func(o *unstructured.Unstructured) bool {
+		w.await(t, crds, "", crd.GetName(), "has one stored version", func(o *unstructured.Unstructured) bool {
 			stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
 			return slices.Equal(stored, []string{storage})
 		})
 	}
-	eventually(t, "the last one stays alone", func(ctx context.Context) bool {
+	eventually(t, "only the last automatic migration is kept", func(ctx context.Context) bool {
 		list, err := w.at(storageMigrations, "").List(ctx, metav1.ListOptions{})
-		if err != nil || len(list.Items) != 2 || list.Items[0].GetName() != "asked" {
+		if err != nil || len(list.Items) != 2 || list.Items[0].GetName() != "manual" {
 			return false
 		}
 		last := list.Items[1]
@@ -138,7 +134,7 @@ func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 // storeAt makes a version of a CRD its storage version.
 func storeAt(t *testing.T, w *testClient, name, storage string) {
 	t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server writes its status meanwhile
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server may write the status meanwhile
 		crd := w.get(t, crds, "", name)
 		versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 		for _, v := range versions {

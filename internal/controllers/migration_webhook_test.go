@@ -36,7 +36,7 @@ type migrationTest struct {
 var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 
 const (
-	migratedObjects = 700 // objects, two pages of the migration
+	migratedObjects = 700 // number of objects: two pages of the migration
 	widgetCRD       = "widgets.example.com"
 )
 
@@ -57,7 +57,7 @@ func newMigrationTest(t *testing.T) *migrationTest {
 	)
 	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
 	storeAt(t, d.testClient, widgetCRD, "v2")
-	d.webhook.stopAfter.Store(600) // the second page comes to nothing
+	d.webhook.stopAfter.Store(600) // the webhook stops during the second page
 	d.migrate("move", "widgets")
 	d.await(t, storageMigrations, "", "move", "waits for the webhook", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, "Running"), "True/StorageVersionMigrationInProgress/will try again: ") &&
@@ -66,10 +66,10 @@ func newMigrationTest(t *testing.T) *migrationTest {
 	if c := condition(d.get(t, storageMigrations, "", "move"), "Succeeded") + condition(
 		d.get(t, storageMigrations, "", "move"), "Failed",
 	); c != "" {
-		t.Fatalf("without its webhook it has ended: %s", c)
+		t.Fatalf("the migration has finished without its webhook: %s", c)
 	}
 	if at := d.progress("move"); at != "500/700" {
-		t.Errorf("it is at %s", at)
+		t.Errorf("got progress %s, want 500/700", at)
 	}
 	d.requireStored("v1", "v2")
 	return d
@@ -116,7 +116,7 @@ func (d *migrationTest) awaitEnd(name, kind string) {
 // awaitMigrating waits until the condition StorageMigrating of the CRD begins with want.
 func (d *migrationTest) awaitMigrating(want string) {
 	d.Helper()
-	d.await(d.T, crds, "", widgetCRD, "says "+want, func(o *unstructured.Unstructured) bool {
+	d.await(d.T, crds, "", widgetCRD, "has the condition "+want, func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, "StorageMigrating"), want)
 	})
 }
@@ -128,21 +128,21 @@ func TestMigrationResumesWithItsWebhook(t *testing.T) {
 	d := newMigrationTest(t)
 	d.awaitMigrating("True/StorageVersionMigrationInProgress/")
 	d.requireOtherKindWorks()
-	asked := d.webhook.objects.Load()
+	converted := d.webhook.objects.Load()
 	d.webhook.restart()
 	d.awaitEnd("move", "Succeeded")
 	d.awaitMigrating("False/StorageVersionMigrationSucceeded/")
 	d.requireStored("v2")
-	if n := d.webhook.objects.Load() - asked; n > migratedObjects-500 {
+	if n := d.webhook.objects.Load() - converted; n > migratedObjects-500 {
 		t.Errorf("%d objects were converted after the first 500 of %d", n, migratedObjects)
 	}
 	if at := d.progress("move"); at != "700/700" {
-		t.Errorf("it has ended at %s", at)
+		t.Errorf("got final progress %s, want 700/700", at)
 	}
 	d.webhook.stop()
 	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil ||
 		len(list.Items) != migratedObjects {
-		t.Errorf("what was migrated needs the webhook: %v", err)
+		t.Errorf("list migrated objects without the webhook: got %d objects, error %v", len(list.Items), err)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestMigrationDeletedWhileRunning(t *testing.T) {
 	d.awaitEnd("again", "Succeeded")
 	d.requireStored("v2")
 	if at := d.progress("again"); at != "700/700" {
-		t.Errorf("it has ended at %s", at)
+		t.Errorf("got final progress %s, want 700/700", at)
 	}
 }
 
@@ -172,11 +172,10 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 		storageMigrations,
 		"",
 		"move",
-		"has to move back what it has moved",
+		"must convert migrated objects back",
 		func(o *unstructured.Unstructured) bool {
 			return strings.Contains(
-				condition(o, "Running"),
-				"conversion webhook for example.com/v2, Kind=Widget failed",
+				condition(o, "Running"), "conversion webhook for example.com/v2, Kind=Widget failed",
 			)
 		},
 	)
@@ -187,7 +186,7 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	d.webhook.stop()
 	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil ||
 		len(list.Items) != migratedObjects {
-		t.Errorf("what was migrated needs the webhook: %v", err)
+		t.Errorf("list migrated objects without the webhook: got %d objects, error %v", len(list.Items), err)
 	}
 }
 
@@ -210,7 +209,7 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	d.requireStored("v2")
 	d.webhook.stop()
 	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
-		t.Errorf("what was migrated needs the webhook: %v", err)
+		t.Errorf("list migrated objects without the webhook: got %d objects, error %v", len(list.Items), err)
 	}
 }
 
@@ -219,8 +218,7 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
 	s := testserver.Start(
-		t,
-		testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"),
+		t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"),
 	)
 	d := &migrationTest{T: t, testClient: connect(t, s), webhook: newTestWebhook(t)}
 	d.create(t, crds, "", d.webhook.definition("v1"))
@@ -239,14 +237,14 @@ func TestTwoMigrationsOfAResource(t *testing.T) {
 	release := sync.OnceFunc(func() { close(held) })
 	defer release()
 	d.migrate("first", "widgets")
-	eventually(t, "the webhook is asked", func(context.Context) bool { return d.webhook.objects.Load() > 0 })
+	eventually(t, "the webhook is called", func(context.Context) bool { return d.webhook.objects.Load() > 0 })
 	d.migrate("second", "widgets")
 	d.requireOtherKindWorks()
-	if looks := countRequests(t, log, "second"); looks != 0 {
-		t.Errorf("%d looks at the one that waits", looks)
+	if requests := countRequests(t, log, "second"); requests != 0 {
+		t.Errorf("the waiting migration was read %d times, want 0", requests)
 	}
 	if c := condition(d.get(t, storageMigrations, "", "second"), "Running"); c != "" {
-		t.Errorf("the one that waits is %s", c)
+		t.Errorf("got condition Running %s of the waiting migration, want none", c)
 	}
 	release()
 	d.awaitEnd("first", "Succeeded")
@@ -282,7 +280,7 @@ func TestMigrationOfADeletedCRD(t *testing.T) {
 	d.create(t, crds, "", d.webhook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	if c := condition(d.get(t, crds, "", widgetCRD), "StorageMigrating"); c != "" {
-		t.Errorf("the new CRD says %s", c)
+		t.Errorf("got condition StorageMigrating %s of the new CRD, want none", c)
 	}
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.migrate("again", "widgets")
@@ -293,12 +291,11 @@ func TestMigrationOfADeletedCRD(t *testing.T) {
 // TestMigrationThatIsRefused checks that a migration fails with the reason if the server rejects a write, and that
 // the next migration of the resource runs.
 func TestMigrationThatIsRefused(t *testing.T) {
-	e := storagetest.StartEtcd(t) // which takes no object of 2 MiB
+	e := storagetest.StartEtcd(t) // etcd rejects objects of 2 MiB
 	d := &migrationTest{
 		T: t,
 		testClient: connect(
-			t,
-			testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} })),
+			t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} })),
 		),
 		webhook: newTestWebhook(t),
 	}
@@ -359,7 +356,7 @@ func TestIsPermanent(t *testing.T) {
 		io.ErrUnexpectedEOF:                                                 false,
 	} {
 		if got := controllers.IsPermanent(fmt.Errorf("default/a: %w", err)); got != want {
-			t.Errorf("%v: %t", err, got)
+			t.Errorf("%v: got %t, want %t", err, got, want)
 		}
 	}
 }
@@ -380,7 +377,7 @@ func TestHangingWebhookBlocksNoOtherMigration(t *testing.T) {
 	storeAt(t, d.testClient, widgetCRD, "v2")
 	d.webhook.hanging.Store(true)
 	d.migrate("move", "widgets")
-	eventually(t, "the webhook is asked", func(context.Context) bool { return d.webhook.calls.Load() > 0 })
+	eventually(t, "the webhook is called", func(context.Context) bool { return d.webhook.calls.Load() > 0 })
 	d.requireOtherKindWorks()
 	d.delete(t, crds, "", widgetCRD, "")
 	d.awaitGone(t, crds, "", widgetCRD)

@@ -22,9 +22,9 @@ func TestDeletedObjectRequeuesItsNamespace(t *testing.T) {
 		n.observe(change{kind: k, object: o, deleted: true})
 	}
 	if got, shutdown := n.queue.Get(); shutdown || got != "ends" {
-		t.Errorf("woken: %q", got)
+		t.Errorf("got queued namespace %q, want ends", got)
 	}
 	if n.queue.Len() > 0 {
-		t.Error("more than one was woken")
+		t.Error("more than one namespace is queued")
 	}
 }

@@ -67,12 +67,12 @@ func TestNamespaceConditions(t *testing.T) {
 		"False/ParsedGroupVersions/All legacy kube types successfully parsed",
 	)
 	if _, err := w.at(secrets, "n").Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a secret without finalizers is still there: %v", err)
+		t.Errorf("get a Secret without finalizers: got %v, want NotFound", err)
 	}
 	if _, err := w.at(configMaps, "n").Create(
 		t.Context(), configMap("late"), metav1.CreateOptions{},
 	); !apierrors.IsForbidden(err) {
-		t.Errorf("create in a namespace that ends: %v", err)
+		t.Errorf("create in a terminating namespace: got %v, want Forbidden", err)
 	}
 
 	w.removeFinalizers(t, configMaps, "n", "c0")
@@ -94,7 +94,7 @@ func TestNamespaceIsFinalizedPromptly(t *testing.T) {
 	w.create(t, namespaces, "", namespace("n"))
 	w.create(t, configMaps, "n", owned(configMap("c"), nil, hold))
 	w.delete(t, namespaces, "", "n", "")
-	for i := range 200 { // each change is seen, and tried in vain
+	for i := range 200 { // each change causes a failed attempt
 		w.patch(t, namespaces, "", "n", fmt.Sprintf(`{"metadata":{"annotations":{"try":"%d"}}}`, i))
 	}
 	w.awaitCondition(t, "n", "NamespaceContentRemaining",
@@ -168,12 +168,12 @@ func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 		}
 		w.removeFinalizers(t, widgets, "n", fmt.Sprint("w", i))
 	}
-	// A finalizer may have been taken off before the object was deleted: that is the loop's to do.
+	// A finalizer may have been removed before the object was deleted. The controller then deletes the object.
 	w.awaitGone(t, namespaces, "", "n")
 	w.create(t, namespaces, "", namespace("n"))
 	list, err := w.at(widgets, "n").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
-		t.Errorf("the new namespace has %d widgets, %v", len(list.Items), err)
+		t.Errorf("the recreated namespace has %d Widgets, error %v, want none", len(list.Items), err)
 	}
 }
 

@@ -42,10 +42,10 @@ func TestPendingOwnersArePruned(t *testing.T) {
 	left := c.pendingOwners.take(absent)
 	for i := 0; i < n; i += 100 {
 		if id := (ownerID{"example.com/v1", "Nothing", "default", "o", types.UID(fmt.Sprint("owner", i))}); !left[id] {
-			t.Fatalf("%v is forgotten, and somebody still names it", id)
+			t.Fatalf("%v was pruned although an object still refers to it", id)
 		}
 	}
 	if len(left) > 2*minAddsBetweenPrunes {
-		t.Errorf("%d are kept, of which %d are named", len(left), n/100)
+		t.Errorf("got %d pending owners, of which %d are needed", len(left), n/100)
 	}
 }

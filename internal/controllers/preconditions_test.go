@@ -17,18 +17,18 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is;
-// here it is shown that each write says what it relies on.
+// A controller's write is based on objects that it has read. These tests check that each write sets
+// preconditions, such as the resourceVersion. Other tests check that the server enforces them.
 
 // fakeAPI is an API server that returns a fixed response for each path and records the writes.
 type fakeAPI struct {
 	answers map[string]string
 	writes  []recordedWrite
-	reads   map[string]int // GETs by path
+	reads   map[string]int // number of GET requests by path
 }
 
 type recordedWrite struct {
-	request string // the method and the path
+	request string // method and path
 	body    map[string]any
 }
 
@@ -61,7 +61,8 @@ func (c *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	} else if answer == "" {
 		code = http.StatusNotFound
 		answer = fmt.Sprintf(
-			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":%q}}`,
+			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,`+
+				`"details":{"name":%q}}`,
 			r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
 	}
 	return &http.Response{
@@ -155,7 +156,7 @@ func TestOwnerSearchesAreLimited(t *testing.T) {
 	c.searchLimiter = flowcontrol.NewFakeNeverRateLimiter()
 	owner := ownerID{apiVersion: "g/v1", kind: "Thing", namespace: "n", name: "none", uid: "none"}
 	if err := c.findOwner(t.Context(), owner); err != nil || api.reads[all] > 0 || api.reads[thingsPath+"none"] != 1 {
-		t.Errorf("%v, requests %v", err, api.reads)
+		t.Errorf("got error %v, requests %v, want one GET and no list", err, api.reads)
 	}
 	c = newTestCollector(t, api)
 	for i := range 4 * searchBurst {
@@ -165,7 +166,7 @@ func TestOwnerSearchesAreLimited(t *testing.T) {
 		}
 	}
 	if n := api.reads[all]; n < searchBurst || n == 4*searchBurst {
-		t.Errorf("%d lists for %d owners", n, 4*searchBurst)
+		t.Errorf("got %d lists for %d owners, want about %d", n, 4*searchBurst, searchBurst)
 	}
 }
 
@@ -233,15 +234,11 @@ func TestMigrationSetsPreconditions(t *testing.T) {
 	api := &fakeAPI{answers: map[string]string{
 		crdPath: `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",` +
 			`"metadata":{"name":"things.g","uid":"u","generation":2,"resourceVersion":"7"}}`,
-		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},"items":[` + strings.Join(
-			[]string{
-				svm(
-					"this",
-					"things",
-					"Running",
-				), svm("done", "things", "Succeeded"), svm("waits", "things", "Other"), svm("other", "others", "Succeeded")},
-			",",
-		) + `]}`,
+		svmPath: `{"apiVersion":"storagemigration.k8s.io/v1","kind":"StorageVersionMigrationList","metadata":{},` +
+			`"items":[` + strings.Join([]string{
+			svm("this", "things", "Running"), svm("done", "things", "Succeeded"),
+			svm("waits", "things", "Other"), svm("other", "others", "Succeeded"),
+		}, ",") + `]}`,
 	}}
 	g := &migration{
 		migrationController: newMigrationController(api.clients(t), true, nil),

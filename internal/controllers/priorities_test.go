@@ -51,7 +51,7 @@ func TestBootstrapPriorities(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name != "exempt" { // whose spec cannot be changed
+		if name != "exempt" { // its spec cannot be changed
 			f.Spec.Rules = nil
 		}
 		f.Annotations[flowcontrolv1.AutoUpdateAnnotationKey] = "false"

@@ -27,7 +27,7 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	hook.stop() // before anything was converted: what is kept would be asked for again, which takes a call
+	hook.stop() // before a conversion, because a cached object would be converted again
 
 	watching, err := w.at(widgets, "default").
 		Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
@@ -38,37 +38,37 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	for range 10 {
 		if _, err := w.at(v2, "default").Get(t.Context(), "b", metav1.GetOptions{}); err == nil ||
 			!strings.Contains(err.Error(), "connection refused") {
-			t.Fatalf("without its webhook: %v", err)
+			t.Fatalf("get without the webhook: got %v, want connection refused", err)
 		}
 	}
 	crd := w.get(t, crds, "", "widgets.example.com")
-	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
+	w.await(t, crds, "", "widgets.example.com", "has the condition False", func(o *unstructured.Unstructured) bool {
 		crd = o
 		c := condition(o, resource.WebhookReachable)
 		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) &&
 			strings.Contains(c, "connection refused")
 	})
 	if crd.GetGeneration() != 1 || condition(crd, "Established") == "" {
-		t.Errorf("the CRD has become %v", crd.Object)
+		t.Errorf("the condition has changed the CRD: %v", crd.Object)
 	}
 	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning")
 	w.get(t, widgets, "default", "b")
 
 	calls := hook.calls.Load()
 	hook.restart()
-	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
+	w.await(t, crds, "", "widgets.example.com", "has the condition True", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})
 	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
 	if n := hook.calls.Load() - calls; n != 0 {
-		t.Errorf("that took %d calls", n)
+		t.Errorf("the recovery took %d webhook calls, want 0", n)
 	}
 	w.get(t, v2, "default", "b")
-	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning") // still one
+	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning") // the Event was not repeated
 
 	w.patch(t, widgets, "default", "a", `{"metadata":{"labels":{"a":"b"}}}`)
 	if e := <-watching.ResultChan(); e.Type != "MODIFIED" {
-		t.Errorf("a watch at the stored version has seen %v", e)
+		t.Errorf("watch at the stored version: got %v, want MODIFIED", e)
 	}
 }
 
@@ -84,7 +84,7 @@ func TestReachableWebhookCondition(t *testing.T) {
 	w.get(t, v2, "default", "a")
 	before := w.get(t, crds, "", "widgets.example.com")
 	if c := condition(before, resource.WebhookReachable); c != "" {
-		t.Errorf("a webhook that was always there has the condition %s", c)
+		t.Errorf("got condition %s for an always reachable webhook, want none", c)
 	}
 
 	r := controllers.NewReachability()
@@ -94,14 +94,14 @@ func TestReachableWebhookCondition(t *testing.T) {
 	r.Report("widgets.example.com", nil)
 	r.Report("gone.example.com", nil)
 	r.Report("widgets.example.com", io.ErrUnexpectedEOF)
-	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
+	w.await(t, crds, "", "widgets.example.com", "has the condition False", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.WebhookReachable) == "False/CallFailed/unexpected EOF"
 	})
 	r.Report("widgets.example.com", nil)
-	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
+	w.await(t, crds, "", "widgets.example.com", "has the condition True", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, resource.WebhookReachable), "True/")
 	})
-	eventually(t, "nothing is remembered of what is written", func(context.Context) bool { return r.Unwritten() == 0 })
+	eventually(t, "all reports are written", func(context.Context) bool { return r.Unwritten() == 0 })
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -118,15 +118,15 @@ func TestReplacedWebhookCondition(t *testing.T) {
 	v2 := widgets
 	v2.Version = "v2"
 	dead.stop()
-	says := func(want string) {
+	awaitStatus := func(want string) {
 		t.Helper()
-		w.await(t, crds, "", "widgets.example.com", "says "+want, func(o *unstructured.Unstructured) bool {
+		w.await(t, crds, "", "widgets.example.com", "has the condition "+want, func(o *unstructured.Unstructured) bool {
 			_, _ = w.at(v2, "default").Get(t.Context(), "a", metav1.GetOptions{})
 			c := condition(o, resource.WebhookReachable)
 			return c == want || want != "" && strings.HasPrefix(c, want)
 		})
 	}
-	names := func(conversion map[string]any) {
+	setConversion := func(conversion map[string]any) {
 		t.Helper()
 		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"conversion": conversion}})
 		if err != nil {
@@ -134,13 +134,13 @@ func TestReplacedWebhookCondition(t *testing.T) {
 		}
 		w.patch(t, crds, "", "widgets.example.com", string(patch))
 	}
-	says("False/")
-	names(alive.conversion())
-	says("True/")
-	names(dead.conversion())
-	says("False/")
-	names(map[string]any{"strategy": "None", "webhook": nil})
-	says("")
+	awaitStatus("False/")
+	setConversion(alive.conversion())
+	awaitStatus("True/")
+	setConversion(dead.conversion())
+	awaitStatus("False/")
+	setConversion(map[string]any{"strategy": "None", "webhook": nil})
+	awaitStatus("")
 }
 
 // awaitEvent waits for an Event about the CRD of Widgets.

@@ -52,11 +52,11 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	s.Restart()
 	d.testClient = connect(t, s)
 	deleted := "False/StorageVersionMigrationDeleted/the StorageVersionMigration was deleted before its end"
-	d.await(t, crds, "", gadgetCRD, "is not being migrated", func(o *unstructured.Unstructured) bool {
+	d.await(t, crds, "", gadgetCRD, "has the condition False", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.StorageMigrating) == deleted
 	})
 	if c := condition(d.get(t, crds, "", widgetCRD), resource.StorageMigrating); c[:5] != "True/" {
-		t.Errorf("the CRD whose migration is under way says %s", c)
+		t.Errorf("got condition %s of the CRD with a running migration, want True", c)
 	}
 	d.delete(t, storageMigrations, "", "move", "")
 	d.awaitMigrating(deleted)
@@ -68,9 +68,9 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 func TestWebhookConditionAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)
-	hook, silent := newTestWebhook(t), newTestWebhook(t)
+	hook, other := newTestWebhook(t), newTestWebhook(t)
 	gadget := definition("example.com", "Gadget", "Namespaced")
-	if err := unstructured.SetNestedMap(gadget.Object, silent.conversion(), "spec", "conversion"); err != nil {
+	if err := unstructured.SetNestedMap(gadget.Object, other.conversion(), "spec", "conversion"); err != nil {
 		t.Fatal(err)
 	}
 	w.create(t, crds, "", hook.definition("v1"))
@@ -87,22 +87,22 @@ func TestWebhookConditionAfterRestart(t *testing.T) {
 		crds,
 		"",
 		"gizmos.example.com",
-		"speaks of no webhook, as it has none",
+		"has no condition, because it has no webhook",
 		func(o *unstructured.Unstructured) bool {
 			return condition(o, resource.WebhookReachable) == ""
 		},
 	)
-	w.await(t, crds, "", widgetCRD, "says that it is there", func(o *unstructured.Unstructured) bool {
+	w.await(t, crds, "", widgetCRD, "has the condition True", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})
 	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
 	if n := hook.calls.Load(); n != 0 {
-		t.Errorf("that took %d calls", n)
+		t.Errorf("the update took %d webhook calls, want 0", n)
 	}
-	if n := silent.connections.Load(); n != 0 {
-		t.Errorf("a webhook of which nothing was said was connected to %d times", n)
+	if n := other.connections.Load(); n != 0 {
+		t.Errorf("got %d connections to the webhook of a CRD without a condition, want 0", n)
 	}
 	if c := condition(w.get(t, crds, "", gadgetCRD), resource.WebhookReachable); c != "" {
-		t.Errorf("its CRD says %s", c)
+		t.Errorf("got condition %s of the CRD, want none", c)
 	}
 }

@@ -29,7 +29,7 @@ func TestBootstrapRoles(t *testing.T) {
 			if len(got.Rules) == 0 {
 				t.Errorf("%s has no rules when the server is ready", want.Name)
 			}
-			want.Rules, got.Rules = nil, nil // those of the roles that it selects
+			want.Rules, got.Rules = nil, nil // they are aggregated from the selected roles
 		}
 		same(t, want.Name, got.Rules, want.Rules)
 		same(t, want.Name, got.AggregationRule, want.AggregationRule)
@@ -115,18 +115,17 @@ func TestRolesAtRestart(t *testing.T) {
 		return role.Rules
 	}
 	if got := rules("system:kube-scheduler"); !slices.ContainsFunc(
-		got,
-		func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, added) },
+		got, func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, added) },
 	) {
-		t.Errorf("what was added is gone: %v", got)
+		t.Errorf("an added rule was removed: %v", got)
 	}
 	if got := rules("system:auth-delegator"); len(got) != 2 {
-		t.Errorf("what was taken away is not back: %v", got)
+		t.Errorf("a removed rule was not restored: %v", got)
 	}
 	if got := rules("system:volume-scheduler"); len(got) != 0 {
 		t.Errorf("a protected role was changed: %v", got)
 	}
 	if got := rules("system:node"); len(got) == 0 {
-		t.Error("a role that was deleted is not back")
+		t.Error("a deleted role was not created again")
 	}
 }

@@ -85,9 +85,7 @@ func object(kind, apiVersion, name string) *unstructured.Unstructured {
 
 // owned sets the owners and finalizers of an object and returns it.
 func owned(
-	o *unstructured.Unstructured,
-	owners []metav1.OwnerReference,
-	finalizers ...string,
+	o *unstructured.Unstructured, owners []metav1.OwnerReference, finalizers ...string,
 ) *unstructured.Unstructured {
 	o.SetOwnerReferences(owners)
 	o.SetFinalizers(finalizers)
@@ -104,23 +102,18 @@ func reference(owner *unstructured.Unstructured, blocks bool) metav1.OwnerRefere
 func owners(refs ...metav1.OwnerReference) []metav1.OwnerReference { return refs }
 
 func (w *testClient) create(
-	t testing.TB,
-	gvr schema.GroupVersionResource,
-	namespace string,
-	o *unstructured.Unstructured,
+	t testing.TB, gvr schema.GroupVersionResource, namespace string, o *unstructured.Unstructured,
 ) *unstructured.Unstructured {
 	t.Helper()
-	made, err := w.at(gvr, namespace).Create(t.Context(), o, metav1.CreateOptions{})
+	created, err := w.at(gvr, namespace).Create(t.Context(), o, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("create %s %s: %v", o.GetKind(), o.GetName(), err)
 	}
-	return made
+	return created
 }
 
 func (w *testClient) get(
-	t testing.TB,
-	gvr schema.GroupVersionResource,
-	namespace, name string,
+	t testing.TB, gvr schema.GroupVersionResource, namespace, name string,
 ) *unstructured.Unstructured {
 	t.Helper()
 	o, err := w.at(gvr, namespace).Get(t.Context(), name, metav1.GetOptions{})
@@ -132,10 +125,7 @@ func (w *testClient) get(
 
 // delete deletes an object. The policy "" means the server's default.
 func (w *testClient) delete(
-	t testing.TB,
-	gvr schema.GroupVersionResource,
-	namespace, name string,
-	policy metav1.DeletionPropagation,
+	t testing.TB, gvr schema.GroupVersionResource, namespace, name string, policy metav1.DeletionPropagation,
 ) {
 	t.Helper()
 	options := metav1.DeleteOptions{}
@@ -187,7 +177,7 @@ func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 
 func (w *testClient) awaitGone(t testing.TB, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
-	eventually(t, gvr.Resource+" "+name+" is gone", func(ctx context.Context) bool {
+	eventually(t, gvr.Resource+" "+name+" is deleted", func(ctx context.Context) bool {
 		_, err := w.at(gvr, namespace).Get(ctx, name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})

@@ -41,7 +41,7 @@ type startLog struct {
 	slog.Handler
 	mu      sync.Mutex
 	started []string
-	added   chan struct{} // receives when there is one more
+	added   chan struct{} // receives when a controller has started
 }
 
 func newStartLog() *startLog {
@@ -51,7 +51,7 @@ func newStartLog() *startLog {
 func (*startLog) Enabled(context.Context, slog.Level) bool { return true }
 
 func (j *startLog) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == "a controller begins" {
+	if r.Message == "controller started" {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		r.Attrs(func(a slog.Attr) bool { j.started = append(j.started, a.Value.String()); return true })
@@ -64,10 +64,10 @@ func (j *startLog) Handle(_ context.Context, r slog.Record) error {
 func (j *startLog) await(n int) []string {
 	for ; ; <-j.added {
 		j.mu.Lock()
-		begun := slices.Sorted(slices.Values(j.started))
+		started := slices.Sorted(slices.Values(j.started))
 		j.mu.Unlock()
-		if len(begun) >= n {
-			return begun
+		if len(started) >= n {
+			return started
 		}
 	}
 }
@@ -84,9 +84,7 @@ func newCluster(t *testing.T, controllers ...string) *cluster {
 	t.Helper()
 	j := newStartLog()
 	s := testserver.Start(
-		t,
-		withControllers(controllers...),
-		testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }),
+		t, withControllers(controllers...), testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }),
 	)
 	return &cluster{t, kubernetes.NewForConfigOrDie(s.Config), s, j}
 }
@@ -170,12 +168,13 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 		"serviceaccount-controller",
 	}
 	for _, of := range []struct {
-		begin []string
+		start []string
 		make  func() error
 	}{
 		{nil, func() error { return nil }},
 		{[]string{"serviceaccount-token-controller"}, func() error {
-			_, err := c.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: named("a")}, metav1.CreateOptions{})
+			secret := &corev1.Secret{ObjectMeta: named("a")}
+			_, err := c.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{})
 			return err
 		}},
 		{[]string{"ttl-after-finished-controller"}, func() error {
@@ -183,33 +182,43 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 			return err
 		}},
 		{[]string{"resourcequota-controller"}, func() error {
-			_, err := c.CoreV1().ResourceQuotas("default").Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: named("a")}, metav1.CreateOptions{})
+			quota := &corev1.ResourceQuota{ObjectMeta: named("a")}
+			_, err := c.CoreV1().ResourceQuotas("default").Create(t.Context(), quota, metav1.CreateOptions{})
 			return err
 		}},
 		{[]string{"validatingadmissionpolicy-status-controller"}, func() error {
-			_, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("true"), metav1.CreateOptions{})
+			policies := c.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+			_, err := policies.Create(t.Context(), policy("true"), metav1.CreateOptions{})
 			return err
 		}},
-		{[]string{"certificatesigningrequest-approving-controller", "certificatesigningrequest-cleaner-controller", "certificatesigningrequest-signing-controller"}, func() error {
-			_, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{})
+		{[]string{
+			"certificatesigningrequest-approving-controller", "certificatesigningrequest-cleaner-controller",
+			"certificatesigningrequest-signing-controller",
+		}, func() error {
+			requests := c.CertificatesV1().CertificateSigningRequests()
+			_, err := requests.Create(t.Context(), request(t, "a"), metav1.CreateOptions{})
 			return err
 		}},
-		{[]string{"endpoints-controller", "endpointslice-controller"}, func() error { c.service("outside", false); return nil }},
+		{[]string{"endpoints-controller", "endpointslice-controller"}, func() error {
+			c.service("outside", false)
+			return nil
+		}},
 		{[]string{"endpointslice-mirroring-controller"}, func() error {
-			_, err := c.CoreV1().Endpoints("default").Create(t.Context(), &corev1.Endpoints{ObjectMeta: named("outside")}, metav1.CreateOptions{})
+			endpoints := &corev1.Endpoints{ObjectMeta: named("outside")}
+			_, err := c.CoreV1().Endpoints("default").Create(t.Context(), endpoints, metav1.CreateOptions{})
 			return err
 		}},
 	} {
 		if err := of.make(); err != nil {
 			t.Fatal(err)
 		}
-		want = slices.Sorted(slices.Values(append(want, of.begin...)))
+		want = slices.Sorted(slices.Values(append(want, of.start...)))
 		if got := c.log.await(len(want)); !slices.Equal(got, want) {
-			t.Fatalf("%v run, and not %v", got, want)
+			t.Fatalf("got running controllers %v, want %v", got, want)
 		}
 	}
 	if !slices.Equal(want, controllers.Controllers()) {
-		t.Errorf("not all of them are known here: %v", want)
+		t.Errorf("the test does not cover all controllers, only %v", want)
 	}
 }
 
@@ -313,7 +322,7 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 	if _, err := w.at(gvr, "default").Create(
 		t.Context(), object("Widget", "example.com/v1", "b"), metav1.CreateOptions{},
 	); !apierrors.IsForbidden(err) {
-		t.Errorf("one more than the quota permits: %v", err)
+		t.Errorf("create an object beyond the quota: got %v, want Forbidden", err)
 	}
 }
 
@@ -360,10 +369,10 @@ func TestKubeletCertificates(t *testing.T) {
 	if _, err := cert.Verify(
 		x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 	); err != nil || cert.Subject.CommonName != "system:node:n" {
-		t.Errorf("%v, for %s", err, cert.Subject)
+		t.Errorf("got certificate for %s, verification error %v", cert.Subject, err)
 	}
 	if days := time.Until(cert.NotAfter).Hours() / 24; days < 364 || days > 365 {
-		t.Errorf("it is good for %f days", days)
+		t.Errorf("got a validity of %f days, want a year", days)
 	}
 }
 
@@ -387,7 +396,7 @@ func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 	c := newCluster(t, "-*")
 	requests := c.CertificatesV1().CertificateSigningRequests()
 	r := request(t, "old")
-	r.Spec.SignerName = "example.com/nobody" // signs it
+	r.Spec.SignerName = "example.com/nobody" // a signer without a controller
 	r = must[*certificatesv1.CertificateSigningRequest](t)(requests.Create(t.Context(), r, metav1.CreateOptions{}))
 	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
 	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
@@ -464,22 +473,22 @@ func TestPoliciesAreTypeChecked(t *testing.T) {
 			ValidatingAdmissionPolicies().
 			Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}),
 	)
-	var told string
+	var warnings string
 	w, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Watch(t.Context(), metav1.ListOptions{})
 	awaitEvent(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
 		p := o.(*admissionregistrationv1.ValidatingAdmissionPolicy)
 		if p.Status.ObservedGeneration == p.Generation && p.Status.TypeChecking != nil {
 			for _, warning := range p.Status.TypeChecking.ExpressionWarnings {
-				told += warning.FieldRef + ": " + warning.Warning
+				warnings += warning.FieldRef + ": " + warning.Warning
 			}
 		}
-		return told != ""
+		return warnings != ""
 	})
 	if !strings.HasPrefix(
-		told,
+		warnings,
 		"spec.validations[0].expression: apps/v1, Kind=Deployment: ERROR: <input>:1:12: undefined field 'replica'",
 	) {
-		t.Error(told)
+		t.Error(warnings)
 	}
 }
 
@@ -490,7 +499,7 @@ func TestControllerDisabled(t *testing.T) {
 	c.pod("a", "10.1.0.1")
 	c.awaitSlices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
 	if slices.Contains(c.log.await(4), "endpoints-controller") {
-		t.Error("it runs")
+		t.Error("the disabled controller runs")
 	}
 	if _, err := c.CoreV1().Endpoints("default").Get(
 		t.Context(), "web", metav1.GetOptions{},
@@ -533,26 +542,26 @@ func TestOneProcessLeads(t *testing.T) {
 	stop := runStandalone(t, c.server.Config, config(first))
 	first.await(1)
 	was := leader(0)
-	asked := make(chan struct{}, 1000)
+	reads := make(chan struct{}, 1000)
 	counted := rest.CopyConfig(c.server.Config)
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/leases/kube-controller-manager") {
-				asked <- struct{}{}
+				reads <- struct{}{}
 			}
 			return next.RoundTrip(r)
 		})
 	})
 	runStandalone(t, counted, config(second))
-	for range 2 { // so that it has had the time to begin in vain
-		<-asked
+	for range 2 { // wait until the second process has tried to acquire the Lease
+		<-reads
 	}
 	if n := len(second.await(0)); n != 0 {
-		t.Errorf("%d controllers run twice", n)
+		t.Errorf("%d controllers run in both processes", n)
 	}
 	stop()
 	second.await(1)
 	if is := leader(1); is == was {
-		t.Errorf("%s leads, as before", is)
+		t.Errorf("%s still holds the Lease", is)
 	}
 }

@@ -30,7 +30,7 @@ func awaitEvent(t *testing.T, w watch.Interface, err error, done func(of watch.E
 			return
 		}
 	}
-	t.Fatal("the watch has ended")
+	t.Fatal("the watch ended before the expected event")
 }
 
 func withControllers(names ...string) testserver.Option {
@@ -105,21 +105,21 @@ func TestTokensInSecrets(t *testing.T) {
 		return len(secret.Data["token"]) > 0
 	})
 	if string(secret.Data["ca.crt"]) != string(s.Config.CAData) || string(secret.Data["namespace"]) != "default" {
-		t.Errorf("%v", secret.Data)
+		t.Errorf("got Secret data %v, want the server's CA and the namespace default", secret.Data)
 	}
 	bearer := rest.AnonymousClientConfig(s.Config)
 	bearer.BearerToken = string(secret.Data["token"])
-	who, err := kubernetes.NewForConfigOrDie(bearer).
+	review, err := kubernetes.NewForConfigOrDie(bearer).
 		AuthenticationV1().
 		SelfSubjectReviews().
 		Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:default:robot" {
-		t.Errorf("%v %+v", err, who)
+	if err != nil || review.Status.UserInfo.Username != "system:serviceaccount:default:robot" {
+		t.Errorf("got error %v, user %+v, want the ServiceAccount", err, review)
 	}
 	if secret, err = client.Secrets("default").Get(
 		ctx, "robot-token", metav1.GetOptions{},
 	); err != nil || secret.Labels["kubernetes.io/legacy-token-last-used"] == "" {
-		t.Errorf("%v, labels %v", err, secret.Labels)
+		t.Errorf("got error %v, labels %v, want the label of the last use", err, secret.Labels)
 	}
 	if err := client.ServiceAccounts("default").Delete(ctx, "robot", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestTokensInSecrets(t *testing.T) {
 	if _, err := client.ServiceAccounts("default").Get(
 		ctx, "default", metav1.GetOptions{},
 	); !apierrors.IsNotFound(err) {
-		t.Errorf("a controller runs that was not named: %v", err)
+		t.Errorf("a controller that is not enabled runs: %v", err)
 	}
 }
 

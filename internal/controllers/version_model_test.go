@@ -24,11 +24,11 @@ type versionModel struct {
 	random *rand.Rand
 	writes int
 
-	versions map[string]bool // of the CRD -> served
+	versions map[string]bool // versions of the CRD and whether they are served
 	storage  string
-	stored   []string          // status.storedVersions
-	values   map[string]string // of the objects
-	storedAt map[string]string // the version that each object was written at last
+	stored   []string          // expected status.storedVersions
+	values   map[string]string // values of the objects by name
+	storedAt map[string]string // version at which each object is stored
 }
 
 var allVersions = []string{"v1alpha1", "v1beta1", "v1"}
@@ -122,7 +122,7 @@ func (s *versionModel) touch(name string) {
 			return !has
 		})
 	if changed != want {
-		s.Fatalf("%s, written at %s, storage version %s: changed is %v", name, s.storedAt[name], s.storage, changed)
+		s.Fatalf("%s, stored at %s, storage version %s: got changed %v", name, s.storedAt[name], s.storage, changed)
 	}
 	s.storedAt[name] = s.storage
 }
@@ -149,7 +149,7 @@ func (s *versionModel) migrate() {
 		s.storedAt[name] = s.storage
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.values)) {
-		s.touch(name) // moves nothing: the migration has left none behind
+		s.touch(name) // must not change the object, because it was migrated
 	}
 }
 
@@ -157,8 +157,7 @@ func (s *versionModel) migrate() {
 func (s *versionModel) check() {
 	crd := s.get(s.T, crds, "", "widgets.example.com")
 	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(
-		stored,
-		s.stored,
+		stored, s.stored,
 	) {
 		s.Fatalf("storedVersions are %v, want %v", stored, s.stored)
 	}
@@ -166,7 +165,7 @@ func (s *versionModel) check() {
 		list, err := s.testClient.at(s.client(v), "default").List(s.Context(), metav1.ListOptions{})
 		if !s.versions[v] {
 			if !apierrors.IsNotFound(err) {
-				s.Fatalf("%s is not served: %v", v, err)
+				s.Fatalf("list at unserved version %s: got %v, want NotFound", v, err)
 			}
 			continue
 		}
@@ -177,11 +176,11 @@ func (s *versionModel) check() {
 		for _, o := range list.Items {
 			got[o.GetName()], _ = o.Object["value"].(string)
 			if o.GetAPIVersion() != "example.com/"+v {
-				s.Fatalf("%s read at %s is at %s", o.GetName(), v, o.GetAPIVersion())
+				s.Fatalf("%s read at %s has apiVersion %s", o.GetName(), v, o.GetAPIVersion())
 			}
 		}
 		if !maps.Equal(got, s.values) {
-			s.Fatalf("at %s: %v, want %v", v, got, s.values)
+			s.Fatalf("list at %s: got %v, want %v", v, got, s.values)
 		}
 	}
 }

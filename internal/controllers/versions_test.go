@@ -22,10 +22,7 @@ func TestDeletionOfUnservedVersions(t *testing.T) {
 			old.Version = "v1beta1"
 			w.create(t, namespaces, "", namespace("n"))
 			crd := w.create(
-				t,
-				crds,
-				"",
-				definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true)),
+				t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true)),
 			)
 			for i := range 20 {
 				w.create(
@@ -53,11 +50,11 @@ func TestDeletionOfUnservedVersions(t *testing.T) {
 			set(last)
 			w.delete(t, crds, "", crd.GetName(), "")
 			w.awaitGone(t, crds, "", crd.GetName())
-			// nothing is left for a kind of the same name
+			// a new kind with the same name has no objects
 			w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true)))
 			if left, err := w.at(widgets, "").List(t.Context(), metav1.ListOptions{}); err != nil ||
 				len(left.Items) != 0 {
-				t.Errorf("left: %v %v", left, err)
+				t.Errorf("got remaining objects %v, error %v, want none", left, err)
 			}
 		})
 	}

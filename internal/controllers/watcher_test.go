@@ -21,46 +21,47 @@ func TestWatchThroughAPI(t *testing.T) {
 	first := w.crd(t, "first.example.com", "First", "Namespaced")
 	w.create(t, first, "default", object("First", "first.example.com/v1", "a"))
 
-	told := make(chan string, 10000)
+	changes := make(chan string, 10000)
 	go func() {
 		_ = controllers.WatchKinds(
 			t.Context(),
 			s.Config,
 			func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
 				if m.UID == "" || m.ResourceVersion == "" || m.Labels != nil {
-					t.Errorf("told of %+v", m)
+					t.Errorf("got incomplete metadata %+v", m)
 				}
 				select {
-				case told <- fmt.Sprintf("%s/%s %v %d %t", resource, m.Name, m.Finalizers, len(m.OwnerReferences), deleted):
+				case changes <- fmt.Sprintf(
+					"%s/%s %v %d %t", resource, m.Name, m.Finalizers, len(m.OwnerReferences), deleted):
 				case <-t.Context().Done():
 				}
 			},
 		)
 	}()
-	hear := func(want string) {
+	await := func(want string) {
 		t.Helper()
-		late := time.After(20 * time.Second)
+		timeout := time.After(20 * time.Second)
 		for {
 			select {
-			case got := <-told:
+			case got := <-changes:
 				if got == want {
 					return
 				}
-			case <-late:
-				t.Fatalf("nobody was told %q", want)
+			case <-timeout:
+				t.Fatalf("change %q was not reported", want)
 			}
 		}
 	}
-	hear("firsts/a [] 0 false")
+	await("firsts/a [] 0 false")
 	owner := w.create(t, first, "default", object("First", "first.example.com/v1", "b"))
-	hear("firsts/b [] 0 false")
+	await("firsts/b [] 0 false")
 	second := w.crd(t, "second.example.com", "Second", "Cluster")
 	w.create(t, second, "", owned(object("Second", "second.example.com/v1", "c"), nil, "example.com/x"))
-	hear("seconds/c [example.com/x] 0 false")
+	await("seconds/c [example.com/x] 0 false")
 	w.create(t, first, "default", owned(object("First", "first.example.com/v1", "d"), owners(reference(owner, false))))
-	hear("firsts/d [] 1 false")
+	await("firsts/d [] 1 false")
 	w.delete(t, first, "default", "a", "")
-	hear("firsts/a [] 0 true")
+	await("firsts/a [] 0 true")
 }
 
 // TestWatchThroughAPIStops checks that no change is reported after the watch through the API has stopped.
@@ -73,7 +74,7 @@ func TestWatchThroughAPIStops(t *testing.T) {
 			stop()
 			select {
 			case <-ended:
-				t.Error("it says that it has ended while it tells something")
+				t.Error("WatchKinds returned during a call of its function")
 			case <-time.After(200 * time.Millisecond):
 			}
 		})

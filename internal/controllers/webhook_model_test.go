@@ -31,23 +31,23 @@ type webhookModel struct {
 	server  *testserver.Server
 	webhook *testWebhook
 	random  *rand.Rand
-	steps   []string // what was done
+	steps   []string // actions of the test
 	writes  int
 
-	versions    map[string]bool // of the CRD -> served
+	versions    map[string]bool // versions of the CRD and whether they are served
 	storage     string
-	usesWebhook bool     // strategy Webhook
-	stored      []string // what may be in status.storedVersions
+	usesWebhook bool     // the conversion strategy is Webhook
+	stored      []string // possible values in status.storedVersions
 	objects     map[string]*modelObject
-	running     []string // migrations that may not have ended
+	running     []string // migrations that may still run
 
-	restarted time.Time // when the webhook came back
+	restarted time.Time // time of the last restart of the webhook
 }
 
 // modelObject holds the expected state of an object.
 type modelObject struct {
 	value, status string
-	mayBeAt       map[string]bool // the versions that it may be stored at
+	mayBeAt       map[string]bool // versions at which the object may be stored
 }
 
 func (s *webhookModel) record(format string, args ...any) {
@@ -107,12 +107,12 @@ func (s *webhookModel) changeCRD() {
 	if err != nil {
 		if !missing || !apierrors.IsInvalid(err) ||
 			!strings.Contains(err.Error(), "must remain in spec.versions until a storage migration") {
-			s.fail("the change: %v", err)
+			s.fail("change the CRD: %v", err)
 		}
 		return
 	}
 	if missing && len(s.running) == 0 {
-		s.fail("a version was taken away at which objects are stored: %v", s.stored)
+		s.fail("the server accepted the CRD without a version at which objects are stored: %v", s.stored)
 	}
 	s.versions, s.storage, s.usesWebhook = next, storage, remote
 	gone := func(v string) bool { _, has := next[v]; return !has }
@@ -174,9 +174,9 @@ func (s *webhookModel) write() {
 	}
 	switch {
 	case s.isWebhookDown(err):
-		s.record("  which needed the webhook")
+		s.record("  failed without the webhook")
 	case err != nil:
-		s.fail("the write: %v", err)
+		s.fail("write: %v", err)
 	default:
 		known.mayBeAt = map[string]bool{s.storage: true}
 	}
@@ -201,12 +201,12 @@ func (s *webhookModel) finishMigrations() {
 	if s.webhook.stopped.Load() {
 		s.restartWebhook()
 	}
-	s.record("settle")
+	s.record("wait for migrations")
 	for _, name := range s.running {
 		until := time.Now().Add(4 * waitTimeout)
 		for !succeeded(s.get(s.T, storageMigrations, "", name)) {
 			if time.Now().After(until) {
-				s.fail("%s does not end: %v", name, s.get(s.T, storageMigrations, "", name).Object["status"])
+				s.fail("%s does not succeed: %v", name, s.get(s.T, storageMigrations, "", name).Object["status"])
 			}
 			<-time.After(10 * time.Millisecond)
 		}
@@ -217,7 +217,7 @@ func (s *webhookModel) finishMigrations() {
 	for name, o := range s.objects {
 		maps.DeleteFunc(o.mayBeAt, func(v string, _ bool) bool { return !slices.Contains(s.stored, v) })
 		if len(o.mayBeAt) == 0 {
-			s.fail("%s is stored at none of %v", name, s.stored)
+			s.fail("%s is stored at none of storedVersions %v", name, s.stored)
 		}
 	}
 	if len(s.stored) > 1 || !s.versions[s.storage] {
@@ -225,15 +225,15 @@ func (s *webhookModel) finishMigrations() {
 	}
 	calls := s.webhook.calls.Load()
 	if _, err := s.at(s.resource(s.storage), "default").List(s.Context(), metav1.ListOptions{}); err != nil {
-		s.fail("all are at %s, and yet: %v", s.storage, err)
+		s.fail("list at %s, where all objects are stored: %v", s.storage, err)
 	}
 	if s.webhook.calls.Load() != calls {
-		s.fail("all are at %s, and yet some are converted to it", s.storage)
+		s.fail("the list at %s, where all objects are stored, needed a conversion", s.storage)
 	}
 }
 
 func (s *webhookModel) restartWebhook() {
-	s.record("the webhook is back")
+	s.record("restart the webhook")
 	s.webhook.restart()
 	s.restarted = time.Now()
 }
@@ -241,7 +241,7 @@ func (s *webhookModel) restartWebhook() {
 // awaitReadable waits until every object can be read at every served version.
 func (s *webhookModel) awaitReadable() {
 	for _, v := range s.served() {
-		eventually(s.T, "all are readable at "+v, func(ctx context.Context) bool {
+		eventually(s.T, "all objects are readable at "+v, func(ctx context.Context) bool {
 			_, err := s.at(s.resource(v), "default").List(ctx, metav1.ListOptions{})
 			return err == nil
 		})
@@ -267,7 +267,7 @@ func (s *webhookModel) touch() {
 		var after *unstructured.Unstructured
 		after, err = client.Patch(s.Context(), name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
 		if err == nil && !o.mayBeAt[s.storage] && after.GetResourceVersion() == before.GetResourceVersion() {
-			s.fail("%s is at %v and was not moved to %s", name, o.mayBeAt, s.storage)
+			s.fail("%s is stored at %v and was not written at %s", name, o.mayBeAt, s.storage)
 		}
 	}
 	switch {
@@ -288,15 +288,15 @@ func (s *webhookModel) check() {
 	stored := s.storedVersions()
 	for _, v := range stored {
 		if !slices.Contains(s.stored, v) {
-			s.fail("storedVersions are %v, of %v", stored, s.stored)
+			s.fail("got storedVersions %v, want only versions of %v", stored, s.stored)
 		}
 	}
 	if !slices.Contains(stored, s.storage) || len(s.running) == 0 && len(stored) != len(s.stored) {
-		s.fail("storedVersions are %v, want %v with %s", stored, s.stored, s.storage)
+		s.fail("got storedVersions %v, want %v with %s", stored, s.stored, s.storage)
 	}
 	for name, o := range s.objects {
 		if !slices.ContainsFunc(stored, func(v string) bool { return o.mayBeAt[v] }) {
-			s.fail("%s is at %v, storedVersions are %v", name, o.mayBeAt, stored)
+			s.fail("%s is stored at one of %v, but storedVersions are %v", name, o.mayBeAt, stored)
 		}
 	}
 	for _, v := range allVersions {
@@ -304,12 +304,12 @@ func (s *webhookModel) check() {
 		switch {
 		case !s.versions[v]:
 			if !apierrors.IsNotFound(err) {
-				s.fail("%s is not served: %v", v, err)
+				s.fail("list at unserved version %s: got %v, want NotFound", v, err)
 			}
 		case err == nil:
 			s.compare(v, list)
 		case !s.isWebhookDown(err):
-			s.fail("at %s: %v", v, err)
+			s.fail("list at %s: %v", v, err)
 		}
 	}
 }
@@ -328,7 +328,7 @@ func (s *webhookModel) compare(version string, list *unstructured.UnstructuredLi
 				if known := s.objects[o.GetName()]; v != version && s.usesWebhook && known != nil &&
 					!known.mayBeAt[version] {
 					s.fail(
-						"%s, which is at %v, was not converted to %s: %v",
+						"%s, which is stored at %v, was not converted to %s: %v",
 						o.GetName(),
 						known.mayBeAt,
 						version,
@@ -340,11 +340,11 @@ func (s *webhookModel) compare(version string, list *unstructured.UnstructuredLi
 		status, _, _ := unstructured.NestedString(o.Object, "status", "is")
 		got[o.GetName()] = strings.Join(values, "+") + "/" + status
 		if o.GetAPIVersion() != "example.com/"+version {
-			s.fail("%s read at %s is at %s", o.GetName(), version, o.GetAPIVersion())
+			s.fail("%s read at %s has apiVersion %s", o.GetName(), version, o.GetAPIVersion())
 		}
 	}
 	if !maps.Equal(got, want) {
-		s.fail("at %s: %v, want %v", version, got, want)
+		s.fail("list at %s: got %v, want %v", version, got, want)
 	}
 }
 
@@ -372,14 +372,14 @@ func (s *webhookModel) step() {
 	case n < 20 && s.webhook.stopped.Load():
 		s.restartWebhook()
 	case n < 20:
-		s.record("the webhook dies")
+		s.record("stop the webhook")
 		s.webhook.stop()
 	case n < 21:
 		s.restartServer()
 	case n < 22:
 		s.finishMigrations()
 	default:
-		s.record("wait a little") // for migrations to come further
+		s.record("wait") // lets migrations make progress
 		<-time.After(time.Duration(s.random.IntN(30)) * time.Millisecond)
 	}
 }
@@ -418,7 +418,7 @@ func TestConversionSwitches(t *testing.T) {
 			s.migrate()
 			s.finishMigrations()
 			s.restartServer()
-			s.finishMigrations() // now nothing is remembered
+			s.finishMigrations() // now no conversion is cached
 			s.awaitReadable()
 			s.check()
 			if len(s.stored) != 1 {

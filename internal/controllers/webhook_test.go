@@ -23,16 +23,17 @@ import (
 type testWebhook struct {
 	*testing.T
 	handler  conversionwebhook.Handler
-	server   *httptest.Server // the one that lives, or lived last
+	server   *httptest.Server // the running server, or the last one
 	stopped  atomic.Bool
-	testDone chan struct{} // closed when the test ends; requests wait for it once mute
+	testDone chan struct{} // closed at the end of the test; hanging requests wait for it
 	hanging  atomic.Bool
 
 	connections, calls, objects atomic.Int64
-	stopAfter                   atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
-	stopMu                      sync.Mutex
-	onConvert                   atomic.Pointer[func()] // is called in the middle of each conversion, unless nil
-	extraBytes                  atomic.Int64           // bytes, to each object
+	// stopAfter is the number of converted objects after which the webhook stops without a response; 0 means no limit.
+	stopAfter  atomic.Int64
+	stopMu     sync.Mutex
+	onConvert  atomic.Pointer[func()] // called during each conversion; may be nil
+	extraBytes atomic.Int64           // number of bytes added to each object
 }
 
 func newTestWebhook(t *testing.T) *testWebhook {
@@ -40,7 +41,7 @@ func newTestWebhook(t *testing.T) *testWebhook {
 	h := &testWebhook{T: t, testDone: make(chan struct{})}
 	h.handler.Kinds = map[schema.GroupKind]conversionwebhook.Func{{Group: "example.com", Kind: "Widget"}: h.convert}
 	h.start("127.0.0.1:0")
-	t.Cleanup(func() { close(h.testDone) }) // after the server's end, which does not wait for it
+	t.Cleanup(func() { close(h.testDone) }) // runs after the server has stopped, which does not wait for the webhook
 	return h
 }
 
@@ -79,7 +80,7 @@ func (h *testWebhook) start(address string) {
 			h.connections.Add(1)
 		}
 	}
-	s.StartTLS() // always the same certificate
+	s.StartTLS() // the certificate is the same for each server
 	h.Cleanup(s.CloseClientConnections)
 	h.Cleanup(func() { _ = s.Listener.Close() })
 	h.server = s
@@ -102,7 +103,7 @@ func (h *testWebhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.stop()
 	}
 	if h.stopped.Load() || h.hanging.Load() {
-		panic(http.ErrAbortHandler) // ends the connection
+		panic(http.ErrAbortHandler) // closes the connection
 	}
 	w.WriteHeader(answer.Code)
 	_, _ = w.Write(answer.Body.Bytes())
