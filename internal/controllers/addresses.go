@@ -27,7 +27,7 @@ import (
 func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for addresses: %w", err)
+		return fmt.Errorf("create client for addresses: %w", err)
 	}
 	var cidrs []string
 	for _, r := range ranges {
@@ -67,7 +67,7 @@ func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.
 func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for addresses: %w", err)
+		return fmt.Errorf("create client for addresses: %w", err)
 	}
 	configured := make([]net.IPNet, 2)
 	for i, r := range ranges {
@@ -97,7 +97,7 @@ func RepairAddresses(
 ) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for addresses: %w", err)
+		return fmt.Errorf("create client for addresses: %w", err)
 	}
 	all := client.NetworkingV1().IPAddresses()
 	for _, ip := range wrong {

@@ -45,19 +45,19 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	config.WarningHandler = rest.NoWarnings{}
 	disc, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("discovery client: %w", err)
+		return nil, fmt.Errorf("create discovery client: %w", err)
 	}
 	dyn, err := dynamic.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("dynamic client: %w", err)
+		return nil, fmt.Errorf("create dynamic client: %w", err)
 	}
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("metadata client: %w", err)
+		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
 	core, err := typedcorev1.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("core client: %w", err)
+		return nil, fmt.Errorf("create core client: %w", err)
 	}
 	return &clients{disc, dyn, meta, core, feed}, nil
 }

@@ -34,7 +34,7 @@ const (
 func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error) {
 	client, err := metadata.NewForConfig(u.config)
 	if err != nil {
-		return nil, fmt.Errorf("metadata client: %w", err)
+		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
 	names := metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))
 	counted := quotaInformers{u.informers, names}

@@ -74,8 +74,8 @@ const (
 	unavailableGroupDelay = 30 * time.Second
 	// minDiscoveryPause is the minimum pause before discovery, so that a burst of new CRDs is discovered together.
 	minDiscoveryPause = 50 * time.Millisecond
-	// The pause before discovery is discoveryPauseFactor times the duration of the previous discovery, and at most
-	// maxDiscoveryPause. This limits the CPU time of slow discovery.
+	// The pause is discoveryPauseFactor times the duration of the previous discovery, but at most maxDiscoveryPause.
+	// It limits the CPU time of slow discovery.
 	discoveryPauseFactor, maxDiscoveryPause = 15, time.Second
 	// maxGroupRequests is the maximum number of groups to discover one by one. For more, reading all is faster.
 	maxGroupRequests = 16
