@@ -135,7 +135,7 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 	a.mu.Lock()
 	local, reconciled := slices.Contains(a.local.Find(group), gv), a.reconciled[name]
 	a.mu.Unlock()
-	is, err := c.Get(ctx, name, metav1.GetOptions{})
+	apiService, err := c.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		a.forget(name)
@@ -144,17 +144,19 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 			err = a.create(ctx, c, name, gv)
 		}
 	case err != nil:
-	case is.Spec.Service != nil || is.Labels[automanaged] == "" || reconciled && is.Labels[automanaged] == onStart:
-		err = a.writeAvailability(ctx, c, is)
+	case apiService.Spec.Service != nil || apiService.Labels[automanaged] == "" ||
+		reconciled && apiService.Labels[automanaged] == onStart:
+		err = a.writeAvailability(ctx, c, apiService)
 	case !local:
-		err = c.Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(is.UID))})
+		preconditions := metav1.NewUIDPreconditions(string(apiService.UID))
+		err = c.Delete(ctx, name, metav1.DeleteOptions{Preconditions: preconditions})
 	default:
-		if want := specOf(gv); !equality.Semantic.DeepEqual(is.Spec, want) {
-			is.Spec = want
-			is, err = c.Update(ctx, is, metav1.UpdateOptions{FieldManager: apiServerManager})
+		if want := specOf(gv); !equality.Semantic.DeepEqual(apiService.Spec, want) {
+			apiService.Spec = want
+			apiService, err = c.Update(ctx, apiService, metav1.UpdateOptions{FieldManager: apiServerManager})
 		}
 		if err == nil {
-			err = a.writeAvailability(ctx, c, is)
+			err = a.writeAvailability(ctx, c, apiService)
 		}
 	}
 	if err == nil && local {
@@ -204,14 +206,14 @@ func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
 
 // writeAvailability writes the condition Available of an APIService if it has changed.
 func (a *APIServices) writeAvailability(
-	ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService,
+	ctx context.Context, c client.APIServiceInterface, apiService *apiregistrationv1.APIService,
 ) error {
 	condition := helper.NewLocalAvailableAPIServiceCondition()
 	a.mu.Lock()
-	reported, known := a.conditions[is.Name]
+	reported, known := a.conditions[apiService.Name]
 	a.mu.Unlock()
-	if is.Spec.Service != nil {
-		if !known || reported.uid != is.UID {
+	if apiService.Spec.Service != nil {
+		if !known || reported.uid != apiService.UID {
 			return nil // Report queues the APIService later
 		}
 		condition.Reason, condition.Message = reported.Reason, truncate(reported.Message)
@@ -219,27 +221,27 @@ func (a *APIServices) writeAvailability(
 			condition.Status = apiregistrationv1.ConditionFalse
 		}
 	}
-	was := helper.GetAPIServiceConditionByType(is, condition.Type)
+	was := helper.GetAPIServiceConditionByType(apiService, condition.Type)
 	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason &&
 		was.Message == condition.Message {
 		return nil
 	}
 	if wait := rewriteInterval - a.clock.Since(reported.written); wait > 0 {
-		a.queue.AddAfter(is.Name, wait)
+		a.queue.AddAfter(apiService.Name, wait)
 		return nil
 	}
-	first := was == nil && a.startedBefore(is.CreationTimestamp.Time)
-	helper.SetAPIServiceCondition(is, condition)
-	recordAvailability(is, condition.Status == apiregistrationv1.ConditionTrue, first)
-	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServerManager})
+	first := was == nil && a.startedBefore(apiService.CreationTimestamp.Time)
+	helper.SetAPIServiceCondition(apiService, condition)
+	recordAvailability(apiService, condition.Status == apiregistrationv1.ConditionTrue, first)
+	_, err := c.UpdateStatus(ctx, apiService, metav1.UpdateOptions{FieldManager: apiServerManager})
 	if err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.conditions[is.Name] == reported && known {
+	if a.conditions[apiService.Name] == reported && known {
 		reported.written = a.clock.Now()
-		a.conditions[is.Name] = reported
+		a.conditions[apiService.Name] = reported
 	}
 	return nil
 }

@@ -48,22 +48,23 @@ func (a *APIServices) startedBefore(t time.Time) bool {
 }
 
 // hasNoNamespacedObjects reports whether no namespaced object can exist at gv, whose API server is not available.
-// This is so if is, the APIService of gv, has never been available. It is also so if the last known resources include
-// none that the namespace controller must delete.
-func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, is *unstructured.Unstructured) bool {
+// That is the case if the APIService of gv has never been available. It is also the case if the last known resources
+// include none that the namespace controller must delete.
+func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, apiService *unstructured.Unstructured) bool {
 	a.mu.Lock()
-	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[is.GetName()]
+	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[apiService.GetName()]
 	a.mu.Unlock()
 	if local { // a CRD has the same group and version; its objects are served again after the APIService is deleted
 		return false
 	}
-	if isConditionTrue(is, string(neverAvailable)) && !(reported.uid == is.GetUID() && reported.Available) {
+	if isConditionTrue(apiService, string(neverAvailable)) &&
+		!(reported.uid == apiService.GetUID() && reported.Available) {
 		return true
 	}
 	if a.LastResources == nil {
 		return false
 	}
-	last := a.LastResources(is.GetUID(), is.GetName())
+	last := a.LastResources(apiService.GetUID(), apiService.GetName())
 	return last != nil && !slices.ContainsFunc(last.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool {
 		return r.Scope == apidiscoveryv2.ScopeNamespace &&
 			(slices.Contains(r.Verbs, "delete") || slices.Contains(r.Verbs, "deletecollection"))
@@ -97,15 +98,15 @@ func (n *namespaceController) blockingFailures(ctx context.Context, err error) e
 	services := n.clients.dynamic.Resource(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"))
 	var names []string
 	for gv := range failed {
-		is, err := services.Get(ctx, gv.Version+"."+gv.Group, metav1.GetOptions{})
+		apiService, err := services.Get(ctx, gv.Version+"."+gv.Group, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
 			return errors.Join(&discovery.ErrGroupDiscoveryFailed{Groups: failed}, err)
-		case n.services.hasNoNamespacedObjects(gv, is):
+		case n.services.hasNoNamespacedObjects(gv, apiService):
 			delete(failed, gv)
 		default:
-			names = append(names, is.GetName())
+			names = append(names, apiService.GetName())
 		}
 	}
 	if len(failed) == 0 {

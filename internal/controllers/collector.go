@@ -36,8 +36,8 @@ type garbageCollector struct {
 	// pendingAttempts and pendingOwners hold keys of the queues above until the kind of an owner is served.
 	pendingAttempts pendingKeys[objectID]
 	pendingOwners   pendingKeys[ownerID]
-	// absentOwners holds the most recently deleted owners. It is needed for dependents whose owner's kind is no longer
-	// served, so that the owner cannot be looked up.
+	// absentOwners holds the most recently deleted owners. It is used when an owner cannot be looked up because its
+	// kind is no longer served.
 	absentOwners  *lru.Cache
 	events        record.EventBroadcaster
 	recorder      record.EventRecorder

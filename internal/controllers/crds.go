@@ -91,9 +91,9 @@ func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	}
 }
 
-// recordCRD records a CRD and reports whether it may have released names to other CRDs of its group. That is so if it
-// was deleted or its spec has changed. A new CRD releases no names, and its own are accepted or rejected at its
-// creation.
+// recordCRD records a CRD and reports whether it may have released names to other CRDs of its group. It may have done
+// so if it was deleted or its spec has changed. A new CRD releases no names, and its own are accepted or rejected at
+// its creation.
 func (d *crdController) recordCRD(m *metav1.PartialObjectMetadata, deleted bool) bool {
 	group := groupOf(m)
 	d.mu.Lock()
