@@ -157,9 +157,9 @@ func (d *crdController) finishDeletion(ctx context.Context, name string) error {
 const instanceDeletionTimeout = time.Minute
 
 // reportDelay sets the condition of a CRD whose objects could not be deleted yet.
-func (d *crdController) reportDelay(ctx context.Context, crd *unstructured.Unstructured, why error) error {
-	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", why)
-	if errors.Is(why, errRemaining) {
+func (d *crdController) reportDelay(ctx context.Context, crd *unstructured.Unstructured, cause error) error {
+	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", cause)
+	if errors.Is(cause, errRemaining) {
 		if time.Since(crd.GetDeletionTimestamp().Time) < instanceDeletionTimeout {
 			return nil
 		}

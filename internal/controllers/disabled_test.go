@@ -63,7 +63,7 @@ func TestTrellisControllersDisabled(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, err := crds.Watch(ctx, metav1.ListOptions{ResourceVersion: crd.ResourceVersion})
-	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(event watch.EventType, _ runtime.Object) bool { return event == watch.Deleted })
 
 	if n, err := client.Namespaces().Get(
 		ctx, "ends", metav1.GetOptions{},

@@ -121,12 +121,12 @@ func (m *migrationController) isNew(ch change) bool {
 }
 
 // crdChanged queues a resource whose migration may wait for a change of the CRD.
-func (m *migrationController) crdChanged(of schema.GroupResource) {
+func (m *migrationController) crdChanged(gr schema.GroupResource) {
 	m.mu.Lock()
-	_, isPending := m.pending[of]
+	_, isPending := m.pending[gr]
 	m.mu.Unlock()
 	if isPending {
-		m.work.Add(of)
+		m.work.Add(gr)
 	}
 }
 
@@ -142,8 +142,8 @@ func (m *migrationController) listPending(ctx context.Context, _ struct{}) error
 	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for of := range m.pending {
-		m.pending[of] = nil
+	for gr := range m.pending {
+		m.pending[gr] = nil
 	}
 	for _, crd := range m.initial {
 		m.pending[schema.ParseGroupResource(crd)] = nil
@@ -154,50 +154,50 @@ func (m *migrationController) listPending(ctx context.Context, _ struct{}) error
 			m.pending[resourceOf(o)] = append(m.pending[resourceOf(o)], migrationRef{o.GetName(), o.GetUID()})
 		}
 	}
-	for of := range m.pending {
-		m.work.Add(of)
+	for gr := range m.pending {
+		m.work.Add(gr)
 	}
 	return nil
 }
 
 // next returns the first pending migration of a resource. more is false if there is none.
-func (m *migrationController) next(of schema.GroupResource) (first migrationRef, more bool) {
+func (m *migrationController) next(gr schema.GroupResource) (first migrationRef, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.pending[of]) == 0 {
+	if len(m.pending[gr]) == 0 {
 		return migrationRef{}, false
 	}
-	return m.pending[of][0], true
+	return m.pending[gr][0], true
 }
 
-func (m *migrationController) removePending(of schema.GroupResource, one migrationRef) {
+func (m *migrationController) removePending(gr schema.GroupResource, one migrationRef) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pending[of] = slices.DeleteFunc(m.pending[of], func(o migrationRef) bool { return o == one })
+	m.pending[gr] = slices.DeleteFunc(m.pending[gr], func(o migrationRef) bool { return o == one })
 }
 
 // migrate runs the pending migrations of a resource. After an error the resource is queued again.
-func (m *migrationController) migrate(ctx context.Context, of schema.GroupResource) error {
-	for one, more := m.next(of); more; one, more = m.next(of) {
+func (m *migrationController) migrate(ctx context.Context, gr schema.GroupResource) error {
+	for one, more := m.next(gr); more; one, more = m.next(gr) {
 		svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, one.name, metav1.GetOptions{})
 		if ignoreNotFound(err) != nil {
 			return err
 		}
 		if err == nil && svm.GetUID() == one.uid && !finished(svm) {
-			g := &migration{migrationController: m, object: svm, resource: of.WithVersion("")}
+			g := &migration{migrationController: m, object: svm, resource: gr.WithVersion("")}
 			if err := g.run(ctx); err != nil {
 				return err
 			}
 		}
-		m.removePending(of, one)
+		m.removePending(gr, one)
 	}
-	return m.clearMigrating(ctx, of)
+	return m.clearMigrating(ctx, gr)
 }
 
 // clearMigrating updates a CRD whose condition reports a migration that no longer exists. The StorageVersionMigration
 // was deleted while it was running, or while no server was running.
-func (m *migrationController) clearMigrating(ctx context.Context, of schema.GroupResource) error {
-	name := of.Resource + "." + of.Group
+func (m *migrationController) clearMigrating(ctx context.Context, gr schema.GroupResource) error {
+	name := gr.Resource + "." + gr.Group
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if ignoreNotFound(err) != nil {
 		return err
@@ -211,8 +211,8 @@ func (m *migrationController) clearMigrating(ctx context.Context, of schema.Grou
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.pending[of]) == 0 {
-		delete(m.pending, of)
+	if len(m.pending[gr]) == 0 {
+		delete(m.pending, gr)
 	}
 	return nil
 }

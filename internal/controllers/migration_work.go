@@ -146,9 +146,9 @@ func (g *migration) resolveBuiltin() error {
 	}
 	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // other groups may be unavailable forever
 		err = nil
-		for gv, why := range failed {
+		for gv, cause := range failed {
 			if gv.Group == g.resource.Group {
-				err = why
+				err = cause
 			}
 		}
 	}
@@ -320,14 +320,14 @@ func (m *migrationController) setMigrating(ctx context.Context, name, status, re
 	}))
 }
 
-func (g *migration) fail(ctx context.Context, why error) error {
+func (g *migration) fail(ctx context.Context, cause error) error {
 	if g.crd != "" {
-		err := g.setMigrating(ctx, g.crd, "False", "StorageVersionMigrationFailed", truncate(why.Error()))
+		err := g.setMigrating(ctx, g.crd, "False", "StorageVersionMigrationFailed", truncate(cause.Error()))
 		if err != nil {
 			return err
 		}
 	}
-	return g.setFinalState(ctx, "Failed", "StorageVersionMigrationFailed", truncate(why.Error()))
+	return g.setFinalState(ctx, "Failed", "StorageVersionMigrationFailed", truncate(cause.Error()))
 }
 
 // setFinalState sets the last condition and deletes older automatic migrations.

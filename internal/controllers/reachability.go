@@ -55,56 +55,56 @@ func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
 		return err
 	}
 	r.queue.work(ctx, 1, func(ctx context.Context, crd string) error {
-		why, more := r.take(crd)
+		cause, more := r.take(crd)
 		if !more {
 			return nil
 		}
-		err := writeReachability(ctx, c.dynamic, crd, why)
+		err := writeReachability(ctx, c.dynamic, crd, cause)
 		if err != nil {
-			r.putBack(crd, why)
+			r.putBack(crd, cause)
 		}
 		return err
 	})
 	return nil
 }
 
-func (r *Reachability) take(crd string) (why error, more bool) {
+func (r *Reachability) take(crd string) (cause error, more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	why, more = r.latest[crd]
+	cause, more = r.latest[crd]
 	delete(r.latest, crd)
-	return why, more
+	return cause, more
 }
 
 // putBack restores a report that could not be written, unless there is a newer one.
-func (r *Reachability) putBack(crd string, why error) {
+func (r *Reachability) putBack(crd string, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, newer := r.latest[crd]; !newer {
-		r.latest[crd] = why
+		r.latest[crd] = cause
 	}
 }
 
 // writeReachability updates the condition of a CRD, and creates an Event if the reachability of its webhook has
 // changed. A CRD without a webhook has no condition. Nor has a CRD whose webhook has always been reachable.
-func writeReachability(ctx context.Context, client dynamic.Interface, name string, why error) error {
+func writeReachability(ctx context.Context, client dynamic.Interface, name string, cause error) error {
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return ignoreNotFound(err)
 	}
-	status, message, known := conditionTextFor(why), reachableMessage, hasCondition(crd, resource.WebhookReachable)
+	status, message, known := conditionTextFor(cause), reachableMessage, hasCondition(crd, resource.WebhookReachable)
 	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
 	switch {
 	case strategy != "Webhook" && known:
 		removeCondition(crd, resource.WebhookReachable)
 		return patchConditions(ctx, crds, crd)
-	case strategy != "Webhook", why == nil && !known:
+	case strategy != "Webhook", cause == nil && !known:
 		return nil
-	case why != nil:
-		message = truncate(why.Error())
+	case cause != nil:
+		message = truncate(cause.Error())
 	}
-	changed := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
+	changed := isConditionTrue(crd, resource.WebhookReachable) != (cause == nil) || !known
 	if !setCondition(crd, resource.WebhookReachable, status.condition, status.reason, message) {
 		return nil
 	}
@@ -119,8 +119,8 @@ const reachableMessage = "the conversion webhook answers"
 // conditionText holds the fixed texts of a condition and its Event.
 type conditionText struct{ condition, reason, kind, event string }
 
-func conditionTextFor(why error) conditionText {
-	if why != nil {
+func conditionTextFor(cause error) conditionText {
+	if cause != nil {
 		return conditionText{"False", "CallFailed", "Warning", "ConversionWebhookUnreachable"}
 	}
 	return conditionText{"True", "Reached", "Normal", "ConversionWebhookReachable"}

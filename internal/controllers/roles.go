@@ -102,21 +102,21 @@ func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconcili
 
 // fillAggregatedRules sets the rules of a role that does not exist yet and aggregates other roles. Later the controller
 // ClusterRoleAggregation maintains the rules. So the role is complete before that controller runs.
-func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
+func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, all []rbacv1.ClusterRole) error {
 	if role.AggregationRule == nil {
 		return nil
 	}
 	if _, err := b.client.RbacV1().ClusterRoles().Get(ctx, role.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return err
 	}
-	rules, err := aggregatedRules(role, of)
+	rules, err := aggregatedRules(role, all)
 	role.Rules = rules
 	return err
 }
 
 // aggregatedRules returns the rules of the roles that a role selects, in the order of their names. The selected roles
 // may aggregate other roles.
-func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
+func aggregatedRules(role *rbacv1.ClusterRole, all []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
 	}
@@ -125,11 +125,11 @@ func aggregatedRules(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules [
 		if err != nil {
 			return nil, fmt.Errorf("aggregate ClusterRole %s: %w", role.Name, err)
 		}
-		for k := range of {
-			if of[k].Name == role.Name || !selector.Matches(labels.Set(of[k].Labels)) {
+		for k := range all {
+			if all[k].Name == role.Name || !selector.Matches(labels.Set(all[k].Labels)) {
 				continue
 			}
-			more, err := aggregatedRules(&of[k], of)
+			more, err := aggregatedRules(&all[k], all)
 			if err != nil {
 				return nil, err
 			}

@@ -119,7 +119,7 @@ func (c *cluster) pod(name, ip string) *corev1.Pod {
 		c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}),
 	)
 	w, err := c.CoreV1().ServiceAccounts("default").Watch(c.Context(), metav1.ListOptions{})
-	awaitEvent(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
+	awaitEvent(c.T, w, err, func(event watch.EventType, o runtime.Object) bool { return event == watch.Added })
 	pods := c.CoreV1().Pods("default")
 	p := must[*corev1.Pod](c)(pods.Create(c.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
@@ -167,7 +167,7 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 		"root-ca-certificate-publisher-controller",
 		"serviceaccount-controller",
 	}
-	for _, of := range []struct {
+	for _, step := range []struct {
 		start []string
 		make  func() error
 	}{
@@ -209,10 +209,10 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 			return err
 		}},
 	} {
-		if err := of.make(); err != nil {
+		if err := step.make(); err != nil {
 			t.Fatal(err)
 		}
-		want = slices.Sorted(slices.Values(append(want, of.start...)))
+		want = slices.Sorted(slices.Values(append(want, step.start...)))
 		if got := c.log.await(len(want)); !slices.Equal(got, want) {
 			t.Fatalf("got running controllers %v, want %v", got, want)
 		}
@@ -330,10 +330,10 @@ func TestQuotaOlderThanItsKind(t *testing.T) {
 func request(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
-	of := &x509.CertificateRequest{
+	template := &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "system:node:n", Organization: []string{"system:nodes"}},
 	}
-	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, of, key))
+	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, template, key))
 	return &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: named(name),
 		Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -414,7 +414,7 @@ func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 		},
 	)
 	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
-	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(event watch.EventType, _ runtime.Object) bool { return event == watch.Deleted })
 }
 
 func job() *batchv1.Job {
@@ -441,7 +441,7 @@ func TestFinishedJobsAreDeleted(t *testing.T) {
 	}
 	must[*batchv1.Job](t)(jobs.UpdateStatus(t.Context(), j, metav1.UpdateOptions{}))
 	w, err := jobs.Watch(t.Context(), metav1.ListOptions{ResourceVersion: j.ResourceVersion})
-	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(event watch.EventType, _ runtime.Object) bool { return event == watch.Deleted })
 }
 
 func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolicy {

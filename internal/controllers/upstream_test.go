@@ -19,7 +19,7 @@ import (
 )
 
 // awaitEvent waits until done returns true for an event of the watch. The events begin with the existing objects.
-func awaitEvent(t *testing.T, w watch.Interface, err error, done func(of watch.EventType, obj runtime.Object) bool) {
+func awaitEvent(t *testing.T, w watch.Interface, err error, done func(event watch.EventType, obj runtime.Object) bool) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -45,9 +45,9 @@ func TestNamespaceDefaultObjects(t *testing.T) {
 	account := func(namespace string, not string) (uid string) {
 		t.Helper()
 		w, err := client.ServiceAccounts(namespace).Watch(ctx, metav1.ListOptions{})
-		awaitEvent(t, w, err, func(of watch.EventType, obj runtime.Object) bool {
+		awaitEvent(t, w, err, func(event watch.EventType, obj runtime.Object) bool {
 			uid = string(obj.(*corev1.ServiceAccount).UID)
-			return of != watch.Deleted && obj.(*corev1.ServiceAccount).Name == "default" && uid != not
+			return event != watch.Deleted && obj.(*corev1.ServiceAccount).Name == "default" && uid != not
 		})
 		return uid
 	}
@@ -125,7 +125,7 @@ func TestTokensInSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, err = client.Secrets("default").Watch(ctx, metav1.ListOptions{ResourceVersion: secret.ResourceVersion})
-	awaitEvent(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+	awaitEvent(t, w, err, func(event watch.EventType, _ runtime.Object) bool { return event == watch.Deleted })
 	if _, err := client.ServiceAccounts("default").Get(
 		ctx, "default", metav1.GetOptions{},
 	); !apierrors.IsNotFound(err) {

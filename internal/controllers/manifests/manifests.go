@@ -126,22 +126,22 @@ func (a *applier) waitEstablished(ctx context.Context, name string) error {
 		if !ok || event.Type == watch.Bookmark {
 			continue
 		}
-		yes, why := condition(o, "Established")
-		if yes {
+		isTrue, message := condition(o, "Established")
+		if isTrue {
 			return nil
 		}
-		if why != "" {
-			last = errors.New(why)
+		if message != "" {
+			last = errors.New(message)
 		}
-		if _, why := condition(o, "NamesAccepted"); why != "" {
-			last = errors.New(why)
+		if _, message := condition(o, "NamesAccepted"); message != "" {
+			last = errors.New(message)
 		}
 	}
 	return last
 }
 
-// condition reports whether a condition is True, and the message of one that is False.
-func condition(o *unstructured.Unstructured, kind string) (yes bool, why string) {
+// condition reports whether a condition is True. If it is not, condition returns the message of the condition.
+func condition(o *unstructured.Unstructured, kind string) (isTrue bool, message string) {
 	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, c := range conditions {
 		c, _ := c.(map[string]any)
@@ -151,7 +151,7 @@ func condition(o *unstructured.Unstructured, kind string) (yes bool, why string)
 		if c["status"] == "True" {
 			return true, ""
 		}
-		why, _ = c["message"].(string)
+		message, _ = c["message"].(string)
 	}
-	return false, why
+	return false, message
 }
