@@ -1,16 +1,19 @@
-// Package access says who is asking and whether they may. It knows requests and
-// users, not kinds.
+// Package access authenticates callers and authorizes their requests. It deals with requests and users, and must not
+// import packages of kinds.
 package access
 
 import "k8s.io/apiserver/pkg/authentication/user"
 
-// Loopback is who this process is to its own API.
+// Loopback returns the identity of this process in requests to its own API.
 func Loopback() user.Info {
-	return &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+	return &user.DefaultInfo{
+		Name:   user.APIServerUser,
+		Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated},
+	}
 }
 
-// Where an issuer of tokens has the documents by which others recognize them
-// (https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#service-account-issuer-discovery).
+// Paths of the documents with which clients verify tokens of the service account issuer. See
+// https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#service-account-issuer-discovery.
 const (
 	ConfigurationPath = "/.well-known/openid-configuration"
 	KeysPath          = "/openid/v1/jwks"

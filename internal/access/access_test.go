@@ -33,7 +33,7 @@ import (
 
 var now = time.Now().Truncate(time.Second)
 
-// signer is a CA for a test.
+// signer is a CA for tests.
 type signer struct {
 	t    testing.TB
 	cert *x509.Certificate
@@ -74,22 +74,23 @@ func (s *signer) client(subject pkix.Name, until time.Time, usage ...x509.ExtKey
 	return c
 }
 
-// trust is in what s has signed, and nothing else.
-func (s *signer) trust() *Trust {
+// pool returns a CAPool with s as its only CA.
+func (s *signer) pool() *Trust {
 	s.t.Helper()
-	content, err := dynamiccertificates.NewStaticCAContent("test", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Raw}))
+	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Raw})
+	content, err := dynamiccertificates.NewStaticCAContent("test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return NewTrust(content)
 }
 
-// believing is an authenticator of s's clients, and of nobody else unless there are some.
-func (s *signer) believing(anonymously bool, now func() time.Time) *Authenticator {
+// authenticator returns an Authenticator that trusts client certificates of s and no token.
+func (s *signer) authenticator(allowAnonymous bool, now func() time.Time) *Authenticator {
 	none := authenticator.TokenFunc(noToken)
 	tokens := union.New(bearertoken.New(none), websocket.NewProtocolAuthenticator(none))
-	a := Authentication{ClientCAs: s.trust(), Tokens: tokens, Now: now}
-	if anonymously {
+	a := Authentication{ClientCAs: s.pool(), Tokens: tokens, Now: now}
+	if allowAnonymous {
 		a.Anonymous = anonymousrequest.NewAuthenticator(nil)
 	}
 	return NewAuthenticator(a)
@@ -110,7 +111,8 @@ func wantUnauthorized(t *testing.T, u user.Info, err error) {
 	}
 }
 
-// CRD-069: identities are what upstream's authenticator reads from the same certificates.
+// TestCertificatesAsUpstream checks that client certificates yield the same identities as with upstream's
+// authenticator. CRD-069
 func TestCertificatesAsUpstream(t *testing.T) {
 	ca, foreign := newSigner(t), newSigner(t)
 	uid := pkix.AttributeTypeAndValue{Type: uidOID, Value: "u-1"}
@@ -128,12 +130,12 @@ func TestCertificatesAsUpstream(t *testing.T) {
 		"foreign":       foreign.client(pkix.Name{CommonName: "jane", Organization: []string{"system:masters"}}, later, client),
 	}
 	options := x509request.DefaultVerifyOptions()
-	options.Roots = ca.trust().current().Roots
-	oracle := group.NewAuthenticatedGroupAdder(x509request.New(options, x509request.CommonNameUserConversion))
-	ours := ca.believing(false, func() time.Time { return now })
+	options.Roots = ca.pool().verifyOptions().Roots
+	upstream := group.NewAuthenticatedGroupAdder(x509request.New(options, x509request.CommonNameUserConversion))
+	ours := ca.authenticator(false, func() time.Time { return now })
 	for name, c := range certs {
 		t.Run(name, func(t *testing.T) {
-			want, ok, wantErr := oracle.AuthenticateRequest(request(c))
+			want, ok, wantErr := upstream.AuthenticateRequest(request(c))
 			got, err := ours.Authenticate(request(c))
 			if wantErr != nil || !ok {
 				wantUnauthorized(t, got, err)
@@ -144,14 +146,15 @@ func TestCertificatesAsUpstream(t *testing.T) {
 			}
 		})
 	}
-	var _ authenticator.Request = oracle
+	var _ authenticator.Request = upstream
 }
 
-// CRD-069: an identity is believed on its connection until the certificate ends, no longer.
+// TestIdentityOfAConnectionExpires checks that the identity cached for a connection is used until its certificate
+// expires, and no longer. CRD-069
 func TestIdentityOfAConnectionExpires(t *testing.T) {
 	ca := newSigner(t)
 	clock := now
-	a := ca.believing(true, func() time.Time { return clock })
+	a := ca.authenticator(true, func() time.Time { return clock })
 	c := ca.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth)
 	r := request(c)
 	r = r.WithContext(ConnContext(context.Background(), nil))
@@ -159,20 +162,20 @@ func TestIdentityOfAConnectionExpires(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := a.Authenticate(r)
-	if err != nil || again != first {
-		t.Errorf("second request: %v, %v; want the identity computed for the first", again, err)
+	second, err := a.Authenticate(r)
+	if err != nil || second != first {
+		t.Errorf("second request: got %v, %v; want the identity computed for the first", second, err)
 	}
 	clock = now.Add(2 * time.Minute)
 	u, err := a.Authenticate(r)
 	wantUnauthorized(t, u, err)
 }
 
-// CRD-069
+// TestOtherCredentials checks requests with tokens, without credentials and with an in-process identity. CRD-069
 func TestOtherCredentials(t *testing.T) {
 	ca := newSigner(t)
-	open := ca.believing(true, time.Now)
-	closed := ca.believing(false, time.Now)
+	open := ca.authenticator(true, time.Now)
+	closed := ca.authenticator(false, time.Now)
 	with := func(key, value string) *http.Request {
 		r := httptest.NewRequest("GET", "/", nil)
 		if key != "" {
@@ -205,50 +208,57 @@ func TestOtherCredentials(t *testing.T) {
 	}
 }
 
-// AGG-042 AGG-043 AGG-044 AGG-045 AGG-029: the CA of the front proxy is looked at before that of the users. Who is of it and not
-// the front proxy is refused, even where both CAs are the same; headers count from the front proxy alone.
+// TestFrontProxy checks that the front proxy's CA is checked before the CA of users. A client with a certificate of the
+// front proxy's CA that is not the front proxy is rejected, even if both CAs are the same. Headers are trusted only if
+// the front proxy sends them. AGG-042 AGG-043 AGG-044 AGG-045 AGG-029
 func TestFrontProxy(t *testing.T) {
 	users, proxies, foreign := newSigner(t), newSigner(t), newSigner(t)
 	later, client := now.Add(30*time.Minute), x509.ExtKeyUsageClientAuth
 	certificate := func(s *signer, name string) *x509.Certificate {
 		return s.client(pkix.Name{CommonName: name, Organization: []string{"dev"}}, later, client)
 	}
-	headers, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
+	headers, err := headerrequest.New(
+		[]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		name    string
-		users   *signer // who signs their certificates
+		users   *signer // the CA of users
 		allowed []string
 		cert    *x509.Certificate
 		user    string // in the header
-		want    string // "": refused
+		want    string // "" means 401
 	}{
 		{"the front proxy", users, []string{"front"}, certificate(proxies, "front"), "jane", "jane"},
-		{"any name", users, nil, certificate(proxies, "whoever"), "jane", "jane"},
+		{"any name", users, nil, certificate(proxies, "any"), "jane", "jane"},
 		{"another name", users, []string{"front"}, certificate(proxies, "other"), "jane", ""},
 		{"another name, without a header", users, []string{"front"}, certificate(proxies, "other"), "", ""},
-		{"nobody's words", users, []string{"front"}, certificate(proxies, "front"), "", ""},
+		{"the front proxy, without a header", users, []string{"front"}, certificate(proxies, "front"), "", ""},
 		{"a user", users, []string{"front"}, certificate(users, "joe"), "", "joe"},
-		{"a user who says to be another one", users, []string{"front"}, certificate(users, "joe"), "jane", "joe"},
-		{"a stranger who says to be the front proxy", users, []string{"front"}, certificate(foreign, "front"), "jane", ""},
+		{"a user with another user's header", users, []string{"front"}, certificate(users, "joe"), "jane", "joe"},
+		{"the front proxy's name from an unknown CA", users, []string{"front"}, certificate(foreign, "front"), "jane",
+			""},
 		{"no certificate", users, []string{"front"}, nil, "jane", user.Anonymous},
 		{"a user, one CA for both", proxies, []string{"front"}, certificate(proxies, "joe"), "", ""},
 		{"the front proxy, one CA for both", proxies, []string{"front"}, certificate(proxies, "front"), "jane", "jane"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := c.users.believing(true, func() time.Time { return now })
-			a.FrontProxy = &FrontProxy{CAs: proxies.trust(), Names: func() []string { return c.allowed }, Headers: headers}
+			a := c.users.authenticator(true, func() time.Time { return now })
+			a.FrontProxy = &FrontProxy{CAs: proxies.pool(), Names: func() []string { return c.allowed },
+				Headers: headers}
 			r := httptest.NewRequest("GET", "/apis", nil)
 			if c.cert != nil {
 				r = request(c.cert)
 			}
 			r = r.WithContext(ConnContext(r.Context(), nil))
-			for range 2 { // also as the connection remembers it
+			for range 2 { // the second time from the connection's cache
 				r.Header = http.Header{}
 				if c.user != "" {
-					r.Header = http.Header{"X-Remote-User": {c.user}, "X-Remote-Group": {"a", "b"}, "X-Remote-Extra-Scopes%2fx": {"y"}, "X-Remote-Uid": {"7"}}
+					r.Header = http.Header{
+						"X-Remote-User": {c.user}, "X-Remote-Group": {"a", "b"},
+						"X-Remote-Extra-Scopes%2fx": {"y"}, "X-Remote-Uid": {"7"},
+					}
 				}
 				u, err := a.Authenticate(r)
 				if c.want == "" {
@@ -258,7 +268,9 @@ func TestFrontProxy(t *testing.T) {
 				if err != nil || u.GetName() != c.want {
 					t.Fatalf("got %v %v, want %s", u, err, c.want)
 				}
-				byHeader := &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"a", "b"}, Extra: map[string][]string{"scopes/x": {"y"}}}
+				byHeader := &user.DefaultInfo{
+					Name: "jane", UID: "7", Groups: []string{"a", "b"}, Extra: map[string][]string{"scopes/x": {"y"}},
+				}
 				if c.want == "jane" && !reflect.DeepEqual(u, user.Info(byHeader)) {
 					t.Errorf("got %+v, want %+v", u, byHeader)
 				}
@@ -267,27 +279,28 @@ func TestFrontProxy(t *testing.T) {
 	}
 }
 
-// rotating is a CA file that changes.
-type rotating struct {
+// rotatingCA is a CA provider whose content changes.
+type rotatingCA struct {
 	dynamiccertificates.CAContentProvider
 	listener dynamiccertificates.Listener
 }
 
-func (r *rotating) AddListener(l dynamiccertificates.Listener) { r.listener = l }
+func (r *rotatingCA) AddListener(l dynamiccertificates.Listener) { r.listener = l }
 
-// AGG-026: who was believed because of a CA is no longer when the CAs have changed, on connections that were there before.
-func TestTrustEnds(t *testing.T) {
-	old, other := newSigner(t), newSigner(t)
-	file := &rotating{CAContentProvider: old.trust().CAContentProvider}
+// TestRemovedCAIsNotTrusted checks that a client certificate is rejected on an open connection once its CA has been
+// removed. AGG-026
+func TestRemovedCAIsNotTrusted(t *testing.T) {
+	removed, added := newSigner(t), newSigner(t)
+	file := &rotatingCA{CAContentProvider: removed.pool().CAContentProvider}
 	a := NewAuthenticator(Authentication{ClientCAs: NewTrust(file), Now: func() time.Time { return now }})
-	r := request(old.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth))
+	r := request(removed.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(r.Context(), nil))
 	for range 2 {
 		if u, err := a.Authenticate(r); err != nil || u.GetName() != "jane" {
 			t.Fatal(u, err)
 		}
 	}
-	file.CAContentProvider = other.trust().CAContentProvider
+	file.CAContentProvider = added.pool().CAContentProvider
 	file.listener.Enqueue()
 	u, err := a.Authenticate(r)
 	wantUnauthorized(t, u, err)
@@ -295,26 +308,29 @@ func TestTrustEnds(t *testing.T) {
 
 var (
 	anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
-	someone   = &user.DefaultInfo{Name: "u", Groups: []string{"dev", user.AllAuthenticated}}
+	named     = &user.DefaultInfo{Name: "u", Groups: []string{"dev", user.AllAuthenticated}}
 )
 
-// CRD-069: the words of a refusal are upstream's, for every form a request can have.
+// TestForbiddenAsUpstream checks that the message of a 403 equals upstream's for all forms of requests. CRD-069
 func TestForbiddenAsUpstream(t *testing.T) {
 	for _, a := range []Attributes{
 		{User: anonymous, Verb: "get", Path: "/"},
 		{User: anonymous, Verb: "get", Path: "/a<b>&c"},
-		{User: someone, Resource: true, Verb: "list", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Namespace: "default"},
-		{User: someone, Resource: true, Verb: "get", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Namespace: "default", Name: "x"},
-		{User: someone, Resource: true, Verb: "patch", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Subresource: "status", Namespace: "default", Name: "x"},
-		{User: someone, Resource: true, Verb: "list", Version: "v1", Plural: "namespaces"},
+		{User: named, Resource: true, Verb: "list", Group: "stable.example.com", Version: "v1", Plural: "crontabs",
+			Namespace: "default"},
+		{User: named, Resource: true, Verb: "get", Group: "stable.example.com", Version: "v1", Plural: "crontabs",
+			Namespace: "default", Name: "x"},
+		{User: named, Resource: true, Verb: "patch", Group: "stable.example.com", Version: "v1", Plural: "crontabs",
+			Subresource: "status", Namespace: "default", Name: "x"},
+		{User: named, Resource: true, Verb: "list", Version: "v1", Plural: "namespaces"},
 	} {
 		for _, reason := range []string{"", "no <role>"} {
-			oracle := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
+			upstream := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
 				User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace, Name: a.Name,
 				APIGroup: a.Group, APIVersion: a.Version, Resource: a.Plural, Subresource: a.Subresource,
 			}, reason)
-			if got := Forbidden(&a, reason); !reflect.DeepEqual(got, error(oracle)) {
-				t.Errorf("got\n%#v, want\n%#v", got, oracle)
+			if got := Forbidden(&a, reason); !reflect.DeepEqual(got, error(upstream)) {
+				t.Errorf("got\n%#v, want\n%#v", got, upstream)
 			}
 		}
 	}
@@ -322,12 +338,13 @@ func TestForbiddenAsUpstream(t *testing.T) {
 
 func BenchmarkAuthenticate(b *testing.B) {
 	ca := newSigner(b)
-	a := ca.believing(true, time.Now)
+	a := ca.authenticator(true, time.Now)
 	z, err := Chain()
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := request(ca.client(pkix.Name{CommonName: "jane", Organization: []string{user.SystemPrivilegedGroup}}, now.Add(time.Hour), x509.ExtKeyUsageClientAuth))
+	name := pkix.Name{CommonName: "jane", Organization: []string{user.SystemPrivilegedGroup}}
+	r := request(ca.client(name, now.Add(time.Hour), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(context.Background(), nil))
 	b.ReportAllocs()
 	for b.Loop() {

@@ -14,54 +14,56 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Authentication says whom an Authenticator believes; what is left out, nobody.
+// Authentication configures an Authenticator. A nil field disables its method of authentication.
 type Authentication struct {
-	ClientCAs  *Trust                // who signs the certificates of users
-	FrontProxy *FrontProxy           // whose headers say who sends a request
-	Tokens     authenticator.Request // for what else a request may bear
-	Anonymous  authenticator.Request // for a request without credentials
-	Now        func() time.Time
+	ClientCAs  *Trust                // CAs that sign users' client certificates
+	FrontProxy *FrontProxy           // the authenticating proxy
+	Tokens     authenticator.Request // authenticates all other credentials of a request
+	Anonymous  authenticator.Request // authenticates requests without credentials
+	Now        func() time.Time      // required
 }
 
-// FrontProxy is who authenticates users in our place
+// FrontProxy describes an authenticating proxy, which passes the user in headers
 // (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authenticating-proxy).
 type FrontProxy struct {
-	CAs     *Trust                // who signs its certificate
-	Names   func() []string       // that its certificate may have; none: any
+	CAs     *Trust                // CAs that sign the proxy's client certificate
+	Names   func() []string       // allowed common names of the certificate; an empty list allows all
 	Headers authenticator.Request // reads the user from the headers
 }
 
-// named says whether a certificate of that name is the proxy's.
-func (p *FrontProxy) named(commonName string) bool {
+// allows reports whether the proxy may have a certificate with this common name.
+func (p *FrontProxy) allows(commonName string) bool {
 	names := p.Names()
 	return len(names) == 0 || slices.Contains(names, commonName)
 }
 
-// Authenticator finds out who sent a request.
+// Authenticator authenticates the sender of a request.
 type Authenticator struct{ Authentication }
 
-// NewAuthenticator believes whom the Authentication says.
+// NewAuthenticator returns an Authenticator with the given configuration.
 func NewAuthenticator(a Authentication) *Authenticator { return &Authenticator{a} }
 
-// callerKey is where the context of a request has what is known of the caller before it is authenticated: who it is, or
-// the place at its connection where that is kept.
+// callerKey is the context key of the caller. The value is a user.Info for callers inside this process, or the
+// *connection of the request.
 type callerKey struct{}
 
-// connection is what is known of the connection of a request.
+// connection holds the state of authentication of a connection.
 type connection struct {
-	atomic.Pointer[identity]             // of its certificate
-	admitted                 atomic.Bool // a client has authenticated on it, and admit has agreed
-	admit                    func() bool // nil: it always agrees
+	atomic.Pointer[identity]             // the cached identity of the client certificate
+	admitted                 atomic.Bool // a client has authenticated on the connection, and admit has returned true
+	admit                    func() bool // nil admits all
 }
 
-// authenticated notes that a client has authenticated on the connection. The error is that of a server with too many such connections.
-func (c *connection) authenticated() error {
+// markAuthenticated records that a client has authenticated on the connection. It returns a 503 StatusError if the
+// server has too many authenticated connections.
+func (c *connection) markAuthenticated() error {
 	if c == nil || c.admit == nil || c.admitted.Load() {
 		return nil
 	}
 	if !c.admit() {
 		const wait = 1 // seconds
-		err := apierrors.NewServiceUnavailable("too many connections: the limit of open files of the server is reached, please try again later")
+		err := apierrors.NewServiceUnavailable(
+			"too many connections: the limit of open files of the server is reached, please try again later")
 		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: wait}
 		return err
 	}
@@ -69,73 +71,75 @@ func (c *connection) authenticated() error {
 	return nil
 }
 
-// WithUser hands in the identity of a caller inside this process. Only requests that
-// never came over a connection may carry it: it stands above every credential.
+// WithUser returns a context with the identity of a caller inside this process. The identity overrides all
+// credentials. A request that came over a connection must not carry it.
 func WithUser(ctx context.Context, u user.Info) context.Context {
 	return context.WithValue(ctx, callerKey{}, u)
 }
 
-// ConnContext returns the context of the requests of a connection, with a place for its identity. It calls admit when a client first
-// authenticates on the connection, and again as long as admit returns false; such requests are refused. nil admits all.
+// ConnContext returns the context for the requests of a connection, in which the identity of its client certificate is
+// cached. It calls admit when a client first authenticates on the connection. If admit returns false, the request is
+// rejected, and admit is called again for the next one. A nil admit admits all connections.
 func ConnContext(ctx context.Context, admit func() bool) context.Context {
 	return context.WithValue(ctx, callerKey{}, &connection{admit: admit})
 }
 
-// Authenticate returns the user, or a StatusError: 401, or 503 for one connection too many. A certificate is looked at before a token, and whoever has shown
-// something that nobody believes is not anonymous. The identity of a client certificate is computed once a connection and
-// believed until the certificate expires, or the CAs change.
+// Authenticate returns the user of a request, or a StatusError: 401, or 503 if there are too many connections. Client
+// certificates take precedence over tokens. Invalid credentials get 401; they never fall back to anonymous. The
+// identity of a client certificate is cached for the connection until the certificate expires or the CAs change.
 func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
 	known := r.Context().Value(callerKey{})
 	if u, ok := known.(user.Info); ok {
 		return u, nil
 	}
-	on, _ := known.(*connection)
-	u, disbelieved := a.credentials(on, r)
+	conn, _ := known.(*connection)
+	u, invalid := a.credentials(conn, r)
 	switch {
 	case u != nil:
-		if err := on.authenticated(); err != nil {
+		if err := conn.markAuthenticated(); err != nil {
 			return nil, err
 		}
 		return u, nil
-	case !disbelieved:
-		if u, ok := ask(a.Anonymous, r, &disbelieved); ok {
+	case !invalid:
+		if u, ok := authenticateBy(a.Anonymous, r, &invalid); ok {
 			return u, nil
 		}
 	}
 	return nil, unauthorized()
 }
 
-// credentials returns the user that the credentials of a request prove, or nil. disbelieved reports that there are credentials which prove
-// nothing.
-func (a *Authenticator) credentials(on *connection, r *http.Request) (u user.Info, disbelieved bool) {
+// credentials returns the user that the credentials of a request prove, or nil. invalid reports that the request has
+// credentials that prove no user.
+func (a *Authenticator) credentials(conn *connection, r *http.Request) (u user.Info, invalid bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		id := a.certificate(on, r.TLS.PeerCertificates)
-		proxy := id.proxied && a.FrontProxy.named(r.TLS.PeerCertificates[0].Subject.CommonName)
+		id := a.certificate(conn, r.TLS.PeerCertificates)
+		proxy := id.byProxyCA && a.FrontProxy.allows(r.TLS.PeerCertificates[0].Subject.CommonName)
 		if proxy {
-			if u, ok := ask(a.FrontProxy.Headers, r, &disbelieved); ok {
+			if u, ok := authenticateBy(a.FrontProxy.Headers, r, &invalid); ok {
 				return u, false
 			}
 		}
 		switch {
-		case id.proxied && !proxy: // of the front proxy's CA, but not of the front proxy
+		case id.byProxyCA && !proxy: // signed by the front proxy's CA, but not the front proxy
 			return nil, true
 		case id.user != nil:
 			return id.user, false
 		}
-		disbelieved = disbelieved || id.disbelieved
+		invalid = invalid || id.invalid
 	}
-	u, _ = ask(a.Tokens, r, &disbelieved)
-	return u, disbelieved
+	u, _ = authenticateBy(a.Tokens, r, &invalid)
+	return u, invalid
 }
 
-// ask is who sent r as one authenticator, which may be nil, sees it.
-func ask(a authenticator.Request, r *http.Request, disbelieved *bool) (user.Info, bool) {
+// authenticateBy returns the user that an authenticator finds in r. It sets *invalid if the authenticator returns an
+// error. A nil authenticator finds no user.
+func authenticateBy(a authenticator.Request, r *http.Request, invalid *bool) (user.Info, bool) {
 	if a == nil {
 		return nil, false
 	}
 	response, ok, err := a.AuthenticateRequest(r)
 	if err != nil {
-		*disbelieved = true
+		*invalid = true
 	}
 	if err != nil || !ok {
 		return nil, false
@@ -145,53 +149,56 @@ func ask(a authenticator.Request, r *http.Request, disbelieved *bool) (user.Info
 
 func unauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
 
-// identity is what a client certificate says, and as long as what it may be believed.
+// identity is the result of verifying a client certificate.
 type identity struct {
-	user        user.Info // nil: the certificate names nobody
-	proxied     bool      // it is of the front proxy's CA
-	disbelieved bool      // it is of no CA, or says what it may not
+	user      user.Info // nil if the certificate identifies no user
+	byProxyCA bool      // the front proxy's CA has signed the certificate
+	invalid   bool      // no CA has signed the certificate, or its subject is invalid
 
-	until            time.Time
-	clients, proxies *x509.VerifyOptions // by which that was found
+	notAfter            time.Time           // expiry of the result
+	clientCAs, proxyCAs *x509.VerifyOptions // the options that the result is based on
 }
 
-// certificate says whose certificate it is. slot is where the connection keeps that, nil if it has no place.
-func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) *identity {
+// certificate returns the identity of the peer's certificate. It caches the identity at the connection, unless conn is
+// nil.
+func (a *Authenticator) certificate(conn *connection, peer []*x509.Certificate) *identity {
 	now := a.Now()
-	clients, proxies := a.ClientCAs.current(), (*x509.VerifyOptions)(nil)
+	clientCAs, proxyCAs := a.ClientCAs.verifyOptions(), (*x509.VerifyOptions)(nil)
 	if a.FrontProxy != nil {
-		proxies = a.FrontProxy.CAs.current()
+		proxyCAs = a.FrontProxy.CAs.verifyOptions()
 	}
-	if slot != nil {
-		if id := slot.Load(); id != nil && now.Before(id.until) && id.clients == clients && id.proxies == proxies {
+	if conn != nil {
+		id := conn.Load()
+		if id != nil && now.Before(id.notAfter) && id.clientCAs == clientCAs && id.proxyCAs == proxyCAs {
 			return id
 		}
 	}
-	id := &identity{clients: clients, proxies: proxies}
+	id := &identity{clientCAs: clientCAs, proxyCAs: proxyCAs}
 	a.identify(id, peer, now)
-	if slot != nil && (id.proxied || !id.disbelieved) {
-		slot.Store(id)
+	if conn != nil && (id.byProxyCA || !id.invalid) {
+		conn.Store(id)
 	}
 	return id
 }
 
-// identify looks at the front proxy's CAs first. Who has a certificate of these and is not the front proxy is refused, even if a CA of users is
-// among them (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/#ca-reusage-and-conflicts).
+// identify fills in id from the peer's certificate. It checks the front proxy's CAs first: a client with a certificate
+// of these CAs that is not the front proxy is rejected, even if one of them is also a CA of users. See
+// https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/#ca-reusage-and-conflicts.
 func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now time.Time) {
-	until, proxied := verify(id.proxies, peer, now)
-	if proxied {
-		id.proxied, id.until = true, until
+	notAfter, byProxyCA := verify(id.proxyCAs, peer, now)
+	if byProxyCA {
+		id.byProxyCA, id.notAfter = true, notAfter
 	}
-	until, ok := verify(id.clients, peer, now)
+	notAfter, ok := verify(id.clientCAs, peer, now)
 	if !ok {
-		id.disbelieved = id.clients != nil
+		id.invalid = id.clientCAs != nil
 		return
 	}
-	if !proxied || until.Before(id.until) {
-		id.until = until
+	if !byProxyCA || notAfter.Before(id.notAfter) {
+		id.notAfter = notAfter
 	}
-	id.user, id.disbelieved = subject(peer[0])
-	if id.user == nil && id.proxies != nil && !proxied {
-		id.disbelieved = true // as upstream: it has been shown to both, and to one in vain
+	id.user, id.invalid = subject(peer[0])
+	if id.user == nil && id.proxyCAs != nil && !byProxyCA {
+		id.invalid = true // as upstream, where the front proxy's authenticator has returned an error
 	}
 }

@@ -13,22 +13,23 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Authorizer decides whether a request may go on, for every caller and every request. All of upstream's are Authorizers.
-// Allow lets it go on, all else does not, and the reason is told to who is refused; NoOpinion is for those who are asked
-// together with others. An error that comes without Allow is answered with a 500.
+// Authorizer authorizes the requests of all callers. All of upstream's authorizers implement it. Only DecisionAllow
+// lets a request continue. Otherwise the client receives the reason, or a 500 if there is an error. DecisionNoOpinion
+// lets the next authorizer of a Chain decide.
 type Authorizer = authorizer.UnconditionalAuthorizer
 
-// Attributes are what a decision is about.
+// Attributes are the properties of a request on which its authorization depends.
 type Attributes struct {
-	User                                                 user.Info
-	Verb                                                 string // get, list, watch, create, update, patch, delete, deletecollection; or the lower-case HTTP method
-	Resource                                             bool   // a resource request; otherwise only Path counts
+	User user.Info
+	// Verb is get, list, watch, create, update, patch, delete or deletecollection, or the HTTP method in lower case.
+	Verb                                                 string
+	Resource                                             bool // a resource request; otherwise only Path is evaluated
 	Path                                                 string
 	Group, Version, Plural, Subresource, Namespace, Name string
 	FieldSelector, LabelSelector                         string // of a list, watch or deletecollection, as sent
 }
 
-// GetUser and what follows make Attributes those of upstream's authorizers.
+// GetUser implements authorizer.Attributes.
 func (a *Attributes) GetUser() user.Info { return a.User }
 
 // GetVerb implements authorizer.Attributes.
@@ -90,10 +91,10 @@ func (a *Attributes) GetLabelSelector() (labels.Requirements, error) {
 
 var escape = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 
-// Escape keeps an answer from looking like HTML.
+// Escape returns text with &, < and > escaped, so that a response cannot be interpreted as HTML.
 func Escape(text string) string { return escape.Replace(text) }
 
-// Forbidden is the 403 StatusError for a refusal, worded as upstream's.
+// Forbidden returns the 403 StatusError of an unauthorized request, with upstream's wording.
 func Forbidden(a authorizer.Attributes, reason string) error {
 	name := ""
 	if u := a.GetUser(); u != nil {

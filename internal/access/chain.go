@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/union"
 )
 
-// Chain asks authorizers in turn until one allows or denies. Before all, system:masters may do everything. Refusals tell
-// the reasons of each under its name, which no two may share.
+// Chain returns an authorizer that calls the given authorizers in order until one allows or denies. It allows all
+// requests of system:masters first. A refusal contains the reason of each authorizer with its name. Names must be
+// unique.
 func Chain(authorizers ...union.NamedAuthorizer) (Authorizer, error) {
 	all := append([]union.NamedAuthorizer{{
 		AuthorizerName: "kubernetes.io/system-privileged-group",
@@ -23,7 +24,7 @@ func Chain(authorizers ...union.NamedAuthorizer) (Authorizer, error) {
 	return chain, nil
 }
 
-// Named is a as a part of a Chain.
+// Named returns a with a name, for use in a Chain.
 func Named(name string, a Authorizer) union.NamedAuthorizer {
 	return union.NamedAuthorizer{AuthorizerName: name, Authorizer: authorizer.AuthorizerFunc(a.Authorize)}
 }

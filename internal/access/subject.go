@@ -12,9 +12,10 @@ import (
 // uidOID is the subject attribute that carries a user's UID in a client certificate.
 var uidOID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 
-// subject is upstream's reading of a certificate: common name, organizations as groups, at most one UID, and the
-// certificate's hash as its credential. Without a common name it is nobody's; with two UIDs it is not to be believed.
-func subject(c *x509.Certificate) (u user.Info, disbelieved bool) {
+// subject returns the user that a certificate identifies, as upstream does: the common name, the organizations as
+// groups, at most one UID, and the certificate's hash as the credential ID. It returns nil if there is no common name.
+// invalid reports an empty or a second UID.
+func subject(c *x509.Certificate) (u user.Info, invalid bool) {
 	if c.Subject.CommonName == "" {
 		return nil, false
 	}
@@ -35,7 +36,8 @@ func subject(c *x509.Certificate) (u user.Info, disbelieved bool) {
 	return info, false
 }
 
-// withAuthenticated adds system:authenticated where it belongs.
+// withAuthenticated returns groups with system:authenticated appended. The groups stay as they are for the user
+// system:anonymous, and if they contain system:authenticated or system:unauthenticated.
 func withAuthenticated(name string, groups []string) []string {
 	if name == user.Anonymous {
 		return groups

@@ -79,7 +79,7 @@ func (f *configFile) follow(ctx context.Context, report func(error)) {
 		ctx, cancel := context.WithTimeout(ctx, issuerPatience)
 		defer cancel()
 		if err := f.update(ctx, said); err != nil {
-			return fmt.Errorf("%w: %w", access.ErrLater, err)
+			return fmt.Errorf("%w: %w", access.ErrRetry, err)
 		}
 		return nil
 	}
