@@ -1,4 +1,4 @@
-// Package authz puts together who decides what callers may do, out of upstream's authorizers and our index of roles
+// Package authz builds the authorizer of a server from upstream's authorizers and the RBAC index
 // (https://kubernetes.io/docs/reference/access-authn-authz/authorization/).
 package authz
 
@@ -32,104 +32,114 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// Config is what kube-apiserver's flags of the same names say. Its zero value is Node and RBAC.
+// Config holds the values of kube-apiserver's flags of the same names. The zero value enables the modes Node and RBAC.
 type Config struct {
-	Modes      []string // in their order, each once: see Modes; nil: Node, RBAC
-	Webhook    Webhook  // of the mode Webhook
-	ConfigFile string   // AuthorizationConfiguration of apiserver.config.k8s.io, instead of all else; read again when it changes
+	Modes   []string // the enabled Modes in their order, without duplicates; nil means Node, RBAC
+	Webhook Webhook  // configures the mode Webhook
+	// ConfigFile is an AuthorizationConfiguration of apiserver.config.k8s.io. It replaces Modes and Webhook, and is
+	// reloaded when it changes.
+	ConfigFile string
 
-	Dial utilnet.DialFunc // connects to webhooks; nil: the net package
+	Dial utilnet.DialFunc // connects to webhooks; nil means the net package
 }
 
-// Webhook is a server that decides.
+// Webhook configures an authorization webhook.
 type Webhook struct {
-	ConfigFile                     string        // kubeconfig
+	ConfigFile                     string        // path of a kubeconfig
 	Version                        string        // of SubjectAccessReview: v1 or v1beta1
-	AuthorizedTTL, UnauthorizedTTL time.Duration // how long its answers are kept; 0: not at all
+	AuthorizedTTL, UnauthorizedTTL time.Duration // time for which responses are cached; 0 disables the cache
 }
 
-// Modes are those there are.
+// Modes lists the supported authorization modes.
 var Modes = []string{"AlwaysAllow", "AlwaysDeny", "Node", "RBAC", "Webhook"}
 
-// Authorizers decide who may do what, by a chain that is made anew when its file changes.
+// Authorizers authorizes requests with a chain of authorizers, which is rebuilt when its file changes.
 type Authorizers struct {
-	config Config
-	roles  Authorizer
-	nodes  informers.SharedInformerFactory // that the mode Node asks for; nil unless it was on at the start, as is node
-	node   *nodes
-	data   []byte // of the file at the start
-	fixed  sets.Set[apiserverconfig.AuthorizerType]
-	chain  atomic.Pointer[chain]
+	config     Config
+	roles      Authorizer
+	informers  informers.SharedInformerFactory // of the Node authorizer; nil unless that was enabled at the start
+	node       *nodeAuthorizer                 // nil unless it was enabled at the start
+	data       []byte                          // content of the file at the start
+	fixedTypes sets.Set[apiserverconfig.AuthorizerType]
+	chain      atomic.Pointer[chain]
 }
 
-// chain is what decides at a time.
+// chain is the chain of authorizers in force.
 type chain struct {
 	access.Authorizer
 	rules authorizer.RuleResolver
 }
 
-// New reads the files that c names. nodes makes the informers by which the mode Node decides, if it is on.
-func New(c Config, roles Authorizer, nodes func() informers.SharedInformerFactory) (*Authorizers, error) {
-	a := &Authorizers{config: c, roles: roles, fixed: sets.New[apiserverconfig.AuthorizerType]()}
-	list, err := a.list()
+// New returns the Authorizers that c and its files configure. roles is the RBAC authorizer. newInformers creates the
+// informers of the Node authorizer; it is called only if that is enabled.
+func New(c Config, roles Authorizer, newInformers func() informers.SharedInformerFactory) (*Authorizers, error) {
+	a := &Authorizers{config: c, roles: roles, fixedTypes: sets.New[apiserverconfig.AuthorizerType]()}
+	list, err := a.configurations()
 	if err != nil {
 		return nil, err
 	}
-	for _, one := range list {
-		a.fixed.Insert(one.Type)
+	for _, c := range list {
+		a.fixedTypes.Insert(c.Type)
 	}
-	if a.fixed.Delete(apiserverconfig.TypeWebhook); a.fixed.Has("Node") {
-		a.nodes = nodes()
-		a.node = newNodes(a.nodes)
+	if a.fixedTypes.Delete(apiserverconfig.TypeWebhook); a.fixedTypes.Has("Node") {
+		a.informers = newInformers()
+		a.node = newNodeAuthorizer(a.informers)
 	}
-	return a, a.use(list)
+	return a, a.apply(list)
 }
 
-// Nodes reports whether the Node authorizer is configured. The answer never changes: a file that adds or removes it later is refused.
+// Nodes reports whether the Node authorizer is configured. The result never changes, because a reload that adds or
+// removes the Node authorizer fails.
 func (a *Authorizers) Nodes() bool { return a.node != nil }
 
 // Authorize implements access.Authorizer.
-func (a *Authorizers) Authorize(ctx context.Context, of authorizer.Attributes) (authorizer.Decision, string, error) {
-	return a.chain.Load().Authorize(ctx, of)
+func (a *Authorizers) Authorize(
+	ctx context.Context, attributes authorizer.Attributes,
+) (authorizer.Decision, string, error) {
+	return a.chain.Load().Authorize(ctx, attributes)
 }
 
 // RulesFor implements authorizer.RuleResolver.
-func (a *Authorizers) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (a *Authorizers) RulesFor(
+	ctx context.Context, u user.Info, namespace string,
+) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return a.chain.Load().rules.RulesFor(ctx, u, namespace)
 }
 
-// Run has the informers of the mode Node begin, once a node asks, and reads the file again when it changes, until ctx is done. It reports
-// a file that cannot be used.
+// Run runs the informers of the Node authorizer and reloads the file when it changes. It blocks until ctx is done.
+// report receives the errors of reloads.
 func (a *Authorizers) Run(ctx context.Context, report func(error)) {
-	if a.nodes != nil {
-		defer a.nodes.Shutdown()
+	if a.informers != nil {
+		defer a.informers.Shutdown()
 		go a.node.run(ctx)
 	}
 	if a.config.ConfigFile != "" {
 		metrics.RegisterMetrics()
 		metrics.RecordAuthorizationConfigLastConfigInfo("", string(a.data))
-		use := func(_ context.Context, data []byte) error {
-			list, err := a.read(data)
+		apply := func(_ context.Context, data []byte) error {
+			list, err := a.decode(data)
 			if err != nil {
 				return err
 			}
-			return a.use(list)
+			return a.apply(list)
 		}
-		access.Reload(ctx, a.config.ConfigFile, a.data, use, report, metrics.RecordAuthorizationConfigAutomaticReloadSuccess, metrics.RecordAuthorizationConfigAutomaticReloadFailure)
+		access.Reload(ctx, a.config.ConfigFile, a.data, apply, report,
+			metrics.RecordAuthorizationConfigAutomaticReloadSuccess,
+			metrics.RecordAuthorizationConfigAutomaticReloadFailure)
 	}
 	<-ctx.Done()
 }
 
-// use has a list decide from now on.
-func (a *Authorizers) use(list []apiserverconfig.AuthorizerConfiguration) error {
+// apply replaces the chain by the authorizers of the list.
+func (a *Authorizers) apply(list []apiserverconfig.AuthorizerConfiguration) error {
 	var named []union.NamedAuthorizer
 	var rules []authorizer.RuleResolver
 	for i := range list {
-		one, err := a.open(&list[i])
+		az, err := a.newAuthorizer(&list[i])
 		if err != nil {
 			return fmt.Errorf("authorizer %s: %w", list[i].Name, err)
 		}
-		named, rules = append(named, access.Named(list[i].Name, one)), append(rules, one)
+		named, rules = append(named, access.Named(list[i].Name, az)), append(rules, az)
 	}
 	all, err := access.Chain(named...)
 	if err != nil {
@@ -139,12 +149,12 @@ func (a *Authorizers) use(list []apiserverconfig.AuthorizerConfiguration) error 
 	return nil
 }
 
-// list is what the file says or, without one, the flags.
-func (a *Authorizers) list() (list []apiserverconfig.AuthorizerConfiguration, err error) {
+// configurations returns the authorizers that the file configures or, if there is no file, the flags.
+func (a *Authorizers) configurations() (list []apiserverconfig.AuthorizerConfiguration, err error) {
 	c := a.config
 	if c.ConfigFile != "" {
 		if a.data, err = os.ReadFile(c.ConfigFile); err == nil {
-			list, err = a.read(a.data)
+			list, err = a.decode(a.data)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("--authorization-config: %s: %w", c.ConfigFile, err)
@@ -155,23 +165,26 @@ func (a *Authorizers) list() (list []apiserverconfig.AuthorizerConfiguration, er
 		c.Modes = []string{"Node", "RBAC"}
 	}
 	for i, mode := range c.Modes {
-		one := apiserverconfig.AuthorizerConfiguration{Type: apiserverconfig.AuthorizerType(mode), Name: strings.ToLower(mode)}
+		az := apiserverconfig.AuthorizerConfiguration{
+			Type: apiserverconfig.AuthorizerType(mode), Name: strings.ToLower(mode),
+		}
 		switch {
 		case !slices.Contains(Modes, mode):
-			return nil, fmt.Errorf("--authorization-mode: %q is none of %s", mode, strings.Join(Modes, ", "))
+			return nil, fmt.Errorf("--authorization-mode: unknown mode %q, must be one of %s",
+				mode, strings.Join(Modes, ", "))
 		case slices.Contains(c.Modes[:i], mode):
-			return nil, fmt.Errorf("--authorization-mode: %s is there twice", mode)
-		case one.Type == apiserverconfig.TypeWebhook && c.Webhook.ConfigFile == "":
-			return nil, errors.New("--authorization-mode: Webhook needs --authorization-webhook-config-file")
-		case one.Type == apiserverconfig.TypeWebhook:
-			one.Name, one.Webhook = "default", c.Webhook.configuration()
+			return nil, fmt.Errorf("--authorization-mode: duplicate mode %s", mode)
+		case az.Type == apiserverconfig.TypeWebhook && c.Webhook.ConfigFile == "":
+			return nil, errors.New("--authorization-mode: Webhook requires --authorization-webhook-config-file")
+		case az.Type == apiserverconfig.TypeWebhook:
+			az.Name, az.Webhook = "default", c.Webhook.configuration()
 		}
-		list = append(list, one)
+		list = append(list, az)
 	}
 	return list, nil
 }
 
-// configuration is a Webhook as the file has it; what the flags do not say is as upstream has it.
+// configuration returns w as in an AuthorizationConfiguration. Fields without a flag have upstream's values.
 func (w Webhook) configuration() *apiserverconfig.WebhookConfiguration {
 	return &apiserverconfig.WebhookConfiguration{
 		AuthorizedTTL:              metav1.Duration{Duration: w.AuthorizedTTL},
@@ -188,22 +201,22 @@ func (w Webhook) configuration() *apiserverconfig.WebhookConfiguration {
 	}
 }
 
-// read is what the file says, if that can be done and leaves on what was on at the start.
-func (a *Authorizers) read(data []byte) ([]apiserverconfig.AuthorizerConfiguration, error) {
-	config, err := kubeauthorizer.LoadAndValidateData(data, authorizationcel.NewDefaultCompiler(), a.fixed)
+// decode decodes and validates an AuthorizationConfiguration. It returns an error if a type in fixedTypes is missing.
+func (a *Authorizers) decode(data []byte) ([]apiserverconfig.AuthorizerConfiguration, error) {
+	config, err := kubeauthorizer.LoadAndValidateData(data, authorizationcel.NewDefaultCompiler(), a.fixedTypes)
 	if err != nil {
 		return nil, err
 	}
 	return config.Authorizers, nil
 }
 
-// Authorizer decides, and tells rules by which it does; all of upstream's do.
+// Authorizer authorizes requests and lists the rules that apply to a user. All of upstream's authorizers implement it.
 type Authorizer interface {
 	access.Authorizer
 	authorizer.RuleResolver
 }
 
-func (a *Authorizers) open(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
+func (a *Authorizers) newAuthorizer(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
 	switch {
 	case c.Type == "AlwaysAllow":
 		return authorizerfactory.NewAlwaysAllowAuthorizer(), nil
@@ -222,7 +235,8 @@ func (a *Authorizers) open(c *apiserverconfig.AuthorizerConfiguration) (Authoriz
 func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
 	w := c.Webhook
 	if w.ConnectionInfo.Type != apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile {
-		return nil, fmt.Errorf("connectionInfo.type: %s: only %s is possible", w.ConnectionInfo.Type, apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
+		return nil, fmt.Errorf("connectionInfo.type: unsupported value %q, must be %q",
+			w.ConnectionInfo.Type, apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
 	}
 	client, err := webhookutil.LoadKubeconfig(*w.ConnectionInfo.KubeConfigFile, a.config.Dial)
 	if err != nil {
@@ -240,12 +254,13 @@ func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Autho
 	if w.FailurePolicy == apiserverconfig.FailurePolicyDeny {
 		onError = authorizer.DecisionDeny
 	}
-	again := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // where it does not answer, as kube-apiserver
-	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, again, onError, w.MatchConditions, c.Name, unmeasured{}, authorizationcel.NewDefaultCompiler())
+	retry := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // as kube-apiserver
+	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, retry, onError,
+		w.MatchConditions, c.Name, noMetrics{}, authorizationcel.NewDefaultCompiler())
 }
 
-// unmeasured counts nothing.
-type unmeasured struct {
+// noMetrics discards the metrics of webhooks.
+type noMetrics struct {
 	webhookmetrics.NoopRequestMetrics
 	webhookmetrics.NoopWebhookMetrics
 	authorizationcel.NoopMatcherMetrics

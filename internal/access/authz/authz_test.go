@@ -27,7 +27,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// roles allows jane to list, and has no opinion of others.
+// header begins each configuration file.
+const header = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n"
+
+// roles allows jane to list, and has no opinion on other requests.
 type roles struct{ authorizer.RuleResolver }
 
 func (roles) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -37,7 +40,7 @@ func (roles) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.D
 	return authorizer.DecisionNoOpinion, "no role", nil
 }
 
-func open(t testing.TB, c Config) (*Authorizers, error) {
+func newAuthorizers(t testing.TB, c Config) (*Authorizers, error) {
 	t.Helper()
 	return New(c, roles{}, func() informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactory(fake.NewClientset(), 0)
@@ -45,24 +48,28 @@ func open(t testing.TB, c Config) (*Authorizers, error) {
 }
 
 func attributes(name, verb string, groups ...string) *access.Attributes {
-	return &access.Attributes{User: &user.DefaultInfo{Name: name, Groups: groups}, Verb: verb, Resource: true, Plural: "pods", Namespace: "default", LabelSelector: "a=b"}
+	return &access.Attributes{
+		User: &user.DefaultInfo{Name: name, Groups: groups},
+		Verb: verb, Resource: true, Plural: "pods", Namespace: "default", LabelSelector: "a=b",
+	}
 }
 
-func decide(t *testing.T, a access.Authorizer, of *access.Attributes) (authorizer.Decision, string) {
+func authorize(t *testing.T, a access.Authorizer, attributes *access.Attributes) (authorizer.Decision, string) {
 	t.Helper()
-	d, reason, err := a.Authorize(t.Context(), of)
+	d, reason, err := a.Authorize(t.Context(), attributes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d, reason
 }
 
-// EXT-002: the modes are asked in their order; system:masters may do all in any of them.
+// TestModes checks that the modes are evaluated in their order, and that all of them allow everything to
+// system:masters. EXT-002
 func TestModes(t *testing.T) {
 	for _, c := range []struct {
 		modes     string
 		jane, joe authorizer.Decision
-		told      string // to joe
+		reason    string // in joe's refusal
 	}{
 		{"RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
 		{"AlwaysAllow", authorizer.DecisionAllow, authorizer.DecisionAllow, ""},
@@ -71,26 +78,29 @@ func TestModes(t *testing.T) {
 		{"Node", authorizer.DecisionNoOpinion, authorizer.DecisionNoOpinion, ""},
 		{"", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
 	} {
-		a, err := open(t, Config{Modes: strings.FieldsFunc(c.modes, func(r rune) bool { return r == ',' })})
+		a, err := newAuthorizers(t, Config{Modes: strings.FieldsFunc(c.modes, func(r rune) bool { return r == ',' })})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d, _ := decide(t, a, attributes("jane", "list")); d != c.jane {
+		if d, _ := authorize(t, a, attributes("jane", "list")); d != c.jane {
 			t.Errorf("%s: jane: %v", c.modes, d)
 		}
-		if d, reason := decide(t, a, attributes("joe", "list")); d != c.joe || reason != c.told {
+		if d, reason := authorize(t, a, attributes("joe", "list")); d != c.joe || reason != c.reason {
 			t.Errorf("%s: joe: %v %q", c.modes, d, reason)
 		}
-		if d, _ := decide(t, a, attributes("root", "delete", user.SystemPrivilegedGroup)); d != authorizer.DecisionAllow {
+		if d, _ := authorize(t, a, attributes("root", "delete",
+			user.SystemPrivilegedGroup)); d != authorizer.DecisionAllow {
 			t.Errorf("%s: system:masters: %v", c.modes, d)
 		}
 	}
 }
 
-// In the mode Node a kubelet sees what the Pods on its node need, and what every kubelet may.
+// TestNode checks that the mode Node lets a kubelet read the objects that the Pods on its node need, and the objects
+// that all kubelets may read. It also checks that no informer starts before the first request of a node.
 func TestNode(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "1"}, Spec: corev1.PodSpec{NodeName: "node-0", Volumes: []corev1.Volume{
-		{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "1"},
+		Spec: corev1.PodSpec{NodeName: "node-0", Volumes: []corev1.Volume{
+			{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}}}}}
 	a, err := New(Config{Modes: []string{"Node", "RBAC"}}, roles{}, func() informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactory(fake.NewClientset(pod), 0)
 	})
@@ -103,42 +113,43 @@ func TestNode(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	secret := func(node string) *access.Attributes {
-		of := attributes("system:node:"+node, "get", user.NodesGroup)
-		of.Plural, of.Name, of.LabelSelector = "secrets", "s", ""
-		return of
+		a := attributes("system:node:"+node, "get", user.NodesGroup)
+		a.Plural, a.Name, a.LabelSelector = "secrets", "s", ""
+		return a
 	}
-	decide(t, a, attributes("jane", "list"))
+	authorize(t, a, attributes("jane", "list"))
 	select {
-	case <-a.node.asked:
-		t.Error("copies are made for a server that has no nodes")
+	case <-a.node.used:
+		t.Error("the informers start without a request of a node")
 	default:
 	}
-	for d := authorizer.DecisionNoOpinion; d != authorizer.DecisionAllow; d, _ = decide(t, a, secret("node-0")) { // until it has seen the Pod
-		runtime.Gosched()
+	for d := authorizer.DecisionNoOpinion; d != authorizer.DecisionAllow; d, _ = authorize(t, a, secret("node-0")) {
+		runtime.Gosched() // until the informer has received the Pod
 	}
-	if d, reason := decide(t, a, secret("node-1")); d != authorizer.DecisionNoOpinion || !strings.Contains(reason, "no relationship found between node 'node-1' and this object") {
+	if d, reason := authorize(t, a, secret("node-1")); d != authorizer.DecisionNoOpinion ||
+		!strings.Contains(reason, "no relationship found between node 'node-1' and this object") {
 		t.Errorf("another node: %v %q", d, reason)
 	}
 	services := attributes("system:node:node-1", "list", user.NodesGroup)
 	services.Plural = "services"
-	if d, _ := decide(t, a, services); d != authorizer.DecisionAllow {
-		t.Errorf("what every kubelet may: %v", d)
+	if d, _ := authorize(t, a, services); d != authorizer.DecisionAllow {
+		t.Errorf("node-1 lists Services: got %v, want allow", d)
 	}
 }
 
-// A file is read again when it changes. What cannot be used is told, and changes nothing: so is what would take a mode away that
-// was on at the start, or add one that needs more than a line in a file.
-func TestFileIsReadAgain(t *testing.T) {
+// TestFileIsReloaded checks that the file is reloaded when it changes. An unusable file is reported and has no effect.
+// A file is also unusable if it removes a mode that was enabled at the start, or adds the mode Node.
+func TestFileIsReloaded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "authz.yaml")
-	say := func(authorizers string) {
+	replaceFile := func(authorizers string) {
 		t.Helper()
-		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n- {type: RBAC, name: rbac}\n" + authorizers
+		text := header + "authorizers:\n- {type: RBAC, name: rbac}\n" + authorizers
 		if err := os.Rename(write(t, path+".new", text), path); err != nil {
 			t.Fatal(err)
 		}
 	}
-	say("")
-	a, err := open(t, Config{ConfigFile: path})
+	replaceFile("")
+	a, err := newAuthorizers(t, Config{ConfigFile: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +159,7 @@ func TestFileIsReadAgain(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	joe := func() authorizer.Decision {
-		d, _ := decide(t, a, attributes("joe", "list"))
+		d, _ := authorize(t, a, attributes("joe", "list"))
 		return d
 	}
 	if d := joe(); d != authorizer.DecisionNoOpinion {
@@ -159,27 +170,28 @@ func TestFileIsReadAgain(t *testing.T) {
 		{"- {type: ABAC, name: abac}\n", "authorizer type ABAC is not allowed"},
 		{"oops: 1\n", "unknown field"},
 	} {
-		say(c.text)
+		replaceFile(c.text)
 		if err := <-reports; !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%q: %v", c.text, err)
 		}
 	}
-	say("- {type: AlwaysAllow, name: alwaysallow}\n")
+	replaceFile("- {type: AlwaysAllow, name: alwaysallow}\n")
 	for joe() != authorizer.DecisionAllow {
 		runtime.Gosched()
 	}
-	if err := os.Rename(write(t, path+".new", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: AlwaysDeny, name: alwaysdeny}]\n"), path); err != nil {
+	if err := os.Rename(write(t, path+".new", header+"authorizers: [{type: AlwaysDeny, name: alwaysdeny}]\n"), path); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-reports; !strings.Contains(err.Error(), "missing required types: [RBAC]") {
 		t.Error(err)
 	}
 	if d := joe(); d != authorizer.DecisionAllow {
-		t.Errorf("after a file that cannot be used: %v", d)
+		t.Errorf("after an unusable file: got %v, want allow", d)
 	}
 }
 
-// serveWebhook answers by f what it is asked, and returns the kubeconfig of it.
+// serveWebhook starts a webhook that responds with the review as f has changed it. It returns the path of a kubeconfig
+// for the webhook.
 func serveWebhook(t *testing.T, f func(*authorizationv1.SubjectAccessReview)) string {
 	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -193,7 +205,8 @@ func serveWebhook(t *testing.T, f func(*authorizationv1.SubjectAccessReview)) st
 	t.Cleanup(s.Close)
 	ca := filepath.Join(t.TempDir(), "ca.crt")
 	write(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})))
-	return write(t, filepath.Join(t.TempDir(), "kubeconfig"), fmt.Sprintf(`apiVersion: v1
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	return write(t, path, fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: a, cluster: {server: %q, certificate-authority: %q}}]
 users: [{name: a}]
@@ -210,12 +223,13 @@ func write(t testing.TB, path, text string) string {
 	return path
 }
 
-// A webhook is asked with the selectors of the request; its no is final where it says so, else roles decide.
+// TestWebhook checks that a webhook receives the selectors of the request. Its denial is final; without an opinion of
+// the webhook RBAC decides.
 func TestWebhook(t *testing.T) {
-	var asked []string
+	var reviews []string
 	file := serveWebhook(t, func(r *authorizationv1.SubjectAccessReview) {
 		a := r.Spec.ResourceAttributes
-		asked = append(asked, fmt.Sprint(r.Spec.User, " ", a.Verb, " ", a.LabelSelector.Requirements))
+		reviews = append(reviews, fmt.Sprint(r.Spec.User, " ", a.Verb, " ", a.LabelSelector.Requirements))
 		switch r.Spec.User {
 		case "ann":
 			r.Status.Allowed = true
@@ -227,7 +241,7 @@ func TestWebhook(t *testing.T) {
 kind: AuthorizationConfiguration
 authorizers:
 - type: Webhook
-  name: house
+  name: external
   webhook:
     timeout: 3s
     authorizedTTL: 0s
@@ -239,7 +253,7 @@ authorizers:
     matchConditions: [{expression: "request.user != 'zoe'"}]
 - {type: RBAC, name: rbac}
 `)
-	a, err := open(t, Config{ConfigFile: config})
+	a, err := newAuthorizers(t, Config{ConfigFile: config})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,47 +267,51 @@ authorizers:
 		{"joe", "list", authorizer.DecisionNoOpinion, "rbac: no role"},
 		{"zoe", "list", authorizer.DecisionNoOpinion, "rbac: no role"},
 	} {
-		if d, reason := decide(t, a, attributes(c.name, c.verb)); d != c.want || reason != c.reason {
+		if d, reason := authorize(t, a, attributes(c.name, c.verb)); d != c.want || reason != c.reason {
 			t.Errorf("%s: %v %q, want %v %q", c.name, d, reason, c.want, c.reason)
 		}
 	}
-	if got := strings.Join(asked, "\n"); got != "ann delete [{a In [b]}]\njane list [{a In [b]}]\njoe list [{a In [b]}]" {
-		t.Errorf("asked:\n%s", got)
+	const want = "ann delete [{a In [b]}]\njane list [{a In [b]}]\njoe list [{a In [b]}]"
+	if got := strings.Join(reviews, "\n"); got != want {
+		t.Errorf("got reviews:\n%s\nwant:\n%s", got, want)
 	}
-	refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no way out") }
-	if a, err = open(t, Config{Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: file, Version: "v1"}, Dial: refuse}); err != nil {
+	refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("dial refused") }
+	c := Config{Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: file, Version: "v1"}, Dial: refuse}
+	if a, err = newAuthorizers(t, c); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := a.Authorize(t.Context(), attributes("ann", "list")); err == nil || !strings.Contains(err.Error(), "no way out") {
-		t.Errorf("it was not dialled as is said: %v", err)
+	_, _, err = a.Authorize(t.Context(), attributes("ann", "list"))
+	if err == nil || !strings.Contains(err.Error(), "dial refused") {
+		t.Errorf("got %v, want the error of the configured dialer", err)
 	}
 }
 
-// What is wrong is told with the flag, before anything is served.
+// TestBadConfigurations checks that New returns an error that names the flag of an invalid configuration.
 func TestBadConfigurations(t *testing.T) {
 	file := func(text string) string {
-		return write(t, filepath.Join(t.TempDir(), "authz.yaml"), "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n"+text)
+		return write(t, filepath.Join(t.TempDir(), "authz.yaml"),
+			header+text)
 	}
 	for want, c := range map[string]Config{
-		`--authorization-mode: "Chance" is none of`:               {Modes: []string{"Chance"}},
-		"--authorization-mode: RBAC is there twice":               {Modes: []string{"RBAC", "RBAC"}},
-		"Webhook needs --authorization-webhook-config-file":       {Modes: []string{"Webhook"}},
+		`--authorization-mode: unknown mode "Chance"`:             {Modes: []string{"Chance"}},
+		"--authorization-mode: duplicate mode RBAC":               {Modes: []string{"RBAC", "RBAC"}},
+		"Webhook requires --authorization-webhook-config-file":    {Modes: []string{"Webhook"}},
 		"at least one authorization mode must be defined":         {ConfigFile: file("authorizers: []\n")},
 		"expected name rbac for authorizer RBAC instead of other": {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
 		"unknown field":        {ConfigFile: file("authorizerz: []\n")},
 		"no such file":         {ConfigFile: filepath.Join(t.TempDir(), "missing")},
 		"authorizer default: ": {Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},
 	} {
-		if _, err := open(t, c); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newAuthorizers(t, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }
 
-// FuzzConfiguration: a file is refused or read, whatever is in it.
+// FuzzConfiguration checks that no content of a configuration file makes New panic.
 func FuzzConfiguration(f *testing.F) {
-	f.Add("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: RBAC, name: rbac}]\n")
+	f.Add(header + "authorizers: [{type: RBAC, name: rbac}]\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		_, _ = open(t, Config{ConfigFile: write(t, filepath.Join(t.TempDir(), "authz.yaml"), text)})
+		_, _ = newAuthorizers(t, Config{ConfigFile: write(t, filepath.Join(t.TempDir(), "authz.yaml"), text)})
 	})
 }
