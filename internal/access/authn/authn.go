@@ -1,4 +1,4 @@
-// Package authn puts together whom a server believes, out of upstream's authenticators
+// Package authn builds the authenticator of a server from upstream's authenticators
 // (https://kubernetes.io/docs/reference/access-authn-authz/authentication/).
 package authn
 
@@ -29,85 +29,94 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// Config is what kube-apiserver's flags of the same names say. Its zero value believes tokens of service accounts alone.
+// Config holds the values of kube-apiserver's flags of the same names. The zero value authenticates only service
+// account tokens and client certificates of the cluster's own CA.
 type Config struct {
-	Anonymous     bool   // requests without credentials are system:anonymous
-	ClientCAFile  string // CAs of users, besides the cluster's own; read again when it changes
-	RequestHeader RequestHeader
-	TokenAuthFile string // CSV: token, user, uid, groups
-	ConfigFile    string // AuthenticationConfiguration of apiserver.config.k8s.io; its issuers are read again when it changes
-	Webhook       Webhook
-	Accounts      Accounts
-	APIAudiences  []string // that tokens are for; nil: the issuers
+	Anonymous     bool          // authenticate requests without credentials as system:anonymous
+	ClientCAFile  string        // CAs of users, in addition to the cluster's own CA; reloaded when it changes
+	RequestHeader RequestHeader // configures the front proxy
+	TokenAuthFile string        // CSV file of token, user, uid, groups
+	// ConfigFile is an AuthenticationConfiguration of apiserver.config.k8s.io. Its issuers are reloaded when it
+	// changes.
+	ConfigFile   string
+	Webhook      Webhook
+	Accounts     Accounts
+	APIAudiences []string // audiences of this server in tokens; nil means the issuers
 
-	Dial         utilnet.DialFunc      // connects to the webhook; nil: the net package
-	EgressLookup egressselector.Lookup // finds how issuers are connected to that have an egressSelectorType; others are by the net package
+	Dial utilnet.DialFunc // connects to the webhook; nil means the net package
+	// EgressLookup returns the dialer for issuers with an egressSelectorType. Other issuers use the net package.
+	EgressLookup egressselector.Lookup
 }
 
-// RequestHeader is a front proxy's. Without a CAFile there is none.
+// RequestHeader configures the front proxy. There is no front proxy if CAFile is "".
 type RequestHeader struct {
 	CAFile                                                         string
-	AllowedNames                                                   []string // none: any
+	AllowedNames                                                   []string // empty allows all names
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraHeaderPrefixes []string
 }
 
-// Webhook is asked about tokens that nobody else knows. Without a ConfigFile there is none.
+// Webhook configures the webhook that reviews tokens no other authenticator accepts. There is no webhook if ConfigFile
+// is "".
 type Webhook struct {
-	ConfigFile string // kubeconfig
+	ConfigFile string // path of a kubeconfig
 	Version    string // of TokenReview: v1 or v1beta1
 	CacheTTL   time.Duration
 }
 
-// Accounts is how tokens of service accounts are made and recognized.
+// Accounts configures how service account tokens are issued and verified.
 type Accounts struct {
-	Issuers        []string      // the first makes them; nil: DefaultIssuer
-	SigningKeyFile string        // "": the server's own key
-	KeyFiles       []string      // of keys that are recognized, public or private; nil: the signing key
-	MaxExpiration  time.Duration // of a token; 0: any
-	JWKSURI        string        // where others find the keys; "": at this server
+	Issuers        []string      // accepted issuers; the first one issues new tokens; nil means DefaultIssuer
+	SigningKeyFile string        // "" means the server's own key
+	KeyFiles       []string      // files of public or private keys that verify tokens; nil means the signing key
+	MaxExpiration  time.Duration // maximum lifetime of a token; 0 means no limit
+	JWKSURI        string        // URI of the public keys in the discovery document; "" means this server
 }
 
-// DefaultIssuer is who makes tokens of service accounts, unless something else is said.
+// DefaultIssuer is the default issuer of service account tokens.
 const DefaultIssuer = "https://kubernetes.default.svc.cluster.local"
 
-// Authenticators are the parts of an access.Authenticator, and what belongs to them.
+// Authenticators holds the configuration of an access.Authenticator, and the issuer and keys of service account tokens.
 type Authenticators struct {
 	access.Authentication
-	Tokens       authenticator.Request // as TokenReviews ask them
+	Tokens       authenticator.Request // authenticates the tokens in TokenReviews
 	Audiences    authenticator.Audiences
 	Issuer       serviceaccount.TokenGenerator
-	LegacyIssuer serviceaccount.TokenGenerator // of tokens in Secrets
+	LegacyIssuer serviceaccount.TokenGenerator // issues tokens that are stored in Secrets
 	PublicKeys   serviceaccount.PublicKeysGetter
-	run          []dynamiccertificates.ControllerRunner
-	file         *configFile // nil if there is none
+	controllers  []dynamiccertificates.ControllerRunner
+	file         *configFile // nil if there is no configuration file
 }
 
-// Run reads files again when they change, until ctx is done. It reports what cannot be used.
+// Run reloads files when they change. It blocks until ctx is done. report receives the errors of reloads.
 func (a *Authenticators) Run(ctx context.Context, report func(error)) {
 	var running sync.WaitGroup
-	for _, r := range a.run {
+	for _, r := range a.controllers {
 		running.Go(func() { r.Run(ctx, 1) })
 	}
 	if a.file != nil {
-		running.Go(func() { a.file.follow(ctx, report) })
+		running.Go(func() { a.file.reload(ctx, report) })
 	}
 	running.Wait()
 }
 
-// New reads the files that c names. ca is the cluster's own CA, PEM; key signs tokens unless c names another one. Tokens end with
-// the objects that they name. secrets notes when a legacy token was used last. What is asked of other servers ends with ctx.
-func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects serviceaccount.ServiceAccountTokenGetter, secrets typedcorev1.SecretsGetter) (*Authenticators, error) {
+// New returns the Authenticators that c and its files configure. ca is the cluster's own CA in PEM. key signs service
+// account tokens unless c specifies a key. Tokens become invalid when one of the objects they name is deleted from
+// objects. secrets records the last use of legacy tokens. ctx bounds all requests to other servers.
+func New(
+	ctx context.Context, c Config, ca []byte, key crypto.Signer,
+	objects serviceaccount.ServiceAccountTokenGetter, secrets typedcorev1.SecretsGetter,
+) (*Authenticators, error) {
 	a := &Authenticators{}
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{}).DialContext
 	}
-	if err := a.clients(c, ca); err != nil {
+	if err := a.setClientCAs(c, ca); err != nil {
 		return nil, err
 	}
-	if err := a.frontProxy(c.RequestHeader); err != nil {
+	if err := a.setFrontProxy(c.RequestHeader); err != nil {
 		return nil, err
 	}
-	if err := a.accounts(&c, key); err != nil {
+	if err := a.setAccountKeys(&c, key); err != nil {
 		return nil, err
 	}
 	kube := kubeauthenticator.Config{
@@ -123,23 +132,25 @@ func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects se
 		WebhookTokenAuthnConfigFile: c.Webhook.ConfigFile,
 		WebhookTokenAuthnVersion:    c.Webhook.Version,
 		WebhookTokenAuthnCacheTTL:   c.Webhook.CacheTTL,
-		WebhookRetryBackoff:         &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5},
-		CustomDial:                  c.Dial,
-		EgressLookup:                c.EgressLookup,
-		TokenSuccessCacheTTL:        10 * time.Second, // as kube-apiserver
+		WebhookRetryBackoff: &wait.Backoff{
+			Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5,
+		},
+		CustomDial:           c.Dial,
+		EgressLookup:         c.EgressLookup,
+		TokenSuccessCacheTTL: 10 * time.Second, // as kube-apiserver
 	}
-	anonymously := apiserverconfig.AnonymousAuthConfig{Enabled: c.Anonymous}
+	anonymousAuth := apiserverconfig.AnonymousAuthConfig{Enabled: c.Anonymous}
 	if c.ConfigFile != "" {
 		var err error
-		if a.file, err = readConfiguration(&kube, c); err != nil {
+		if a.file, err = loadConfiguration(&kube, c); err != nil {
 			return nil, err
 		}
-		if a.file.said.Anonymous != nil {
-			anonymously = *a.file.said.Anonymous
+		if a.file.config.Anonymous != nil {
+			anonymousAuth = *a.file.config.Anonymous
 		}
 	}
-	if anonymously.Enabled {
-		a.Anonymous = anonymous.NewAuthenticator(anonymously.Conditions)
+	if anonymousAuth.Enabled {
+		a.Anonymous = anonymous.NewAuthenticator(anonymousAuth.Conditions)
 	}
 	tokens, update, _, _, err := kube.New(ctx)
 	if err != nil {
@@ -150,40 +161,40 @@ func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects se
 	}
 	a.Tokens, a.Authentication.Tokens = tokens, tokens
 	if c.Webhook.ConfigFile != "" {
-		a.Authentication.Tokens = forUs(a.Audiences, tokens)
+		a.Authentication.Tokens = withAudiences(a.Audiences, tokens)
 	}
 	a.Now = time.Now
 	return a, nil
 }
 
-// forUs asks about tokens for the audiences us. Authenticators in this process assume them; a webhook that is told none may believe a
-// token for anybody.
-func forUs(us authenticator.Audiences, tokens authenticator.Request) authenticator.Request {
+// withAudiences returns an authenticator that passes audiences to tokens. Authenticators in this process assume the
+// server's audiences by default. A webhook that receives no audiences could accept a token for any audience.
+func withAudiences(audiences authenticator.Audiences, tokens authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
-		return tokens.AuthenticateRequest(r.WithContext(authenticator.WithAudiences(r.Context(), us)))
+		return tokens.AuthenticateRequest(r.WithContext(authenticator.WithAudiences(r.Context(), audiences)))
 	})
 }
 
-// clients trusts the cluster's own CA, and those of the file.
-func (a *Authenticators) clients(c Config, ca []byte) error {
-	own, err := dynamiccertificates.NewStaticCAContent("cluster-ca", ca)
+// setClientCAs sets ClientCAs to the cluster's own CA and the CAs of the file.
+func (a *Authenticators) setClientCAs(c Config, ca []byte) error {
+	clusterCA, err := dynamiccertificates.NewStaticCAContent("cluster-ca", ca)
 	if err != nil {
-		return fmt.Errorf("CA of the cluster: %w", err)
+		return fmt.Errorf("load cluster CA: %w", err)
 	}
-	trusted := dynamiccertificates.CAContentProvider(own)
+	trusted := dynamiccertificates.CAContentProvider(clusterCA)
 	if c.ClientCAFile != "" {
 		file, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca-bundle", c.ClientCAFile)
 		if err != nil {
 			return fmt.Errorf("--client-ca-file: %w", err)
 		}
-		a.run = append(a.run, file)
-		trusted = dynamiccertificates.NewUnionCAContentProvider(own, file)
+		a.controllers = append(a.controllers, file)
+		trusted = dynamiccertificates.NewUnionCAContentProvider(clusterCA, file)
 	}
 	a.ClientCAs = access.NewTrust(trusted)
 	return nil
 }
 
-func (a *Authenticators) frontProxy(h RequestHeader) error {
+func (a *Authenticators) setFrontProxy(h RequestHeader) error {
 	if h.CAFile == "" {
 		return nil
 	}
@@ -191,24 +202,29 @@ func (a *Authenticators) frontProxy(h RequestHeader) error {
 	if err != nil {
 		return fmt.Errorf("--requestheader-client-ca-file: %w", err)
 	}
-	a.run = append(a.run, file)
+	a.controllers = append(a.controllers, file)
 	headers, err := headerrequest.New(h.UsernameHeaders, h.UIDHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes)
 	if err != nil {
 		return fmt.Errorf("--requestheader-username-headers and others: %w", err)
 	}
-	a.FrontProxy = &access.FrontProxy{CAs: access.NewTrust(file), Names: headerrequest.StaticStringSlice(h.AllowedNames).Value, Headers: group.NewAuthenticatedGroupAdder(headers)}
+	a.FrontProxy = &access.FrontProxy{
+		CAs:     access.NewTrust(file),
+		Names:   headerrequest.StaticStringSlice(h.AllowedNames).Value,
+		Headers: group.NewAuthenticatedGroupAdder(headers),
+	}
 	return nil
 }
 
-// accounts finds the keys of service accounts, and fills in what c leaves out.
-func (a *Authenticators) accounts(c *Config, own crypto.Signer) error {
+// setAccountKeys loads the keys of service account tokens. It sets the default issuer in c. serverKey is the default
+// signing key.
+func (a *Authenticators) setAccountKeys(c *Config, serverKey crypto.Signer) error {
 	if len(c.Accounts.Issuers) == 0 {
 		c.Accounts.Issuers = []string{DefaultIssuer}
 	}
 	if a.Audiences = c.APIAudiences; len(a.Audiences) == 0 {
 		a.Audiences = c.Accounts.Issuers
 	}
-	private, public := any(own), []any{own.Public()}
+	private, public := any(serverKey), []any{serverKey.Public()}
 	if file := c.Accounts.SigningKeyFile; file != "" {
 		key, err := keyutil.PrivateKeyFromFile(file)
 		if err != nil {
@@ -231,13 +247,13 @@ func (a *Authenticators) accounts(c *Config, own crypto.Signer) error {
 	}
 	var err error
 	if a.PublicKeys, err = serviceaccount.StaticPublicKeysGetter(public); err != nil {
-		return fmt.Errorf("keys of service accounts: %w", err)
+		return fmt.Errorf("load service account public keys: %w", err)
 	}
 	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err == nil {
 		a.LegacyIssuer, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, private)
 	}
 	if err != nil {
-		return fmt.Errorf("key of service accounts: %w", err)
+		return fmt.Errorf("create service account token issuer: %w", err)
 	}
 	return nil
 }

@@ -38,63 +38,66 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// objects has one account, unless it is gone.
+// objects has one ServiceAccount, unless it is deleted.
 type objects struct {
 	serviceaccount.ServiceAccountTokenGetter // nil
-	gone                                     bool
+	deleted                                  bool
 }
 
 func (o *objects) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
-	if o.gone || namespace != "default" || name != "robot" {
+	if o.deleted || namespace != "default" || name != "robot" {
 		return nil, apierrors.NewNotFound(corev1.Resource("serviceaccounts"), name)
 	}
 	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "7"}}, nil
 }
 
-// unwritten is for Secrets that nobody writes.
-type unwritten struct{ typedcorev1.SecretsGetter }
+// noSecrets is a SecretsGetter for tests that write no Secrets.
+type noSecrets struct{ typedcorev1.SecretsGetter }
 
-type world struct {
+// fixture creates Authenticators with a CA, a key and one ServiceAccount.
+type fixture struct {
 	testing.TB
 	key *ecdsa.PrivateKey
 	ca  []byte
 	objects
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{TB: t, key: key, ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+	return &fixture{TB: t, key: key, ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
-func (w *world) file(name, text string) string {
-	w.Helper()
-	path := filepath.Join(w.TempDir(), name)
+func (fx *fixture) file(name, text string) string {
+	fx.Helper()
+	path := filepath.Join(fx.TempDir(), name)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
 	return path
 }
 
-func (w *world) open(c Config) *Authenticators {
-	w.Helper()
-	a, err := New(w.Context(), c, w.ca, w.key, &w.objects, unwritten{})
+func (fx *fixture) newAuthenticators(c Config) *Authenticators {
+	fx.Helper()
+	a, err := New(fx.Context(), c, fx.ca, fx.key, &fx.objects, noSecrets{})
 	if err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
 	return a
 }
 
-// who is the user of a request to a path with a token, "" if it is refused.
-func (w *world) who(a *Authenticators, path, token string) string {
-	w.Helper()
+// user returns the name of the user of a request to a path with a token, or "" if the request is rejected.
+func (fx *fixture) user(a *Authenticators, path, token string) string {
+	fx.Helper()
 	r := httptest.NewRequest("GET", path, nil)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -102,37 +105,40 @@ func (w *world) who(a *Authenticators, path, token string) string {
 	u, err := access.NewAuthenticator(a.Authentication).Authenticate(r)
 	if err != nil {
 		if !apierrors.IsUnauthorized(err) {
-			w.Fatal(err)
+			fx.Fatal(err)
 		}
 		return ""
 	}
 	return u.GetName()
 }
 
-func (w *world) expect(a *Authenticators, path, token, want string) {
-	w.Helper()
-	if got := w.who(a, path, token); got != want {
-		w.Errorf("%s with token %.20q: %q, want %q", path, token, got, want)
+func (fx *fixture) expect(a *Authenticators, path, token, want string) {
+	fx.Helper()
+	if got := fx.user(a, path, token); got != want {
+		fx.Errorf("%s with token %.20q: got user %q, want %q", path, token, got, want)
 	}
 }
 
-// AGG-033: tokens of a file are whose it says; other ones are refused, and are not anonymous.
+// TestTokenFile checks that tokens of a token file authenticate their users, and that other tokens are rejected and do
+// not fall back to anonymous. AGG-033
 func TestTokenFile(t *testing.T) {
-	w := newWorld(t)
-	a := w.open(Config{Anonymous: true, TokenAuthFile: w.file("tokens.csv", "abc,jane,1,\"dev,ops\"\n")})
-	w.expect(a, "/apis", "abc", "jane")
-	w.expect(a, "/apis", "abd", "")
-	w.expect(a, "/apis", "", "system:anonymous")
-	w.expect(w.open(Config{}), "/apis", "", "")
+	fx := newFixture(t)
+	a := fx.newAuthenticators(Config{Anonymous: true, TokenAuthFile: fx.file("tokens.csv", "abc,jane,1,\"dev,ops\"\n")})
+	fx.expect(a, "/apis", "abc", "jane")
+	fx.expect(a, "/apis", "abd", "")
+	fx.expect(a, "/apis", "", "system:anonymous")
+	fx.expect(fx.newAuthenticators(Config{}), "/apis", "", "")
 }
 
-// EXT-023 EXT-026: a token of a service account is good as long as it says, for whom it says, while the account is there.
+// TestAccountTokens checks the lifetime, audience, issuer and key of service account tokens, and that a token is
+// invalid once its ServiceAccount is deleted. EXT-023 EXT-026
 func TestAccountTokens(t *testing.T) {
-	w := newWorld(t)
-	a := w.open(Config{})
+	fx := newFixture(t)
+	a := fx.newAuthenticators(Config{})
 	account := core.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot", UID: "7"}}
-	token := func(a *Authenticators, of core.ServiceAccount, seconds int64, audience string) string {
-		public, private, err := serviceaccount.Claims(of, nil, nil, nil, nil, nil, seconds, 0, []string{audience}, nil)
+	token := func(a *Authenticators, account core.ServiceAccount, seconds int64, audience string) string {
+		public, private, err := serviceaccount.Claims(account, nil, nil, nil, nil, nil, seconds, 0, []string{audience},
+			nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,33 +149,36 @@ func TestAccountTokens(t *testing.T) {
 		return text
 	}
 	const robot = "system:serviceaccount:default:robot"
-	w.expect(a, "/apis", token(a, account, 600, DefaultIssuer), robot)
-	w.expect(a, "/apis", token(a, account, -600, DefaultIssuer), "")
-	w.expect(a, "/apis", token(a, account, 600, "others"), "")
+	fx.expect(a, "/apis", token(a, account, 600, DefaultIssuer), robot)
+	fx.expect(a, "/apis", token(a, account, -600, DefaultIssuer), "")
+	fx.expect(a, "/apis", token(a, account, 600, "others"), "")
 	recreated := account
 	recreated.UID = "8"
-	w.expect(a, "/apis", token(a, recreated, 600, DefaultIssuer), "")
-	stranger := newWorld(t).open(Config{})
-	w.expect(a, "/apis", token(stranger, account, 600, DefaultIssuer), "")
-	another := w.open(Config{APIAudiences: []string{"us"}, Accounts: Accounts{Issuers: []string{"https://new.example.com", DefaultIssuer}}})
-	w.expect(another, "/apis", token(a, account, 600, "us"), robot) // of an issuer of before
-	w.expect(another, "/apis", token(another, account, 600, "us"), robot)
-	w.expect(a, "/apis", token(another, account, 600, DefaultIssuer), "") // of an issuer nobody knows
+	fx.expect(a, "/apis", token(a, recreated, 600, DefaultIssuer), "")
+	otherKey := newFixture(t).newAuthenticators(Config{})
+	fx.expect(a, "/apis", token(otherKey, account, 600, DefaultIssuer), "")
+	newIssuer := fx.newAuthenticators(Config{
+		APIAudiences: []string{"us"}, Accounts: Accounts{Issuers: []string{"https://new.example.com", DefaultIssuer}},
+	})
+	fx.expect(newIssuer, "/apis", token(a, account, 600, "us"), robot) // of the previous issuer
+	fx.expect(newIssuer, "/apis", token(newIssuer, account, 600, "us"), robot)
+	fx.expect(a, "/apis", token(newIssuer, account, 600, DefaultIssuer), "") // of an unknown issuer
 	late := token(a, account, 601, DefaultIssuer)
-	w.gone = true
-	w.expect(a, "/apis", late, "")
+	fx.deleted = true
+	fx.expect(a, "/apis", late, "")
 }
 
-// Keys may come from files: the private one that signs, and all that are recognized.
+// TestKeyFiles checks that the signing key and the keys that verify tokens can come from files.
 func TestKeyFiles(t *testing.T) {
-	w, other := newWorld(t), newWorld(t)
+	fx, other := newFixture(t), newFixture(t)
 	der, err := x509.MarshalECPrivateKey(other.key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := w.file("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
-	a := w.open(Config{Accounts: Accounts{SigningKeyFile: file}})
-	public, private, err := serviceaccount.Claims(core.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot", UID: "7"}}, nil, nil, nil, nil, nil, 600, 0, []string{DefaultIssuer}, nil)
+	file := fx.file("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
+	a := fx.newAuthenticators(Config{Accounts: Accounts{SigningKeyFile: file}})
+	account := core.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot", UID: "7"}}
+	public, private, err := serviceaccount.Claims(account, nil, nil, nil, nil, nil, 600, 0, []string{DefaultIssuer}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,12 +186,13 @@ func TestKeyFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.expect(a, "/apis", token, "system:serviceaccount:default:robot")
-	w.expect(w.open(Config{Accounts: Accounts{KeyFiles: []string{file}}}), "/apis", token, "system:serviceaccount:default:robot")
-	w.expect(w.open(Config{}), "/apis", token, "")
+	fx.expect(a, "/apis", token, "system:serviceaccount:default:robot")
+	fx.expect(fx.newAuthenticators(Config{Accounts: Accounts{KeyFiles: []string{file}}}), "/apis", token,
+		"system:serviceaccount:default:robot")
+	fx.expect(fx.newAuthenticators(Config{}), "/apis", token, "")
 }
 
-// issuer is an OpenID Connect issuer that signs what it is given.
+// issuer is an OpenID Connect issuer that signs arbitrary claims.
 type issuer struct {
 	*httptest.Server
 	signer jose.Signer
@@ -193,16 +203,20 @@ func newIssuer(t testing.TB, key *ecdsa.PrivateKey) *issuer {
 	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case access.ConfigurationPath:
-			fmt.Fprintf(w, `{"issuer":%q,"jwks_uri":%q,"response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, i.URL, i.URL+"/keys")
+			fmt.Fprintf(w, `{"issuer":%q,"jwks_uri":%q,"response_types_supported":["id_token"],
+				"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, i.URL, i.URL+"/keys")
 		case "/keys":
-			_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "1", Algorithm: "ES256", Use: "sig"}}})
+			_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{
+				Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "1", Algorithm: "ES256", Use: "sig"}},
+			})
 		default:
 			http.NotFound(w, r)
 		}
 	}))
 	t.Cleanup(i.Close)
 	var err error
-	if i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "1"}}, nil); err != nil {
+	if i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256,
+		Key: jose.JSONWebKey{Key: key, KeyID: "1"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return i
@@ -210,7 +224,9 @@ func newIssuer(t testing.TB, key *ecdsa.PrivateKey) *issuer {
 
 func (i *issuer) token(t testing.TB, claims map[string]any) string {
 	t.Helper()
-	all := map[string]any{"iss": i.URL, "aud": "trellis", "exp": time.Now().Add(time.Hour).Unix(), "iat": time.Now().Unix()}
+	all := map[string]any{
+		"iss": i.URL, "aud": "trellis", "exp": time.Now().Add(time.Hour).Unix(), "iat": time.Now().Unix(),
+	}
 	for k, v := range claims {
 		all[k] = v
 	}
@@ -225,12 +241,12 @@ const configuration = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 `
 
-// Tokens of an issuer of the configuration file are judged by its expressions.
+// TestJWTIssuer checks that tokens of an issuer in the configuration file are validated by the issuer's expressions.
 func TestJWTIssuer(t *testing.T) {
-	w := newWorld(t)
-	i := newIssuer(t, w.key)
+	fx := newFixture(t)
+	i := newIssuer(t, fx.key)
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}))
-	a := w.open(Config{ConfigFile: w.file("authn.yaml", configuration+`
+	a := fx.newAuthenticators(Config{ConfigFile: fx.file("authn.yaml", configuration+`
 jwt:
 - issuer:
     url: `+i.URL+`
@@ -247,134 +263,146 @@ jwt:
   - expression: "!user.username.startsWith('oidc:system')"
     message: reserved
 `)})
-	for deadline := time.Now().Add(20 * time.Second); ; { // it asks for the issuer's keys in the background
-		if w.who(a, "/apis", i.token(t, map[string]any{"sub": "jane", "team": "trellis"})) == "oidc:jane" {
+	for deadline := time.Now().Add(20 * time.Second); ; { // the issuer's keys are fetched in the background
+		if fx.user(a, "/apis", i.token(t, map[string]any{"sub": "jane", "team": "trellis"})) == "oidc:jane" {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("its tokens are not accepted")
+			t.Fatal("timed out waiting for a token of the issuer to be accepted")
 		}
 	}
 	for _, claims := range []map[string]any{
 		{"sub": "jane"}, {"sub": "jane", "team": "other"}, {"sub": "system", "team": "trellis"},
-		{"sub": "jane", "team": "trellis", "aud": "others"}, {"sub": "jane", "team": "trellis", "exp": 1}, {"sub": "jane", "team": "trellis", "iss": "https://other.example.com"},
+		{"sub": "jane", "team": "trellis", "aud": "others"}, {"sub": "jane", "team": "trellis", "exp": 1},
+		{"sub": "jane", "team": "trellis", "iss": "https://other.example.com"},
 	} {
-		w.expect(a, "/apis", i.token(t, claims), "")
+		fx.expect(a, "/apis", i.token(t, claims), "")
 	}
 }
 
-// Issuers are read again when the file changes, and dialled by the egress selection that they name. What cannot be used is told, and
-// changes nothing; who may be anonymous stays.
-func TestIssuersAreReadAgain(t *testing.T) {
-	w := newWorld(t)
-	i := newIssuer(t, w.key)
+// TestIssuersAreReloaded checks that issuers are reloaded when the file changes, and dialled through the egress
+// selector they specify. An unusable file is reported and has no effect. A file that changes the configuration of
+// anonymous requests is also unusable.
+func TestIssuersAreReloaded(t *testing.T) {
+	fx := newFixture(t)
+	i := newIssuer(t, fx.key)
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}))
-	jwt := "jwt: [{issuer: {url: '" + i.URL + "', egressSelectorType: cluster, audiences: [trellis], certificateAuthority: " + strconv.Quote(ca) + "}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n"
-	path := w.file("authn.yaml", configuration+jwt)
-	say := func(text string) {
+	jwt := "jwt: [{issuer: {url: '" + i.URL +
+		"', egressSelectorType: cluster, audiences: [trellis], certificateAuthority: " +
+		strconv.Quote(ca) + "}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n"
+	path := fx.file("authn.yaml", configuration+jwt)
+	replaceFile := func(text string) {
 		t.Helper()
-		if err := os.Rename(w.file("new.yaml", configuration+text), path); err != nil {
+		if err := os.Rename(fx.file("new.yaml", configuration+text), path); err != nil {
 			t.Fatal(err)
 		}
 	}
 	dialled := atomic.Int64{}
-	a := w.open(Config{ConfigFile: path, EgressLookup: func(of egressselector.NetworkContext) (utilnet.DialFunc, error) {
-		if of.EgressSelectionName != egressselector.Cluster {
+	lookup := func(c egressselector.NetworkContext) (utilnet.DialFunc, error) {
+		if c.EgressSelectionName != egressselector.Cluster {
 			return nil, nil
 		}
 		return func(ctx context.Context, network, address string) (net.Conn, error) {
 			dialled.Add(1)
 			return (&net.Dialer{}).DialContext(ctx, network, address)
 		}, nil
-	}})
+	}
+	a := fx.newAuthenticators(Config{ConfigFile: path, EgressLookup: lookup})
 	reports, running := make(chan error, 10), sync.WaitGroup{}
 	ctx, cancel := context.WithCancel(t.Context())
 	running.Go(func() { a.Run(ctx, func(err error) { reports <- err }) })
 	id := 0
-	believed := func() bool { // a token that nobody has kept
+	accepted := func() bool { // with a token that is not cached
 		id++
-		return w.who(a, "/apis", i.token(t, map[string]any{"sub": "jane", "jti": strconv.Itoa(id)})) == "jane"
+		return fx.user(a, "/apis", i.token(t, map[string]any{"sub": "jane", "jti": strconv.Itoa(id)})) == "jane"
 	}
-	for !believed() { // it asks for the issuer's keys in the background
+	for !accepted() { // the issuer's keys are fetched in the background
 		runtime.Gosched()
 	}
 	if dialled.Load() == 0 {
-		t.Error("the issuer was not dialled as is said")
+		t.Error("the issuer was not dialled through the egress selector")
 	}
 	for text, want := range map[string]string{
 		"jwt: [{}]\n":                        "jwt[0].issuer.url: Required value",
 		jwt + "anonymous: {enabled: true}\n": "anonymous: Forbidden: changed from initial configuration file",
 	} {
-		say(text)
+		replaceFile(text)
 		if err := <-reports; !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
-		if !believed() {
-			t.Errorf("after %q the issuer is not believed any longer", text)
+		if !accepted() {
+			t.Errorf("tokens of the issuer are rejected after the file %q", text)
 		}
 	}
-	say("")
-	for believed() {
+	replaceFile("")
+	for accepted() {
 		runtime.Gosched()
 	}
 	cancel()
 	running.Wait()
 }
 
-// AGG-005: who may be anonymous may be said by path.
+// TestAnonymousByPath checks that the configuration file can restrict anonymous requests to paths. AGG-005
 func TestAnonymousByPath(t *testing.T) {
-	w := newWorld(t)
-	a := w.open(Config{ConfigFile: w.file("authn.yaml", configuration+"anonymous: {enabled: true, conditions: [{path: /livez}]}\n")})
-	w.expect(a, "/livez", "", "system:anonymous")
-	w.expect(a, "/apis", "", "")
+	fx := newFixture(t)
+	a := fx.newAuthenticators(Config{
+		ConfigFile: fx.file("authn.yaml", configuration+"anonymous: {enabled: true, conditions: [{path: /livez}]}\n"),
+	})
+	fx.expect(a, "/livez", "", "system:anonymous")
+	fx.expect(a, "/apis", "", "")
 }
 
-// What a file says wrongly is told with the flag and the file, before anything is served.
+// TestBadFiles checks that New returns an error that names the flag or the field of an invalid file.
 func TestBadFiles(t *testing.T) {
-	w := newWorld(t)
+	fx := newFixture(t)
 	for name, c := range map[string]Config{
-		"--client-ca-file":                                  {ClientCAFile: w.file("ca.crt", "nothing")},
+		"--client-ca-file":                                  {ClientCAFile: fx.file("ca.crt", "nothing")},
 		"--requestheader-client-ca-file":                    {RequestHeader: RequestHeader{CAFile: filepath.Join(t.TempDir(), "missing")}},
-		"--service-account-key-file":                        {Accounts: Accounts{KeyFiles: []string{w.file("key", "x")}}},
-		"--service-account-signing-key-file":                {Accounts: Accounts{SigningKeyFile: w.file("key2", "x")}},
-		"strict decoding error: unknown field \"anonymos\"": {ConfigFile: w.file("a.yaml", configuration+"anonymos: {}\n")},
-		"jwt[0].issuer.url: Required value":                 {ConfigFile: w.file("b.yaml", configuration+"jwt: [{issuer: {audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
-		"no kind \"Pod\"":                                   {ConfigFile: w.file("c.yaml", "apiVersion: v1\nkind: Pod\n")},
-		"URL scheme must be https":                          {ConfigFile: w.file("d.yaml", configuration+"jwt: [{issuer: {url: 'http://a', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
+		"--service-account-key-file":                        {Accounts: Accounts{KeyFiles: []string{fx.file("key", "x")}}},
+		"--service-account-signing-key-file":                {Accounts: Accounts{SigningKeyFile: fx.file("key2", "x")}},
+		"strict decoding error: unknown field \"anonymos\"": {ConfigFile: fx.file("a.yaml", configuration+"anonymos: {}\n")},
+		"jwt[0].issuer.url: Required value": {ConfigFile: fx.file("b.yaml",
+			configuration+"jwt: [{issuer: {audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
+		"no kind \"Pod\"":          {ConfigFile: fx.file("c.yaml", "apiVersion: v1\nkind: Pod\n")},
+		"URL scheme must be https": {ConfigFile: fx.file("d.yaml", configuration+"jwt: [{issuer: {url: 'http://a', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
 	} {
-		_, err := New(t.Context(), c, w.ca, w.key, &w.objects, unwritten{})
+		_, err := New(t.Context(), c, fx.ca, fx.key, &fx.objects, noSecrets{})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
 	}
-	if _, err := New(t.Context(), Config{}, nil, w.key, &w.objects, unwritten{}); err == nil || errors.Unwrap(err) == nil {
+	if _, err := New(t.Context(), Config{}, nil, fx.key, &fx.objects, noSecrets{}); err == nil ||
+		errors.Unwrap(err) == nil {
 		t.Error(err)
 	}
 }
 
-// FuzzCredentials: whatever a request bears, it is answered, and nobody becomes somebody by chance.
+// FuzzCredentials checks that no credentials make Authenticate panic, and that only valid ones authenticate a user.
 func FuzzCredentials(f *testing.F) {
-	w := newWorld(f)
-	a := w.open(Config{Anonymous: true, TokenAuthFile: w.file("tokens.csv", "abc,jane,1\n")})
+	fx := newFixture(f)
+	a := fx.newAuthenticators(Config{Anonymous: true, TokenAuthFile: fx.file("tokens.csv", "abc,jane,1\n")})
 	known := access.NewAuthenticator(a.Authentication)
 	f.Add("Bearer eyJhbGciOiJFUzI1NiJ9.e30.x", "base64url.bearer.authorization.k8s.io.YWJj", "x")
 	f.Add("Basic YTpi", "", "")
 	f.Fuzz(func(t *testing.T, authorization, protocol, remote string) {
 		r := httptest.NewRequest("GET", "/apis", nil)
 		r.Header["Authorization"], r.Header["Sec-Websocket-Protocol"] = []string{authorization}, []string{protocol}
-		r.Header["X-Remote-User"], r.Header["Connection"], r.Header["Upgrade"] = []string{remote}, []string{"Upgrade"}, []string{"websocket"}
+		r.Header["X-Remote-User"] = []string{remote}
+		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 		u, err := known.Authenticate(r)
-		if err == nil && u.GetName() != "system:anonymous" && !strings.Contains(authorization, "abc") && !strings.Contains(protocol, "YWJj") {
-			t.Errorf("%q %q %q is %v", authorization, protocol, remote, u)
+		if err == nil && u.GetName() != "system:anonymous" && !strings.Contains(authorization, "abc") &&
+			!strings.Contains(protocol, "YWJj") {
+			t.Errorf("%q %q %q: got user %v", authorization, protocol, remote, u)
 		}
 	})
 }
 
-// FuzzConfiguration: a file is refused or read, whatever is in it.
+// FuzzConfiguration checks that no content of a configuration file makes New panic.
 func FuzzConfiguration(f *testing.F) {
-	w := newWorld(f)
+	fx := newFixture(f)
 	f.Add(configuration + "anonymous: {enabled: true}\n")
-	f.Add(configuration + "jwt: [{issuer: {url: 'https://a', audiences: [a]}, claimMappings: {username: {expression: 'claims.sub'}}}]\n")
+	f.Add(configuration +
+		"jwt: [{issuer: {url: 'https://a', audiences: [a]}, claimMappings: {username: {expression: 'claims.sub'}}}]\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		file := filepath.Join(t.TempDir(), "authn.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -382,6 +410,6 @@ func FuzzConfiguration(f *testing.F) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		_, _ = New(ctx, Config{ConfigFile: file}, w.ca, w.key, &w.objects, unwritten{})
+		_, _ = New(ctx, Config{ConfigFile: file}, fx.ca, fx.key, &fx.objects, noSecrets{})
 	})
 }

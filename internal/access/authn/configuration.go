@@ -21,34 +21,36 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// issuerPatience is how long new issuers may take to be reached, as kube-apiserver has it.
-const issuerPatience = time.Minute
+// issuerTimeout is the time within which reloaded issuers must be reached, as in kube-apiserver.
+const issuerTimeout = time.Minute
 
 // configFile is the file of --authentication-config.
 type configFile struct {
 	path    string
-	data    []byte                                                                    // at the start
-	said    *apiserverconfig.AuthenticationConfiguration                              // the same
-	issuers []string                                                                  // of service accounts, which no other may claim
-	update  func(context.Context, *apiserverconfig.AuthenticationConfiguration) error // has other issuers believed
+	data    []byte                                       // content at the start
+	config  *apiserverconfig.AuthenticationConfiguration // decoded from data; nil while data is being decoded
+	issuers []string                                     // of service account tokens; the file must not contain them
+	// update replaces the issuers in force.
+	update func(context.Context, *apiserverconfig.AuthenticationConfiguration) error
 }
 
-// readConfiguration puts what the file says into kube.
-func readConfiguration(kube *kubeauthenticator.Config, c Config) (f *configFile, err error) {
+// loadConfiguration reads the file and sets its configuration in kube.
+func loadConfiguration(kube *kubeauthenticator.Config, c Config) (f *configFile, err error) {
 	f = &configFile{path: c.ConfigFile, issuers: kube.ServiceAccountIssuers}
 	if f.data, err = os.ReadFile(c.ConfigFile); err == nil {
-		f.said, err = f.read(f.data)
+		f.config, err = f.decode(f.data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--authentication-config: %s: %w", c.ConfigFile, err)
 	}
-	kube.AuthenticationConfig, kube.AuthenticationConfigData = f.said, string(f.data)
+	kube.AuthenticationConfig, kube.AuthenticationConfigData = f.config, string(f.data)
 	kube.OIDCSigningAlgs = oidc.AllValidSigningAlgorithms()
 	return f, nil
 }
 
-// read is what data says, if that can be done.
-func (f *configFile) read(data []byte) (*apiserverconfig.AuthenticationConfiguration, error) {
+// decode decodes and validates an AuthenticationConfiguration. It returns an error if data changes the configuration of
+// anonymous requests.
+func (f *configFile) decode(data []byte) (*apiserverconfig.AuthenticationConfiguration, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
@@ -56,32 +58,34 @@ func (f *configFile) read(data []byte) (*apiserverconfig.AuthenticationConfigura
 	if err != nil {
 		return nil, err
 	}
-	said, ok := obj.(*apiserverconfig.AuthenticationConfiguration)
+	config, ok := obj.(*apiserverconfig.AuthenticationConfiguration)
 	if !ok {
-		return nil, fmt.Errorf("want an AuthenticationConfiguration, got %T", obj)
+		return nil, fmt.Errorf("got %T, want an AuthenticationConfiguration", obj)
 	}
-	errs := validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), said, f.issuers)
-	if f.said != nil && !reflect.DeepEqual(f.said.Anonymous, said.Anonymous) {
+	errs := validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), config, f.issuers)
+	if f.config != nil && !reflect.DeepEqual(f.config.Anonymous, config.Anonymous) {
 		errs = append(errs, field.Forbidden(field.NewPath("anonymous"), "changed from initial configuration file"))
 	}
-	return said, errs.ToAggregate()
+	return config, errs.ToAggregate()
 }
 
-// follow reads the file again when it changes, until ctx is done.
-func (f *configFile) follow(ctx context.Context, report func(error)) {
+// reload reloads the file when it changes. It blocks until ctx is done. report receives the errors of reloads.
+func (f *configFile) reload(ctx context.Context, report func(error)) {
 	metrics.RegisterMetrics()
 	metrics.RecordAuthenticationConfigLastConfigInfo("", string(f.data))
-	use := func(ctx context.Context, data []byte) error {
-		said, err := f.read(data)
+	apply := func(ctx context.Context, data []byte) error {
+		config, err := f.decode(data)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(ctx, issuerPatience)
+		ctx, cancel := context.WithTimeout(ctx, issuerTimeout)
 		defer cancel()
-		if err := f.update(ctx, said); err != nil {
+		if err := f.update(ctx, config); err != nil {
 			return fmt.Errorf("%w: %w", access.ErrRetry, err)
 		}
 		return nil
 	}
-	access.Reload(ctx, f.path, f.data, use, report, metrics.RecordAuthenticationConfigAutomaticReloadSuccess, metrics.RecordAuthenticationConfigAutomaticReloadFailure)
+	access.Reload(ctx, f.path, f.data, apply, report,
+		metrics.RecordAuthenticationConfigAutomaticReloadSuccess,
+		metrics.RecordAuthenticationConfigAutomaticReloadFailure)
 }

@@ -9,9 +9,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// IssuerHandler serves the documents by which others recognize tokens of service accounts
-// (https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#service-account-issuer-discovery), at
-// their paths. address is where clients reach this server, host and port. The error says why the issuer cannot have such documents.
+// IssuerHandler returns a handler of the discovery documents of the service account issuer, at access.ConfigurationPath
+// and access.KeysPath. Clients verify service account tokens with them. address is the host and port at which clients
+// reach this server. IssuerHandler returns an error if the issuer cannot have such documents. See
+// https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#service-account-issuer-discovery.
 func (a *Authenticators) IssuerHandler(c Accounts, address string) (http.Handler, error) {
 	issuer := DefaultIssuer
 	if len(c.Issuers) > 0 {
@@ -19,7 +20,7 @@ func (a *Authenticators) IssuerHandler(c Accounts, address string) (http.Handler
 	}
 	provider, err := serviceaccount.NewOpenIDMetadataProvider(issuer, c.JWKSURI, address, a.PublicKeys)
 	if err != nil {
-		return nil, fmt.Errorf("documents of the issuer of service account tokens: %w", err)
+		return nil, fmt.Errorf("create discovery documents of the service account issuer: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET "+access.ConfigurationPath, document("application/json", provider.GetConfigJSON))
@@ -27,12 +28,13 @@ func (a *Authenticators) IssuerHandler(c Accounts, address string) (http.Handler
 	return mux, nil
 }
 
-// document serves what read returns, which may be kept for so many seconds.
+// document returns a handler of the data that read returns. maxAge is the time in seconds for which clients may cache
+// it.
 func document(mediaType string, read func() (data []byte, maxAge int)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		data, maxAge := read()
 		w.Header().Set("Content-Type", mediaType)
 		w.Header().Set("Cache-Control", fmt.Sprintf("public, max-age=%d", maxAge))
-		_, _ = w.Write(data) // the client has gone; there is nobody to tell
+		_, _ = w.Write(data) // an error means that the client has disconnected
 	})
 }
