@@ -13,28 +13,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
-// files are where a bundle is kept.
+// files stores the files of a bundle.
 type files interface {
-	// read returns nil where the file does not exist.
+	// read returns nil if the file does not exist.
 	read(name string) ([]byte, error)
 	write(name string, data []byte) error
 	path(name string) string
 }
 
-// folder reads only files that no other user can have written, and keys that no other user can read.
-type folder string
+// directory stores files in a directory. It reads only files that no other user can write, and only keys that no other
+// user can read.
+type directory string
 
-func (f folder) path(name string) string { return filepath.Join(string(f), name) }
+func (f directory) path(name string) string { return filepath.Join(string(f), name) }
 
-func (f folder) read(name string) ([]byte, error) {
+func (f directory) read(name string) ([]byte, error) {
 	read := ownership.ReadFile
 	if strings.HasSuffix(name, ".key") {
 		read = ownership.ReadKey
 	}
-	return f.readBy(read, name)
+	return f.readWith(read, name)
 }
 
-func (f folder) readBy(read func(path string) ([]byte, error), name string) ([]byte, error) {
+func (f directory) readWith(read func(path string) ([]byte, error), name string) ([]byte, error) {
 	data, err := read(f.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -45,33 +46,34 @@ func (f folder) readBy(read func(path string) ([]byte, error), name string) ([]b
 	return data, nil
 }
 
-func (f folder) write(name string, data []byte) error {
+func (f directory) write(name string, data []byte) error {
 	if err := WriteFile(f.path(name), data); err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
 	return nil
 }
 
-// shown is a folder whose certificates are listed. They need not be trusted: root lists those of another user.
-type shown struct{ folder }
+// uncheckedDirectory is a directory that also reads files writable by other users. List uses it, so that root can list
+// the certificates of another user.
+type uncheckedDirectory struct{ directory }
 
-func (f shown) read(name string) ([]byte, error) { return f.readBy(os.ReadFile, name) }
+func (f uncheckedDirectory) read(name string) ([]byte, error) { return f.readWith(os.ReadFile, name) }
 
-// inMemory has them by their names.
-type inMemory map[string][]byte
+// memoryFiles stores files in memory, by name.
+type memoryFiles map[string][]byte
 
-func (m inMemory) path(name string) string              { return name }
-func (m inMemory) read(name string) ([]byte, error)     { return m[name], nil }
-func (m inMemory) write(name string, data []byte) error { m[name] = data; return nil }
+func (m memoryFiles) path(name string) string              { return name }
+func (m memoryFiles) read(name string) ([]byte, error)     { return m[name], nil }
+func (m memoryFiles) write(name string, data []byte) error { m[name] = data; return nil }
 
 func encode(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// WriteFile puts data at path, private, whole or not at all: a reader sees the old file or
-// the new one, also after a power failure.
+// WriteFile writes data to path with mode 0600. The write is atomic: a reader sees the previous or the new content,
+// even after a power failure.
 func WriteFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // made with 0600
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // created with mode 0600
 	if err != nil {
 		return err
 	}
@@ -93,8 +95,8 @@ func WriteFile(path string, data []byte) (err error) {
 	return err
 }
 
-// Kubeconfig is the administrator's kubeconfig for the server at url. Where tlsServerName is not "", the server is asked for
-// its certificate by that name.
+// Kubeconfig returns the administrator's kubeconfig for the server at url. Clients send tlsServerName as the server
+// name in the TLS handshake; "" means the host in url.
 func (b *Bundle) Kubeconfig(url, tlsServerName string) []byte {
 	b64 := base64.StdEncoding.EncodeToString
 	if tlsServerName != "" {

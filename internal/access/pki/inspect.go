@@ -9,24 +9,24 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Certificate is what can be told of a certificate in a folder. Of one that is missing or unreadable that is its name.
+// Certificate describes a stored certificate. If the certificate is missing or unreadable, only Name is set.
 type Certificate struct {
 	Name      string    `json:"name"`
 	Subject   string    `json:"subject,omitempty"`
-	Names     []string  `json:"names,omitempty"` // and addresses
+	Names     []string  `json:"names,omitempty"` // DNS names and IP addresses
 	Issuer    string    `json:"issuer,omitempty"`
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	NotAfter  time.Time `json:"notAfter,omitzero"`
 	DaysLeft  int       `json:"daysLeft"`
-	// RenewedAtStart: a start of the server would replace it, and so does a server that runs.
+	// RenewedAtStart reports whether the server replaces the certificate, at its next start or while it runs.
 	RenewedAtStart bool `json:"renewedAtStart"`
 }
 
-// List tells of the certificates in dir.
+// List describes the certificates in dir.
 func List(dir string, now time.Time) (list []Certificate, err error) {
-	for _, of := range authorities {
-		m := &maker{files: shown{folder(dir)}, now: now}
-		data, err := m.storedCA(of)
+	for _, a := range authorities {
+		i := &issuer{files: uncheckedDirectory{directory(dir)}, now: now}
+		data, err := i.storedCA(a)
 		if err != nil {
 			return nil, err
 		}
@@ -35,31 +35,32 @@ func List(dir string, now time.Time) (list []Certificate, err error) {
 		}
 		authority, err := cert.ParseCertsPEM(data)
 		if err != nil {
-			return nil, fmt.Errorf("pki: %s: %w", m.path(of.name+".crt"), err)
+			return nil, fmt.Errorf("pki: %s: %w", i.path(a.name+".crt"), err)
 		}
-		m.ca = authority[0]
-		list = append(list, describe(of.name, data, now))
-		for _, name := range of.leaves {
-			if data, err = m.read(name + ".crt"); err != nil {
+		i.ca = authority[0]
+		list = append(list, describe(a.name, data, now))
+		for _, name := range a.leaves {
+			if data, err = i.read(name + ".crt"); err != nil {
 				return nil, err
 			}
-			key, err := m.stored(name + ".key")
+			key, err := i.readKey(name + ".key")
 			if err != nil {
 				return nil, err
 			}
 			c := describe(name, data, now)
-			c.RenewedAtStart = key == nil || !m.fits(data, key, nil)
+			c.RenewedAtStart = key == nil || !i.usable(data, key, nil)
 			list = append(list, c)
 		}
 	}
 	return list, nil
 }
 
-// storedCA is nil where an older server, which knew the first alone, has made the folder.
-func (m *maker) storedCA(of authority) ([]byte, error) {
-	data, err := m.read(of.name + ".crt")
-	if data == nil && err == nil && of.name == authorities[0].name {
-		err = fmt.Errorf("pki: there is no %s: the first start of a server makes it", m.path(of.name+".crt"))
+// storedCA returns the certificate of a CA. It returns nil if an older server created the directory, which had only the
+// first CA.
+func (i *issuer) storedCA(a authority) ([]byte, error) {
+	data, err := i.read(a.name + ".crt")
+	if data == nil && err == nil && a.name == authorities[0].name {
+		err = fmt.Errorf("pki: %s does not exist: start the server once to create it", i.path(a.name+".crt"))
 	}
 	return data, err
 }
@@ -70,42 +71,43 @@ func describe(name string, data []byte, now time.Time) Certificate {
 		return Certificate{Name: name}
 	}
 	c := certs[0]
-	said := Certificate{
+	out := Certificate{
 		Name: name, Subject: c.Subject.String(), Names: slices.Clone(c.DNSNames), Issuer: c.Issuer.String(),
 		NotBefore: c.NotBefore, NotAfter: c.NotAfter, DaysLeft: int(c.NotAfter.Sub(now) / day),
 	}
 	for _, ip := range c.IPAddresses {
-		said.Names = append(said.Names, ip.String())
+		out.Names = append(out.Names, ip.String())
 	}
-	return said
+	return out
 }
 
-// Reissue replaces certificates in dir, and their keys, by others with the same names; no names means all but the CA.
+// Reissue replaces certificates in dir and their keys. The new certificates have the same names. An empty list of names
+// means all certificates except the CAs.
 func Reissue(dir string, names []string, now time.Time) error {
 	if len(names) == 0 {
-		names = leaves()
+		names = leafNames()
 	}
 	for _, name := range names {
-		if !slices.Contains(leaves(), name) {
-			return fmt.Errorf("there is no certificate %q that can be renewed; there are %s", name, strings.Join(leaves(), ", "))
+		if !slices.Contains(leafNames(), name) {
+			return fmt.Errorf("cannot renew certificate %q: must be one of %s", name, strings.Join(leafNames(), ", "))
 		}
 	}
-	for _, of := range authorities {
-		m := &maker{files: folder(dir), now: now}
-		if data, err := m.storedCA(of); data == nil {
+	for _, a := range authorities {
+		i := &issuer{files: directory(dir), now: now}
+		if data, err := i.storedCA(a); data == nil {
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		if _, err := m.authority(of); err != nil {
+		if _, err := i.ensureAuthority(a); err != nil {
 			return err
 		}
-		for _, name := range of.leaves {
+		for _, name := range a.leaves {
 			if !slices.Contains(names, name) {
 				continue
 			}
-			if err := m.reissue(name); err != nil {
+			if err := i.reissue(name); err != nil {
 				return err
 			}
 		}
@@ -113,15 +115,16 @@ func Reissue(dir string, names []string, now time.Time) error {
 	return nil
 }
 
-func (m *maker) reissue(name string) error {
-	data, err := m.read(name + ".crt")
+func (i *issuer) reissue(name string) error {
+	data, err := i.read(name + ".crt")
 	if err != nil {
 		return err
 	}
-	old := describe(name, data, m.now)
+	old := describe(name, data, i.now)
 	if name == servingName && len(old.Names) == 0 {
-		return fmt.Errorf("pki: %s says no names to renew it for: a start of the server makes it anew", m.path(name+".crt"))
+		return fmt.Errorf("pki: cannot renew %s: it contains no names; start the server to create it again",
+			i.path(name+".crt"))
 	}
-	_, err = m.newLeaf(name, old.Names)
+	_, err = i.newLeaf(name, old.Names)
 	return err
 }

@@ -10,23 +10,24 @@ import (
 	"testing"
 )
 
-func TestRenewIsAsAtAStart(t *testing.T) {
+func TestRenewMatchesEnsure(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), ""} {
 		first := ensure(t, dir, names, now)
-		same, err := first.Renew(now.Add(lifetimeOfLeaf - renewBefore - day))
+		same, err := first.Renew(now.Add(leafLifetime - renewBefore - day))
 		if err != nil || !same.Serving.Leaf.Equal(first.Serving.Leaf) || !bytes.Equal(same.AdminCert, first.AdminCert) {
-			t.Errorf("in %q: renewed too early (%v)", dir, err)
+			t.Errorf("directory %q: renewed too early (%v)", dir, err)
 		}
-		late := now.Add(lifetimeOfLeaf - renewBefore + day)
+		late := now.Add(leafLifetime - renewBefore + day)
 		next, err := same.Renew(late)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if next.Serving.Leaf.Equal(first.Serving.Leaf) || bytes.Equal(next.AdminCert, first.AdminCert) || bytes.Equal(next.AdminKey, first.AdminKey) {
-			t.Errorf("in %q: not renewed", dir)
+		if next.Serving.Leaf.Equal(first.Serving.Leaf) || bytes.Equal(next.AdminCert, first.AdminCert) ||
+			bytes.Equal(next.AdminKey, first.AdminKey) {
+			t.Errorf("directory %q: not renewed", dir)
 		}
 		if !bytes.Equal(next.CAPEM, first.CAPEM) {
-			t.Errorf("in %q: the CA changed", dir)
+			t.Errorf("directory %q: the CA changed", dir)
 		}
 		if err := verify(next, names[0], x509.ExtKeyUsageServerAuth, late); err != nil {
 			t.Error(err)
@@ -34,7 +35,7 @@ func TestRenewIsAsAtAStart(t *testing.T) {
 	}
 }
 
-// A server never goes over to a CA that its clients do not know.
+// TestRenewKeepsTheCA checks that a running server never changes to a CA that its clients do not trust.
 func TestRenewKeepsTheCA(t *testing.T) {
 	dir := t.TempDir()
 	b := ensure(t, dir, names, now)
@@ -42,28 +43,28 @@ func TestRenewKeepsTheCA(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := b.Renew(now); err == nil || !strings.Contains(err.Error(), "ca.crt") {
-		t.Errorf("without its CA: %v", err)
+		t.Errorf("missing CA: got error %v, want one that names ca.crt", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ca.crt")); err == nil {
-		t.Error("another CA was made")
+		t.Error("a new CA was created")
 	}
 	ensure(t, dir, names, now)
 	if _, err := b.Renew(now); err == nil || !strings.Contains(err.Error(), "ca.crt") {
-		t.Errorf("with another CA: %v", err)
+		t.Errorf("different CA: got error %v, want one that names ca.crt", err)
 	}
 }
 
-func TestLostKeyOfTheCAIsNotMadeAnew(t *testing.T) {
+func TestMissingCAKeyIsNotReplaced(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, names, now)
 	if err := os.Remove(filepath.Join(dir, "ca.key")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Ensure(dir, names, now); err == nil {
-		t.Error("no error")
+		t.Error("got no error")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ca.key")); err == nil {
-		t.Error("a key was written that is not the CA's")
+		t.Error("a new key was written for the existing CA")
 	}
 }
 
@@ -74,7 +75,9 @@ func TestList(t *testing.T) {
 	if err != nil || len(list) != 6 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	issuers := []string{"CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=front-proxy-ca", "CN=front-proxy-ca"}
+	issuers := []string{
+		"CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=front-proxy-ca", "CN=front-proxy-ca",
+	}
 	for i, want := range []Certificate{
 		{Name: "ca", Subject: "CN=kubernetes", Names: []string{"kubernetes"}, DaysLeft: 3650},
 		{Name: "admin", Subject: "CN=kubernetes-admin,O=system:masters", DaysLeft: 365},
@@ -84,30 +87,32 @@ func TestList(t *testing.T) {
 		{Name: "front-proxy-client", Subject: "CN=front-proxy-client", DaysLeft: 365},
 	} {
 		c := list[i]
-		// Whole seconds are kept, so that it may be a day less.
-		if c.Name != want.Name || c.Subject != want.Subject || !slices.Equal(c.Names, want.Names) || c.Issuer != issuers[i] ||
-			c.DaysLeft < want.DaysLeft-1 || c.DaysLeft > want.DaysLeft || c.RenewedAtStart || !c.NotBefore.Before(now) || !c.NotAfter.After(now) {
-			t.Errorf("%+v, want %+v", c, want)
+		// Certificates store whole seconds, so DaysLeft may be one less.
+		if c.Name != want.Name || c.Subject != want.Subject || !slices.Equal(c.Names, want.Names) ||
+			c.Issuer != issuers[i] ||
+			c.DaysLeft < want.DaysLeft-1 || c.DaysLeft > want.DaysLeft || c.RenewedAtStart ||
+			!c.NotBefore.Before(now) || !c.NotAfter.After(now) {
+			t.Errorf("got %+v, want %+v", c, want)
 		}
 	}
-	late, err := List(dir, now.Add(lifetimeOfLeaf-renewBefore+day))
+	late, err := List(dir, now.Add(leafLifetime-renewBefore+day))
 	if err != nil || late[0].RenewedAtStart || !late[1].RenewedAtStart || !late[2].RenewedAtStart {
-		t.Errorf("before their end: %+v, %v", late, err)
+		t.Errorf("shortly before the expiry: got %+v, %v", late, err)
 	}
-	if ended, err := List(dir, now.Add(2*lifetimeOfCA)); err != nil || ended[0].DaysLeft >= 0 {
-		t.Errorf("after the end of the CA: %+v, %v", ended, err)
+	if expired, err := List(dir, now.Add(2*caLifetime)); err != nil || expired[0].DaysLeft >= 0 {
+		t.Errorf("after the expiry of the CA: got %+v, %v", expired, err)
 	}
-	for _, lost := range []string{"admin.crt", "apiserver.key"} {
-		if err := os.Remove(filepath.Join(dir, lost)); err != nil {
+	for _, file := range []string{"admin.crt", "apiserver.key"} {
+		if err := os.Remove(filepath.Join(dir, file)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	some, err := List(dir, now)
-	if err != nil || some[1].Subject != "" || !some[1].RenewedAtStart || !some[2].RenewedAtStart {
-		t.Errorf("with files missing: %+v, %v", some, err)
+	incomplete, err := List(dir, now)
+	if err != nil || incomplete[1].Subject != "" || !incomplete[1].RenewedAtStart || !incomplete[2].RenewedAtStart {
+		t.Errorf("with files missing: got %+v, %v", incomplete, err)
 	}
 	if _, err := List(t.TempDir(), now); err == nil || !strings.Contains(err.Error(), "ca.crt") {
-		t.Errorf("of an empty folder: %v", err)
+		t.Errorf("empty directory: got error %v, want one that names ca.crt", err)
 	}
 }
 
@@ -118,8 +123,9 @@ func TestReissue(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := ensure(t, dir, names, now)
-	if bytes.Equal(second.AdminCert, first.AdminCert) || bytes.Equal(second.AdminKey, first.AdminKey) || !second.Serving.Leaf.Equal(first.Serving.Leaf) {
-		t.Error("not admin alone was renewed")
+	if bytes.Equal(second.AdminCert, first.AdminCert) || bytes.Equal(second.AdminKey, first.AdminKey) ||
+		!second.Serving.Leaf.Equal(first.Serving.Leaf) {
+		t.Error("want only the certificate admin to be renewed")
 	}
 	if err := Reissue(dir, nil, now); err != nil {
 		t.Fatal(err)
@@ -129,8 +135,9 @@ func TestReissue(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := ensure(t, dir, names, now)
-	if third.Serving.Leaf.Equal(second.Serving.Leaf) || !bytes.Equal(third.CAPEM, first.CAPEM) || !slices.Equal(describe("", data, now).Names, names) {
-		t.Errorf("renewed as %+v", describe("", data, now))
+	if third.Serving.Leaf.Equal(second.Serving.Leaf) || !bytes.Equal(third.CAPEM, first.CAPEM) ||
+		!slices.Equal(describe("", data, now).Names, names) {
+		t.Errorf("got renewed certificate %+v", describe("", data, now))
 	}
 	if err := os.Remove(filepath.Join(dir, "apiserver.crt")); err != nil {
 		t.Fatal(err)
@@ -139,7 +146,7 @@ func TestReissue(t *testing.T) {
 		{dir, "ca", `"ca"`}, {dir, "apiserver", "apiserver.crt"}, {t.TempDir(), "admin", "ca.crt"},
 	} {
 		if err := Reissue(c.dir, []string{c.name}, now); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: got error %v, want one that contains %q", c.name, err, c.want)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// The certificates that are renewed, by the names of their files.
+// File names of the certificates that are renewed, without extension.
 const (
 	servingName = "apiserver"
 	adminName   = "admin"
@@ -19,17 +19,17 @@ const (
 	kubeletName = "apiserver-kubelet-client"
 )
 
-// KubeletClient is whom the server is to kubelets.
+// KubeletClient is the user name of the server at kubelets.
 const KubeletClient = "kube-apiserver-kubelet-client"
 
-func leaves() (all []string) {
+func leafNames() (all []string) {
 	for _, a := range authorities {
 		all = append(all, a.leaves...)
 	}
 	return all
 }
 
-// template is what is said of name's certificate, but for hosts and times.
+// template returns the content of a certificate by file name, without hosts and validity.
 func template(name string) *x509.Certificate {
 	t := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver"},
@@ -50,26 +50,27 @@ func template(name string) *x509.Certificate {
 	return t
 }
 
-// leaf returns name's certificate, made anew where the stored one does not do.
-func (m *maker) leaf(name string, hosts []string) (pair, error) {
-	data, err := m.read(name + ".crt")
+// ensureLeaf returns the certificate with the given file name. It issues a new one if the stored one is not usable.
+func (i *issuer) ensureLeaf(name string, hosts []string) (pair, error) {
+	data, err := i.read(name + ".crt")
 	if err != nil {
 		return pair{}, err
 	}
-	key, err := m.stored(name + ".key")
+	key, err := i.readKey(name + ".key")
 	if err != nil {
 		return pair{}, err
 	}
-	if key == nil || !m.fits(data, key, hosts) {
-		return m.newLeaf(name, hosts)
+	if key == nil || !i.usable(data, key, hosts) {
+		return i.newLeaf(name, hosts)
 	}
-	keyPEM, err := m.read(name + ".key")
+	keyPEM, err := i.read(name + ".key")
 	return pair{data, keyPEM}, err
 }
 
-// newLeaf makes a certificate and its key. Where it is interrupted between the two, they do not match, and are made again.
-func (m *maker) newLeaf(name string, hosts []string) (pair, error) {
-	key, err := m.newKey(name + ".key")
+// newLeaf issues a certificate with a new key. If it is interrupted between the writes of the two files, they do not
+// match, and the next call of ensureLeaf issues them again.
+func (i *issuer) newLeaf(name string, hosts []string) (pair, error) {
+	key, err := i.newKey(name + ".key")
 	if err != nil {
 		return pair{}, err
 	}
@@ -78,7 +79,7 @@ func (m *maker) newLeaf(name string, hosts []string) (pair, error) {
 		return pair{}, fmt.Errorf("pki: %w", err)
 	}
 	t := template(name)
-	t.NotAfter = m.now.Add(lifetimeOfLeaf)
+	t.NotAfter = i.now.Add(leafLifetime)
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
@@ -86,21 +87,21 @@ func (m *maker) newLeaf(name string, hosts []string) (pair, error) {
 			t.DNSNames = append(t.DNSNames, h)
 		}
 	}
-	data, _, err := m.sign(t, key.Public())
+	data, _, err := i.sign(t, key.Public())
 	if err != nil {
 		return pair{}, err
 	}
-	return pair{data, keyPEM}, m.write(name+".crt", data)
+	return pair{data, keyPEM}, i.write(name+".crt", data)
 }
 
-// fits reports whether the certificate in data can be used as it is.
-func (m *maker) fits(data []byte, key crypto.Signer, hosts []string) bool {
+// usable reports whether the certificate in data matches the key, the CA and all hosts, and need not be renewed yet.
+func (i *issuer) usable(data []byte, key crypto.Signer, hosts []string) bool {
 	certs, err := cert.ParseCertsPEM(data)
 	if err != nil {
 		return false
 	}
 	c := certs[0]
-	if !matches(c, key) || c.CheckSignatureFrom(m.ca) != nil || m.now.Add(renewBefore).After(c.NotAfter) {
+	if !matches(c, key) || c.CheckSignatureFrom(i.ca) != nil || i.now.Add(renewBefore).After(c.NotAfter) {
 		return false
 	}
 	for _, h := range hosts {

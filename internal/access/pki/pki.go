@@ -1,6 +1,5 @@
-// Package pki makes and keeps the keys of one cluster: its CA, the certificate it
-// serves with, the administrator's certificate and the service-account key. It
-// knows no requests; a Bundle is all that leaves it.
+// Package pki creates and stores the certificates and keys of a cluster: its CAs, the serving certificate, the client
+// certificates and the service account key. It must not import packages that handle requests.
 package pki
 
 import (
@@ -22,10 +21,11 @@ import (
 )
 
 const (
-	day            = 24 * time.Hour
-	lifetimeOfCA   = 10 * 365 * day
-	lifetimeOfLeaf = 365 * day
-	// renewBefore is how long before its end a certificate is replaced, at a start or while the server runs.
+	day          = 24 * time.Hour
+	caLifetime   = 10 * 365 * day
+	leafLifetime = 365 * day
+	// renewBefore is the time before its expiry at which a certificate is replaced, at a start or while the server
+	// runs.
 	renewBefore = 90 * day
 )
 
@@ -39,8 +39,8 @@ type Bundle struct {
 	AccountKey crypto.Signer
 	Kubelet    tls.Certificate // the client certificate for kubelets
 
-	// ProxyCAPEM is the CA of ProxyClient alone, which this server is to the API servers that it proxies to. That it is another
-	// CA keeps users apart from proxies, which are believed when they say who asks.
+	// ProxyCAPEM is the CA of ProxyClient, the certificate that this server presents to aggregated API servers. It
+	// signs no user certificates, because the API servers trust its clients to supply the user in headers.
 	ProxyCAPEM  []byte
 	ProxyClient tls.Certificate
 
@@ -48,44 +48,44 @@ type Bundle struct {
 	hosts []string
 }
 
-// Ensure reads the bundle in dir and makes what is missing. A serving or administrator's
-// certificate that does not name all hosts, is not of the CA or ends soon is replaced; the CA and
-// the service-account key never are. Files are written whole and private (0600). With dir
-// "" nothing is kept. Hosts are DNS names and IP addresses.
+// Ensure reads the bundle in dir and creates missing files. It replaces a certificate that is not signed by the CA or
+// expires soon, and a serving certificate that lacks one of the hosts. It never replaces a CA or the service account
+// key. Files are written atomically with mode 0600. If dir is "", the bundle is kept in memory. Hosts are DNS names and
+// IP addresses.
 func Ensure(dir string, hosts []string, now time.Time) (*Bundle, error) {
 	if dir == "" {
-		return load(inMemory{}, hosts, now)
+		return load(memoryFiles{}, hosts, now)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}
-	return load(folder(dir), hosts, now)
+	return load(directory(dir), hosts, now)
 }
 
-// Renew is what Ensure would return now, for the same CA, place and hosts.
+// Renew calls Ensure again with the directory and hosts of b. It returns an error if the stored CA is not the CA of b.
 func (b *Bundle) Renew(now time.Time) (*Bundle, error) {
 	ca, err := b.files.read("ca.crt")
 	if err != nil {
 		return nil, err
 	}
 	if !bytes.Equal(ca, b.CAPEM) {
-		return nil, fmt.Errorf("pki: %s is not the CA that the server has begun with", b.files.path("ca.crt"))
+		return nil, fmt.Errorf("pki: %s is not the CA with which the server started", b.files.path("ca.crt"))
 	}
 	return load(b.files, b.hosts, now)
 }
 
-// CAFiles are the files of the CA's certificate and of its key, for who signs with it and has called done when he needs them no
-// longer: of a bundle that is not kept they are there until then.
+// CAFiles returns the paths of the CA's certificate and key. The caller calls done when it no longer needs the files.
+// If the bundle is in memory, CAFiles writes temporary files, which done removes.
 func (b *Bundle) CAFiles() (cert, key string, done func(), err error) {
 	f, done := b.files, func() {}
-	if _, ok := f.(inMemory); ok {
+	if _, ok := f.(memoryFiles); ok {
 		dir, err := os.MkdirTemp("", "trellis-ca-")
 		if err != nil {
 			return "", "", nil, fmt.Errorf("pki: %w", err)
 		}
-		f, done = folder(dir), func() { _ = os.RemoveAll(dir) }
+		f, done = directory(dir), func() { _ = os.RemoveAll(dir) }
 		for _, name := range []string{"ca.crt", "ca.key"} {
-			data, _ := b.files.read(name) // it is in memory
+			data, _ := b.files.read(name) // reading from memory never fails
 			if err := f.write(name, data); err != nil {
 				done()
 				return "", "", nil, err
@@ -96,68 +96,68 @@ func (b *Bundle) CAFiles() (cert, key string, done func(), err error) {
 }
 
 func load(f files, hosts []string, now time.Time) (*Bundle, error) {
-	m := &maker{files: f, now: now}
+	i := &issuer{files: f, now: now}
 	b := &Bundle{files: f, hosts: hosts}
 	var err error
-	if b.CAPEM, err = m.authority(authorities[0]); err != nil {
+	if b.CAPEM, err = i.ensureAuthority(authorities[0]); err != nil {
 		return nil, err
 	}
-	b.CA = m.ca
-	serving, err := m.leaf(servingName, hosts)
+	b.CA = i.ca
+	serving, err := i.ensureLeaf(servingName, hosts)
 	if err != nil {
 		return nil, err
 	}
 	if b.Serving, err = tls.X509KeyPair(serving.cert, serving.key); err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", f.path(servingName+".crt"), err)
 	}
-	admin, err := m.leaf(adminName, nil)
+	admin, err := i.ensureLeaf(adminName, nil)
 	if err != nil {
 		return nil, err
 	}
 	b.AdminCert, b.AdminKey = admin.cert, admin.key
-	kubelet, err := m.leaf(kubeletName, nil)
+	kubelet, err := i.ensureLeaf(kubeletName, nil)
 	if err != nil {
 		return nil, err
 	}
 	if b.Kubelet, err = tls.X509KeyPair(kubelet.cert, kubelet.key); err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", f.path(kubeletName+".crt"), err)
 	}
-	if b.AccountKey, err = m.key("sa.key"); err != nil {
+	if b.AccountKey, err = i.ensureKey("sa.key"); err != nil {
 		return nil, err
 	}
-	return b, b.proxy(&maker{files: f, now: now})
+	return b, b.loadProxy(&issuer{files: f, now: now})
 }
 
-// proxy reads or makes what the server proves to other API servers with.
-func (b *Bundle) proxy(m *maker) (err error) {
-	if b.ProxyCAPEM, err = m.authority(authorities[1]); err != nil {
+// loadProxy reads or creates the CA and the client certificate of the front proxy.
+func (b *Bundle) loadProxy(i *issuer) (err error) {
+	if b.ProxyCAPEM, err = i.ensureAuthority(authorities[1]); err != nil {
 		return err
 	}
-	client, err := m.leaf(proxyName, nil)
+	client, err := i.ensureLeaf(proxyName, nil)
 	if err != nil {
 		return err
 	}
 	if b.ProxyClient, err = tls.X509KeyPair(client.cert, client.key); err != nil {
-		return fmt.Errorf("pki: %s: %w", m.path(proxyName+".crt"), err)
+		return fmt.Errorf("pki: %s: %w", i.path(proxyName+".crt"), err)
 	}
 	return nil
 }
 
-// maker reads and makes the files of one bundle.
-type maker struct {
+// issuer reads and creates the files of a bundle.
+type issuer struct {
 	files
 	now   time.Time
-	ca    *x509.Certificate
+	ca    *x509.Certificate // nil until ensureAuthority has returned
 	caKey crypto.Signer
 }
 
-// pair is a certificate and its key, PEM.
+// pair is a certificate and its key in PEM.
 type pair struct{ cert, key []byte }
 
-// authority is a CA, by the name of its files, its own, and what certificates it signs.
+// authority describes a CA.
 type authority struct {
-	name, commonName string
-	leaves           []string
+	name, commonName string   // file name without extension, and common name
+	leaves           []string // file names of the certificates that the CA signs
 }
 
 var authorities = []authority{
@@ -165,65 +165,67 @@ var authorities = []authority{
 	{"front-proxy-ca", "front-proxy-ca", []string{proxyName}},
 }
 
-// authority reads a CA, or makes it.
-func (m *maker) authority(of authority) (pem []byte, err error) {
-	file, keyFile := of.name+".crt", of.name+".key"
-	data, err := m.read(file)
+// ensureAuthority reads a CA, or creates it if its certificate does not exist.
+func (i *issuer) ensureAuthority(a authority) (pem []byte, err error) {
+	file, keyFile := a.name+".crt", a.name+".key"
+	data, err := i.read(file)
 	if err != nil {
 		return nil, err
 	}
 	if data == nil {
-		return m.newAuthority(of)
+		return i.newAuthority(a)
 	}
 	certs, err := cert.ParseCertsPEM(data)
 	if err != nil {
-		return nil, fmt.Errorf("pki: %s: %w", m.path(file), err)
+		return nil, fmt.Errorf("pki: %s: %w", i.path(file), err)
 	}
-	if m.caKey, err = m.stored(keyFile); err != nil {
+	if i.caKey, err = i.readKey(keyFile); err != nil {
 		return nil, err
 	}
-	if m.caKey == nil || !matches(certs[0], m.caKey) {
-		return nil, fmt.Errorf("pki: %s has no matching %s beside it: restore the key, or remove the folder to make a new cluster CA", m.path(file), keyFile)
+	if i.caKey == nil || !matches(certs[0], i.caKey) {
+		return nil, fmt.Errorf("pki: %s has no matching %s in the same directory: restore the key, or remove the"+
+			" directory to create a new cluster CA", i.path(file), keyFile)
 	}
-	if m.now.After(certs[0].NotAfter) {
-		return nil, fmt.Errorf("pki: %s expired on %s: remove the folder to make a new cluster CA", m.path(file), certs[0].NotAfter.Format(time.DateOnly))
+	if i.now.After(certs[0].NotAfter) {
+		return nil, fmt.Errorf("pki: %s expired on %s: remove the directory to create a new cluster CA",
+			i.path(file), certs[0].NotAfter.Format(time.DateOnly))
 	}
-	m.ca = certs[0]
+	i.ca = certs[0]
 	return data, nil
 }
 
-func (m *maker) newAuthority(of authority) (pem []byte, err error) {
-	if m.caKey, err = m.key(of.name + ".key"); err != nil {
+func (i *issuer) newAuthority(a authority) (pem []byte, err error) {
+	if i.caKey, err = i.ensureKey(a.name + ".key"); err != nil {
 		return nil, err
 	}
-	data, ca, err := m.sign(&x509.Certificate{
-		Subject:               pkix.Name{CommonName: of.commonName},
-		DNSNames:              []string{of.commonName},
-		NotAfter:              m.now.Add(lifetimeOfCA),
+	data, ca, err := i.sign(&x509.Certificate{
+		Subject:               pkix.Name{CommonName: a.commonName},
+		DNSNames:              []string{a.commonName},
+		NotAfter:              i.now.Add(caLifetime),
 		KeyUsage:              x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
-	}, m.caKey.Public())
+	}, i.caKey.Public())
 	if err != nil {
 		return nil, err
 	}
-	m.ca = ca
-	return data, m.write(of.name+".crt", data)
+	i.ca = ca
+	return data, i.write(a.name+".crt", data)
 }
 
-// sign makes a certificate of the CA; the first one, made while there is none, signs itself.
-func (m *maker) sign(t *x509.Certificate, key crypto.PublicKey) ([]byte, *x509.Certificate, error) {
+// sign issues a certificate signed by the CA. If there is no CA yet, the certificate is self-signed.
+func (i *issuer) sign(t *x509.Certificate, key crypto.PublicKey) ([]byte, *x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 63))
 	if err != nil {
 		return nil, nil, fmt.Errorf("pki: %w", err)
 	}
 	t.SerialNumber = serial.Add(serial, big.NewInt(1))
-	t.NotBefore = m.now.Add(-5 * time.Minute) // clocks differ a little
-	parent := m.ca
+	t.NotBefore = i.now.Add(-5 * time.Minute) // tolerates clock skew
+	parent := i.ca
 	if parent == nil {
 		parent = t
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, parent, key, m.caKey)
+	der, err := x509.CreateCertificate(rand.Reader, t, parent, key, i.caKey)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pki: sign %s: %w", t.Subject.CommonName, err)
 	}
@@ -234,33 +236,33 @@ func (m *maker) sign(t *x509.Certificate, key crypto.PublicKey) ([]byte, *x509.C
 	return encode(cert.CertificateBlockType, der), c, nil
 }
 
-// key reads a private key or makes one.
-func (m *maker) key(name string) (crypto.Signer, error) {
-	key, err := m.stored(name)
+// ensureKey reads a private key, or creates it if it does not exist.
+func (i *issuer) ensureKey(name string) (crypto.Signer, error) {
+	key, err := i.readKey(name)
 	if key != nil || err != nil {
 		return key, err
 	}
-	return m.newKey(name)
+	return i.newKey(name)
 }
 
-// stored reads a private key; nil: there is none.
-func (m *maker) stored(name string) (crypto.Signer, error) {
-	data, err := m.read(name)
+// readKey reads a private key. It returns nil if the file does not exist.
+func (i *issuer) readKey(name string) (crypto.Signer, error) {
+	data, err := i.read(name)
 	if data == nil || err != nil {
 		return nil, err
 	}
 	parsed, err := keyutil.ParsePrivateKeyPEM(data)
 	if err != nil {
-		return nil, fmt.Errorf("pki: %s: %w", m.path(name), err)
+		return nil, fmt.Errorf("pki: %s: %w", i.path(name), err)
 	}
 	key, ok := parsed.(crypto.Signer)
 	if !ok {
-		return nil, fmt.Errorf("pki: %s: a key that cannot sign", m.path(name))
+		return nil, fmt.Errorf("pki: %s: key cannot sign", i.path(name))
 	}
 	return key, nil
 }
 
-func (m *maker) newKey(name string) (crypto.Signer, error) {
+func (i *issuer) newKey(name string) (crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
@@ -269,7 +271,7 @@ func (m *maker) newKey(name string) (crypto.Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}
-	return key, m.write(name, data)
+	return key, i.write(name, data)
 }
 
 func matches(c *x509.Certificate, key crypto.Signer) bool {

@@ -29,11 +29,13 @@ func ensure(t *testing.T, dir string, hosts []string, at time.Time) *Bundle {
 func verify(b *Bundle, host string, usage x509.ExtKeyUsage, at time.Time) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(b.CAPEM)
-	_, err := b.Serving.Leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: roots, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{usage}})
+	_, err := b.Serving.Leaf.Verify(x509.VerifyOptions{
+		DNSName: host, Roots: roots, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{usage},
+	})
 	return err
 }
 
-func TestFirstStartMakesAndLaterStartsReuse(t *testing.T) {
+func TestFirstStartCreatesAndLaterStartsReuse(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	first := ensure(t, dir, names, now)
 	for _, n := range names {
@@ -52,12 +54,12 @@ func TestFirstStartMakesAndLaterStartsReuse(t *testing.T) {
 		}
 	}
 	if len(entries) != 13 {
-		t.Errorf("%d files, want 13: %v", len(entries), entries)
+		t.Errorf("got %d files, want 13: %v", len(entries), entries)
 	}
 	second := ensure(t, dir, names, now.Add(time.Hour))
 	if !bytes.Equal(first.CAPEM, second.CAPEM) || !bytes.Equal(first.AdminCert, second.AdminCert) ||
 		!bytes.Equal(first.AdminKey, second.AdminKey) || !first.Serving.Leaf.Equal(second.Serving.Leaf) {
-		t.Error("a later start made something anew")
+		t.Error("a later start replaced a file")
 	}
 }
 
@@ -66,21 +68,23 @@ func TestServingCertificateIsRenewed(t *testing.T) {
 	first := ensure(t, dir, names, now)
 	more := append([]string{"192.0.2.7"}, names...)
 	second := ensure(t, dir, more, now)
-	if first.Serving.Leaf.Equal(second.Serving.Leaf) || verify(second, "192.0.2.7", x509.ExtKeyUsageServerAuth, now) != nil {
-		t.Error("a new name did not renew the serving certificate")
+	if first.Serving.Leaf.Equal(second.Serving.Leaf) ||
+		verify(second, "192.0.2.7", x509.ExtKeyUsageServerAuth, now) != nil {
+		t.Error("the serving certificate was not renewed for a new host")
 	}
-	late := now.Add(lifetimeOfLeaf - renewBefore + time.Hour)
+	late := now.Add(leafLifetime - renewBefore + time.Hour)
 	third := ensure(t, dir, more, late)
 	if third.Serving.Leaf.Equal(second.Serving.Leaf) || bytes.Equal(third.AdminCert, second.AdminCert) {
-		t.Error("certificates about to end were not renewed")
+		t.Error("certificates that expire soon were not renewed")
 	}
 	if !bytes.Equal(first.CAPEM, third.CAPEM) {
 		t.Error("the CA changed")
 	}
 }
 
-func TestDamageIsExplained(t *testing.T) {
-	for name, content := range map[string]string{"ca.key": "", "ca.crt": "rubbish", "sa.key": "rubbish", "apiserver.key": "rubbish"} {
+func TestDamagedFiles(t *testing.T) {
+	for name, content := range map[string]string{"ca.key": "", "ca.crt": "rubbish", "sa.key": "rubbish",
+		"apiserver.key": "rubbish"} {
 		dir := t.TempDir()
 		ensure(t, dir, names, now)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
@@ -96,15 +100,16 @@ func TestDamageIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Ensure(dir, names, now); err == nil || !strings.Contains(err.Error(), "ca.key") {
-		t.Errorf("CA key lost: %v", err)
+		t.Errorf("CA key missing: got error %v, want one that names ca.key", err)
 	}
 	if _, err := Ensure(t.TempDir(), names, now); err != nil {
-		t.Errorf("an empty folder is no damage: %v", err)
+		t.Errorf("empty directory: got error %v, want none", err)
 	}
 	expired := t.TempDir()
 	ensure(t, expired, names, now)
-	if _, err := Ensure(expired, names, now.Add(2*lifetimeOfCA)); err == nil || !strings.Contains(err.Error(), "expired") {
-		t.Errorf("expired CA: %v", err)
+	if _, err := Ensure(expired, names, now.Add(2*caLifetime)); err == nil ||
+		!strings.Contains(err.Error(), "expired") {
+		t.Errorf("expired CA: got error %v", err)
 	}
 }
 
@@ -116,21 +121,21 @@ func TestKubeconfig(t *testing.T) {
 	}
 	if config.Host != "https://127.0.0.1:6443" || !bytes.Equal(config.CAData, b.CAPEM) ||
 		!bytes.Equal(config.CertData, b.AdminCert) || !bytes.Equal(config.KeyData, b.AdminKey) {
-		t.Errorf("kubeconfig reads back as %+v", config)
+		t.Errorf("got config %+v", config)
 	}
 }
 
-func TestWriteFileReplacesWhole(t *testing.T) {
+func TestWriteFileIsAtomic(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	for _, text := range []string{"one", "two"} {
 		if err := WriteFile(path, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {
-			t.Errorf("read %q, %v, want %q", got, err, text)
+			t.Errorf("got %q, %v, want %q", got, err, text)
 		}
 	}
 	if err := WriteFile(filepath.Join(t.TempDir(), "missing", "f"), nil); err == nil {
-		t.Error("writing into a missing folder succeeded")
+		t.Error("got no error for a missing directory")
 	}
 }

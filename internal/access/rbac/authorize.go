@@ -24,7 +24,7 @@ func (x *Index) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 		reason   string
 		allowed  bool
 		missing  []error
-		resource = combined(a)
+		resource = resourceName(a)
 	)
 	x.visit(u, a.GetNamespace(), func(g *grant, rules []rbacv1.PolicyRule, err error) bool {
 		if err != nil {
@@ -47,8 +47,8 @@ func (x *Index) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// combined is the resource with its subresource, as rules name it.
-func combined(a authorizer.Attributes) string {
+// resourceName is the resource with its subresource, as rules name it.
+func resourceName(a authorizer.Attributes) string {
 	if sub := a.GetSubresource(); sub != "" {
 		return a.GetResource() + "/" + sub
 	}
@@ -73,27 +73,27 @@ func (x *Index) visit(u user.Info, namespace string, see func(g *grant, rules []
 	x.Refresh()
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if x.visitIn("", u, see) && namespace != "" {
-		x.visitIn(namespace, u, see)
+	if x.visitNamespace("", u, see) && namespace != "" {
+		x.visitNamespace(namespace, u, see)
 	}
 }
 
-// visitIn is visit for the bindings of one namespace, or those of the cluster.
-func (x *Index) visitIn(namespace string, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
-	if !x.visitOf(subject{namespace: namespace, name: u.GetName()}, u, see) {
+// visitNamespace is visit for the bindings of one namespace, or those of the cluster.
+func (x *Index) visitNamespace(namespace string, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
+	if !x.visitSubject(subjectKey{namespace: namespace, name: u.GetName()}, u, see) {
 		return false
 	}
 	for _, group := range u.GetGroups() {
-		if !x.visitOf(subject{namespace: namespace, name: group, group: true}, u, see) {
+		if !x.visitSubject(subjectKey{namespace: namespace, name: group, group: true}, u, see) {
 			return false
 		}
 	}
 	return true
 }
 
-func (x *Index) visitOf(s subject, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
+func (x *Index) visitSubject(s subjectKey, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
 	for _, g := range x.grants[s] {
-		if x.before(g, u) {
+		if x.grantedEarlier(g, u) {
 			continue
 		}
 		rules, err := x.rulesOf(g.binding)
@@ -104,24 +104,24 @@ func (x *Index) visitOf(s subject, u user.Info, see func(g *grant, rules []rbacv
 	return true
 }
 
-// before reports that u has the role by an earlier subject of the same binding, which is then the one that counts.
-func (x *Index) before(g *grant, u user.Info) bool {
-	if g.place == 0 {
+// grantedEarlier reports that u has the role by an earlier subject of the same binding, which is then the one that counts.
+func (x *Index) grantedEarlier(g *grant, u user.Info) bool {
+	if g.index == 0 {
 		return false
 	}
-	if x.earlier(g, subject{namespace: g.namespace, name: u.GetName()}) {
+	if x.namedEarlier(g, subjectKey{namespace: g.namespace, name: u.GetName()}) {
 		return true
 	}
 	return slices.ContainsFunc(u.GetGroups(), func(group string) bool {
-		return x.earlier(g, subject{namespace: g.namespace, name: group, group: true})
+		return x.namedEarlier(g, subjectKey{namespace: g.namespace, name: group, group: true})
 	})
 }
 
-// earlier reports that the binding of g names s before its own subject.
-func (x *Index) earlier(g *grant, s subject) bool {
+// namedEarlier reports that the binding of g names s before its own subject.
+func (x *Index) namedEarlier(g *grant, s subjectKey) bool {
 	list := x.grants[s]
-	at, ok := slices.BinarySearchFunc(list, g, compare)
-	return ok && list[at].place < g.place
+	at, ok := slices.BinarySearchFunc(list, g, compareGrants)
+	return ok && list[at].index < g.index
 }
 
 // rulesOf are those that a binding grants.

@@ -28,14 +28,14 @@ const (
 type Index struct {
 	storage.Follower
 	mu       sync.RWMutex
-	grants   map[subject][]*grant
+	grants   map[subjectKey][]*grant
 	bindings map[string]*binding            // by storage key
 	rules    map[string][]rbacv1.PolicyRule // of roles, by storage key
 }
 
 // New returns an Index over the state that head returns.
 func New(head func() *storage.Snapshot) *Index {
-	x := &Index{grants: map[subject][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{}}
+	x := &Index{grants: map[subjectKey][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{}}
 	x.Head, x.Advance = head, x.advance
 	return x
 }
@@ -48,8 +48,8 @@ type binding struct {
 	subjects        []rbacv1.Subject
 }
 
-// subject is whom a binding names: a user or a group, in a namespace or in all ("").
-type subject struct {
+// subjectKey is whom a binding names: a user or a group, in a namespace or in all ("").
+type subjectKey struct {
 	namespace, name string
 	group           bool
 }
@@ -57,7 +57,7 @@ type subject struct {
 // grant is that one subject of a binding has its role.
 type grant struct {
 	*binding
-	place  int    // of the subject in the binding
+	index  int    // of the subject in the binding
 	reason string // of what is allowed by it, as upstream words it
 }
 
@@ -122,9 +122,9 @@ func roleKey(ref rbacv1.RoleRef, namespace string) (string, error) {
 	return "", fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// subjectOf is whom a subject of b names; false: nobody.
-func (b *binding) subjectOf(s *rbacv1.Subject) (subject, bool) {
-	out := subject{namespace: b.namespace, name: s.Name, group: s.Kind == rbacv1.GroupKind}
+// subjectKey is whom a subject of b names; false: nobody.
+func (b *binding) subjectKey(s *rbacv1.Subject) (subjectKey, bool) {
+	out := subjectKey{namespace: b.namespace, name: s.Name, group: s.Kind == rbacv1.GroupKind}
 	if s.Kind != rbacv1.ServiceAccountKind {
 		return out, s.Kind == rbacv1.UserKind || out.group
 	}
@@ -138,13 +138,13 @@ func (b *binding) subjectOf(s *rbacv1.Subject) (subject, bool) {
 
 func (x *Index) add(b *binding) {
 	for i := range b.subjects {
-		to, ok := b.subjectOf(&b.subjects[i])
+		to, ok := b.subjectKey(&b.subjects[i])
 		if !ok {
 			continue
 		}
-		g := &grant{binding: b, place: i, reason: "RBAC: allowed by " + b.describe(i)}
+		g := &grant{binding: b, index: i, reason: "RBAC: allowed by " + b.describe(i)}
 		list := x.grants[to]
-		at, named := slices.BinarySearchFunc(list, g, compare)
+		at, named := slices.BinarySearchFunc(list, g, compareGrants)
 		if named && list[at].binding == b {
 			continue // the binding names the subject once more
 		}
@@ -154,7 +154,7 @@ func (x *Index) add(b *binding) {
 
 func (x *Index) remove(b *binding) {
 	for i := range b.subjects {
-		from, ok := b.subjectOf(&b.subjects[i])
+		from, ok := b.subjectKey(&b.subjects[i])
 		if !ok {
 			continue
 		}
@@ -165,8 +165,8 @@ func (x *Index) remove(b *binding) {
 	}
 }
 
-// compare orders the grants of a subject by the names of their bindings.
-func compare(a, b *grant) int { return strings.Compare(a.name, b.name) }
+// compareGrants orders the grants of a subject by the names of their bindings.
+func compareGrants(a, b *grant) int { return strings.Compare(a.name, b.name) }
 
 // describe says how a binding gives its role to one of its subjects, in upstream's words.
 func (b *binding) describe(place int) string {

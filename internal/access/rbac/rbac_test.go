@@ -24,18 +24,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// world has the same objects twice: in a store with our index, and in the caches of upstream's authorizer.
-type world struct {
+// fixture has the same objects twice: in a store with our index, and in the caches of upstream's authorizer.
+type fixture struct {
 	testing.TB
 	store  storage.Store
 	index  *rbac.Index
 	caches map[string]cache.Indexer // by plural
 
-	oracle   *upstream.RBACAuthorizer
+	upstream   *upstream.RBACAuthorizer
 	resolver *validation.DefaultRuleResolver
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -45,25 +45,25 @@ func newWorld(t testing.TB) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{TB: t, store: store, index: rbac.New(store.Head), caches: map[string]cache.Indexer{}}
+	fx := &fixture{TB: t, store: store, index: rbac.New(store.Head), caches: map[string]cache.Indexer{}}
 	for _, plural := range []string{"roles", "rolebindings", "clusterroles", "clusterrolebindings"} {
-		w.caches[plural] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		fx.caches[plural] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
-	roles := &upstream.RoleGetter{Lister: rbaclisters.NewRoleLister(w.caches["roles"])}
-	bindings := &upstream.RoleBindingLister{Lister: rbaclisters.NewRoleBindingLister(w.caches["rolebindings"])}
-	clusterRoles := &upstream.ClusterRoleGetter{Lister: rbaclisters.NewClusterRoleLister(w.caches["clusterroles"])}
-	clusterBindings := &upstream.ClusterRoleBindingLister{Lister: rbaclisters.NewClusterRoleBindingLister(w.caches["clusterrolebindings"])}
-	w.oracle = upstream.New(roles, bindings, clusterRoles, clusterBindings)
-	w.resolver = validation.NewDefaultRuleResolver(roles, bindings, clusterRoles, clusterBindings)
-	return w
+	roles := &upstream.RoleGetter{Lister: rbaclisters.NewRoleLister(fx.caches["roles"])}
+	bindings := &upstream.RoleBindingLister{Lister: rbaclisters.NewRoleBindingLister(fx.caches["rolebindings"])}
+	clusterRoles := &upstream.ClusterRoleGetter{Lister: rbaclisters.NewClusterRoleLister(fx.caches["clusterroles"])}
+	clusterBindings := &upstream.ClusterRoleBindingLister{Lister: rbaclisters.NewClusterRoleBindingLister(fx.caches["clusterrolebindings"])}
+	fx.upstream = upstream.New(roles, bindings, clusterRoles, clusterBindings)
+	fx.resolver = validation.NewDefaultRuleResolver(roles, bindings, clusterRoles, clusterBindings)
+	return fx
 }
 
 // put stores an object on both sides; nil takes away what is at key, which is namespace/name or name.
-func (w *world) put(plural, key string, obj runtime.Object) {
-	w.Helper()
-	c := w.caches[plural]
+func (fx *fixture) put(plural, key string, obj runtime.Object) {
+	fx.Helper()
+	c := fx.caches[plural]
 	write := storage.Write{Key: "/registry/" + plural + "/" + key}
-	if rec := w.store.Head().Get(write.Key); rec != nil {
+	if rec := fx.store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}
 	var err error
@@ -77,41 +77,41 @@ func (w *world) put(plural, key string, obj runtime.Object) {
 		return
 	}
 	if err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
-	if _, err := w.store.Commit(w.Context(), []storage.Write{write}); err != nil {
-		w.Fatal(err)
+	if _, err := fx.store.Commit(fx.Context(), []storage.Write{write}); err != nil {
+		fx.Fatal(err)
 	}
 }
 
-// decides compares what both sides say of a request.
-func (w *world) decides(a authorizer.Attributes) {
-	w.Helper()
-	decision, reason, err := w.index.Authorize(w.Context(), a)
-	want, wantReason, _ := w.oracle.Authorize(w.Context(), a)
+// checkDecision compares what both sides say of a request.
+func (fx *fixture) checkDecision(a authorizer.Attributes) {
+	fx.Helper()
+	decision, reason, err := fx.index.Authorize(fx.Context(), a)
+	want, wantReason, _ := fx.upstream.Authorize(fx.Context(), a)
 	if err != nil || decision != want {
-		w.Fatalf("%+v: got %v %q %v, want %v %q", a, decision, reason, err, want, wantReason)
+		fx.Fatalf("%+v: got %v %q %v, want %v %q", a, decision, reason, err, want, wantReason)
 	}
 	if want != authorizer.DecisionAllow {
-		if words(reason) != words(wantReason) {
-			w.Fatalf("%+v: got reason %q, want %q", a, reason, wantReason)
+		if sortedErrors(reason) != sortedErrors(wantReason) {
+			fx.Fatalf("%+v: got reason %q, want %q", a, reason, wantReason)
 		}
 		return
 	}
 	var reasons []string // where several bindings allow something, upstream names any
-	w.resolver.VisitRulesFor(w.Context(), a.GetUser(), a.GetNamespace(), func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
+	fx.resolver.VisitRulesFor(fx.Context(), a.GetUser(), a.GetNamespace(), func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
 		if err == nil && upstream.RuleAllows(a, rule) {
 			reasons = append(reasons, "RBAC: allowed by "+source.String())
 		}
 		return true
 	})
 	if !slices.Contains(reasons, reason) {
-		w.Fatalf("%+v: got reason %q, want one of %q", a, reason, reasons)
+		fx.Fatalf("%+v: got reason %q, want one of %q", a, reason, reasons)
 	}
 }
 
-// words are those of a list of errors, in any order.
-func words(reason string) string {
+// sortedErrors are those of a list of errors, in any order.
+func sortedErrors(reason string) string {
 	list := strings.Split(strings.NewReplacer("[", "", "]", "", "RBAC: ", "").Replace(reason), ", ")
 	slices.Sort(list)
 	return strings.Join(list, ", ")
@@ -154,7 +154,7 @@ func randomRef(r *rand.Rand) rbacv1.RoleRef {
 }
 
 // change makes one change of a random object.
-func (w *world) change(r *rand.Rand) {
+func (fx *fixture) change(r *rand.Rand) {
 	meta := metav1.ObjectMeta{Name: pick(r, "a", "b", "c"), Namespace: pick(r, "n1", "n2")}
 	local, remove := meta.Namespace+"/"+meta.Name, r.IntN(4) == 0
 	plural, key, obj := "roles", local, runtime.Object(&rbacv1.Role{ObjectMeta: meta, Rules: randomRules(r)})
@@ -171,7 +171,7 @@ func (w *world) change(r *rand.Rand) {
 	if remove {
 		obj = nil
 	}
-	w.put(plural, key, obj)
+	fx.put(plural, key, obj)
 }
 
 func randomAttributes(r *rand.Rand) authorizer.AttributesRecord {
@@ -192,11 +192,11 @@ func randomAttributes(r *rand.Rand) authorizer.AttributesRecord {
 func TestDecisionsAsUpstream(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		w := newWorld(t)
+		fx := newFixture(t)
 		for range 150 {
-			w.change(r)
+			fx.change(r)
 			for range 10 {
-				w.decides(randomAttributes(r))
+				fx.checkDecision(randomAttributes(r))
 			}
 		}
 	}
@@ -204,9 +204,9 @@ func TestDecisionsAsUpstream(t *testing.T) {
 
 // EXT-002: what somebody may do is what upstream's resolver collects, rule by rule, and so is what a role allows.
 func TestRulesAsUpstream(t *testing.T) {
-	w := newWorld(t)
+	fx := newFixture(t)
 	r := rand.New(rand.NewPCG(1, 2))
-	resolver := rbac.Resolver{Index: w.index}
+	resolver := rbac.Resolver{Index: fx.index}
 	text := func(rules []rbacv1.PolicyRule, err error) string {
 		var lines []string
 		for i := range rules {
@@ -214,25 +214,25 @@ func TestRulesAsUpstream(t *testing.T) {
 		}
 		slices.Sort(lines)
 		if err != nil {
-			lines = append(lines, words(err.Error()))
+			lines = append(lines, sortedErrors(err.Error()))
 		}
 		return strings.Join(lines, "\n")
 	}
 	for range 300 {
-		w.change(r)
+		fx.change(r)
 		a := randomAttributes(r)
 		u := &user.DefaultInfo{Name: a.User.GetName(), Groups: slices.Compact(a.User.GetGroups())}
-		got, want := text(resolver.RulesFor(t.Context(), u, a.Namespace)), text(w.resolver.RulesFor(t.Context(), u, a.Namespace))
+		got, want := text(resolver.RulesFor(t.Context(), u, a.Namespace)), text(fx.resolver.RulesFor(t.Context(), u, a.Namespace))
 		if got != want {
 			t.Fatalf("rules of %v in %q:\n%s\nwant\n%s", u, a.Namespace, got, want)
 		}
-		resources, others, _, _ := w.index.RulesFor(t.Context(), u, a.Namespace)
-		wantResources, wantOthers, _, _ := w.oracle.RulesFor(t.Context(), u, a.Namespace)
+		resources, others, _, _ := fx.index.RulesFor(t.Context(), u, a.Namespace)
+		wantResources, wantOthers, _, _ := fx.upstream.RulesFor(t.Context(), u, a.Namespace)
 		if len(resources) != len(wantResources) || len(others) != len(wantOthers) {
 			t.Fatalf("%d rules of resources and %d others, want %d and %d", len(resources), len(others), len(wantResources), len(wantOthers))
 		}
 		ref := randomRef(r)
-		if got, want := text(resolver.GetRoleReferenceRules(t.Context(), ref, "n1")), text(w.resolver.GetRoleReferenceRules(t.Context(), ref, "n1")); got != want {
+		if got, want := text(resolver.GetRoleReferenceRules(t.Context(), ref, "n1")), text(fx.resolver.GetRoleReferenceRules(t.Context(), ref, "n1")); got != want {
 			t.Fatalf("rules of %v: %s, want %s", ref, got, want)
 		}
 	}
@@ -240,8 +240,8 @@ func TestRulesAsUpstream(t *testing.T) {
 
 // A binding is in force, and then is not, when its write has been answered, whoever else asks meanwhile.
 func TestInForceAmongOthers(t *testing.T) {
-	w := newWorld(t)
-	w.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+	fx := newFixture(t)
+	fx.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
 		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs"}}}})
 	done := make(chan struct{})
 	var others sync.WaitGroup
@@ -252,18 +252,18 @@ func TestInForceAmongOthers(t *testing.T) {
 				case <-done:
 					return
 				default:
-					_, _, _ = w.index.Authorize(t.Context(), request(i))
+					_, _, _ = fx.index.Authorize(t.Context(), request(i))
 				}
 			}
 		})
 	}
 	for range 300 {
-		w.bind(0, "user-7")
-		if d, _, _ := w.index.Authorize(t.Context(), request(7)); d != authorizer.DecisionAllow {
+		fx.bind(0, "user-7")
+		if d, _, _ := fx.index.Authorize(t.Context(), request(7)); d != authorizer.DecisionAllow {
 			t.Fatal("a binding is not in force")
 		}
-		w.put("clusterrolebindings", "binding-0", nil)
-		if d, _, _ := w.index.Authorize(t.Context(), request(7)); d == authorizer.DecisionAllow {
+		fx.put("clusterrolebindings", "binding-0", nil)
+		if d, _, _ := fx.index.Authorize(t.Context(), request(7)); d == authorizer.DecisionAllow {
 			t.Fatal("a binding that is gone is in force")
 		}
 	}
@@ -271,20 +271,20 @@ func TestInForceAmongOthers(t *testing.T) {
 	others.Wait()
 }
 
-// crowd has n ClusterRoleBindings, each of another user, and a role binding in each of n namespaces.
-func crowd(b *testing.B, n int) *world {
-	w := newWorld(b)
+// newLargeFixture has n ClusterRoleBindings, each of another user, and a role binding in each of n namespaces.
+func newLargeFixture(b *testing.B, n int) *fixture {
+	fx := newFixture(b)
 	rules := []rbacv1.PolicyRule{{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs", "crontabs/status"}}}
-	w.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: rules})
+	fx.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: rules})
 	for i := range n {
-		w.bind(i, fmt.Sprintf("user-%d", i))
+		fx.bind(i, fmt.Sprintf("user-%d", i))
 	}
-	return w
+	return fx
 }
 
-func (w *world) bind(i int, name string) {
+func (fx *fixture) bind(i int, name string) {
 	meta := metav1.ObjectMeta{Name: fmt.Sprintf("binding-%d", i)}
-	w.put("clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+	fx.put("clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: name}},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"}})
 }
@@ -296,13 +296,13 @@ func request(i int) authorizer.Attributes {
 	}
 }
 
-const many = 10000
+const bindingCount = 10000
 
 // BenchmarkAuthorize is one decision where nothing has changed, beside upstream's.
 func BenchmarkAuthorize(b *testing.B) {
-	w := crowd(b, many)
-	a := request(many / 2)
-	for name, x := range map[string]authorizer.UnconditionalAuthorizer{"index": w.index, "upstream": w.oracle} {
+	fx := newLargeFixture(b, bindingCount)
+	a := request(bindingCount / 2)
+	for name, x := range map[string]authorizer.UnconditionalAuthorizer{"index": fx.index, "upstream": fx.upstream} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -316,15 +316,15 @@ func BenchmarkAuthorize(b *testing.B) {
 
 // BenchmarkAuthorizeAfterWrite is the decision that follows the write of a binding.
 func BenchmarkAuthorizeAfterWrite(b *testing.B) {
-	w := crowd(b, many)
-	a := request(many / 2)
-	w.decides(a)
+	fx := newLargeFixture(b, bindingCount)
+	a := request(bindingCount / 2)
+	fx.checkDecision(a)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		b.StopTimer()
-		w.bind(i%(many/2), fmt.Sprintf("other-%d", i))
+		fx.bind(i%(bindingCount/2), fmt.Sprintf("other-%d", i))
 		b.StartTimer()
-		if d, _, _ := w.index.Authorize(b.Context(), a); d != authorizer.DecisionAllow {
+		if d, _, _ := fx.index.Authorize(b.Context(), a); d != authorizer.DecisionAllow {
 			b.Fatal(d)
 		}
 	}
@@ -332,21 +332,21 @@ func BenchmarkAuthorizeAfterWrite(b *testing.B) {
 
 // A binding that names the same subject again and again counts it once: otherwise one write could keep all others waiting for seconds.
 func TestSubjectNamedManyTimes(t *testing.T) {
-	w := newWorld(t)
-	w.put("roles", "n1/a", &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}})
+	fx := newFixture(t)
+	fx.put("roles", "n1/a", &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}})
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "a"}}
 	for range 100 {
 		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: "User", Name: "a"})
 	}
-	w.put("rolebindings", "n1/a", binding)
+	fx.put("rolebindings", "n1/a", binding)
 	a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "a"}, Verb: "get", ResourceRequest: true, Namespace: "n1", Resource: "pods"}
-	w.decides(a)
-	if n := w.index.Grants(); n != 1 {
+	fx.checkDecision(a)
+	if n := fx.index.Grants(); n != 1 {
 		t.Errorf("%d grants, want 1", n)
 	}
-	w.put("rolebindings", "n1/a", nil)
-	w.decides(a)
-	if n := w.index.Grants(); n != 0 {
+	fx.put("rolebindings", "n1/a", nil)
+	fx.checkDecision(a)
+	if n := fx.index.Grants(); n != 0 {
 		t.Errorf("%d grants after the binding has gone", n)
 	}
 }

@@ -51,7 +51,7 @@ func (r Resolver) VisitRulesFor(_ context.Context, u user.Info, namespace string
 // source says where a rule is from.
 type source struct{ *grant }
 
-func (s source) String() string { return s.describe(s.place) }
+func (s source) String() string { return s.describe(s.index) }
 
 // policyRules are all that u has, and what is known to be missing.
 func (x *Index) policyRules(u user.Info, namespace string) (all []rbacv1.PolicyRule, err error) {
