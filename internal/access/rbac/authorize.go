@@ -13,8 +13,8 @@ import (
 	rbachelpers "k8s.io/kubernetes/pkg/apis/rbac/v1"
 )
 
-// Authorize implements authorizer.UnconditionalAuthorizer. It allows, saying by which binding, or has no opinion, saying which roles that
-// are bound do not exist.
+// Authorize implements authorizer.UnconditionalAuthorizer. It allows a request, with the binding as the reason, or has
+// no opinion, with the missing roles of the user's bindings as the reason.
 func (x *Index) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := a.GetUser()
 	if u == nil {
@@ -47,7 +47,7 @@ func (x *Index) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// resourceName is the resource with its subresource, as rules name it.
+// resourceName returns the resource with its subresource, in the form of rules.
 func resourceName(a authorizer.Attributes) string {
 	if sub := a.GetSubresource(); sub != "" {
 		return a.GetResource() + "/" + sub
@@ -55,7 +55,7 @@ func resourceName(a authorizer.Attributes) string {
 	return a.GetResource()
 }
 
-// allows is upstream's rbac.RuleAllows, with what it puts together for each rule put together once.
+// allows is upstream's rbac.RuleAllows, but receives the resource name instead of building it for each rule.
 func allows(rule *rbacv1.PolicyRule, a authorizer.Attributes, resource string) bool {
 	if !rbachelpers.VerbMatches(rule, a.GetVerb()) {
 		return false
@@ -68,43 +68,47 @@ func allows(rule *rbacv1.PolicyRule, a authorizer.Attributes, resource string) b
 		rbachelpers.ResourceNameMatches(rule, a.GetName())
 }
 
-// visit shows what u is granted in the whole cluster and, unless it is "", in a namespace, until see returns false: the rules, or why there are none.
-func (x *Index) visit(u user.Info, namespace string, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) {
+// visitor receives a grant with its rules, or with the error that its role is missing. It returns false to stop.
+type visitor func(g *grant, rules []rbacv1.PolicyRule, err error) bool
+
+// visit calls yield with the grants of u in the cluster and, unless namespace is "", in the namespace.
+func (x *Index) visit(u user.Info, namespace string, yield visitor) {
 	x.Refresh()
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if x.visitNamespace("", u, see) && namespace != "" {
-		x.visitNamespace(namespace, u, see)
+	if x.visitNamespace("", u, yield) && namespace != "" {
+		x.visitNamespace(namespace, u, yield)
 	}
 }
 
-// visitNamespace is visit for the bindings of one namespace, or those of the cluster.
-func (x *Index) visitNamespace(namespace string, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
-	if !x.visitSubject(subjectKey{namespace: namespace, name: u.GetName()}, u, see) {
+// visitNamespace visits the grants of u by bindings in a namespace, or by ClusterRoleBindings if namespace is "".
+func (x *Index) visitNamespace(namespace string, u user.Info, yield visitor) bool {
+	if !x.visitSubject(subjectKey{namespace: namespace, name: u.GetName()}, u, yield) {
 		return false
 	}
 	for _, group := range u.GetGroups() {
-		if !x.visitSubject(subjectKey{namespace: namespace, name: group, group: true}, u, see) {
+		if !x.visitSubject(subjectKey{namespace: namespace, name: group, group: true}, u, yield) {
 			return false
 		}
 	}
 	return true
 }
 
-func (x *Index) visitSubject(s subjectKey, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
+func (x *Index) visitSubject(s subjectKey, u user.Info, yield visitor) bool {
 	for _, g := range x.grants[s] {
 		if x.grantedEarlier(g, u) {
 			continue
 		}
 		rules, err := x.rulesOf(g.binding)
-		if !see(g, rules, err) {
+		if !yield(g, rules, err) {
 			return false
 		}
 	}
 	return true
 }
 
-// grantedEarlier reports that u has the role by an earlier subject of the same binding, which is then the one that counts.
+// grantedEarlier reports whether an earlier subject of the same binding grants the role to u. Only the first subject
+// counts.
 func (x *Index) grantedEarlier(g *grant, u user.Info) bool {
 	if g.index == 0 {
 		return false
@@ -117,14 +121,14 @@ func (x *Index) grantedEarlier(g *grant, u user.Info) bool {
 	})
 }
 
-// namedEarlier reports that the binding of g names s before its own subject.
+// namedEarlier reports whether the binding of g contains s before the subject of g.
 func (x *Index) namedEarlier(g *grant, s subjectKey) bool {
 	list := x.grants[s]
 	at, ok := slices.BinarySearchFunc(list, g, compareGrants)
 	return ok && list[at].index < g.index
 }
 
-// rulesOf are those that a binding grants.
+// rulesOf returns the rules that a binding grants.
 func (x *Index) rulesOf(b *binding) ([]rbacv1.PolicyRule, error) {
 	rules := x.rules[b.role]
 	if rules != nil {

@@ -1,6 +1,6 @@
 package rbac
 
-// Grants is how many there are in the index.
+// Grants returns the number of grants in the index.
 func (x *Index) Grants() (n int) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

@@ -1,5 +1,6 @@
-// Package rbac says what roles allow (https://kubernetes.io/docs/reference/access-authn-authz/rbac/), by an index over the
-// Roles, ClusterRoles and their bindings in a store. What a rule means is upstream's own code.
+// Package rbac authorizes requests by the Roles, ClusterRoles and bindings in a store
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/). It indexes the bindings by subject. Rules are
+// evaluated with upstream's code.
 package rbac
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Where the objects are stored.
+// Prefixes of storage keys.
 const (
 	roles               = "/registry/roles/"
 	roleBindings        = "/registry/rolebindings/"
@@ -23,42 +24,45 @@ const (
 	clusterRoleBindings = "/registry/clusterrolebindings/"
 )
 
-// Index answers by what is stored at the moment of each question: a write that has been answered is in force. It is an
-// authorizer.Authorizer, an authorizer.RuleResolver, and what upstream's checks of escalation ask.
+// Index authorizes requests by the latest state of the store: a write is in force as soon as it has returned. Index is
+// an authorizer.Authorizer and an authorizer.RuleResolver. See Resolver for upstream's escalation checks.
 type Index struct {
 	storage.Follower
 	mu       sync.RWMutex
 	grants   map[subjectKey][]*grant
 	bindings map[string]*binding            // by storage key
-	rules    map[string][]rbacv1.PolicyRule // of roles, by storage key
+	rules    map[string][]rbacv1.PolicyRule // by storage key of the role
 }
 
 // New returns an Index over the state that head returns.
 func New(head func() *storage.Snapshot) *Index {
-	x := &Index{grants: map[subjectKey][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{}}
+	x := &Index{
+		grants: map[subjectKey][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{},
+	}
 	x.Head, x.Advance = head, x.advance
 	return x
 }
 
-// binding is a RoleBinding or, without a namespace, a ClusterRoleBinding.
+// binding is a RoleBinding or, if the namespace is "", a ClusterRoleBinding.
 type binding struct {
 	namespace, name string
 	roleRef         rbacv1.RoleRef
-	role            string // its storage key; "" if it is of no known kind
+	role            string // storage key of the role; "" if its kind is unknown
 	subjects        []rbacv1.Subject
 }
 
-// subjectKey is whom a binding names: a user or a group, in a namespace or in all ("").
+// subjectKey identifies a user or a group in the bindings of a namespace, or in ClusterRoleBindings if the namespace
+// is "".
 type subjectKey struct {
 	namespace, name string
 	group           bool
 }
 
-// grant is that one subject of a binding has its role.
+// grant is the grant of a binding's role to one of its subjects.
 type grant struct {
 	*binding
 	index  int    // of the subject in the binding
-	reason string // of what is allowed by it, as upstream words it
+	reason string // upstream's reason of a decision that is based on the grant
 }
 
 func (x *Index) advance(seen, head *storage.Snapshot) {
@@ -83,12 +87,12 @@ func (x *Index) replaceRole(was, is *storage.Record) {
 		delete(x.rules, was.Key)
 		return
 	}
-	var role rbacv1.ClusterRole // a Role has nothing else that matters
+	var role rbacv1.ClusterRole // a Role has the same relevant fields
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, &role); err != nil {
-		role.Rules = nil // what cannot be read allows nothing
+		role.Rules = nil // an undecodable role allows nothing
 	}
 	if role.Rules == nil {
-		role.Rules = []rbacv1.PolicyRule{} // it is there
+		role.Rules = []rbacv1.PolicyRule{} // nil would mean that the role does not exist
 	}
 	x.rules[is.Key] = role.Rules
 }
@@ -101,9 +105,9 @@ func (x *Index) replaceBinding(was, is *storage.Record) {
 	if is == nil {
 		return
 	}
-	var object rbacv1.RoleBinding // a ClusterRoleBinding is the same, but for its namespace
+	var object rbacv1.RoleBinding // a ClusterRoleBinding has the same fields and no namespace
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, &object); err != nil {
-		return // what cannot be read grants nothing
+		return // an undecodable binding grants nothing
 	}
 	b := &binding{namespace: object.Namespace, name: object.Name, roleRef: object.RoleRef, subjects: object.Subjects}
 	b.role, _ = roleKey(b.roleRef, b.namespace)
@@ -111,7 +115,7 @@ func (x *Index) replaceBinding(was, is *storage.Record) {
 	x.add(b)
 }
 
-// roleKey is where the role is stored that a binding in a namespace names.
+// roleKey returns the storage key of the role that a binding in a namespace refers to.
 func roleKey(ref rbacv1.RoleRef, namespace string) (string, error) {
 	switch ref.Kind {
 	case "ClusterRole":
@@ -122,7 +126,8 @@ func roleKey(ref rbacv1.RoleRef, namespace string) (string, error) {
 	return "", fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// subjectKey is whom a subject of b names; false: nobody.
+// subjectKey returns the key of a subject of b. It returns false if the subject's kind is unknown, or if a
+// ServiceAccount has no namespace.
 func (b *binding) subjectKey(s *rbacv1.Subject) (subjectKey, bool) {
 	out := subjectKey{namespace: b.namespace, name: s.Name, group: s.Kind == rbacv1.GroupKind}
 	if s.Kind != rbacv1.ServiceAccountKind {
@@ -138,29 +143,29 @@ func (b *binding) subjectKey(s *rbacv1.Subject) (subjectKey, bool) {
 
 func (x *Index) add(b *binding) {
 	for i := range b.subjects {
-		to, ok := b.subjectKey(&b.subjects[i])
+		key, ok := b.subjectKey(&b.subjects[i])
 		if !ok {
 			continue
 		}
 		g := &grant{binding: b, index: i, reason: "RBAC: allowed by " + b.describe(i)}
-		list := x.grants[to]
-		at, named := slices.BinarySearchFunc(list, g, compareGrants)
-		if named && list[at].binding == b {
-			continue // the binding names the subject once more
+		list := x.grants[key]
+		at, found := slices.BinarySearchFunc(list, g, compareGrants)
+		if found && list[at].binding == b {
+			continue // the subject is a duplicate
 		}
-		x.grants[to] = slices.Insert(list, at, g)
+		x.grants[key] = slices.Insert(list, at, g)
 	}
 }
 
 func (x *Index) remove(b *binding) {
 	for i := range b.subjects {
-		from, ok := b.subjectKey(&b.subjects[i])
+		key, ok := b.subjectKey(&b.subjects[i])
 		if !ok {
 			continue
 		}
-		list := slices.DeleteFunc(x.grants[from], func(g *grant) bool { return g.binding == b })
-		if x.grants[from] = list; len(list) == 0 {
-			delete(x.grants, from)
+		list := slices.DeleteFunc(x.grants[key], func(g *grant) bool { return g.binding == b })
+		if x.grants[key] = list; len(list) == 0 {
+			delete(x.grants, key)
 		}
 	}
 }
@@ -168,13 +173,13 @@ func (x *Index) remove(b *binding) {
 // compareGrants orders the grants of a subject by the names of their bindings.
 func compareGrants(a, b *grant) int { return strings.Compare(a.name, b.name) }
 
-// describe says how a binding gives its role to one of its subjects, in upstream's words.
-func (b *binding) describe(place int) string {
+// describe returns upstream's description of the grant to the subject with the given index.
+func (b *binding) describe(index int) string {
 	kind, name := "ClusterRoleBinding", b.name
 	if b.namespace != "" {
 		kind, name = "RoleBinding", b.name+"/"+b.namespace
 	}
-	s := &b.subjects[place]
+	s := &b.subjects[index]
 	to := s.Name
 	if s.Kind == rbacv1.ServiceAccountKind {
 		namespace := s.Namespace

@@ -24,14 +24,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// fixture has the same objects twice: in a store with our index, and in the caches of upstream's authorizer.
+// fixture has the same objects twice: in a store with an Index, and in the caches of upstream's authorizer.
 type fixture struct {
 	testing.TB
 	store  storage.Store
 	index  *rbac.Index
 	caches map[string]cache.Indexer // by plural
 
-	upstream   *upstream.RBACAuthorizer
+	upstream *upstream.RBACAuthorizer
 	resolver *validation.DefaultRuleResolver
 }
 
@@ -47,18 +47,22 @@ func newFixture(t testing.TB) *fixture {
 	})
 	fx := &fixture{TB: t, store: store, index: rbac.New(store.Head), caches: map[string]cache.Indexer{}}
 	for _, plural := range []string{"roles", "rolebindings", "clusterroles", "clusterrolebindings"} {
-		fx.caches[plural] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		fx.caches[plural] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
+			cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
+		})
 	}
 	roles := &upstream.RoleGetter{Lister: rbaclisters.NewRoleLister(fx.caches["roles"])}
 	bindings := &upstream.RoleBindingLister{Lister: rbaclisters.NewRoleBindingLister(fx.caches["rolebindings"])}
 	clusterRoles := &upstream.ClusterRoleGetter{Lister: rbaclisters.NewClusterRoleLister(fx.caches["clusterroles"])}
-	clusterBindings := &upstream.ClusterRoleBindingLister{Lister: rbaclisters.NewClusterRoleBindingLister(fx.caches["clusterrolebindings"])}
+	clusterBindings := &upstream.ClusterRoleBindingLister{
+		Lister: rbaclisters.NewClusterRoleBindingLister(fx.caches["clusterrolebindings"]),
+	}
 	fx.upstream = upstream.New(roles, bindings, clusterRoles, clusterBindings)
 	fx.resolver = validation.NewDefaultRuleResolver(roles, bindings, clusterRoles, clusterBindings)
 	return fx
 }
 
-// put stores an object on both sides; nil takes away what is at key, which is namespace/name or name.
+// put stores an object on both sides. nil deletes the object. key is namespace/name or name.
 func (fx *fixture) put(plural, key string, obj runtime.Object) {
 	fx.Helper()
 	c := fx.caches[plural]
@@ -84,7 +88,7 @@ func (fx *fixture) put(plural, key string, obj runtime.Object) {
 	}
 }
 
-// checkDecision compares what both sides say of a request.
+// checkDecision checks that both sides return the same decision for a request.
 func (fx *fixture) checkDecision(a authorizer.Attributes) {
 	fx.Helper()
 	decision, reason, err := fx.index.Authorize(fx.Context(), a)
@@ -98,30 +102,31 @@ func (fx *fixture) checkDecision(a authorizer.Attributes) {
 		}
 		return
 	}
-	var reasons []string // where several bindings allow something, upstream names any
-	fx.resolver.VisitRulesFor(fx.Context(), a.GetUser(), a.GetNamespace(), func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
-		if err == nil && upstream.RuleAllows(a, rule) {
-			reasons = append(reasons, "RBAC: allowed by "+source.String())
-		}
-		return true
-	})
+	var reasons []string // if several bindings allow a request, upstream returns any of them
+	fx.resolver.VisitRulesFor(fx.Context(), a.GetUser(), a.GetNamespace(),
+		func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
+			if err == nil && upstream.RuleAllows(a, rule) {
+				reasons = append(reasons, "RBAC: allowed by "+source.String())
+			}
+			return true
+		})
 	if !slices.Contains(reasons, reason) {
 		fx.Fatalf("%+v: got reason %q, want one of %q", a, reason, reasons)
 	}
 }
 
-// sortedErrors are those of a list of errors, in any order.
+// sortedErrors returns the errors in a reason in sorted order.
 func sortedErrors(reason string) string {
 	list := strings.Split(strings.NewReplacer("[", "", "]", "", "RBAC: ", "").Replace(reason), ", ")
 	slices.Sort(list)
 	return strings.Join(list, ", ")
 }
 
-func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+func pick[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }
 
-func some(r *rand.Rand, of ...string) (out []string) {
+func some(r *rand.Rand, choices ...string) (out []string) {
 	for range 1 + r.IntN(2) {
-		out = append(out, pick(r, of...))
+		out = append(out, pick(r, choices...))
 	}
 	return out
 }
@@ -132,7 +137,8 @@ func randomRules(r *rand.Rand) (rules []rbacv1.PolicyRule) {
 		if r.IntN(4) == 0 {
 			rule.NonResourceURLs = some(r, "/healthz", "/healthz/*", "*", "/metrics")
 		} else {
-			rule.APIGroups, rule.Resources = some(r, "", "apps", "*"), some(r, "pods", "pods/status", "*/status", "*", "nodes")
+			rule.APIGroups = some(r, "", "apps", "*")
+			rule.Resources = some(r, "pods", "pods/status", "*/status", "*", "nodes")
 			if r.IntN(3) == 0 {
 				rule.ResourceNames = some(r, "a", "b")
 			}
@@ -144,29 +150,39 @@ func randomRules(r *rand.Rand) (rules []rbacv1.PolicyRule) {
 
 func randomSubjects(r *rand.Rand) (subjects []rbacv1.Subject) {
 	for range r.IntN(4) {
-		subjects = append(subjects, rbacv1.Subject{Kind: pick(r, "User", "Group", "ServiceAccount", "Robot"), Name: pick(r, "a", "b", "c"), Namespace: pick(r, "", "n1", "n2")})
+		subjects = append(subjects, rbacv1.Subject{
+			Kind: pick(r, "User", "Group", "ServiceAccount", "Robot"), Name: pick(r, "a", "b", "c"),
+			Namespace: pick(r, "", "n1", "n2"),
+		})
 	}
 	return subjects
 }
 
 func randomRef(r *rand.Rand) rbacv1.RoleRef {
-	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: pick(r, "Role", "ClusterRole", "ClusterRole", "Other"), Name: pick(r, "a", "b", "c")}
+	return rbacv1.RoleRef{
+		APIGroup: rbacv1.GroupName, Kind: pick(r, "Role", "ClusterRole", "ClusterRole", "Other"),
+		Name: pick(r, "a", "b", "c"),
+	}
 }
 
-// change makes one change of a random object.
+// change changes, creates or deletes a random object.
 func (fx *fixture) change(r *rand.Rand) {
 	meta := metav1.ObjectMeta{Name: pick(r, "a", "b", "c"), Namespace: pick(r, "n1", "n2")}
 	local, remove := meta.Namespace+"/"+meta.Name, r.IntN(4) == 0
 	plural, key, obj := "roles", local, runtime.Object(&rbacv1.Role{ObjectMeta: meta, Rules: randomRules(r)})
 	switch r.IntN(4) {
 	case 0:
-		plural, obj = "rolebindings", &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r)}
+		plural, obj = "rolebindings", &rbacv1.RoleBinding{
+			ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r),
+		}
 	case 1:
 		meta.Namespace = ""
 		plural, key, obj = "clusterroles", meta.Name, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: randomRules(r)}
 	case 2:
 		meta.Namespace = ""
-		plural, key, obj = "clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r)}
+		plural, key, obj = "clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r),
+		}
 	}
 	if remove {
 		obj = nil
@@ -176,19 +192,24 @@ func (fx *fixture) change(r *rand.Rand) {
 
 func randomAttributes(r *rand.Rand) authorizer.AttributesRecord {
 	a := authorizer.AttributesRecord{
-		User: &user.DefaultInfo{Name: pick(r, "a", "b", "c", "system:serviceaccount:n1:a", "system:serviceaccount:n2:b"), Groups: some(r, "a", "b", "c")},
+		User: &user.DefaultInfo{
+			Name:   pick(r, "a", "b", "c", "system:serviceaccount:n1:a", "system:serviceaccount:n2:b"),
+			Groups: some(r, "a", "b", "c"),
+		},
 		Verb: pick(r, "get", "list", "create", "delete"),
 	}
 	if r.IntN(4) == 0 {
 		a.Path = pick(r, "/healthz", "/healthz/ping", "/metrics", "/x")
 		return a
 	}
-	a.ResourceRequest, a.Namespace, a.APIGroup, a.Resource = true, pick(r, "", "n1", "n2"), pick(r, "", "apps"), pick(r, "pods", "nodes")
+	a.ResourceRequest, a.Namespace = true, pick(r, "", "n1", "n2")
+	a.APIGroup, a.Resource = pick(r, "", "apps"), pick(r, "pods", "nodes")
 	a.Subresource, a.Name = pick(r, "", "", "status"), pick(r, "", "a", "b")
 	return a
 }
 
-// AGG-005 EXT-012 EXT-013 EXT-026: decisions on random policies, while these change, are those of upstream's authorizer.
+// TestDecisionsAsUpstream checks that decisions on random, changing policies equal those of upstream's authorizer.
+// AGG-005 EXT-012 EXT-013 EXT-026
 func TestDecisionsAsUpstream(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -202,7 +223,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 	}
 }
 
-// EXT-002: what somebody may do is what upstream's resolver collects, rule by rule, and so is what a role allows.
+// TestRulesAsUpstream checks that the rules of users and of roles equal those of upstream's resolver. EXT-002
 func TestRulesAsUpstream(t *testing.T) {
 	fx := newFixture(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -222,27 +243,33 @@ func TestRulesAsUpstream(t *testing.T) {
 		fx.change(r)
 		a := randomAttributes(r)
 		u := &user.DefaultInfo{Name: a.User.GetName(), Groups: slices.Compact(a.User.GetGroups())}
-		got, want := text(resolver.RulesFor(t.Context(), u, a.Namespace)), text(fx.resolver.RulesFor(t.Context(), u, a.Namespace))
+		got := text(resolver.RulesFor(t.Context(), u, a.Namespace))
+		want := text(fx.resolver.RulesFor(t.Context(), u, a.Namespace))
 		if got != want {
 			t.Fatalf("rules of %v in %q:\n%s\nwant\n%s", u, a.Namespace, got, want)
 		}
-		resources, others, _, _ := fx.index.RulesFor(t.Context(), u, a.Namespace)
-		wantResources, wantOthers, _, _ := fx.upstream.RulesFor(t.Context(), u, a.Namespace)
-		if len(resources) != len(wantResources) || len(others) != len(wantOthers) {
-			t.Fatalf("%d rules of resources and %d others, want %d and %d", len(resources), len(others), len(wantResources), len(wantOthers))
+		resources, nonResources, _, _ := fx.index.RulesFor(t.Context(), u, a.Namespace)
+		wantResources, wantNonResources, _, _ := fx.upstream.RulesFor(t.Context(), u, a.Namespace)
+		if len(resources) != len(wantResources) || len(nonResources) != len(wantNonResources) {
+			t.Fatalf("got %d resource and %d non-resource rules, want %d and %d",
+				len(resources), len(nonResources), len(wantResources), len(wantNonResources))
 		}
 		ref := randomRef(r)
-		if got, want := text(resolver.GetRoleReferenceRules(t.Context(), ref, "n1")), text(fx.resolver.GetRoleReferenceRules(t.Context(), ref, "n1")); got != want {
+		got = text(resolver.GetRoleReferenceRules(t.Context(), ref, "n1"))
+		want = text(fx.resolver.GetRoleReferenceRules(t.Context(), ref, "n1"))
+		if got != want {
 			t.Fatalf("rules of %v: %s, want %s", ref, got, want)
 		}
 	}
 }
 
-// A binding is in force, and then is not, when its write has been answered, whoever else asks meanwhile.
-func TestInForceAmongOthers(t *testing.T) {
+// TestInForceDuringConcurrentRequests checks that a binding is in force when its write has returned, and no longer in
+// force when its deletion has returned, while other requests are being authorized.
+func TestInForceDuringConcurrentRequests(t *testing.T) {
 	fx := newFixture(t)
 	fx.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
-		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs"}}}})
+		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"},
+			Resources: []string{"crontabs"}}}})
 	done := make(chan struct{})
 	var others sync.WaitGroup
 	for i := range 3 {
@@ -264,17 +291,22 @@ func TestInForceAmongOthers(t *testing.T) {
 		}
 		fx.put("clusterrolebindings", "binding-0", nil)
 		if d, _, _ := fx.index.Authorize(t.Context(), request(7)); d == authorizer.DecisionAllow {
-			t.Fatal("a binding that is gone is in force")
+			t.Fatal("a deleted binding is in force")
 		}
 	}
 	close(done)
 	others.Wait()
 }
 
-// newLargeFixture has n ClusterRoleBindings, each of another user, and a role binding in each of n namespaces.
+// newLargeFixture returns a fixture with n ClusterRoleBindings of different users.
 func newLargeFixture(b *testing.B, n int) *fixture {
 	fx := newFixture(b)
-	rules := []rbacv1.PolicyRule{{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs", "crontabs/status"}}}
+	rules := []rbacv1.PolicyRule{
+		{
+			Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"example.com"},
+			Resources: []string{"crontabs", "crontabs/status"},
+		},
+	}
 	fx.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: rules})
 	for i := range n {
 		fx.bind(i, fmt.Sprintf("user-%d", i))
@@ -290,7 +322,7 @@ func (fx *fixture) bind(i int, name string) {
 }
 
 func request(i int) authorizer.Attributes {
-	return &authorizer.AttributesRecord{ // by reference, as a server passes it
+	return &authorizer.AttributesRecord{ // a pointer, as the server passes it
 		User: &user.DefaultInfo{Name: fmt.Sprintf("user-%d", i), Groups: []string{"dev", "ops", user.AllAuthenticated}},
 		Verb: "get", ResourceRequest: true, Namespace: "default", APIGroup: "example.com", Resource: "crontabs", Name: "x",
 	}
@@ -298,11 +330,12 @@ func request(i int) authorizer.Attributes {
 
 const bindingCount = 10000
 
-// BenchmarkAuthorize is one decision where nothing has changed, beside upstream's.
+// BenchmarkAuthorize measures a decision without changes since the last one, in comparison with upstream's authorizer.
 func BenchmarkAuthorize(b *testing.B) {
 	fx := newLargeFixture(b, bindingCount)
 	a := request(bindingCount / 2)
-	for name, x := range map[string]authorizer.UnconditionalAuthorizer{"index": fx.index, "upstream": fx.upstream} {
+	authorizers := map[string]authorizer.UnconditionalAuthorizer{"index": fx.index, "upstream": fx.upstream}
+	for name, x := range authorizers {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -314,7 +347,7 @@ func BenchmarkAuthorize(b *testing.B) {
 	}
 }
 
-// BenchmarkAuthorizeAfterWrite is the decision that follows the write of a binding.
+// BenchmarkAuthorizeAfterWrite measures the first decision after the write of a binding.
 func BenchmarkAuthorizeAfterWrite(b *testing.B) {
 	fx := newLargeFixture(b, bindingCount)
 	a := request(bindingCount / 2)
@@ -330,23 +363,32 @@ func BenchmarkAuthorizeAfterWrite(b *testing.B) {
 	}
 }
 
-// A binding that names the same subject again and again counts it once: otherwise one write could keep all others waiting for seconds.
-func TestSubjectNamedManyTimes(t *testing.T) {
+// TestDuplicateSubjects checks that duplicate subjects of a binding create one grant. Otherwise the write of one
+// binding could block all others for seconds.
+func TestDuplicateSubjects(t *testing.T) {
 	fx := newFixture(t)
-	fx.put("roles", "n1/a", &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}})
-	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "a"}}
+	fx.put("roles", "n1/a", &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"},
+		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}},
+	})
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "a"},
+	}
 	for range 100 {
 		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: "User", Name: "a"})
 	}
 	fx.put("rolebindings", "n1/a", binding)
-	a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "a"}, Verb: "get", ResourceRequest: true, Namespace: "n1", Resource: "pods"}
+	a := authorizer.AttributesRecord{
+		User: &user.DefaultInfo{Name: "a"}, Verb: "get", ResourceRequest: true, Namespace: "n1", Resource: "pods",
+	}
 	fx.checkDecision(a)
 	if n := fx.index.Grants(); n != 1 {
-		t.Errorf("%d grants, want 1", n)
+		t.Errorf("got %d grants, want 1", n)
 	}
 	fx.put("rolebindings", "n1/a", nil)
 	fx.checkDecision(a)
 	if n := fx.index.Grants(); n != 0 {
-		t.Errorf("%d grants after the binding has gone", n)
+		t.Errorf("got %d grants after the deletion of the binding, want 0", n)
 	}
 }

@@ -13,11 +13,13 @@ import (
 
 var _ validation.AuthorizationRuleResolver = Resolver{}
 
-// Resolver is an Index for upstream's checks of who gives rights away.
+// Resolver is an Index for upstream's escalation checks.
 type Resolver struct{ *Index }
 
-// GetRoleReferenceRules implements validation.AuthorizationRuleResolver: the rules of the role that a binding in a namespace names.
-func (r Resolver) GetRoleReferenceRules(_ context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+// GetRoleReferenceRules implements validation.AuthorizationRuleResolver. It returns the rules of the role that a
+// binding in a namespace refers to.
+func (r Resolver) GetRoleReferenceRules(_ context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule,
+	error) {
 	key, err := roleKey(ref, namespace)
 	if err != nil {
 		return nil, err
@@ -34,7 +36,8 @@ func (r Resolver) RulesFor(_ context.Context, u user.Info, namespace string) ([]
 }
 
 // VisitRulesFor implements validation.AuthorizationRuleResolver.
-func (r Resolver) VisitRulesFor(_ context.Context, u user.Info, namespace string, visitor func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool) {
+func (r Resolver) VisitRulesFor(_ context.Context, u user.Info, namespace string,
+	visitor func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool) {
 	r.visit(u, namespace, func(g *grant, rules []rbacv1.PolicyRule, err error) bool {
 		if err != nil {
 			return visitor(nil, nil, err)
@@ -48,12 +51,12 @@ func (r Resolver) VisitRulesFor(_ context.Context, u user.Info, namespace string
 	})
 }
 
-// source says where a rule is from.
+// source describes the grant that a rule comes from.
 type source struct{ *grant }
 
 func (s source) String() string { return s.describe(s.index) }
 
-// policyRules are all that u has, and what is known to be missing.
+// policyRules returns all rules of u, and an error that contains the missing roles.
 func (x *Index) policyRules(u user.Info, namespace string) (all []rbacv1.PolicyRule, err error) {
 	var missing []error
 	x.visit(u, namespace, func(_ *grant, rules []rbacv1.PolicyRule, err error) bool {
@@ -66,16 +69,21 @@ func (x *Index) policyRules(u user.Info, namespace string) (all []rbacv1.PolicyR
 	return all, utilerrors.NewAggregate(missing)
 }
 
-// RulesFor implements authorizer.RuleResolver: what u may do in a namespace, for a SelfSubjectRulesReview.
-func (x *Index) RulesFor(_ context.Context, u user.Info, namespace string) (resources []authorizer.ResourceRuleInfo, others []authorizer.NonResourceRuleInfo, incomplete bool, err error) {
+// RulesFor implements authorizer.RuleResolver. It returns the rules of u in a namespace, for a SelfSubjectRulesReview.
+func (x *Index) RulesFor(_ context.Context, u user.Info, namespace string) (resources []authorizer.ResourceRuleInfo,
+	others []authorizer.NonResourceRuleInfo, incomplete bool, err error) {
 	rules, err := x.policyRules(u, namespace)
 	for i := range rules {
 		r := &rules[i]
 		if len(r.Resources) > 0 {
-			resources = append(resources, &authorizer.DefaultResourceRuleInfo{Verbs: r.Verbs, APIGroups: r.APIGroups, Resources: r.Resources, ResourceNames: r.ResourceNames})
+			resources = append(resources, &authorizer.DefaultResourceRuleInfo{
+				Verbs: r.Verbs, APIGroups: r.APIGroups, Resources: r.Resources, ResourceNames: r.ResourceNames,
+			})
 		}
 		if len(r.NonResourceURLs) > 0 {
-			others = append(others, &authorizer.DefaultNonResourceRuleInfo{Verbs: r.Verbs, NonResourceURLs: r.NonResourceURLs})
+			others = append(others, &authorizer.DefaultNonResourceRuleInfo{
+				Verbs: r.Verbs, NonResourceURLs: r.NonResourceURLs,
+			})
 		}
 	}
 	return resources, others, false, err
