@@ -15,20 +15,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// dumps are the columns of each dump, and what writes the rows of a level. Both are upstream's.
+// dumps holds the columns of each dump, and a function that returns the rows of a level. Both are upstream's.
 var dumps = map[string]struct {
 	columns string
 	rows    func(l *level, details bool) [][]any
 }{
-	"dump_priority_levels": {"PriorityLevelName ActiveQueues IsIdle IsQuiescing WaitingRequests ExecutingRequests DispatchedRequests RejectedRequests TimedoutRequests CancelledRequests", (*level).dump},
-	"dump_queues":          {"PriorityLevelName Index PendingRequests ExecutingRequests SeatsInUse NextDispatchR InitialSeatsSum MaxSeatsSum TotalWorkSum", (*level).dumpQueues},
-	"dump_requests":        {"PriorityLevelName FlowSchemaName QueueIndex RequestIndexInQueue FlowDistingsher ArriveTime InitialSeats FinalSeats AdditionalLatency StartTime", (*level).dumpRequests},
+	"dump_priority_levels": {"PriorityLevelName ActiveQueues IsIdle IsQuiescing WaitingRequests ExecutingRequests" +
+		" DispatchedRequests RejectedRequests TimedoutRequests CancelledRequests", (*level).dump},
+	"dump_queues": {"PriorityLevelName Index PendingRequests ExecutingRequests SeatsInUse NextDispatchR" +
+		" InitialSeatsSum MaxSeatsSum TotalWorkSum", (*level).dumpQueues},
+	"dump_requests": {"PriorityLevelName FlowSchemaName QueueIndex RequestIndexInQueue FlowDistingsher ArriveTime" +
+		" InitialSeats FinalSeats AdditionalLatency StartTime", (*level).dumpRequests},
 }
 
-// details are the further columns of requests.
+// details are the additional columns of dump_requests.
 const details = " UserName Verb APIPath Namespace Name APIVersion Resource SubResource"
 
-// Dump returns the handler of upstream's dump of a name, below /debug/api_priority_and_fairness/; nil if there is none.
+// Dump returns the handler of the dump at /debug/api_priority_and_fairness/ followed by name. It returns nil if
+// upstream has no such dump.
 func (x *Controller) Dump(name string) http.HandlerFunc {
 	dump, found := dumps[name]
 	if !found || x.Disabled {
@@ -42,7 +46,7 @@ func (x *Controller) Dump(name string) http.HandlerFunc {
 		var out bytes.Buffer
 		table := tabwriter.NewWriter(&out, 8, 0, 1, ' ', 0)
 		fmt.Fprintln(table, strings.ReplaceAll(columns, " ", ",\t"))
-		for _, l := range x.all() {
+		for _, l := range x.allLevels() {
 			l.mu.Lock()
 			rows := dump.rows(l, detailed)
 			l.mu.Unlock()
@@ -50,31 +54,32 @@ func (x *Controller) Dump(name string) http.HandlerFunc {
 				fmt.Fprintf(table, strings.Repeat(",\t%v", len(row))[2:]+"\n", row...)
 			}
 		}
-		_ = table.Flush() // into memory
+		_ = table.Flush() // writing to memory never fails
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write(out.Bytes()) // the client has gone
+		_, _ = w.Write(out.Bytes()) // an error means that the client has disconnected
 	}
 }
 
-// all returns the levels by name, those that have been replaced last.
-func (x *Controller) all() []*level {
+// allLevels returns the levels sorted by name, followed by the quiescing levels.
+func (x *Controller) allLevels() []*level {
 	x.Refresh()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.retire(nil)
+	x.quiesce(nil)
 	all := slices.SortedFunc(maps.Values(x.levels), func(a, b *level) int { return strings.Compare(a.name, b.name) })
-	return append(all, x.retired...)
+	return append(all, x.quiescing...)
 }
 
-// retire keeps a level whose object is gone, if it is not nil, until it has no request, and drops those that have none.
-func (x *Controller) retire(gone *level) {
-	if gone != nil {
-		gone.mu.Lock()
-		gone.quiescing = true
-		gone.mu.Unlock()
-		x.retired = append(x.retired, gone)
+// quiesce adds a level whose object is deleted to the quiescing levels. nil adds no level. It then removes all
+// quiescing levels that have no requests.
+func (x *Controller) quiesce(deleted *level) {
+	if deleted != nil {
+		deleted.mu.Lock()
+		deleted.quiescing = true
+		deleted.mu.Unlock()
+		x.quiescing = append(x.quiescing, deleted)
 	}
-	x.retired = slices.DeleteFunc(x.retired, func(l *level) bool {
+	x.quiescing = slices.DeleteFunc(x.quiescing, func(l *level) bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.executing+l.queued == 0
@@ -88,13 +93,19 @@ func (l *level) dump(bool) [][]any {
 			active++
 		}
 	}
-	return [][]any{{l.name, active, l.executing+l.queued == 0, l.quiescing, l.queued, l.executing, l.dispatched, l.rejected, 0, l.canceled}}
+	return [][]any{{
+		l.name, active, l.executing+l.queued == 0, l.quiescing,
+		l.queued, l.executing, l.dispatched, l.rejected, 0, l.canceled,
+	}}
 }
 
 func (l *level) dumpQueues(bool) (rows [][]any) {
 	for i, q := range l.queues {
 		n := len(q.waiters)
-		rows = append(rows, []any{l.name, i, n, q.executing, q.executing, seatSeconds(q.next), n, n, seatSeconds(float64(n) * estimate)})
+		rows = append(rows, []any{
+			l.name, i, n, q.executing, q.executing, seatSeconds(q.nextStart), n, n,
+			seatSeconds(float64(n) * workEstimate),
+		})
 	}
 	return rows
 }
@@ -117,16 +128,19 @@ func (l *level) dumpRequests(detailed bool) (rows [][]any) {
 	return rows
 }
 
-// row returns the cells of a request, which is the place-th in its queue.
-func (l *level) row(h *holder, queue, place int, detailed bool) []any {
+// row returns the cells of a request. queue is the index of its queue, and position its position in the queue; -1 means
+// none.
+func (l *level) row(h *holder, queue, position int, detailed bool) []any {
 	a, flow := h.request, ""
-	switch h.flow.by {
+	switch h.flow.distinguisher {
 	case flowcontrolv1.FlowDistinguisherMethodByUserType:
 		flow = a.User.GetName()
 	case flowcontrolv1.FlowDistinguisherMethodByNamespaceType:
 		flow = a.Namespace
 	}
-	cells := []any{l.name, h.flow.schema, queue, place, flow, stamp(h.arrived), 1, 0, time.Duration(0), stamp(h.started)}
+	cells := []any{
+		l.name, h.flow.schema, queue, position, flow, stamp(h.arrived), 1, 0, time.Duration(0), stamp(h.started),
+	}
 	if !detailed {
 		return cells
 	}

@@ -2,13 +2,13 @@ package flowcontrol
 
 import "github.com/trellis-k8s/trellis/internal/access"
 
-// Names are those of the FlowSchema and the priority level of a request.
+// Names returns the names of the FlowSchema and the priority level of a request.
 func (x *Controller) Names(a *access.Attributes) (schema, level string) {
 	f := x.classify(a, x.clock.Now())
 	return f.schema, f.level.name
 }
 
-// Queued is how many requests wait at a level.
+// Queued returns the number of requests that wait at a level.
 func (x *Controller) Queued(name string) int {
 	l := x.find(name)
 	l.mu.Lock()
@@ -16,7 +16,7 @@ func (x *Controller) Queued(name string) int {
 	return l.queued
 }
 
-// Limit is how many seats a level has at the moment.
+// Limit returns the current number of seats of a level.
 func (x *Controller) Limit(name string) int {
 	l := x.find(name)
 	l.mu.Lock()

@@ -1,5 +1,5 @@
-// Package flowcontrol is API Priority and Fairness by the FlowSchemas and PriorityLevelConfigurations in a store
-// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
+// Package flowcontrol implements API Priority and Fairness with the FlowSchemas and PriorityLevelConfigurations in a
+// store (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 package flowcontrol
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Where the objects are stored.
+// Prefixes of storage keys.
 const (
 	flowSchemas    = "/registry/flowschemas/"
 	priorityLevels = "/registry/prioritylevelconfigurations/"
@@ -27,40 +27,42 @@ const (
 
 // Config holds the values of kube-apiserver's flags.
 type Config struct {
-	Disabled            bool // only the two limits apply, as in upstream without API Priority and Fairness
+	Disabled            bool // enforce only the two limits, as upstream does without API Priority and Fairness
 	MaxReads, MaxWrites int  // --max-requests-inflight and --max-mutating-requests-inflight
 	RequestTimeout      time.Duration
 }
 
-// Controller admits, queues and rejects requests. A write of its objects is in force once it has been answered.
-// It is a prometheus.Collector.
+// Controller admits, queues and rejects requests. A write of a FlowSchema or PriorityLevelConfiguration is in force as
+// soon as it has returned. Controller is a prometheus.Collector.
 type Controller struct {
 	Config
-	clock   clock.WithTicker
-	dropped utilflowcontrol.DroppedRequestsTracker
-	metrics *metrics
-	fixed   [2]*flow // of a Config that is Disabled: reading, writing; nil without limit
+	clock    clock.WithTicker
+	dropped  utilflowcontrol.DroppedRequestsTracker
+	metrics  *metrics
+	inflight [2]*flow // flows of reads and of writes if Config.Disabled; nil means no limit
 
-	storage.Follower // of the plan
+	storage.Follower // keeps plan up to date
 	plan             atomic.Pointer[plan]
-	due              atomic.Int64 // when seats are to be lent anew, in nanoseconds
+	nextAdjustment   atomic.Int64 // time of the next call of adjustBorrowing, in Unix nanoseconds
 
-	mu      sync.Mutex // of what follows
-	schemas map[string]*flowcontrolv1.FlowSchema
-	configs map[string]*flowcontrolv1.PriorityLevelConfiguration
-	levels  map[string]*level
-	retired []*level // whose objects are gone, while they have requests
+	mu        sync.Mutex // guards the fields below
+	schemas   map[string]*flowcontrolv1.FlowSchema
+	configs   map[string]*flowcontrolv1.PriorityLevelConfiguration
+	levels    map[string]*level
+	quiescing []*level // levels whose objects are deleted and which still have requests
 }
 
 // New returns a Controller over the state that head returns.
 func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Controller {
 	x := &Controller{
 		Config: c, clock: clock, dropped: utilflowcontrol.NewDroppedRequestsTracker(), metrics: newMetrics(),
-		schemas: map[string]*flowcontrolv1.FlowSchema{}, configs: map[string]*flowcontrolv1.PriorityLevelConfiguration{}, levels: map[string]*level{},
+		schemas: map[string]*flowcontrolv1.FlowSchema{},
+		configs: map[string]*flowcontrolv1.PriorityLevelConfiguration{},
+		levels:  map[string]*level{},
 	}
 	for i, limit := range [...]int{c.MaxReads, c.MaxWrites} {
 		if c.Disabled && limit > 0 {
-			x.fixed[i] = &flow{level: &level{limit: limit}}
+			x.inflight[i] = &flow{level: &level{limit: limit}}
 		}
 	}
 	x.Head, x.Advance = head, x.advance
@@ -68,50 +70,53 @@ func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Contr
 	return x
 }
 
-// Seat is the seat of a request in execution. The zero value is none.
+// Seat is the seat of a request in execution. The zero value is not a seat.
 type Seat struct {
 	flow  *flow
-	queue *queue // that it has waited in, if it has
-	index int    // in the running requests of the level
+	queue *queue // the queue in which the request waited; nil if it did not wait
+	index int    // in level.running
 	taken time.Time
 	held  bool
 }
 
-// Take blocks until a request that has arrived at now has a seat, which the caller releases. It returns false if the request is rejected.
+// Take blocks until a request that arrived at now has a seat. The caller must release the seat. Take returns false if
+// the request is rejected.
 func (x *Controller) Take(ctx context.Context, a *access.Attributes, now time.Time) (Seat, bool) {
 	f := x.classify(a, now)
 	if f == nil {
 		return Seat{}, true
 	}
-	s, w, why := f.level.take(f, a, now)
+	s, w, reason := f.level.admit(f, a, now)
 	if w != nil {
-		why = x.wait(ctx, &s, w, now)
+		reason = x.wait(ctx, &s, w, now)
 	}
-	if s.held = why == ""; s.held {
+	if s.held = reason == ""; s.held {
 		return s, true
 	}
 	if x.Disabled {
-		return Seat{}, slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) // always executed, as in upstream
+		return Seat{}, slices.Contains(a.User.GetGroups(),
+			user.SystemPrivilegedGroup) // always executed, as in upstream
 	}
-	x.metrics.rejected.WithLabelValues(f.level.name, f.schema, why).Inc()
+	x.metrics.rejected.WithLabelValues(f.level.name, f.schema, reason).Inc()
 	x.dropped.RecordDroppedRequest(f.level.name)
 	return s, false
 }
 
-// wait blocks until a queued request has a seat, for at most a quarter of the time of the request, as in upstream.
-func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time) (why string) {
-	patience := x.RequestTimeout
+// wait blocks until a queued request has a seat, for at most a quarter of the request's timeout, as in upstream. If the
+// request gets no seat, wait returns the reason for the metric.
+func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time) (reason string) {
+	timeout := x.RequestTimeout
 	if deadline, ok := ctx.Deadline(); ok {
-		patience = min(patience, deadline.Sub(now))
+		timeout = min(timeout, deadline.Sub(now))
 	}
-	timer := x.clock.NewTimer(min(patience/4, time.Minute))
+	timer := x.clock.NewTimer(min(timeout/4, time.Minute))
 	defer timer.Stop()
-	lend := x.clock.NewTicker(lendEvery)
-	defer lend.Stop()
+	adjust := x.clock.NewTicker(adjustmentPeriod)
+	defer adjust.Stop()
 	for waiting := true; waiting; {
 		select {
-		case <-lend.C():
-			x.lendWhenDue(x.clock.Now())
+		case <-adjust.C():
+			x.adjustWhenDue(x.clock.Now())
 			continue
 		case <-w.ready:
 		case <-timer.C():
@@ -120,14 +125,14 @@ func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time
 		waiting = false
 	}
 	execute := "true"
-	if s.taken = x.clock.Now(); !s.flow.level.keep(w, s, s.taken) {
-		execute, why = "false", "time-out"
+	if s.taken = x.clock.Now(); !s.flow.level.finishWait(w, s, s.taken) {
+		execute, reason = "false", "time-out"
 	}
 	x.metrics.waited.WithLabelValues(s.flow.level.name, s.flow.schema, execute).Observe(s.taken.Sub(now).Seconds())
-	return why
+	return reason
 }
 
-// RetryAfter returns the number of seconds after which a client may repeat a rejected request.
+// RetryAfter returns the number of seconds after which a client may retry a rejected request.
 func (x *Controller) RetryAfter(s *Seat) int64 {
 	if s.flow == nil {
 		return 1
@@ -135,8 +140,8 @@ func (x *Controller) RetryAfter(s *Seat) int64 {
 	return x.dropped.GetRetryAfter(s.flow.level.name)
 }
 
-// Matched returns the values of the response headers: the UIDs of the FlowSchema and of the PriorityLevelConfiguration. They are shared;
-// callers do not append to them.
+// Matched returns the values of the response headers: the UIDs of the FlowSchema and of the PriorityLevelConfiguration.
+// The slices are shared; callers must not modify them.
 func (s *Seat) Matched() (schema, level []string) {
 	if s.flow == nil {
 		return nil, nil
@@ -147,7 +152,7 @@ func (s *Seat) Matched() (schema, level []string) {
 // Held reports whether the request has a seat.
 func (s *Seat) Held() bool { return s.held }
 
-// Release passes the seat on to the next request. It does nothing if the request has no seat.
+// Release passes the seat to the next request. It does nothing if the request has no seat.
 func (s *Seat) Release(now func() time.Time) {
 	if s.held {
 		s.held = false
@@ -155,28 +160,29 @@ func (s *Seat) Release(now func() time.Time) {
 	}
 }
 
-// classify returns the flow of a request, nil if the request needs no seat.
+// classify returns the flow of a request, or nil if the request needs no seat.
 func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 	if x.Disabled {
 		if a.IsReadOnly() {
-			return x.fixed[0]
+			return x.inflight[0]
 		}
-		return x.fixed[1]
+		return x.inflight[1]
 	}
 	x.Refresh()
-	x.lendWhenDue(now)
+	x.adjustWhenDue(now)
 	return x.plan.Load().match(a)
 }
 
-// lendWhenDue lends seats if that is due. New and waiting requests call it; without requests there is nothing to lend.
-func (x *Controller) lendWhenDue(now time.Time) {
-	if now.UnixNano() < x.due.Load() {
+// adjustWhenDue calls adjustBorrowing if an adjustmentPeriod has passed since the last call. New and waiting requests
+// call adjustWhenDue. Without requests no adjustment is necessary.
+func (x *Controller) adjustWhenDue(now time.Time) {
+	if now.UnixNano() < x.nextAdjustment.Load() {
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if now.UnixNano() >= x.due.Load() {
-		x.lend(now)
+	if now.UnixNano() >= x.nextAdjustment.Load() {
+		x.adjustBorrowing(now)
 	}
 }
 
@@ -189,7 +195,7 @@ func (x *Controller) advance(seen, head *storage.Snapshot) {
 	}
 }
 
-// replace updates objects, by their storage keys, to head and reports whether any has changed.
+// replace updates a map of objects by storage key from seen to head. It reports whether an object has changed.
 func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix string) (changed bool) {
 	for was, is := range head.Since(seen, prefix) {
 		changed = true
@@ -199,7 +205,7 @@ func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix stri
 		}
 		object := new(T)
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, object); err != nil {
-			delete(all, is.Key) // an object that does not decode is ignored
+			delete(all, is.Key) // an undecodable object is ignored
 			continue
 		}
 		all[is.Key] = object

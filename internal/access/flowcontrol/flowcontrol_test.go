@@ -24,15 +24,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// world is a Controller over a store, at a time of its own.
-type world struct {
+// fixture is a Controller with a store and a fake clock.
+type fixture struct {
 	testing.TB
 	*flowcontrol.Controller
 	store storage.Store
 	clock *clocktesting.FakeClock
 }
 
-func newWorld(t testing.TB, c flowcontrol.Config) *world {
+func newFixture(t testing.TB, c flowcontrol.Config) *fixture {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -46,141 +46,165 @@ func newWorld(t testing.TB, c flowcontrol.Config) *world {
 		c.RequestTimeout = time.Minute
 	}
 	clock := clocktesting.NewFakeClock(time.Now())
-	return &world{t, flowcontrol.New(c, store.Head, clock), store, clock}
+	return &fixture{t, flowcontrol.New(c, store.Head, clock), store, clock}
 }
 
-// put stores an object; without a spec it is taken away.
-func (w *world) put(plural, name string, spec any) {
-	w.Helper()
+// put stores an object. A nil spec deletes the object.
+func (fx *fixture) put(plural, name string, spec any) {
+	fx.Helper()
 	write := storage.Write{Key: "/registry/" + plural + "/" + name}
-	if rec := w.store.Head().Get(write.Key); rec != nil {
+	if rec := fx.store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}
 	if spec != nil {
 		var err error
-		if write.Value, err = json.Marshal(map[string]any{"metadata": metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}, "spec": spec}); err != nil {
-			w.Fatal(err)
+		meta := metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}
+		if write.Value, err = json.Marshal(map[string]any{"metadata": meta, "spec": spec}); err != nil {
+			fx.Fatal(err)
 		}
 	}
-	if _, err := w.store.Commit(w.Context(), []storage.Write{write}); err != nil {
-		w.Fatal(err)
+	if _, err := fx.store.Commit(fx.Context(), []storage.Write{write}); err != nil {
+		fx.Fatal(err)
 	}
 }
 
-// level stores a priority level that has nearly all seats; queues 0: it refuses.
-func (w *world) level(name string, queues, hand, length int32) {
+// level stores a priority level that has nearly all seats. If queues is 0, the level rejects requests instead of
+// queuing them.
+func (fx *fixture) level(name string, queues, hand, length int32) {
 	shares, none := int32(995), int32(0)
-	l := &flowcontrolv1.LimitedPriorityLevelConfiguration{NominalConcurrencyShares: &shares, BorrowingLimitPercent: &none}
-	if l.LimitResponse.Type = flowcontrolv1.LimitResponseTypeReject; queues > 0 {
-		l.LimitResponse = flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeQueue, Queuing: &flowcontrolv1.QueuingConfiguration{Queues: queues, HandSize: hand, QueueLengthLimit: length}}
+	l := &flowcontrolv1.LimitedPriorityLevelConfiguration{
+		NominalConcurrencyShares: &shares, BorrowingLimitPercent: &none,
 	}
-	w.put("prioritylevelconfigurations", name, flowcontrolv1.PriorityLevelConfigurationSpec{Type: flowcontrolv1.PriorityLevelEnablementLimited, Limited: l})
+	if l.LimitResponse.Type = flowcontrolv1.LimitResponseTypeReject; queues > 0 {
+		l.LimitResponse = flowcontrolv1.LimitResponse{
+			Type: flowcontrolv1.LimitResponseTypeQueue, Queuing: &flowcontrolv1.QueuingConfiguration{
+				Queues: queues, HandSize: hand, QueueLengthLimit: length,
+			},
+		}
+	}
+	fx.put("prioritylevelconfigurations", name, flowcontrolv1.PriorityLevelConfigurationSpec{
+		Type: flowcontrolv1.PriorityLevelEnablementLimited, Limited: l,
+	})
 }
 
-// schema stores a FlowSchema of its own name for everybody, whose flows are the users'.
-func (w *world) schema(name, level string, precedence int32) {
-	w.put("flowschemas", name, flowcontrolv1.FlowSchemaSpec{
-		PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level}, MatchingPrecedence: precedence,
-		DistinguisherMethod: &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByUserType},
+// schema stores a FlowSchema that matches all users and has one flow per user.
+func (fx *fixture) schema(name, level string, precedence int32) {
+	fx.put("flowschemas", name, flowcontrolv1.FlowSchemaSpec{
+		PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level},
+		MatchingPrecedence:         precedence,
+		DistinguisherMethod: &flowcontrolv1.FlowDistinguisherMethod{
+			Type: flowcontrolv1.FlowDistinguisherMethodByUserType,
+		},
 		Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
-			Subjects:      []flowcontrolv1.Subject{{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: "*"}}},
-			ResourceRules: []flowcontrolv1.ResourcePolicyRule{{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, ClusterScope: true, Namespaces: []string{"*"}}},
+			Subjects: []flowcontrolv1.Subject{{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: "*"}}},
+			ResourceRules: []flowcontrolv1.ResourcePolicyRule{
+				{
+					Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, ClusterScope: true,
+					Namespaces: []string{"*"},
+				},
+			},
 		}},
 	})
 }
 
-// by is a request of a user, who may be in groups.
+// by returns a request of a user in groups.
 func by(name string, groups ...string) *access.Attributes {
-	return &access.Attributes{User: &user.DefaultInfo{Name: name, Groups: groups}, Verb: "get", Resource: true, Version: "v1", Plural: "pods", Namespace: "default", Name: "a"}
+	return &access.Attributes{
+		User: &user.DefaultInfo{Name: name, Groups: groups},
+		Verb: "get", Resource: true, Version: "v1", Plural: "pods", Namespace: "default", Name: "a",
+	}
 }
 
-// mustTake takes a seat that has to be free.
-func (w *world) mustTake(a *access.Attributes) *flowcontrol.Seat {
-	w.Helper()
-	ctx, cancel := context.WithCancel(w.Context())
-	cancel() // who has to wait does not get one
-	s, ok := w.Take(ctx, a, w.clock.Now())
+// mustTake takes a seat, and fails the test if no seat is free.
+func (fx *fixture) mustTake(a *access.Attributes) *flowcontrol.Seat {
+	fx.Helper()
+	ctx, cancel := context.WithCancel(fx.Context())
+	cancel() // so that a request that waits is rejected
+	s, ok := fx.Take(ctx, a, fx.clock.Now())
 	if !ok {
-		w.Fatalf("%s has no seat", a.User.GetName())
+		fx.Fatalf("%s got no seat", a.User.GetName())
 	}
 	return &s
 }
 
-type taken struct {
-	who  string
+// result is the result of Take for a request of a user.
+type result struct {
+	user string
 	seat *flowcontrol.Seat
 	ok   bool
 }
 
-// queue has a request wait at a level, and returns when it does.
-func (w *world) queue(ctx context.Context, level, who string, out chan<- taken) {
-	w.Helper()
-	before := w.Queued(level)
-	now := w.clock.Now()
+// queue sends a request of a user and returns when it waits at a level. out receives the result.
+func (fx *fixture) queue(ctx context.Context, level, user string, out chan<- result) {
+	fx.Helper()
+	before := fx.Queued(level)
+	now := fx.clock.Now()
 	go func() {
-		s, ok := w.Take(ctx, by(who), now)
-		out <- taken{who, &s, ok}
+		s, ok := fx.Take(ctx, by(user), now)
+		out <- result{user, &s, ok}
 	}()
-	for w.Queued(level) == before {
+	for fx.Queued(level) == before {
 		runtime.Gosched()
 	}
 }
 
-// Who asks for much waits for itself: another user of the same FlowSchema is next when each of the four queues of that one has had a turn.
-func TestGreedyUserHoldsUpNobody(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 2})
-	w.level("l", 64, 4, 50)
-	w.schema("s", "l", 500)
-	running := []*flowcontrol.Seat{w.mustTake(by("greedy")), w.mustTake(by("greedy"))}
-	out := make(chan taken)
+// TestGreedyUserDoesNotDelayOthers checks that a user with many requests delays only itself. A request of another user
+// of the same FlowSchema is dispatched after at most one request of each of the four queues of the first user.
+func TestGreedyUserDoesNotDelayOthers(t *testing.T) {
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 2})
+	fx.level("l", 64, 4, 50)
+	fx.schema("s", "l", 500)
+	running := []*flowcontrol.Seat{fx.mustTake(by("greedy")), fx.mustTake(by("greedy"))}
+	out := make(chan result)
 	for range 40 {
-		w.queue(t.Context(), "l", "greedy", out)
+		fx.queue(t.Context(), "l", "greedy", out)
 	}
-	w.queue(t.Context(), "l", "modest", out)
+	fx.queue(t.Context(), "l", "modest", out)
 	var order []string
 	for range 41 {
-		w.clock.Step(100 * time.Millisecond)
-		running[0].Release(w.clock.Now)
+		fx.clock.Step(100 * time.Millisecond)
+		running[0].Release(fx.clock.Now)
 		next := <-out
 		if !next.ok {
-			t.Fatalf("%s was refused", next.who)
+			t.Fatalf("%s was rejected", next.user)
 		}
-		running, order = append(running[1:], next.seat), append(order, next.who)
+		running, order = append(running[1:], next.seat), append(order, next.user)
 	}
 	if slices.Index(order, "modest") > 4 {
-		t.Errorf("the order is %q", order)
+		t.Errorf("got order %q, want modest among the first five", order)
 	}
 	for _, s := range running {
-		s.Release(w.clock.Now)
-		s.Release(w.clock.Now) // which counts once
+		s.Release(fx.clock.Now)
+		s.Release(fx.clock.Now) // has no effect
 	}
-	w.mustTake(by("a"))
-	w.mustTake(by("b"))
-	if s, ok := w.Take(canceled(t), by("c"), w.clock.Now()); ok {
-		t.Errorf("there are more seats than two: %v", s)
+	fx.mustTake(by("a"))
+	fx.mustTake(by("b"))
+	if s, ok := fx.Take(canceled(t), by("c"), fx.clock.Now()); ok {
+		t.Errorf("got a third seat: %v", s)
 	}
 }
 
-// What counts is how long requests take, not how many they are; and who comes late has no claim on what was before.
-func TestTurnsByWork(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 1})
-	w.level("l", 64, 1, 50)
-	w.schema("s", "l", 500)
-	running, out := w.mustTake(by("slow")), make(chan taken)
-	lasts := map[string]time.Duration{"slow": time.Second, "fast": 10 * time.Millisecond, "late": time.Second}
+// TestQueuesByWork checks that queues are served by the duration of their requests, not by their number. A user whose
+// requests arrive late gets no credit for the time before.
+func TestQueuesByWork(t *testing.T) {
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 1})
+	fx.level("l", 64, 1, 50)
+	fx.schema("s", "l", 500)
+	running, out := fx.mustTake(by("slow")), make(chan result)
+	duration := map[string]time.Duration{"slow": time.Second, "fast": 10 * time.Millisecond, "late": time.Second}
 	next := func() string {
 		t.Helper()
-		running.Release(w.clock.Now)
+		running.Release(fx.clock.Now)
 		n := <-out
 		if running = n.seat; !n.ok {
-			t.Fatalf("%s was refused", n.who)
+			t.Fatalf("%s was rejected", n.user)
 		}
-		w.clock.Step(lasts[n.who])
-		return n.who
+		fx.clock.Step(duration[n.user])
+		return n.user
 	}
 	for range 10 {
-		w.queue(t.Context(), "l", "slow", out)
-		w.queue(t.Context(), "l", "fast", out)
+		fx.queue(t.Context(), "l", "slow", out)
+		fx.queue(t.Context(), "l", "fast", out)
 	}
 	slow := 0
 	for fast := 0; fast < 10; {
@@ -191,16 +215,16 @@ func TestTurnsByWork(t *testing.T) {
 		}
 	}
 	if slow > 2 {
-		t.Errorf("%d slow requests have had their turn before 10 fast ones", slow)
+		t.Errorf("%d slow requests were dispatched before 10 fast ones, want at most 2", slow)
 	}
 	for range 5 - slow {
 		next()
 	}
 	for range 3 {
-		w.queue(t.Context(), "l", "late", out)
+		fx.queue(t.Context(), "l", "late", out)
 	}
 	if first := []string{next(), next(), next()}; !slices.Contains(first, "slow") {
-		t.Errorf("who came late was served first: %q", first)
+		t.Errorf("got order %q, want a slow request among the first three", first)
 	}
 	for range 8 - 3 {
 		next()
@@ -213,59 +237,60 @@ func canceled(t *testing.T) context.Context {
 	return ctx
 }
 
-// Who is exempt never waits, and takes nobody's seat.
+// TestExempt checks that exempt requests never wait and take no seat from other levels.
 func TestExempt(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 1})
-	w.level("l", 0, 0, 0)
-	w.schema("s", "l", 500)
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 1})
+	fx.level("l", 0, 0, 0)
+	fx.schema("s", "l", 500)
 	for range 10 {
-		w.mustTake(by("root", user.SystemPrivilegedGroup))
+		fx.mustTake(by("root", user.SystemPrivilegedGroup))
 	}
-	w.mustTake(by("a"))
-	w.mustTake(by("root", user.SystemPrivilegedGroup))
+	fx.mustTake(by("a"))
+	fx.mustTake(by("root", user.SystemPrivilegedGroup))
 }
 
-// Who is refused is told for how long, by the level, and counted with the reason.
-func TestRefused(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 1})
-	w.level("l", 0, 0, 0)
-	w.schema("s", "l", 500)
-	first := w.mustTake(by("a"))
-	refused := func(ctx context.Context) {
+// TestRejected checks that rejected requests get a Retry-After and the UIDs of the matched objects, and that the metric
+// counts them by reason.
+func TestRejected(t *testing.T) {
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 1})
+	fx.level("l", 0, 0, 0)
+	fx.schema("s", "l", 500)
+	first := fx.mustTake(by("a"))
+	expectRejected := func(ctx context.Context) {
 		t.Helper()
-		s, ok := w.Take(ctx, by("b"), w.clock.Now())
+		s, ok := fx.Take(ctx, by("b"), fx.clock.Now())
 		schema, level := s.Matched()
-		if ok || w.RetryAfter(&s) != 1 || fmt.Sprint(schema, level) != "[uid-s] [uid-l]" {
-			t.Errorf("%v: matched %v %v, again after %d s", ok, schema, level, w.RetryAfter(&s))
+		if ok || fx.RetryAfter(&s) != 1 || fmt.Sprint(schema, level) != "[uid-s] [uid-l]" {
+			t.Errorf("got seat %v, matched %v %v, retry after %d s", ok, schema, level, fx.RetryAfter(&s))
 		}
-		s.Release(w.clock.Now) // a seat that it does not have
+		s.Release(fx.clock.Now) // has no effect without a seat
 	}
-	refused(t.Context())
-	w.level("l", 1, 1, 2)
-	out := make(chan taken)
-	leaving, leave := context.WithCancel(t.Context())
-	w.queue(leaving, "l", "a", out)
-	w.queue(t.Context(), "l", "b", out)
-	refused(t.Context()) // by the queue
-	leave()
-	if next := <-out; next.ok || next.who != "a" {
-		t.Errorf("who has left got %v", next)
+	expectRejected(t.Context())
+	fx.level("l", 1, 1, 2)
+	out := make(chan result)
+	cancelable, cancelFirst := context.WithCancel(t.Context())
+	fx.queue(cancelable, "l", "a", out)
+	fx.queue(t.Context(), "l", "b", out)
+	expectRejected(t.Context()) // because the queue is full
+	cancelFirst()
+	if next := <-out; next.ok || next.user != "a" {
+		t.Errorf("canceled request: got %v, want a without a seat", next)
 	}
-	w.clock.Step(14 * time.Second)
-	impatient, cancel := context.WithDeadline(t.Context(), w.clock.Now().Add(2*time.Second))
+	fx.clock.Step(14 * time.Second)
+	short, cancel := context.WithDeadline(t.Context(), fx.clock.Now().Add(2*time.Second))
 	defer cancel()
-	w.queue(impatient, "l", "c", out)
-	w.clock.Step(600 * time.Millisecond) // a quarter of two seconds
-	if next := <-out; next.ok || next.who != "c" {
-		t.Errorf("who has little time got %v", next)
+	fx.queue(short, "l", "c", out)
+	fx.clock.Step(600 * time.Millisecond) // a quarter of two seconds
+	if next := <-out; next.ok || next.user != "c" {
+		t.Errorf("request with a timeout of 2 s: got %v, want c without a seat", next)
 	}
-	w.clock.Step(time.Second) // a quarter of a minute, in all
-	if next := <-out; next.ok || next.who != "b" {
-		t.Errorf("who has waited for long got %v", next)
+	fx.clock.Step(time.Second) // now a quarter of a minute has passed
+	if next := <-out; next.ok || next.user != "b" {
+		t.Errorf("request with a timeout of 1 min: got %v, want b without a seat", next)
 	}
-	first.Release(w.clock.Now)
-	w.mustTake(by("d"))
-	if err := testutil.CollectAndCompare(w, strings.NewReader(`
+	first.Release(fx.clock.Now)
+	fx.mustTake(by("d"))
+	if err := testutil.CollectAndCompare(fx, strings.NewReader(`
 # HELP apiserver_flowcontrol_rejected_requests_total Number of requests rejected by API Priority and Fairness subsystem
 # TYPE apiserver_flowcontrol_rejected_requests_total counter
 apiserver_flowcontrol_rejected_requests_total{flow_schema="s",priority_level="l",reason="concurrency-limit"} 1
@@ -276,140 +301,151 @@ apiserver_flowcontrol_rejected_requests_total{flow_schema="s",priority_level="l"
 	}
 }
 
-// What is stored is in force at once, and what is gone no longer is; who is in a seat stays there.
+// TestInForceWhenWritten checks that writes and deletions of objects are in force at once, and that requests keep the
+// seats they have.
 func TestInForceWhenWritten(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 600})
-	is := func(want string) {
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 600})
+	expect := func(want string) {
 		t.Helper()
-		if schema, level := w.Names(by("a")); schema+" "+level != want {
-			t.Errorf("a request is of %s %s, want %s", schema, level, want)
+		if schema, level := fx.Names(by("a")); schema+" "+level != want {
+			t.Errorf("got FlowSchema and level %s %s, want %s", schema, level, want)
 		}
 	}
-	is("catch-all catch-all")
-	w.schema("s", "l", 500)
-	is("catch-all catch-all") // there is no such level
-	w.level("l", 0, 0, 0)
-	is("s l")
-	s := w.mustTake(by("a"))
-	w.schema("t", "l", 500) // by name
-	is("s l")
-	w.schema("t", "l", 499)
-	is("t l")
-	w.put("prioritylevelconfigurations", "l", nil)
-	is("catch-all catch-all")
-	s.Release(w.clock.Now)
-	w.level("l", 0, 0, 0)
-	w.put("flowschemas", "t", nil)
-	is("s l")
-	w.put("flowschemas", "s", nil)
-	is("catch-all catch-all")
+	expect("catch-all catch-all")
+	fx.schema("s", "l", 500)
+	expect("catch-all catch-all") // the level l does not exist
+	fx.level("l", 0, 0, 0)
+	expect("s l")
+	s := fx.mustTake(by("a"))
+	fx.schema("t", "l", 500) // the same precedence, so the name decides
+	expect("s l")
+	fx.schema("t", "l", 499)
+	expect("t l")
+	fx.put("prioritylevelconfigurations", "l", nil)
+	expect("catch-all catch-all")
+	s.Release(fx.clock.Now)
+	fx.level("l", 0, 0, 0)
+	fx.put("flowschemas", "t", nil)
+	expect("s l")
+	fx.put("flowschemas", "s", nil)
+	expect("catch-all catch-all")
 }
 
-// Seats that a level lends go to one that needs them, and come back.
+// TestLending checks that a busy level borrows seats from an idle one, and returns them when the idle level needs them.
 func TestLending(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 100})
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 100})
 	for _, l := range bootstrap.MandatoryPriorityLevelConfigurations {
-		w.put("prioritylevelconfigurations", l.Name, l.Spec)
+		fx.put("prioritylevelconfigurations", l.Name, l.Spec)
 	}
 	level := func(name string, borrowing *int32) {
 		shares, lendable := int32(95), int32(90)
-		w.put("prioritylevelconfigurations", name, flowcontrolv1.PriorityLevelConfigurationSpec{Type: "Limited", Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
-			NominalConcurrencyShares: &shares, LendablePercent: &lendable, BorrowingLimitPercent: borrowing, LimitResponse: flowcontrolv1.LimitResponse{Type: "Reject"},
-		}})
+		fx.put("prioritylevelconfigurations", name, flowcontrolv1.PriorityLevelConfigurationSpec{Type: "Limited",
+			Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
+				NominalConcurrencyShares: &shares, LendablePercent: &lendable,
+				BorrowingLimitPercent: borrowing,
+				LimitResponse:         flowcontrolv1.LimitResponse{Type: "Reject"},
+			}})
 	}
 	level("busy", nil)
 	level("idle", nil)
-	w.schema("s", "busy", 500)
-	w.Names(by("a"))
+	fx.schema("s", "busy", 500)
+	fx.Names(by("a"))
 	var seats []*flowcontrol.Seat
 	for range 3 {
-		for len(seats) < w.Limit("busy") {
-			seats = append(seats, w.mustTake(by("a")))
+		for len(seats) < fx.Limit("busy") {
+			seats = append(seats, fx.mustTake(by("a")))
 		}
-		w.clock.Step(10 * time.Second)
-		w.Names(by("a"))
+		fx.clock.Step(10 * time.Second)
+		fx.Names(by("a"))
 	}
-	if n := w.Limit("busy"); n < 80 {
-		t.Errorf("the busy level has %d seats of 100", n)
+	if n := fx.Limit("busy"); n < 80 {
+		t.Errorf("busy level: got %d seats of 100, want at least 80", n)
 	}
-	if n := w.Limit("idle"); n < 5 || n > 12 { // a tenth of 49 is its own
-		t.Errorf("the idle level has %d seats of 100", n)
+	if n := fx.Limit("idle"); n < 5 || n > 12 { // it keeps a tenth of 49
+		t.Errorf("idle level: got %d seats of 100, want 5 to 12", n)
 	}
 	for _, s := range seats {
-		s.Release(w.clock.Now)
+		s.Release(fx.clock.Now)
 	}
-	w.schema("s", "idle", 500)
+	fx.schema("s", "idle", 500)
 	for range 60 {
-		for w.Names(by("a")); ; {
-			s, ok := w.Take(t.Context(), by("a"), w.clock.Now())
+		for fx.Names(by("a")); ; {
+			s, ok := fx.Take(t.Context(), by("a"), fx.clock.Now())
 			if !ok {
 				break
 			}
-			defer s.Release(w.clock.Now)
+			defer s.Release(fx.clock.Now)
 		}
-		w.clock.Step(10 * time.Second)
+		fx.clock.Step(10 * time.Second)
 	}
-	if w.Names(by("a")); w.Limit("idle") < 45 {
-		t.Errorf("the level that was idle has %d seats of 100", w.Limit("idle"))
+	if fx.Names(by("a")); fx.Limit("idle") < 45 {
+		t.Errorf("previously idle level: got %d seats of 100, want at least 45", fx.Limit("idle"))
 	}
 	none := int32(0)
 	level("idle", &none)
-	if w.Names(by("a")); w.Limit("idle") > 49 {
-		t.Errorf("a level that may borrow nothing has %d seats of 100", w.Limit("idle"))
+	if fx.Names(by("a")); fx.Limit("idle") > 49 {
+		t.Errorf("level that may not borrow: got %d seats of 100, want at most 49", fx.Limit("idle"))
 	}
 }
 
-// Who waits at a level that has lent all of its seats gets one with the next division, even if nobody else asks.
-func TestLentSeatsComeBack(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{MaxReads: 100})
-	w.level("most", 0, 0, 0)
+// TestLentSeatsAreReturned checks that a request that waits at a level that has lent all its seats gets a seat at the
+// next adjustment, even if no other request arrives.
+func TestLentSeatsAreReturned(t *testing.T) {
+	fx := newFixture(t, flowcontrol.Config{MaxReads: 100})
+	fx.level("most", 0, 0, 0)
 	shares, all := int32(995), int32(100)
-	w.put("prioritylevelconfigurations", "l", flowcontrolv1.PriorityLevelConfigurationSpec{Type: "Limited", Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
-		NominalConcurrencyShares: &shares, LendablePercent: &all,
-		LimitResponse: flowcontrolv1.LimitResponse{Type: "Queue", Queuing: &flowcontrolv1.QueuingConfiguration{Queues: 1, HandSize: 1, QueueLengthLimit: 1}},
-	}})
-	w.schema("s", "l", 500)
-	if w.Names(by("a")); w.Limit("l") != 0 {
-		t.Fatalf("the level has %d seats", w.Limit("l"))
+	fx.put("prioritylevelconfigurations", "l", flowcontrolv1.PriorityLevelConfigurationSpec{Type: "Limited",
+		Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
+			NominalConcurrencyShares: &shares, LendablePercent: &all,
+			LimitResponse: flowcontrolv1.LimitResponse{
+				Type:    "Queue",
+				Queuing: &flowcontrolv1.QueuingConfiguration{Queues: 1, HandSize: 1, QueueLengthLimit: 1},
+			},
+		}})
+	fx.schema("s", "l", 500)
+	if fx.Names(by("a")); fx.Limit("l") != 0 {
+		t.Fatalf("got %d seats, want 0", fx.Limit("l"))
 	}
-	out := make(chan taken)
-	w.queue(t.Context(), "l", "a", out)
-	for w.clock.Waiters() < 2 { // for its turn and for the division
+	out := make(chan result)
+	fx.queue(t.Context(), "l", "a", out)
+	for fx.clock.Waiters() < 2 { // the timeout and the adjustment ticker
 		runtime.Gosched()
 	}
-	w.clock.Step(10 * time.Second)
+	fx.clock.Step(10 * time.Second)
 	if next := <-out; !next.ok {
-		t.Error("it was refused")
+		t.Error("the request was rejected")
 	}
 }
 
-// Without priority and fairness only the two limits count, and not for administrators.
+// TestDisabled checks that without API Priority and Fairness only the two limits apply, and not to system:masters.
 func TestDisabled(t *testing.T) {
-	w := newWorld(t, flowcontrol.Config{Disabled: true, MaxReads: 1})
-	first, write := w.mustTake(by("a")), by("a")
+	fx := newFixture(t, flowcontrol.Config{Disabled: true, MaxReads: 1})
+	first, write := fx.mustTake(by("a")), by("a")
 	write.Verb = "update"
-	w.mustTake(write)
-	w.mustTake(write)
-	w.mustTake(by("root", user.SystemPrivilegedGroup)).Release(w.clock.Now)
-	s, ok := w.Take(t.Context(), by("b"), w.clock.Now())
-	if schema, _ := s.Matched(); ok || schema != nil || w.RetryAfter(&s) != 1 {
-		t.Errorf("%v %v %d", ok, schema, w.RetryAfter(&s))
+	fx.mustTake(write)
+	fx.mustTake(write)
+	fx.mustTake(by("root", user.SystemPrivilegedGroup)).Release(fx.clock.Now)
+	s, ok := fx.Take(t.Context(), by("b"), fx.clock.Now())
+	if schema, _ := s.Matched(); ok || schema != nil || fx.RetryAfter(&s) != 1 {
+		t.Errorf("got seat %v, FlowSchema %v, retry after %d s", ok, schema, fx.RetryAfter(&s))
 	}
-	first.Release(w.clock.Now)
-	w.mustTake(by("b"))
+	first.Release(fx.clock.Now)
+	fx.mustTake(by("b"))
 }
 
-// What a turn costs where nobody waits.
+// BenchmarkTake measures Take and Release without waiting requests.
 func BenchmarkTake(b *testing.B) {
-	w := newWorld(b, flowcontrol.Config{MaxReads: 400, MaxWrites: 200})
+	fx := newFixture(b, flowcontrol.Config{MaxReads: 400, MaxWrites: 200})
 	for _, s := range append(bootstrap.MandatoryFlowSchemas, bootstrap.SuggestedFlowSchemas...) {
-		w.put("flowschemas", s.Name, s.Spec)
+		fx.put("flowschemas", s.Name, s.Spec)
 	}
-	for _, l := range append(bootstrap.MandatoryPriorityLevelConfigurations, bootstrap.SuggestedPriorityLevelConfigurations...) {
-		w.put("prioritylevelconfigurations", l.Name, l.Spec)
+	for _, l := range append(bootstrap.MandatoryPriorityLevelConfigurations,
+		bootstrap.SuggestedPriorityLevelConfigurations...) {
+		fx.put("prioritylevelconfigurations", l.Name, l.Spec)
 	}
 	for name, a := range map[string]*access.Attributes{
-		"exempt": by("root", user.SystemPrivilegedGroup, user.AllAuthenticated), "user": by("jane", "devs", user.AllAuthenticated),
+		"exempt":  by("root", user.SystemPrivilegedGroup, user.AllAuthenticated),
+		"user":    by("jane", "devs", user.AllAuthenticated),
 		"account": by("system:serviceaccount:ns:sa", "system:serviceaccounts", "system:serviceaccounts:ns", user.AllAuthenticated),
 	} {
 		b.Run(name, func(b *testing.B) {
@@ -417,9 +453,9 @@ func BenchmarkTake(b *testing.B) {
 			b.SetParallelism(32)
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					s, ok := w.Take(context.Background(), a, time.Now())
+					s, ok := fx.Take(context.Background(), a, time.Now())
 					if !ok {
-						b.Error("refused")
+						b.Error("rejected")
 					}
 					s.Release(time.Now)
 				}

@@ -14,73 +14,74 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// estimate is what a request is taken to last until it has ended, in seconds; upstream's.
-const estimate = 0.003
+// workEstimate is the assumed duration of a request until it has ended, in seconds. It is upstream's.
+const workEstimate = 0.003
 
-// level is a priority level. Its requests take a seat each; where there is none, they wait in queues, of which the one is next
-// that has been served least: Start-time Fair Queuing (Goyal, Vin and Cheng, 1996), at work in seat-seconds.
+// level is a priority level. Each request takes one seat. If no seat is free, requests wait in queues. The next request
+// comes from the queue that has received the least work: Start-time Fair Queuing (Goyal, Vin and Cheng, 1996), with
+// work measured in seat-seconds.
 type level struct {
 	name, uid string
 	exempt    bool
 
-	mu           sync.Mutex
-	flows        map[string]*counts // by FlowSchema
-	limit        int                // of seats at the moment: between lower and upper, which is nominal and what may be lent and borrowed
-	nominal      int
-	lower, upper int
-	queueLength  int
-	dealer       *shufflesharding.Dealer // nil: who gets no seat is refused
-	queues       []*queue
-	waiting      []*queue // those in which somebody waits, what was dispatched from last at the end
-	executing    int
-	queued       int
-	virtual      float64 // how far the queues have been served
-	quiescing    bool    // its object is gone; the last requests end
+	mu               sync.Mutex
+	flows            map[string]*counts // by FlowSchema
+	limit            int                // current number of seats, between lower and upper
+	nominal          int                // configured number of seats
+	lower, upper     int                // nominal minus the lendable seats, and plus the seats that may be borrowed
+	queueLengthLimit int
+	dealer           *shufflesharding.Dealer // nil if requests are rejected instead of queued
+	queues           []*queue
+	nonEmpty         []*queue // queues with waiters; the queue that was served last is at the end
+	executing        int
+	queued           int
+	virtualTime      float64 // the virtual time of Start-time Fair Queuing
+	quiescing        bool    // the object is deleted, and the last requests are still in progress
 
-	// What a dump shows.
+	// The fields below are shown in dumps.
 	running    []holder // the requests in execution
-	unused     []int    // of these, the indices without a request
+	unused     []int    // free indices in running
 	dispatched int
 	rejected   int
-	canceled   int // in a queue, as their time had run out
+	canceled   int // number of requests that timed out in a queue
 
-	// What would be executing if there were seats for all, since when it has been looked at last.
-	noted    time.Time
-	demand   fairqueuing.Moments
-	peak     int
-	smoothed float64
+	// The fields below record the demand for seats: the number of executing and queued requests.
+	recordedAt time.Time           // time up to which demand is recorded
+	demand     fairqueuing.Moments // since the last adjustment
+	peak       int                 // since the last adjustment
+	smoothed   float64
 }
 
-// counts are those of one FlowSchema at a level, under its mutex.
+// counts holds the counters of one FlowSchema at a level. The level's mutex guards them.
 type counts struct{ executing, queued, dispatched int }
 
 type queue struct {
-	next      float64 // where its next request starts, in virtual time
+	nextStart float64 // virtual start time of its next request
 	waiters   []*waiter
-	executing int // of those that have waited in it
+	executing int // number of executing requests that waited in the queue
 }
 
-// holder is a request that waits for a seat or has one. It is zero where there is none.
+// holder is a request that waits for a seat or has one. The zero value means no request.
 type holder struct {
 	flow    *flow
-	queue   *queue // that it waits in or has waited in; nil: none
+	queue   *queue // the queue in which it waits or waited; nil if it did not wait
 	request *access.Attributes
 	arrived time.Time
-	started time.Time // zero while it waits
+	started time.Time // zero while the request waits
 }
 
-// bound keeps a queue from making up for a time when nobody waited in it.
-func (q *queue) bound() {
+// dropCredit keeps a queue from collecting credit for the time in which it was empty.
+func (q *queue) dropCredit() {
 	if len(q.waiters) > 0 {
-		q.next = max(q.next, q.waiters[0].arrived)
+		q.nextStart = max(q.nextStart, q.waiters[0].arrived)
 	}
 }
 
 type waiter struct {
 	holder
-	ready      chan struct{} // closed with its turn
+	ready      chan struct{} // closed when the request is dispatched
 	dispatched bool
-	index      int     // in running, once it is dispatched
+	index      int     // in level.running, once the request is dispatched
 	arrived    float64 // in virtual time
 }
 
@@ -93,49 +94,50 @@ func (l *level) countsOf(schema string) *counts {
 	return l.flows[schema]
 }
 
-// note keeps account of the demand until now; what follows changes it.
-func (l *level) note(now time.Time) {
-	if passed := now.Sub(l.noted); passed > 0 {
-		l.demand = l.demand.Add(fairqueuing.ConstantMoments(passed.Seconds(), float64(l.executing+l.queued)))
-		l.noted = now
+// recordDemand adds the demand since recordedAt to the statistics. Callers call it before they change the demand.
+func (l *level) recordDemand(now time.Time) {
+	if elapsed := now.Sub(l.recordedAt); elapsed > 0 {
+		l.demand = l.demand.Add(fairqueuing.ConstantMoments(elapsed.Seconds(), float64(l.executing+l.queued)))
+		l.recordedAt = now
 	}
 }
 
-// take gives a request a seat, or has it wait for one, or says why it gets none, in upstream's words.
-func (l *level) take(f *flow, a *access.Attributes, now time.Time) (s Seat, w *waiter, why string) {
+// admit gives a request a seat, enqueues it and returns its waiter, or rejects it and returns upstream's reason.
+func (l *level) admit(f *flow, a *access.Attributes, now time.Time) (s Seat, w *waiter, reason string) {
 	s = Seat{flow: f, taken: now}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.exempt || l.free() && l.queued == 0:
-		l.note(now)
+	case l.exempt || l.hasFreeSeat() && l.queued == 0:
+		l.recordDemand(now)
 		s.index = l.execute(holder{flow: f, request: a, arrived: now, started: now})
 		return s, nil, ""
 	case l.dealer == nil:
-		why = "concurrency-limit"
+		reason = "concurrency-limit"
 	default:
 		if w, s.queue = l.enqueue(f, a, now); w != nil {
 			return s, w, ""
 		}
-		why = "queue-full"
+		reason = "queue-full"
 	}
 	l.rejected++
-	return s, nil, why
+	return s, nil, reason
 }
 
-// free says that there is a seat. One that has no seats at all, and no queues, still serves one request after the other, as upstream's does.
-func (l *level) free() bool {
+// hasFreeSeat reports whether a seat is free. A level with no seats and no queues executes one request at a time, as in
+// upstream.
+func (l *level) hasFreeSeat() bool {
 	return l.executing < l.limit || l.executing == 0 && l.dealer == nil
 }
 
-// execute enters a request that has a seat and returns its index.
+// execute records a request that has a seat and returns its index in running.
 func (l *level) execute(h holder) (index int) {
 	l.executing++
 	l.dispatched++
 	l.peak = max(l.peak, l.executing+l.queued)
-	if of := h.flow.counts; of != nil {
-		of.executing++
-		of.dispatched++
+	if c := h.flow.counts; c != nil {
+		c.executing++
+		c.dispatched++
 	}
 	if last := len(l.unused) - 1; last >= 0 {
 		index, l.unused = l.unused[last], l.unused[:last]
@@ -146,7 +148,7 @@ func (l *level) execute(h holder) (index int) {
 	return len(l.running) - 1
 }
 
-// enqueue has a request wait in the shortest of the queues that its flow is dealt; nil: there is no room.
+// enqueue adds a request to the shortest of the queues in the flow's hand. It returns nil if that queue is full.
 func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, *queue) {
 	var hand [8]int
 	var q *queue
@@ -155,16 +157,18 @@ func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, 
 			q = l.queues[i]
 		}
 	}
-	if len(q.waiters) >= l.queueLength {
+	if len(q.waiters) >= l.queueLengthLimit {
 		return nil, nil
 	}
-	l.note(now)
+	l.recordDemand(now)
 	if len(q.waiters) == 0 {
-		l.waiting = append(l.waiting, q)
+		l.nonEmpty = append(l.nonEmpty, q)
 	}
-	w := &waiter{holder: holder{flow: f, queue: q, request: a, arrived: now}, ready: make(chan struct{}), arrived: l.virtual}
+	w := &waiter{
+		holder: holder{flow: f, queue: q, request: a, arrived: now}, ready: make(chan struct{}), arrived: l.virtualTime,
+	}
 	q.waiters = append(q.waiters, w)
-	q.bound()
+	q.dropCredit()
 	l.queued++
 	l.peak = max(l.peak, l.executing+l.queued)
 	f.counts.queued++
@@ -172,10 +176,10 @@ func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, 
 	return w, q
 }
 
-// hash is of what tells the flows of a FlowSchema apart.
+// hash returns the hash of the FlowSchema's name and the flow distinguisher of a request.
 func (f *flow) hash(a *access.Attributes) uint64 {
 	id := f.schema + "\x00"
-	switch f.by {
+	switch f.distinguisher {
 	case flowcontrolv1.FlowDistinguisherMethodByUserType:
 		id += a.User.GetName()
 	case flowcontrolv1.FlowDistinguisherMethodByNamespaceType:
@@ -185,50 +189,50 @@ func (f *flow) hash(a *access.Attributes) uint64 {
 	return binary.LittleEndian.Uint64(sum[:8])
 }
 
-// dispatch gives the seats that are free to those whose turn it is.
+// dispatch gives free seats to the next waiters.
 func (l *level) dispatch() {
-	for l.executing < l.limit && len(l.waiting) > 0 {
-		q := slices.MinFunc(l.waiting, func(a, b *queue) int {
-			switch { // of those that are alike, the first
-			case a.next < b.next:
+	for l.executing < l.limit && len(l.nonEmpty) > 0 {
+		q := slices.MinFunc(l.nonEmpty, func(a, b *queue) int {
+			switch { // MinFunc returns the first of equal queues
+			case a.nextStart < b.nextStart:
 				return -1
-			case a.next > b.next:
+			case a.nextStart > b.nextStart:
 				return 1
 			}
 			return 0
 		})
 		w := q.waiters[0]
-		l.virtual = max(l.virtual, q.next)
-		q.next += estimate
+		l.virtualTime = max(l.virtualTime, q.nextStart)
+		q.nextStart += workEstimate
 		w.dispatched = true
-		l.drop(q, w)
-		w.started = l.noted
+		l.removeWaiter(q, w)
+		w.started = l.recordedAt
 		w.index = l.execute(w.holder)
 		q.executing++
 		close(w.ready)
 	}
 }
 
-// drop takes a waiter out of its queue, which is then the last of those that are alike.
-func (l *level) drop(q *queue, w *waiter) {
+// removeWaiter removes a waiter from its queue, and moves the queue to the end of nonEmpty.
+func (l *level) removeWaiter(q *queue, w *waiter) {
 	q.waiters = slices.DeleteFunc(q.waiters, func(x *waiter) bool { return x == w })
-	l.waiting = slices.DeleteFunc(l.waiting, func(x *queue) bool { return x == q })
+	l.nonEmpty = slices.DeleteFunc(l.nonEmpty, func(x *queue) bool { return x == q })
 	if len(q.waiters) > 0 {
-		l.waiting = append(l.waiting, q)
+		l.nonEmpty = append(l.nonEmpty, q)
 	}
-	q.bound()
+	q.dropCredit()
 	l.queued--
 	w.flow.counts.queued--
 }
 
-// keep says that a waiter has a seat, and takes it out of its queue if it has none.
-func (l *level) keep(w *waiter, s *Seat, now time.Time) bool {
+// finishWait reports whether a waiter has a seat. If it has none, finishWait removes it from its queue.
+func (l *level) finishWait(w *waiter, s *Seat, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.index = w.index
 	if !w.dispatched {
-		l.note(now)
-		l.drop(s.queue, w)
+		l.recordDemand(now)
+		l.removeWaiter(s.queue, w)
 		l.rejected++
 		l.canceled++
 	}
@@ -238,7 +242,7 @@ func (l *level) keep(w *waiter, s *Seat, now time.Time) bool {
 func (l *level) release(s *Seat, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.note(now)
+	l.recordDemand(now)
 	l.executing--
 	if s.flow.counts != nil {
 		s.flow.counts.executing--
@@ -247,8 +251,8 @@ func (l *level) release(s *Seat, now time.Time) {
 	l.unused = append(l.unused, s.index)
 	if q := s.queue; q != nil {
 		q.executing--
-		q.next += now.Sub(s.taken).Seconds() - estimate
-		q.bound()
+		q.nextStart += now.Sub(s.taken).Seconds() - workEstimate
+		q.dropCredit()
 	}
 	l.dispatch()
 }

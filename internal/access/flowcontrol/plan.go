@@ -14,16 +14,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// plan is which requests are of which flow: rules by whom they are about, in the order in which they count. It never changes.
+// plan assigns requests to flows. It contains the rules by subject, ordered by the precedence of their FlowSchemas. A
+// plan is immutable.
 type plan struct {
 	users, groups map[string][]rule
-	accounts      map[string][]rule // all of a namespace
+	accounts      map[string][]rule // rules for all ServiceAccounts of a namespace
 	everyone      []rule
 	catchAll      *flow
 }
 
 type rule struct {
-	place int // of its FlowSchema; what comes first counts
+	order int // of its FlowSchema; the rule with the lowest order matches first
 	flow  *flow
 	*flowcontrolv1.PolicyRulesWithSubjects
 }
@@ -32,12 +33,13 @@ type rule struct {
 type flow struct {
 	*level
 	schema              string
-	by                  flowcontrolv1.FlowDistinguisherMethodType
-	schemaUID, levelUID []string // as headers
+	distinguisher       flowcontrolv1.FlowDistinguisherMethodType
+	schemaUID, levelUID []string // values of response headers
 	*counts
 }
 
-// rebuild makes a plan of the objects, and the levels as they say. Those that every cluster has are there even if nobody has stored them.
+// rebuild configures the levels and creates a plan from the objects. Mandatory objects that are not stored have their
+// default values.
 func (x *Controller) rebuild(now time.Time) {
 	x.configure(now)
 	schemas := slices.Collect(maps.Values(x.schemas))
@@ -47,57 +49,62 @@ func (x *Controller) rebuild(now time.Time) {
 		}
 	}
 	slices.SortFunc(schemas, func(a, b *flowcontrolv1.FlowSchema) int {
-		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence),
+			strings.Compare(a.Name, b.Name))
 	})
 	p := &plan{users: map[string][]rule{}, groups: map[string][]rule{}, accounts: map[string][]rule{}}
-	for place, s := range schemas {
+	for order, s := range schemas {
 		l := x.levels[s.Spec.PriorityLevelConfiguration.Name]
 		if l == nil {
 			continue
 		}
-		f := &flow{level: l, schema: s.Name, counts: l.countsOf(s.Name), schemaUID: []string{string(s.UID)}, levelUID: []string{l.uid}}
+		f := &flow{
+			level: l, schema: s.Name, counts: l.countsOf(s.Name), schemaUID: []string{string(s.UID)},
+			levelUID: []string{l.uid},
+		}
 		if s.Spec.DistinguisherMethod != nil {
-			f.by = s.Spec.DistinguisherMethod.Type
+			f.distinguisher = s.Spec.DistinguisherMethod.Type
 		}
 		if s.Name == flowcontrolv1.FlowSchemaNameCatchAll {
 			p.catchAll = f
 		}
 		for i := range s.Spec.Rules {
-			p.add(rule{place, f, &s.Spec.Rules[i]})
+			p.add(rule{order, f, &s.Spec.Rules[i]})
 		}
 	}
 	x.plan.Store(p)
 }
 
 func (p *plan) add(r rule) {
-	for _, who := range r.Subjects {
+	for _, s := range r.Subjects {
 		switch {
-		case who.User != nil && who.User.Name == flowcontrolv1.NameAll, who.Group != nil && who.Group.Name == flowcontrolv1.NameAll:
+		case s.User != nil && s.User.Name == flowcontrolv1.NameAll, s.Group != nil &&
+			s.Group.Name == flowcontrolv1.NameAll:
 			p.everyone = append(p.everyone, r)
-		case who.User != nil:
-			p.users[who.User.Name] = append(p.users[who.User.Name], r)
-		case who.Group != nil:
-			p.groups[who.Group.Name] = append(p.groups[who.Group.Name], r)
-		case who.ServiceAccount != nil && who.ServiceAccount.Name == flowcontrolv1.NameAll:
-			p.accounts[who.ServiceAccount.Namespace] = append(p.accounts[who.ServiceAccount.Namespace], r)
-		case who.ServiceAccount != nil:
-			name := serviceaccount.MakeUsername(who.ServiceAccount.Namespace, who.ServiceAccount.Name)
+		case s.User != nil:
+			p.users[s.User.Name] = append(p.users[s.User.Name], r)
+		case s.Group != nil:
+			p.groups[s.Group.Name] = append(p.groups[s.Group.Name], r)
+		case s.ServiceAccount != nil && s.ServiceAccount.Name == flowcontrolv1.NameAll:
+			p.accounts[s.ServiceAccount.Namespace] = append(p.accounts[s.ServiceAccount.Namespace], r)
+		case s.ServiceAccount != nil:
+			name := serviceaccount.MakeUsername(s.ServiceAccount.Namespace, s.ServiceAccount.Name)
 			p.users[name] = append(p.users[name], r)
 		}
 	}
 }
 
-// match is the flow of the first rule that is about a request.
+// match returns the flow of the first rule that matches a request, or the catch-all flow.
 func (p *plan) match(a *access.Attributes) *flow {
 	name := a.User.GetName()
-	best := better(nil, p.users[name], a)
+	best := firstMatch(nil, p.users[name], a)
 	for _, group := range a.User.GetGroups() {
-		best = better(best, p.groups[group], a)
+		best = firstMatch(best, p.groups[group], a)
 	}
-	best = better(best, p.everyone, a)
+	best = firstMatch(best, p.everyone, a)
 	if account, ok := strings.CutPrefix(name, serviceaccount.ServiceAccountUsernamePrefix); ok {
 		if namespace, _, ok := strings.Cut(account, serviceaccount.ServiceAccountUsernameSeparator); ok {
-			best = better(best, p.accounts[namespace], a)
+			best = firstMatch(best, p.accounts[namespace], a)
 		}
 	}
 	if best == nil {
@@ -106,47 +113,53 @@ func (p *plan) match(a *access.Attributes) *flow {
 	return best.flow
 }
 
-// better is the first of the rules that is about a request, or best where that comes before.
-func better(best *rule, rules []rule, a *access.Attributes) *rule {
+// firstMatch returns the first of the rules that matches a request. It returns best if no rule matches, or if best has
+// a lower order.
+func firstMatch(best *rule, rules []rule, a *access.Attributes) *rule {
 	for i := range rules {
 		r := &rules[i]
-		if best != nil && best.place <= r.place {
+		if best != nil && best.order <= r.order {
 			return best
 		}
-		if r.covers(a) {
+		if r.matches(a) {
 			return r
 		}
 	}
 	return best
 }
 
-func (r *rule) covers(a *access.Attributes) bool {
+func (r *rule) matches(a *access.Attributes) bool {
 	if a.Resource {
-		return slices.ContainsFunc(r.ResourceRules, func(r flowcontrolv1.ResourcePolicyRule) bool { return coversResource(&r, a) })
+		return slices.ContainsFunc(r.ResourceRules,
+			func(r flowcontrolv1.ResourcePolicyRule) bool { return matchesResource(&r, a) })
 	}
 	for i := range r.NonResourceRules {
 		n := &r.NonResourceRules[i]
-		if has(n.Verbs, a.Verb) && slices.ContainsFunc(n.NonResourceURLs, func(pattern string) bool { return coversPath(pattern, a.Path) }) {
+		if contains(n.Verbs, a.Verb) && slices.ContainsFunc(n.NonResourceURLs, func(pattern string) bool {
+			return matchesPath(pattern, a.Path)
+		}) {
 			return true
 		}
 	}
 	return false
 }
 
-func coversResource(r *flowcontrolv1.ResourcePolicyRule, a *access.Attributes) bool {
+func matchesResource(r *flowcontrolv1.ResourcePolicyRule, a *access.Attributes) bool {
 	switch {
-	case !has(r.Verbs, a.Verb) || !has(r.APIGroups, a.Group):
+	case !contains(r.Verbs, a.Verb) || !contains(r.APIGroups, a.Group):
 		return false
-	case !all(r.Resources) && !slices.ContainsFunc(r.Resources, func(name string) bool { return names(name, a.Plural, a.Subresource) }):
+	case !isWildcard(r.Resources) && !slices.ContainsFunc(r.Resources, func(name string) bool {
+		return matchesName(name, a.Plural, a.Subresource)
+	}):
 		return false
 	case a.Namespace == "":
 		return r.ClusterScope
 	}
-	return has(r.Namespaces, a.Namespace)
+	return contains(r.Namespaces, a.Namespace)
 }
 
-// names says that a name in a rule is that of a resource, or of its subresource.
-func names(name, resource, subresource string) bool {
+// matchesName reports whether a name in a rule is resource or, if subresource is not "", resource/subresource.
+func matchesName(name, resource, subresource string) bool {
 	rest, ok := strings.CutPrefix(name, resource)
 	if subresource == "" {
 		return ok && rest == ""
@@ -154,8 +167,9 @@ func names(name, resource, subresource string) bool {
 	return ok && strings.HasPrefix(rest, "/") && rest[1:] == subresource
 }
 
-// coversPath takes a pattern for a path and all below it, with or without the star.
-func coversPath(pattern, path string) bool {
+// matchesPath reports whether a pattern matches a path. A pattern matches its path and all paths below it, with or
+// without a trailing asterisk.
+func matchesPath(pattern, path string) bool {
 	if pattern == flowcontrolv1.NonResourceAll || pattern == path {
 		return true
 	}
@@ -163,7 +177,7 @@ func coversPath(pattern, path string) bool {
 	return ok && strings.HasPrefix(rest, "/")
 }
 
-func has(list []string, s string) bool { return all(list) || slices.Contains(list, s) }
+func contains(list []string, s string) bool { return isWildcard(list) || slices.Contains(list, s) }
 
-// all says that a list stands for everything: of verbs, of groups, of resources or of namespaces.
-func all(list []string) bool { return len(list) == 1 && list[0] == flowcontrolv1.VerbAll }
+// isWildcard reports whether a list of verbs, groups, resources or namespaces consists of the wildcard.
+func isWildcard(list []string) bool { return len(list) == 1 && list[0] == flowcontrolv1.VerbAll }
