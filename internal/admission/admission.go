@@ -1,5 +1,5 @@
-// Package admission is what may change or stop a write, as a list of plugins in two stages. It knows no verbs: the
-// engine tells it of a write by a Request.
+// Package admission runs plugins that may change or reject a write, in two stages. It must not import the engine, which
+// describes each write in a Request.
 package admission
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Operation is what a request does to an object, as AdmissionReview calls it (admission.k8s.io/v1).
+// Operation is the operation of a request, with the names of AdmissionReview (admission.k8s.io/v1).
 type Operation string
 
 // The operations.
@@ -26,84 +26,90 @@ const (
 	Connect Operation = "CONNECT"
 )
 
-// Request is one attempt at a write as plugins see it.
+// Request describes one attempt at a write to plugins.
 type Request struct {
-	Operation       Operation
-	Version         *resource.Version           // of the objects: of a Scale, or what is posted to a subresource (a Binding), that of its own kind
-	Target          *resource.Version           // that the request addresses
-	Resource        schema.GroupVersionResource // the same
+	Operation Operation
+	// Version is the version of the objects. For a Scale or an object that is posted to a subresource, such as a
+	// Binding, it is the version of that kind.
+	Version         *resource.Version
+	Target          *resource.Version           // the version that the request addresses
+	Resource        schema.GroupVersionResource // the resource of Target
 	Subresource     string
-	Namespace, Name string // Name is "" for an object that gets its name later, and for a collection
+	Namespace, Name string // Name is "" if it is not generated yet, and for a collection
 	User            user.Info
 	DryRun          bool
-	// Reinvoked says that all plugins have been asked before, and that one of them has replaced the object.
+	// Reinvoked reports that all plugins have been called, and that one of them has replaced the object.
 	Reinvoked bool
-	// Validated says that an earlier attempt at the same create has passed Validate.
+	// Validated reports that an earlier attempt at the same create has passed Validate.
 	Validated bool
-	// PluginState is what plugins keep, by their names, from when they are asked to when they are asked again, in this attempt or the next. It
-	// may be nil.
+	// PluginState holds data that plugins store between calls, in this attempt and later ones. The key is the plugin's
+	// name. It may be nil.
 	PluginState map[string]any
-	Write       // nil where a plugin is only asked whether it handles the request
+	Write       // nil in calls of Plugin.Handles
 }
 
-// Write is what a request is about, and who hears of it.
+// Write gives plugins access to the objects of a write, and to its trace, audit record and response.
 type Write interface {
-	// New is the object as it is to be, at a version of its kind; nil for a deletion. The tree is the caller's.
+	// New returns the new object at a version of its kind, or nil for a deletion. The caller may modify the tree.
 	New(ctx context.Context, at *resource.Version) (object.Tree, error)
-	// Old is the object as it is stored; nil for a creation. The tree is the caller's.
+	// Old returns the stored object, or nil for a creation. The caller may modify the tree.
 	Old(ctx context.Context, at *resource.Version) (object.Tree, error)
-	// Replace makes t, at a version of the kind and with the defaults of that version, the object as it is to be. Only Admit may call it.
+	// Replace replaces the new object by t, which is at a version of the kind and has the defaults of that version.
+	// Only Admit may call it.
 	Replace(ctx context.Context, t object.Tree, at *resource.Version) error
-	// Replaced counts the calls of Replace so far.
+	// Replaced returns the number of calls of Replace.
 	Replaced() int
-	// Internal returns both in the internal form of a kind of k8s.io/kubernetes, nil where there is none. Admit may modify obj, which
-	// is what becomes of the object as long as nobody replaces it; old is read only.
+	// Internal returns the new and the stored object in the internal form of a kind of k8s.io/kubernetes. An object
+	// that does not exist is nil. Admit may modify obj, and its changes are stored unless Replace is called. old is
+	// read-only.
 	Internal() (obj, old resource.Internal, err error)
-	// Read returns the metadata of another object, nil if there is none, in the state from which the write starts. The write
-	// then holds only as long as that object has not changed, and else starts over.
+	// Read returns the metadata of another object in the state on which the write is based, or nil if it does not
+	// exist. If that object changes before the write is committed, the write starts over.
 	Read(d *resource.Definition, namespace, name string) *object.Meta
-	// Options are CreateOptions, UpdateOptions or DeleteOptions of meta/v1; nil: none.
+	// Options returns the CreateOptions, UpdateOptions or DeleteOptions of meta/v1, or nil.
 	Options() runtime.Object
-	// Step begins a step of a plugin that is worth telling of to who asks why a write has become what it is: a call, a policy. The
-	// function that it returns ends it, with the error of one that refuses the write.
+	// Step begins a step of a plugin in the trace of the write, such as a call of a webhook. The returned function ends
+	// the step. Its argument is the error with which the step rejects the write, or nil.
 	Step(name string) func(error)
-	// Told is a step that has ended, and has made of an object before what it is after it; nil: it has changed nothing.
+	// RecordStep adds a completed step to the trace. before and after are the object before and after the step; both
+	// are nil if the step did not change the object.
 	Told(name string, took time.Duration, err error, before, after object.Tree)
-	// Traced is whether anybody hears of steps.
+	// Traced reports whether the write has a trace.
 	Traced() bool
-	// Waits says that somebody else is about to be asked, who may take his time: other writes need not wait for this one.
+	// WillBlock announces that the plugin is about to wait for a remote server. Other writes of the same object then no
+	// longer wait for this one.
 	Waits()
-	// Ended has a function called when this attempt at the write has ended, whatever came of it.
+	// OnEnd registers a function to call when this attempt at the write ends, successful or not.
 	Ended(func())
-	// Warn adds a Warning header to the answer.
+	// Warn adds a Warning header to the response.
 	Warn(text string)
-	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.
+	// Annotate adds an annotation to the audit record of the request. Keys are qualified by the plugin's name.
 	Annotate(key, value string)
 }
 
-// Plugin may change or stop a write. An error is what the client gets, a StatusError.
+// Plugin may change or reject a write. The error of a rejection is a StatusError, which the client receives.
 type Plugin interface {
-	// Name is what --enable-admission-plugins and metrics call it.
+	// Name returns the plugin's name in --enable-admission-plugins and in metrics.
 	Name() string
-	// Handles says whether the plugin wants to hear of a request at all. It is asked about every write, and should be quick. What
-	// none handles is cheaper: objects of a collection are deleted together.
+	// Handles reports whether the plugin must be called for a request. It is called for every write and must be fast.
+	// Writes that no plugin handles are cheaper: objects of a collection are then deleted together.
 	Handles(r *Request) bool
-	// Admit comes before defaults are filled in a last time; it may change the object.
+	// Admit may change the object. It is called before defaults are set for the last time.
 	Admit(ctx context.Context, r *Request) error
-	// Validate sees the object as it will be stored, unless something else stops it.
+	// Validate validates the object in the form in which it will be stored.
 	Validate(ctx context.Context, r *Request) error
 }
 
-// Plugins are asked in their order; the first to refuse ends the write.
+// Plugins is a list of plugins, which are called in order. The first error ends the write.
 type Plugins []Plugin
 
-// Handles says whether any of them does.
+// Handles reports whether any plugin handles the request.
 func (p Plugins) Handles(r *Request) bool {
 	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(r) })
 }
 
-// Admit asks each plugin to change or refuse the object. Where one has replaced it, those with a method Reinvoke that returns true
-// are all asked once more.
+// Admit calls Admit of each plugin. If a plugin has replaced the object, Admit then calls all plugins again that have a
+// method Reinvoke which returns true.
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	before := r.Replaced()
 	for _, plugin := range p {
@@ -120,7 +126,7 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	r.Reinvoked = true
 	defer func() { r.Reinvoked = false }()
 	for _, plugin := range p {
-		if again, ok := plugin.(interface{ Reinvoke() bool }); ok && again.Reinvoke() && plugin.Handles(r) {
+		if p, ok := plugin.(interface{ Reinvoke() bool }); ok && p.Reinvoke() && plugin.Handles(r) {
 			if err := admit(ctx, plugin, r); err != nil {
 				return err
 			}
@@ -136,7 +142,7 @@ func admit(ctx context.Context, p Plugin, r *Request) error {
 	return err
 }
 
-// Validate asks each plugin to refuse the object.
+// Validate calls Validate of each plugin.
 func (p Plugins) Validate(ctx context.Context, r *Request) error {
 	for _, plugin := range p {
 		if !plugin.Handles(r) {

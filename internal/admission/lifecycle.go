@@ -14,15 +14,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// namespaces is the resource.
+// namespaces is the resource of Namespaces.
 var namespaces = schema.GroupResource{Resource: "namespaces"}
 
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
-// Lifecycle keeps objects out of namespaces and kinds that are not there or are about to go, and keeps the namespaces that
-// a cluster cannot do without: upstream's plugin NamespaceLifecycle.
+// Lifecycle is upstream's plugin NamespaceLifecycle. It rejects creates in missing or terminating namespaces, and of
+// kinds whose CustomResourceDefinition is terminating. It also rejects the deletion of system namespaces.
 type Lifecycle struct {
-	// Namespaces returns the kind Namespace; nil means that there are none.
+	// Namespaces returns the kind Namespace, or nil if the server does not serve it.
 	Namespaces func() *resource.Definition
 }
 
@@ -42,7 +42,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 		return apierrors.NewForbidden(gr, r.ObjectName(ctx), errTerminating)
 	}
 	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Review != nil {
-		return nil // what is there is in a namespace that is there, too; and everything may be asked
+		return nil // an existing object has an existing namespace, and reviews are not stored
 	}
 	kind := l.Namespaces()
 	if kind == nil {
@@ -55,7 +55,8 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	return CreateIn(r.Namespace, ns, gr, r.ObjectName(ctx))
 }
 
-// ObjectName is what an object that is refused is called: by its generateName while it has no name.
+// ObjectName returns the name of the object for error messages. If the object has no name yet, it returns the
+// generateName.
 func (r *Request) ObjectName(ctx context.Context) string {
 	if r.Name != "" {
 		return r.Name
@@ -70,8 +71,8 @@ func (r *Request) ObjectName(ctx context.Context) string {
 // Validate implements Plugin.
 func (Lifecycle) Validate(context.Context, *Request) error { return nil }
 
-// CreateIn says whether an object may be created in a namespace. ns is the namespace's metadata, nil if there is no
-// such namespace.
+// CreateIn returns an error if no object may be created in a namespace. ns is the namespace's metadata, or nil if the
+// namespace does not exist.
 func CreateIn(namespace string, ns *object.Meta, gr schema.GroupResource, name string) error {
 	if ns == nil {
 		return apierrors.NewNotFound(namespaces, namespace)
@@ -82,7 +83,8 @@ func CreateIn(namespace string, ns *object.Meta, gr schema.GroupResource, name s
 	if name == "" {
 		name = "Unknown"
 	}
-	err := apierrors.NewForbidden(gr, name, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
+	err := apierrors.NewForbidden(gr, name,
+		fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
 		Type:    corev1.NamespaceTerminatingCause,
 		Message: fmt.Sprintf("namespace %s is being terminated", namespace),
@@ -91,7 +93,7 @@ func CreateIn(namespace string, ns *object.Meta, gr schema.GroupResource, name s
 	return err
 }
 
-// deletable says whether an object may be deleted at all: some namespaces may not.
+// deletable returns an error for system namespaces, which must not be deleted.
 func deletable(gr schema.GroupResource, name string) error {
 	if gr != namespaces {
 		return nil

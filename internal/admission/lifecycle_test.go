@@ -9,7 +9,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CRD-031
+// TestCreateIn checks that creates in missing and terminating namespaces are rejected. CRD-031
 func TestCreateIn(t *testing.T) {
 	gr := schema.GroupResource{Group: "g", Resource: "r"}
 	if err := CreateIn("n", &object.Meta{}, gr, "x"); err != nil {
@@ -24,7 +24,7 @@ func TestCreateIn(t *testing.T) {
 	}
 }
 
-// CRD-031
+// TestDelete checks that only the system namespaces cannot be deleted. CRD-031
 func TestDelete(t *testing.T) {
 	for _, name := range []string{"default", "kube-system", "kube-public"} {
 		if err := deletable(namespaces, name); !apierrors.IsForbidden(err) {

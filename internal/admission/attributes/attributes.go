@@ -1,4 +1,4 @@
-// Package attributes is a request as upstream's admission plugins, webhooks and policies see it.
+// Package attributes converts requests to the attributes of upstream's admission plugins, webhooks and policies.
 package attributes
 
 import (
@@ -15,39 +15,42 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Attributes are upstream's of a Request. They also hear warnings, as a warning.Recorder, and know where else the same objects are, as
-// a runtime.EquivalentResourceMapper.
+// Attributes implements upstream's Attributes for a Request. It is also a warning.Recorder, and a
+// runtime.EquivalentResourceMapper for the versions of the request's kind.
 type Attributes struct {
 	upstream.Attributes
 	Request *admission.Request
 }
 
-// Of are those of a request with its objects in one of their forms, nil for what is not there.
-func Of(r *admission.Request, obj, old runtime.Object) Attributes {
-	return Attributes{upstream.NewAttributesRecord(obj, old, r.Version.GroupVersionKind(), r.Namespace, r.Name, r.Resource, r.Subresource,
-		upstream.Operation(r.Operation), r.Options(), r.DryRun, r.User), r}
+// New returns the attributes of a request with the new and the stored object, which are nil if they do not exist.
+func New(r *admission.Request, obj, old runtime.Object) Attributes {
+	record := upstream.NewAttributesRecord(obj, old, r.Version.GroupVersionKind(), r.Namespace, r.Name, r.Resource,
+		r.Subresource, upstream.Operation(r.Operation), r.Options(), r.DryRun, r.User)
+	return Attributes{record, r}
 }
 
-// Internal are what is written and what there is in the internal form of kinds that have one, and others at the version of the request.
+// Internal returns the new and the stored object in the internal form of their kind. Kinds without an internal form are
+// returned as unstructured objects at the version of the request.
 func Internal(ctx context.Context, r *admission.Request) (obj, old runtime.Object, err error) {
 	if r.Version.Type != nil && r.Version.Type.Internal != nil {
 		obj, old, err := r.Internal()
 		return obj, old, err
 	}
-	return Trees(ctx, r, r.Version)
+	return Unstructured(ctx, r, r.Version)
 }
 
-// Trees are what is written and what there is, at a version of the kind, as unstructured objects.
-func Trees(ctx context.Context, r *admission.Request, at *resource.Version) (obj, old runtime.Object, err error) {
-	is, err := r.New(ctx, at)
+// Unstructured returns the new and the stored object at a version of the kind as unstructured objects.
+func Unstructured(ctx context.Context, r *admission.Request, at *resource.Version) (obj, old runtime.Object,
+	err error) {
+	newTree, err := r.New(ctx, at)
 	if err != nil {
 		return nil, nil, err
 	}
-	was, err := r.Old(ctx, at)
-	return asObject(is), asObject(was), err
+	oldTree, err := r.Old(ctx, at)
+	return toUnstructured(newTree), toUnstructured(oldTree), err
 }
 
-func asObject(t object.Tree) runtime.Object {
+func toUnstructured(t object.Tree) runtime.Object {
 	if t == nil {
 		return nil
 	}
@@ -72,7 +75,8 @@ func (a Attributes) AddWarning(_, text string) { a.Request.Warn(text) }
 func (a Attributes) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a }
 
 // EquivalentResourcesFor implements runtime.EquivalentResourceMapper.
-func (a Attributes) EquivalentResourcesFor(_ schema.GroupVersionResource, subresource string) (all []schema.GroupVersionResource) {
+func (a Attributes) EquivalentResourcesFor(_ schema.GroupVersionResource,
+	subresource string) (all []schema.GroupVersionResource) {
 	d := a.Request.Target.Definition
 	for _, v := range d.Versions {
 		if v.Served && serves(v, subresource) {
@@ -96,14 +100,14 @@ func serves(v *resource.Version, subresource string) bool {
 
 // KindFor implements runtime.EquivalentResourceMapper.
 func (a Attributes) KindFor(r schema.GroupVersionResource, _ string) schema.GroupVersionKind {
-	of := a.Request.Version
-	if of.Definition != a.Request.Target.Definition {
-		return of.GroupVersionKind() // the same for all versions of what has the subresource
+	v := a.Request.Version
+	if v.Definition != a.Request.Target.Definition {
+		return v.GroupVersionKind() // the kind of a subresource is the same at all versions
 	}
-	return r.GroupVersion().WithKind(of.Definition.Names.Kind)
+	return r.GroupVersion().WithKind(v.Definition.Names.Kind)
 }
 
-// VersionOf is the version of a kind that has a GroupVersionKind; nil if none has.
+// VersionOf returns the version of a kind with the given GroupVersionKind, or nil.
 func VersionOf(d *resource.Definition, gvk schema.GroupVersionKind) *resource.Version {
 	for _, v := range d.Versions {
 		if v.GroupVersionKind() == gvk {

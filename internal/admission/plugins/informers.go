@@ -25,18 +25,18 @@ import (
 	store "github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Informers are listers over the head of the store for those who want informers: what a write that was answered has left, they see,
-// and of each kind only the last object found is kept a second time. They tell nobody of changes.
+// Informers is an informer factory whose listers read the latest state of the store. A write is visible as soon as it
+// has returned. Only the last object found of each kind is cached. Event handlers are not supported.
 type Informers struct {
-	informers.SharedInformerFactory // nil: what plugins do not ask for
+	informers.SharedInformerFactory // nil; plugins do not call its other methods
 	Catalog                         func() *resource.Catalog
 	Head                            func() *store.Snapshot
 }
 
-// InformerFor implements informers.SharedInformerFactory. obj is of a Go type of k8s.io/api.
+// InformerFor implements informers.SharedInformerFactory. The type of obj is a Go type of k8s.io/api.
 func (f Informers) InformerFor(obj runtime.Object, _ internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
 	version := sync.OnceValue(func() *resource.Version { return versionOf(f.Catalog(), reflect.TypeOf(obj)) })
-	return informer{index: index{head: f.Head, version: version, last: new(atomic.Pointer[loaded])}}
+	return informer{storeIndexer: storeIndexer{head: f.Head, version: version, last: new(atomic.Pointer[cachedObject])}}
 }
 
 // Core implements informers.SharedInformerFactory.
@@ -66,36 +66,39 @@ func (f Informers) Storage() storage.Interface { return storage.New(f, metav1.Na
 // informer is always up to date.
 type informer struct {
 	cache.SharedIndexInformer // nil
-	index
+	storeIndexer
 }
 
 func (i informer) HasSynced() bool           { return true }
-func (i informer) GetIndexer() cache.Indexer { return i.index }
-func (i informer) GetStore() cache.Store     { return i.index }
+func (i informer) GetIndexer() cache.Indexer { return i.storeIndexer }
+func (i informer) GetStore() cache.Store     { return i.storeIndexer }
 func (i informer) AddIndexers(cache.Indexers) error {
-	return errors.New("plugins: objects are found by name and namespace alone")
+	return errors.New("plugins: indexers are not supported")
 }
 
-// AddEventHandlerWithResyncPeriod and its like would have to follow the store: no plugin wants them.
-func (i informer) AddEventHandlerWithResyncPeriod(cache.ResourceEventHandler, time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	return nil, errors.New("plugins: nobody is told of changes")
+// AddEventHandlerWithResyncPeriod returns an error. Event handlers would have to follow the store, and no plugin needs
+// them.
+func (i informer) AddEventHandlerWithResyncPeriod(cache.ResourceEventHandler,
+	time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	return nil, errors.New("plugins: event handlers are not supported")
 }
 
-// index reads the objects of one kind.
-type index struct {
+// storeIndexer reads the objects of one kind from the store.
+type storeIndexer struct {
 	cache.Indexer // nil
 	head          func() *store.Snapshot
-	version       func() *resource.Version // that objects are wanted at; nil where --runtime-config has switched it off
-	last          *atomic.Pointer[loaded]  // found by its key: many Pods in a row are of one namespace, and of one service account
+	version       func() *resource.Version // returns the version of objects, or nil if --runtime-config disables it
+	// last is the last object found by key. Consecutive Pods often have the same namespace and service account.
+	last *atomic.Pointer[cachedObject]
 }
 
-// loaded is an object, which nobody changes, of a record.
-type loaded struct {
+// cachedObject is a decoded, immutable object and its record.
+type cachedObject struct {
 	rec *store.Record
 	obj runtime.Object
 }
 
-// versionOf is the version of a built-in kind that has a Go type.
+// versionOf returns the version of a built-in kind with the given Go type, or nil.
 func versionOf(c *resource.Catalog, goType reflect.Type) *resource.Version {
 	for d := range c.Definitions() {
 		for _, v := range d.Versions {
@@ -107,14 +110,14 @@ func versionOf(c *resource.Catalog, goType reflect.Type) *resource.Version {
 	return nil
 }
 
-// GetByKey implements cache.Store: of a name, or a namespace and a name with / between.
-func (x index) GetByKey(key string) (any, bool, error) {
+// GetByKey implements cache.Store. key is name or namespace/name.
+func (x storeIndexer) GetByKey(key string) (any, bool, error) {
 	v := x.version()
 	if v == nil {
 		return nil, false, nil
 	}
-	namespace, name, both := strings.Cut(key, "/")
-	if !both {
+	namespace, name, namespaced := strings.Cut(key, "/")
+	if !namespaced {
 		namespace, name = "", key
 	}
 	rec := x.head().Get(v.Definition.Key(namespace, name))
@@ -128,20 +131,20 @@ func (x index) GetByKey(key string) (any, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	x.last.Store(&loaded{rec, obj})
+	x.last.Store(&cachedObject{rec, obj})
 	return obj, true, nil
 }
 
 // List implements cache.Store.
-func (x index) List() []any { return x.below("") }
+func (x storeIndexer) List() []any { return x.withPrefix("") }
 
-// Index implements cache.Indexer for the one index that listers use: obj has the namespace.
-func (x index) Index(_ string, obj any) ([]any, error) {
-	return x.below(obj.(*metav1.ObjectMeta).Namespace + "/"), nil
+// Index implements cache.Indexer for the index by namespace, the only one that listers use. obj contains the namespace.
+func (x storeIndexer) Index(_ string, obj any) ([]any, error) {
+	return x.withPrefix(obj.(*metav1.ObjectMeta).Namespace + "/"), nil
 }
 
-// below are the objects with a prefix behind that of the kind.
-func (x index) below(prefix string) (all []any) {
+// withPrefix returns the objects whose storage key has the kind's prefix followed by the given prefix.
+func (x storeIndexer) withPrefix(prefix string) (all []any) {
 	v := x.version()
 	if v == nil {
 		return nil
@@ -154,7 +157,7 @@ func (x index) below(prefix string) (all []any) {
 	return all
 }
 
-// load is a stored object as the Go type of a version, with its defaults.
+// load decodes a stored object to the Go type of a version, with defaults.
 func load(v *resource.Version, rec *store.Record) (runtime.Object, error) {
 	obj, err := v.Definition.Storage.Type.Load(rec.Value)
 	if err != nil {

@@ -11,14 +11,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// accounts is a lister of the service accounts a and b of default, as of a revision.
+// accounts returns a lister of the ServiceAccounts a and b in the namespace default. The returned function sets their
+// revision.
 func accounts(t testing.TB) (corev1.ServiceAccountNamespaceLister, func(revision int64)) {
-	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
+	kinds := resource.NewLive(nil,
+		func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	var head *storage.Snapshot
 	at := func(revision int64) {
 		l := new(storage.Loader)
 		for _, name := range []string{"a", "b"} {
-			rec := &storage.Record{Key: "/registry/serviceaccounts/default/" + name, Modified: revision, Value: fmt.Appendf(nil, `{"metadata":{"name":%q}}`, name)}
+			rec := &storage.Record{
+				Key: "/registry/serviceaccounts/default/" + name, Modified: revision,
+				Value: fmt.Appendf(nil, `{"metadata":{"name":%q}}`, name),
+			}
 			if err := l.Add(rec); err != nil {
 				t.Fatal(err)
 			}
@@ -30,7 +35,8 @@ func accounts(t testing.TB) (corev1.ServiceAccountNamespaceLister, func(revision
 	return informers.Core().V1().ServiceAccounts().Lister().ServiceAccounts("default"), at
 }
 
-// What a lister has found it finds again without reading it, as long as nobody has written it.
+// TestListersFindWhatIsStored checks that a lister returns stored objects, and decodes an object again only after it
+// has been written.
 func TestListersFindWhatIsStored(t *testing.T) {
 	lister, at := accounts(t)
 	for i, c := range []struct {
@@ -42,16 +48,16 @@ func TestListersFindWhatIsStored(t *testing.T) {
 		if err != nil || found.Name != c.name || found.ResourceVersion != fmt.Sprint(c.at) {
 			t.Fatalf("%d: %v, %v", i, found, err)
 		}
-		if again, _ := lister.Get(c.name); again != found {
-			t.Errorf("%d: it was read once more", i)
+		if second, _ := lister.Get(c.name); second != found {
+			t.Errorf("%d: the object was decoded again", i)
 		}
 	}
 	if _, err := lister.Get("c"); err == nil {
-		t.Error("c was found")
+		t.Error("got c, want an error")
 	}
 }
 
-// BenchmarkLister finds the service account of one Pod after the other.
+// BenchmarkLister measures repeated lookups of the same ServiceAccount.
 func BenchmarkLister(b *testing.B) {
 	lister, _ := accounts(b)
 	b.ReportAllocs()

@@ -1,5 +1,5 @@
-// Package plugins are the admission plugins of kube-apiserver, in its order, as admission.Plugins. What they read of other objects
-// they read at the head of the store.
+// Package plugins adapts the admission plugins of kube-apiserver to admission.Plugin, in kube-apiserver's order. They
+// read other objects from the latest state of the store.
 package plugins
 
 import (
@@ -23,32 +23,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// Config is which plugins there are, and what they are given.
+// Config specifies which plugins are enabled, and their dependencies.
 type Config struct {
-	Enable, Disable []string // names, besides those that are on by default
-	NodeAuthorizer  bool     // whether the Node authorizer is configured; NodeRestriction is then on by default
-	File            string   // an AdmissionConfiguration of apiserver.config.k8s.io; "": none
+	Enable, Disable []string // names of plugins, in addition to the defaults
+	NodeAuthorizer  bool     // the Node authorizer is configured, so NodeRestriction is enabled by default
+	File            string   // path of an AdmissionConfiguration of apiserver.config.k8s.io; "" means none
 	Informers       Informers
 	Client          kubernetes.Interface
 	Authorizer      authorizer.Authorizer
 	Mapper          meta.RESTMapper
 	Quotas          *Quotas
-	Stop            <-chan struct{}    // closed when the server ends
-	Own             []admission.Plugin // those of the server's own; each takes the place that its name has
+	Stop            <-chan struct{} // closed when the server stops
+	// ServerPlugins are the plugins that are not upstream's. Each one has the position of its name in the table.
+	Own []admission.Plugin
 }
 
-// Names are those of the plugins that there are, and of those that are on by default.
+// Names returns the names of all plugins, and of the plugins that are enabled by default.
 func Names() (all, on []string) {
 	for _, e := range table {
 		all = append(all, e.name)
-		if e.on {
+		if e.onByDefault {
 			on = append(on, e.name)
 		}
 	}
 	return all, on
 }
 
-// Check refuses a name that no plugin has, and one that is to be on and off.
+// Check returns an error if Enable or Disable contains an unknown name, or if both contain the same name.
 func (c *Config) Check() error {
 	all, _ := Names()
 	for _, name := range c.Enable {
@@ -70,11 +71,11 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// enabled are the entries of the table that are on.
+// enabled returns the enabled entries of the table and their names.
 func (c *Config) enabled() (on []*entry, names []string) {
 	for i := range table {
 		e := &table[i]
-		byDefault := e.on || e.name == NodeRestriction && c.NodeAuthorizer
+		byDefault := e.onByDefault || e.name == NodeRestriction && c.NodeAuthorizer
 		if (byDefault || slices.Contains(c.Enable, e.name)) && !slices.Contains(c.Disable, e.name) {
 			on, names = append(on, e), append(names, e.name)
 		}
@@ -82,7 +83,7 @@ func (c *Config) enabled() (on []*entry, names []string) {
 	return on, names
 }
 
-// Open returns the plugins that are on.
+// Open returns the enabled plugins.
 func Open(c Config) (all admission.Plugins, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -93,13 +94,14 @@ func Open(c Config) (all admission.Plugins, err error) {
 		return nil, fmt.Errorf("admission-control-config-file: %w", err)
 	}
 	registry := upstream.NewPlugins()
-	counts, err := newCounting(c.Informers)
+	quotas, err := newQuotaConfiguration(c.Informers)
 	if err != nil {
-		return nil, fmt.Errorf("what ResourceQuotas count: %w", err)
+		return nil, fmt.Errorf("configure ResourceQuota: %w", err)
 	}
-	give := upstream.PluginInitializers{
-		initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), c.Stop, c.Mapper),
-		counts, // once it knows when to stop
+	initializers := upstream.PluginInitializers{
+		initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate,
+			compatibility.DefaultBuildEffectiveVersion(), c.Stop, c.Mapper),
+		quotas, // last, because the plugin needs Stop first
 	}
 	for _, e := range on {
 		file, err := files.ConfigFor(e.name)
@@ -107,7 +109,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 		case err != nil:
 			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
 		case e.register == nil:
-			p, err := c.own(e.name, file)
+			p, err := c.serverPlugins(e.name, file)
 			if err != nil {
 				return nil, err
 			}
@@ -115,7 +117,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 			continue
 		}
 		e.register(registry)
-		p, err := registry.InitPlugin(e.name, file, give)
+		p, err := registry.InitPlugin(e.name, file, initializers)
 		if err != nil {
 			return nil, err
 		}
@@ -124,18 +126,19 @@ func Open(c Config) (all admission.Plugins, err error) {
 	return all, nil
 }
 
-// own returns the server's own plugin of a name, if there is one, with the settings in a file; nil: no settings.
-func (c *Config) own(name string, file io.Reader) (one []admission.Plugin, err error) {
+// serverPlugins returns the plugins in ServerPlugins with the given name, configured with the file. A nil file means no
+// configuration.
+func (c *Config) serverPlugins(name string, file io.Reader) (plugins []admission.Plugin, err error) {
 	for _, p := range c.Own {
 		if p.Name() == name {
-			one = append(one, p)
+			plugins = append(plugins, p)
 		}
 	}
 	if file == nil {
-		return one, nil
+		return plugins, nil
 	}
 	configured := false
-	for _, p := range one {
+	for _, p := range plugins {
 		if p, ok := p.(interface{ Configure(file io.Reader) error }); ok {
 			if err := p.Configure(file); err != nil {
 				return nil, fmt.Errorf("couldn't init admission plugin %q: %w", name, err)
@@ -144,25 +147,26 @@ func (c *Config) own(name string, file io.Reader) (one []admission.Plugin, err e
 		}
 	}
 	if !configured {
-		return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", name)
+		return nil, fmt.Errorf("admission-control-config-file: plugin %s has no configuration", name)
 	}
-	return one, nil
+	return plugins, nil
 }
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
 	switch e.name {
 	case resourcequota.PluginName:
-		return limits{newPlugin(e, p), c.Quotas, newBounds(c.Informers.Head)}
+		return quotaPlugin{newPlugin(e, p), c.Quotas, newQuotaIndex(c.Informers.Head)}
 	case NodeRestriction:
-		return restriction{newPlugin(e, p)}
+		return nodeRestriction{newPlugin(e, p)}
 	}
 	return newPlugin(e, p)
 }
 
-// configScheme is what the file of an AdmissionConfiguration is read by.
+// configScheme returns the scheme that decodes an AdmissionConfiguration.
 func configScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{apiserver.AddToScheme, apiserverv1.AddToScheme, apiserverv1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{apiserver.AddToScheme, apiserverv1.AddToScheme,
+		apiserverv1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err) // the types are upstream's
 		}

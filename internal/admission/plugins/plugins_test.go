@@ -21,31 +21,31 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// absent are plugins of kube-apiserver's that the table does not have, with the reason.
-var absent = map[string]string{
-	"NamespaceLifecycle":     "is the server's own, and always the first",
-	"NamespaceAutoProvision": "comes before NamespaceLifecycle, which is always the first; deprecated",
-	"ImagePolicyWebhook":     "calls a server by a client of its own",
+// omitted are the plugins of kube-apiserver that the table omits, with the reason.
+var omitted = map[string]string{
+	"NamespaceLifecycle":     "implemented by this server, and always first",
+	"NamespaceAutoProvision": "precedes NamespaceLifecycle, which is always first; deprecated",
+	"ImagePolicyWebhook":     "calls a server with a separate client",
 }
 
-// The table has every plugin of kube-apiserver's, in its order, and the same are on by default, except for DenyServiceExternalIPs
-// (CVE-2020-8554).
+// TestTableIsUpstreams checks that the table has all plugins of kube-apiserver in its order. The same plugins are
+// enabled by default, except DenyServiceExternalIPs (CVE-2020-8554).
 func TestTableIsUpstreams(t *testing.T) {
 	off := options.DefaultOffAdmissionPlugins()
 	off.Delete("DenyServiceExternalIPs")
 	var wanted []string
 	for _, name := range options.AllOrderedPlugins {
-		if absent[name] == "" {
+		if omitted[name] == "" {
 			wanted = append(wanted, name)
 		}
 	}
-	all, on := Names()
+	all, enabled := Names()
 	if !slices.Equal(all, wanted) {
 		t.Errorf("got  %s\nwant %s", strings.Join(all, " "), strings.Join(wanted, " "))
 	}
 	for _, name := range all {
-		if slices.Contains(on, name) == off.Has(name) {
-			t.Errorf("%s: on by default: %t", name, slices.Contains(on, name))
+		if slices.Contains(enabled, name) == off.Has(name) {
+			t.Errorf("%s: got enabled by default %t, want %t", name, slices.Contains(enabled, name), !off.Has(name))
 		}
 	}
 }
@@ -60,26 +60,29 @@ func TestCheck(t *testing.T) {
 	} {
 		err := c.Check()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v", want, err)
+			t.Errorf("got error %v, want %q", err, want)
 		}
 	}
 }
 
-// A write that no plugin has anything to say about costs no allocation, whatever quotas there are elsewhere.
-func TestWritesOfOthersAreFree(t *testing.T) {
+// TestUnhandledWriteAllocatesNothing checks that a write which no plugin handles allocates nothing, even with quotas in
+// other namespaces.
+func TestUnhandledWriteAllocatesNothing(t *testing.T) {
 	for _, quotas := range [][]string{nil, {"other/a", "other/b", "others/a"}} {
-		all, r := opened(t, quotas...), custom()
+		all, r := openPlugins(t, quotas...), customRequest()
 		if n := testing.AllocsPerRun(100, func() { pass(t, all, r) }); n != 0 {
-			t.Errorf("%v allocations beside %v", n, quotas)
+			t.Errorf("got %v allocations with the quotas %v, want 0", n, quotas)
 		}
 	}
 }
 
-// What it costs in time.
-func BenchmarkWritesOfOthers(b *testing.B) {
-	for name, quotas := range map[string][]string{"no quota": nil, "quotas elsewhere": {"other/a", "other/b", "others/a"}} {
+// BenchmarkUnhandledWrite measures a write that no plugin handles.
+func BenchmarkUnhandledWrite(b *testing.B) {
+	for name, quotas := range map[string][]string{
+		"no quota": nil, "other namespaces": {"other/a", "other/b", "others/a"},
+	} {
 		b.Run(name, func(b *testing.B) {
-			all, r := opened(b, quotas...), custom()
+			all, r := openPlugins(b, quotas...), customRequest()
 			b.ReportAllocs()
 			for b.Loop() {
 				pass(b, all, r)
@@ -88,32 +91,35 @@ func BenchmarkWritesOfOthers(b *testing.B) {
 	}
 }
 
-// A quota is asked about writes in its namespace, from when it is there to when the last has gone.
-func TestQuotasHoldWhereTheyAre(t *testing.T) {
-	states := [][]string{nil, {"default/a"}, {"default/a", "default/b", "other/a"}, {"default/b", "other/a"}, {"other/a"}, {"default/a"}, nil}
+// TestQuotaIndex checks that the index contains exactly the namespaces that have a ResourceQuota.
+func TestQuotaIndex(t *testing.T) {
+	states := [][]string{
+		nil, {"default/a"}, {"default/a", "default/b", "other/a"}, {"default/b", "other/a"}, {"other/a"}, {"default/a"}, nil,
+	}
 	head := snapshot()
-	b := newBounds(func() *storage.Snapshot { return head })
+	b := newQuotaIndex(func() *storage.Snapshot { return head })
 	for _, quotas := range states {
 		head = snapshot(quotas...)
 		for _, namespace := range []string{"default", "other", "defaul", ""} {
-			if want := slices.ContainsFunc(quotas, func(q string) bool { return strings.HasPrefix(q, namespace+"/") }); b.has(namespace) != want {
-				t.Errorf("%v: %q has one: %t", quotas, namespace, !want)
+			want := slices.ContainsFunc(quotas, func(q string) bool { return strings.HasPrefix(q, namespace+"/") })
+			if b.has(namespace) != want {
+				t.Errorf("%v: got namespace %q in the index %t, want %t", quotas, namespace, !want, want)
 			}
 		}
 	}
 	if len(*b.counts.Load()) != 0 {
-		t.Error("namespaces without quotas are remembered")
+		t.Error("the index contains namespaces without quotas")
 	}
 }
 
 func pass(t testing.TB, all admission.Plugins, r *admission.Request) {
 	if all.Handles(r) || all.Admit(t.Context(), r) != nil || all.Validate(t.Context(), r) != nil {
-		t.Fatal("a plugin has something to say")
+		t.Fatal("a plugin handles or rejects the write")
 	}
 }
 
-// opened are the plugins that are on by default, over a store that has nothing but quotas.
-func opened(t testing.TB, quotas ...string) admission.Plugins {
+// openPlugins returns the default plugins with a store that contains only the given ResourceQuotas.
+func openPlugins(t testing.TB, quotas ...string) admission.Plugins {
 	all, err := Open(config(t, quotas...))
 	if err != nil {
 		t.Fatal(err)
@@ -121,11 +127,12 @@ func opened(t testing.TB, quotas ...string) admission.Plugins {
 	return all
 }
 
-// snapshot has ResourceQuotas, by NAMESPACE/NAME in their order.
+// snapshot returns a snapshot with ResourceQuotas. quotas are namespace/name in sorted order.
 func snapshot(quotas ...string) *storage.Snapshot {
 	l := new(storage.Loader)
 	for _, q := range quotas {
-		if err := l.Add(&storage.Record{Key: "/registry/resourcequotas/" + q, Value: []byte(`{"spec":{}}`)}); err != nil {
+		rec := &storage.Record{Key: "/registry/resourcequotas/" + q, Value: []byte(`{"spec":{}}`)}
+		if err := l.Add(rec); err != nil {
 			panic(err)
 		}
 	}
@@ -133,32 +140,44 @@ func snapshot(quotas ...string) *storage.Snapshot {
 }
 
 func config(t testing.TB, quotas ...string) Config {
-	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
+	kinds := resource.NewLive(nil,
+		func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{
-		NodeAuthorizer: true, Informers: informers, Quotas: &Quotas{From: informers}, Client: kubernetes.NewForConfigOrDie(&rest.Config{}),
+		NodeAuthorizer: true, Informers: informers, Quotas: &Quotas{From: informers},
+		Client:     kubernetes.NewForConfigOrDie(&rest.Config{}),
 		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
 	}
 }
 
-// custom is the create of a custom object.
-func custom() *admission.Request {
+// customRequest returns a request to create a custom object.
+func customRequest() *admission.Request {
 	gvr := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	v := &resource.Version{Definition: &resource.Definition{Names: resource.Names{Plural: "widgets", Kind: "Widget"}}, GroupVersion: gvr.GroupVersion()}
-	return &admission.Request{Operation: admission.Create, User: &user.DefaultInfo{Name: "jane", Groups: []string{user.AllAuthenticated}}, Version: v, Resource: gvr, Namespace: "default", Name: "w", Write: still{}}
+	v := &resource.Version{
+		Definition:   &resource.Definition{Names: resource.Names{Plural: "widgets", Kind: "Widget"}},
+		GroupVersion: gvr.GroupVersion(),
+	}
+	return &admission.Request{
+		Operation: admission.Create, User: &user.DefaultInfo{Name: "jane", Groups: []string{user.AllAuthenticated}},
+		Version: v, Resource: gvr, Namespace: "default", Name: "w", Write: noopWrite{},
+	}
 }
 
-// still is a write that nobody changes.
-type still struct{ admission.Write }
+// noopWrite is a write whose object no plugin replaces.
+type noopWrite struct{ admission.Write }
 
-func (still) Replaced() int { return 0 }
+func (noopWrite) Replaced() int { return 0 }
 
-// Settings that would not be heeded are refused.
+// TestSettings checks that a configuration for a plugin that supports none is rejected.
 func TestSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	for plugin, want := range map[string]string{"MutatingAdmissionPolicy": "MutatingAdmissionPolicy has no settings here", "EventRateLimit": "", "LimitRanger": ""} {
-		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin + ", configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: Server, qps: 1, burst: 1}]}}]\n"
+	for plugin, want := range map[string]string{
+		"MutatingAdmissionPolicy": "plugin MutatingAdmissionPolicy has no configuration", "EventRateLimit": "", "LimitRanger": "",
+	} {
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin +
+			", configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration," +
+			" limits: [{type: Server, qps: 1, burst: 1}]}}]\n"
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -22,42 +22,44 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// counting tells upstream's plugin ResourceQuota what counts.
-type counting struct{ quota.Configuration }
+// quotaConfiguration configures the evaluators of upstream's plugin ResourceQuota.
+type quotaConfiguration struct{ quota.Configuration }
 
-// newCounting counts more than the number of objects for what is of the core group, by upstream's evaluators, and for ResourceClaims. Those
-// upstream counts by informers that report changes.
-func newCounting(from Informers) (counting, error) {
-	special := storage.NewResourceConfig()
-	special.EnableVersions(corev1.SchemeGroupVersion)
-	c, err := install.NewQuotaConfigurationForAdmission(nil, special)
+// newQuotaConfiguration returns upstream's evaluators for the core group and a claimEvaluator for ResourceClaims.
+// Upstream's evaluator of ResourceClaims needs informers with event handlers. All other resources are only counted.
+func newQuotaConfiguration(i Informers) (quotaConfiguration, error) {
+	resources := storage.NewResourceConfig()
+	resources.EnableVersions(corev1.SchemeGroupVersion)
+	c, err := install.NewQuotaConfigurationForAdmission(nil, resources)
 	if err != nil {
-		return counting{}, err
+		return quotaConfiguration{}, err
 	}
-	return counting{generic.NewConfiguration(append(c.Evaluators(), newDevices(from)), c.IgnoredResources())}, nil
+	return quotaConfiguration{generic.NewConfiguration(append(c.Evaluators(), newClaimEvaluator(i)),
+		c.IgnoredResources())}, nil
 }
 
 // Initialize implements upstream's PluginInitializer.
-func (c counting) Initialize(p upstream.Interface) {
+func (c quotaConfiguration) Initialize(p upstream.Interface) {
 	if p, ok := p.(initializer.WantsQuotaConfiguration); ok {
 		p.SetQuotaConfiguration(c)
 	}
 }
 
-// Quotas keeps the count of ResourceQuotas true: what is charged to one is an object by the time that objects are counted.
+// Quotas synchronizes writes that are charged to ResourceQuotas with the count of objects. A charged object exists by
+// the time the objects are counted.
 type Quotas struct {
 	From Informers
-	Stop <-chan struct{} // closed when the server begins to end: nobody waits then
+	Stop <-chan struct{} // closed when the server begins to stop; waiting calls then return
 
 	mu      sync.Mutex
-	charges map[string]map[*charge]bool // that have not ended, by namespace
+	charges map[string]map[*charge]bool // the charges in progress, by namespace
 }
 
-// charge is an attempt at a write that a quota is charged for.
+// charge is an attempt at a write that is charged to a quota.
 type charge struct{ ended chan struct{} }
 
-// begin notes that a write is being charged; the function that it returns, that the write has ended.
-func (q *Quotas) begin(namespace string) (end func()) {
+// beginCharge records that a write is being charged. The caller calls end when the write has ended.
+func (q *Quotas) beginCharge(namespace string) (end func()) {
 	c := &charge{make(chan struct{})}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,26 +80,26 @@ func (q *Quotas) begin(namespace string) (end func()) {
 	}
 }
 
-// settle waits for the writes that are being charged now. What is charged later changes the quota, so that its status is not written by
-// what has been counted before.
-func (q *Quotas) settle(namespace string) error {
+// awaitCharges blocks until all current charges have ended. Later charges need not be awaited: they change the quota,
+// so a status based on an earlier count conflicts.
+func (q *Quotas) awaitCharges(namespace string) error {
 	q.mu.Lock()
-	now := maps.Clone(q.charges[namespace])
+	current := maps.Clone(q.charges[namespace])
 	q.mu.Unlock()
-	for c := range now {
+	for c := range current {
 		select {
 		case <-c.ended:
 		case <-q.Stop:
-			return errors.New("plugins: the server ends")
+			return errors.New("plugins: the server is stopping")
 		}
 	}
 	return nil
 }
 
-// Objects are the objects of a resource in a namespace, after every write that had been charged has ended. A kind of which a quota wants
-// to know no more than how many there are is not read.
+// Objects returns the objects of a resource in a namespace after all current charges have ended. Objects of a kind that
+// quotas only count are returned empty, without decoding them.
 func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
-	if err := q.settle(namespace); err != nil {
+	if err := q.awaitCharges(namespace); err != nil {
 		return nil, err
 	}
 	head := q.From.Head()
@@ -106,7 +108,7 @@ func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all [
 		return nil, nil
 	}
 	prefix := v.Definition.Prefix + namespace + "/"
-	if !slices.Contains(read, r.GroupResource()) {
+	if !slices.Contains(decodedResources, r.GroupResource()) {
 		return slices.Repeat([]runtime.Object{&metav1.PartialObjectMetadata{}}, head.Count(prefix, "")), nil
 	}
 	for rec := range head.Walk(prefix, "") {
@@ -119,32 +121,36 @@ func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all [
 	return all, nil
 }
 
-// read are the resources that quotas want to know more of.
-var read = []schema.GroupResource{
-	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), resourcev1.Resource("resourceclaims"),
+// decodedResources are the resources of which quotas evaluate the content.
+var decodedResources = []schema.GroupResource{
+	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"),
+	resourcev1.Resource("resourceclaims"),
 }
 
-// limits is upstream's plugin ResourceQuota, which is asked about writes in namespaces that have a ResourceQuota.
-type limits struct {
+// quotaPlugin is upstream's plugin ResourceQuota. It handles only writes in namespaces that have a ResourceQuota.
+type quotaPlugin struct {
 	*plugin
 	quotas *Quotas
-	bounds *bounds
+	index  *quotaIndex
 }
 
 // Handles implements admission.Plugin.
-func (l limits) Handles(r *admission.Request) bool {
-	if r.Namespace == "" || !l.bounds.has(r.Namespace) || r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
-		return false // the last are how it charges
+func (l quotaPlugin) Handles(r *admission.Request) bool {
+	if r.Namespace == "" || !l.index.has(r.Namespace) {
+		return false
+	}
+	if r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
+		return false // the plugin charges quotas with such writes
 	}
 	return l.quotas.From.Catalog().Definition("", "resourcequotas") != nil && l.plugin.Handles(r)
 }
 
 // Validate implements admission.Plugin.
-func (l limits) Validate(ctx context.Context, r *admission.Request) error {
-	r.Ended(l.quotas.begin(r.Namespace))
+func (l quotaPlugin) Validate(ctx context.Context, r *admission.Request) error {
+	r.Ended(l.quotas.beginCharge(r.Namespace))
 	if r.Validated && r.Operation == admission.Create {
-		return nil // it has been charged
+		return nil // an earlier attempt has charged the quota
 	}
-	r.Waits() // for all that are charged in this namespace
+	r.Waits() // for other charges in this namespace
 	return l.plugin.Validate(ctx, r)
 }

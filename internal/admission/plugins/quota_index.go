@@ -10,39 +10,39 @@ import (
 
 const resourceQuotas = "/registry/resourcequotas/"
 
-// bounds are the namespaces in which there is a ResourceQuota, at the head of the store: every write asks.
-type bounds struct {
+// quotaIndex holds the namespaces that have a ResourceQuota in the latest state of the store. Every write reads it.
+type quotaIndex struct {
 	store.Follower
-	counts atomic.Pointer[map[string]int]   // of quotas by namespace; never modified
-	next   map[string]int                   // nil: as counts
-	read   func(was, is *store.Record) bool // replace, made once: nothing is allocated where nothing has changed
+	counts      atomic.Pointer[map[string]int]   // number of quotas by namespace; the map is immutable
+	next        map[string]int                   // replaces counts; nil means no change
+	replaceFunc func(was, is *store.Record) bool // the method value replace, stored to avoid an allocation per call
 }
 
-func newBounds(head func() *store.Snapshot) *bounds {
-	b := &bounds{}
-	b.read = b.replace
+func newQuotaIndex(head func() *store.Snapshot) *quotaIndex {
+	b := &quotaIndex{}
+	b.replaceFunc = b.replace
 	b.Head, b.Advance = head, b.advance
 	b.counts.Store(&map[string]int{})
 	return b
 }
 
-// has says whether there is a quota in a namespace.
-func (b *bounds) has(namespace string) bool {
+// has reports whether a namespace has a quota.
+func (b *quotaIndex) has(namespace string) bool {
 	b.Refresh()
 	return (*b.counts.Load())[namespace] > 0
 }
 
-func (b *bounds) advance(seen, head *store.Snapshot) {
+func (b *quotaIndex) advance(seen, head *store.Snapshot) {
 	b.next = nil
-	head.Since(seen, resourceQuotas)(b.read)
+	head.Since(seen, resourceQuotas)(b.replaceFunc)
 	if next := b.next; next != nil {
 		b.counts.Store(&next)
 	}
 }
 
-func (b *bounds) replace(was, is *store.Record) bool {
+func (b *quotaIndex) replace(was, is *store.Record) bool {
 	if (was == nil) == (is == nil) {
-		return true // its status, most often
+		return true // an update, mostly of the status
 	}
 	if b.next == nil {
 		b.next = maps.Clone(*b.counts.Load())

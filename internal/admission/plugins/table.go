@@ -38,62 +38,71 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageobjectinuseprotection"
 )
 
-// entry is a plugin that the server may have.
+// entry describes an available plugin.
 type entry struct {
-	name     string
-	register func(*upstream.Plugins)
-	on       bool                   // unless it is disabled
-	about    []schema.GroupResource // the resources that it has something to say about; nil: any
+	name        string
+	register    func(*upstream.Plugins) // nil for the plugins in Config.ServerPlugins
+	onByDefault bool
+	resources   []schema.GroupResource // the resources that the plugin handles; nil means all
 }
 
 var (
 	pods      = []schema.GroupResource{{Resource: "pods"}}
 	claims    = []schema.GroupResource{{Resource: "persistentvolumeclaims"}}
-	requests  = of("certificates.k8s.io", "certificatesigningrequests")
-	workloads = append([]schema.GroupResource{{Resource: "namespaces"}, {Resource: "pods"}, {Resource: "replicationcontrollers"}, {Resource: "podtemplates"}},
-		append(of("apps", "replicasets", "deployments", "statefulsets", "daemonsets"), of("batch", "jobs", "cronjobs")...)...)
+	requests  = groupResources("certificates.k8s.io", "certificatesigningrequests")
+	workloads = append(groupResources(corev1.GroupName, "namespaces", "pods", "replicationcontrollers", "podtemplates"),
+		append(groupResources("apps", "replicasets", "deployments", "statefulsets", "daemonsets"),
+			groupResources("batch", "jobs", "cronjobs")...)...)
 )
 
-// of are resources of a group.
-func of(group string, resources ...string) (all []schema.GroupResource) {
+// groupResources returns the GroupResources of the given resources of a group.
+func groupResources(group string, resources ...string) (all []schema.GroupResource) {
 	for _, r := range resources {
 		all = append(all, schema.GroupResource{Group: group, Resource: r})
 	}
 	return all
 }
 
-// table lists the plugins in the order of kube-apiserver. Those that have nothing to register are given to Open.
+// table lists the plugins in the order of kube-apiserver.
 var table = []entry{
 	{"AlwaysAdmit", admit.Register, false, nil},
 	{"NamespaceExists", exists.Register, false, nil},
 	{antiaffinity.PluginName, antiaffinity.Register, false, pods},
-	{limitranger.PluginName, limitranger.Register, true, of(corev1.GroupName, "pods", "persistentvolumeclaims")},
+	{limitranger.PluginName, limitranger.Register, true,
+		groupResources(corev1.GroupName, "pods", "persistentvolumeclaims")},
 	{serviceaccount.PluginName, serviceaccount.Register, true, pods},
-	{NodeRestriction, noderestriction.Register, false, nil}, // on with the Node authorizer
-	{nodetaint.PluginName, nodetaint.Register, true, of(corev1.GroupName, "nodes")},
+	{NodeRestriction, noderestriction.Register, false, nil}, // enabled with the Node authorizer
+	{nodetaint.PluginName, nodetaint.Register, true, groupResources(corev1.GroupName, "nodes")},
 	{alwayspullimages.PluginName, alwayspullimages.Register, false, pods},
 	{podsecurity.PluginName, podsecurity.Register, true, workloads},
 	{podnodeselector.PluginName, podnodeselector.Register, false, pods},
-	{priority.PluginName, priority.Register, true, append(of("scheduling.k8s.io", "priorityclasses", "podgroups", "compositepodgroups"), pods...)},
+	{priority.PluginName, priority.Register, true, append(groupResources("scheduling.k8s.io", "priorityclasses",
+		"podgroups", "compositepodgroups"), pods...)},
 	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register, true, pods},
 	{podtolerationrestriction.PluginName, podtolerationrestriction.Register, false, pods},
-	{eventratelimit.PluginName, eventratelimit.Register, false, append(of("events.k8s.io", "events"), of(corev1.GroupName, "events")...)},
+	{eventratelimit.PluginName, eventratelimit.Register, false,
+		append(groupResources("events.k8s.io", "events"), groupResources(corev1.GroupName, "events")...)},
 	{extendedresourcetoleration.PluginName, extendedresourcetoleration.Register, false, pods},
 	{setdefault.PluginName, setdefault.Register, true, claims},
 	{storageobjectinuseprotection.PluginName, storageobjectinuseprotection.Register, true,
-		append(of(corev1.GroupName, "persistentvolumes", "persistentvolumeclaims"), of("storage.k8s.io", "volumeattributesclasses")...)},
-	{podgroupprotection.PluginName, podgroupprotection.Register, true, of("scheduling.k8s.io", "podgroups")},
+		append(groupResources(corev1.GroupName, "persistentvolumes", "persistentvolumeclaims"),
+			groupResources("storage.k8s.io", "volumeattributesclasses")...)},
+	{podgroupprotection.PluginName, podgroupprotection.Register, true,
+		groupResources("scheduling.k8s.io", "podgroups")},
 	{gc.PluginName, gc.Register, false, nil},
 	{resize.PluginName, resize.Register, true, claims},
 	{runtimeclass.PluginName, runtimeclass.Register, true, pods},
 	{approval.PluginName, approval.Register, true, requests},
 	{signing.PluginName, signing.Register, true, requests},
-	{ctbattest.PluginName, ctbattest.Register, true, of("certificates.k8s.io", "clustertrustbundles")},
+	{ctbattest.PluginName, ctbattest.Register, true, groupResources("certificates.k8s.io", "clustertrustbundles")},
 	{subjectrestriction.PluginName, subjectrestriction.Register, true, requests},
-	{defaultingressclass.PluginName, defaultingressclass.Register, true, of("networking.k8s.io", "ingresses")},
-	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, true, of(corev1.GroupName, "services")},
+	{defaultingressclass.PluginName, defaultingressclass.Register, true,
+		groupResources("networking.k8s.io", "ingresses")},
+	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, true,
+		groupResources(corev1.GroupName, "services")},
 	{podtopologylabels.PluginName, podtopologylabels.Register, true, pods},
-	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true, append(of("resource.k8s.io", "resourceslices"), pods...)},
+	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true,
+		append(groupResources("resource.k8s.io", "resourceslices"), pods...)},
 	{podresize.PluginName, podresize.Register, true, pods},
 	{"MutatingAdmissionPolicy", nil, true, nil},
 	{"MutatingAdmissionWebhook", nil, true, nil},

@@ -19,36 +19,36 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// seen is a request for upstream's dispatchers, and what they may do to its objects.
-type seen struct {
+// requestAttributes is a request for upstream's dispatchers, and what they may do to its objects.
+type requestAttributes struct {
 	attributes.Attributes
 	upstream.ObjectInterfaces
 	changed bool // by a mutation
 }
 
-// trees has the objects as unstructured ones, at the version of the request.
-func trees(ctx context.Context, r *admission.Request) (*seen, error) {
-	obj, old, err := attributes.Trees(ctx, r, r.Version)
-	return &seen{Attributes: attributes.Of(r, obj, old), ObjectInterfaces: &converter{ctx: ctx, request: r, obj: obj, old: old}}, err
+// unstructuredAttributes has the objects as unstructured ones, at the version of the request.
+func unstructuredAttributes(ctx context.Context, r *admission.Request) (*requestAttributes, error) {
+	obj, old, err := attributes.Unstructured(ctx, r, r.Version)
+	return &requestAttributes{Attributes: attributes.New(r, obj, old), ObjectInterfaces: &converter{ctx: ctx, request: r, obj: obj, old: old}}, err
 }
 
-var ofScheme = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
+var schemeInterfaces = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
 
-// internal has the objects of built-in kinds in the internal form, as upstream has them: a mutation changes it, and what is of no type of
+// internalAttributes has the objects of built-in kinds in the internal form, as upstream has them: a mutation changes it, and what is of no type of
 // its version is refused.
-func internal(ctx context.Context, r *admission.Request) (*seen, error) {
+func internalAttributes(ctx context.Context, r *admission.Request) (*requestAttributes, error) {
 	if r.Version.Type == nil || r.Version.Type.Internal == nil {
-		return trees(ctx, r)
+		return unstructuredAttributes(ctx, r)
 	}
 	obj, old, err := attributes.Internal(ctx, r)
-	return &seen{Attributes: attributes.Of(r, obj, old), ObjectInterfaces: ofScheme}, err
+	return &requestAttributes{Attributes: attributes.New(r, obj, old), ObjectInterfaces: schemeInterfaces}, err
 }
 
 // GetReinvocationContext implements upstream's Attributes.
-func (a *seen) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
+func (a *requestAttributes) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
 
 // reinvocation lets the dispatcher remember in the request what it has asked before, in the same attempt at the write.
-type reinvocation struct{ *seen }
+type reinvocation struct{ *requestAttributes }
 
 func (i reinvocation) IsReinvoke() bool     { return i.Request.Reinvoked }
 func (i reinvocation) SetIsReinvoke()       {}
@@ -68,7 +68,7 @@ func (i reinvocation) SetValue(plugin string, v any) {
 }
 
 // GetEquivalentResourceMapper implements upstream's ObjectInterfaces.
-func (a *seen) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a.Attributes }
+func (a *requestAttributes) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a.Attributes }
 
 // converter is what upstream's code does with unstructured objects. It knows the two of a request, and brings them to another version
 // as the engine does; into the first it puts what a mutation has made of it.
@@ -141,14 +141,14 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	return err
 }
 
-// types are the schemas of one kind, as applying wants them.
-type types struct{ *resource.Definition }
+// schemaTypes are the schemas of one kind, as applying wants them.
+type schemaTypes struct{ *resource.Definition }
 
 // Run implements patch.TypeConverterManager: there is nothing to follow.
-func (types) Run(context.Context) {}
+func (schemaTypes) Run(context.Context) {}
 
 // GetTypeConverter implements patch.TypeConverterManager.
-func (t types) GetTypeConverter(gvk schema.GroupVersionKind) managedfields.TypeConverter {
+func (t schemaTypes) GetTypeConverter(gvk schema.GroupVersionKind) managedfields.TypeConverter {
 	v := attributes.VersionOf(t.Definition, gvk)
 	if v == nil || v.Parseable == nil {
 		return nil

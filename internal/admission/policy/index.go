@@ -29,14 +29,14 @@ type index[P, B runtime.Object, E any] struct {
 	binding            func(B) generic.BindingAccessor
 	compile            func(P) E
 
-	byOp atomic.Pointer[map[operation][]*entry[P, B, E]]
+	byOperation atomic.Pointer[map[operation][]*entry[P, B, E]]
 
-	all     map[string]*entry[P, B, E] // by storage key of the policy
-	binders map[string]B               // by storage key
+	entries     map[string]*entry[P, B, E] // by storage key of the policy
+	allBindings map[string]B               // by storage key
 }
 
 func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBinding, validating.Validator] {
-	return opened(&index[*validating.Policy, *validating.PolicyBinding, validating.Validator]{
+	return newIndex(&index[*validating.Policy, *validating.PolicyBinding, validating.Validator]{
 		Follower: storage.Follower{Head: c.Head}, policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
 		newPolicy:  func() *validating.Policy { return &validating.Policy{} },
 		newBinding: func() *validating.PolicyBinding { return &validating.PolicyBinding{} },
@@ -47,7 +47,7 @@ func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBindin
 }
 
 func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator] {
-	return opened(&index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
+	return newIndex(&index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
 		Follower: storage.Follower{Head: c.Head}, policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
 		newPolicy:  func() *mutating.Policy { return &mutating.Policy{} },
 		newBinding: func() *mutating.PolicyBinding { return &mutating.PolicyBinding{} },
@@ -57,10 +57,10 @@ func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mut
 	})
 }
 
-func opened[P, B runtime.Object, E any](x *index[P, B, E]) *index[P, B, E] {
-	x.all, x.binders = map[string]*entry[P, B, E]{}, map[string]B{}
+func newIndex[P, B runtime.Object, E any](x *index[P, B, E]) *index[P, B, E] {
+	x.entries, x.allBindings = map[string]*entry[P, B, E]{}, map[string]B{}
 	x.Advance = x.advance
-	x.byOp.Store(&map[operation][]*entry[P, B, E]{})
+	x.byOperation.Store(&map[operation][]*entry[P, B, E]{})
 	return x
 }
 
@@ -82,7 +82,7 @@ type entry[P, B runtime.Object, E any] struct {
 // mayMatch says whether any policy may match r.
 func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
 	x.Refresh()
-	byOp := *x.byOp.Load()
+	byOp := *x.byOperation.Load()
 	if len(byOp) == 0 {
 		return false
 	}
@@ -93,7 +93,7 @@ func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
 
 // hooks are the policies that may match r, in the order of their names, after complete has been called with each.
 func (x *index[P, B, E]) hooks(ctx context.Context, r *admission.Request, complete func(context.Context, generic.PolicyHook[P, B, E]) generic.PolicyHook[P, B, E]) (all []generic.PolicyHook[P, B, E]) {
-	byOp, op := *x.byOp.Load(), admissionregistrationv1.OperationType(r.Operation)
+	byOp, op := *x.byOperation.Load(), admissionregistrationv1.OperationType(r.Operation)
 	var found []*entry[P, B, E]
 	for _, name := range []string{r.Resource.Resource, "*"} {
 		for _, e := range byOp[operation{name, op}] {
@@ -113,7 +113,7 @@ func (x *index[P, B, E]) hooks(ctx context.Context, r *admission.Request, comple
 func (e *entry[P, B, E]) mayMatch(r *admission.Request) bool {
 	for i := range e.rules {
 		rule := &e.rules[i]
-		if namesGroup(rule.APIGroups, r) && slices.ContainsFunc(rule.Resources, func(name string) bool {
+		if matchesGroup(rule.APIGroups, r) && slices.ContainsFunc(rule.Resources, func(name string) bool {
 			resource, sub, _ := strings.Cut(name, "/")
 			return (resource == "*" || resource == r.Resource.Resource) && (sub == "*" || sub == r.Subresource)
 		}) {
@@ -123,8 +123,8 @@ func (e *entry[P, B, E]) mayMatch(r *admission.Request) bool {
 	return false
 }
 
-// namesGroup says whether one of groups is that of the request, or another one in which the same objects are.
-func namesGroup(groups []string, r *admission.Request) bool {
+// matchesGroup says whether one of groups is that of the request, or another one in which the same objects are.
+func matchesGroup(groups []string, r *admission.Request) bool {
 	for _, g := range groups {
 		if g == "*" || g == r.Resource.Group {
 			return true
@@ -149,13 +149,13 @@ func (x *index[P, B, E]) advance(seen, head *storage.Snapshot) {
 		changed = true
 	}
 	if changed {
-		x.arrange()
+		x.rebuild()
 	}
 }
 
 func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
 	if was != nil {
-		delete(x.all, was.Key)
+		delete(x.entries, was.Key)
 	}
 	if is == nil {
 		return
@@ -168,32 +168,32 @@ func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
 	if m := x.policy(p).GetMatchConstraints(); m != nil {
 		e.rules = m.ResourceRules
 	}
-	x.all[is.Key] = e
+	x.entries[is.Key] = e
 }
 
 func (x *index[P, B, E]) replaceBinding(was, is *storage.Record) {
 	if was != nil {
-		delete(x.binders, was.Key)
+		delete(x.allBindings, was.Key)
 	}
 	if is == nil {
 		return
 	}
 	b := x.newBinding()
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, b); err == nil {
-		x.binders[is.Key] = b
+		x.allBindings[is.Key] = b
 	}
 }
 
-// arrange makes the index of the policies that have bindings anew. What readers have of the one before stays as it is.
-func (x *index[P, B, E]) arrange() {
+// rebuild makes the index of the policies that have bindings anew. What readers have of the one before stays as it is.
+func (x *index[P, B, E]) rebuild() {
 	bound := map[string][]B{}
-	for _, b := range x.binders {
+	for _, b := range x.allBindings {
 		key := x.policies + x.binding(b).GetPolicyName().Name
 		bound[key] = append(bound[key], b)
 	}
 	byOp := map[operation][]*entry[P, B, E]{}
 	for key, bindings := range bound {
-		known := x.all[key]
+		known := x.entries[key]
 		if known == nil {
 			continue
 		}
@@ -204,7 +204,7 @@ func (x *index[P, B, E]) arrange() {
 			byOp[at] = append(byOp[at], &e)
 		}
 	}
-	x.byOp.Store(&byOp)
+	x.byOperation.Store(&byOp)
 }
 
 // operations are those that its rules name, each once.

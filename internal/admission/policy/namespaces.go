@@ -11,20 +11,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// namespaces are the Namespaces at the head of the store: expressions get that of each object, so one is decoded once.
-type namespaces struct {
+// namespaceLister are the Namespaces at the head of the store: expressions get that of each object, so one is decoded once.
+type namespaceLister struct {
 	corelisters.NamespaceLister // nil: they are found by name alone
 	head                        func() *storage.Snapshot
-	known                       decoded[*corev1.Namespace]
+	cache                       recordCache[*corev1.Namespace]
 }
 
 // Get implements corelisters.NamespaceLister.
-func (n *namespaces) Get(name string) (*corev1.Namespace, error) {
+func (n *namespaceLister) Get(name string) (*corev1.Namespace, error) {
 	rec := n.head().Get("/registry/namespaces/" + name)
 	if rec == nil {
 		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
 	}
-	return n.known.get(rec, corev1.SchemeGroupVersion.Version, func() (*corev1.Namespace, error) {
+	return n.cache.get(rec, corev1.SchemeGroupVersion.Version, func() (*corev1.Namespace, error) {
 		made := &corev1.Namespace{}
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(rec.Value, made); err != nil {
 			return nil, apierrors.NewInternalError(err)

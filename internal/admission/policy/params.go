@@ -103,7 +103,7 @@ func (l lister) param(o Object) (runtime.Object, error) {
 	if l.untyped {
 		at = ""
 	}
-	return l.config.known.get(o.Record, at, func() (*unstructured.Unstructured, error) {
+	return l.config.paramCache.get(o.Record, at, func() (*unstructured.Unstructured, error) {
 		t, err := o.Tree()
 		if l.untyped {
 			delete(t, "apiVersion")

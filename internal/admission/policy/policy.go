@@ -31,7 +31,7 @@ type Config struct {
 	Client     kubernetes.Interface // is asked for a namespace that is not at the head
 	Authorizer authorizer.UnconditionalAuthorizer
 
-	known *decoded[*unstructured.Unstructured] // params
+	paramCache *recordCache[*unstructured.Unstructured] // params
 }
 
 // Objects are the stored objects of any kind, at any version of it, as they are at the moment.
@@ -48,8 +48,8 @@ type Object struct {
 
 // Plugins are MutatingAdmissionPolicy and ValidatingAdmissionPolicy.
 func Plugins(c Config) []admission.Plugin {
-	c.known = &decoded[*unstructured.Unstructured]{}
-	matcher := matching.NewMatcher(&namespaces{head: c.Head}, c.Client)
+	c.paramCache = &recordCache[*unstructured.Unstructured]{}
+	matcher := matching.NewMatcher(&namespaceLister{head: c.Head}, c.Client)
 	return []admission.Plugin{
 		&mutator{Config: c, matcher: matcher, index: newMutating(c)},
 		&validator{Config: c, dispatcher: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)), index: newValidating(c)},
@@ -81,13 +81,13 @@ func (*validator) Admit(context.Context, *admission.Request) error { return nil 
 
 // Validate implements admission.Plugin.
 func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
-	a, err := trees(ctx, r)
+	a, err := unstructuredAttributes(ctx, r)
 	if err != nil {
 		return err
 	}
 	hooks := p.index.hooks(ctx, r, p.hook)
 	if r.Traced() {
-		hooks = p.index.apart(hooks, tellingValidator(r))
+		hooks = p.index.splitByBinding(hooks, tracingValidator(r))
 	}
 	return p.dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks)
 }
@@ -117,15 +117,15 @@ func (*mutator) Reinvoke() bool { return true }
 
 // Admit implements admission.Plugin.
 func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
-	a, err := internal(ctx, r)
+	a, err := internalAttributes(ctx, r)
 	if err != nil {
 		return err
 	}
 	hooks := p.index.hooks(ctx, r, p.hook)
 	if r.Traced() {
-		hooks = p.index.apart(hooks, tellingPatchers(r))
+		hooks = p.index.splitByBinding(hooks, tracingPatchers(r))
 	}
-	dispatcher := mutating.NewDispatcher(p.Authorizer, p.matcher, types{r.Version.Definition})
+	dispatcher := mutating.NewDispatcher(p.Authorizer, p.matcher, schemaTypes{r.Version.Definition})
 	if err := dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks); err != nil || !a.changed {
 		return err
 	}

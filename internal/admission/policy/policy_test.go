@@ -24,8 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// world is an engine with policies, and what it has told its caller.
-type world struct {
+// env is an engine with policies, and what it has told its caller.
+type env struct {
 	*fixture.Env
 	plugins  admission.Plugins
 	warnings []string
@@ -33,64 +33,64 @@ type world struct {
 	decoded  int // params
 }
 
-func open(t testing.TB) *world {
-	w := &world{Env: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
-	catalog := func() *resource.Catalog { return w.Live.Load() }
-	w.plugins = policy.Plugins(policy.Config{
-		Head: w.Store.Head, Catalog: catalog, Objects: w, Authorizer: allow,
+func newEnv(t testing.TB) *env {
+	e := &env{Env: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
+	catalog := func() *resource.Catalog { return e.Live.Load() }
+	e.plugins = policy.Plugins(policy.Config{
+		Head: e.Store.Head, Catalog: catalog, Objects: e, Authorizer: allow,
 	})
-	w.Engine.Admission = w.plugins
-	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
-	return w
+	e.Engine.Admission = e.plugins
+	e.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
+	return e
 }
 
 // allow is an authorizer.
-type everybody struct{ authorizer.Authorizer }
+type allowAll struct{ authorizer.Authorizer }
 
-func (everybody) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+func (allowAll) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return authorizer.DecisionAllow, "", nil
 }
 
-var allow = everybody{}
+var allow = allowAll{}
 
 // Get implements policy.Objects.
-func (w *world) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
-	o, err := w.Engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
-	return w.counted(o), err
+func (e *env) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
+	o, err := e.Engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
+	return e.countDecodes(o), err
 }
 
-// counted is an object that counts how often it is decoded.
-func (w *world) counted(o engine.Object) policy.Object {
+// countDecodes is an object that counts how often it is decoded.
+func (e *env) countDecodes(o engine.Object) policy.Object {
 	return policy.Object{Record: o.Record, Tree: func() (object.Tree, error) {
-		w.decoded++
+		e.decoded++
 		return o.Tree()
 	}}
 }
 
 // List implements policy.Objects.
-func (w *world) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) (all []policy.Object, err error) {
-	list, err := w.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
+func (e *env) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) (all []policy.Object, err error) {
+	list, err := e.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
 	if err != nil {
 		return nil, err
 	}
 	for _, o := range list.Items {
-		all = append(all, w.counted(o))
+		all = append(all, e.countDecodes(o))
 	}
 	return all, nil
 }
 
 // target is where an object belongs, and its body.
-func (w *world) target(namespace, text string) (engine.Target, engine.Body) {
-	w.Helper()
+func (e *env) target(namespace, text string) (engine.Target, engine.Body) {
+	e.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 	tree, _, err := object.DecodeJSON(js)
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
-	for d := range w.Catalog().Definitions() {
+	for d := range e.Catalog().Definitions() {
 		for _, v := range d.Versions {
 			if d.Names.Kind != object.String(tree, "kind") || v.APIVersion != object.String(tree, "apiVersion") {
 				continue
@@ -101,23 +101,23 @@ func (w *world) target(namespace, text string) (engine.Target, engine.Body) {
 			return engine.Target{Version: v, Namespace: namespace, Name: object.Name(tree)}, engine.Body{Tree: tree, Source: js}
 		}
 	}
-	w.Fatal("no such kind: ", text)
+	e.Fatal("no such kind: ", text)
 	return engine.Target{}, engine.Body{}
 }
 
-func (w *world) caller() engine.Caller {
-	w.warnings, w.audit = nil, map[string]string{}
+func (e *env) caller() engine.Caller {
+	e.warnings, e.audit = nil, map[string]string{}
 	return engine.Caller{User: &user.DefaultInfo{Name: "jane"}, FieldManager: "test", Options: &metav1.CreateOptions{},
-		Warn:     func(text string) { w.warnings = append(w.warnings, text) },
-		Annotate: func(key, value string) { w.audit[key] = value }}
+		Warn:     func(text string) { e.warnings = append(e.warnings, text) },
+		Annotate: func(key, value string) { e.audit[key] = value }}
 }
 
 // create returns what an object has become.
-func (w *world) create(namespace, text string) (object.Tree, error) {
-	w.Helper()
-	t, body := w.target(namespace, text)
+func (e *env) create(namespace, text string) (object.Tree, error) {
+	e.Helper()
+	t, body := e.target(namespace, text)
 	t.Name = ""
-	o, err := w.Create(w.Context(), t, body, w.caller())
+	o, err := e.Create(e.Context(), t, body, e.caller())
 	if err != nil {
 		return nil, err
 	}
@@ -125,31 +125,31 @@ func (w *world) create(namespace, text string) (object.Tree, error) {
 }
 
 // write puts an object, whatever is there.
-func (w *world) write(namespace, text string) {
-	w.Helper()
-	t, body := w.target(namespace, text)
-	live, err := w.Get(w.Context(), t.Version, t.Namespace, t.Name)
+func (e *env) write(namespace, text string) {
+	e.Helper()
+	t, body := e.target(namespace, text)
+	live, err := e.Get(e.Context(), t.Version, t.Namespace, t.Name)
 	if apierrors.IsNotFound(err) {
-		if _, err := w.create(namespace, text); err != nil {
-			w.Fatal(err)
+		if _, err := e.create(namespace, text); err != nil {
+			e.Fatal(err)
 		}
 		return
 	}
 	tree, err := live.Tree()
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 	object.SetResourceVersion(body.Tree, object.ResourceVersion(tree))
-	if _, _, err := w.Update(w.Context(), t, body, w.caller()); err != nil {
-		w.Fatal(err)
+	if _, _, err := e.Update(e.Context(), t, body, e.caller()); err != nil {
+		e.Fatal(err)
 	}
 }
 
-func (w *world) remove(namespace, text string) {
-	w.Helper()
-	t, _ := w.target(namespace, text)
-	if _, _, err := w.Delete(w.Context(), t, metav1.DeleteOptions{}, w.caller()); err != nil {
-		w.Fatal(err)
+func (e *env) remove(namespace, text string) {
+	e.Helper()
+	t, _ := e.target(namespace, text)
+	if _, _, err := e.Delete(e.Context(), t, metav1.DeleteOptions{}, e.caller()); err != nil {
+		e.Fatal(err)
 	}
 }
 
@@ -168,19 +168,19 @@ func binding(kind, name, spec string) string {
 
 const configMap = `{apiVersion: v1, kind: ConfigMap, metadata: {generateName: a-}, data: {a: "1"}}`
 
-// wantRefused creates an object that is refused for this reason.
-func (w *world) wantRefused(why string) {
-	w.Helper()
-	if _, err := w.create("ns", configMap); err == nil || !strings.Contains(err.Error(), why) {
-		w.Errorf("got %v, want %s", err, why)
+// wantDenied creates an object that is refused for this reason.
+func (e *env) wantDenied(why string) {
+	e.Helper()
+	if _, err := e.create("ns", configMap); err == nil || !strings.Contains(err.Error(), why) {
+		e.Errorf("got %v, want %s", err, why)
 	}
 }
 
-func (w *world) wantAllowed() object.Tree {
-	w.Helper()
-	o, err := w.create("ns", configMap)
+func (e *env) wantAllowed() object.Tree {
+	e.Helper()
+	o, err := e.create("ns", configMap)
 	if err != nil {
-		w.Error(err)
+		e.Error(err)
 	}
 	return o
 }
@@ -188,77 +188,77 @@ func (w *world) wantAllowed() object.Tree {
 // VAL-027: a policy judges the next write once its write and that of a binding have been answered, changed as it was changed, and none
 // after it has gone, or its binding has.
 func TestInForceAtOnce(t *testing.T) {
-	w := open(t)
+	e := newEnv(t)
 	never := validating("never", `validations: [{expression: "false"}]`)
 	bound := binding("Validating", "never", `validationActions: [Deny]`)
-	w.write("", never)
-	w.wantAllowed()
-	w.write("", bound)
-	w.wantRefused("ValidatingAdmissionPolicy 'never' with binding 'never' denied request: failed expression: false")
-	w.write("", validating("never", `validations: [{expression: "false", message: changed}]`))
-	w.wantRefused("denied request: changed")
-	w.write("", binding("Validating", "never", `validationActions: [Warn]`))
-	w.wantAllowed()
-	if want := "Validation failed for ValidatingAdmissionPolicy 'never' with binding 'never': changed"; len(w.warnings) != 1 || w.warnings[0] != want {
-		t.Errorf("warnings: %q", w.warnings)
+	e.write("", never)
+	e.wantAllowed()
+	e.write("", bound)
+	e.wantDenied("ValidatingAdmissionPolicy 'never' with binding 'never' denied request: failed expression: false")
+	e.write("", validating("never", `validations: [{expression: "false", message: changed}]`))
+	e.wantDenied("denied request: changed")
+	e.write("", binding("Validating", "never", `validationActions: [Warn]`))
+	e.wantAllowed()
+	if want := "Validation failed for ValidatingAdmissionPolicy 'never' with binding 'never': changed"; len(e.warnings) != 1 || e.warnings[0] != want {
+		t.Errorf("warnings: %q", e.warnings)
 	}
-	w.write("", bound)
-	w.remove("", never)
-	w.wantAllowed()
-	w.write("", never)
-	w.wantRefused("denied")
-	w.remove("", bound)
-	w.wantAllowed()
+	e.write("", bound)
+	e.remove("", never)
+	e.wantAllowed()
+	e.write("", never)
+	e.wantDenied("denied")
+	e.remove("", bound)
+	e.wantAllowed()
 }
 
 // VAL-027: a param counts as it is stored, of a built-in kind and of a custom one that comes later than the policy.
 func TestParamsAtOnce(t *testing.T) {
-	w := open(t)
+	e := newEnv(t)
 	param := `{apiVersion: v1, kind: ConfigMap, metadata: {name: max}, data: {a: "%d"}}`
-	w.write("ns", fmt.Sprintf(param, 1))
-	w.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "object.data.a <= params.data.a", messageExpression: "'at most ' + params.data.a"}]`))
-	w.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {name: max, parameterNotFoundAction: Deny}`))
-	w.wantAllowed()
-	w.write("ns", fmt.Sprintf(param, 0))
-	w.wantRefused("denied request: at most 0")
-	w.remove("ns", param)
-	w.wantRefused("no params found for policy binding with `Deny` parameterNotFoundAction")
-	w.remove("", binding("Validating", "max", ""))
+	e.write("ns", fmt.Sprintf(param, 1))
+	e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "object.data.a <= params.data.a", messageExpression: "'at most ' + params.data.a"}]`))
+	e.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {name: max, parameterNotFoundAction: Deny}`))
+	e.wantAllowed()
+	e.write("ns", fmt.Sprintf(param, 0))
+	e.wantDenied("denied request: at most 0")
+	e.remove("ns", param)
+	e.wantDenied("no params found for policy binding with `Deny` parameterNotFoundAction")
+	e.remove("", binding("Validating", "max", ""))
 
-	w.write("", validating("limit", `paramKind: {apiVersion: example.com/v1, kind: Limit}, validations: [{expression: "int(object.data.a) < params.spec.max"}]`))
-	w.write("", binding("Validating", "limit", `validationActions: [Deny], paramRef: {selector: {}, parameterNotFoundAction: Allow}`))
-	w.wantRefused("failed to configure policy: failed to find resource referenced by paramKind: 'example.com/v1, Kind=Limit'")
-	w.write("", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: limits.example.com}, spec: {group: example.com, scope: Namespaced,
+	e.write("", validating("limit", `paramKind: {apiVersion: example.com/v1, kind: Limit}, validations: [{expression: "int(object.data.a) < params.spec.max"}]`))
+	e.write("", binding("Validating", "limit", `validationActions: [Deny], paramRef: {selector: {}, parameterNotFoundAction: Allow}`))
+	e.wantDenied("failed to configure policy: failed to find resource referenced by paramKind: 'example.com/v1, Kind=Limit'")
+	e.write("", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: limits.example.com}, spec: {group: example.com, scope: Namespaced,
 		names: {plural: limits, kind: Limit}, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`)
-	w.wantAllowed()
-	w.write("ns", `{apiVersion: example.com/v1, kind: Limit, metadata: {name: a}, spec: {max: 2}}`)
-	w.wantAllowed()
-	w.write("ns", `{apiVersion: example.com/v1, kind: Limit, metadata: {name: b}, spec: {max: 1}}`)
-	w.wantRefused("failed expression")
+	e.wantAllowed()
+	e.write("ns", `{apiVersion: example.com/v1, kind: Limit, metadata: {name: a}, spec: {max: 2}}`)
+	e.wantAllowed()
+	e.write("ns", `{apiVersion: example.com/v1, kind: Limit, metadata: {name: b}, spec: {max: 1}}`)
+	e.wantDenied("failed expression")
 }
 
 // VAL-027: what a policy may cost is limited.
 func TestCostLimit(t *testing.T) {
-	w := open(t)
+	e := newEnv(t)
 	loop := "object.data.all(k, true)"
 	for i := range 6 {
 		loop = fmt.Sprintf("[0,1,2,3,4,5,6,7,8,9].all(x%d, %s)", i, loop)
 	}
-	w.write("", validating("loop", `validations: [{expression: "`+loop+`"}]`))
-	w.write("", binding("Validating", "loop", `validationActions: [Deny]`))
-	w.wantRefused("resulted in error: operation cancelled: actual cost limit exceeded")
+	e.write("", validating("loop", `validations: [{expression: "`+loop+`"}]`))
+	e.write("", binding("Validating", "loop", `validationActions: [Deny]`))
+	e.wantDenied("resulted in error: operation cancelled: actual cost limit exceeded")
 }
 
 // VAL-027: audit annotations, and what was found by policies that only audit, are in the audit record.
 func TestAuditAnnotations(t *testing.T) {
-	w := open(t)
-	w.write("", validating("who", `auditAnnotations: [{key: user, valueExpression: "request.userInfo.username"}], validations: [{expression: "false", message: seen}]`))
-	w.write("", binding("Validating", "who", `validationActions: [Audit]`))
-	w.wantAllowed()
-	if got := w.audit["who/user"]; got != "jane" {
-		t.Errorf("got %q of %v", got, w.audit)
+	e := newEnv(t)
+	e.write("", validating("who", `auditAnnotations: [{key: user, valueExpression: "request.userInfo.username"}], validations: [{expression: "false", message: seen}]`))
+	e.write("", binding("Validating", "who", `validationActions: [Audit]`))
+	e.wantAllowed()
+	if got := e.audit["who/user"]; got != "jane" {
+		t.Errorf("got %q of %v", got, e.audit)
 	}
-	if got, want := w.audit["validation.policy.admission.k8s.io/validation_failure"],
+	if got, want := e.audit["validation.policy.admission.k8s.io/validation_failure"],
 		`[{"message":"seen","policy":"who","binding":"who","expressionIndex":0,"validationActions":["Audit"]}]`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -266,15 +266,15 @@ func TestAuditAnnotations(t *testing.T) {
 
 // VAL-027: policies change an object one after the other, by name; one that was asked before another changed it is asked again, once.
 func TestReinvocation(t *testing.T) {
-	w := open(t)
+	e := newEnv(t)
 	for name, expression := range map[string]string{
 		"a": `Object{data: {"seen": has(object.data.seen) ? object.data.seen + string(has(object.data.b)) : string(has(object.data.b))}}`,
 		"b": `Object{data: {"b": "yes"}}`,
 	} {
-		w.write("", mutating(name, `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: '`+expression+`'}}]`))
-		w.write("", binding("Mutating", name, "matchResources: {}"))
+		e.write("", mutating(name, `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: '`+expression+`'}}]`))
+		e.write("", binding("Mutating", name, "matchResources: {}"))
 	}
-	data := w.wantAllowed()["data"].(object.Tree)
+	data := e.wantAllowed()["data"].(object.Tree)
 	if data["seen"] != "falsetrue" || data["b"] != "yes" || data["a"] != "1" {
 		t.Error(data)
 	}
@@ -282,36 +282,36 @@ func TestReinvocation(t *testing.T) {
 
 // VAL-027: what expressions get of a namespace is what it is now.
 func TestNamespaceObject(t *testing.T) {
-	w := open(t)
-	w.write("", validating("labels", `validations: [{expression: "namespaceObject.metadata.labels.team == 'red'"}]`))
-	w.write("", binding("Validating", "labels", `validationActions: [Deny]`))
-	w.wantRefused("no such key: team")
-	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
-	w.wantAllowed()
-	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: blue}}}`)
-	w.wantRefused("failed expression")
+	e := newEnv(t)
+	e.write("", validating("labels", `validations: [{expression: "namespaceObject.metadata.labels.team == 'red'"}]`))
+	e.write("", binding("Validating", "labels", `validationActions: [Deny]`))
+	e.wantDenied("no such key: team")
+	e.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
+	e.wantAllowed()
+	e.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: blue}}}`)
+	e.wantDenied("failed expression")
 }
 
 // Nobody can lock himself out by a policy, and what a cluster asks itself is not judged.
 func TestExempt(t *testing.T) {
-	w := open(t)
+	e := newEnv(t)
 	everything := strings.NewReplacer(`[""]`, `["*"]`, `[v1]`, `["*"]`, "[CREATE]", `["*"]`, "[configmaps]", `["*/*"]`).Replace(validating("all", `validations: [{expression: "false"}]`))
-	w.write("", everything)
-	w.write("", binding("Validating", "all", `validationActions: [Deny]`))
-	w.wantRefused("'all'")
-	if _, err := w.create("", `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {nonResourceAttributes: {path: /, verb: get}}}`); err != nil {
+	e.write("", everything)
+	e.write("", binding("Validating", "all", `validationActions: [Deny]`))
+	e.wantDenied("'all'")
+	if _, err := e.create("", `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {nonResourceAttributes: {path: /, verb: get}}}`); err != nil {
 		t.Error(err)
 	}
-	w.write("", strings.Replace(everything, "false", "true", 1))
-	w.wantAllowed()
+	e.write("", strings.Replace(everything, "false", "true", 1))
+	e.wantAllowed()
 }
 
 // What no policy may match costs no allocation, whatever else is written meanwhile.
 func TestHandlesAllocatesNothing(t *testing.T) {
-	w := open(t)
-	w.hundred()
-	r, heads := w.request(), w.heads()
-	for i := range w.plugins {
+	e := newEnv(t)
+	e.addOtherPolicies()
+	r, heads := e.request(), e.heads()
+	for i := range e.plugins {
 		all := policy.Plugins(policy.Config{Head: func() *storage.Snapshot { heads[0], heads[1] = heads[1], heads[0]; return heads[0] }})
 		p := all[i]
 		p.Handles(r)
@@ -326,19 +326,19 @@ func TestHandlesAllocatesNothing(t *testing.T) {
 }
 
 // heads are two states that differ by a ConfigMap.
-func (w *world) heads() (heads [2]*storage.Snapshot) {
+func (e *env) heads() (heads [2]*storage.Snapshot) {
 	for i := range heads {
-		w.wantAllowed()
-		heads[i] = w.Store.Head()
+		e.wantAllowed()
+		heads[i] = e.Store.Head()
 	}
 	return heads
 }
 
 // BenchmarkHandles is what a write that no policy may match pays for each of 100, and after another write.
 func BenchmarkHandles(b *testing.B) {
-	w := open(b)
-	w.hundred()
-	r, heads := w.request(), w.heads()
+	e := newEnv(b)
+	e.addOtherPolicies()
+	r, heads := e.request(), e.heads()
 	all := policy.Plugins(policy.Config{Head: func() *storage.Snapshot { return heads[0] }})
 	b.ReportAllocs()
 	for b.Loop() {
@@ -352,56 +352,56 @@ func BenchmarkHandles(b *testing.B) {
 }
 
 // request is to create a ConfigMap.
-func (w *world) request() *admission.Request {
-	v := w.Catalog().Find("", "v1", "configmaps")
+func (e *env) request() *admission.Request {
+	v := e.Catalog().Find("", "v1", "configmaps")
 	return &admission.Request{Operation: admission.Create, Version: v, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ns", Name: "a"}
 }
 
-// hundred policies are there, of other resources.
-func (w *world) hundred() {
+// addOtherPolicies policies are there, of other resources.
+func (e *env) addOtherPolicies() {
 	for i := range 50 {
 		name := fmt.Sprint("p", i)
 		other := strings.NewReplacer("configmaps", fmt.Sprint("secrets", i), `[""]`, `[""]`)
-		w.write("", other.Replace(validating(name, `validations: [{expression: "false"}]`)))
-		w.write("", binding("Validating", name, `validationActions: [Deny]`))
-		w.write("", other.Replace(mutating(name, `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/data'}]"}}]`)))
-		w.write("", binding("Mutating", name, "matchResources: {}"))
+		e.write("", other.Replace(validating(name, `validations: [{expression: "false"}]`)))
+		e.write("", binding("Validating", name, `validationActions: [Deny]`))
+		e.write("", other.Replace(mutating(name, `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/data'}]"}}]`)))
+		e.write("", binding("Mutating", name, "matchResources: {}"))
 	}
 }
 
-func benchmarkCreate(b *testing.B, prepare func(w *world)) {
-	w := open(b)
-	prepare(w)
-	t, body := w.target("ns", configMap)
+func benchmarkCreate(b *testing.B, prepare func(e *env)) {
+	e := newEnv(b)
+	prepare(e)
+	t, body := e.target("ns", configMap)
 	v := t.Version
 	t.Name = ""
-	caller := w.caller()
+	caller := e.caller()
 	b.ReportAllocs()
 	for b.Loop() {
 		d, err := v.Type.Decode(body.Source)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := w.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal}, caller); err != nil {
+		if _, err := e.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal}, caller); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func BenchmarkCreate(b *testing.B) {
-	b.Run("off", func(b *testing.B) { benchmarkCreate(b, func(w *world) { w.Engine.Admission = nil }) })
-	b.Run("none", func(b *testing.B) { benchmarkCreate(b, func(*world) {}) })
-	b.Run("100 others", func(b *testing.B) { benchmarkCreate(b, (*world).hundred) })
+	b.Run("off", func(b *testing.B) { benchmarkCreate(b, func(e *env) { e.Engine.Admission = nil }) })
+	b.Run("none", func(b *testing.B) { benchmarkCreate(b, func(*env) {}) })
+	b.Run("100 others", func(b *testing.B) { benchmarkCreate(b, (*env).addOtherPolicies) })
 	b.Run("three expressions", func(b *testing.B) {
-		benchmarkCreate(b, func(w *world) {
-			w.write("", validating("three", `validations: [{expression: "has(object.data.a)"}, {expression: "object.data.a != '2'"}, {expression: "size(object.metadata.name) < 100"}]`))
-			w.write("", binding("Validating", "three", `validationActions: [Deny]`))
+		benchmarkCreate(b, func(e *env) {
+			e.write("", validating("three", `validations: [{expression: "has(object.data.a)"}, {expression: "object.data.a != '2'"}, {expression: "size(object.metadata.name) < 100"}]`))
+			e.write("", binding("Validating", "three", `validationActions: [Deny]`))
 		})
 	})
 	b.Run("mutating", func(b *testing.B) {
-		benchmarkCreate(b, func(w *world) {
-			w.write("", mutating("m", `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": "2"}}'}}]`))
-			w.write("", binding("Mutating", "m", "matchResources: {}"))
+		benchmarkCreate(b, func(e *env) {
+			e.write("", mutating("m", `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": "2"}}'}}]`))
+			e.write("", binding("Mutating", "m", "matchResources: {}"))
 		})
 	})
 }
@@ -409,24 +409,24 @@ func BenchmarkCreate(b *testing.B) {
 // A param that has not changed is decoded once, however many objects are judged by it, and one that has, anew.
 func TestParamsAreDecodedOnce(t *testing.T) {
 	for _, ref := range []string{"name: max", "selector: {matchLabels: {limits: \"yes\"}}"} {
-		w := open(t)
+		e := newEnv(t)
 		param := `{apiVersion: v1, kind: ConfigMap, metadata: {name: max, labels: {limits: "yes"}}, data: {a: "%d"}}`
-		w.write("ns", fmt.Sprintf(param, 1))
-		w.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params.kind == 'ConfigMap' && object.data.a <= params.data.a", message: too much}]`))
-		w.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
-		w.write("", mutating("copy", `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": string(has(params.kind)) + params.data.a}}'}}]`))
-		w.write("", binding("Mutating", "copy", `paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
-		w.decoded = 0
+		e.write("ns", fmt.Sprintf(param, 1))
+		e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params.kind == 'ConfigMap' && object.data.a <= params.data.a", message: too much}]`))
+		e.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
+		e.write("", mutating("copy", `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": string(has(params.kind)) + params.data.a}}'}}]`))
+		e.write("", binding("Mutating", "copy", `paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
+		e.decoded = 0
 		for range 3 {
-			if got := w.wantAllowed()["data"].(object.Tree)["b"]; got != "false1" {
+			if got := e.wantAllowed()["data"].(object.Tree)["b"]; got != "false1" {
 				t.Errorf("a mutation has %v of the param", got)
 			}
 		}
-		w.write("ns", fmt.Sprintf(param, 0))
-		w.wantRefused("too much")
-		w.wantRefused("too much")
-		if w.decoded != 5 { // by write(), and by both kinds of policies before and after it
-			t.Errorf("%s: decoded %d times", ref, w.decoded)
+		e.write("ns", fmt.Sprintf(param, 0))
+		e.wantDenied("too much")
+		e.wantDenied("too much")
+		if e.decoded != 5 { // by write(), and by both kinds of policies before and after it
+			t.Errorf("%s: decoded %d times", ref, e.decoded)
 		}
 	}
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// apart are the hooks of a write that is traced: one for each binding, with an evaluator that tells of itself.
-func (x *index[P, B, E]) apart(hooks []generic.PolicyHook[P, B, E], telling func(name string, h generic.PolicyHook[P, B, E]) E) (all []generic.PolicyHook[P, B, E]) {
+// splitByBinding are the hooks of a write that is traced: one for each binding, with an evaluator that tells of itself.
+func (x *index[P, B, E]) splitByBinding(hooks []generic.PolicyHook[P, B, E], telling func(name string, h generic.PolicyHook[P, B, E]) E) (all []generic.PolicyHook[P, B, E]) {
 	for _, h := range hooks {
 		if h.ConfigurationError != nil {
 			all = append(all, h)
@@ -40,33 +40,33 @@ func (x *index[P, B, E]) apart(hooks []generic.PolicyHook[P, B, E], telling func
 	return all
 }
 
-// told is a step of a policy, as bound by one of its bindings.
-type told struct {
+// tracedStep is a step of a policy, as bound by one of its bindings.
+type tracedStep struct {
 	request *admission.Request
 	name    string
-	refuses bool // where it finds fault
+	denies bool // where it finds fault
 }
 
-func (t *told) end(began time.Time, fault error, before, after object.Tree) {
-	if !t.refuses {
+func (t *tracedStep) end(began time.Time, fault error, before, after object.Tree) {
+	if !t.denies {
 		fault = nil
 	}
 	t.request.Told(t.name, time.Since(began), fault, before, after)
 }
 
-type toldValidator struct {
+type tracedValidator struct {
 	validating.Validator
-	told
+	tracedStep
 }
 
-func tellingValidator(r *admission.Request) func(string, validating.PolicyHook) validating.Validator {
+func tracingValidator(r *admission.Request) func(string, validating.PolicyHook) validating.Validator {
 	return func(name string, h validating.PolicyHook) validating.Validator {
-		return toldValidator{h.Evaluator, told{r, name, slices.Contains(h.Bindings[0].Spec.ValidationActions, admissionregistrationv1.Deny)}}
+		return tracedValidator{h.Evaluator, tracedStep{r, name, slices.Contains(h.Bindings[0].Spec.ValidationActions, admissionregistrationv1.Deny)}}
 	}
 }
 
 // Validate implements validating.Validator.
-func (v toldValidator) Validate(ctx context.Context, at schema.GroupVersionResource, a *upstream.VersionedAttributes, params runtime.Object, ns *corev1.Namespace, budget int64, authz authorizer.UnconditionalAuthorizer) validating.ValidateResult {
+func (v tracedValidator) Validate(ctx context.Context, at schema.GroupVersionResource, a *upstream.VersionedAttributes, params runtime.Object, ns *corev1.Namespace, budget int64, authz authorizer.UnconditionalAuthorizer) validating.ValidateResult {
 	began := time.Now()
 	result := v.Validator.Validate(ctx, at, a, params, ns, budget, authz)
 	var fault error
@@ -77,24 +77,24 @@ func (v toldValidator) Validate(ctx context.Context, at schema.GroupVersionResou
 	return result
 }
 
-type toldPatcher struct {
+type tracedPatcher struct {
 	patch.Patcher
-	told
+	tracedStep
 }
 
-func tellingPatchers(r *admission.Request) func(string, mutating.PolicyHook) mutating.PolicyEvaluator {
+func tracingPatchers(r *admission.Request) func(string, mutating.PolicyHook) mutating.PolicyEvaluator {
 	return func(name string, h mutating.PolicyHook) mutating.PolicyEvaluator {
 		e := h.Evaluator
 		e.Mutators = slices.Clone(e.Mutators)
 		for i, m := range e.Mutators {
-			e.Mutators[i] = toldPatcher{m, told{r, name, ptr.Deref(h.Policy.Spec.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Fail}}
+			e.Mutators[i] = tracedPatcher{m, tracedStep{r, name, ptr.Deref(h.Policy.Spec.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Fail}}
 		}
 		return e
 	}
 }
 
 // Patch implements patch.Patcher.
-func (p toldPatcher) Patch(ctx context.Context, r patch.Request, budget int64) (runtime.Object, error) {
+func (p tracedPatcher) Patch(ctx context.Context, r patch.Request, budget int64) (runtime.Object, error) {
 	began := time.Now()
 	after, err := p.Patcher.Patch(ctx, r, budget)
 	p.end(began, err, treeOf(r.VersionedAttributes.VersionedObject.Object()), treeOf(after))

@@ -19,21 +19,21 @@ import (
 )
 
 // call asks a webhook. The error is a failure to (failed), or the Status of its refusal.
-func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation, attributes *upstream.VersionedAttributes) (*request.AdmissionResponse, error) {
+func (s *reviewRequest) call(ctx context.Context, h *hook, to *generic.WebhookInvocation, attributes *upstream.VersionedAttributes) (*request.AdmissionResponse, error) {
 	if effects := h.GetSideEffects(); s.IsDryRun() && (effects == nil || *effects != v1.SideEffectClassNone && *effects != v1.SideEffectClassNoneOnDryRun) {
 		return nil, webhookerrors.NewDryRunUnsupportedErr(h.GetName())
 	}
-	if known := s.earlier(h, attributes); known != nil {
-		s.hear(h, known)
+	if known := s.cached(h, attributes); known != nil {
+		s.report(h, known)
 		return known, nil
 	}
 	uid, review, response, err := request.CreateAdmissionObjects(attributes, to)
 	if err != nil {
-		return nil, failed(h, "could not create admission objects: %w", err)
+		return nil, callError(h, "could not create admission objects: %w", err)
 	}
-	client, err := h.caller.client()
+	client, err := h.client.rest()
 	if err != nil {
-		return nil, failed(h, "could not get REST client: %w", err)
+		return nil, callError(h, "could not get REST client: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(ptr.Deref(h.GetTimeoutSeconds(), 10))*time.Second)
 	defer cancel()
@@ -45,24 +45,24 @@ func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation,
 	called := post.Do(ctx)
 	resume()
 	if err := called.Into(response); err != nil {
-		return nil, failed(h, "failed to call webhook: %w", err)
+		return nil, callError(h, "failed to call webhook: %w", err)
 	}
 	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", response)
 	if err != nil {
-		return nil, failed(h, "received invalid webhook response: %w", err)
+		return nil, callError(h, "received invalid webhook response: %w", err)
 	}
-	s.hear(h, result)
+	s.report(h, result)
 	if !result.Allowed {
 		return nil, webhookerrors.ToStatusErr(h.GetName(), result.Result)
 	}
 	s.mu.Lock()
-	s.kept.answers[s.question(h)] = answer{treeOf(attributes.VersionedObject.Object()), treeOf(attributes.VersionedOldObject.Object()), result}
+	s.state.responses[s.responseKey(h)] = cachedResponse{treeOf(attributes.VersionedObject.Object()), treeOf(attributes.VersionedOldObject.Object()), result}
 	s.mu.Unlock()
 	return result, nil
 }
 
-// hear passes on what an answer says besides the verdict.
-func (s *seen) hear(h *hook, result *request.AdmissionResponse) {
+// report passes on what an answer says besides the verdict.
+func (s *reviewRequest) report(h *hook, result *request.AdmissionResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, v := range result.AuditAnnotations {
@@ -73,13 +73,13 @@ func (s *seen) hear(h *hook, result *request.AdmissionResponse) {
 	}
 }
 
-// failed says that a webhook could not be asked, in upstream's words.
-func failed(h *hook, format string, err error) error {
+// callError says that a webhook could not be asked, in upstream's words.
+func callError(h *hook, format string, err error) error {
 	return &webhookutil.ErrCallingWebhook{WebhookName: h.GetName(), Reason: fmt.Errorf(format, err)}
 }
 
-// verdict is what the client gets of the error of a call: nil where the webhook is one that may fail.
-func (s *seen) verdict(h *hook, err error, annotation string) error {
+// applyFailurePolicy is what the client gets of the error of a call: nil where the webhook is one that may fail.
+func (s *reviewRequest) applyFailurePolicy(h *hook, err error, annotation string) error {
 	var calling *webhookutil.ErrCallingWebhook
 	if !errors.As(err, &calling) {
 		return err

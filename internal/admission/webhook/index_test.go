@@ -19,14 +19,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// shelf is a store with the index of its mutating webhooks.
-type shelf struct {
+// indexFixture is a store with the index of its mutating webhooks.
+type indexFixture struct {
 	testing.TB
 	storage.Store
 	*index
 }
 
-func newShelf(t testing.TB) *shelf {
+func newIndexFixture(t testing.TB) *indexFixture {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -36,11 +36,11 @@ func newShelf(t testing.TB) *shelf {
 			t.Error(err)
 		}
 	})
-	return &shelf{t, store, newIndex(mutatingConfigurations, store.Head, newCallers(&egress.Dialer{}))}
+	return &indexFixture{t, store, newIndex(mutatingConfigurations, store.Head, newClientPool(&egress.Dialer{}))}
 }
 
 // put stores a configuration of webhooks, or deletes the one of that name.
-func (s *shelf) put(name string, hooks ...string) {
+func (s *indexFixture) put(name string, hooks ...string) {
 	s.Helper()
 	w := storage.Write{Key: mutatingConfigurations.prefix + name}
 	if len(hooks) > 0 {
@@ -49,7 +49,7 @@ func (s *shelf) put(name string, hooks ...string) {
 	s.write(w)
 }
 
-func (s *shelf) write(w storage.Write) {
+func (s *indexFixture) write(w storage.Write) {
 	s.Helper()
 	if rec := s.Head().Get(w.Key); rec != nil {
 		w.Expected = rec.Modified
@@ -59,21 +59,21 @@ func (s *shelf) write(w storage.Write) {
 	}
 }
 
-func about(name, operation, group, plural, more string) string {
+func hookJSON(name, operation, group, plural, more string) string {
 	return fmt.Sprintf(`{"name":%q,"clientConfig":{"url":"https://%s.example.com"},"rules":[{"operations":[%q],"apiGroups":[%q],"apiVersions":["v1"],"resources":[%q]}]%s}`, name, name, operation, group, plural, more)
 }
 
-func asked(op admission.Operation, group, plural, sub string) *admission.Request {
+func newRequest(op admission.Operation, group, plural, sub string) *admission.Request {
 	v := &resource.Version{GroupVersion: schema.GroupVersion{Group: group, Version: "v1"}, Served: true}
 	v.Definition = &resource.Definition{Group: group, Names: resource.Names{Plural: plural, Kind: "Thing"}, Versions: []*resource.Version{v}}
 	return &admission.Request{Operation: op, Version: v, Target: v, Resource: v.GroupVersion.WithResource(plural), Subresource: sub, User: &user.DefaultInfo{}}
 }
 
-// wanting are the webhooks that want to hear of a request.
-func (s *shelf) wanting(r *admission.Request) string {
+// matching are the webhooks that want to hear of a request.
+func (s *indexFixture) matching(r *admission.Request) string {
 	var names []string
-	for _, h := range s.about(r) {
-		if h.wants(r) {
+	for _, h := range s.candidates(r) {
+		if h.mayMatch(r) {
 			names = append(names, h.GetName())
 		}
 	}
@@ -81,62 +81,62 @@ func (s *shelf) wanting(r *admission.Request) string {
 }
 
 func TestIndex(t *testing.T) {
-	s := newShelf(t)
-	s.put("b", about("things", "CREATE", "g", "things", ""), about("all", "*", "*", "*/*", ""))
-	s.put("a", about("status", "UPDATE", "g", "things/status", ""), about("any", "UPDATE", "g", "*", ""))
+	s := newIndexFixture(t)
+	s.put("b", hookJSON("things", "CREATE", "g", "things", ""), hookJSON("all", "*", "*", "*/*", ""))
+	s.put("a", hookJSON("status", "UPDATE", "g", "things/status", ""), hookJSON("any", "UPDATE", "g", "*", ""))
 	for _, c := range []struct {
 		r    *admission.Request
 		want string
 	}{
-		{asked("CREATE", "g", "things", ""), "things all"},
-		{asked("CREATE", "other", "things", ""), "all"},
-		{asked("UPDATE", "g", "things", ""), "any all"},
-		{asked("UPDATE", "g", "things", "status"), "status all"},
-		{asked("UPDATE", "g", "others", ""), "any all"},
-		{asked("DELETE", "g", "others", ""), "all"},
-		{asked("CREATE", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", ""), ""},
+		{newRequest("CREATE", "g", "things", ""), "things all"},
+		{newRequest("CREATE", "other", "things", ""), "all"},
+		{newRequest("UPDATE", "g", "things", ""), "any all"},
+		{newRequest("UPDATE", "g", "things", "status"), "status all"},
+		{newRequest("UPDATE", "g", "others", ""), "any all"},
+		{newRequest("DELETE", "g", "others", ""), "all"},
+		{newRequest("CREATE", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", ""), ""},
 	} {
-		if got := s.wanting(c.r); got != c.want {
+		if got := s.matching(c.r); got != c.want {
 			t.Errorf("%s %v %s: %q, want %q", c.r.Operation, c.r.Resource, c.r.Subresource, got, c.want)
 		}
 	}
-	s.put("b", about("things", "CREATE", "g", "others", ""))
-	if got := s.wanting(asked("CREATE", "g", "things", "")); got != "" {
+	s.put("b", hookJSON("things", "CREATE", "g", "others", ""))
+	if got := s.matching(newRequest("CREATE", "g", "things", "")); got != "" {
 		t.Errorf("after a change: %q", got)
 	}
 	s.put("a")
 	s.put("b")
-	if got := s.wanting(asked("UPDATE", "g", "things", "")); got != "" || len(s.callers.all) != 0 {
-		t.Errorf("after their end: %q, %d callers", got, len(s.callers.all))
+	if got := s.matching(newRequest("UPDATE", "g", "things", "")); got != "" || len(s.clients.clients) != 0 {
+		t.Errorf("after their end: %q, %d callers", got, len(s.clients.clients))
 	}
 }
 
 // Webhooks that say the same of where they are share connections, which outlive a change of something else.
 func TestCallersAreShared(t *testing.T) {
-	s := newShelf(t)
-	r := asked("CREATE", "g", "things", "")
-	s.put("a", about("x", "CREATE", "g", "things", ""), about("x", "CREATE", "g", "things", ""))
-	one := s.about(r)[0].caller
-	s.put("a", about("x", "CREATE", "g", "*", ""))
-	if two := s.about(r)[0].caller; two != one || one.users != 1 {
+	s := newIndexFixture(t)
+	r := newRequest("CREATE", "g", "things", "")
+	s.put("a", hookJSON("x", "CREATE", "g", "things", ""), hookJSON("x", "CREATE", "g", "things", ""))
+	one := s.candidates(r)[0].client
+	s.put("a", hookJSON("x", "CREATE", "g", "*", ""))
+	if two := s.candidates(r)[0].client; two != one || one.users != 1 {
 		t.Errorf("another caller, or %d users", one.users)
 	}
-	if _, err := one.client(); err != nil {
+	if _, err := one.rest(); err != nil {
 		t.Error(err)
 	}
 	closed := false
 	one.close = func() { closed = true }
 	s.put("a")
-	if s.about(r); !closed {
+	if s.candidates(r); !closed {
 		t.Error("its connections are not closed")
 	}
 }
 
 // hundred has a hundred webhooks of which none is about the Things of g.
-func hundred(t testing.TB) *shelf {
-	s := newShelf(t)
+func hundred(t testing.TB) *indexFixture {
+	s := newIndexFixture(t)
 	for i := range 50 {
-		s.put(fmt.Sprint("a", i), about(fmt.Sprint("a", i), "CREATE", "g", fmt.Sprint("others", i), ""), about(fmt.Sprint("b", i), "*", fmt.Sprint("other", i), "*", ""))
+		s.put(fmt.Sprint("a", i), hookJSON(fmt.Sprint("a", i), "CREATE", "g", fmt.Sprint("others", i), ""), hookJSON(fmt.Sprint("b", i), "*", fmt.Sprint("other", i), "*", ""))
 	}
 	return s
 }
@@ -151,7 +151,7 @@ func TestNothingForNoWebhook(t *testing.T) {
 	}
 	at := 0
 	s.index.Head = func() *storage.Snapshot { return heads[min(at, len(heads)-1)] }
-	p, r := &plugin{index: s.index}, asked("CREATE", "g", "things", "")
+	p, r := &plugin{index: s.index}, newRequest("CREATE", "g", "things", "")
 	p.Handles(r) // which reads the configurations
 	if n := testing.AllocsPerRun(100, func() {
 		if at++; p.Handles(r) {
@@ -172,7 +172,7 @@ func BenchmarkHandles(b *testing.B) {
 	}
 	at := 0
 	s.index.Head = func() *storage.Snapshot { return heads[at%len(heads)] }
-	p, r := &plugin{index: s.index}, asked("CREATE", "g", "things", "")
+	p, r := &plugin{index: s.index}, newRequest("CREATE", "g", "things", "")
 	b.ReportAllocs()
 	for b.Loop() {
 		at++
@@ -180,25 +180,25 @@ func BenchmarkHandles(b *testing.B) {
 	}
 }
 
-// silent is a write of an empty object of which nobody hears anything.
-type silent struct{ admission.Write }
+// noopWrite is a write of an empty object of which nobody hears anything.
+type noopWrite struct{ admission.Write }
 
-func (silent) New(context.Context, *resource.Version) (object.Tree, error) { return object.Tree{}, nil }
-func (silent) Old(context.Context, *resource.Version) (object.Tree, error) { return nil, nil }
-func (silent) Options() runtime.Object                                     { return nil }
+func (noopWrite) New(context.Context, *resource.Version) (object.Tree, error) { return object.Tree{}, nil }
+func (noopWrite) Old(context.Context, *resource.Version) (object.Tree, error) { return nil, nil }
+func (noopWrite) Options() runtime.Object                                     { return nil }
 
 // VAL-027: what has side effects is not called for a dry run. Configurations of the time of v1beta1 may say so.
 func TestDryRunWithSideEffects(t *testing.T) {
-	s := newShelf(t)
+	s := newIndexFixture(t)
 	for _, effects := range []string{`,"sideEffects":"Some"`, `,"sideEffects":"Unknown"`, ""} {
-		s.put("a", about("x", "CREATE", "g", "things", effects))
-		r := asked("CREATE", "g", "things", "")
-		r.DryRun, r.Write = true, silent{}
-		see, err := (&plugin{}).see(t.Context(), r)
+		s.put("a", hookJSON("x", "CREATE", "g", "things", effects))
+		r := newRequest("CREATE", "g", "things", "")
+		r.DryRun, r.Write = true, noopWrite{}
+		see, err := (&plugin{}).newReviewRequest(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := s.about(r)[0]
+		h := s.candidates(r)[0]
 		_, err = see.call(t.Context(), h, &generic.WebhookInvocation{Webhook: h}, nil)
 		if err == nil || err.Error() != `admission webhook "x" does not support dry run` {
 			t.Errorf("%s: %v", effects, err)

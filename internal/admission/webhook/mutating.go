@@ -30,57 +30,57 @@ func (p *mutator) Validate(context.Context, *admission.Request) error { return n
 // Reinvoke says that webhooks that want it are asked again about what others have made of the object.
 func (p *mutator) Reinvoke() bool { return true }
 
-// rounds is what the second round is told by the first.
-type rounds struct {
+// reinvocation is what the second round is told by the first.
+type reinvocation struct {
 	called map[string]bool // by uid: webhooks that want to be called again if the object is changed after them
-	due    map[string]bool // those of them after which it was
-	left   object.Tree     // the object as this plugin left it
+	pending    map[string]bool // those of them after which it was
+	last   object.Tree     // the object as this plugin left it
 }
 
-// change notes that the object is not what it was when webhooks saw it.
-func (r *rounds) change() {
-	maps.Copy(r.due, r.called)
+// markChanged notes that the object is not what it was when webhooks saw it.
+func (r *reinvocation) markChanged() {
+	maps.Copy(r.pending, r.called)
 	clear(r.called)
 }
 
 // Admit implements admission.Plugin.
 func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
-	s, err := p.see(ctx, r)
+	s, err := p.newReviewRequest(ctx, r)
 	if err != nil {
 		return err
 	}
-	kept, round := s.kept, 0
+	kept, round := s.state, 0
 	if !r.Reinvoked {
-		kept.rounds = rounds{called: map[string]bool{}, due: map[string]bool{}}
-	} else if round = 1; !object.Equal(kept.left, s.tree()) {
-		kept.change()
+		kept.reinvocation = reinvocation{called: map[string]bool{}, pending: map[string]bool{}}
+	} else if round = 1; !object.Equal(kept.last, s.tree()) {
+		kept.markChanged()
 	}
 	err = p.each(ctx, s, func(h *hook, to *generic.WebhookInvocation) error {
-		if r.Reinvoked && !kept.due[h.GetUID()] {
+		if r.Reinvoked && !kept.pending[h.GetUID()] {
 			return nil
 		}
-		changed, err := p.ask(s, h, to, fmt.Sprintf("round_%d_index_%d", round, h.place))
+		changed, err := p.callAndApply(s, h, to, fmt.Sprintf("round_%d_index_%d", round, h.position))
 		if changed {
-			kept.change()
+			kept.markChanged()
 		}
 		if w, _ := h.GetMutatingWebhook(); ptr.Deref(w.ReinvocationPolicy, v1.NeverReinvocationPolicy) == v1.IfNeededReinvocationPolicy {
 			kept.called[h.GetUID()] = true
 		}
 		return err
 	})
-	kept.left = s.tree()
+	kept.last = s.tree()
 	return err
 }
 
-// ask calls a webhook and does what it says.
-func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round string) (changed bool, err error) {
+// callAndApply calls a webhook and does what it says.
+func (p *mutator) callAndApply(s *reviewRequest, h *hook, to *generic.WebhookInvocation, round string) (changed bool, err error) {
 	shown, err := s.VersionedAttribute(to.Kind)
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
 	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
-	if s.earlier(h, shown) == nil {
+	if s.cached(h, shown) == nil {
 		s.Request.Waits()
 	}
 	result, err := s.call(s.ctx, h, to, shown)
@@ -90,7 +90,7 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 	note := mutating.MutationAuditAnnotation{Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Mutated: changed}
 	s.annotate(mutating.MutationAuditAnnotationPrefix+round, note)
 	if err != nil {
-		if err = s.verdict(h, err, mutating.MutationAuditAnnotationPrefix+round); err == nil && s.ctx.Err() != nil {
+		if err = s.applyFailurePolicy(h, err, mutating.MutationAuditAnnotationPrefix+round); err == nil && s.ctx.Err() != nil {
 			err = apierrors.NewTimeoutError("request did not complete within requested timeout", 0) // there is no point in going on
 		}
 	}
@@ -98,20 +98,20 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 }
 
 // apply makes of the object what the patch in an answer says.
-func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.AdmissionResponse, round string) (changed bool, err error) {
+func (s *reviewRequest) apply(h *hook, to *generic.WebhookInvocation, result *request.AdmissionResponse, round string) (changed bool, err error) {
 	if len(result.Patch) == 0 {
 		return false, nil
 	}
 	operations, err := jsonpatch.DecodePatch(result.Patch)
 	switch {
 	case err != nil:
-		return false, failed(h, "received undecodable patch in webhook response: %w", err)
+		return false, callError(h, "received undecodable patch in webhook response: %w", err)
 	case len(operations) == 0:
 		return false, nil
 	case s.GetObject() == nil:
 		return false, apierrors.NewInternalError(fmt.Errorf("admission webhook %q attempted to modify the object, which is not supported for this operation", h.GetName()))
 	case result.PatchType != admissionv1.PatchTypeJSONPatch:
-		return false, failed(h, "%w", fmt.Errorf("unsupported patch type %q", result.PatchType))
+		return false, callError(h, "%w", fmt.Errorf("unsupported patch type %q", result.PatchType))
 	}
 	at := attributes.VersionOf(s.Request.Version.Definition, to.Kind)
 	before, err := s.Request.New(s.ctx, at)
@@ -135,11 +135,11 @@ func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.Adm
 	if err := s.Request.Replace(s.ctx, after, at); err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
-	return true, s.look()
+	return true, s.refresh()
 }
 
 // annotate adds JSON to the audit record.
-func (s *seen) annotate(key string, value any) {
+func (s *reviewRequest) annotate(key string, value any) {
 	if text, err := json.Marshal(value); err == nil {
 		s.Request.Annotate(key, string(text))
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// ask calls a webhook. A panic is its failure: nobody else would recover in a goroutine of its own.
-func (s *seen) ask(ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes) (err error) {
+// safeCall calls a webhook. A panic is its failure: nobody else would recover in a goroutine of its own.
+func (s *reviewRequest) safeCall(ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			slog.Error("the call of a webhook panicked", "webhook", h.GetName(), "panic", p, "stack", string(debug.Stack()))
-			err = failed(h, "%w", fmt.Errorf("ValidatingAdmissionWebhook/%s has panicked: %v", h.GetName(), p))
+			err = callError(h, "%w", fmt.Errorf("ValidatingAdmissionWebhook/%s has panicked: %v", h.GetName(), p))
 		}
 	}()
 	_, err = s.call(ctx, h, to, a)
@@ -37,7 +37,7 @@ func (p *validator) Admit(context.Context, *admission.Request) error { return ni
 
 // Validate implements admission.Plugin. Of several that refuse, the first is told.
 func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
-	s, err := p.see(ctx, r)
+	s, err := p.newReviewRequest(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	if ctx.Err() != nil {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
-	if slices.ContainsFunc(all, func(q question) bool { return s.earlier(q.hook, q.attributes) == nil }) {
+	if slices.ContainsFunc(all, func(q question) bool { return s.cached(q.hook, q.attributes) == nil }) {
 		r.Waits()
 	}
 	refusals := make(chan error, len(all))
@@ -73,9 +73,9 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	for i, q := range all {
 		asked.Go(func() {
 			began := time.Now()
-			err := s.ask(ctx, q.hook, q.to, q.attributes)
+			err := s.safeCall(ctx, q.hook, q.to, q.attributes)
 			if err != nil {
-				err = s.verdict(q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
+				err = s.applyFailurePolicy(q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
 			}
 			answers[i].took, answers[i].err = time.Since(began), err
 			if err != nil {

@@ -45,11 +45,11 @@ func New(c Config) (plugins []admission.Plugin, end func(), err error) {
 	matcher.SetExternalKubeInformerFactory(c.Informers)
 	matcher.SetExternalKubeClientSet(c.Client)
 	matcher.SetUnconditionalAuthorizer(c.Authorizer)
-	callers := newCallers(c.Egress)
+	callers := newClientPool(c.Egress)
 	return []admission.Plugin{
 		&mutator{plugin{name: "MutatingAdmissionWebhook", matcher: matcher, index: newIndex(mutatingConfigurations, c.Head, callers)}},
 		&validator{plugin{name: "ValidatingAdmissionWebhook", matcher: matcher, index: newIndex(validatingConfigurations, c.Head, callers)}},
-	}, callers.end, nil
+	}, callers.close, nil
 }
 
 // plugin is what both have.
@@ -77,8 +77,8 @@ func (p *plugin) Configure(file io.Reader) error {
 
 // Handles implements admission.Plugin.
 func (p *plugin) Handles(r *admission.Request) bool {
-	for _, h := range p.index.about(r) {
-		if h.wants(r) {
+	for _, h := range p.index.candidates(r) {
+		if h.mayMatch(r) {
 			return true
 		}
 	}
@@ -86,9 +86,9 @@ func (p *plugin) Handles(r *admission.Request) bool {
 }
 
 // each calls f for the webhooks that a request is to be told to, in their order; f may change what they see of it.
-func (p *plugin) each(ctx context.Context, s *seen, f func(*hook, *generic.WebhookInvocation) error) error {
-	for _, h := range p.index.about(s.Request) {
-		if !h.wants(s.Request) {
+func (p *plugin) each(ctx context.Context, s *reviewRequest, f func(*hook, *generic.WebhookInvocation) error) error {
+	for _, h := range p.index.candidates(s.Request) {
+		if !h.mayMatch(s.Request) {
 			continue
 		}
 		invocation, refused := p.matcher.ShouldCallHook(ctx, h, s, s, s)

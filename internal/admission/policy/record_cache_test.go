@@ -10,7 +10,7 @@ import (
 
 // What was decoded of a state that nobody has any longer is forgotten, and of the others it is not.
 func TestDecodedIsForgotten(t *testing.T) {
-	d := decoded[*int]{}
+	d := recordCache[*int]{}
 	kept := &storage.Record{Key: "kept"}
 	for _, rec := range []*storage.Record{kept, {Key: "gone"}, {Key: "gone too"}} {
 		for _, at := range []string{"v1", "v2"} {
@@ -24,7 +24,7 @@ func TestDecodedIsForgotten(t *testing.T) {
 	size := func() int {
 		d.mu.RLock()
 		defer d.mu.RUnlock()
-		return len(d.known)
+		return len(d.entries)
 	}
 	for deadline := time.Now().Add(20 * time.Second); size() > 2; runtime.GC() {
 		if time.Now().After(deadline) {

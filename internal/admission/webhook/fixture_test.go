@@ -41,8 +41,8 @@ const widgetCRD = `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"e
 "schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"color":{"type":"string"},"replicas":{"type":"integer"},
 "box":{"type":"object","properties":{"one":{"type":"string"},"two":{"type":"string","default":"from v2"}}}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}}]}}`
 
-// world is a server with the kind Widget, and a server of webhooks which answer by their paths.
-type world struct {
+// fixture is a server with the kind Widget, and a server of webhooks which answer by their paths.
+type fixture struct {
 	testing.TB
 	client *http.Client
 	url    string
@@ -50,46 +50,46 @@ type world struct {
 
 	mu   sync.Mutex
 	seen []tree // the requests of AdmissionReviews, in the order in which they came
-	does map[string]func(http.ResponseWriter, *http.Request, []byte)
+	handlers map[string]func(http.ResponseWriter, *http.Request, []byte)
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	server := testserver.Start(t, testserver.LocalServices("default/hook"))
 	client, err := rest.HTTPClientFor(server.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{TB: t, client: client, url: server.Config.Host, does: map[string]func(http.ResponseWriter, *http.Request, []byte){}}
-	w.hooks = httptest.NewTLSServer(w)
-	t.Cleanup(w.hooks.Close)
-	w.must("POST", crds, widgetCRD)
-	return w
+	fx := &fixture{TB: t, client: client, url: server.Config.Host, handlers: map[string]func(http.ResponseWriter, *http.Request, []byte){}}
+	fx.hooks = httptest.NewTLSServer(fx)
+	t.Cleanup(fx.hooks.Close)
+	fx.must("POST", crds, widgetCRD)
+	return fx
 }
 
 // ServeHTTP is the webhooks. One that nothing is said of allows all.
-func (w *world) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+func (fx *fixture) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		w.Error(err)
+		fx.Error(err)
 	}
 	var review tree
 	if err := json.Unmarshal(body, &review); err != nil {
-		w.Errorf("%s: %v", body, err)
+		fx.Errorf("%s: %v", body, err)
 	}
 	request, _ := review["request"].(tree)
 	request["path"] = r.URL.String()
-	w.mu.Lock()
-	w.seen = append(w.seen, request)
-	does := w.does[strings.TrimPrefix(r.URL.Path, "/")]
-	w.mu.Unlock()
+	fx.mu.Lock()
+	fx.seen = append(fx.seen, request)
+	does := fx.handlers[strings.TrimPrefix(r.URL.Path, "/")]
+	fx.mu.Unlock()
 	if does == nil {
-		does = answer(admissionv1.AdmissionResponse{Allowed: true})
+		does = respond(admissionv1.AdmissionResponse{Allowed: true})
 	}
 	does(to, r, body)
 }
 
-// answer answers the version that was asked.
-func answer(a admissionv1.AdmissionResponse) func(http.ResponseWriter, *http.Request, []byte) {
+// respond answers the version that was asked.
+func respond(a admissionv1.AdmissionResponse) func(http.ResponseWriter, *http.Request, []byte) {
 	return func(to http.ResponseWriter, _ *http.Request, body []byte) {
 		var review admissionv1.AdmissionReview
 		_ = json.Unmarshal(body, &review)
@@ -101,41 +101,41 @@ func answer(a admissionv1.AdmissionResponse) func(http.ResponseWriter, *http.Req
 }
 
 func deny(message string) func(http.ResponseWriter, *http.Request, []byte) {
-	return answer(admissionv1.AdmissionResponse{Result: &metav1.Status{Message: message}})
+	return respond(admissionv1.AdmissionResponse{Result: &metav1.Status{Message: message}})
 }
 
 func patch(operations string) func(http.ResponseWriter, *http.Request, []byte) {
-	return answer(admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(operations), PatchType: new(admissionv1.PatchTypeJSONPatch)})
+	return respond(admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(operations), PatchType: new(admissionv1.PatchTypeJSONPatch)})
 }
 
-// on says what the webhook of a path answers from now on.
-func (w *world) on(path string, does func(http.ResponseWriter, *http.Request, []byte)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.does[path] = does
+// handle says what the webhook of a path answers from now on.
+func (fx *fixture) handle(path string, does func(http.ResponseWriter, *http.Request, []byte)) {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	fx.handlers[path] = does
 }
 
 // take returns what the webhooks have been asked since the last time.
-func (w *world) take() []tree {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	seen := w.seen
-	w.seen = nil
+func (fx *fixture) take() []tree {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	seen := fx.seen
+	fx.seen = nil
 	return seen
 }
 
-// paths are those at which the webhooks have been asked since the last time.
-func (w *world) paths() string {
+// calledPaths are those at which the webhooks have been asked since the last time.
+func (fx *fixture) calledPaths() string {
 	var all []string
-	for _, s := range w.take() {
+	for _, s := range fx.take() {
 		path, _, _ := strings.Cut(s["path"].(string), "?")
 		all = append(all, strings.TrimPrefix(path, "/"))
 	}
 	return strings.Join(all, " ")
 }
 
-func (w *world) ca() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.hooks.Certificate().Raw})
+func (fx *fixture) ca() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: fx.hooks.Certificate().Raw})
 }
 
 const (
@@ -144,25 +144,25 @@ const (
 )
 
 // hook is a webhook NAME.example.com at a path of that name, about all writes of Widgets at v1 but for what with says.
-func (w *world) hook(name string, with tree) tree {
+func (fx *fixture) hook(name string, with tree) tree {
 	h := tree{
 		"name": name + ".example.com", "sideEffects": "None", "admissionReviewVersions": []any{"v1"},
-		"clientConfig": tree{"url": w.hooks.URL + "/" + name, "caBundle": w.ca()},
-		"rules":        []any{about("*", "example.com", "v1", "widgets")},
+		"clientConfig": tree{"url": fx.hooks.URL + "/" + name, "caBundle": fx.ca()},
+		"rules":        []any{rule("*", "example.com", "v1", "widgets")},
 	}
 	maps.Copy(h, with)
 	return h
 }
 
-func about(operation, group, version, resource string) tree {
+func rule(operation, group, version, resource string) tree {
 	return tree{"operations": []any{operation}, "apiGroups": []any{group}, "apiVersions": []any{version}, "resources": []any{resource}}
 }
 
 // configure makes a configuration of webhooks, and deletes it at the end of the test of t.
-func (w *world) configure(t testing.TB, collection, name string, hooks ...tree) {
+func (fx *fixture) configure(t testing.TB, collection, name string, hooks ...tree) {
 	t.Helper()
-	w.must("POST", collection, text(tree{"metadata": tree{"name": name}, "webhooks": hooks}))
-	t.Cleanup(func() { w.must("DELETE", collection+"/"+name, "") })
+	fx.must("POST", collection, text(tree{"metadata": tree{"name": name}, "webhooks": hooks}))
+	t.Cleanup(func() { fx.must("DELETE", collection+"/"+name, "") })
 }
 
 func text(v any) string {
@@ -194,22 +194,22 @@ func at(t tree, path string) any {
 	return v
 }
 
-func (w *world) do(method, path, body string) (out reply) {
-	w.Helper()
-	r, err := http.NewRequestWithContext(context.WithoutCancel(w.Context()), method, w.url+path, bytes.NewReader([]byte(body)))
+func (fx *fixture) do(method, path, body string) (out reply) {
+	fx.Helper()
+	r, err := http.NewRequestWithContext(context.WithoutCancel(fx.Context()), method, fx.url+path, bytes.NewReader([]byte(body)))
 	if err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
 	if method == "PATCH" {
 		r.Header.Set("Content-Type", "application/merge-patch+json")
 	}
-	resp, err := w.client.Do(r)
+	resp, err := fx.client.Do(r)
 	if err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&out.body); err != nil {
-		w.Fatal(err)
+		fx.Fatal(err)
 	}
 	out.code = resp.StatusCode
 	for _, line := range resp.Header.Values("Warning") {
@@ -220,19 +220,19 @@ func (w *world) do(method, path, body string) (out reply) {
 }
 
 // must is a request that succeeds.
-func (w *world) must(method, path, body string) reply {
-	w.Helper()
-	out := w.do(method, path, body)
+func (fx *fixture) must(method, path, body string) reply {
+	fx.Helper()
+	out := fx.do(method, path, body)
 	if out.code >= 300 {
-		w.Fatalf("%s %s: %d %s", method, path, out.code, out)
+		fx.Fatalf("%s %s: %d %s", method, path, out.code, out)
 	}
 	return out
 }
 
-// refused is a request that fails with a message.
-func (w *world) refused(t testing.TB, method, path, body string, code int, message string) {
+// mustFail is a request that fails with a message.
+func (fx *fixture) mustFail(t testing.TB, method, path, body string, code int, message string) {
 	t.Helper()
-	out := w.do(method, path, body)
+	out := fx.do(method, path, body)
 	if out.code != code || !strings.Contains(out.at("message").(string), message) {
 		t.Errorf("%s %s: got %d %s\nwant %d %s", method, path, out.code, out, code, message)
 	}
@@ -243,11 +243,11 @@ func widget(name, spec string) string {
 }
 
 // serve has the webhooks behind another certificate, too, and returns the port.
-func (w *world) serve(certificate tls.Certificate) int {
-	s := httptest.NewUnstartedServer(w)
+func (fx *fixture) serve(certificate tls.Certificate) int {
+	s := httptest.NewUnstartedServer(fx)
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	s.StartTLS()
-	w.Cleanup(s.Close)
+	fx.Cleanup(s.Close)
 	return s.Listener.Addr().(*net.TCPAddr).Port
 }
 

@@ -12,27 +12,27 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 )
 
-var allow = answer(admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"heard"}})
+var allow = respond(admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{"heard"}})
 
 // VAL-023: where the Namespace changes while a create is under way, the create starts over, but webhooks are told of it once, as by
 // kube-apiserver: what they have said of an object holds of the very same one.
 func TestCreateIsToldOnce(t *testing.T) {
-	w := newWorld(t)
+	fx := newFixture(t)
 	var changes atomic.Int32
 	meanwhile := func(does func(http.ResponseWriter, *http.Request, []byte)) func(http.ResponseWriter, *http.Request, []byte) {
 		return func(to http.ResponseWriter, r *http.Request, body []byte) {
 			if n := changes.Add(1); n < 10 {
-				w.must("PATCH", "/api/v1/namespaces/default", fmt.Sprintf(`{"metadata":{"annotations":{"change":"%d"}}}`, n))
+				fx.must("PATCH", "/api/v1/namespaces/default", fmt.Sprintf(`{"metadata":{"annotations":{"change":"%d"}}}`, n))
 			}
 			does(to, r, body)
 		}
 	}
-	w.on("paint", meanwhile(patch(`[{"op":"add","path":"/spec/color","value":"red"}]`)))
-	w.on("judge", meanwhile(allow))
-	w.configure(t, mutatings, "paint", w.hook("paint", tree{"reinvocationPolicy": "IfNeeded"}), w.hook("look", nil))
-	w.configure(t, validatings, "judge", w.hook("judge", nil))
-	made := w.must("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"generateName":"w-"},"spec":{}}`)
-	seen := w.take()
+	fx.handle("paint", meanwhile(patch(`[{"op":"add","path":"/spec/color","value":"red"}]`)))
+	fx.handle("judge", meanwhile(allow))
+	fx.configure(t, mutatings, "paint", fx.hook("paint", tree{"reinvocationPolicy": "IfNeeded"}), fx.hook("look", nil))
+	fx.configure(t, validatings, "judge", fx.hook("judge", nil))
+	made := fx.must("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"generateName":"w-"},"spec":{}}`)
+	seen := fx.take()
 	if len(seen) != 3 || made.at("spec.color") != "red" || len(made.warnings) != 1 {
 		t.Fatalf("%d questions, %v %q", len(seen), made, made.warnings)
 	}
@@ -45,18 +45,18 @@ func TestCreateIsToldOnce(t *testing.T) {
 
 // Of a change that another one has come before they are told again: it is not the same.
 func TestOvertakenChangeIsToldAgain(t *testing.T) {
-	w := newWorld(t)
-	w.must("POST", widgets, widget("a", `{}`))
+	fx := newFixture(t)
+	fx.must("POST", widgets, widget("a", `{}`))
 	var calls atomic.Int32
-	w.on("judge", func(to http.ResponseWriter, r *http.Request, body []byte) {
+	fx.handle("judge", func(to http.ResponseWriter, r *http.Request, body []byte) {
 		if calls.Add(1) == 1 {
-			w.must("PATCH", widgets+"/a/status", `{"status":{"phase":"new"}}`)
+			fx.must("PATCH", widgets+"/a/status", `{"status":{"phase":"new"}}`)
 		}
 		allow(to, r, body)
 	})
-	w.configure(t, validatings, "judge", w.hook("judge", nil))
-	w.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
-	seen := w.take()
+	fx.configure(t, validatings, "judge", fx.hook("judge", nil))
+	fx.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
+	seen := fx.take()
 	if len(seen) != 2 || at(seen[0], "oldObject.status") != nil || at(seen[1], "oldObject.status.phase") != "new" || at(seen[1], "object.status.phase") != "new" {
 		t.Errorf("they were told %s", text(seen))
 	}
@@ -66,21 +66,21 @@ func TestOvertakenChangeIsToldAgain(t *testing.T) {
 func TestSlowWebhookHoldsUpNobody(t *testing.T) {
 	for name, collection := range map[string]string{"mutating": mutatings, "validating": validatings} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.must("POST", widgets, widget("a", `{}`))
+			fx := newFixture(t)
+			fx.must("POST", widgets, widget("a", `{}`))
 			var calls atomic.Int32
-			w.on("slow", func(to http.ResponseWriter, r *http.Request, body []byte) {
+			fx.handle("slow", func(to http.ResponseWriter, r *http.Request, body []byte) {
 				switch n := calls.Add(1); n {
 				case 1, 3: // the first attempt of each is overtaken
-					w.must("PATCH", widgets+"/a/status", fmt.Sprintf(`{"status":{"phase":"%d"}}`, n))
+					fx.must("PATCH", widgets+"/a/status", fmt.Sprintf(`{"status":{"phase":"%d"}}`, n))
 				case 2: // the first writer, which is tried again, waits here for the other
-					w.must("PATCH", widgets+"/a", `{"spec":{"replicas":2}}`)
+					fx.must("PATCH", widgets+"/a", `{"spec":{"replicas":2}}`)
 				}
 				allow(to, r, body)
 			})
-			w.configure(t, collection, "slow", w.hook("slow", tree{"timeoutSeconds": 2}))
-			w.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
-			if got := w.must("GET", widgets+"/a", ""); got.at("spec.color") != "red" || got.at("spec.replicas") != 2.0 || calls.Load() != 5 {
+			fx.configure(t, collection, "slow", fx.hook("slow", tree{"timeoutSeconds": 2}))
+			fx.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
+			if got := fx.must("GET", widgets+"/a", ""); got.at("spec.color") != "red" || got.at("spec.replicas") != 2.0 || calls.Load() != 5 {
 				t.Errorf("%d calls, %v", calls.Load(), got)
 			}
 		})
@@ -89,10 +89,10 @@ func TestSlowWebhookHoldsUpNobody(t *testing.T) {
 
 // When the server ends, so do its connections to webhooks.
 func TestConnectionsEndWithTheServer(t *testing.T) {
-	var w *world
+	var fx *fixture
 	var opened atomic.Int32
 	closed := make(chan struct{}, 100)
-	hooks := httptest.NewUnstartedServer(http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) { w.ServeHTTP(to, r) }))
+	hooks := httptest.NewUnstartedServer(http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) { fx.ServeHTTP(to, r) }))
 	hooks.Config.ConnState = func(_ net.Conn, s http.ConnState) {
 		switch s {
 		case http.StateNew:
@@ -104,11 +104,11 @@ func TestConnectionsEndWithTheServer(t *testing.T) {
 	hooks.StartTLS()
 	defer hooks.Close()
 	t.Run("server", func(t *testing.T) {
-		w = newWorld(t)
-		w.hooks = hooks
-		w.must("POST", mutatings, text(tree{"metadata": tree{"name": "see"}, "webhooks": []tree{w.hook("see", nil)}}))
-		w.must("POST", validatings, text(tree{"metadata": tree{"name": "look"}, "webhooks": []tree{w.hook("look", nil)}}))
-		w.must("POST", widgets, widget("a", `{}`))
+		fx = newFixture(t)
+		fx.hooks = hooks
+		fx.must("POST", mutatings, text(tree{"metadata": tree{"name": "see"}, "webhooks": []tree{fx.hook("see", nil)}}))
+		fx.must("POST", validatings, text(tree{"metadata": tree{"name": "look"}, "webhooks": []tree{fx.hook("look", nil)}}))
+		fx.must("POST", widgets, widget("a", `{}`))
 	})
 	for range max(2, opened.Load()) { // one for each webhook
 		select {

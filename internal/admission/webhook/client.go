@@ -28,13 +28,13 @@ const (
 	maxAnswerBytes = 8 << 20          // a patch has less than what a request may be of
 )
 
-// callers are how the webhooks of a server are reached. Those that say the same of that share connections and a circuit breaker.
-type callers struct {
+// clientPool are how the webhooks of a server are reached. Those that say the same of that share connections and a circuit breaker.
+type clientPool struct {
 	egress *egress.Dialer
 	codec  runtime.NegotiatedSerializer
 
 	mu  sync.Mutex
-	all map[destination]*caller
+	clients map[destination]*pooledClient
 }
 
 // destination identifies a caller.
@@ -43,27 +43,27 @@ type destination struct {
 	credentials *credentials.Source
 }
 
-func newCallers(out *egress.Dialer) *callers {
+func newClientPool(out *egress.Dialer) *clientPool {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(admissionv1.AddToScheme(scheme))
 	utilruntime.Must(admissionv1beta1.AddToScheme(scheme))
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion)
-	return &callers{
-		egress: out, all: map[destination]*caller{},
+	return &clientPool{
+		egress: out, clients: map[destination]*pooledClient{},
 		codec: serializer.NegotiatedSerializerWrapper(runtime.SerializerInfo{Serializer: codec}),
 	}
 }
 
-// caller calls what one clientConfig names.
-type caller struct {
+// pooledClient calls what one clientConfig names.
+type pooledClient struct {
 	destination
 	users  int // guarded by callers.mu
-	client func() (*rest.RESTClient, error)
+	rest func() (*rest.RESTClient, error)
 	close  func() // guarded by callers.mu
 }
 
-// take returns the caller of a clientConfig, until leave.
-func (c *callers) take(config v1.WebhookClientConfig, from *credentials.Source) *caller {
+// acquire returns the caller of a clientConfig, until leave.
+func (c *clientPool) acquire(config v1.WebhookClientConfig, from *credentials.Source) *pooledClient {
 	text, err := json.Marshal(config)
 	if err != nil {
 		panic(err) // it was decoded from JSON
@@ -71,11 +71,11 @@ func (c *callers) take(config v1.WebhookClientConfig, from *credentials.Source) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	to := destination{string(text), from}
-	one := c.all[to]
+	one := c.clients[to]
 	if one == nil {
-		one = &caller{destination: to, close: func() {}}
-		one.client = untilSuccess(func() (*rest.RESTClient, error) { return c.open(one, config) })
-		c.all[to] = one
+		one = &pooledClient{destination: to, close: func() {}}
+		one.rest = untilSuccess(func() (*rest.RESTClient, error) { return c.newClient(one, config) })
+		c.clients[to] = one
 	}
 	one.users++
 	return one
@@ -95,27 +95,27 @@ func untilSuccess(f func() (*rest.RESTClient, error)) func() (*rest.RESTClient, 
 	}
 }
 
-// leave closes the connections of a caller that nobody has taken any longer. Calls under way go on.
-func (c *callers) leave(one *caller) {
+// release closes the connections of a caller that nobody has taken any longer. Calls under way go on.
+func (c *clientPool) release(one *pooledClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if one.users--; one.users == 0 {
 		one.close()
-		delete(c.all, one.destination)
+		delete(c.clients, one.destination)
 	}
 }
 
-// end closes the connections of all callers.
-func (c *callers) end() {
+// close closes the connections of all callers.
+func (c *clientPool) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, one := range c.all {
+	for _, one := range c.clients {
 		one.close()
 	}
 }
 
-// open makes the client, which is upstream's, and so are the words of its errors.
-func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
+// newClient makes the client, which is upstream's, and so are the words of its errors.
+func (c *clientPool) newClient(one *pooledClient, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
 	options := egress.Options{Name: "admission", CABundle: config.CABundle, Timeout: callTimeout, MaxBytes: maxAnswerBytes}
 	to := &rest.Config{
 		QPS: -1, UserAgent: "trellis-admission", WarningHandler: rest.NoWarnings{},
