@@ -321,7 +321,7 @@ func TestUselessSettingsOfAdmissionWebhooks(t *testing.T) {
 	for settings, want := range map[string]string{
 		"kubeConfigFile: kubeconfig":                     `kubeConfigFile: Invalid value: "kubeconfig": must be an absolute file path`,
 		"kubeConfigFile: " + m.dir + "/none":             "stat " + m.dir + "/none: no such file or directory",
-		"staticManifestsDir: " + m.dir:                   "staticManifestsDir: not supported here",
+		"staticManifestsDir: " + m.dir:                   "staticManifestsDir: not supported",
 		"kubeconfigFile: " + m.dir + "/none":             "strict decoding error: unknown field",
 		"kubeConfigFile: " + m.write("k", "users: [}"):   "error loading config file",
 		"kubeConfigFile: " + m.write("u", lacksTheToken): `user "*": open ` + m.dir + "/token: no such file or directory",

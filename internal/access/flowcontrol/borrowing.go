@@ -66,8 +66,8 @@ func sharesOf(c *flowcontrolv1.PriorityLevelConfiguration) (shares, lendable, bo
 	switch {
 	case c.Spec.Limited != nil:
 		l := c.Spec.Limited
-		return valueOr(l.NominalConcurrencyShares, defaultShares), valueOr(l.LendablePercent,
-			0), valueOr(l.BorrowingLimitPercent, -1)
+		return valueOr(l.NominalConcurrencyShares, defaultShares), valueOr(l.LendablePercent, 0),
+			valueOr(l.BorrowingLimitPercent, -1)
 	case c.Spec.Exempt != nil:
 		return valueOr(c.Spec.Exempt.NominalConcurrencyShares, 0), valueOr(c.Spec.Exempt.LendablePercent, 0), -1
 	}

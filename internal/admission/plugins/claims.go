@@ -35,7 +35,8 @@ func newClaimEvaluator(i Informers) claimEvaluator {
 		all, err := lister.ResourceClaims(namespace).List(labels.Everything())
 		for _, claim := range all {
 			c := metav1.GetControllerOfNoCopy(claim)
-			if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] == "true" && c != nil && c.Kind == "Pod" && c.APIVersion == corev1.SchemeGroupVersion.String() && c.UID == pod {
+			if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] == "true" && c != nil && c.Kind == "Pod" &&
+				c.APIVersion == corev1.SchemeGroupVersion.String() && c.UID == pod {
 				claims = append(claims, claim)
 			}
 		}

@@ -19,23 +19,26 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// requestAttributes is a request for upstream's dispatchers, and what they may do to its objects.
+// requestAttributes implements upstream's Attributes and ObjectInterfaces for a request.
 type requestAttributes struct {
 	attributes.Attributes
 	upstream.ObjectInterfaces
-	changed bool // by a mutation
+	changed bool // a policy has changed the object
 }
 
-// unstructuredAttributes has the objects as unstructured ones, at the version of the request.
+// unstructuredAttributes returns attributes with unstructured objects at the version of the request.
 func unstructuredAttributes(ctx context.Context, r *admission.Request) (*requestAttributes, error) {
 	obj, old, err := attributes.Unstructured(ctx, r, r.Version)
-	return &requestAttributes{Attributes: attributes.New(r, obj, old), ObjectInterfaces: &converter{ctx: ctx, request: r, obj: obj, old: old}}, err
+	return &requestAttributes{
+		Attributes:       attributes.New(r, obj, old),
+		ObjectInterfaces: &converter{ctx: ctx, request: r, obj: obj, old: old},
+	}, err
 }
 
 var schemeInterfaces = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
 
-// internalAttributes has the objects of built-in kinds in the internal form, as upstream has them: a mutation changes it, and what is of no type of
-// its version is refused.
+// internalAttributes returns attributes with objects in the internal form for built-in kinds, as in upstream. Mutations
+// change the internal form; a result that does not fit the Go type of the version is rejected.
 func internalAttributes(ctx context.Context, r *admission.Request) (*requestAttributes, error) {
 	if r.Version.Type == nil || r.Version.Type.Internal == nil {
 		return unstructuredAttributes(ctx, r)
@@ -45,9 +48,12 @@ func internalAttributes(ctx context.Context, r *admission.Request) (*requestAttr
 }
 
 // GetReinvocationContext implements upstream's Attributes.
-func (a *requestAttributes) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
+func (a *requestAttributes) GetReinvocationContext() upstream.ReinvocationContext {
+	return reinvocation{a}
+}
 
-// reinvocation lets the dispatcher remember in the request what it has asked before, in the same attempt at the write.
+// reinvocation implements upstream's ReinvocationContext. It stores the dispatcher's values in the request, for the
+// same attempt at the write.
 type reinvocation struct{ *requestAttributes }
 
 func (i reinvocation) IsReinvoke() bool     { return i.Request.Reinvoked }
@@ -68,10 +74,13 @@ func (i reinvocation) SetValue(plugin string, v any) {
 }
 
 // GetEquivalentResourceMapper implements upstream's ObjectInterfaces.
-func (a *requestAttributes) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a.Attributes }
+func (a *requestAttributes) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
+	return a.Attributes
+}
 
-// converter is what upstream's code does with unstructured objects. It knows the two of a request, and brings them to another version
-// as the engine does; into the first it puts what a mutation has made of it.
+// converter implements upstream's ObjectInterfaces for unstructured objects. It converts the two objects of a request
+// to other versions, as the engine does. A conversion to the new object replaces that object by the result of a
+// mutation.
 type converter struct {
 	runtime.ObjectConvertor // nil
 	runtime.ObjectCreater
@@ -85,7 +94,7 @@ func (c *converter) GetObjectTyper() runtime.ObjectTyper         { return c }
 func (c *converter) GetObjectDefaulter() runtime.ObjectDefaulter { return c }
 func (c *converter) GetObjectConvertor() runtime.ObjectConvertor { return c }
 
-// GetEquivalentResourceMapper is that of attributes.
+// GetEquivalentResourceMapper is not called: requestAttributes overrides it.
 func (c *converter) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return nil }
 
 // New implements runtime.ObjectCreater.
@@ -123,7 +132,8 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	case out == c.obj:
 		at := attributes.VersionOf(c.request.Version.Definition, from.GroupVersionKind())
 		if at == nil {
-			return fmt.Errorf("%s is unstructured and is not suitable for converting to %q", from.GroupVersionKind(), c.request.Version.APIVersion)
+			return fmt.Errorf("%s is unstructured and is not suitable for converting to %q",
+				from.GroupVersionKind(), c.request.Version.APIVersion)
 		}
 		if err := c.request.Replace(c.ctx, from.Object, at); err != nil {
 			return err
@@ -131,20 +141,20 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	case in == c.old:
 		read = c.request.Old
 	case in != c.obj:
-		return errors.New("policy: an object that is not of the request is not converted")
+		return errors.New("policy: cannot convert an object that is not part of the request")
 	}
 	at := attributes.VersionOf(c.request.Version.Definition, to.GroupVersionKind())
 	if at == nil {
-		return fmt.Errorf("policy: %s is no version of %s", to.GroupVersionKind(), c.request.Resource.Resource)
+		return fmt.Errorf("policy: %s is not a version of %s", to.GroupVersionKind(), c.request.Resource.Resource)
 	}
 	to.Object, err = read(c.ctx, at)
 	return err
 }
 
-// schemaTypes are the schemas of one kind, as applying wants them.
+// schemaTypes implements patch.TypeConverterManager with the schemas of a kind.
 type schemaTypes struct{ *resource.Definition }
 
-// Run implements patch.TypeConverterManager: there is nothing to follow.
+// Run implements patch.TypeConverterManager. It does nothing.
 func (schemaTypes) Run(context.Context) {}
 
 // GetTypeConverter implements patch.TypeConverterManager.
@@ -163,7 +173,8 @@ func (t schemaTypes) GetTypeConverter(gvk schema.GroupVersionKind) managedfields
 type typeConverter struct{ typed.ParseableType }
 
 // ObjectToTyped implements managedfields.TypeConverter.
-func (c typeConverter) ObjectToTyped(obj runtime.Object, options ...typed.ValidationOptions) (*typed.TypedValue, error) {
+func (c typeConverter) ObjectToTyped(obj runtime.Object, options ...typed.ValidationOptions) (*typed.TypedValue,
+	error) {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		return c.FromUnstructured(u.Object, options...)
 	}
@@ -174,7 +185,7 @@ func (c typeConverter) ObjectToTyped(obj runtime.Object, options ...typed.Valida
 func (typeConverter) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
 	t, ok := v.AsValue().Unstructured().(map[string]any)
 	if !ok {
-		return nil, fmt.Errorf("policy: %s is no object", reflect.TypeOf(v.AsValue().Unstructured()))
+		return nil, fmt.Errorf("policy: got %s, want an object", reflect.TypeOf(v.AsValue().Unstructured()))
 	}
 	return &unstructured.Unstructured{Object: t}, nil
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// expressions compiles those of one policy, which share its variables.
+// expressions compiles the expressions of a policy, which share its variables.
 type expressions struct {
 	*cel.CompositedCompiler
 	options cel.OptionalVariableDeclarations
@@ -18,7 +18,8 @@ type expressions struct {
 
 func newExpressions(variables []admissionregistrationv1.Variable, params bool) (x expressions, err error) {
 	x.options = cel.OptionalVariableDeclarations{HasParams: params, HasAuthorizer: true}
-	if x.CompositedCompiler, err = cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())); err != nil {
+	env := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())
+	if x.CompositedCompiler, err = cel.NewCompositedCompiler(env); err != nil {
 		return x, err
 	}
 	named := make([]cel.NamedExpressionAccessor, len(variables))
@@ -29,8 +30,10 @@ func newExpressions(variables []admissionregistrationv1.Variable, params bool) (
 	return x, nil
 }
 
-// conditions compiles n expressions, each of which at gives.
-func (x expressions) conditions(n int, at func(int) cel.ExpressionAccessor, options cel.OptionalVariableDeclarations) cel.ConditionEvaluator {
+// conditions compiles the n expressions that at returns.
+func (x expressions) conditions(
+	n int, at func(int) cel.ExpressionAccessor, options cel.OptionalVariableDeclarations,
+) cel.ConditionEvaluator {
 	all := make([]cel.ExpressionAccessor, n)
 	for i := range all {
 		all[i] = at(i)
@@ -38,12 +41,17 @@ func (x expressions) conditions(n int, at func(int) cel.ExpressionAccessor, opti
 	return x.CompileCondition(all, options, environment.StoredExpressions)
 }
 
-// matcher is nil where there are no match conditions.
-func (x expressions) matcher(conditions []admissionregistrationv1.MatchCondition, onFailure *admissionregistrationv1.FailurePolicyType, name string) matchconditions.Matcher {
+// matcher returns the matcher of match conditions, or nil if there are none.
+func (x expressions) matcher(
+	conditions []admissionregistrationv1.MatchCondition, onFailure *admissionregistrationv1.FailurePolicyType,
+	name string,
+) matchconditions.Matcher {
 	if len(conditions) == 0 {
 		return nil
 	}
-	compiled := x.conditions(len(conditions), func(i int) cel.ExpressionAccessor { return (*matchconditions.MatchCondition)(&conditions[i]) }, x.options)
+	compiled := x.conditions(len(conditions), func(i int) cel.ExpressionAccessor {
+		return (*matchconditions.MatchCondition)(&conditions[i])
+	}, x.options)
 	return matchconditions.NewMatcher(compiled, onFailure, "policy", "validate", name)
 }
 
@@ -61,15 +69,16 @@ func compileValidating(p *validating.Policy) validating.Validator {
 		a := &s.AuditAnnotations[i]
 		return &validating.AuditAnnotationCondition{Key: a.Key, ValueExpression: a.ValueExpression}
 	}, x.options)
-	ofMessages := x.options
-	ofMessages.HasAuthorizer = false
+	messageOptions := x.options
+	messageOptions.HasAuthorizer = false
 	messages := x.conditions(len(s.Validations), func(i int) cel.ExpressionAccessor {
 		if e := s.Validations[i].MessageExpression; e != "" {
 			return &validating.MessageExpressionCondition{MessageExpression: e}
 		}
 		return nil
-	}, ofMessages)
-	return validating.NewValidator(validations, x.matcher(s.MatchConditions, s.FailurePolicy, p.Name), annotations, messages, s.FailurePolicy, nil)
+	}, messageOptions)
+	matcher := x.matcher(s.MatchConditions, s.FailurePolicy, p.Name)
+	return validating.NewValidator(validations, matcher, annotations, messages, s.FailurePolicy, nil)
 }
 
 func compileMutating(p *mutating.Policy) (out mutating.PolicyEvaluator) {
@@ -83,10 +92,12 @@ func compileMutating(p *mutating.Policy) (out mutating.PolicyEvaluator) {
 	for _, m := range s.Mutations {
 		switch {
 		case m.PatchType == admissionregistrationv1.PatchTypeJSONPatch && m.JSONPatch != nil:
-			compiled := x.CompileMutatingEvaluator(&patch.JSONPatchCondition{Expression: m.JSONPatch.Expression}, x.options, environment.StoredExpressions)
+			condition := &patch.JSONPatchCondition{Expression: m.JSONPatch.Expression}
+			compiled := x.CompileMutatingEvaluator(condition, x.options, environment.StoredExpressions)
 			out.Mutators = append(out.Mutators, patch.NewJSONPatcher(compiled))
 		case m.PatchType == admissionregistrationv1.PatchTypeApplyConfiguration && m.ApplyConfiguration != nil:
-			compiled := x.CompileMutatingEvaluator(&patch.ApplyConfigurationCondition{Expression: m.ApplyConfiguration.Expression}, x.options, environment.StoredExpressions)
+			condition := &patch.ApplyConfigurationCondition{Expression: m.ApplyConfiguration.Expression}
+			compiled := x.CompileMutatingEvaluator(condition, x.options, environment.StoredExpressions)
 			out.Mutators = append(out.Mutators, patch.NewApplyConfigurationPatcher(compiled))
 		}
 	}

@@ -18,11 +18,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// index finds the policies that may match a write, as they are stored at the moment of the question: one whose write has been
-// answered is in force. P is a kind of policies, B of their bindings, and E what a policy is compiled to.
+// index finds the policies that may match a write, in the latest state of the store. A write of a policy is in force as
+// soon as it has returned. P is the type of policies, B the type of bindings, and E the type of compiled policies.
 type index[P, B runtime.Object, E any] struct {
 	storage.Follower
-	policies, bindings string // where they are stored
+	policies, bindings string // prefixes of storage keys
 	newPolicy          func() P
 	newBinding         func() B
 	policy             func(P) generic.PolicyAccessor
@@ -37,7 +37,8 @@ type index[P, B runtime.Object, E any] struct {
 
 func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBinding, validating.Validator] {
 	return newIndex(&index[*validating.Policy, *validating.PolicyBinding, validating.Validator]{
-		Follower: storage.Follower{Head: c.Head}, policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
+		Follower: storage.Follower{Head: c.Head},
+		policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
 		newPolicy:  func() *validating.Policy { return &validating.Policy{} },
 		newBinding: func() *validating.PolicyBinding { return &validating.PolicyBinding{} },
 		policy:     validating.NewValidatingAdmissionPolicyAccessor,
@@ -48,7 +49,8 @@ func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBindin
 
 func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator] {
 	return newIndex(&index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
-		Follower: storage.Follower{Head: c.Head}, policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
+		Follower: storage.Follower{Head: c.Head},
+		policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
 		newPolicy:  func() *mutating.Policy { return &mutating.Policy{} },
 		newBinding: func() *mutating.PolicyBinding { return &mutating.PolicyBinding{} },
 		policy:     mutating.NewMutatingAdmissionPolicyAccessor,
@@ -64,22 +66,22 @@ func newIndex[P, B runtime.Object, E any](x *index[P, B, E]) *index[P, B, E] {
 	return x
 }
 
-// operation is what rules name: of resources, "*" is all.
+// operation is a resource and an operation in a rule. The resource "*" means all resources.
 type operation struct {
 	resource string
 	op       admissionregistrationv1.OperationType
 }
 
-// entry is a policy, with bindings in the order of their names.
+// entry is a policy with its bindings, sorted by name.
 type entry[P, B runtime.Object, E any] struct {
 	name      string
 	policy    P
 	bindings  []B
 	rules     []admissionregistrationv1.NamedRuleWithOperations
-	evaluator func() E // compiles on first use, once
+	evaluator func() E // compiles the policy at the first call
 }
 
-// mayMatch says whether any policy may match r.
+// mayMatch reports whether any policy may match r.
 func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
 	x.Refresh()
 	byOp := *x.byOperation.Load()
@@ -87,12 +89,16 @@ func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
 		return false
 	}
 	op := admissionregistrationv1.OperationType(r.Operation)
-	may := func(e *entry[P, B, E]) bool { return e.mayMatch(r) }
-	return slices.ContainsFunc(byOp[operation{r.Resource.Resource, op}], may) || slices.ContainsFunc(byOp[operation{"*", op}], may)
+	matches := func(e *entry[P, B, E]) bool { return e.mayMatch(r) }
+	return slices.ContainsFunc(byOp[operation{r.Resource.Resource, op}], matches) ||
+		slices.ContainsFunc(byOp[operation{"*", op}], matches)
 }
 
-// hooks are the policies that may match r, in the order of their names, after complete has been called with each.
-func (x *index[P, B, E]) hooks(ctx context.Context, r *admission.Request, complete func(context.Context, generic.PolicyHook[P, B, E]) generic.PolicyHook[P, B, E]) (all []generic.PolicyHook[P, B, E]) {
+// hooks returns the policies that may match r, sorted by name. It calls complete with each policy.
+func (x *index[P, B, E]) hooks(
+	ctx context.Context, r *admission.Request,
+	complete func(context.Context, generic.PolicyHook[P, B, E]) generic.PolicyHook[P, B, E],
+) (all []generic.PolicyHook[P, B, E]) {
 	byOp, op := *x.byOperation.Load(), admissionregistrationv1.OperationType(r.Operation)
 	var found []*entry[P, B, E]
 	for _, name := range []string{r.Resource.Resource, "*"} {
@@ -104,12 +110,15 @@ func (x *index[P, B, E]) hooks(ctx context.Context, r *admission.Request, comple
 	}
 	slices.SortFunc(found, func(a, b *entry[P, B, E]) int { return strings.Compare(a.name, b.name) })
 	for _, e := range slices.Compact(found) {
-		all = append(all, complete(ctx, generic.PolicyHook[P, B, E]{Policy: e.policy, Bindings: e.bindings, Evaluator: e.evaluator()}))
+		all = append(all, complete(ctx, generic.PolicyHook[P, B, E]{
+			Policy: e.policy, Bindings: e.bindings, Evaluator: e.evaluator(),
+		}))
 	}
 	return all
 }
 
-// mayMatch leaves to upstream's matcher what depends on versions, scopes, names and selectors.
+// mayMatch reports whether the group and the resource of a rule match. Upstream's matcher evaluates versions, scopes,
+// names and selectors.
 func (e *entry[P, B, E]) mayMatch(r *admission.Request) bool {
 	for i := range e.rules {
 		rule := &e.rules[i]
@@ -123,7 +132,7 @@ func (e *entry[P, B, E]) mayMatch(r *admission.Request) bool {
 	return false
 }
 
-// matchesGroup says whether one of groups is that of the request, or another one in which the same objects are.
+// matchesGroup reports whether groups contains the group of the request, or another group of the same kind.
 func matchesGroup(groups []string, r *admission.Request) bool {
 	for _, g := range groups {
 		if g == "*" || g == r.Resource.Group {
@@ -162,9 +171,11 @@ func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
 	}
 	p := x.newPolicy()
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, p); err != nil {
-		return // what cannot be read judges nothing
+		return // an undecodable policy is ignored
 	}
-	e := &entry[P, B, E]{name: x.policy(p).GetName(), policy: p, evaluator: sync.OnceValue(func() E { return x.compile(p) })}
+	e := &entry[P, B, E]{
+		name: x.policy(p).GetName(), policy: p, evaluator: sync.OnceValue(func() E { return x.compile(p) }),
+	}
 	if m := x.policy(p).GetMatchConstraints(); m != nil {
 		e.rules = m.ResourceRules
 	}
@@ -184,7 +195,7 @@ func (x *index[P, B, E]) replaceBinding(was, is *storage.Record) {
 	}
 }
 
-// rebuild makes the index of the policies that have bindings anew. What readers have of the one before stays as it is.
+// rebuild replaces byOperation by a new map of the policies that have bindings. Readers may still use the previous map.
 func (x *index[P, B, E]) rebuild() {
 	bound := map[string][]B{}
 	for _, b := range x.allBindings {
@@ -193,12 +204,14 @@ func (x *index[P, B, E]) rebuild() {
 	}
 	byOp := map[operation][]*entry[P, B, E]{}
 	for key, bindings := range bound {
-		known := x.entries[key]
-		if known == nil {
+		unbound := x.entries[key]
+		if unbound == nil {
 			continue
 		}
-		slices.SortFunc(bindings, func(a, b B) int { return strings.Compare(x.binding(a).GetName(), x.binding(b).GetName()) })
-		e := *known
+		slices.SortFunc(bindings, func(a, b B) int {
+			return strings.Compare(x.binding(a).GetName(), x.binding(b).GetName())
+		})
+		e := *unbound
 		e.bindings = bindings
 		for _, at := range e.operations() {
 			byOp[at] = append(byOp[at], &e)
@@ -207,13 +220,14 @@ func (x *index[P, B, E]) rebuild() {
 	x.byOperation.Store(&byOp)
 }
 
-// operations are those that its rules name, each once.
+// operations returns the resources and operations in the rules, without duplicates.
 func (e *entry[P, B, E]) operations() (all []operation) {
 	for _, rule := range e.rules {
 		ops := rule.Operations
 		if slices.Contains(ops, admissionregistrationv1.OperationAll) {
 			ops = []admissionregistrationv1.OperationType{
-				admissionregistrationv1.Create, admissionregistrationv1.Update, admissionregistrationv1.Delete, admissionregistrationv1.Connect,
+				admissionregistrationv1.Create, admissionregistrationv1.Update,
+				admissionregistrationv1.Delete, admissionregistrationv1.Connect,
 			}
 		}
 		for _, name := range rule.Resources {

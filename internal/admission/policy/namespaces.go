@@ -11,9 +11,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// namespaceLister are the Namespaces at the head of the store: expressions get that of each object, so one is decoded once.
+// namespaceLister reads the latest Namespaces in the store. Expressions use the Namespace of each object, so decoded
+// Namespaces are cached.
 type namespaceLister struct {
-	corelisters.NamespaceLister // nil: they are found by name alone
+	corelisters.NamespaceLister // nil; only Get is called
 	head                        func() *storage.Snapshot
 	cache                       recordCache[*corev1.Namespace]
 }
@@ -25,11 +26,11 @@ func (n *namespaceLister) Get(name string) (*corev1.Namespace, error) {
 		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
 	}
 	return n.cache.get(rec, corev1.SchemeGroupVersion.Version, func() (*corev1.Namespace, error) {
-		made := &corev1.Namespace{}
-		if err := kjson.UnmarshalCaseSensitivePreserveInts(rec.Value, made); err != nil {
+		ns := &corev1.Namespace{}
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(rec.Value, ns); err != nil {
 			return nil, apierrors.NewInternalError(err)
 		}
-		made.ResourceVersion = strconv.FormatInt(rec.Modified, 10)
-		return made, nil
+		ns.ResourceVersion = strconv.FormatInt(rec.Modified, 10)
+		return ns, nil
 	})
 }

@@ -16,9 +16,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// params finds the objects of a kind that a policy has as its params: as they are stored now, whatever a policy was told before.
-// untyped leaves apiVersion and kind out of built-in ones, as upstream has them for mutations.
-func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.ParamKind, untyped bool) (informers.GenericInformer, meta.RESTScope, error) {
+// params returns an informer that reads the latest stored objects of a policy's paramKind, and the scope of that kind.
+// If untyped, objects of built-in kinds have no apiVersion and kind, as in upstream's mutating policies.
+func (c *Config) params(
+	ctx context.Context, kind *admissionregistrationv1.ParamKind, untyped bool,
+) (informers.GenericInformer, meta.RESTScope, error) {
 	if kind == nil {
 		return nil, nil, nil
 	}
@@ -34,7 +36,7 @@ func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.Param
 	return lister{ctx, c, v, "", untyped && v.Type != nil}, scope, nil
 }
 
-// versionOf is the served version of a kind.
+// versionOf returns the served version of a stored kind, or nil.
 func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Version {
 	for h := range c.NameOwners(gvk.Group) {
 		if h.Kind != gvk.Kind {
@@ -47,7 +49,7 @@ func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Versi
 	return nil
 }
 
-// lister reads objects of one version, of all namespaces or of one.
+// lister reads objects of one version in a namespace, or in all namespaces if namespace is "".
 type lister struct {
 	ctx       context.Context
 	config    *Config
@@ -59,7 +61,7 @@ type lister struct {
 // Lister implements informers.GenericInformer.
 func (l lister) Lister() cache.GenericLister { return l }
 
-// Informer implements informers.GenericInformer, for one that is asked whether it has synced, and nothing else.
+// Informer implements informers.GenericInformer. Only HasSynced of the result is implemented.
 func (l lister) Informer() cache.SharedIndexInformer { return synced{} }
 
 type synced struct{ cache.SharedIndexInformer }

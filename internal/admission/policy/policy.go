@@ -1,5 +1,5 @@
-// Package policy judges and changes writes by the ValidatingAdmissionPolicies and MutatingAdmissionPolicies of a cluster. What they mean
-// is upstream's dispatchers; which of them are in force is an index over the store.
+// Package policy implements the plugins ValidatingAdmissionPolicy and MutatingAdmissionPolicy. An index of the policies
+// in the store finds the ones that may match a write. Upstream's dispatchers evaluate them.
 package policy
 
 import (
@@ -23,43 +23,49 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Config is what policies are read from, and what they may ask.
+// Config holds the dependencies of the plugins.
 type Config struct {
-	Head       func() *storage.Snapshot // where the policies and Namespaces are
+	Head       func() *storage.Snapshot // returns the policies, bindings and Namespaces
 	Catalog    func() *resource.Catalog
-	Objects    Objects              // params
-	Client     kubernetes.Interface // is asked for a namespace that is not at the head
+	Objects    Objects              // reads params
+	Client     kubernetes.Interface // gets a Namespace that Head does not contain
 	Authorizer authorizer.UnconditionalAuthorizer
 
-	paramCache *recordCache[*unstructured.Unstructured] // params
+	paramCache *recordCache[*unstructured.Unstructured]
 }
 
-// Objects are the stored objects of any kind, at any version of it, as they are at the moment.
+// Objects reads the latest stored objects of any kind at any version.
 type Objects interface {
 	Get(ctx context.Context, v *resource.Version, namespace, name string) (Object, error)
 	List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]Object, error)
 }
 
-// Object is one of them, which Tree decodes. As long as it does not change, its record is the same.
+// Object is a stored object, which Tree decodes. The record of an object that has not changed stays the same.
 type Object struct {
 	Record *storage.Record
 	Tree   func() (object.Tree, error)
 }
 
-// Plugins are MutatingAdmissionPolicy and ValidatingAdmissionPolicy.
+// Plugins returns the plugins MutatingAdmissionPolicy and ValidatingAdmissionPolicy.
 func Plugins(c Config) []admission.Plugin {
 	c.paramCache = &recordCache[*unstructured.Unstructured]{}
 	matcher := matching.NewMatcher(&namespaceLister{head: c.Head}, c.Client)
 	return []admission.Plugin{
 		&mutator{Config: c, matcher: matcher, index: newMutating(c)},
-		&validator{Config: c, dispatcher: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)), index: newValidating(c)},
+		&validator{
+			Config:     c,
+			dispatcher: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)),
+			index:      newValidating(c),
+		},
 	}
 }
 
-// exempt says that no policy is asked about r: so that nobody can lock himself out, and of questions that a cluster lives by.
+// exempt reports whether no policy is evaluated for r. Policies and their bindings are exempt, because a policy could
+// lock out all users. Reviews are exempt, because a cluster depends on them.
 func exempt(r *admission.Request) bool {
 	if r.Resource.Group == admissionregistrationv1.GroupName {
-		return strings.HasSuffix(r.Resource.Resource, "admissionpolicies") || strings.HasSuffix(r.Resource.Resource, "admissionpolicybindings")
+		return strings.HasSuffix(r.Resource.Resource, "admissionpolicies") ||
+			strings.HasSuffix(r.Resource.Resource, "admissionpolicybindings")
 	}
 	return r.Version.Definition.Behavior.Review != nil
 }
@@ -92,7 +98,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	return p.dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks)
 }
 
-// hook is a policy with what it is given of params.
+// hook adds the params to a policy.
 func (p *validator) hook(ctx context.Context, h validating.PolicyHook) validating.PolicyHook {
 	h.ParamInformer, h.ParamScope, h.ConfigurationError = p.params(ctx, h.Policy.Spec.ParamKind, false)
 	return h
@@ -112,7 +118,8 @@ func (p *mutator) Handles(r *admission.Request) bool {
 	return r.Operation != admission.Delete && !exempt(r) && p.index.mayMatch(r)
 }
 
-// Reinvoke says that policies may want to see what later plugins, or policies, have made of the object.
+// Reinvoke returns true: policies may have to be evaluated again after later policies or plugins have changed the
+// object.
 func (*mutator) Reinvoke() bool { return true }
 
 // Admit implements admission.Plugin.

@@ -24,13 +24,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// env is an engine with policies, and what it has told its caller.
+// env is an engine with policies. It records the warnings and audit annotations of the last request.
 type env struct {
 	*fixture.Env
 	plugins  admission.Plugins
 	warnings []string
 	audit    map[string]string
-	decoded  int // params
+	decoded  int // number of decoded params
 }
 
 func newEnv(t testing.TB) *env {
@@ -44,7 +44,7 @@ func newEnv(t testing.TB) *env {
 	return e
 }
 
-// allow is an authorizer.
+// allowAll is an authorizer that allows all requests.
 type allowAll struct{ authorizer.Authorizer }
 
 func (allowAll) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -59,7 +59,7 @@ func (e *env) Get(ctx context.Context, v *resource.Version, namespace, name stri
 	return e.countDecodes(o), err
 }
 
-// countDecodes is an object that counts how often it is decoded.
+// countDecodes returns an object that counts its decodings.
 func (e *env) countDecodes(o engine.Object) policy.Object {
 	return policy.Object{Record: o.Record, Tree: func() (object.Tree, error) {
 		e.decoded++
@@ -68,8 +68,11 @@ func (e *env) countDecodes(o engine.Object) policy.Object {
 }
 
 // List implements policy.Objects.
-func (e *env) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) (all []policy.Object, err error) {
-	list, err := e.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
+func (e *env) List(ctx context.Context, v *resource.Version, namespace string,
+	selector labels.Selector) (all []policy.Object, err error) {
+	list, err := e.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{
+		Labels: selector,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +82,7 @@ func (e *env) List(ctx context.Context, v *resource.Version, namespace string, s
 	return all, nil
 }
 
-// target is where an object belongs, and its body.
+// target returns the target and the body of a request with an object.
 func (e *env) target(namespace, text string) (engine.Target, engine.Body) {
 	e.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
@@ -98,7 +101,9 @@ func (e *env) target(namespace, text string) (engine.Target, engine.Body) {
 			if !d.Namespaced {
 				namespace = ""
 			}
-			return engine.Target{Version: v, Namespace: namespace, Name: object.Name(tree)}, engine.Body{Tree: tree, Source: js}
+			return engine.Target{Version: v, Namespace: namespace, Name: object.Name(tree)}, engine.Body{
+				Tree: tree, Source: js,
+			}
 		}
 	}
 	e.Fatal("no such kind: ", text)
@@ -112,7 +117,7 @@ func (e *env) caller() engine.Caller {
 		Annotate: func(key, value string) { e.audit[key] = value }}
 }
 
-// create returns what an object has become.
+// create creates an object and returns the result.
 func (e *env) create(namespace, text string) (object.Tree, error) {
 	e.Helper()
 	t, body := e.target(namespace, text)
@@ -124,7 +129,7 @@ func (e *env) create(namespace, text string) (object.Tree, error) {
 	return o.Tree()
 }
 
-// write puts an object, whatever is there.
+// write creates or updates an object.
 func (e *env) write(namespace, text string) {
 	e.Helper()
 	t, body := e.target(namespace, text)
@@ -154,25 +159,28 @@ func (e *env) remove(namespace, text string) {
 }
 
 func validating(name, spec string) string {
-	return fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: %s}, spec: {matchConstraints: {
-		resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]}, %s}}`, name, spec)
+	return fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy,
+		metadata: {name: %s}, spec: {matchConstraints: {resourceRules: [
+		{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]}, %s}}`, name, spec)
 }
 
 func mutating(name, spec string) string {
-	return strings.Replace(strings.Replace(validating(name, spec), "Validating", "Mutating", 1), "spec: {", "spec: {reinvocationPolicy: IfNeeded, ", 1)
+	policy := strings.Replace(validating(name, spec), "Validating", "Mutating", 1)
+	return strings.Replace(policy, "spec: {", "spec: {reinvocationPolicy: IfNeeded, ", 1)
 }
 
 func binding(kind, name, spec string) string {
-	return fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %sAdmissionPolicyBinding, metadata: {name: %s}, spec: {policyName: %[2]s, %s}}`, kind, name, spec)
+	return fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %sAdmissionPolicyBinding,
+		metadata: {name: %s}, spec: {policyName: %[2]s, %s}}`, kind, name, spec)
 }
 
 const configMap = `{apiVersion: v1, kind: ConfigMap, metadata: {generateName: a-}, data: {a: "1"}}`
 
-// wantDenied creates an object that is refused for this reason.
-func (e *env) wantDenied(why string) {
+// wantDenied checks that the creation of an object is denied with a message.
+func (e *env) wantDenied(message string) {
 	e.Helper()
-	if _, err := e.create("ns", configMap); err == nil || !strings.Contains(err.Error(), why) {
-		e.Errorf("got %v, want %s", err, why)
+	if _, err := e.create("ns", configMap); err == nil || !strings.Contains(err.Error(), message) {
+		e.Errorf("got %v, want %s", err, message)
 	}
 }
 
@@ -185,8 +193,8 @@ func (e *env) wantAllowed() object.Tree {
 	return o
 }
 
-// VAL-027: a policy judges the next write once its write and that of a binding have been answered, changed as it was changed, and none
-// after it has gone, or its binding has.
+// TestInForceAtOnce checks that writes and deletions of policies and bindings are in force as soon as they have
+// returned. VAL-027
 func TestInForceAtOnce(t *testing.T) {
 	e := newEnv(t)
 	never := validating("never", `validations: [{expression: "false"}]`)
@@ -199,8 +207,9 @@ func TestInForceAtOnce(t *testing.T) {
 	e.wantDenied("denied request: changed")
 	e.write("", binding("Validating", "never", `validationActions: [Warn]`))
 	e.wantAllowed()
-	if want := "Validation failed for ValidatingAdmissionPolicy 'never' with binding 'never': changed"; len(e.warnings) != 1 || e.warnings[0] != want {
-		t.Errorf("warnings: %q", e.warnings)
+	want := "Validation failed for ValidatingAdmissionPolicy 'never' with binding 'never': changed"
+	if len(e.warnings) != 1 || e.warnings[0] != want {
+		t.Errorf("got warnings %q, want %q", e.warnings, want)
 	}
 	e.write("", bound)
 	e.remove("", never)
@@ -211,13 +220,16 @@ func TestInForceAtOnce(t *testing.T) {
 	e.wantAllowed()
 }
 
-// VAL-027: a param counts as it is stored, of a built-in kind and of a custom one that comes later than the policy.
+// TestParamsAtOnce checks that policies use the latest stored params, of a built-in kind and of a custom kind that is
+// created after the policy. VAL-027
 func TestParamsAtOnce(t *testing.T) {
 	e := newEnv(t)
 	param := `{apiVersion: v1, kind: ConfigMap, metadata: {name: max}, data: {a: "%d"}}`
 	e.write("ns", fmt.Sprintf(param, 1))
-	e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "object.data.a <= params.data.a", messageExpression: "'at most ' + params.data.a"}]`))
-	e.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {name: max, parameterNotFoundAction: Deny}`))
+	e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [
+		{expression: "object.data.a <= params.data.a", messageExpression: "'at most ' + params.data.a"}]`))
+	e.write("", binding("Validating", "max",
+		`validationActions: [Deny], paramRef: {name: max, parameterNotFoundAction: Deny}`))
 	e.wantAllowed()
 	e.write("ns", fmt.Sprintf(param, 0))
 	e.wantDenied("denied request: at most 0")
@@ -225,11 +237,16 @@ func TestParamsAtOnce(t *testing.T) {
 	e.wantDenied("no params found for policy binding with `Deny` parameterNotFoundAction")
 	e.remove("", binding("Validating", "max", ""))
 
-	e.write("", validating("limit", `paramKind: {apiVersion: example.com/v1, kind: Limit}, validations: [{expression: "int(object.data.a) < params.spec.max"}]`))
-	e.write("", binding("Validating", "limit", `validationActions: [Deny], paramRef: {selector: {}, parameterNotFoundAction: Allow}`))
-	e.wantDenied("failed to configure policy: failed to find resource referenced by paramKind: 'example.com/v1, Kind=Limit'")
-	e.write("", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: limits.example.com}, spec: {group: example.com, scope: Namespaced,
-		names: {plural: limits, kind: Limit}, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`)
+	e.write("", validating("limit", `paramKind: {apiVersion: example.com/v1, kind: Limit}, validations: [
+		{expression: "int(object.data.a) < params.spec.max"}]`))
+	e.write("", binding("Validating", "limit",
+		`validationActions: [Deny], paramRef: {selector: {}, parameterNotFoundAction: Allow}`))
+	e.wantDenied("failed to configure policy: failed to find resource referenced by paramKind: " +
+		"'example.com/v1, Kind=Limit'")
+	e.write("", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition,
+		metadata: {name: limits.example.com}, spec: {group: example.com, scope: Namespaced, names: {plural: limits, kind: Limit}, versions: [
+		{name: v1, served: true, storage: true, schema:
+		{openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`)
 	e.wantAllowed()
 	e.write("ns", `{apiVersion: example.com/v1, kind: Limit, metadata: {name: a}, spec: {max: 2}}`)
 	e.wantAllowed()
@@ -237,7 +254,7 @@ func TestParamsAtOnce(t *testing.T) {
 	e.wantDenied("failed expression")
 }
 
-// VAL-027: what a policy may cost is limited.
+// TestCostLimit checks that the evaluation of a policy has a cost limit. VAL-027
 func TestCostLimit(t *testing.T) {
 	e := newEnv(t)
 	loop := "object.data.all(k, true)"
@@ -249,29 +266,33 @@ func TestCostLimit(t *testing.T) {
 	e.wantDenied("resulted in error: operation cancelled: actual cost limit exceeded")
 }
 
-// VAL-027: audit annotations, and what was found by policies that only audit, are in the audit record.
+// TestAuditAnnotations checks that the audit record contains audit annotations, and the failures of policies with the
+// action Audit. VAL-027
 func TestAuditAnnotations(t *testing.T) {
 	e := newEnv(t)
-	e.write("", validating("who", `auditAnnotations: [{key: user, valueExpression: "request.userInfo.username"}], validations: [{expression: "false", message: seen}]`))
-	e.write("", binding("Validating", "who", `validationActions: [Audit]`))
+	e.write("", validating("log", `auditAnnotations: [{key: user, valueExpression: "request.userInfo.username"}],
+		validations: [{expression: "false", message: seen}]`))
+	e.write("", binding("Validating", "log", `validationActions: [Audit]`))
 	e.wantAllowed()
-	if got := e.audit["who/user"]; got != "jane" {
+	if got := e.audit["log/user"]; got != "jane" {
 		t.Errorf("got %q of %v", got, e.audit)
 	}
 	if got, want := e.audit["validation.policy.admission.k8s.io/validation_failure"],
-		`[{"message":"seen","policy":"who","binding":"who","expressionIndex":0,"validationActions":["Audit"]}]`; got != want {
+		`[{"message":"seen","policy":"log","binding":"log","expressionIndex":0,"validationActions":["Audit"]}]`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
-// VAL-027: policies change an object one after the other, by name; one that was asked before another changed it is asked again, once.
+// TestReinvocation checks that mutating policies are applied in the order of their names. A policy is applied once more
+// if a later policy has changed the object. VAL-027
 func TestReinvocation(t *testing.T) {
 	e := newEnv(t)
 	for name, expression := range map[string]string{
 		"a": `Object{data: {"seen": has(object.data.seen) ? object.data.seen + string(has(object.data.b)) : string(has(object.data.b))}}`,
 		"b": `Object{data: {"b": "yes"}}`,
 	} {
-		e.write("", mutating(name, `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: '`+expression+`'}}]`))
+		e.write("", mutating(name,
+			`mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: '`+expression+`'}}]`))
 		e.write("", binding("Mutating", name, "matchResources: {}"))
 	}
 	data := e.wantAllowed()["data"].(object.Tree)
@@ -280,7 +301,7 @@ func TestReinvocation(t *testing.T) {
 	}
 }
 
-// VAL-027: what expressions get of a namespace is what it is now.
+// TestNamespaceObject checks that expressions use the latest stored Namespace. VAL-027
 func TestNamespaceObject(t *testing.T) {
 	e := newEnv(t)
 	e.write("", validating("labels", `validations: [{expression: "namespaceObject.metadata.labels.team == 'red'"}]`))
@@ -292,40 +313,47 @@ func TestNamespaceObject(t *testing.T) {
 	e.wantDenied("failed expression")
 }
 
-// Nobody can lock himself out by a policy, and what a cluster asks itself is not judged.
+// TestExempt checks that policies do not apply to policies and bindings, which could lock out all users, or to reviews.
 func TestExempt(t *testing.T) {
 	e := newEnv(t)
-	everything := strings.NewReplacer(`[""]`, `["*"]`, `[v1]`, `["*"]`, "[CREATE]", `["*"]`, "[configmaps]", `["*/*"]`).Replace(validating("all", `validations: [{expression: "false"}]`))
-	e.write("", everything)
+	matchAll := strings.NewReplacer(`[""]`, `["*"]`, `[v1]`, `["*"]`, "[CREATE]", `["*"]`, "[configmaps]", `["*/*"]`)
+	policy := matchAll.Replace(validating("all", `validations: [{expression: "false"}]`))
+	e.write("", policy)
 	e.write("", binding("Validating", "all", `validationActions: [Deny]`))
 	e.wantDenied("'all'")
-	if _, err := e.create("", `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {nonResourceAttributes: {path: /, verb: get}}}`); err != nil {
+	const review = `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview,
+		spec: {nonResourceAttributes: {path: /, verb: get}}}`
+	if _, err := e.create("", review); err != nil {
 		t.Error(err)
 	}
-	e.write("", strings.Replace(everything, "false", "true", 1))
+	e.write("", strings.Replace(policy, "false", "true", 1))
 	e.wantAllowed()
 }
 
-// What no policy may match costs no allocation, whatever else is written meanwhile.
+// TestHandlesAllocatesNothing checks that Handles does not allocate for a write that no policy matches, even after
+// other writes.
 func TestHandlesAllocatesNothing(t *testing.T) {
 	e := newEnv(t)
 	e.addOtherPolicies()
 	r, heads := e.request(), e.heads()
 	for i := range e.plugins {
-		all := policy.Plugins(policy.Config{Head: func() *storage.Snapshot { heads[0], heads[1] = heads[1], heads[0]; return heads[0] }})
+		all := policy.Plugins(policy.Config{Head: func() *storage.Snapshot {
+			heads[0], heads[1] = heads[1], heads[0]
+			return heads[0]
+		}})
 		p := all[i]
 		p.Handles(r)
 		if n := testing.AllocsPerRun(100, func() {
 			if p.Handles(r) {
-				t.Error("it is handled")
+				t.Error("the request is handled")
 			}
 		}); n != 0 {
-			t.Errorf("%s: %v allocations", p.Name(), n)
+			t.Errorf("%s: got %v allocations, want 0", p.Name(), n)
 		}
 	}
 }
 
-// heads are two states that differ by a ConfigMap.
+// heads returns two snapshots that differ by a ConfigMap.
 func (e *env) heads() (heads [2]*storage.Snapshot) {
 	for i := range heads {
 		e.wantAllowed()
@@ -334,7 +362,7 @@ func (e *env) heads() (heads [2]*storage.Snapshot) {
 	return heads
 }
 
-// BenchmarkHandles is what a write that no policy may match pays for each of 100, and after another write.
+// BenchmarkHandles measures Handles for a write that none of 100 policies matches, after another write.
 func BenchmarkHandles(b *testing.B) {
 	e := newEnv(b)
 	e.addOtherPolicies()
@@ -343,7 +371,7 @@ func BenchmarkHandles(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		heads[0], heads[1] = heads[1], heads[0]
-		for range 2 { // for either stage
+		for range 2 { // Admit and Validate
 			for _, p := range all {
 				p.Handles(r)
 			}
@@ -351,20 +379,24 @@ func BenchmarkHandles(b *testing.B) {
 	}
 }
 
-// request is to create a ConfigMap.
+// request returns a request to create a ConfigMap.
 func (e *env) request() *admission.Request {
 	v := e.Catalog().Find("", "v1", "configmaps")
-	return &admission.Request{Operation: admission.Create, Version: v, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespace: "ns", Name: "a"}
+	return &admission.Request{
+		Operation: admission.Create, Version: v, Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
+		Namespace: "ns", Name: "a",
+	}
 }
 
-// addOtherPolicies policies are there, of other resources.
+// addOtherPolicies creates 100 policies for other resources.
 func (e *env) addOtherPolicies() {
 	for i := range 50 {
 		name := fmt.Sprint("p", i)
 		other := strings.NewReplacer("configmaps", fmt.Sprint("secrets", i), `[""]`, `[""]`)
 		e.write("", other.Replace(validating(name, `validations: [{expression: "false"}]`)))
 		e.write("", binding("Validating", name, `validationActions: [Deny]`))
-		e.write("", other.Replace(mutating(name, `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/data'}]"}}]`)))
+		e.write("", other.Replace(mutating(name, `mutations: [{patchType: JSONPatch,
+			jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/data'}]"}}]`)))
 		e.write("", binding("Mutating", name, "matchResources: {}"))
 	}
 }
@@ -382,7 +414,8 @@ func benchmarkCreate(b *testing.B, prepare func(e *env)) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := e.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal}, caller); err != nil {
+		if _, err := e.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal},
+			caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -394,39 +427,45 @@ func BenchmarkCreate(b *testing.B) {
 	b.Run("100 others", func(b *testing.B) { benchmarkCreate(b, (*env).addOtherPolicies) })
 	b.Run("three expressions", func(b *testing.B) {
 		benchmarkCreate(b, func(e *env) {
-			e.write("", validating("three", `validations: [{expression: "has(object.data.a)"}, {expression: "object.data.a != '2'"}, {expression: "size(object.metadata.name) < 100"}]`))
+			e.write("", validating("three", `validations: [{expression: "has(object.data.a)"},
+				{expression: "object.data.a != '2'"}, {expression: "size(object.metadata.name) < 100"}]`))
 			e.write("", binding("Validating", "three", `validationActions: [Deny]`))
 		})
 	})
 	b.Run("mutating", func(b *testing.B) {
 		benchmarkCreate(b, func(e *env) {
-			e.write("", mutating("m", `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": "2"}}'}}]`))
+			e.write("", mutating("m", `mutations: [{patchType: ApplyConfiguration,
+				applyConfiguration: {expression: 'Object{data: {"b": "2"}}'}}]`))
 			e.write("", binding("Mutating", "m", "matchResources: {}"))
 		})
 	})
 }
 
-// A param that has not changed is decoded once, however many objects are judged by it, and one that has, anew.
+// TestParamsAreDecodedOnce checks that a param is decoded once for all evaluations, and again after it has changed.
 func TestParamsAreDecodedOnce(t *testing.T) {
 	for _, ref := range []string{"name: max", "selector: {matchLabels: {limits: \"yes\"}}"} {
 		e := newEnv(t)
 		param := `{apiVersion: v1, kind: ConfigMap, metadata: {name: max, labels: {limits: "yes"}}, data: {a: "%d"}}`
 		e.write("ns", fmt.Sprintf(param, 1))
-		e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params.kind == 'ConfigMap' && object.data.a <= params.data.a", message: too much}]`))
-		e.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
-		e.write("", mutating("copy", `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": string(has(params.kind)) + params.data.a}}'}}]`))
+		e.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [
+			{expression: "params.kind == 'ConfigMap' && object.data.a <= params.data.a", message: too much}]`))
+		e.write("", binding("Validating", "max",
+			`validationActions: [Deny], paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
+		e.write("", mutating("copy", `paramKind: {apiVersion: v1, kind: ConfigMap},
+			mutations: [{patchType: ApplyConfiguration, applyConfiguration:
+			{expression: 'Object{data: {"b": string(has(params.kind)) + params.data.a}}'}}]`))
 		e.write("", binding("Mutating", "copy", `paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
 		e.decoded = 0
 		for range 3 {
 			if got := e.wantAllowed()["data"].(object.Tree)["b"]; got != "false1" {
-				t.Errorf("a mutation has %v of the param", got)
+				t.Errorf("got %v from the mutation, want false1", got)
 			}
 		}
 		e.write("ns", fmt.Sprintf(param, 0))
 		e.wantDenied("too much")
 		e.wantDenied("too much")
-		if e.decoded != 5 { // by write(), and by both kinds of policies before and after it
-			t.Errorf("%s: decoded %d times", ref, e.decoded)
+		if e.decoded != 5 { // by write, and by both kinds of policies before and after it
+			t.Errorf("%s: decoded %d times, want 5", ref, e.decoded)
 		}
 	}
 }

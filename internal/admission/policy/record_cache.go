@@ -8,14 +8,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// recordCache keeps what has been made of records, each as long as somebody has the record: until the object has changed or gone, and
-// nobody can read that state of it any longer. The zero value is ready. What it returns is shared, and read only.
+// recordCache caches values decoded from records. A value is evicted when its record is garbage-collected: after the
+// object has changed or been deleted, and no snapshot contains that record. The zero value is ready for use. The cached
+// values are shared and read-only.
 type recordCache[T any] struct {
-	mu    sync.RWMutex
+	mu      sync.RWMutex
 	entries map[cacheKey]T
 }
 
-// cacheKey is that of an object, as it is served at an apiVersion.
+// cacheKey identifies a record and an apiVersion.
 type cacheKey struct {
 	record weak.Pointer[storage.Record]
 	at     string
@@ -24,14 +25,14 @@ type cacheKey struct {
 func (d *recordCache[T]) get(rec *storage.Record, at string, decode func() (T, error)) (T, error) {
 	key := cacheKey{weak.Make(rec), at}
 	d.mu.RLock()
-	known, ok := d.entries[key]
+	value, ok := d.entries[key]
 	d.mu.RUnlock()
 	if ok {
-		return known, nil
+		return value, nil
 	}
-	made, err := decode()
+	value, err := decode()
 	if err != nil {
-		return made, err
+		return value, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,8 +42,8 @@ func (d *recordCache[T]) get(rec *storage.Record, at string, decode func() (T, e
 	if _, ok := d.entries[key]; !ok {
 		runtime.AddCleanup(rec, d.evict, key)
 	}
-	d.entries[key] = made
-	return made, nil
+	d.entries[key] = value
+	return value, nil
 }
 
 func (d *recordCache[T]) evict(key cacheKey) {

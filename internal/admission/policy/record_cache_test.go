@@ -8,11 +8,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// What was decoded of a state that nobody has any longer is forgotten, and of the others it is not.
-func TestDecodedIsForgotten(t *testing.T) {
+// TestRecordCacheEvicts checks that values are evicted when their record is garbage-collected, and only then.
+func TestRecordCacheEvicts(t *testing.T) {
 	d := recordCache[*int]{}
-	kept := &storage.Record{Key: "kept"}
-	for _, rec := range []*storage.Record{kept, {Key: "gone"}, {Key: "gone too"}} {
+	live := &storage.Record{Key: "live"}
+	for _, rec := range []*storage.Record{live, {Key: "unreferenced"}, {Key: "unreferenced too"}} {
 		for _, at := range []string{"v1", "v2"} {
 			for range 2 {
 				if _, err := d.get(rec, at, func() (*int, error) { return new(int), nil }); err != nil {
@@ -28,11 +28,15 @@ func TestDecodedIsForgotten(t *testing.T) {
 	}
 	for deadline := time.Now().Add(20 * time.Second); size() > 2; runtime.GC() {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d are known", size())
+			t.Fatalf("got %d entries, want 2", size())
 		}
 	}
-	if _, err := d.get(kept, "v1", func() (*int, error) { t.Error("it was forgotten"); return nil, nil }); err != nil {
+	if _, err := d.get(live, "v1", func() (*int, error) {
+		t.Error("the value was evicted")
+		return nil,
+			nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	runtime.KeepAlive(kept)
+	runtime.KeepAlive(live)
 }

@@ -23,35 +23,37 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// splitByBinding are the hooks of a write that is traced: one for each binding, with an evaluator that tells of itself.
-func (x *index[P, B, E]) splitByBinding(hooks []generic.PolicyHook[P, B, E], telling func(name string, h generic.PolicyHook[P, B, E]) E) (all []generic.PolicyHook[P, B, E]) {
+// splitByBinding returns the hooks for a traced write: one for each binding, with an evaluator that records a step.
+func (x *index[P, B, E]) splitByBinding(
+	hooks []generic.PolicyHook[P, B, E], newEvaluator func(name string, h generic.PolicyHook[P, B, E]) E,
+) (all []generic.PolicyHook[P, B, E]) {
 	for _, h := range hooks {
 		if h.ConfigurationError != nil {
 			all = append(all, h)
 			continue
 		}
 		for _, b := range h.Bindings {
-			one := h
-			one.Bindings = []B{b}
-			one.Evaluator = telling(x.policy(h.Policy).GetName()+", binding "+x.binding(b).GetName(), one)
-			all = append(all, one)
+			hook := h
+			hook.Bindings = []B{b}
+			hook.Evaluator = newEvaluator(x.policy(h.Policy).GetName()+", binding "+x.binding(b).GetName(), hook)
+			all = append(all, hook)
 		}
 	}
 	return all
 }
 
-// tracedStep is a step of a policy, as bound by one of its bindings.
+// tracedStep is the evaluation of a policy with one of its bindings, for the trace of a write.
 type tracedStep struct {
 	request *admission.Request
 	name    string
-	denies bool // where it finds fault
+	denies  bool // an error denies the request
 }
 
-func (t *tracedStep) end(began time.Time, fault error, before, after object.Tree) {
+func (t *tracedStep) end(start time.Time, err error, before, after object.Tree) {
 	if !t.denies {
-		fault = nil
+		err = nil
 	}
-	t.request.Told(t.name, time.Since(began), fault, before, after)
+	t.request.Told(t.name, time.Since(start), err, before, after)
 }
 
 type tracedValidator struct {
@@ -61,19 +63,26 @@ type tracedValidator struct {
 
 func tracingValidator(r *admission.Request) func(string, validating.PolicyHook) validating.Validator {
 	return func(name string, h validating.PolicyHook) validating.Validator {
-		return tracedValidator{h.Evaluator, tracedStep{r, name, slices.Contains(h.Bindings[0].Spec.ValidationActions, admissionregistrationv1.Deny)}}
+		denies := slices.Contains(h.Bindings[0].Spec.ValidationActions, admissionregistrationv1.Deny)
+		return tracedValidator{h.Evaluator, tracedStep{r, name, denies}}
 	}
 }
 
 // Validate implements validating.Validator.
-func (v tracedValidator) Validate(ctx context.Context, at schema.GroupVersionResource, a *upstream.VersionedAttributes, params runtime.Object, ns *corev1.Namespace, budget int64, authz authorizer.UnconditionalAuthorizer) validating.ValidateResult {
-	began := time.Now()
+func (v tracedValidator) Validate(
+	ctx context.Context, at schema.GroupVersionResource, a *upstream.VersionedAttributes, params runtime.Object,
+	ns *corev1.Namespace, budget int64, authz authorizer.UnconditionalAuthorizer,
+) validating.ValidateResult {
+	start := time.Now()
 	result := v.Validator.Validate(ctx, at, a, params, ns, budget, authz)
-	var fault error
-	if i := slices.IndexFunc(result.Decisions, func(d validating.PolicyDecision) bool { return d.Action == validating.ActionDeny }); i >= 0 {
-		fault = errors.New(result.Decisions[i].Message)
+	var err error
+	i := slices.IndexFunc(result.Decisions, func(d validating.PolicyDecision) bool {
+		return d.Action == validating.ActionDeny
+	})
+	if i >= 0 {
+		err = errors.New(result.Decisions[i].Message)
 	}
-	v.end(began, fault, nil, nil)
+	v.end(start, err, nil, nil)
 	return result
 }
 
@@ -86,8 +95,9 @@ func tracingPatchers(r *admission.Request) func(string, mutating.PolicyHook) mut
 	return func(name string, h mutating.PolicyHook) mutating.PolicyEvaluator {
 		e := h.Evaluator
 		e.Mutators = slices.Clone(e.Mutators)
+		failurePolicy := ptr.Deref(h.Policy.Spec.FailurePolicy, admissionregistrationv1.Fail)
 		for i, m := range e.Mutators {
-			e.Mutators[i] = tracedPatcher{m, tracedStep{r, name, ptr.Deref(h.Policy.Spec.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Fail}}
+			e.Mutators[i] = tracedPatcher{m, tracedStep{r, name, failurePolicy == admissionregistrationv1.Fail}}
 		}
 		return e
 	}
@@ -95,13 +105,13 @@ func tracingPatchers(r *admission.Request) func(string, mutating.PolicyHook) mut
 
 // Patch implements patch.Patcher.
 func (p tracedPatcher) Patch(ctx context.Context, r patch.Request, budget int64) (runtime.Object, error) {
-	began := time.Now()
+	start := time.Now()
 	after, err := p.Patcher.Patch(ctx, r, budget)
-	p.end(began, err, treeOf(r.VersionedAttributes.VersionedObject.Object()), treeOf(after))
+	p.end(start, err, treeOf(r.VersionedAttributes.VersionedObject.Object()), treeOf(after))
 	return after, err
 }
 
-// treeOf is nil where there is no object.
+// treeOf returns o as a tree, or nil if o is nil or cannot be converted.
 func treeOf(o runtime.Object) object.Tree {
 	switch o := o.(type) {
 	case nil:

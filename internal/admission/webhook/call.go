@@ -18,9 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/compute"
 )
 
-// call asks a webhook. The error is a failure to (failed), or the Status of its refusal.
-func (s *reviewRequest) call(ctx context.Context, h *hook, to *generic.WebhookInvocation, attributes *upstream.VersionedAttributes) (*request.AdmissionResponse, error) {
-	if effects := h.GetSideEffects(); s.IsDryRun() && (effects == nil || *effects != v1.SideEffectClassNone && *effects != v1.SideEffectClassNoneOnDryRun) {
+// call calls a webhook, unless its response is cached. The error is a callError, or the Status with which the webhook
+// denies the request.
+func (s *reviewRequest) call(
+	ctx context.Context, h *hook, to *generic.WebhookInvocation, attributes *upstream.VersionedAttributes,
+) (*request.AdmissionResponse, error) {
+	if effects := h.GetSideEffects(); s.IsDryRun() && (effects == nil ||
+		*effects != v1.SideEffectClassNone && *effects != v1.SideEffectClassNoneOnDryRun) {
 		return nil, webhookerrors.NewDryRunUnsupportedErr(h.GetName())
 	}
 	if known := s.cached(h, attributes); known != nil {
@@ -39,12 +43,13 @@ func (s *reviewRequest) call(ctx context.Context, h *hook, to *generic.WebhookIn
 	defer cancel()
 	post := client.Post().Body(review)
 	if deadline, _ := ctx.Deadline(); time.Until(deadline) > 0 {
-		post.Timeout((time.Until(deadline) + time.Second - 1).Truncate(time.Second)) // the webhook is told
+		post.Timeout((time.Until(deadline) +
+			time.Second - 1).Truncate(time.Second)) // sent to the webhook as a query parameter
 	}
 	resume := compute.Pause(ctx)
-	called := post.Do(ctx)
+	answer := post.Do(ctx)
 	resume()
-	if err := called.Into(response); err != nil {
+	if err := answer.Into(response); err != nil {
 		return nil, callError(h, "failed to call webhook: %w", err)
 	}
 	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", response)
@@ -56,12 +61,14 @@ func (s *reviewRequest) call(ctx context.Context, h *hook, to *generic.WebhookIn
 		return nil, webhookerrors.ToStatusErr(h.GetName(), result.Result)
 	}
 	s.mu.Lock()
-	s.state.responses[s.responseKey(h)] = cachedResponse{treeOf(attributes.VersionedObject.Object()), treeOf(attributes.VersionedOldObject.Object()), result}
+	s.state.responses[s.responseKey(h)] = cachedResponse{
+		treeOf(attributes.VersionedObject.Object()), treeOf(attributes.VersionedOldObject.Object()), result,
+	}
 	s.mu.Unlock()
 	return result, nil
 }
 
-// report passes on what an answer says besides the verdict.
+// report records the audit annotations and warnings of a response.
 func (s *reviewRequest) report(h *hook, result *request.AdmissionResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,15 +80,16 @@ func (s *reviewRequest) report(h *hook, result *request.AdmissionResponse) {
 	}
 }
 
-// callError says that a webhook could not be asked, in upstream's words.
+// callError returns upstream's error for a call that failed.
 func callError(h *hook, format string, err error) error {
 	return &webhookutil.ErrCallingWebhook{WebhookName: h.GetName(), Reason: fmt.Errorf(format, err)}
 }
 
-// applyFailurePolicy is what the client gets of the error of a call: nil where the webhook is one that may fail.
+// applyFailurePolicy returns the error for the client after call has returned err. It returns nil if the call failed
+// and the webhook's failurePolicy is Ignore.
 func (s *reviewRequest) applyFailurePolicy(h *hook, err error, annotation string) error {
-	var calling *webhookutil.ErrCallingWebhook
-	if !errors.As(err, &calling) {
+	var failed *webhookutil.ErrCallingWebhook
+	if !errors.As(err, &failed) {
 		return err
 	}
 	if ptr.Deref(h.GetFailurePolicy(), v1.Fail) != v1.Ignore {

@@ -24,20 +24,20 @@ import (
 )
 
 const (
-	callTimeout    = 30 * time.Second // timeoutSeconds is at most that
-	maxAnswerBytes = 8 << 20          // a patch has less than what a request may be of
+	callTimeout      = 30 * time.Second // the maximum of timeoutSeconds
+	maxResponseBytes = 8 << 20          // a patch is smaller than the maximum size of a request
 )
 
-// clientPool are how the webhooks of a server are reached. Those that say the same of that share connections and a circuit breaker.
+// clientPool holds the clients of webhooks. Webhooks with the same destination share connections and a circuit breaker.
 type clientPool struct {
 	egress *egress.Dialer
 	codec  runtime.NegotiatedSerializer
 
-	mu  sync.Mutex
+	mu      sync.Mutex
 	clients map[destination]*pooledClient
 }
 
-// destination identifies a caller.
+// destination identifies a client.
 type destination struct {
 	config      string // JSON of clientConfig
 	credentials *credentials.Source
@@ -47,41 +47,42 @@ func newClientPool(out *egress.Dialer) *clientPool {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(admissionv1.AddToScheme(scheme))
 	utilruntime.Must(admissionv1beta1.AddToScheme(scheme))
-	codec := serializer.NewCodecFactory(scheme).LegacyCodec(admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion)
+	codec := serializer.NewCodecFactory(scheme).LegacyCodec(admissionv1.SchemeGroupVersion,
+		admissionv1beta1.SchemeGroupVersion)
 	return &clientPool{
 		egress: out, clients: map[destination]*pooledClient{},
 		codec: serializer.NegotiatedSerializerWrapper(runtime.SerializerInfo{Serializer: codec}),
 	}
 }
 
-// pooledClient calls what one clientConfig names.
+// pooledClient is a client for the webhook service of a clientConfig.
 type pooledClient struct {
 	destination
-	users  int // guarded by callers.mu
-	rest func() (*rest.RESTClient, error)
-	close  func() // guarded by callers.mu
+	users int // guarded by clientPool.mu
+	rest  func() (*rest.RESTClient, error)
+	close func() // guarded by clientPool.mu
 }
 
-// acquire returns the caller of a clientConfig, until leave.
+// acquire returns the client of a clientConfig. The caller must release it.
 func (c *clientPool) acquire(config v1.WebhookClientConfig, from *credentials.Source) *pooledClient {
 	text, err := json.Marshal(config)
 	if err != nil {
-		panic(err) // it was decoded from JSON
+		panic(err) // never happens, because config was decoded from JSON
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	to := destination{string(text), from}
-	one := c.clients[to]
-	if one == nil {
-		one = &pooledClient{destination: to, close: func() {}}
-		one.rest = untilSuccess(func() (*rest.RESTClient, error) { return c.newClient(one, config) })
-		c.clients[to] = one
+	key := destination{string(text), from}
+	client := c.clients[key]
+	if client == nil {
+		client = &pooledClient{destination: key, close: func() {}}
+		client.rest = untilSuccess(func() (*rest.RESTClient, error) { return c.newClient(client, config) })
+		c.clients[key] = client
 	}
-	one.users++
-	return one
+	client.users++
+	return client
 }
 
-// untilSuccess returns a function that calls f until it succeeds, and then returns that client.
+// untilSuccess returns a function that calls f until f succeeds, and caches the result.
 func untilSuccess(f func() (*rest.RESTClient, error)) func() (*rest.RESTClient, error) {
 	var mu sync.Mutex
 	var client *rest.RESTClient
@@ -95,29 +96,31 @@ func untilSuccess(f func() (*rest.RESTClient, error)) func() (*rest.RESTClient, 
 	}
 }
 
-// release closes the connections of a caller that nobody has taken any longer. Calls under way go on.
-func (c *clientPool) release(one *pooledClient) {
+// release releases a client. It closes the idle connections of a client that has no users. Calls in progress continue.
+func (c *clientPool) release(client *pooledClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one.users--; one.users == 0 {
-		one.close()
-		delete(c.clients, one.destination)
+	if client.users--; client.users == 0 {
+		client.close()
+		delete(c.clients, client.destination)
 	}
 }
 
-// close closes the connections of all callers.
+// close closes the connections of all clients.
 func (c *clientPool) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, one := range c.clients {
-		one.close()
+	for _, client := range c.clients {
+		client.close()
 	}
 }
 
-// newClient makes the client, which is upstream's, and so are the words of its errors.
-func (c *clientPool) newClient(one *pooledClient, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
-	options := egress.Options{Name: "admission", CABundle: config.CABundle, Timeout: callTimeout, MaxBytes: maxAnswerBytes}
-	to := &rest.Config{
+// newClient returns an upstream client, so that its errors have upstream's wording.
+func (c *clientPool) newClient(client *pooledClient, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
+	options := egress.Options{
+		Name: "admission", CABundle: config.CABundle, Timeout: callTimeout, MaxBytes: maxResponseBytes,
+	}
+	out := &rest.Config{
 		QPS: -1, UserAgent: "trellis-admission", WarningHandler: rest.NoWarnings{},
 		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeJSON, NegotiatedSerializer: c.codec},
 	}
@@ -125,18 +128,18 @@ func (c *clientPool) newClient(one *pooledClient, config v1.WebhookClientConfig)
 	case config.Service != nil:
 		s := config.Service
 		options.Service = &egress.Service{Namespace: s.Namespace, Name: s.Name, Port: ptr.Deref(s.Port, 443)}
-		to.Host, to.APIPath = "https://"+options.Service.HostPort(), ptr.Deref(s.Path, "")
+		out.Host, out.APIPath = "https://"+options.Service.HostPort(), ptr.Deref(s.Path, "")
 	case config.URL != nil:
 		u, err := url.Parse(*config.URL)
 		if err != nil {
 			return nil, fmt.Errorf("unparsable URL: %w", err)
 		}
 		options.Address = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
-		to.Host, to.APIPath = "https://"+u.Host, u.Path
+		out.Host, out.APIPath = "https://"+u.Host, u.Path
 	default:
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	if err := one.credentials.Add(&options); err != nil {
+	if err := client.credentials.Add(&options); err != nil {
 		return nil, err
 	}
 	transport, err := c.egress.NewWebhookTransport(options)
@@ -145,8 +148,8 @@ func (c *clientPool) newClient(one *pooledClient, config v1.WebhookClientConfig)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one.close = transport.Close; one.users == 0 {
-		transport.Close() // left meanwhile
+	if client.close = transport.Close; client.users == 0 {
+		transport.Close() // the client has been released in the meantime
 	}
-	return rest.UnversionedRESTClientForConfigAndClient(to, transport.Client())
+	return rest.UnversionedRESTClientForConfigAndClient(out, transport.Client())
 }

@@ -32,7 +32,7 @@ const (
 	crds     = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 )
 
-// widgetCRD has a default at each version, and both subresources.
+// widgetCRD has different defaults at each version, and both subresources.
 const widgetCRD = `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","kind":"Widget"},"versions":[
 {"name":"v1","served":true,"storage":true,"subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}},
 "schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"color":{"type":"string"},"replicas":{"type":"integer"},
@@ -41,16 +41,19 @@ const widgetCRD = `{"metadata":{"name":"widgets.example.com"},"spec":{"group":"e
 "schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"color":{"type":"string"},"replicas":{"type":"integer"},
 "box":{"type":"object","properties":{"one":{"type":"string"},"two":{"type":"string","default":"from v2"}}}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}}]}}`
 
-// fixture is a server with the kind Widget, and a server of webhooks which answer by their paths.
+// handler responds to a webhook request with the given body.
+type handler func(w http.ResponseWriter, r *http.Request, body []byte)
+
+// fixture is an API server with the kind Widget, and a webhook server with a handler for each path.
 type fixture struct {
 	testing.TB
 	client *http.Client
 	url    string
 	hooks  *httptest.Server
 
-	mu   sync.Mutex
-	seen []tree // the requests of AdmissionReviews, in the order in which they came
-	handlers map[string]func(http.ResponseWriter, *http.Request, []byte)
+	mu       sync.Mutex
+	seen     []tree // the requests in AdmissionReviews, in order of arrival
+	handlers map[string]handler
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -59,15 +62,15 @@ func newFixture(t testing.TB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fx := &fixture{TB: t, client: client, url: server.Config.Host, handlers: map[string]func(http.ResponseWriter, *http.Request, []byte){}}
+	fx := &fixture{TB: t, client: client, url: server.Config.Host, handlers: map[string]handler{}}
 	fx.hooks = httptest.NewTLSServer(fx)
 	t.Cleanup(fx.hooks.Close)
 	fx.must("POST", crds, widgetCRD)
 	return fx
 }
 
-// ServeHTTP is the webhooks. One that nothing is said of allows all.
-func (fx *fixture) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+// ServeHTTP serves the webhooks. A webhook without a handler allows all requests.
+func (fx *fixture) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		fx.Error(err)
@@ -80,42 +83,44 @@ func (fx *fixture) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	request["path"] = r.URL.String()
 	fx.mu.Lock()
 	fx.seen = append(fx.seen, request)
-	does := fx.handlers[strings.TrimPrefix(r.URL.Path, "/")]
+	h := fx.handlers[strings.TrimPrefix(r.URL.Path, "/")]
 	fx.mu.Unlock()
-	if does == nil {
-		does = respond(admissionv1.AdmissionResponse{Allowed: true})
+	if h == nil {
+		h = respond(admissionv1.AdmissionResponse{Allowed: true})
 	}
-	does(to, r, body)
+	h(w, r, body)
 }
 
-// respond answers the version that was asked.
-func respond(a admissionv1.AdmissionResponse) func(http.ResponseWriter, *http.Request, []byte) {
-	return func(to http.ResponseWriter, _ *http.Request, body []byte) {
+// respond returns a handler that responds with a, in the version of the AdmissionReview.
+func respond(a admissionv1.AdmissionResponse) handler {
+	return func(w http.ResponseWriter, _ *http.Request, body []byte) {
 		var review admissionv1.AdmissionReview
 		_ = json.Unmarshal(body, &review)
 		a := a
 		a.UID = review.Request.UID
 		review.Request, review.Response = nil, &a
-		_ = json.NewEncoder(to).Encode(review)
+		_ = json.NewEncoder(w).Encode(review)
 	}
 }
 
-func deny(message string) func(http.ResponseWriter, *http.Request, []byte) {
+func deny(message string) handler {
 	return respond(admissionv1.AdmissionResponse{Result: &metav1.Status{Message: message}})
 }
 
-func patch(operations string) func(http.ResponseWriter, *http.Request, []byte) {
-	return respond(admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(operations), PatchType: new(admissionv1.PatchTypeJSONPatch)})
+func patch(operations string) handler {
+	return respond(admissionv1.AdmissionResponse{
+		Allowed: true, Patch: []byte(operations), PatchType: new(admissionv1.PatchTypeJSONPatch),
+	})
 }
 
-// handle says what the webhook of a path answers from now on.
-func (fx *fixture) handle(path string, does func(http.ResponseWriter, *http.Request, []byte)) {
+// handle sets the handler of a path.
+func (fx *fixture) handle(path string, h handler) {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
-	fx.handlers[path] = does
+	fx.handlers[path] = h
 }
 
-// take returns what the webhooks have been asked since the last time.
+// take returns the requests that the webhooks have received since the last call.
 func (fx *fixture) take() []tree {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
@@ -124,7 +129,7 @@ func (fx *fixture) take() []tree {
 	return seen
 }
 
-// calledPaths are those at which the webhooks have been asked since the last time.
+// calledPaths returns the paths of the webhook calls since the last call of take or calledPaths.
 func (fx *fixture) calledPaths() string {
 	var all []string
 	for _, s := range fx.take() {
@@ -143,22 +148,27 @@ const (
 	validatings = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 )
 
-// hook is a webhook NAME.example.com at a path of that name, about all writes of Widgets at v1 but for what with says.
-func (fx *fixture) hook(name string, with tree) tree {
+// hook returns the webhook NAME.example.com at the path NAME, for all writes of Widgets at v1. fields override its
+// fields.
+func (fx *fixture) hook(name string, fields tree) tree {
 	h := tree{
 		"name": name + ".example.com", "sideEffects": "None", "admissionReviewVersions": []any{"v1"},
 		"clientConfig": tree{"url": fx.hooks.URL + "/" + name, "caBundle": fx.ca()},
 		"rules":        []any{rule("*", "example.com", "v1", "widgets")},
 	}
-	maps.Copy(h, with)
+	maps.Copy(h, fields)
 	return h
 }
 
 func rule(operation, group, version, resource string) tree {
-	return tree{"operations": []any{operation}, "apiGroups": []any{group}, "apiVersions": []any{version}, "resources": []any{resource}}
+	return tree{
+		"operations": []any{operation}, "apiGroups": []any{group}, "apiVersions": []any{version}, "resources": []any{
+			resource,
+		},
+	}
 }
 
-// configure makes a configuration of webhooks, and deletes it at the end of the test of t.
+// configure creates a webhook configuration, which is deleted when the test t ends.
 func (fx *fixture) configure(t testing.TB, collection, name string, hooks ...tree) {
 	t.Helper()
 	fx.must("POST", collection, text(tree{"metadata": tree{"name": name}, "webhooks": hooks}))
@@ -173,7 +183,7 @@ func text(v any) string {
 	return string(out)
 }
 
-// reply is what the server has answered.
+// reply is the response of the API server.
 type reply struct {
 	code     int
 	body     tree
@@ -182,7 +192,7 @@ type reply struct {
 
 func (r reply) String() string { return text(r.body) }
 
-// at is the value at a dotted path of the answer.
+// at returns the value at a dotted path of the body.
 func (r reply) at(path string) any { return at(r.body, path) }
 
 func at(t tree, path string) any {
@@ -196,7 +206,8 @@ func at(t tree, path string) any {
 
 func (fx *fixture) do(method, path, body string) (out reply) {
 	fx.Helper()
-	r, err := http.NewRequestWithContext(context.WithoutCancel(fx.Context()), method, fx.url+path, bytes.NewReader([]byte(body)))
+	r, err := http.NewRequestWithContext(context.WithoutCancel(fx.Context()), method, fx.url+path,
+		bytes.NewReader([]byte(body)))
 	if err != nil {
 		fx.Fatal(err)
 	}
@@ -219,7 +230,7 @@ func (fx *fixture) do(method, path, body string) (out reply) {
 	return out
 }
 
-// must is a request that succeeds.
+// must sends a request that must succeed.
 func (fx *fixture) must(method, path, body string) reply {
 	fx.Helper()
 	out := fx.do(method, path, body)
@@ -229,7 +240,7 @@ func (fx *fixture) must(method, path, body string) reply {
 	return out
 }
 
-// mustFail is a request that fails with a message.
+// mustFail sends a request that must fail with a code and a message.
 func (fx *fixture) mustFail(t testing.TB, method, path, body string, code int, message string) {
 	t.Helper()
 	out := fx.do(method, path, body)
@@ -242,7 +253,7 @@ func widget(name, spec string) string {
 	return `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"` + name + `"},"spec":` + spec + `}`
 }
 
-// serve has the webhooks behind another certificate, too, and returns the port.
+// serve starts an additional webhook server with the given certificate, and returns its port.
 func (fx *fixture) serve(certificate tls.Certificate) int {
 	s := httptest.NewUnstartedServer(fx)
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}

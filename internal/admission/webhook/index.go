@@ -18,60 +18,68 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// configurationKind are a kind of them: where they are stored, and what is in one.
+// configurationKind is a kind of webhook configurations: the prefix of their storage keys, and a function that decodes
+// a configuration.
 type configurationKind struct {
 	prefix string
-	decode   func(json []byte) ([]webhook.WebhookAccessor, error)
+	decode func(json []byte) ([]webhook.WebhookAccessor, error)
 }
 
-var mutatingConfigurations = configurationKind{"/registry/mutatingwebhookconfigurations/", func(text []byte) (all []webhook.WebhookAccessor, err error) {
-	var c v1.MutatingWebhookConfiguration
-	err = json.Unmarshal(text, &c)
-	for i := range c.Webhooks {
-		all = append(all, webhook.NewMutatingWebhookAccessor(c.Name+"/"+strconv.Itoa(i), c.Name, &c.Webhooks[i]))
-	}
-	return all, err
-}}
+var mutatingConfigurations = configurationKind{
+	"/registry/mutatingwebhookconfigurations/",
+	func(text []byte) (all []webhook.WebhookAccessor, err error) {
+		var c v1.MutatingWebhookConfiguration
+		err = json.Unmarshal(text, &c)
+		for i := range c.Webhooks {
+			all = append(all, webhook.NewMutatingWebhookAccessor(c.Name+"/"+strconv.Itoa(i), c.Name, &c.Webhooks[i]))
+		}
+		return all, err
+	},
+}
 
-var validatingConfigurations = configurationKind{"/registry/validatingwebhookconfigurations/", func(text []byte) (all []webhook.WebhookAccessor, err error) {
-	var c v1.ValidatingWebhookConfiguration
-	err = json.Unmarshal(text, &c)
-	for i := range c.Webhooks {
-		all = append(all, webhook.NewValidatingWebhookAccessor(c.Name+"/"+strconv.Itoa(i), c.Name, &c.Webhooks[i]))
-	}
-	return all, err
-}}
+var validatingConfigurations = configurationKind{
+	"/registry/validatingwebhookconfigurations/",
+	func(text []byte) (all []webhook.WebhookAccessor, err error) {
+		var c v1.ValidatingWebhookConfiguration
+		err = json.Unmarshal(text, &c)
+		for i := range c.Webhooks {
+			all = append(all, webhook.NewValidatingWebhookAccessor(c.Name+"/"+strconv.Itoa(i), c.Name, &c.Webhooks[i]))
+		}
+		return all, err
+	},
+}
 
-// index is the webhooks of one kind of configurations at the moment of each question: a write that has been answered is in force.
+// index holds the webhooks in the latest configurations of one kind. A write of a configuration is in force as soon as
+// it has returned.
 type index struct {
 	configurations configurationKind
 	storage.Follower
 	clients     *clientPool
-	credentials *credentials.Source // of calls; set before the first request
+	credentials *credentials.Source // for calls; set before the first request
 	hooks       atomic.Pointer[byResource]
 
-	byKey   map[string][]*hook                 // of a configuration, by storage key
-	replaceFunc    func(was, is *storage.Record) bool // replace, made once: nothing is allocated where nothing has changed
-	changed bool                               // since advance began
+	byKey       map[string][]*hook                 // by storage key of the configuration
+	replaceFunc func(was, is *storage.Record) bool // the method value replace, stored to avoid an allocation per call
+	changed     bool                               // a configuration has changed during advance
 }
 
-// byResource is the webhooks whose rules name a resource, and those whose rules name any, in their order.
+// byResource holds the webhooks by the resources in their rules, in order.
 type byResource struct {
-	named map[string][]*hook // with those that name any
-	wildcard   []*hook
+	named    map[string][]*hook // webhooks for a resource, including those in wildcard
+	wildcard []*hook            // webhooks for all resources
 }
 
-func newIndex(of configurationKind, head func() *storage.Snapshot, callers *clientPool) *index {
-	x := &index{configurations: of, clients: callers, byKey: map[string][]*hook{}}
+func newIndex(configurations configurationKind, head func() *storage.Snapshot, clients *clientPool) *index {
+	x := &index{configurations: configurations, clients: clients, byKey: map[string][]*hook{}}
 	x.replaceFunc = x.replace
 	x.Head, x.Advance = head, x.advance
 	x.hooks.Store(&byResource{})
 	return x
 }
 
-// candidates returns the webhooks that have something to say about a resource, whatever its group and the operation. As upstream has it,
-// they hear neither of what they are configured by nor of questions who somebody is and what he may do, by which a cluster would be
-// locked up.
+// candidates returns the webhooks whose rules contain the resource of a request, regardless of group and operation. As
+// in upstream, webhooks are not called for webhook configurations or for authentication and authorization reviews. Such
+// calls could lock all users out of the cluster.
 func (x *index) candidates(r *admission.Request) []*hook {
 	if r.Resource.Group == v1.GroupName || r.Target.Definition.Behavior.Review != nil {
 		return nil
@@ -94,11 +102,11 @@ func (x *index) advance(seen, head *storage.Snapshot) {
 
 func (x *index) replace(was, is *storage.Record) bool {
 	x.changed = true
-	var fresh []*hook
+	var hooks []*hook
 	if is != nil {
-		all, _ := x.configurations.decode(is.Value) // what cannot be read has been refused
+		all, _ := x.configurations.decode(is.Value) // stored configurations are valid
 		for _, a := range all {
-			fresh = append(fresh, &hook{
+			hooks = append(hooks, &hook{
 				WebhookAccessor: a, rules: a.GetRules(), client: x.clients.acquire(a.GetClientConfig(), x.credentials),
 				equivalent: ptr.Deref(a.GetMatchPolicy(), v1.Exact) == v1.Equivalent,
 			})
@@ -106,17 +114,17 @@ func (x *index) replace(was, is *storage.Record) bool {
 	}
 	if was != nil {
 		for _, h := range x.byKey[was.Key] {
-			x.clients.release(h.client) // after the others have been taken: what stays as it is keeps its connections
+			x.clients.release(h.client) // after acquire, so that an unchanged clientConfig keeps its connections
 		}
 		delete(x.byKey, was.Key)
 	}
 	if is != nil {
-		x.byKey[is.Key] = fresh
+		x.byKey[is.Key] = hooks
 	}
 	return true
 }
 
-// rebuild makes byResource of what is known, in the order of the configurations' names.
+// rebuild returns the byResource of the webhooks in byKey, in the order of the configurations' names.
 func (x *index) rebuild() *byResource {
 	out := &byResource{named: map[string][]*hook{}}
 	var all []*hook
@@ -129,13 +137,13 @@ func (x *index) rebuild() *byResource {
 	}
 	delete(out.named, "*")
 	for _, h := range all {
-		about := map[string]bool{}
-		h.resources(func(plural string) { about[plural] = true })
-		if about["*"] {
+		resources := map[string]bool{}
+		h.resources(func(plural string) { resources[plural] = true })
+		if resources["*"] {
 			out.wildcard = append(out.wildcard, h)
 		}
 		for plural := range out.named {
-			if about["*"] || about[plural] {
+			if resources["*"] || resources[plural] {
 				out.named[plural] = append(out.named[plural], h)
 			}
 		}
@@ -147,12 +155,12 @@ func (x *index) rebuild() *byResource {
 type hook struct {
 	webhook.WebhookAccessor
 	rules      []v1.RuleWithOperations
-	equivalent bool // it hears of other versions and groups of its resources
-	position      int  // among all
+	equivalent bool // matchPolicy is Equivalent: the rules match other versions and groups of the same resources
+	position   int  // in the order of all webhooks
 	client     *pooledClient
 }
 
-// resources yields the resources of its rules.
+// resources yields the resources in the rules.
 func (h *hook) resources(yield func(plural string)) {
 	for i := range h.rules {
 		for _, r := range h.rules[i].Resources {
@@ -162,7 +170,7 @@ func (h *hook) resources(yield func(plural string)) {
 	}
 }
 
-// mayMatch says whether one of its rules may be about a request. It is asked about every write, and costs no allocation.
+// mayMatch reports whether one of the rules may match a request. It is called for every write and does not allocate.
 func (h *hook) mayMatch(r *admission.Request) bool {
 	for i := range h.rules {
 		rule := &h.rules[i]

@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// indexFixture is a store with the index of its mutating webhooks.
+// indexFixture is a store with an index of its mutating webhooks.
 type indexFixture struct {
 	testing.TB
 	storage.Store
@@ -39,7 +39,7 @@ func newIndexFixture(t testing.TB) *indexFixture {
 	return &indexFixture{t, store, newIndex(mutatingConfigurations, store.Head, newClientPool(&egress.Dialer{}))}
 }
 
-// put stores a configuration of webhooks, or deletes the one of that name.
+// put stores a webhook configuration, or deletes it if there are no hooks.
 func (s *indexFixture) put(name string, hooks ...string) {
 	s.Helper()
 	w := storage.Write{Key: mutatingConfigurations.prefix + name}
@@ -60,16 +60,22 @@ func (s *indexFixture) write(w storage.Write) {
 }
 
 func hookJSON(name, operation, group, plural, more string) string {
-	return fmt.Sprintf(`{"name":%q,"clientConfig":{"url":"https://%s.example.com"},"rules":[{"operations":[%q],"apiGroups":[%q],"apiVersions":["v1"],"resources":[%q]}]%s}`, name, name, operation, group, plural, more)
+	return fmt.Sprintf(`{"name":%q,"clientConfig":{"url":"https://%s.example.com"},"rules":[{"operations":[%q],
+		"apiGroups":[%q],"apiVersions":["v1"],"resources":[%q]}]%s}`, name, name, operation, group, plural, more)
 }
 
 func newRequest(op admission.Operation, group, plural, sub string) *admission.Request {
 	v := &resource.Version{GroupVersion: schema.GroupVersion{Group: group, Version: "v1"}, Served: true}
-	v.Definition = &resource.Definition{Group: group, Names: resource.Names{Plural: plural, Kind: "Thing"}, Versions: []*resource.Version{v}}
-	return &admission.Request{Operation: op, Version: v, Target: v, Resource: v.GroupVersion.WithResource(plural), Subresource: sub, User: &user.DefaultInfo{}}
+	v.Definition = &resource.Definition{
+		Group: group, Names: resource.Names{Plural: plural, Kind: "Thing"}, Versions: []*resource.Version{v},
+	}
+	return &admission.Request{
+		Operation: op, Version: v, Target: v, Resource: v.GroupVersion.WithResource(plural), Subresource: sub,
+		User: &user.DefaultInfo{},
+	}
 }
 
-// matching are the webhooks that want to hear of a request.
+// matching returns the names of the webhooks that may match a request.
 func (s *indexFixture) matching(r *admission.Request) string {
 	var names []string
 	for _, h := range s.candidates(r) {
@@ -97,53 +103,57 @@ func TestIndex(t *testing.T) {
 		{newRequest("CREATE", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", ""), ""},
 	} {
 		if got := s.matching(c.r); got != c.want {
-			t.Errorf("%s %v %s: %q, want %q", c.r.Operation, c.r.Resource, c.r.Subresource, got, c.want)
+			t.Errorf("%s %v %s: got %q, want %q", c.r.Operation, c.r.Resource, c.r.Subresource, got, c.want)
 		}
 	}
 	s.put("b", hookJSON("things", "CREATE", "g", "others", ""))
 	if got := s.matching(newRequest("CREATE", "g", "things", "")); got != "" {
-		t.Errorf("after a change: %q", got)
+		t.Errorf("after an update: got %q, want none", got)
 	}
 	s.put("a")
 	s.put("b")
 	if got := s.matching(newRequest("UPDATE", "g", "things", "")); got != "" || len(s.clients.clients) != 0 {
-		t.Errorf("after their end: %q, %d callers", got, len(s.clients.clients))
+		t.Errorf("after the deletions: got %q and %d clients, want none", got, len(s.clients.clients))
 	}
 }
 
-// Webhooks that say the same of where they are share connections, which outlive a change of something else.
-func TestCallersAreShared(t *testing.T) {
+// TestClientsAreShared checks that webhooks with the same clientConfig share a client, and that the client survives a
+// change of other fields.
+func TestClientsAreShared(t *testing.T) {
 	s := newIndexFixture(t)
 	r := newRequest("CREATE", "g", "things", "")
 	s.put("a", hookJSON("x", "CREATE", "g", "things", ""), hookJSON("x", "CREATE", "g", "things", ""))
-	one := s.candidates(r)[0].client
+	client := s.candidates(r)[0].client
 	s.put("a", hookJSON("x", "CREATE", "g", "*", ""))
-	if two := s.candidates(r)[0].client; two != one || one.users != 1 {
-		t.Errorf("another caller, or %d users", one.users)
+	if second := s.candidates(r)[0].client; second != client || client.users != 1 {
+		t.Errorf("got the same client %t with %d users, want the same client with 1 user", second == client,
+			client.users)
 	}
-	if _, err := one.rest(); err != nil {
+	if _, err := client.rest(); err != nil {
 		t.Error(err)
 	}
 	closed := false
-	one.close = func() { closed = true }
+	client.close = func() { closed = true }
 	s.put("a")
 	if s.candidates(r); !closed {
-		t.Error("its connections are not closed")
+		t.Error("the client's connections are not closed")
 	}
 }
 
-// hundred has a hundred webhooks of which none is about the Things of g.
-func hundred(t testing.TB) *indexFixture {
+// withOtherWebhooks returns a fixture with 100 webhooks that do not match things of the group g.
+func withOtherWebhooks(t testing.TB) *indexFixture {
 	s := newIndexFixture(t)
 	for i := range 50 {
-		s.put(fmt.Sprint("a", i), hookJSON(fmt.Sprint("a", i), "CREATE", "g", fmt.Sprint("others", i), ""), hookJSON(fmt.Sprint("b", i), "*", fmt.Sprint("other", i), "*", ""))
+		s.put(fmt.Sprint("a", i), hookJSON(fmt.Sprint("a", i), "CREATE", "g", fmt.Sprint("others", i), ""),
+			hookJSON(fmt.Sprint("b", i), "*", fmt.Sprint("other", i), "*", ""))
 	}
 	return s
 }
 
-// A write that no webhook wants to hear of allocates nothing, also where something else has just been written.
-func TestNothingForNoWebhook(t *testing.T) {
-	s := hundred(t)
+// TestHandlesAllocatesNothing checks that Handles does not allocate for a write that no webhook matches, even after
+// other writes.
+func TestHandlesAllocatesNothing(t *testing.T) {
+	s := withOtherWebhooks(t)
 	var heads []*storage.Snapshot
 	for range 200 {
 		s.write(storage.Write{Key: "/registry/g/things/default/a", Value: []byte(`{}`)})
@@ -152,19 +162,19 @@ func TestNothingForNoWebhook(t *testing.T) {
 	at := 0
 	s.index.Head = func() *storage.Snapshot { return heads[min(at, len(heads)-1)] }
 	p, r := &plugin{index: s.index}, newRequest("CREATE", "g", "things", "")
-	p.Handles(r) // which reads the configurations
+	p.Handles(r) // reads the configurations
 	if n := testing.AllocsPerRun(100, func() {
 		if at++; p.Handles(r) {
-			t.Error("one does")
+			t.Error("the request is handled")
 		}
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations, want 0", n)
 	}
 }
 
-// BenchmarkHandles is what a write that none of a hundred webhooks wants to hear of pays for that, after another write.
+// BenchmarkHandles measures Handles for a write that none of 100 webhooks matches, after another write.
 func BenchmarkHandles(b *testing.B) {
-	s := hundred(b)
+	s := withOtherWebhooks(b)
 	var heads []*storage.Snapshot
 	for range 1000 {
 		s.write(storage.Write{Key: "/registry/g/things/default/a", Value: []byte(`{}`)})
@@ -180,26 +190,29 @@ func BenchmarkHandles(b *testing.B) {
 	}
 }
 
-// noopWrite is a write of an empty object of which nobody hears anything.
+// noopWrite is a write of an empty object without options.
 type noopWrite struct{ admission.Write }
 
-func (noopWrite) New(context.Context, *resource.Version) (object.Tree, error) { return object.Tree{}, nil }
+func (noopWrite) New(context.Context, *resource.Version) (object.Tree, error) {
+	return object.Tree{}, nil
+}
 func (noopWrite) Old(context.Context, *resource.Version) (object.Tree, error) { return nil, nil }
 func (noopWrite) Options() runtime.Object                                     { return nil }
 
-// VAL-027: what has side effects is not called for a dry run. Configurations of the time of v1beta1 may say so.
+// TestDryRunWithSideEffects checks that webhooks with side effects are not called in a dry run. Configurations created
+// with v1beta1 may contain such webhooks. VAL-027
 func TestDryRunWithSideEffects(t *testing.T) {
 	s := newIndexFixture(t)
 	for _, effects := range []string{`,"sideEffects":"Some"`, `,"sideEffects":"Unknown"`, ""} {
 		s.put("a", hookJSON("x", "CREATE", "g", "things", effects))
 		r := newRequest("CREATE", "g", "things", "")
 		r.DryRun, r.Write = true, noopWrite{}
-		see, err := (&plugin{}).newReviewRequest(t.Context(), r)
+		review, err := (&plugin{}).newReviewRequest(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		h := s.candidates(r)[0]
-		_, err = see.call(t.Context(), h, &generic.WebhookInvocation{Webhook: h}, nil)
+		_, err = review.call(t.Context(), h, &generic.WebhookInvocation{Webhook: h}, nil)
 		if err == nil || err.Error() != `admission webhook "x" does not support dry run` {
 			t.Errorf("%s: %v", effects, err)
 		}

@@ -21,23 +21,23 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// mutator asks the mutating webhooks, one after the other.
+// mutator is the plugin MutatingAdmissionWebhook. It calls webhooks one after the other.
 type mutator struct{ plugin }
 
 // Validate implements admission.Plugin.
 func (p *mutator) Validate(context.Context, *admission.Request) error { return nil }
 
-// Reinvoke says that webhooks that want it are asked again about what others have made of the object.
+// Reinvoke returns true: webhooks with the reinvocationPolicy IfNeeded may have to be called again.
 func (p *mutator) Reinvoke() bool { return true }
 
-// reinvocation is what the second round is told by the first.
+// reinvocation records which webhooks must be called again. Maps are by the UID of the webhook.
 type reinvocation struct {
-	called map[string]bool // by uid: webhooks that want to be called again if the object is changed after them
-	pending    map[string]bool // those of them after which it was
-	last   object.Tree     // the object as this plugin left it
+	called  map[string]bool // called webhooks with the reinvocationPolicy IfNeeded; the object has not changed since
+	pending map[string]bool // such webhooks after which the object has changed
+	last    object.Tree     // the object at the end of Admit
 }
 
-// markChanged notes that the object is not what it was when webhooks saw it.
+// markChanged records that the object has changed since the last calls.
 func (r *reinvocation) markChanged() {
 	maps.Copy(r.pending, r.called)
 	clear(r.called)
@@ -63,7 +63,8 @@ func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
 		if changed {
 			kept.markChanged()
 		}
-		if w, _ := h.GetMutatingWebhook(); ptr.Deref(w.ReinvocationPolicy, v1.NeverReinvocationPolicy) == v1.IfNeededReinvocationPolicy {
+		w, _ := h.GetMutatingWebhook()
+		if ptr.Deref(w.ReinvocationPolicy, v1.NeverReinvocationPolicy) == v1.IfNeededReinvocationPolicy {
 			kept.called[h.GetUID()] = true
 		}
 		return err
@@ -72,33 +73,39 @@ func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
 	return err
 }
 
-// callAndApply calls a webhook and does what it says.
-func (p *mutator) callAndApply(s *reviewRequest, h *hook, to *generic.WebhookInvocation, round string) (changed bool, err error) {
-	shown, err := s.VersionedAttribute(to.Kind)
+// callAndApply calls a webhook and applies the patch in its response.
+func (p *mutator) callAndApply(
+	s *reviewRequest, h *hook, to *generic.WebhookInvocation, round string,
+) (changed bool, err error) {
+	attributes, err := s.VersionedAttribute(to.Kind)
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
 	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
-	if s.cached(h, shown) == nil {
+	if s.cached(h, attributes) == nil {
 		s.Request.Waits()
 	}
-	result, err := s.call(s.ctx, h, to, shown)
+	result, err := s.call(s.ctx, h, to, attributes)
 	if err == nil {
 		changed, err = s.apply(h, to, result, round)
 	}
-	note := mutating.MutationAuditAnnotation{Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Mutated: changed}
-	s.annotate(mutating.MutationAuditAnnotationPrefix+round, note)
+	s.annotate(mutating.MutationAuditAnnotationPrefix+round, mutating.MutationAuditAnnotation{
+		Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Mutated: changed,
+	})
 	if err != nil {
-		if err = s.applyFailurePolicy(h, err, mutating.MutationAuditAnnotationPrefix+round); err == nil && s.ctx.Err() != nil {
-			err = apierrors.NewTimeoutError("request did not complete within requested timeout", 0) // there is no point in going on
+		if err = s.applyFailurePolicy(h, err, mutating.MutationAuditAnnotationPrefix+round); err == nil &&
+			s.ctx.Err() != nil {
+			err = apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 		}
 	}
 	return changed, err
 }
 
-// apply makes of the object what the patch in an answer says.
-func (s *reviewRequest) apply(h *hook, to *generic.WebhookInvocation, result *request.AdmissionResponse, round string) (changed bool, err error) {
+// apply applies the patch in a response to the object.
+func (s *reviewRequest) apply(
+	h *hook, to *generic.WebhookInvocation, result *request.AdmissionResponse, round string,
+) (changed bool, err error) {
 	if len(result.Patch) == 0 {
 		return false, nil
 	}
@@ -109,7 +116,8 @@ func (s *reviewRequest) apply(h *hook, to *generic.WebhookInvocation, result *re
 	case len(operations) == 0:
 		return false, nil
 	case s.GetObject() == nil:
-		return false, apierrors.NewInternalError(fmt.Errorf("admission webhook %q attempted to modify the object, which is not supported for this operation", h.GetName()))
+		return false, apierrors.NewInternalError(fmt.Errorf("admission webhook %q attempted to modify the object,"+
+			" which is not supported for this operation", h.GetName()))
 	case result.PatchType != admissionv1.PatchTypeJSONPatch:
 		return false, callError(h, "%w", fmt.Errorf("unsupported patch type %q", result.PatchType))
 	}
@@ -127,7 +135,8 @@ func (s *reviewRequest) apply(h *hook, to *generic.WebhookInvocation, result *re
 		return false, apierrors.NewInternalError(err)
 	}
 	s.annotate(mutating.PatchAuditAnnotationPrefix+round, mutating.PatchAuditAnnotation{
-		Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Patch: operations, PatchType: string(result.PatchType),
+		Configuration: h.GetConfigurationName(), Webhook: h.GetName(),
+		Patch: operations, PatchType: string(result.PatchType),
 	})
 	if changed = !object.Equal(before, after); !changed {
 		return false, nil
@@ -138,7 +147,7 @@ func (s *reviewRequest) apply(h *hook, to *generic.WebhookInvocation, result *re
 	return true, s.refresh()
 }
 
-// annotate adds JSON to the audit record.
+// annotate adds an annotation with a JSON value to the audit record.
 func (s *reviewRequest) annotate(key string, value any) {
 	if text, err := json.Marshal(value); err == nil {
 		s.Request.Annotate(key, string(text))

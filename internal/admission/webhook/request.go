@@ -15,18 +15,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// reviewRequest is a request as webhooks see it, at the version of the request and at those that they want: upstream's Attributes and what
-// goes with them.
+// reviewRequest is a request for webhooks. It implements upstream's Attributes, at the version of the request and at
+// the versions that webhooks require.
 type reviewRequest struct {
 	attributes.Attributes
 	noInterfaces
-	ctx  context.Context
-	state *writeState
-	versions   map[schema.GroupVersionKind]*upstream.VersionedAttributes
-	mu   sync.Mutex // for warnings, annotations and answers
+	ctx      context.Context
+	state    *writeState
+	versions map[schema.GroupVersionKind]*upstream.VersionedAttributes
+	mu       sync.Mutex // guards warnings, annotations and state.responses
 }
 
-// noInterfaces is upstream's ObjectInterfaces, of which only the mapper is asked for, that Attributes have.
+// noInterfaces is a nil ObjectInterfaces. Upstream only calls its GetEquivalentResourceMapper, which Attributes
+// implements.
 type noInterfaces struct{ upstream.ObjectInterfaces }
 
 func (p *plugin) newReviewRequest(ctx context.Context, r *admission.Request) (*reviewRequest, error) {
@@ -34,7 +35,7 @@ func (p *plugin) newReviewRequest(ctx context.Context, r *admission.Request) (*r
 	return s, s.refresh()
 }
 
-// refresh takes the objects as they are now.
+// refresh loads the current objects.
 func (s *reviewRequest) refresh() error {
 	s.versions = map[schema.GroupVersionKind]*upstream.VersionedAttributes{}
 	obj, old, err := attributes.Unstructured(s.ctx, s.Request, s.Request.Version)
@@ -42,7 +43,7 @@ func (s *reviewRequest) refresh() error {
 	return err
 }
 
-// tree is the object at the version of the request, nil where there is none.
+// tree returns the object at the version of the request, or nil.
 func (s *reviewRequest) tree() object.Tree { return treeOf(s.GetObject()) }
 
 func treeOf(o runtime.Object) object.Tree {

@@ -8,27 +8,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// writeState is what a plugin keeps of a write.
+// writeState is the state that a plugin stores for a write, across attempts.
 type writeState struct {
 	reinvocation
 	responses map[responseKey]cachedResponse
 }
 
-// responseKey is one to a webhook, which it is asked once in an attempt at a write. answer is what it has said, and of which objects: where
-// the write starts over, and they are the same, it is not asked again. As upstream has it, a create that nobody refuses is
-// told to each webhook once.
+// responseKey identifies a call of a webhook. A webhook receives each call once in an attempt at a write.
 type responseKey struct {
-	webhook string // the uid
-	client  *pooledClient
-	reinvoked   bool // in the second round
+	webhook   string // UID of the webhook
+	client    *pooledClient
+	reinvoked bool // the call is a reinvocation
 }
 
+// cachedResponse is the response to a call, with the objects in the call. If the write starts over with the same
+// objects, the webhook is not called again. As in upstream, each webhook thus receives a successful create once.
 type cachedResponse struct {
 	obj, old object.Tree
 	*request.AdmissionResponse
 }
 
-// stateOf is what the plugin has kept of a write.
+// stateOf returns the plugin's state for a write.
 func (p *plugin) stateOf(r *admission.Request) *writeState {
 	if k, ok := r.PluginState[p.name].(*writeState); ok {
 		return k
@@ -41,14 +41,17 @@ func (p *plugin) stateOf(r *admission.Request) *writeState {
 	return k
 }
 
-func (s *reviewRequest) responseKey(h *hook) responseKey { return responseKey{h.GetUID(), h.client, s.Request.Reinvoked} }
+func (s *reviewRequest) responseKey(h *hook) responseKey {
+	return responseKey{h.GetUID(), h.client, s.Request.Reinvoked}
+}
 
-// cached is what a webhook has answered in an earlier attempt; nil: it is to be asked.
+// cached returns the response of a webhook in an earlier attempt, or nil if the webhook must be called.
 func (s *reviewRequest) cached(h *hook, a *upstream.VersionedAttributes) *request.AdmissionResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.state.responses[s.responseKey(h)]
-	if known.AdmissionResponse == nil || !object.Equal(known.obj, treeOf(a.VersionedObject.Object())) || !object.Equal(known.old, treeOf(a.VersionedOldObject.Object())) {
+	if known.AdmissionResponse == nil || !object.Equal(known.obj, treeOf(a.VersionedObject.Object())) ||
+		!object.Equal(known.old, treeOf(a.VersionedOldObject.Object())) {
 		return nil
 	}
 	return known.AdmissionResponse

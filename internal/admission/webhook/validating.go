@@ -17,11 +17,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// safeCall calls a webhook. A panic is its failure: nobody else would recover in a goroutine of its own.
-func (s *reviewRequest) safeCall(ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes) (err error) {
+// safeCall calls a webhook and converts a panic to a callError. It runs in a separate goroutine, where no other
+// function recovers.
+func (s *reviewRequest) safeCall(
+	ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes,
+) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			slog.Error("the call of a webhook panicked", "webhook", h.GetName(), "panic", p, "stack", string(debug.Stack()))
+			slog.Error("panic in the call of a webhook", "webhook", h.GetName(), "panic", p, "stack",
+				string(debug.Stack()))
 			err = callError(h, "%w", fmt.Errorf("ValidatingAdmissionWebhook/%s has panicked: %v", h.GetName(), p))
 		}
 	}()
@@ -29,64 +33,65 @@ func (s *reviewRequest) safeCall(ctx context.Context, h *hook, to *generic.Webho
 	return err
 }
 
-// validator asks the validating webhooks, all at the same time.
+// validator is the plugin ValidatingAdmissionWebhook. It calls all webhooks concurrently.
 type validator struct{ plugin }
 
 // Admit implements admission.Plugin.
 func (p *validator) Admit(context.Context, *admission.Request) error { return nil }
 
-// Validate implements admission.Plugin. Of several that refuse, the first is told.
+// Validate implements admission.Plugin. If several webhooks deny the request, it returns the error of the first one.
 func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	s, err := p.newReviewRequest(ctx, r)
 	if err != nil {
 		return err
 	}
-	type question struct {
+	type call struct {
 		*hook
 		to         *generic.WebhookInvocation
 		attributes *upstream.VersionedAttributes
 	}
-	var all []question
+	var calls []call
 	err = p.each(ctx, s, func(h *hook, to *generic.WebhookInvocation) error {
 		attributes, err := s.VersionedAttribute(to.Kind)
 		if err != nil {
 			return apierrors.NewInternalError(err)
 		}
-		all = append(all, question{h, to, attributes})
+		calls = append(calls, call{h, to, attributes})
 		return nil
 	})
-	if err != nil || len(all) == 0 {
+	if err != nil || len(calls) == 0 {
 		return err
 	}
 	if ctx.Err() != nil {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
-	if slices.ContainsFunc(all, func(q question) bool { return s.cached(q.hook, q.attributes) == nil }) {
+	if slices.ContainsFunc(calls, func(c call) bool { return s.cached(c.hook, c.attributes) == nil }) {
 		r.Waits()
 	}
-	refusals := make(chan error, len(all))
-	answers := make([]struct {
+	denials := make(chan error, len(calls))
+	results := make([]struct {
 		took time.Duration
 		err  error
-	}, len(all))
-	var asked sync.WaitGroup
-	for i, q := range all {
-		asked.Go(func() {
-			began := time.Now()
-			err := s.safeCall(ctx, q.hook, q.to, q.attributes)
+	}, len(calls))
+	var running sync.WaitGroup
+	for i, c := range calls {
+		running.Go(func() {
+			start := time.Now()
+			err := s.safeCall(ctx, c.hook, c.to, c.attributes)
 			if err != nil {
-				err = s.applyFailurePolicy(q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
+				annotation := fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i)
+				err = s.applyFailurePolicy(c.hook, err, annotation)
 			}
-			answers[i].took, answers[i].err = time.Since(began), err
+			results[i].took, results[i].err = time.Since(start), err
 			if err != nil {
-				refusals <- err
+				denials <- err
 			}
 		})
 	}
-	asked.Wait()
-	close(refusals)
-	for i, a := range answers {
-		r.Told(all[i].GetName(), a.took, a.err, nil, nil)
+	running.Wait()
+	close(denials)
+	for i, result := range results {
+		r.Told(calls[i].GetName(), result.took, result.err, nil, nil)
 	}
-	return <-refusals
+	return <-denials
 }

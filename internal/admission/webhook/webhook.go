@@ -1,6 +1,6 @@
-// Package webhook is the plugins MutatingAdmissionWebhook and ValidatingAdmissionWebhook: which webhooks are to hear of a write is
-// looked up in an index over their configurations in the store and then judged by upstream's own code; they are called by way of
-// internal/egress.
+// Package webhook implements the plugins MutatingAdmissionWebhook and ValidatingAdmissionWebhook. An index of the
+// configurations in the store finds the webhooks that may match a write. Upstream's code then evaluates their rules.
+// Webhooks are called through internal/egress.
 package webhook
 
 import (
@@ -24,18 +24,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Config is what the plugins need of the server.
+// Config holds the dependencies of the plugins.
 type Config struct {
 	Head       func() *storage.Snapshot
 	Egress     *egress.Dialer
-	Informers  informers.SharedInformerFactory // of Namespaces
-	Client     kubernetes.Interface            // finds a Namespace that Informers do not
+	Informers  informers.SharedInformerFactory // for Namespaces
+	Client     kubernetes.Interface            // gets a Namespace that Informers do not find
 	Authorizer authorizer.UnconditionalAuthorizer
 }
 
-// New returns the two plugins, and what closes the connections to webhooks when the last write has ended.
+// New returns the two plugins. The caller calls end after the last write, to close the connections to webhooks.
 func New(c Config) (plugins []admission.Plugin, end func(), err error) {
-	// Upstream's own plugin is asked for nothing but whether a webhook is to be called.
+	// Upstream's plugin only decides whether to call a webhook.
 	matcher, err := generic.NewWebhook(upstream.NewHandler(), nil,
 		func(informers.SharedInformerFactory, sets.Set[schema.GroupResource]) generic.Source { return nil },
 		func(*webhookutil.ClientManager) generic.Dispatcher { return nil })
@@ -45,14 +45,20 @@ func New(c Config) (plugins []admission.Plugin, end func(), err error) {
 	matcher.SetExternalKubeInformerFactory(c.Informers)
 	matcher.SetExternalKubeClientSet(c.Client)
 	matcher.SetUnconditionalAuthorizer(c.Authorizer)
-	callers := newClientPool(c.Egress)
+	clients := newClientPool(c.Egress)
 	return []admission.Plugin{
-		&mutator{plugin{name: "MutatingAdmissionWebhook", matcher: matcher, index: newIndex(mutatingConfigurations, c.Head, callers)}},
-		&validator{plugin{name: "ValidatingAdmissionWebhook", matcher: matcher, index: newIndex(validatingConfigurations, c.Head, callers)}},
-	}, callers.close, nil
+		&mutator{plugin{
+			name: "MutatingAdmissionWebhook", matcher: matcher, index: newIndex(mutatingConfigurations, c.Head,
+				clients),
+		}},
+		&validator{plugin{
+			name: "ValidatingAdmissionWebhook", matcher: matcher, index: newIndex(validatingConfigurations, c.Head,
+				clients),
+		}},
+	}, clients.close, nil
 }
 
-// plugin is what both have.
+// plugin is the common part of both plugins.
 type plugin struct {
 	name    string
 	matcher *generic.Webhook
@@ -62,14 +68,15 @@ type plugin struct {
 // Name implements admission.Plugin.
 func (p *plugin) Name() string { return p.name }
 
-// Configure reads a WebhookAdmissionConfiguration of apiserver.config.k8s.io, before the first request.
+// Configure reads a WebhookAdmissionConfiguration of apiserver.config.k8s.io. It must be called before the first
+// request.
 func (p *plugin) Configure(file io.Reader) error {
 	settings, err := config.LoadConfig(file)
 	if err != nil {
 		return err
 	}
 	if settings.StaticManifestsDir != "" {
-		return errors.New("staticManifestsDir: not supported here")
+		return errors.New("staticManifestsDir: not supported")
 	}
 	p.index.credentials, err = credentials.ForAdmission(settings.KubeConfigFile)
 	return err
@@ -85,15 +92,15 @@ func (p *plugin) Handles(r *admission.Request) bool {
 	return false
 }
 
-// each calls f for the webhooks that a request is to be told to, in their order; f may change what they see of it.
+// each calls f for the webhooks that match a request, in order. f may change the object for later webhooks.
 func (p *plugin) each(ctx context.Context, s *reviewRequest, f func(*hook, *generic.WebhookInvocation) error) error {
 	for _, h := range p.index.candidates(s.Request) {
 		if !h.mayMatch(s.Request) {
 			continue
 		}
-		invocation, refused := p.matcher.ShouldCallHook(ctx, h, s, s, s)
-		if refused != nil {
-			return refused
+		invocation, denied := p.matcher.ShouldCallHook(ctx, h, s, s, s)
+		if denied != nil {
+			return denied
 		}
 		if invocation == nil {
 			continue
