@@ -197,18 +197,18 @@ func (x *Controller) advance(seen, head *storage.Snapshot) {
 
 // replace updates a map of objects by storage key from seen to head. It reports whether an object has changed.
 func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix string) (changed bool) {
-	for was, is := range head.Since(seen, prefix) {
+	for oldRec, newRec := range head.Since(seen, prefix) {
 		changed = true
-		if is == nil {
-			delete(all, was.Key)
+		if newRec == nil {
+			delete(all, oldRec.Key)
 			continue
 		}
 		object := new(T)
-		if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, object); err != nil {
-			delete(all, is.Key) // an undecodable object is ignored
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, object); err != nil {
+			delete(all, newRec.Key) // an undecodable object is ignored
 			continue
 		}
-		all[is.Key] = object
+		all[newRec.Key] = object
 	}
 	return changed
 }

@@ -31,10 +31,11 @@ type levelMetric struct {
 	value func(l *level, c *counts) int
 }
 
-func newLevelMetric(kind prometheus.ValueType, name, help string, of func(l *level, c *counts) int,
-	labels ...string) levelMetric {
+func newLevelMetric(
+	kind prometheus.ValueType, name, help string, value func(l *level, c *counts) int, labels ...string,
+) levelMetric {
 	return levelMetric{
-		prometheus.NewDesc(prefix+name, help, append([]string{"priority_level"}, labels...), nil), kind, of,
+		prometheus.NewDesc(prefix+name, help, append([]string{"priority_level"}, labels...), nil), kind, value,
 	}
 }
 

@@ -68,50 +68,50 @@ type grant struct {
 func (x *Index) advance(seen, head *storage.Snapshot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for was, is := range head.Since(seen, roles) {
-		x.replaceRole(was, is)
+	for oldRec, newRec := range head.Since(seen, roles) {
+		x.replaceRole(oldRec, newRec)
 	}
-	for was, is := range head.Since(seen, clusterRoles) {
-		x.replaceRole(was, is)
+	for oldRec, newRec := range head.Since(seen, clusterRoles) {
+		x.replaceRole(oldRec, newRec)
 	}
-	for was, is := range head.Since(seen, roleBindings) {
-		x.replaceBinding(was, is)
+	for oldRec, newRec := range head.Since(seen, roleBindings) {
+		x.replaceBinding(oldRec, newRec)
 	}
-	for was, is := range head.Since(seen, clusterRoleBindings) {
-		x.replaceBinding(was, is)
+	for oldRec, newRec := range head.Since(seen, clusterRoleBindings) {
+		x.replaceBinding(oldRec, newRec)
 	}
 }
 
-func (x *Index) replaceRole(was, is *storage.Record) {
-	if is == nil {
-		delete(x.rules, was.Key)
+func (x *Index) replaceRole(oldRec, newRec *storage.Record) {
+	if newRec == nil {
+		delete(x.rules, oldRec.Key)
 		return
 	}
 	var role rbacv1.ClusterRole // a Role has the same relevant fields
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, &role); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, &role); err != nil {
 		role.Rules = nil // an undecodable role allows nothing
 	}
 	if role.Rules == nil {
 		role.Rules = []rbacv1.PolicyRule{} // nil would mean that the role does not exist
 	}
-	x.rules[is.Key] = role.Rules
+	x.rules[newRec.Key] = role.Rules
 }
 
-func (x *Index) replaceBinding(was, is *storage.Record) {
-	if was != nil && x.bindings[was.Key] != nil {
-		x.remove(x.bindings[was.Key])
-		delete(x.bindings, was.Key)
+func (x *Index) replaceBinding(oldRec, newRec *storage.Record) {
+	if oldRec != nil && x.bindings[oldRec.Key] != nil {
+		x.remove(x.bindings[oldRec.Key])
+		delete(x.bindings, oldRec.Key)
 	}
-	if is == nil {
+	if newRec == nil {
 		return
 	}
 	var object rbacv1.RoleBinding // a ClusterRoleBinding has the same fields and no namespace
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, &object); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, &object); err != nil {
 		return // an undecodable binding grants nothing
 	}
 	b := &binding{namespace: object.Namespace, name: object.Name, roleRef: object.RoleRef, subjects: object.Subjects}
 	b.role, _ = roleKey(b.roleRef, b.namespace)
-	x.bindings[is.Key] = b
+	x.bindings[newRec.Key] = b
 	x.add(b)
 }
 

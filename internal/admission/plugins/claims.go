@@ -60,8 +60,8 @@ type classCache struct {
 }
 
 func (c *classCache) advance(seen, head *store.Snapshot) {
-	for was, is := range head.Since(seen, deviceClasses) {
-		before, after := c.load(was), c.load(is)
+	for oldRec, newRec := range head.Since(seen, deviceClasses) {
+		before, after := c.load(oldRec), c.load(newRec)
 		switch {
 		case before == nil && after != nil:
 			c.OnAdd(after, false)

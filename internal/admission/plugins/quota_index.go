@@ -13,9 +13,9 @@ const resourceQuotas = "/registry/resourcequotas/"
 // quotaIndex holds the namespaces that have a ResourceQuota in the latest state of the store. Every write reads it.
 type quotaIndex struct {
 	store.Follower
-	counts      atomic.Pointer[map[string]int]   // number of quotas by namespace; the map is immutable
-	next        map[string]int                   // replaces counts; nil means no change
-	replaceFunc func(was, is *store.Record) bool // the method value replace, stored to avoid an allocation per call
+	counts      atomic.Pointer[map[string]int]          // number of quotas by namespace; the map is immutable
+	next        map[string]int                          // replaces counts; nil means no change
+	replaceFunc func(oldRec, newRec *store.Record) bool // the method value replace; avoids an allocation per call
 }
 
 func newQuotaIndex(head func() *store.Snapshot) *quotaIndex {
@@ -40,16 +40,16 @@ func (b *quotaIndex) advance(seen, head *store.Snapshot) {
 	}
 }
 
-func (b *quotaIndex) replace(was, is *store.Record) bool {
-	if (was == nil) == (is == nil) {
+func (b *quotaIndex) replace(oldRec, newRec *store.Record) bool {
+	if (oldRec == nil) == (newRec == nil) {
 		return true // an update, mostly of the status
 	}
 	if b.next == nil {
 		b.next = maps.Clone(*b.counts.Load())
 	}
-	if is != nil {
-		b.next[namespaceOf(is)]++
-	} else if ns := namespaceOf(was); b.next[ns] > 1 {
+	if newRec != nil {
+		b.next[namespaceOf(newRec)]++
+	} else if ns := namespaceOf(oldRec); b.next[ns] > 1 {
 		b.next[ns]--
 	} else {
 		delete(b.next, ns)

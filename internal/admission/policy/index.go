@@ -149,12 +149,12 @@ func matchesGroup(groups []string, r *admission.Request) bool {
 
 func (x *index[P, B, E]) advance(seen, head *storage.Snapshot) {
 	changed := false
-	for was, is := range head.Since(seen, x.policies) {
-		x.replacePolicy(was, is)
+	for oldRec, newRec := range head.Since(seen, x.policies) {
+		x.replacePolicy(oldRec, newRec)
 		changed = true
 	}
-	for was, is := range head.Since(seen, x.bindings) {
-		x.replaceBinding(was, is)
+	for oldRec, newRec := range head.Since(seen, x.bindings) {
+		x.replaceBinding(oldRec, newRec)
 		changed = true
 	}
 	if changed {
@@ -162,15 +162,15 @@ func (x *index[P, B, E]) advance(seen, head *storage.Snapshot) {
 	}
 }
 
-func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
-	if was != nil {
-		delete(x.entries, was.Key)
+func (x *index[P, B, E]) replacePolicy(oldRec, newRec *storage.Record) {
+	if oldRec != nil {
+		delete(x.entries, oldRec.Key)
 	}
-	if is == nil {
+	if newRec == nil {
 		return
 	}
 	p := x.newPolicy()
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, p); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, p); err != nil {
 		return // an undecodable policy is ignored
 	}
 	e := &entry[P, B, E]{
@@ -179,19 +179,19 @@ func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
 	if m := x.policy(p).GetMatchConstraints(); m != nil {
 		e.rules = m.ResourceRules
 	}
-	x.entries[is.Key] = e
+	x.entries[newRec.Key] = e
 }
 
-func (x *index[P, B, E]) replaceBinding(was, is *storage.Record) {
-	if was != nil {
-		delete(x.allBindings, was.Key)
+func (x *index[P, B, E]) replaceBinding(oldRec, newRec *storage.Record) {
+	if oldRec != nil {
+		delete(x.allBindings, oldRec.Key)
 	}
-	if is == nil {
+	if newRec == nil {
 		return
 	}
 	b := x.newBinding()
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, b); err == nil {
-		x.allBindings[is.Key] = b
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, b); err == nil {
+		x.allBindings[newRec.Key] = b
 	}
 }
 

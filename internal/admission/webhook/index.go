@@ -58,9 +58,9 @@ type index struct {
 	credentials *credentials.Source // for calls; set before the first request
 	hooks       atomic.Pointer[byResource]
 
-	byKey       map[string][]*hook                 // by storage key of the configuration
-	replaceFunc func(was, is *storage.Record) bool // the method value replace, stored to avoid an allocation per call
-	changed     bool                               // a configuration has changed during advance
+	byKey       map[string][]*hook                        // by storage key of the configuration
+	replaceFunc func(oldRec, newRec *storage.Record) bool // the method value replace; avoids an allocation per call
+	changed     bool                                      // a configuration has changed during advance
 }
 
 // byResource holds the webhooks by the resources in their rules, in order.
@@ -100,11 +100,11 @@ func (x *index) advance(seen, head *storage.Snapshot) {
 	}
 }
 
-func (x *index) replace(was, is *storage.Record) bool {
+func (x *index) replace(oldRec, newRec *storage.Record) bool {
 	x.changed = true
 	var hooks []*hook
-	if is != nil {
-		all, _ := x.configurations.decode(is.Value) // stored configurations are valid
+	if newRec != nil {
+		all, _ := x.configurations.decode(newRec.Value) // stored configurations are valid
 		for _, a := range all {
 			hooks = append(hooks, &hook{
 				WebhookAccessor: a, rules: a.GetRules(), client: x.clients.acquire(a.GetClientConfig(), x.credentials),
@@ -112,14 +112,14 @@ func (x *index) replace(was, is *storage.Record) bool {
 			})
 		}
 	}
-	if was != nil {
-		for _, h := range x.byKey[was.Key] {
+	if oldRec != nil {
+		for _, h := range x.byKey[oldRec.Key] {
 			x.clients.release(h.client) // after acquire, so that an unchanged clientConfig keeps its connections
 		}
-		delete(x.byKey, was.Key)
+		delete(x.byKey, oldRec.Key)
 	}
-	if is != nil {
-		x.byKey[is.Key] = hooks
+	if newRec != nil {
+		x.byKey[newRec.Key] = hooks
 	}
 	return true
 }
