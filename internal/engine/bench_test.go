@@ -13,16 +13,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// sized is a CronTab of about 1.9 KB with a label of its own and one shared by 1 % of all.
-func sized(i int) string {
+// benchCronTab is a CronTab of about 1.9 KB with a label of its own and one shared by 1 % of all.
+func benchCronTab(i int) string {
 	return fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"c%06d","labels":{"app":"bench","shard":"%d","tier":"backend"},
 "annotations":{"example.com/owner":"team","example.com/note":%q}},
 "spec":{"cronSpec":"*/5 * * * *","image":"registry.example.com/library/cron:1.2.3","replicas":3,"color":"red",
 "ports":[{"name":"http","port":80},{"name":"https","port":443},{"name":"admin","port":8080}],"any":{"env":%s}}}`,
-		i, i%100, strings.Repeat("n", 100), environment())
+		i, i%100, strings.Repeat("n", 100), benchEnvironment())
 }
 
-func environment() string {
+func benchEnvironment() string {
 	var b strings.Builder
 	b.WriteByte('[')
 	for i := range 14 {
@@ -43,9 +43,9 @@ func decodeFast(b *testing.B, text string) object.Tree {
 	return tree
 }
 
-func (w *world) fillSized(b *testing.B, n int) {
+func (f *fixture) fillBench(b *testing.B, n int) {
 	for i := range n {
-		if _, err := w.Create(w.ctx, w.cron(""), Body{Tree: decodeFast(b, sized(i))}, w.caller); err != nil {
+		if _, err := f.Create(f.ctx, f.cron(""), Body{Tree: decodeFast(b, benchCronTab(i))}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -53,32 +53,32 @@ func (w *world) fillSized(b *testing.B, n int) {
 
 // The time of decoding the body is not counted.
 func BenchmarkCreate(b *testing.B) {
-	w := newWorld(b)
+	f := newFixture(b)
 	bodies := make([]object.Tree, b.N)
 	for i := range bodies {
-		bodies[i] = decodeFast(b, sized(i))
+		bodies[i] = decodeFast(b, benchCronTab(i))
 	}
-	t := w.cron("")
+	t := f.cron("")
 	b.ReportAllocs()
 	b.ResetTimer()
 	for _, body := range bodies {
-		if _, err := w.Create(w.ctx, t, Body{Tree: body}, w.caller); err != nil {
+		if _, err := f.Create(f.ctx, t, Body{Tree: body}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func benchmarkUpdate(b *testing.B, sub string, change func(t object.Tree, i int)) {
-	w := newWorld(b)
-	w.fillSized(b, 1)
-	t := w.cron("c000000")
+	f := newFixture(b)
+	f.fillBench(b, 1)
+	t := f.cron("c000000")
 	b.ReportAllocs()
 	for i := range b.N {
 		b.StopTimer()
-		tree := w.get(t)
+		tree := f.get(t)
 		change(tree, i)
 		b.StartTimer()
-		if _, _, err := w.Update(w.ctx, t.sub(sub), Body{Tree: tree}, w.caller); err != nil {
+		if _, _, err := f.Update(f.ctx, t.sub(sub), Body{Tree: tree}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -97,13 +97,13 @@ func BenchmarkUpdateNothing(b *testing.B) {
 }
 
 func benchmarkPatch(b *testing.B, sub string, p func(i int) Patch) {
-	w := newWorld(b)
-	w.fillSized(b, 1)
-	t := w.cron("c000000").sub(sub)
+	f := newFixture(b)
+	f.fillBench(b, 1)
+	t := f.cron("c000000").sub(sub)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
-		if _, _, err := w.Patch(w.ctx, t, p(i), w.caller); err != nil {
+		if _, _, err := f.Patch(f.ctx, t, p(i), f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -111,52 +111,52 @@ func benchmarkPatch(b *testing.B, sub string, p func(i int) Patch) {
 
 func BenchmarkPatchStatus(b *testing.B) {
 	benchmarkPatch(b, "status", func(i int) Patch {
-		return Patch{Type: merging, Data: fmt.Appendf(nil, `{"status":{"phase":"Running","replicas":%d}}`, i)}
+		return Patch{Type: mergePatch, Data: fmt.Appendf(nil, `{"status":{"phase":"Running","replicas":%d}}`, i)}
 	})
 }
 
 func BenchmarkApply(b *testing.B) {
-	config := sized(0)
+	config := benchCronTab(0)
 	benchmarkPatch(b, "", func(i int) Patch {
-		return Patch{Type: applying, Force: true, Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
+		return Patch{Type: applyPatch, Force: true, Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
 	})
 }
 
 func BenchmarkDelete(b *testing.B) {
-	w := newWorld(b)
-	w.fillSized(b, b.N)
-	t := w.cron("")
+	f := newFixture(b)
+	f.fillBench(b, b.N)
+	t := f.cron("")
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
 		t.Name = fmt.Sprintf("c%06d", i)
-		if _, _, err := w.Delete(w.ctx, t, metav1.DeleteOptions{}, w.caller); err != nil {
+		if _, _, err := f.Delete(f.ctx, t, metav1.DeleteOptions{}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func BenchmarkGet(b *testing.B) {
-	w := newWorld(b)
-	w.fillSized(b, 1)
-	t := w.cron("c000000")
+	f := newFixture(b)
+	f.fillBench(b, 1)
+	t := f.cron("c000000")
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		if _, err := w.Get(w.ctx, t, ""); err != nil {
+		if _, err := f.Get(f.ctx, t, ""); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func benchmarkList(b *testing.B, o ListOptions, want int) {
-	w := newWorld(b)
-	w.fillSized(b, 10000)
-	t := w.cron("")
+	f := newFixture(b)
+	f.fillBench(b, 10000)
+	t := f.cron("")
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		if l, err := w.List(w.ctx, t, o); err != nil || len(l.Items) != want {
+		if l, err := f.List(f.ctx, t, o); err != nil || len(l.Items) != want {
 			b.Fatal(l, err)
 		}
 	}
@@ -174,10 +174,10 @@ func BenchmarkListByField(b *testing.B) {
 
 // One event, judged by a watch with a selector.
 func BenchmarkWatchEvent(b *testing.B) {
-	w := newWorld(b)
-	w.fillSized(b, 1)
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Labels: labelSelector(b, "app=bench")})
-	rec := w.Store.Head().Get(w.cron("").Version.Definition.Key("default", "c000000"))
+	f := newFixture(b)
+	f.fillBench(b, 1)
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Labels: labelSelector(b, "app=bench")})
+	rec := f.Store.Head().Get(f.cron("").Version.Definition.Key("default", "c000000"))
 	buf := make([]WatchEvent, 0, 16)
 	ev := &storage.Event{Revision: rec.Modified + 1, Key: rec.Key, Record: rec, Previous: rec}
 	b.ReportAllocs()
@@ -193,8 +193,8 @@ func BenchmarkWatchEvent(b *testing.B) {
 // BenchmarkListConverted lists 5,000 objects at a version that a webhook converts to: cold, without the webhook's own
 // work, and warm.
 func BenchmarkListConverted(b *testing.B) {
-	w, _, _, now := hosts(b, 5000)
-	w.Webhook = func(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+	f, _, _, now := newHostsFixture(b, 5000)
+	f.Webhook = func(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
 		for _, o := range objects {
 			o["apiVersion"] = to.APIVersion
 		}
@@ -205,9 +205,9 @@ func BenchmarkListConverted(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if !warm {
-					w.conversions = conversionCache{}
+					f.conversions = conversionCache{}
 				}
-				if l := w.list(now, ListOptions{}); len(l.Items) != 5000 {
+				if l := f.list(now, ListOptions{}); len(l.Items) != 5000 {
 					b.Fatal(len(l.Items))
 				}
 			}

@@ -19,39 +19,39 @@ import (
 )
 
 const (
-	writers  = 64
-	rounds   = 12
-	hasCPU   = 3000 // of each node, in thousandths
-	hasPods  = 9
-	hasNodes = 3
+	binderCount  = 64
+	bindRounds   = 12
+	nodeCPU   = 3000 // of each node, in thousandths
+	nodePods  = 9
+	nodeCount = 3
 )
 
 // Issue 16: 64 writers bind, create, resize, end and delete Pods on a few nodes. Whenever one is bound, there is room.
 func TestBindingsNeverOvercommit(t *testing.T) {
-	w := newWorld(t)
-	w.bindMany(w)
+	f := newFixture(t)
+	f.runBinders(f)
 }
 
 // Issue 16: nor where the writers have two servers.
 func TestBindingsOfTwoServersNeverOvercommit(t *testing.T) {
 	log := storagetest.NewLog(2)
-	w := newWorldOn(t, log.Open())
-	w.bindMany(w, w.beside(log.Open()))
+	f := newFixtureOn(t, log.Open())
+	f.runBinders(f, f.openSecondServer(log.Open()))
 }
 
-func (w *world) bindMany(servers ...*world) {
-	for i := range hasNodes {
-		w.makeNode(fmt.Sprintf("n%d", i), fmt.Sprintf(`"cpu":"%dm","pods":"%d"`, hasCPU, hasPods))
+func (f *fixture) runBinders(servers ...*fixture) {
+	for i := range nodeCount {
+		f.createNode(fmt.Sprintf("n%d", i), fmt.Sprintf(`"cpu":"%dm","pods":"%d"`, nodeCPU, nodePods))
 	}
 	var wg sync.WaitGroup
 	var bound, refused atomic.Int32
-	for i := range writers {
+	for i := range binderCount {
 		server := servers[i%len(servers)]
 		wg.Go(func() {
-			b := binder{world: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, refused: &refused}
-			for range rounds {
-				if err := b.act(); err != nil {
-					w.Errorf("%s: %v", b.name, err)
+			b := binder{fixture: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, refused: &refused}
+			for range bindRounds {
+				if err := b.step(); err != nil {
+					f.Errorf("%s: %v", b.name, err)
 					return
 				}
 			}
@@ -59,47 +59,47 @@ func (w *world) bindMany(servers ...*world) {
 	}
 	wg.Wait()
 	if bound.Load() == 0 || refused.Load() == 0 {
-		w.Errorf("%d bound, %d refused: that shows nothing", bound.Load(), refused.Load())
+		f.Errorf("%d bound, %d refused: that shows nothing", bound.Load(), refused.Load())
 	}
-	newRoomModel().check(w, w.changes(w.start))
+	newCapacityModel().check(f, f.eventsAfter(f.start))
 }
 
 // binder is one of the writers. The Pods that it has made are its own.
 type binder struct {
-	*world
+	*fixture
 	name           string
 	r              *rand.Rand
-	made           int
+	created           int
 	pods           []string
 	bound, refused *atomic.Int32
 }
 
-func (b *binder) act() error {
+func (b *binder) step() error {
 	switch n := b.r.IntN(10); {
 	case n < 6:
-		return b.place(n < 5)
+		return b.createPodOnNode(n < 5)
 	case len(b.pods) == 0:
 		return nil
 	case n == 6:
-		_, _, err := b.Patch(b.ctx, b.of(b.any()).sub("resize"), Patch{Type: merging, Data: []byte(`{"spec":{"containers":[` + b.container() + `]}}`)}, b.quiet())
+		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("resize"), Patch{Type: mergePatch, Data: []byte(`{"spec":{"containers":[` + b.randomContainer() + `]}}`)}, b.quietCaller())
 		return err
 	case n == 7:
-		_, _, err := b.Patch(b.ctx, b.of(b.any()).sub("status"), Patch{Type: merging, Data: []byte(`{"status":{"phase":"` + []string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quiet())
+		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("status"), Patch{Type: mergePatch, Data: []byte(`{"status":{"phase":"` + []string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quietCaller())
 		return err
 	}
-	return b.remove(b.any())
+	return b.remove(b.randomPod())
 }
 
-// place makes a Pod, and binds it, or has it made on its node.
-func (b *binder) place(bind bool) error {
-	b.made++
-	pod, node, spec := fmt.Sprintf("%s-%d", b.name, b.made), fmt.Sprintf("n%d", b.r.IntN(hasNodes)), ""
+// createPodOnNode makes a Pod, and binds it, or has it made on its node.
+func (b *binder) createPodOnNode(bind bool) error {
+	b.created++
+	pod, node, spec := fmt.Sprintf("%s-%d", b.name, b.created), fmt.Sprintf("n%d", b.r.IntN(nodeCount)), ""
 	if !bind {
 		spec = `,"nodeName":"` + node + `"`
 	}
-	at := b.of("")
-	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod, b.container(), spec)
-	if _, err := b.Create(b.ctx, at, Body{Tree: decode(b, text)}, b.quiet()); err != nil {
+	at := b.podTarget("")
+	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod, b.randomContainer(), spec)
+	if _, err := b.Create(b.ctx, at, Body{Tree: decode(b, text)}, b.quietCaller()); err != nil {
 		return err
 	}
 	b.pods = append(b.pods, pod)
@@ -107,7 +107,7 @@ func (b *binder) place(bind bool) error {
 		return nil
 	}
 	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod, node)
-	_, _, err := b.PostSubresource(b.ctx, b.of(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quiet())
+	_, _, err := b.PostSubresource(b.ctx, b.podTarget(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quietCaller())
 	switch {
 	case err == nil:
 		b.bound.Add(1)
@@ -121,23 +121,23 @@ func (b *binder) place(bind bool) error {
 
 func (b *binder) remove(pod string) error {
 	b.pods = slices.DeleteFunc(b.pods, func(p string) bool { return p == pod })
-	_, _, err := b.Delete(b.ctx, b.of(pod), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, b.quiet())
+	_, _, err := b.Delete(b.ctx, b.podTarget(pod), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, b.quietCaller())
 	return err
 }
 
-func (b *binder) any() string { return b.pods[b.r.IntN(len(b.pods))] }
+func (b *binder) randomPod() string { return b.pods[b.r.IntN(len(b.pods))] }
 
-func (b *binder) of(pod string) Target { return b.world.pods(pod) }
+func (b *binder) podTarget(pod string) Target { return b.fixture.pods(pod) }
 
-// quiet is the caller; nobody gathers the warnings of many.
-func (b *binder) quiet() Caller {
+// quietCaller is the caller; nobody gathers the warnings of many.
+func (b *binder) quietCaller() Caller {
 	c := b.caller
 	c.Warn = nil
 	return c
 }
 
-// container requests some cpu, and has a port of the node at times.
-func (b *binder) container() string {
+// randomContainer requests some cpu, and has a port of the node at times.
+func (b *binder) randomContainer() string {
 	port := ""
 	if b.r.IntN(4) == 0 {
 		port = fmt.Sprintf(`,"ports":[{"containerPort":80,"hostPort":%d}]`, 8000+b.r.IntN(3))
@@ -145,13 +145,13 @@ func (b *binder) container() string {
 	return fmt.Sprintf(`{"name":"c","image":"i","resources":{"requests":{"cpu":"%dm"}}%s}`, 100+b.r.IntN(800), port)
 }
 
-// roomModel is what is on the nodes, by the history of the Pods alone.
-type roomModel struct{ pods map[string]*corev1.Pod }
+// capacityModel is what is on the nodes, by the history of the Pods alone.
+type capacityModel struct{ pods map[string]*corev1.Pod }
 
-func newRoomModel() *roomModel { return &roomModel{map[string]*corev1.Pod{}} }
+func newCapacityModel() *capacityModel { return &capacityModel{map[string]*corev1.Pod{}} }
 
 // check follows a history, commit by commit, and looks at each node that a Pod was bound to.
-func (m *roomModel) check(t testing.TB, history []*storage.Event) {
+func (m *capacityModel) check(t testing.TB, history []*storage.Event) {
 	t.Helper()
 	seen := 0
 	for len(history) > 0 {
@@ -167,7 +167,7 @@ func (m *roomModel) check(t testing.TB, history []*storage.Event) {
 		}
 		for _, pod := range bound {
 			seen++
-			m.judge(t, history[0].Revision, pod)
+			m.checkNode(t, history[0].Revision, pod)
 		}
 		history = history[n:]
 	}
@@ -177,7 +177,7 @@ func (m *roomModel) check(t testing.TB, history []*storage.Event) {
 }
 
 // apply takes in one change, and returns the Pod if it has been bound by that.
-func (m *roomModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) {
+func (m *capacityModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) {
 	t.Helper()
 	was := m.pods[e.Key]
 	delete(m.pods, e.Key)
@@ -195,7 +195,7 @@ func (m *roomModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) 
 	return bound
 }
 
-func (m *roomModel) judge(t testing.TB, revision int64, bound *corev1.Pod) {
+func (m *capacityModel) checkNode(t testing.TB, revision int64, bound *corev1.Pod) {
 	t.Helper()
 	var cpu int64
 	count, ports := 0, map[int32]int{}
@@ -209,7 +209,7 @@ func (m *roomModel) judge(t testing.TB, revision int64, bound *corev1.Pod) {
 			ports[port.HostPort]++
 		}
 	}
-	if cpu > hasCPU || count > hasPods {
+	if cpu > nodeCPU || count > nodePods {
 		t.Errorf("revision %d: %s was bound to %s, where now are %d Pods that request %dm", revision, bound.Name, bound.Spec.NodeName, count, cpu)
 	}
 	for _, port := range bound.Spec.Containers[0].Ports {

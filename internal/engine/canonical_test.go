@@ -10,21 +10,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// loaded stores an object as it is when it has been loaded: nothing is known of it.
-func (w *world) loaded(key, js string) *storage.Record {
-	w.Helper()
-	w.commit(storage.Write{Key: key, Value: []byte(js)})
-	return w.Store.Head().Get(key)
+// storeDirectly stores an object as it is when it has been loaded: nothing is known of it.
+func (f *fixture) storeDirectly(key, js string) *storage.Record {
+	f.Helper()
+	f.commit(storage.Write{Key: key, Value: []byte(js)})
+	return f.Store.Head().Get(key)
 }
 
-const loadedCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME","namespace":"default","uid":"u"},"spec":{"image":"i"}}`
+const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME","namespace":"default","uid":"u"},"spec":{"image":"i"}}`
 
 // What reads as it is stored is found out once, and goes out as it lies from then on.
-func TestLoadedObjectSettles(t *testing.T) {
-	w := newWorld(t)
-	target := w.cron("a")
-	rec := w.loaded(target.Version.Definition.Key("default", "a"), strings.Replace(loadedCronTab, "NAME", "a", 1))
-	o, err := w.Get(w.ctx, target, "")
+func TestCanonicalObjectIsServedAsStored(t *testing.T) {
+	f := newFixture(t)
+	target := f.cron("a")
+	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(minimalCronTab, "NAME", "a", 1))
+	o, err := f.Get(f.ctx, target, "")
 	if err != nil || o.Record != rec {
 		t.Fatalf("another record, %v", err)
 	}
@@ -39,11 +39,11 @@ func TestLoadedObjectSettles(t *testing.T) {
 }
 
 // What reads otherwise is decoded, and not judged again each time.
-func TestLoadedObjectThatIsUnsettled(t *testing.T) {
-	w := newWorld(t)
-	target := w.cron("a")
-	rec := w.loaded(target.Version.Definition.Key("default", "a"), strings.Replace(strings.Replace(loadedCronTab, "NAME", "a", 1), `"image"`, `"unheard":1,"image"`, 1))
-	first, err := w.Get(w.ctx, target, "")
+func TestNonCanonicalObjectIsDecodedOnce(t *testing.T) {
+	f := newFixture(t)
+	target := f.cron("a")
+	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(strings.Replace(minimalCronTab, "NAME", "a", 1), `"image"`, `"unheard":1,"image"`, 1))
+	first, err := f.Get(f.ctx, target, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,25 +53,25 @@ func TestLoadedObjectThatIsUnsettled(t *testing.T) {
 	if fp := packed(rec).Fingerprint(); fp != fingerprintNotCanonical {
 		t.Errorf("fingerprint %x", fp)
 	}
-	if again, _ := w.Get(w.ctx, target, ""); again.Record != first.Record {
+	if again, _ := f.Get(f.ctx, target, ""); again.Record != first.Record {
 		t.Error("it was decoded twice")
 	}
 }
 
 // What somebody else has encoded in a form that cannot be served as it lies is decoded; what is no JSON is an error.
-func TestForeignObjects(t *testing.T) {
-	w := newWorld(t)
-	target := w.configMap("a")
+func TestForeignEncodings(t *testing.T) {
+	f := newFixture(t)
+	target := f.configMap("a")
 	key := target.Version.Definition.Key("default", "a")
-	rec := w.loaded(key, `{"metadata":{"resourceVersion":"1","name":"a","namespace":"default"},"data":{"k":"v"},"kind":"ConfigMap","apiVersion":"v1"}`)
-	o, err := w.Get(w.ctx, target, "")
+	rec := f.storeDirectly(key, `{"metadata":{"resourceVersion":"1","name":"a","namespace":"default"},"data":{"k":"v"},"kind":"ConfigMap","apiVersion":"v1"}`)
+	o, err := f.Get(f.ctx, target, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "object", treeOf(t, o), decode(t, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","resourceVersion":"`+strconv.FormatInt(rec.Modified, 10)+`"},"data":{"k":"v"}}`))
-	w.commit(storage.Write{Key: key, Value: []byte("k8s\x00"), Expected: rec.Modified})
-	if _, err := w.Get(w.ctx, target, ""); err == nil {
+	f.commit(storage.Write{Key: key, Value: []byte("k8s\x00"), Expected: rec.Modified})
+	if _, err := f.Get(f.ctx, target, ""); err == nil {
 		t.Error("protobuf was served")
 	}
-	w.commit(storage.Write{Key: resource.CRDPrefix + "odd", Value: []byte("k8s\x00")})
+	f.commit(storage.Write{Key: resource.CRDPrefix + "odd", Value: []byte("k8s\x00")})
 }

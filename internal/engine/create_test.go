@@ -14,8 +14,8 @@ const cronTab = `{"metadata":{"name":"my-cron"},"spec":{"cronSpec":"* * * * */5"
 
 // CRD-018, CRD-019, CRD-023, CRD-025, SUB-013
 func TestCreate(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	equal(t, "spec", made["spec"], map[string]any{"cronSpec": "* * * * */5", "image": "awesome"})
 	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
@@ -23,17 +23,17 @@ func TestCreate(t *testing.T) {
 	if object.ResourceVersion(made) == "" || len(object.UID(made)) != 36 || valueAt(made, "metadata.selfLink") != nil {
 		t.Fatalf("metadata is %v", made["metadata"])
 	}
-	equal(t, "what is read back", w.get(w.cron("my-cron")), made)
-	list, err := w.List(w.ctx, w.cron(""), ListOptions{})
+	equal(t, "what is read back", f.get(f.cron("my-cron")), made)
+	list, err := f.List(f.ctx, f.cron(""), ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("list: %v, %v", list, err)
 	}
 }
 
 // CRD-057
-func TestCreateOwnsFields(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+func TestCreateManagedFields(t *testing.T) {
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	entries := valueAt(made, "metadata.managedFields").([]any)
 	entry := entries[0].(object.Tree)
 	equal(t, "entry", entry, map[string]any{
@@ -44,52 +44,52 @@ func TestCreateOwnsFields(t *testing.T) {
 
 // CRD-052
 func TestCreateExisting(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), cronTab)
-	_, err := w.create(w.cron(""), cronTab)
-	s := w.refused(err, 409, metav1.StatusReasonAlreadyExists, `crontabs.stable.example.com "my-cron" already exists`)
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
+	_, err := f.create(f.cron(""), cronTab)
+	s := f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, `crontabs.stable.example.com "my-cron" already exists`)
 	equal(t, "details", s.Details, metav1.StatusDetails{Name: "my-cron", Group: "stable.example.com", Kind: "crontabs"})
-	_, err = w.Get(w.ctx, w.cron("x"), "")
-	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "x" not found`)
+	_, err = f.Get(f.ctx, f.cron("x"), "")
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "x" not found`)
 }
 
 // CRD-054
 func TestGenerateName(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	seen := map[string]bool{}
 	for range 20 {
-		name := object.Name(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"generateName":"job-"}}`)))
+		name := object.Name(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"job-"}}`)))
 		if len(name) != len("job-")+5 || !strings.HasPrefix(name, "job-") || seen[name] {
 			t.Fatalf("generated %q", name)
 		}
 		seen[name] = true
 	}
 	long := strings.Repeat("a", 70)
-	name := object.Name(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"generateName":"`+long+`"}}`)))
+	name := object.Name(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"`+long+`"}}`)))
 	equal(t, "length", len(name), 63)
-	_, err := w.create(w.cron(""), `{"metadata":{"generateName":"Not-valid-"}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.generateName")
+	_, err := f.create(f.cron(""), `{"metadata":{"generateName":"Not-valid-"}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.generateName")
 }
 
 // CRD-014
 func TestCreateWrongKind(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	for _, c := range []struct{ body, text string }{
 		{`{"apiVersion":"stable.example.com/v2","metadata":{"name":"a"}}`, "the API version in the data (stable.example.com/v2) does not match the expected API version (stable.example.com/v1)"},
 		{`{"kind":"","metadata":{"name":"a"}}`, "Object 'Kind' is missing"},
 		{`{"metadata":{"name":"a","labels":{"x":1}}}`, `CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
 		{`{"metadata":{"name":"a","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
 	} {
-		_, err := w.create(w.cron(""), c.body)
-		w.refused(err, 400, metav1.StatusReasonBadRequest, c.text)
+		_, err := f.create(f.cron(""), c.body)
+		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, c.text)
 	}
-	_, err := w.create(w.cron(""), `{"kind":"Foo","metadata":{"name":"a"}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
+	_, err := f.create(f.cron(""), `{"kind":"Foo","metadata":{"name":"a"}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
 }
 
 // CRD-020, CRD-054, CRD-072, SUB-036, SUB-045
 func TestCreateInvalidMetadata(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	for _, c := range []struct{ body, text string }{
 		{`{"metadata":{}}`, "metadata.name: Required value: name or generateName is required"},
 		{`{"metadata":{"name":"Upper"}}`, "metadata.name: Invalid value: \"Upper\": a lowercase RFC 1123 subdomain"},
@@ -98,20 +98,20 @@ func TestCreateInvalidMetadata(t *testing.T) {
 		{`{"metadata":{"name":"a","annotations":{"big":"` + strings.Repeat("x", 256<<10) + `"}}}`, "metadata.annotations: Too long"},
 		{`{"metadata":{"name":"a","ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p"}]}}`, "metadata.ownerReferences[0].uid: Required value"},
 	} {
-		_, err := w.create(w.cron(""), c.body)
-		s := w.refused(err, 422, metav1.StatusReasonInvalid, c.text)
+		_, err := f.create(f.cron(""), c.body)
+		s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, c.text)
 		if s.Details.Kind != "CronTab" || s.Details.Group != "stable.example.com" || len(s.Details.Causes) == 0 {
 			t.Fatalf("details are %v", s.Details)
 		}
 	}
-	_, err := w.create(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
-	w.refused(err, 500, metav1.StatusReasonUnknown, "resourceVersion should not be set on objects to be created")
-	w.caller.DryRun = true
-	dry := w.mustCreate(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
+	_, err := f.create(f.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
+	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "resourceVersion should not be set on objects to be created")
+	f.caller.DryRun = true
+	dry := f.mustCreate(f.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
 	equal(t, "resourceVersion of a dry run", object.ResourceVersion(treeOf(t, dry)), "7")
-	w.caller.DryRun = false
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["short","example.com","example.com/fine"]}}`)
-	equal(t, "warnings", w.warnings, []string{
+	f.caller.DryRun = false
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["short","example.com","example.com/fine"]}}`)
+	equal(t, "warnings", f.warnings, []string{
 		`metadata.finalizers: "example.com": prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts with other finalizer writers`,
 		`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers`,
 	})
@@ -119,8 +119,8 @@ func TestCreateInvalidMetadata(t *testing.T) {
 
 // CRD-072
 func TestCreateIgnoresSystemFields(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
 	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -130,7 +130,7 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 		t.Fatal("the client's uid was taken")
 	}
 	equal(t, "owners of nothing", valueAt(made, "metadata.managedFields"), nil)
-	made = w.mustPatch(w.cron("b"), applying, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+	made = f.mustPatch(f.cron("b"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
 	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -140,100 +140,100 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 
 // CRD-059
 func TestFieldValidation(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	body := `{"metadata":{"name":"a","bar":1},"spec":{"foo":1,"image":"i"}}`
-	_, err := w.create(w.cron(""), body)
-	w.refused(err, 400, metav1.StatusReasonBadRequest, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
-	w.caller.Validation = "Ignore"
-	made := treeOf(t, w.mustCreate(w.cron(""), body))
+	_, err := f.create(f.cron(""), body)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
+	f.caller.Validation = "Ignore"
+	made := treeOf(t, f.mustCreate(f.cron(""), body))
 	equal(t, "spec", made["spec"], map[string]any{"image": "i"})
-	equal(t, "warnings", w.warnings, nil)
-	w.caller.Validation = "Warn"
-	w.mustCreate(w.cron(""), strings.Replace(body, `"a"`, `"b"`, 1))
-	equal(t, "warnings", w.warnings, []string{`unknown field "metadata.bar"`, `unknown field "spec.foo"`})
-	b := w.body(w.cron(""), `{"metadata":{"name":"c"}}`)
+	equal(t, "warnings", f.warnings, nil)
+	f.caller.Validation = "Warn"
+	f.mustCreate(f.cron(""), strings.Replace(body, `"a"`, `"b"`, 1))
+	equal(t, "warnings", f.warnings, []string{`unknown field "metadata.bar"`, `unknown field "spec.foo"`})
+	b := f.body(f.cron(""), `{"metadata":{"name":"c"}}`)
 	b.Strict = []string{`duplicate field "spec.image"`}
-	w.caller.Validation = "Strict"
-	_, err = w.Create(w.ctx, w.cron(""), b, w.caller)
-	w.refused(err, 400, metav1.StatusReasonBadRequest, `strict decoding error: duplicate field "spec.image"`)
-	_, err = w.create(w.configMap(""), `{"metadata":{"name":"a"},"dat":{}}`)
-	w.refused(err, 400, metav1.StatusReasonBadRequest, `ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "dat"`)
+	f.caller.Validation = "Strict"
+	_, err = f.Create(f.ctx, f.cron(""), b, f.caller)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `strict decoding error: duplicate field "spec.image"`)
+	_, err = f.create(f.configMap(""), `{"metadata":{"name":"a"},"dat":{}}`)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "dat"`)
 }
 
 // CRD-058
 func TestCreateDryRun(t *testing.T) {
-	w := newWorld(t)
-	w.caller.DryRun = true
-	before := w.Store.Head().Revision()
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
-	if object.UID(made) == "" || object.ResourceVersion(made) != "" || len(w.changes(before)) > 0 {
+	f := newFixture(t)
+	f.caller.DryRun = true
+	before := f.Store.Head().Revision()
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	if object.UID(made) == "" || object.ResourceVersion(made) != "" || len(f.eventsAfter(before)) > 0 {
 		t.Fatalf("a dry run gave %v", made)
 	}
-	w.caller.DryRun = false
-	w.mustCreate(w.cron(""), cronTab)
-	w.caller.DryRun = true
-	_, err := w.create(w.cron(""), cronTab)
-	w.refused(err, 409, metav1.StatusReasonAlreadyExists, "already exists")
-	_, err = w.create(w.cron(""), `{"metadata":{"name":"Bad_Name"}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.name: Invalid value: "Bad_Name"`)
+	f.caller.DryRun = false
+	f.mustCreate(f.cron(""), cronTab)
+	f.caller.DryRun = true
+	_, err := f.create(f.cron(""), cronTab)
+	f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, "already exists")
+	_, err = f.create(f.cron(""), `{"metadata":{"name":"Bad_Name"}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.name: Invalid value: "Bad_Name"`)
 }
 
 // SUB-006
 func TestCreateDropsStatus(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Done"}}`))
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Done"}}`))
 	equal(t, "status", made["status"], nil)
 }
 
 // CRD-031
 func TestCreateInNamespaces(t *testing.T) {
-	w := newWorld(t)
-	other := w.cron("")
+	f := newFixture(t)
+	other := f.cron("")
 	other.Namespace = "other"
-	_, err := w.create(other, cronTab)
-	w.refused(err, 404, metav1.StatusReasonNotFound, `namespaces "other" not found`)
-	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
-	w.mustCreate(other, cronTab)
-	ns := w.at("", "v1", "namespaces", "")
+	_, err := f.create(other, cronTab)
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `namespaces "other" not found`)
+	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
+	f.mustCreate(other, cronTab)
+	ns := f.target("", "v1", "namespaces", "")
 	ns.Name = "other"
-	w.delete(ns, metav1.DeleteOptions{})
-	_, err = w.create(other, `{"metadata":{"name":"late"}}`)
-	s := w.refused(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because it is being terminated`)
+	f.delete(ns, metav1.DeleteOptions{})
+	_, err = f.create(other, `{"metadata":{"name":"late"}}`)
+	s := f.expectStatus(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because it is being terminated`)
 	equal(t, "causes", s.Details.Causes, []metav1.StatusCause{{Type: "NamespaceTerminating", Message: "namespace other is being terminated", Field: "metadata.namespace"}})
 }
 
 // CRD-044
 func TestCreateWhileTerminating(t *testing.T) {
-	w := newWorld(t)
-	stale := w.cron("")
-	w.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`, `"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
-	for _, target := range []Target{w.cron(""), stale} { // the stale one finds out by its guard
-		_, err := w.create(target, cronTab)
-		w.refused(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
+	f := newFixture(t)
+	stale := f.cron("")
+	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`, `"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
+	for _, target := range []Target{f.cron(""), stale} { // the stale one finds out by its guard
+		_, err := f.create(target, cronTab)
+		f.expectStatus(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
 	}
 }
 
 // CRD-027, CRD-029
-func TestCreateAfterCRDIsGone(t *testing.T) {
-	w := newWorld(t)
-	stale := w.cron("")
-	w.commit(storage.Write{Key: cronTabKey, Expected: w.Store.Head().Get(cronTabKey).Modified})
-	_, err := w.create(stale, cronTab)
-	w.refused(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
-	if n := w.Store.Head().Count("/registry/stable.example.com/", ""); n != 0 {
+func TestCreateAfterCRDDeletion(t *testing.T) {
+	f := newFixture(t)
+	stale := f.cron("")
+	f.commit(storage.Write{Key: cronTabKey, Expected: f.Store.Head().Get(cronTabKey).Modified})
+	_, err := f.create(stale, cronTab)
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+	if n := f.Store.Head().Count("/registry/stable.example.com/", ""); n != 0 {
 		t.Fatalf("%d orphans", n)
 	}
 }
 
 // CRD-066
 func TestDuplicateOwners(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	owner := `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`
-	made := treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a","ownerReferences":[`+owner+`,`+owner+`]}}`))
+	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","ownerReferences":[`+owner+`,`+owner+`]}}`))
 	if refs := object.OwnerReferences(made); len(refs) != 1 {
 		t.Fatalf("owners are %v", refs)
 	}
-	if len(w.warnings) != 1 || !strings.Contains(w.warnings[0], "duplicate UID(s) observed: u1") {
-		t.Fatalf("warnings are %v", w.warnings)
+	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "duplicate UID(s) observed: u1") {
+		t.Fatalf("warnings are %v", f.warnings)
 	}
 }

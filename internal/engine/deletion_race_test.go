@@ -9,123 +9,123 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// held is another's write of a finalizer to a.
-func (w *world) held(storage.Write) {
-	w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":["example.com/x"]}}`)
+// addFinalizer is another's write of a finalizer to a.
+func (f *fixture) addFinalizer(storage.Write) {
+	f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":["example.com/x"]}}`)
 }
 
-// removals delete a, alone or with all others.
-var removals = []verb{
-	{name: "delete", do: func(w *world, at Target) error {
-		_, _, err := w.Delete(w.ctx, at, metav1.DeleteOptions{}, w.caller)
+// deleteVerbs delete a, alone or with all others.
+var deleteVerbs = []verb{
+	{name: "delete", do: func(f *fixture, at Target) error {
+		_, _, err := f.Delete(f.ctx, at, metav1.DeleteOptions{}, f.caller)
 		return err
 	}},
-	{name: "delete collection", do: func(w *world, at Target) error {
+	{name: "delete collection", do: func(f *fixture, at Target) error {
 		at.Name = ""
-		_, err := w.DeleteCollection(w.ctx, at, metav1.DeleteOptions{}, ListOptions{}, w.caller)
+		_, err := f.DeleteCollection(f.ctx, at, metav1.DeleteOptions{}, ListOptions{}, f.caller)
 		return err
 	}},
 }
 
 // SUB-035 CRD-065: a deletion goes by the finalizers that there are at the moment of its commit.
-func TestDeleteOvertaken(t *testing.T) {
-	for _, v := range removals {
+func TestDeleteConflict(t *testing.T) {
+	for _, v := range deleteVerbs {
 		t.Run(v.name, func(t *testing.T) {
-			w := newRace(t, true)
-			w.mustCreate(w.cron(""), `{"metadata":{"name":"b"}}`)
-			w.before(w.held)
-			if err := v.do(w, w.cron("a")); err != nil {
+			f := newRaceFixture(t, true)
+			f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
+			f.raceBeforeCommit(f.addFinalizer)
+			if err := v.do(f, f.cron("a")); err != nil {
 				t.Fatal(err)
 			}
-			got := w.get(w.cron("a"))
+			got := f.get(f.cron("a"))
 			if object.DeletionTimestamp(got) == "" || len(object.Finalizers(got)) != 1 {
 				t.Errorf("%v", got)
 			}
-			if _, err := w.Get(w.ctx, w.cron("b"), ""); (err == nil) != (v.name == "delete") {
+			if _, err := f.Get(f.ctx, f.cron("b"), ""); (err == nil) != (v.name == "delete") {
 				t.Errorf("the other: %v", err)
 			}
 
-			w = newRace(t, true) // what is there has a finalizer, and then has none
-			w.held(storage.Write{})
-			w.before(func(storage.Write) { w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":null}}`) })
-			if err := v.do(w, w.cron("a")); err != nil {
+			f = newRaceFixture(t, true) // what is there has a finalizer, and then has none
+			f.addFinalizer(storage.Write{})
+			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`) })
+			if err := v.do(f, f.cron("a")); err != nil {
 				t.Fatal(err)
 			}
-			equal(t, "stored", w.stored(), 0)
+			equal(t, "stored", f.countStored(), 0)
 		})
 	}
-	w := newRace(t, true)
-	w.before(func(storage.Write) { w.remove(aKey) })
-	w.refused(removals[0].do(w, w.cron("a")), 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "a" not found`)
-	w = newRace(t, true)
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"b"}}`)
-	w.before(func(storage.Write) { w.remove(aKey) })
-	if err := removals[1].do(w, w.cron("a")); err != nil {
+	f := newRaceFixture(t, true)
+	f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
+	f.expectStatus(deleteVerbs[0].do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "a" not found`)
+	f = newRaceFixture(t, true)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
+	f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
+	if err := deleteVerbs[1].do(f, f.cron("a")); err != nil {
 		t.Error(err)
 	}
-	equal(t, "stored", w.stored(), 0)
+	equal(t, "stored", f.countStored(), 0)
 }
 
 // CRD-065: preconditions of a deletion are those of its commit.
-func TestDeletePreconditionsOvertaken(t *testing.T) {
-	w := newRace(t, true)
-	read := w.get(w.cron("a"))
+func TestDeletePreconditionsConflict(t *testing.T) {
+	f := newRaceFixture(t, true)
+	read := f.get(f.cron("a"))
 	uid, revision := object.UID(read), object.ResourceVersion(read)
 	for _, c := range []struct {
 		other func(storage.Write)
 		pre   metav1.Preconditions
 		text  string
 	}{
-		{w.annotated, metav1.Preconditions{ResourceVersion: &revision}, "the ResourceVersion in the precondition (" + revision + ") does not match"},
-		{w.recreated, metav1.Preconditions{UID: &uid}, "the UID in the precondition (" + string(uid) + ") does not match"},
+		{f.annotate, metav1.Preconditions{ResourceVersion: &revision}, "the ResourceVersion in the precondition (" + revision + ") does not match"},
+		{f.recreate, metav1.Preconditions{UID: &uid}, "the UID in the precondition (" + string(uid) + ") does not match"},
 	} {
-		r := w.before(c.other)
-		_, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{Preconditions: &c.pre}, w.caller)
-		w.refused(err, 409, metav1.StatusReasonConflict, c.text)
-		r.tried(1)
-		got := w.get(w.cron("a"))
+		r := f.raceBeforeCommit(c.other)
+		_, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{Preconditions: &c.pre}, f.caller)
+		f.expectStatus(err, 409, metav1.StatusReasonConflict, c.text)
+		r.expectAttempts(1)
+		got := f.get(f.cron("a"))
 		equal(t, "left by the other", []any{valueAt(got, "metadata.annotations.other"), valueAt(got, "metadata.deletionTimestamp")}, []any{"yes", nil})
 	}
 }
 
 // SUB-043: who takes the last finalizer off removes the object that he saw, and no other of its name.
-func TestLastFinalizerOvertaken(t *testing.T) {
-	ending := func() *world {
-		w := newRace(t, true)
-		w.held(storage.Write{})
-		w.delete(w.cron("a"), metav1.DeleteOptions{})
-		return w
+func TestLastFinalizerConflict(t *testing.T) {
+	ending := func() *fixture {
+		f := newRaceFixture(t, true)
+		f.addFinalizer(storage.Write{})
+		f.delete(f.cron("a"), metav1.DeleteOptions{})
+		return f
 	}
-	release := func(w *world) error {
-		_, err := w.patch(w.cron("a"), merging, `{"metadata":{"finalizers":null}}`)
+	release := func(f *fixture) error {
+		_, err := f.patch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`)
 		return err
 	}
-	w := ending()
-	r := w.before(w.annotated)
-	if err := release(w); err != nil {
+	f := ending()
+	r := f.raceBeforeCommit(f.annotate)
+	if err := release(f); err != nil {
 		t.Fatal(err)
 	}
-	r.tried(2)
-	equal(t, "stored", w.stored(), 0)
+	r.expectAttempts(2)
+	equal(t, "stored", f.countStored(), 0)
 
-	w = ending()
-	w.before(w.recreated)
-	if err := release(w); err != nil {
+	f = ending()
+	f.raceBeforeCommit(f.recreate)
+	if err := release(f); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "left by the other", valueAt(w.get(w.cron("a")), "spec.replicas"), 2)
+	equal(t, "left by the other", valueAt(f.get(f.cron("a")), "spec.replicas"), 2)
 
-	w = ending()
-	r = w.before(func(storage.Write) { w.remove(aKey) })
-	if err := release(w); err != nil {
+	f = ending()
+	r = f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
+	if err := release(f); err != nil {
 		t.Errorf("somebody else has removed it, which is success: %v", err)
 	}
-	r.tried(1)
+	r.expectAttempts(1)
 
-	w = ending()
-	w.caller.DryRun = true
-	if err := release(w); err != nil {
+	f = ending()
+	f.caller.DryRun = true
+	if err := release(f); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "stored after a dry run", w.stored(), 1)
+	equal(t, "stored after a dry run", f.countStored(), 1)
 }

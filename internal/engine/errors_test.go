@@ -54,14 +54,14 @@ func TestStorageErrors(t *testing.T) {
 }
 
 // A deadline that has passed is told in one way, by lists too.
-func TestDeadline(t *testing.T) {
-	w := newWorld(t)
-	w.fill(3)
+func TestDeadlineStatus(t *testing.T) {
+	f := newFixture(t)
+	f.fillCronTabs(3)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := w.List(ctx, w.cron(""), ListOptions{})
-	w.refused(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
-	_, err = w.DeleteCollection(ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, Caller{})
-	w.refused(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
-	equal(t, "what is left", names(w.list(w.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
+	_, err := f.List(ctx, f.cron(""), ListOptions{})
+	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	_, err = f.DeleteCollection(ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, Caller{})
+	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	equal(t, "what is left", names(f.list(f.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
 }

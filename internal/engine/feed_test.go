@@ -22,41 +22,41 @@ var (
 	configMapResource = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 )
 
-// told is what a follower was told, a line each.
-type told struct {
+// notifications is what a follower was told, a line each.
+type notifications struct {
 	testing.TB
 	lines chan string
 }
 
-func (w *world) feed() *Feed {
-	w.Helper()
-	f := w.NewFeed()
-	ctx, cancel := context.WithCancel(w.ctx)
+func (f *fixture) feed() *Feed {
+	f.Helper()
+	feed := f.NewFeed()
+	ctx, cancel := context.WithCancel(f.ctx)
 	done := make(chan error)
-	go func() { done <- f.Run(ctx) }()
-	w.Cleanup(func() {
+	go func() { done <- feed.Run(ctx) }()
+	f.Cleanup(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			w.Errorf("the feed ended with %v", err)
+			f.Errorf("the feed ended with %v", err)
 		}
 	})
-	return f
+	return feed
 }
 
 // follow follows a kind. Revisions are told as how many changes they are after the store's of now.
-func (f *Feed) follow(w *world, r schema.GroupVersionResource) (*told, func()) {
-	w.Helper()
-	t, base := &told{w, make(chan string, 100000)}, w.nth(w.Store.Head().Revision())
+func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notifications, func()) {
+	f.Helper()
+	t, base := &notifications{f, make(chan string, 100000)}, f.countEvents(f.Store.Head().Revision())
 	line := func(m *metav1.PartialObjectMetadata) string {
 		revision, _ := strconv.ParseInt(m.ResourceVersion, 10, 64)
-		return fmt.Sprintf("%s/%s@%+d", m.Namespace, m.Name, w.nth(revision)-base)
+		return fmt.Sprintf("%s/%s@%+d", m.Namespace, m.Name, f.countEvents(revision)-base)
 	}
-	stop, ok := f.Follow(r, func(objects []*metav1.PartialObjectMetadata, revision int64) {
+	stop, ok := feed.Follow(r, func(objects []*metav1.PartialObjectMetadata, revision int64) {
 		var all []string
 		for _, m := range objects {
 			all = append(all, line(m))
 		}
-		t.lines <- fmt.Sprintf("all %v@%+d", all, w.nth(revision)-base)
+		t.lines <- fmt.Sprintf("all %v@%+d", all, f.countEvents(revision)-base)
 	}, func(m *metav1.PartialObjectMetadata, deleted bool) {
 		text := map[bool]string{false: "is ", true: "went "}[deleted] + line(m)
 		if m.DeletionTimestamp != nil {
@@ -69,28 +69,28 @@ func (f *Feed) follow(w *world, r schema.GroupVersionResource) (*told, func()) {
 			text += fmt.Sprint(" ", m.Finalizers)
 		}
 		if m.UID == "" || m.Labels != nil || m.ManagedFields != nil {
-			w.Errorf("told of %+v", m)
+			f.Errorf("told of %+v", m)
 		}
 		t.lines <- text
 	})
 	if !ok {
-		w.Fatalf("%v cannot be followed", r)
+		f.Fatalf("%v cannot be followed", r)
 	}
 	return t, stop
 }
 
-func (t *told) next() string {
+func (t *notifications) next() string {
 	t.Helper()
 	select {
 	case line := <-t.lines:
 		return line
-	case <-time.After(patience):
+	case <-time.After(eventTimeout):
 		t.Fatal("nothing was told")
 		return ""
 	}
 }
 
-func (t *told) expect(lines ...string) {
+func (t *notifications) expect(lines ...string) {
 	t.Helper()
 	for _, want := range lines {
 		if got := t.next(); got != want {
@@ -100,19 +100,19 @@ func (t *told) expect(lines ...string) {
 }
 
 func TestFeed(t *testing.T) {
-	w := newWorld(t)
-	f := w.feed()
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
-	w.mustCreate(w.configMap(""), `{"metadata":{"name":"other"}}`)
-	crons, stop := f.follow(w, cronTabResource)
+	f := newFixture(t)
+	feed := f.feed()
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"other"}}`)
+	crons, stop := feed.follow(f, cronTabResource)
 	crons.expect("all [default/a@-1]@+0")
 
 	const owner = `"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"u","blockOwnerDeletion":true}]`
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"b","labels":{"x":"y"},"finalizers":["example.com/x"],`+owner+`}}`)
-	w.mustCreate(w.configMap(""), `{"metadata":{"name":"unseen"}}`)
-	w.delete(w.cron("b"), metav1.DeleteOptions{})
-	w.mustEdit(w.cron("b"), func(o object.Tree) { object.SetFinalizers(o, nil) })
-	w.delete(w.cron("a"), metav1.DeleteOptions{})
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"b","labels":{"x":"y"},"finalizers":["example.com/x"],`+owner+`}}`)
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"unseen"}}`)
+	f.delete(f.cron("b"), metav1.DeleteOptions{})
+	f.mustEdit(f.cron("b"), func(o object.Tree) { object.SetFinalizers(o, nil) })
+	f.delete(f.cron("a"), metav1.DeleteOptions{})
 	const of = " of v1/ConfigMap other u true"
 	crons.expect("is default/b@+1"+of+" [example.com/x]", "is default/b@+3 ends"+of+" [example.com/x]")
 	if line := crons.next(); !strings.HasPrefix(line, "went default/b@+4 ends"+of) {
@@ -120,12 +120,12 @@ func TestFeed(t *testing.T) {
 	}
 	crons.expect("went default/a@+5")
 
-	maps, _ := f.follow(w, configMapResource)
+	maps, _ := feed.follow(f, configMapResource)
 	maps.expect("all [default/other@-5 default/unseen@-3]@+0")
-	again, _ := f.follow(w, cronTabResource)
+	again, _ := feed.follow(f, cronTabResource)
 	again.expect("all []@+0")
 	stop() // of the one before: it changes nothing for the next
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"c"}}`)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"c"}}`)
 	again.expect("is default/c@+1")
 	if len(crons.lines) > 0 {
 		t.Errorf("one that is followed no longer was told %q", crons.next())
@@ -134,18 +134,18 @@ func TestFeed(t *testing.T) {
 		{Group: "stable.example.com", Version: "v9", Resource: "crontabs"},
 		{Group: "authorization.k8s.io", Version: "v1", Resource: "subjectaccessreviews"},
 	} {
-		if _, ok := f.Follow(r, nil, nil); ok {
+		if _, ok := feed.Follow(r, nil, nil); ok {
 			t.Errorf("%v can be followed", r)
 		}
 	}
 }
 
 // Who misses changes is told everything anew.
-func TestFeedThatLags(t *testing.T) {
-	w := newWorld(t)
-	f := w.feed()
+func TestSlowFollower(t *testing.T) {
+	f := newFixture(t)
+	feed := f.feed()
 	held, release := make(chan struct{}, 1), make(chan struct{})
-	if _, ok := f.Follow(cronTabResource, func([]*metav1.PartialObjectMetadata, int64) {
+	if _, ok := feed.Follow(cronTabResource, func([]*metav1.PartialObjectMetadata, int64) {
 		held <- struct{}{}
 		<-release
 	}, func(*metav1.PartialObjectMetadata, bool) {}); !ok {
@@ -153,7 +153,7 @@ func TestFeedThatLags(t *testing.T) {
 	}
 	<-held
 	listed := make(chan int, 10)
-	if _, ok := f.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) { listed <- len(objects) },
+	if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) { listed <- len(objects) },
 		func(*metav1.PartialObjectMetadata, bool) {}); !ok {
 		t.Fatal("not followed")
 	}
@@ -165,7 +165,7 @@ func TestFeedThatLags(t *testing.T) {
 			tree := object.Tree{"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
 			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0).JSON()})
 		}
-		w.commit(writes...)
+		f.commit(writes...)
 	}
 	close(release)
 	for {
@@ -174,22 +174,22 @@ func TestFeedThatLags(t *testing.T) {
 			if got == n {
 				return
 			}
-		case <-time.After(patience):
+		case <-time.After(eventTimeout):
 			t.Fatal("not all was told anew")
 		}
 	}
 }
 
 // Whenever somebody joins, what he is told adds up to what there is.
-func TestFeedAddsUp(t *testing.T) {
-	w := newWorld(t)
-	f := w.feed()
+func TestFeedConsistency(t *testing.T) {
+	f := newFixture(t)
+	feed := f.feed()
 	r := rand.New(rand.NewSource(1))
 	type state = map[string]string
 	results := make(chan state)
 	follow := func() {
 		now := state{}
-		if _, ok := f.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) {
+		if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) {
 			for _, m := range objects {
 				now[m.Name] = m.ResourceVersion
 			}
@@ -215,19 +215,19 @@ func TestFeedAddsUp(t *testing.T) {
 		name := fmt.Sprint("m", r.Intn(20))
 		switch r.Intn(3) {
 		case 0:
-			_, _ = w.create(w.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // or it is there
+			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // or it is there
 		case 1:
-			_, _ = w.update(w.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i)) // or it is not
+			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i)) // or it is not
 		default:
-			_, _, _ = w.Delete(w.ctx, w.configMap(name), metav1.DeleteOptions{}, w.caller)
+			_, _, _ = f.Delete(f.ctx, f.configMap(name), metav1.DeleteOptions{}, f.caller)
 		}
 		if i%100 == 50 {
 			follow()
 		}
 	}
-	w.mustCreate(w.configMap(""), `{"metadata":{"name":"last"}}`)
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"last"}}`)
 	got, want := <-results, []string{}
-	for rec := range w.Store.Head().Walk("/registry/configmaps/", "") {
+	for rec := range f.Store.Head().Walk("/registry/configmaps/", "") {
 		name := rec.Key[strings.LastIndexByte(rec.Key, '/')+1:]
 		if want = append(want, name); got[name] != strconv.FormatInt(rec.Modified, 10) {
 			t.Errorf("%s is at %d, and was told of at %q", name, rec.Modified, got[name])

@@ -14,33 +14,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// selectable are CronTabs with three selectable fields: text, a number, and one in the status.
-func selectable(t testing.TB) *world {
-	w := newWorld(t)
-	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
-	w.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema),
+// newSelectableFixture are CronTabs with three selectable fields: text, a number, and one in the status.
+func newSelectableFixture(t testing.TB) *fixture {
+	f := newFixture(t)
+	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
+	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema),
 		`"selectableFields":[{"jsonPath":".spec.color"}]`, `"selectableFields":[{"jsonPath":".spec.color"},{"jsonPath":".spec.replicas"},{"jsonPath":".status.phase"}]`))
-	return w
+	return f
 }
 
-// indexed reports whether a list would be made from an index.
-func (w *world) indexed(t Target, o ListOptions) bool {
-	w.Helper()
-	q, err := w.newQuery(t, &o)
+// usesIndex reports whether a list would be made from an index.
+func (f *fixture) usesIndex(t Target, o ListOptions) bool {
+	f.Helper()
+	q, err := f.newQuery(t, &o)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
-	ix, _, _ := q.bestIndex(w.Store.Head())
+	ix, _, _ := q.bestIndex(f.Store.Head())
 	return ix != nil
 }
 
 // names lists all pages of a selection.
-func (w *world) selected(t Target, o ListOptions) (names []string) {
-	w.Helper()
+func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
+	f.Helper()
 	for {
-		l, err := w.List(w.ctx, t, o)
+		l, err := f.List(f.ctx, t, o)
 		if err != nil {
-			w.Fatal(err)
+			f.Fatal(err)
 		}
 		for _, item := range l.Items {
 			names = append(names, item.Meta().Namespace+"/"+item.Meta().Name)
@@ -52,16 +52,16 @@ func (w *world) selected(t Target, o ListOptions) (names []string) {
 	}
 }
 
-// walked is the same selection made without the engine's help, of all that a revision holds.
-func (w *world) walked(t Target, revision string, terms map[string]string, not map[string]string) (names []string) {
-	w.Helper()
+// scanNames is the same selection made without the engine's help, of all that a revision holds.
+func (f *fixture) scanNames(t Target, revision string, terms map[string]string, not map[string]string) (names []string) {
+	f.Helper()
 	o := ListOptions{}
 	if revision != "" {
 		o = ListOptions{ResourceVersion: revision, ResourceVersionMatch: metav1.ResourceVersionMatchExact}
 	}
-	l, err := w.List(w.ctx, t, o)
+	l, err := f.List(f.ctx, t, o)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	for _, item := range l.Items {
 		ok := true
@@ -82,50 +82,50 @@ func (w *world) walked(t Target, revision string, terms map[string]string, not m
 	return names
 }
 
-// change does something to a random CronTab; only a few colours are common.
-func (w *world) change(r *rand.Rand) {
-	w.Helper()
-	t := w.cron(fmt.Sprintf("c%03d", r.IntN(600)))
+// changeRandom does something to a random CronTab; only a few colours are common.
+func (f *fixture) changeRandom(r *rand.Rand) {
+	f.Helper()
+	t := f.cron(fmt.Sprintf("c%03d", r.IntN(600)))
 	t.Namespace = []string{"default", "default", "other"}[r.IntN(3)]
 	colour := fmt.Sprintf("colour%d", r.IntN(1+r.IntN(40)))
-	o, err := w.Get(w.ctx, t, "")
+	o, err := f.Get(f.ctx, t, "")
 	if err != nil {
 		one := t
 		one.Name = ""
-		w.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, colour, r.IntN(30)))
+		f.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, colour, r.IntN(30)))
 		return
 	}
 	switch r.IntN(8) {
 	case 0:
-		w.delete(t, metav1.DeleteOptions{})
+		f.delete(t, metav1.DeleteOptions{})
 	case 1:
-		w.mustPatch(t, merging, `{"spec":{"color":null}}`)
+		f.mustPatch(t, mergePatch, `{"spec":{"color":null}}`)
 	case 2:
-		w.mustPatch(t.sub("status"), merging, fmt.Sprintf(`{"status":{"phase":"p%d"}}`, r.IntN(20)))
+		f.mustPatch(t.sub("status"), mergePatch, fmt.Sprintf(`{"status":{"phase":"p%d"}}`, r.IntN(20)))
 	case 3:
-		w.mustPatch(t, merging, fmt.Sprintf(`{"metadata":{"labels":{"l":"%d"}}}`, o.Revision))
+		f.mustPatch(t, mergePatch, fmt.Sprintf(`{"metadata":{"labels":{"l":"%d"}}}`, o.Revision))
 	default:
-		w.mustPatch(t, merging, fmt.Sprintf(`{"spec":{"color":%q,"replicas":%d}}`, colour, r.IntN(30)))
+		f.mustPatch(t, mergePatch, fmt.Sprintf(`{"spec":{"color":%q,"replicas":%d}}`, colour, r.IntN(30)))
 	}
 }
 
 // What a list by selectable fields finds is what a look at every object finds, at the newest revision and at older
 // ones, whole and in pages, whatever has been written in between.
 // PRN-021 PRN-023 PRN-027 PRN-029
-func TestIndexFindsWhatAWalkFinds(t *testing.T) {
-	w := selectable(t)
+func TestIndexMatchesScan(t *testing.T) {
+	f := newSelectableFixture(t)
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
 	for range 500 {
-		w.change(r)
+		f.changeRandom(r)
 	}
 	used := 0
 	var revisions []string
 	for range 250 {
 		for range r.IntN(6) {
-			w.change(r)
+			f.changeRandom(r)
 		}
-		revisions = append(revisions, w.head())
-		target := w.cron("")
+		revisions = append(revisions, f.head())
+		target := f.cron("")
 		target.Namespace = []string{"", "default", "other"}[r.IntN(3)]
 		terms, not, text := map[string]string{}, map[string]string{}, []string{}
 		for range 1 + r.IntN(2) {
@@ -149,10 +149,10 @@ func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 		if r.IntN(4) == 0 {
 			at = revisions[r.IntN(len(revisions))]
 			o.ResourceVersion, o.ResourceVersionMatch = at, metav1.ResourceVersionMatchExact
-		} else if w.indexed(target, o) {
+		} else if f.usesIndex(target, o) {
 			used++
 		}
-		if got, want := w.selected(target, o), w.walked(target, at, terms, not); !slices.Equal(got, want) {
+		if got, want := f.selectNames(target, o), f.scanNames(target, at, terms, not); !slices.Equal(got, want) {
 			t.Fatalf("%s at %q: %d objects, want %d: %.200v, want %.200v", text, at, len(got), len(want), got, want)
 		}
 	}
@@ -163,11 +163,11 @@ func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 
 // Lists and writes at the same time do not disturb each other.
 // PRN-021 PRN-023
-func TestIndexWhileWriting(t *testing.T) {
-	w := selectable(t)
+func TestIndexDuringWrites(t *testing.T) {
+	f := newSelectableFixture(t)
 	r := rand.New(rand.NewPCG(4, 4))
 	for range 500 {
-		w.change(r)
+		f.changeRandom(r)
 	}
 	done := make(chan struct{})
 	var readers sync.WaitGroup
@@ -180,12 +180,12 @@ func TestIndexWhileWriting(t *testing.T) {
 					return
 				default:
 				}
-				l, err := w.List(w.ctx, w.cron(""), o)
+				l, err := f.List(f.ctx, f.cron(""), o)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				all, err := w.List(w.ctx, w.cron(""), ListOptions{ResourceVersion: fmt.Sprint(l.Revision), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+				all, err := f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: fmt.Sprint(l.Revision), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 				if err != nil {
 					t.Error(err)
 					return
@@ -204,7 +204,7 @@ func TestIndexWhileWriting(t *testing.T) {
 		})
 	}
 	for range 300 {
-		w.change(r)
+		f.changeRandom(r)
 	}
 	close(done)
 	readers.Wait()
@@ -212,89 +212,89 @@ func TestIndexWhileWriting(t *testing.T) {
 
 // What an index holds is bounded: stale entries go, and so does one that nobody uses.
 // PRN-023
-func TestIndexForgets(t *testing.T) {
-	w := selectable(t)
+func TestIndexEviction(t *testing.T) {
+	f := newSelectableFixture(t)
 	for i := range 300 {
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"new"}}`, i))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"new"}}`, i))
 	}
 	blue := ListOptions{Fields: fieldSelector(t, "spec.color=blue")}
-	w.selected(w.cron(""), blue)
+	f.selectNames(f.cron(""), blue)
 	for i := range 300 { // each comes by blue, as objects come by a phase
-		w.mustPatch(w.cron(fmt.Sprintf("c%03d", i)), merging, `{"spec":{"color":"blue"}}`)
-		if got := w.selected(w.cron(""), blue); len(got) != 1 {
+		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"blue"}}`)
+		if got := f.selectNames(f.cron(""), blue); len(got) != 1 {
 			t.Fatalf("%d are blue", len(got))
 		}
-		w.mustPatch(w.cron(fmt.Sprintf("c%03d", i)), merging, `{"spec":{"color":"done"}}`)
+		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"done"}}`)
 	}
-	w.selected(w.cron(""), blue)
-	ix := w.indexes.find(w.cron("").Version, 0)
+	f.selectNames(f.cron(""), blue)
+	ix := f.indexes.find(f.cron("").Version, 0)
 	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 || st.keys.Len() > 2*300+indexMinObjects {
 		t.Errorf("%d entries, %d of them blue", st.keys.Len(), st.keys.Count(bucket(hashValue("blue")), ""))
 	}
-	if got := w.selected(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=new")}); len(got) != 0 {
+	if got := f.selectNames(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=new")}); len(got) != 0 {
 		t.Errorf("%d are new", len(got))
 	}
-	w.indexes.evictIdle(time.Now())
-	if len(w.indexes.byField) != 1 {
+	f.indexes.evictIdle(time.Now())
+	if len(f.indexes.byField) != 1 {
 		t.Error("one in use was dropped")
 	}
-	w.indexes.evictIdle(time.Now().Add(indexIdleTimeout + time.Second))
-	if len(w.indexes.byField) != 0 || w.indexes.evictTimer != nil {
+	f.indexes.evictIdle(time.Now().Add(indexIdleTimeout + time.Second))
+	if len(f.indexes.byField) != 0 || f.indexes.evictTimer != nil {
 		t.Error("it is still there")
 	}
 	// The least recently used goes when there is too much.
-	a, b := w.indexes.find(w.cron("").Version, 0), w.indexes.find(w.cron("").Version, 1)
+	a, b := f.indexes.find(f.cron("").Version, 0), f.indexes.find(f.cron("").Version, 1)
 	a.used.Store(1)
 	a.state.Store(&indexState{bytes: maxIndexBytes})
 	b.state.Store(&indexState{bytes: 1})
-	w.indexes.evictLeastRecent(b)
-	if len(w.indexes.byField) != 1 || w.indexes.find(w.cron("").Version, 1) != b {
+	f.indexes.evictLeastRecent(b)
+	if len(f.indexes.byField) != 1 || f.indexes.find(f.cron("").Version, 1) != b {
 		t.Error("the wrong one was dropped")
 	}
 }
 
 // A change of the CRD starts with new indexes: what is selectable is the version's.
 // PRN-023 PRN-029
-func TestIndexIsTheVersions(t *testing.T) {
-	w := selectable(t)
+func TestIndexFollowsCRD(t *testing.T) {
+	f := newSelectableFixture(t)
 	for i := range 300 {
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"c%d","image":"i%d"}}`, i, i%100, i%50))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"c%d","image":"i%d"}}`, i, i%100, i%50))
 	}
 	o := ListOptions{Fields: fieldSelector(t, "spec.color=c7")}
-	if got := w.selected(w.cron(""), o); len(got) != 3 || !w.indexed(w.cron(""), o) {
+	if got := f.selectNames(f.cron(""), o); len(got) != 3 || !f.usesIndex(f.cron(""), o) {
 		t.Fatalf("%v", got)
 	}
-	w.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), ".spec.color", ".spec.image"))
-	_, err := w.List(w.ctx, w.cron(""), o)
-	w.refused(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.color")
-	if got := w.selected(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.image=i7")}); len(got) != 6 {
+	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), ".spec.color", ".spec.image"))
+	_, err := f.List(f.ctx, f.cron(""), o)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.color")
+	if got := f.selectNames(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.image=i7")}); len(got) != 6 {
 		t.Errorf("%v", got)
 	}
 }
 
 // benchmarkSelect lists 1 % of 10,000 objects by a selectable field.
-func benchmarkSelect(b *testing.B, list func(w *world, o ListOptions) int) {
-	w := selectable(b)
+func benchmarkSelect(b *testing.B, list func(f *fixture, o ListOptions) int) {
+	f := newSelectableFixture(b)
 	for i := range 10000 {
-		text := strings.Replace(sized(i), `"color":"red"`, fmt.Sprintf(`"color":"c%d"`, i%100), 1)
-		if _, err := w.Create(w.ctx, w.cron(""), Body{Tree: decodeFast(b, text)}, w.caller); err != nil {
+		text := strings.Replace(benchCronTab(i), `"color":"red"`, fmt.Sprintf(`"color":"c%d"`, i%100), 1)
+		if _, err := f.Create(f.ctx, f.cron(""), Body{Tree: decodeFast(b, text)}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
 	o := ListOptions{Fields: fieldSelector(b, "spec.color=c7")}
-	if n := list(w, o); n != 100 {
+	if n := list(f, o); n != 100 {
 		b.Fatal(n)
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		list(w, o)
+		list(f, o)
 	}
 }
 
 func BenchmarkSelectByIndex(b *testing.B) {
-	benchmarkSelect(b, func(w *world, o ListOptions) int {
-		l, err := w.List(w.ctx, w.cron(""), o)
+	benchmarkSelect(b, func(f *fixture, o ListOptions) int {
+		l, err := f.List(f.ctx, f.cron(""), o)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -305,12 +305,12 @@ func BenchmarkSelectByIndex(b *testing.B) {
 // With a write between two lists.
 func BenchmarkSelectByIndexAfterWrite(b *testing.B) {
 	i := 0
-	benchmarkSelect(b, func(w *world, o ListOptions) int {
+	benchmarkSelect(b, func(f *fixture, o ListOptions) int {
 		b.StopTimer()
 		i++
-		w.mustPatch(w.cron(fmt.Sprintf("c%06d", i%10000)), merging, fmt.Sprintf(`{"spec":{"replicas":%d}}`, i))
+		f.mustPatch(f.cron(fmt.Sprintf("c%06d", i%10000)), mergePatch, fmt.Sprintf(`{"spec":{"replicas":%d}}`, i))
 		b.StartTimer()
-		l, err := w.List(w.ctx, w.cron(""), o)
+		l, err := f.List(f.ctx, f.cron(""), o)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -318,13 +318,13 @@ func BenchmarkSelectByIndexAfterWrite(b *testing.B) {
 	})
 }
 
-func BenchmarkSelectByWalk(b *testing.B) {
-	benchmarkSelect(b, func(w *world, o ListOptions) int {
-		q, err := w.newQuery(w.cron(""), &o)
+func BenchmarkSelectByScan(b *testing.B) {
+	benchmarkSelect(b, func(f *fixture, o ListOptions) int {
+		q, err := f.newQuery(f.cron(""), &o)
 		if err != nil {
 			b.Fatal(err)
 		}
-		n, snap := 0, w.Store.Head()
+		n, snap := 0, f.Store.Head()
 		for rec := range snap.Walk(q.prefix, "") {
 			if q.matches(rec) {
 				n++
@@ -335,12 +335,12 @@ func BenchmarkSelectByWalk(b *testing.B) {
 }
 
 func BenchmarkBuildIndex(b *testing.B) {
-	benchmarkSelect(b, func(w *world, o ListOptions) int {
-		q, err := w.newQuery(w.cron(""), &o)
+	benchmarkSelect(b, func(f *fixture, o ListOptions) int {
+		q, err := f.newQuery(f.cron(""), &o)
 		if err != nil {
 			b.Fatal(err)
 		}
 		ix := &fieldIndex{}
-		return ix.atSnapshot(q, w.Store.Head()).keys.Count(bucket(hashValue("c7")), "")
+		return ix.atSnapshot(q, f.Store.Head()).keys.Count(bucket(hashValue("c7")), "")
 	})
 }

@@ -17,20 +17,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fill makes n CronTabs c000, c001, … with a label shard, 0 to 9, and a color.
-func (w *world) fill(n int) {
-	w.Helper()
+// fillCronTabs makes n CronTabs c000, c001, … with a label shard, 0 to 9, and a color.
+func (f *fixture) fillCronTabs(n int) {
+	f.Helper()
 	colors := []string{"red", "green", "blue"}
 	for i := range n {
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d","labels":{"shard":"%d"}},"spec":{"color":%q}}`, i, i%10, colors[i%3]))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d","labels":{"shard":"%d"}},"spec":{"color":%q}}`, i, i%10, colors[i%3]))
 	}
 }
 
-func (w *world) list(t Target, o ListOptions) *List {
-	w.Helper()
-	l, err := w.List(w.ctx, t, o)
+func (f *fixture) list(t Target, o ListOptions) *List {
+	f.Helper()
+	l, err := f.List(f.ctx, t, o)
 	if err != nil {
-		w.Fatalf("list: %v", err)
+		f.Fatalf("list: %v", err)
 	}
 	return l
 }
@@ -61,15 +61,15 @@ func labelSelector(t testing.TB, text string) labels.Selector {
 }
 
 // CRD-060
-func TestPages(t *testing.T) {
-	w := newWorld(t)
-	w.fill(25)
-	first := w.list(w.cron(""), ListOptions{Limit: 10})
+func TestPagination(t *testing.T) {
+	f := newFixture(t)
+	f.fillCronTabs(25)
+	first := f.list(f.cron(""), ListOptions{Limit: 10})
 	equal(t, "first page", []any{len(first.Items), *first.Remaining, first.Continue != ""}, []any{10, 15, true})
-	w.delete(w.cron("c015"), metav1.DeleteOptions{})
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"c0101"}}`)
-	second := w.list(w.cron(""), ListOptions{Limit: 10, Continue: first.Continue})
-	third := w.list(w.cron(""), ListOptions{Limit: 10, Continue: second.Continue})
+	f.delete(f.cron("c015"), metav1.DeleteOptions{})
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"c0101"}}`)
+	second := f.list(f.cron(""), ListOptions{Limit: 10, Continue: first.Continue})
+	third := f.list(f.cron(""), ListOptions{Limit: 10, Continue: second.Continue})
 	equal(t, "revisions", []int64{second.Revision, third.Revision}, []int64{first.Revision, first.Revision})
 	equal(t, "third page", []any{third.Continue, third.Remaining}, []any{"", nil})
 	got := append(append(names(first), names(second)...), names(third)...)
@@ -78,31 +78,31 @@ func TestPages(t *testing.T) {
 		want = append(want, fmt.Sprintf("c%03d", i))
 	}
 	equal(t, "names", got, want)
-	selected := w.list(w.cron(""), ListOptions{Limit: 2, Labels: labelSelector(t, "shard=1")})
+	selected := f.list(f.cron(""), ListOptions{Limit: 2, Labels: labelSelector(t, "shard=1")})
 	if selected.Remaining != nil || selected.Continue == "" {
 		t.Fatalf("a selected page has %v remaining", selected.Remaining)
 	}
-	equal(t, "rest", names(w.list(w.cron(""), ListOptions{Continue: selected.Continue, Labels: labelSelector(t, "shard=1")})), []string{"c021"})
+	equal(t, "rest", names(f.list(f.cron(""), ListOptions{Continue: selected.Continue, Labels: labelSelector(t, "shard=1")})), []string{"c021"})
 }
 
 // CRD-060
-func TestExpiredToken(t *testing.T) {
-	w := newWorld(t)
-	w.fill(6)
-	first := w.list(w.cron(""), ListOptions{Limit: 2})
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"c0011"}}`)
-	w.compact(w.Store.Head().Revision())
-	_, err := w.List(w.ctx, w.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
-	s := w.refused(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
-	rest := w.list(w.cron(""), ListOptions{Continue: s.ListMeta.Continue})
+func TestExpiredContinueToken(t *testing.T) {
+	f := newFixture(t)
+	f.fillCronTabs(6)
+	first := f.list(f.cron(""), ListOptions{Limit: 2})
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"c0011"}}`)
+	f.compact(f.Store.Head().Revision())
+	_, err := f.List(f.ctx, f.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
+	s := f.expectStatus(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
+	rest := f.list(f.cron(""), ListOptions{Continue: s.ListMeta.Continue})
 	equal(t, "the rest, inconsistent", names(rest), []string{"c0011", "c002", "c003", "c004", "c005"})
-	_, err = w.List(w.ctx, w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(first.Revision, 10), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
-	w.refused(err, 410, metav1.StatusReasonExpired, "The resourceVersion for the provided list is too old.")
+	_, err = f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(first.Revision, 10), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	f.expectStatus(err, 410, metav1.StatusReasonExpired, "The resourceVersion for the provided list is too old.")
 }
 
 // CRD-060
-func TestBadTokens(t *testing.T) {
-	w := newWorld(t)
+func TestInvalidContinueTokens(t *testing.T) {
+	f := newFixture(t)
 	for token, text := range map[string]string{
 		"!":                                 "invalid continue token: continue key is not valid: illegal base64",
 		"e30":                               "server does not recognize this encoded version",
@@ -110,25 +110,25 @@ func TestBadTokens(t *testing.T) {
 		encodeToken("/p/x", "/p/", 0):       "incorrect encoded start resourceVersion",
 		encodeToken("/p/../../x", "/p/", 5): "continue key is not valid: ../../x",
 	} {
-		_, err := w.List(w.ctx, w.cron(""), ListOptions{Continue: token})
-		w.refused(err, 400, metav1.StatusReasonBadRequest, text)
+		_, err := f.List(f.ctx, f.cron(""), ListOptions{Continue: token})
+		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 	}
-	_, err := w.List(w.ctx, w.cron(""), ListOptions{Continue: encodeToken("/p/x", "/p/", 1), ResourceVersion: "5"})
-	w.refused(err, 400, metav1.StatusReasonBadRequest, "specifying resource version is not allowed when using continue")
+	_, err := f.List(f.ctx, f.cron(""), ListOptions{Continue: encodeToken("/p/x", "/p/", 1), ResourceVersion: "5"})
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "specifying resource version is not allowed when using continue")
 }
 
 // CRD-061
 func TestListAtRevisions(t *testing.T) {
-	w := newWorld(t)
-	w.fill(3)
-	at := strconv.FormatInt(w.Store.Head().Revision(), 10)
-	w.delete(w.cron("c001"), metav1.DeleteOptions{})
-	exact := w.list(w.cron(""), ListOptions{ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	f := newFixture(t)
+	f.fillCronTabs(3)
+	at := strconv.FormatInt(f.Store.Head().Revision(), 10)
+	f.delete(f.cron("c001"), metav1.DeleteOptions{})
+	exact := f.list(f.cron(""), ListOptions{ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 	equal(t, "exact", []any{names(exact), strconv.FormatInt(exact.Revision, 10)}, []any{[]string{"c000", "c001", "c002"}, at})
-	legacy := w.list(w.cron(""), ListOptions{ResourceVersion: at, Limit: 2})
+	legacy := f.list(f.cron(""), ListOptions{ResourceVersion: at, Limit: 2})
 	equal(t, "with a limit", names(legacy), []string{"c000", "c001"})
 	for _, o := range []ListOptions{{}, {ResourceVersion: "0"}, {ResourceVersion: "0", Limit: 1}, {ResourceVersion: at}, {ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}} {
-		equal(t, fmt.Sprintf("%+v", o), names(w.list(w.cron(""), o)), []string{"c000", "c002"})
+		equal(t, fmt.Sprintf("%+v", o), names(f.list(f.cron(""), o)), []string{"c000", "c002"})
 	}
 	for _, c := range []struct {
 		o    ListOptions
@@ -142,43 +142,43 @@ func TestListAtRevisions(t *testing.T) {
 		{ListOptions{ResourceVersionMatch: "Other", ResourceVersion: "1"}, 422, metav1.StatusReasonInvalid, "Unsupported value"},
 		{ListOptions{SendInitialEvents: new(bool)}, 422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for list"},
 	} {
-		_, err := w.List(w.ctx, w.cron(""), c.o)
-		w.refused(err, c.code, c.why, c.text)
+		_, err := f.List(f.ctx, f.cron(""), c.o)
+		f.expectStatus(err, c.code, c.why, c.text)
 	}
 }
 
 // CRD-061: a revision from the future is waited for; when the wait is over, 504 says how far the server is.
 func TestFutureRevision(t *testing.T) {
-	w := newWorld(t)
-	now, err := w.Store.Fresh(w.ctx)
+	f := newFixture(t)
+	now, err := f.Store.Fresh(f.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	next := strconv.FormatInt(now.Revision()+1, 10)
 	got := make(chan error)
 	go func() {
-		_, err := w.Get(w.ctx, w.cron("c000"), next)
+		_, err := f.Get(f.ctx, f.cron("c000"), next)
 		got <- err
 	}()
-	w.fill(1)
+	f.fillCronTabs(1)
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
-	current := w.Store.Head().Revision()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Millisecond)
+	current := f.Store.Head().Revision()
+	ctx, cancel := context.WithTimeout(f.ctx, 20*time.Millisecond)
 	defer cancel()
-	if _, err := w.List(ctx, w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
+	if _, err := f.List(ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
 		t.Fatal("answered from the past")
 	}
-	s := w.refused(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
+	s := f.expectStatus(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
 	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type}, []any{1, "ResourceVersionTooLarge"})
 }
 
 // CRD-067
 func TestLabelSelectors(t *testing.T) {
-	w := newWorld(t)
-	w.fill(20)
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"plain"}}`)
+	f := newFixture(t)
+	f.fillCronTabs(20)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"plain"}}`)
 	for selector, want := range map[string][]string{
 		"shard=3":               {"c003", "c013"},
 		"shard==3":              {"c003", "c013"},
@@ -192,19 +192,19 @@ func TestLabelSelectors(t *testing.T) {
 		if want == nil {
 			continue
 		}
-		got := w.list(w.cron(""), ListOptions{Labels: labelSelector(t, selector)})
+		got := f.list(f.cron(""), ListOptions{Labels: labelSelector(t, selector)})
 		equal(t, selector, append([]string{}, names(got)...), want)
 	}
-	equal(t, "nothing", len(w.list(w.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
+	equal(t, "nothing", len(f.list(f.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
 }
 
 // PRN-022 PRN-023: field selectors on names, namespaces and what the version declares selectable.
 func TestFieldSelectors(t *testing.T) {
-	w := newWorld(t)
-	w.fill(6)
-	all := w.cron("")
+	f := newFixture(t)
+	f.fillCronTabs(6)
+	all := f.cron("")
 	all.Namespace = ""
-	for _, target := range []Target{w.cron(""), all, w.at("stable.example.com", "v2", "crontabs", "default")} {
+	for _, target := range []Target{f.cron(""), all, f.target("stable.example.com", "v2", "crontabs", "default")} {
 		for selector, want := range map[string][]string{
 			"metadata.name=c002":                               {"c002"},
 			"metadata.name!=c002,spec.color=blue":              {"c005"},
@@ -215,26 +215,26 @@ func TestFieldSelectors(t *testing.T) {
 			"metadata.name=c001,spec.color=red":                {},
 			"metadata.name=c001,metadata.namespace!=elsewhere": {"c001"},
 		} {
-			got := w.list(target, ListOptions{Fields: fieldSelector(t, selector)})
+			got := f.list(target, ListOptions{Fields: fieldSelector(t, selector)})
 			equal(t, selector, append([]string{}, names(got)...), want)
 		}
 	}
-	_, err := w.List(w.ctx, w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.image=x")})
-	w.refused(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.image")
-	_, err = w.List(w.ctx, w.configMap(""), ListOptions{Fields: fieldSelector(t, "data=x")})
-	w.refused(err, 400, metav1.StatusReasonBadRequest, `"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
+	_, err := f.List(f.ctx, f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.image=x")})
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.image")
+	_, err = f.List(f.ctx, f.configMap(""), ListOptions{Fields: fieldSelector(t, "data=x")})
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
 }
 
 // A selector over records that were judged before allocates nothing.
 func TestSelectorAllocatesNothing(t *testing.T) {
-	w := newWorld(t)
-	w.fill(50)
+	f := newFixture(t)
+	f.fillCronTabs(50)
 	o := ListOptions{Labels: labelSelector(t, "shard=3"), Fields: fieldSelector(t, "spec.color=red")}
-	q, err := w.newQuery(w.cron(""), &o)
+	q, err := f.newQuery(f.cron(""), &o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap, n := w.Store.Head(), 0
+	snap, n := f.Store.Head(), 0
 	count := func() {
 		n = 0
 		for rec := range snap.Walk(q.prefix, "") {
@@ -268,15 +268,15 @@ func FuzzToken(f *testing.F) {
 
 // CRD-002
 func TestListAllNamespaces(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
-	w.mustCreate(w.cron(""), cronTab)
-	other := w.cron("")
+	f := newFixture(t)
+	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
+	f.mustCreate(f.cron(""), cronTab)
+	other := f.cron("")
 	other.Namespace = "other"
-	w.mustCreate(other, cronTab)
+	f.mustCreate(other, cronTab)
 	all := other
 	all.Namespace = ""
-	equal(t, "all", len(w.list(all, ListOptions{}).Items), 2)
-	l := w.list(other, ListOptions{})
+	equal(t, "all", len(f.list(all, ListOptions{}).Items), 2)
+	l := f.list(other, ListOptions{})
 	equal(t, "one", []any{len(l.Items), object.Namespace(treeOf(t, l.Items[0]))}, []any{1, "other"})
 }

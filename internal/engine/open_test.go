@@ -10,28 +10,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// watched is a store that tells of what Open asks of it.
-type watched struct {
+// hookedStore is a store that tells of what Open asks of it.
+type hookedStore struct {
 	storage.Store
 	head  func()
 	watch func(context.Context) error
 }
 
-func (w *watched) Head() *storage.Snapshot {
+func (w *hookedStore) Head() *storage.Snapshot {
 	w.head()
 	return w.Store.Head()
 }
 
-func (w *watched) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
+func (w *hookedStore) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
 	if err := w.watch(ctx); err != nil {
 		return nil, err
 	}
 	return w.Store.Watch(ctx, prefix, after)
 }
 
-func watchedStore(t *testing.T) *watched {
+func newHookedStore(t *testing.T) *hookedStore {
 	t.Helper()
-	s := &watched{openStore(t), func() {}, func(context.Context) error { return nil }}
+	s := &hookedStore{openStore(t), func() {}, func(context.Context) error { return nil }}
 	t.Cleanup(func() { _ = s.Store.Close() })
 	return s
 }
@@ -39,8 +39,8 @@ func watchedStore(t *testing.T) *watched {
 func noKinds(*resource.Live) []*resource.Definition { return nil }
 
 // CRD-071: what is stored is served as soon as Open returns.
-func TestOpenKnowsWhatIsStored(t *testing.T) {
-	s := watchedStore(t)
+func TestOpenServesStoredCRDs(t *testing.T) {
+	s := newHookedStore(t)
 	crd := object.Pack(decode(t, cronTabs(cronTabSchema, cronTabSchema)), 0).JSON()
 	if _, err := s.Commit(t.Context(), []storage.Write{{Key: cronTabKey, Value: crd}}); err != nil {
 		t.Fatal(err)
@@ -70,8 +70,8 @@ func TestOpenKnowsWhatIsStored(t *testing.T) {
 	}
 }
 
-func TestCloseEndsTheFollowing(t *testing.T) {
-	s := watchedStore(t)
+func TestCloseStopsStoreWatch(t *testing.T) {
+	s := newHookedStore(t)
 	following := make(chan context.Context, 1)
 	s.watch = func(ctx context.Context) error { following <- ctx; return nil }
 	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { t.Error(err) }})
@@ -89,8 +89,8 @@ func TestCloseEndsTheFollowing(t *testing.T) {
 }
 
 // A store that cannot be followed is no store to go on with.
-func TestWhoOpensIsToldOfAFailure(t *testing.T) {
-	s, broken, told := watchedStore(t), errors.New("broken"), make(chan error, 1)
+func TestOpenReportsWatchFailure(t *testing.T) {
+	s, broken, told := newHookedStore(t), errors.New("broken"), make(chan error, 1)
 	opened := make(chan struct{})
 	s.watch = func(context.Context) error { <-opened; return broken }
 	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { told <- err }})

@@ -9,15 +9,15 @@ import (
 
 // CNV-003 CNV-002: strategy None moves no field; what the version that is read does not declare is pruned, and stays
 // stored until somebody writes at that version.
-func TestNonePrunesWhatTheVersionLacks(t *testing.T) {
-	w := newWorld(t)
+func TestStrategyNonePrunesUndeclaredFields(t *testing.T) {
+	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
-	w.writeCRD(cronTabs(cronTabSchema, narrow))
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"c"},"spec":{"color":"red","image":"i"}}`)
-	other := w.at("stable.example.com", "v2", "crontabs", "default")
+	f.writeCRD(cronTabs(cronTabSchema, narrow))
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"c"},"spec":{"color":"red","image":"i"}}`)
+	other := f.target("stable.example.com", "v2", "crontabs", "default")
 	other.Name = "c"
-	equal(t, "at v2", w.get(other)["spec"], map[string]any{"image": "i"})
-	equal(t, "at v1", w.get(w.cron("c"))["spec"], map[string]any{"color": "red", "image": "i"})
-	w.mustEdit(other, func(t object.Tree) { set(t, "spec.image", "j") })
-	equal(t, "at v1 after a write at v2", w.get(w.cron("c"))["spec"], map[string]any{"image": "j"})
+	equal(t, "at v2", f.get(other)["spec"], map[string]any{"image": "i"})
+	equal(t, "at v1", f.get(f.cron("c"))["spec"], map[string]any{"color": "red", "image": "i"})
+	f.mustEdit(other, func(t object.Tree) { set(t, "spec.image", "j") })
+	equal(t, "at v1 after a write at v2", f.get(f.cron("c"))["spec"], map[string]any{"image": "j"})
 }

@@ -11,26 +11,26 @@ import (
 )
 
 // CNV-010: a write that has lost a race, and now waits for a conversion webhook, holds up no other one that has.
-func TestSlowConversionHoldsUpNobody(t *testing.T) {
-	w, c, old, now := hosts(t, 1)
+func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
+	f, c, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
 	overtaken := false
-	w.Webhook = func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+	f.Webhook = func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
 		if overtaken && to == old.Version { // the first writer is tried again, and waits here for the other
 			overtaken = false
-			w.before(func(storage.Write) { w.mustPatch(old, merging, `{"spec":{"hostPort":"two:80"}}`) })
-			bounded, cancel := context.WithTimeout(w.ctx, 10*time.Second)
+			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"two:80"}}`) })
+			bounded, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 			defer cancel()
-			if _, _, err := w.Patch(bounded, now, Patch{Type: merging, Data: []byte(`{"metadata":{"annotations":{"second":"yes"}}}`)}, w.caller); err != nil {
+			if _, _, err := f.Patch(bounded, now, Patch{Type: mergePatch, Data: []byte(`{"metadata":{"annotations":{"second":"yes"}}}`)}, f.caller); err != nil {
 				t.Error(err)
 			}
 		}
 		return c.convert(ctx, to, objects)
 	}
-	w.before(func(storage.Write) {
-		w.mustPatch(old, merging, `{"spec":{"hostPort":"one:80"}}`)
+	f.raceBeforeCommit(func(storage.Write) {
+		f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"one:80"}}`)
 		overtaken = true
 	})
-	w.mustPatch(now, merging, `{"metadata":{"annotations":{"first":"yes"}}}`)
-	equal(t, "what both have left", valueAt(w.get(now), "metadata.annotations"), any(object.Tree{"first": "yes", "second": "yes"}))
+	f.mustPatch(now, mergePatch, `{"metadata":{"annotations":{"first":"yes"}}}`)
+	equal(t, "what both have left", valueAt(f.get(now), "metadata.annotations"), any(object.Tree{"first": "yes", "second": "yes"}))
 }

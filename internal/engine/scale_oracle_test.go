@@ -21,14 +21,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamScaling is what upstream does about the owners of an object when its Scale is written.
-type upstreamScaling struct {
+// upstreamScale is what upstream does about the owners of an object when its Scale is written.
+type upstreamScale struct {
 	*managedfields.FieldManager
 	gv schema.GroupVersion
 	t  *testing.T
 }
 
-func newUpstreamScaling(t *testing.T) upstreamScaling {
+func newUpstreamScale(t *testing.T) upstreamScale {
 	t.Helper()
 	kind := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 	m, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), scheme.Scheme, scheme.Scheme, scheme.Scheme,
@@ -36,11 +36,11 @@ func newUpstreamScaling(t *testing.T) upstreamScaling {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return upstreamScaling{m, schema.GroupVersion{Group: "stable.example.com", Version: "v1"}, t}
+	return upstreamScale{m, schema.GroupVersion{Group: "stable.example.com", Version: "v1"}, t}
 }
 
 // write returns the replicas and the owners after a write of n, or of no replicas, by manager.
-func (u upstreamScaling) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64, owners []string, err error) {
+func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64, owners []string, err error) {
 	cr := (&unstructured.Unstructured{Object: live}).DeepCopy()
 	path := fieldpath.MakePathOrDie("spec", "replicas")
 	handler := managedfields.NewScaleHandler(cr.GetManagedFields(), u.gv, managedfields.ResourcePathMappings{u.gv.String(): path})
@@ -69,11 +69,11 @@ func (u upstreamScaling) write(live object.Tree, n *int32, manager string, apply
 	}
 	written := out.(*autoscalingv1.Scale)
 	entries, err := handler.ToParent(written.ManagedFields)
-	return int64(written.Spec.Replicas), said(u.t, entries), err
+	return int64(written.Spec.Replicas), ownerLines(u.t, entries), err
 }
 
-// said is who owns what, without times. Upstream may tell what one owns in two entries.
-func said(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
+// ownerLines is who owns what, without times. Upstream may tell what one owns in two entries.
+func ownerLines(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
 	t.Helper()
 	sets := map[string]*fieldpath.Set{}
 	for _, e := range entries {
@@ -96,51 +96,51 @@ func said(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
 func owners(t *testing.T, tree object.Tree) []string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: tree}
-	return said(t, u.GetManagedFields())
+	return ownerLines(t, u.GetManagedFields())
 }
 
 // Who owns the replicas after writes of an object and of its Scale, in any order, is who does upstream.
 // SUB-012 SUB-026 SUB-032
-func TestScaleOwnersAreUpstreams(t *testing.T) {
-	w := newWorld(t)
-	u := newUpstreamScaling(t)
+func TestScaleOwnersMatchUpstream(t *testing.T) {
+	f := newFixture(t)
+	u := newUpstreamScale(t)
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 5))
 	conflicts := 0
 	for round := range 40 {
 		name := fmt.Sprintf("a%d", round)
-		w.caller.FieldManager = "creator"
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"replicas":1,"image":"i"}}`, name))
+		f.caller.FieldManager = "creator"
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"replicas":1,"image":"i"}}`, name))
 		for range 12 {
-			w.now = w.now.Add(time.Second)
-			w.caller.FieldManager = []string{"creator", "hpa", "keda"}[r.IntN(3)]
+			f.now = f.now.Add(time.Second)
+			f.caller.FieldManager = []string{"creator", "hpa", "keda"}[r.IntN(3)]
 			n := int32(r.IntN(3))
 			if r.IntN(3) == 0 { // of the object itself
 				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
-				_, _, err := w.Patch(w.ctx, w.cron(name), Patch{Type: applying, Data: []byte(data), Force: true}, w.caller)
+				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true}, f.caller)
 				if err != nil {
 					t.Fatal(err)
 				}
 				continue
 			}
-			live := w.get(w.cron(name))
+			live := f.get(f.cron(name))
 			apply, force, none := r.IntN(2) == 0, r.IntN(2) == 0, false
 			var err error
 			var wantReplicas int64
 			var want []string
 			var wantErr error
 			if !apply {
-				wantReplicas, want, wantErr = u.write(live, &n, w.caller.FieldManager, false, false)
-				_, err = w.patch(w.cron(name).sub("scale"), merging, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
+				wantReplicas, want, wantErr = u.write(live, &n, f.caller.FieldManager, false, false)
+				_, err = f.patch(f.cron(name).sub("scale"), mergePatch, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
 			} else {
 				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},"spec":{"replicas":%d}}`, name, n), &n
 				if none = r.IntN(8) == 0; none {
 					data, sent = fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q}}`, name), nil
 				}
-				wantReplicas, want, wantErr = u.write(live, sent, w.caller.FieldManager, true, force)
-				_, _, err = w.Patch(w.ctx, w.cron(name).sub("scale"), Patch{Type: applying, Data: []byte(data), Force: force}, w.caller)
+				wantReplicas, want, wantErr = u.write(live, sent, f.caller.FieldManager, true, force)
+				_, _, err = f.Patch(f.ctx, f.cron(name).sub("scale"), Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
 			}
-			what := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, w.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
+			what := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
 			if (err == nil) != (wantErr == nil) {
 				t.Fatalf("%s:\ngot  %v\nwant %v", what, err, wantErr)
 			}
@@ -151,7 +151,7 @@ func TestScaleOwnersAreUpstreams(t *testing.T) {
 				}
 				continue
 			}
-			after := w.get(w.cron(name))
+			after := f.get(f.cron(name))
 			equal(t, what+" replicas", valueAt(after, "spec.replicas"), wantReplicas)
 			equal(t, what, strings.Join(owners(t, after), "\n"), strings.Join(want, "\n"))
 		}

@@ -35,14 +35,14 @@ func TestSelectableValues(t *testing.T) {
 
 // PRN-021 PRN-030: a watch with a selector sees objects come and go, a deletecollection deletes what is selected.
 func TestSelectInWatchAndDelete(t *testing.T) {
-	w := newWorld(t)
-	w.fill(6) // c000 and c003 are red
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Fields: fieldSelector(t, "spec.color=red")})
-	w.mustPatch(w.cron("c000"), merging, `{"spec":{"color":"blue"}}`)
-	w.mustPatch(w.cron("c001"), merging, `{"spec":{"color":"red"}}`)
-	w.mustPatch(w.cron("c001"), merging, `{"spec":{"image":"i"}}`)
-	w.mustPatch(w.cron("c002"), merging, `{"spec":{"image":"i"}}`)
-	w.delete(w.cron("c003"), metav1.DeleteOptions{})
+	f := newFixture(t)
+	f.fillCronTabs(6) // c000 and c003 are red
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")})
+	f.mustPatch(f.cron("c000"), mergePatch, `{"spec":{"color":"blue"}}`)
+	f.mustPatch(f.cron("c001"), mergePatch, `{"spec":{"color":"red"}}`)
+	f.mustPatch(f.cron("c001"), mergePatch, `{"spec":{"image":"i"}}`)
+	f.mustPatch(f.cron("c002"), mergePatch, `{"spec":{"image":"i"}}`)
+	f.delete(f.cron("c003"), metav1.DeleteOptions{})
 	var seen []string
 	for len(seen) < 4 {
 		events, err := watch.Take(nil)
@@ -57,10 +57,10 @@ func TestSelectInWatchAndDelete(t *testing.T) {
 		}
 	}
 	equal(t, "events", seen, []string{"DELETED c000 red", "ADDED c001 red", "MODIFIED c001 red", "DELETED c003 red"})
-	if _, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, w.caller); err != nil {
+	if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "left", names(w.list(w.cron(""), ListOptions{})), []string{"c001"})
-	_, err := w.Watch(w.ctx, w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
-	w.refused(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.nope")
+	equal(t, "left", names(f.list(f.cron(""), ListOptions{})), []string{"c001"})
+	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.nope")
 }

@@ -21,8 +21,8 @@ import (
 // plugin is an admission plugin of a test.
 type plugin struct {
 	admit, validate func(context.Context, *admission.Request) error
-	again           bool
-	deaf            []admission.Operation // it does not handle these
+	reinvoke           bool
+	ignores            []admission.Operation // it does not handle these
 }
 
 func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
@@ -34,7 +34,7 @@ func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
 
 func (p *plugin) Name() string { return "Test" }
 
-func (p *plugin) Handles(r *admission.Request) bool { return !slices.Contains(p.deaf, r.Operation) }
+func (p *plugin) Handles(r *admission.Request) bool { return !slices.Contains(p.ignores, r.Operation) }
 
 func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if p.validate == nil {
@@ -43,95 +43,95 @@ func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	return p.validate(ctx, r)
 }
 
-func (p *plugin) Reinvoke() bool { return p.again }
+func (p *plugin) Reinvoke() bool { return p.reinvoke }
 
 const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object","default":{"image":"busybox"},"required":["image"],"properties":{
 "image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`
 
-// shown says what is wrong with what a write has done, by the stage that it shows.
-var shown = map[string]func(w *world) error{
-	"decode": func(w *world) error {
-		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
-		return expect(w, o, err, "spec.image", "busybox")
+// stageEffects says what is wrong with what a write has done, by the stage that it shows.
+var stageEffects = map[string]func(f *fixture) error{
+	"decode": func(f *fixture) error {
+		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
+		return expectField(f, o, err, "spec.image", "busybox")
 	},
-	"locate": func(w *world) error {
-		_, err := w.create(w.cron(""), `{"metadata":{"name":"a","namespace":"other"}}`)
+	"locate": func(f *fixture) error {
+		_, err := f.create(f.cron(""), `{"metadata":{"name":"a","namespace":"other"}}`)
 		return expectError(err, "does not match the namespace sent on the request")
 	},
-	"limit": func(w *world) error {
-		_, err := w.create(w.at("authorization.k8s.io", "v1", "selfsubjectaccessreviews", ""),
+	"limit": func(f *fixture) error {
+		_, err := f.create(f.target("authorization.k8s.io", "v1", "selfsubjectaccessreviews", ""),
 			`{"spec":{"resourceAttributes":{"labelSelector":{"requirements":[{}`+strings.Repeat(",{}", 100)+`]}}}}`)
 		return expectError(err, "must have at most 100 items")
 	},
-	"managedFields": func(w *world) error {
-		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
-		if err != nil || len(entriesOf(w, o)) != 1 {
-			return fmt.Errorf("%v, %v", err, entriesOf(w, o))
+	"managedFields": func(f *fixture) error {
+		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
+		if err != nil || len(managedFieldsOf(f, o)) != 1 {
+			return fmt.Errorf("%v, %v", err, managedFieldsOf(f, o))
 		}
 		return nil
 	},
-	"mutate": func(w *world) error {
-		t := w.cron("")
+	"mutate": func(f *fixture) error {
+		t := f.cron("")
 		t.Namespace = "absent"
-		_, err := w.create(t, `{"metadata":{"name":"a"}}`)
+		_, err := f.create(t, `{"metadata":{"name":"a"}}`)
 		return expectError(err, `namespaces "absent" not found`)
 	},
-	"authorize": func(w *world) error {
-		_, err := w.create(w.at("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
+	"authorize": func(f *fixture) error {
+		_, err := f.create(f.target("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
 		return expectError(err, "is attempting to grant RBAC permissions not currently held")
 	},
-	"identify": func(w *world) error {
-		o, err := w.create(w.cron(""), `{"metadata":{"name":"a","uid":"chosen","creationTimestamp":"1999-01-01T00:00:00Z"}}`)
-		return expect(w, o, err, "metadata.creationTimestamp", "2026-05-06T07:08:09Z")
+	"identify": func(f *fixture) error {
+		o, err := f.create(f.cron(""), `{"metadata":{"name":"a","uid":"chosen","creationTimestamp":"1999-01-01T00:00:00Z"}}`)
+		return expectField(f, o, err, "metadata.creationTimestamp", "2026-05-06T07:08:09Z")
 	},
-	"prepare": func(w *world) error {
-		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"status":{"set":"by a client"}}`)
-		return expect(w, o, err, "status", nil)
+	"prepare": func(f *fixture) error {
+		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"status":{"set":"by a client"}}`)
+		return expectField(f, o, err, "status", nil)
 	},
-	"find": func(w *world) error {
-		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
+	"find": func(f *fixture) error {
+		if _, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
 			return err
 		}
 		other := types.UID("other")
-		_, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &other}}, w.caller)
+		_, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &other}}, f.caller)
 		return expectError(err, "the UID in the precondition (other)")
 	},
-	"mark": func(w *world) error {
-		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a","finalizers":["example.com/wait"]}}`); err != nil {
+	"mark": func(f *fixture) error {
+		if _, err := f.create(f.cron(""), `{"metadata":{"name":"a","finalizers":["example.com/wait"]}}`); err != nil {
 			return err
 		}
-		_, gone, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller)
+		_, gone, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller)
 		if err != nil || gone {
 			return fmt.Errorf("%v, gone: %t", err, gone)
 		}
-		return expect(w, Object{}, nil, "metadata.deletionTimestamp", "2026-05-06T07:08:09Z")
+		return expectField(f, Object{}, nil, "metadata.deletionTimestamp", "2026-05-06T07:08:09Z")
 	},
-	"validate": func(w *world) error {
-		_, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":0}}`)
+	"validate": func(f *fixture) error {
+		_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":0}}`)
 		return expectError(err, "should be greater than or equal to 1")
 	},
-	"check": func(w *world) error {
-		w.pod("p")
-		return expectError(w.bind("p", `{"metadata":{"name":"p"},"target":{"kind":"Pod","name":"m"}}`), "target.kind")
+	"check": func(f *fixture) error {
+		f.createPod("p")
+		return expectError(f.bind("p", `{"metadata":{"name":"p"},"target":{"kind":"Pod","name":"m"}}`), "target.kind")
 	},
-	"act": func(w *world) error {
-		w.pod("p")
-		if err := w.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
+	"act": func(f *fixture) error {
+		f.createPod("p")
+		if err := f.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
 			return err
 		}
-		o, err := w.Get(w.ctx, w.pods("p"), "")
-		return expect(w, o, err, "spec.nodeName", "m")
+		o, err := f.Get(f.ctx, f.pods("p"), "")
+		return expectField(f, o, err, "spec.nodeName", "m")
 	},
-	"warn": func(w *world) error {
-		w.warnings = nil
-		_, err := w.create(w.cron(""), `{"metadata":{"name":"a","finalizers":["wait"]}}`)
-		if err != nil || len(w.warnings) != 1 || !strings.Contains(w.warnings[0], "prefer a domain-qualified finalizer name") {
-			return fmt.Errorf("%v, warnings %q", err, w.warnings)
+	"warn": func(f *fixture) error {
+		f.warnings = nil
+		_, err := f.create(f.cron(""), `{"metadata":{"name":"a","finalizers":["wait"]}}`)
+		if err != nil || len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "prefer a domain-qualified finalizer name") {
+			return fmt.Errorf("%v, warnings %q", err, f.warnings)
 		}
 		return nil
 	},
-	"canonicalize": func(w *world) error {
-		o, err := w.create(w.namespace(""), `{"metadata":{"generateName":"n-"}}`)
+	"canonicalize": func(f *fixture) error {
+		o, err := f.create(f.namespace(""), `{"metadata":{"generateName":"n-"}}`)
 		if err != nil {
 			return err
 		}
@@ -141,48 +141,48 @@ var shown = map[string]func(w *world) error{
 		}
 		return err
 	},
-	"admit": func(w *world) error {
-		w.Admission = admission.Plugins{&plugin{validate: func(context.Context, *admission.Request) error { return errors.New("not today") }}}
-		_, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`)
+	"admit": func(f *fixture) error {
+		f.Admission = admission.Plugins{&plugin{validate: func(context.Context, *admission.Request) error { return errors.New("not today") }}}
+		_, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`)
 		return expectError(err, "not today")
 	},
-	"review": func(w *world) error {
-		o, err := w.create(w.at("authentication.k8s.io", "v1", "selfsubjectreviews", ""), `{}`)
-		return expect(w, o, err, "status.userInfo.username", "tester")
+	"review": func(f *fixture) error {
+		o, err := f.create(f.target("authentication.k8s.io", "v1", "selfsubjectreviews", ""), `{}`)
+		return expectField(f, o, err, "status.userInfo.username", "tester")
 	},
-	"convert": func(w *world) error {
-		t := w.at("stable.example.com", "v2", "crontabs", "default")
-		if _, err := w.create(t, `{"metadata":{"name":"a"}}`); err != nil {
+	"convert": func(f *fixture) error {
+		t := f.target("stable.example.com", "v2", "crontabs", "default")
+		if _, err := f.create(t, `{"metadata":{"name":"a"}}`); err != nil {
 			return err
 		}
-		if rec := w.Store.Head().Get(t.Version.Definition.Key("default", "a")); rec == nil || apiVersion(rec) != "stable.example.com/v1" {
+		if rec := f.Store.Head().Get(t.Version.Definition.Key("default", "a")); rec == nil || apiVersion(rec) != "stable.example.com/v1" {
 			return errors.New("not stored at the storage version")
 		}
 		return nil
 	},
-	"related": func(w *world) error {
-		if _, err := w.create(w.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
+	"related": func(f *fixture) error {
+		if _, err := f.create(f.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
 			return err
 		}
-		_, err := w.Get(w.ctx, w.ipAddress("10.0.0.7"), "")
+		_, err := f.Get(f.ctx, f.ipAddress("10.0.0.7"), "")
 		return err
 	},
-	"commit": func(w *world) error {
-		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
+	"commit": func(f *fixture) error {
+		if _, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
 			return err
 		}
-		_, err := w.Get(w.ctx, w.cron("a"), "")
+		_, err := f.Get(f.ctx, f.cron("a"), "")
 		return err
 	},
 }
 
-// expect compares a field of what a write has answered; of the stored object a where there is no answer.
-func expect(w *world, o Object, err error, path string, want any) error {
+// expectField compares a field of what a write has answered; of the stored object a where there is no answer.
+func expectField(f *fixture, o Object, err error, path string, want any) error {
 	if err != nil {
 		return err
 	}
 	if o.Version == nil {
-		if o, err = w.Get(w.ctx, w.cron("a"), ""); err != nil {
+		if o, err = f.Get(f.ctx, f.cron("a"), ""); err != nil {
 			return err
 		}
 	}
@@ -200,18 +200,18 @@ func expectError(err error, text string) error {
 	return nil
 }
 
-func entriesOf(w *world, o Object) []any {
+func managedFieldsOf(f *fixture, o Object) []any {
 	if o.Version == nil {
 		return nil
 	}
-	entries, _ := object.Metadata(treeOf(w, o))["managedFields"].([]any)
+	entries, _ := object.Metadata(treeOf(f, o))["managedFields"].([]any)
 	return entries
 }
 
-// tried runs what shows a stage in a world of its own, with some of the stages.
-func tried(t *testing.T, show func(*world) error, some []stage) (err error) {
-	w := newWorld(t)
-	w.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
+// runWithStages runs what shows a stage in a world of its own, with some of the stages.
+func runWithStages(t *testing.T, show func(*fixture) error, some []stage) (err error) {
+	f := newFixture(t)
+	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
 	whole := stages
 	stages = some
 	defer func() {
@@ -220,14 +220,14 @@ func tried(t *testing.T, show func(*world) error, some []stage) (err error) {
 			err = fmt.Errorf("a panic: %v", p)
 		}
 	}()
-	return show(w)
+	return show(f)
 }
 
 // What admission puts in the place of an object gets the defaults of its version.
-func TestReplacedHasDefaults(t *testing.T) {
-	w := newWorld(t)
-	w.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
-	w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
+func TestAdmissionReplacementIsDefaulted(t *testing.T) {
+	f := newFixture(t)
+	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
+	f.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
 		t, err := r.New(ctx, r.Version)
 		if err == nil {
 			delete(t["spec"].(object.Tree), "image")
@@ -235,24 +235,24 @@ func TestReplacedHasDefaults(t *testing.T) {
 		}
 		return err
 	}}}
-	o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)
-	if err := expect(w, o, err, "spec.image", "busybox"); err != nil {
+	o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)
+	if err := expectField(f, o, err, "spec.image", "busybox"); err != nil {
 		t.Error(err)
 	}
 }
 
 // Every stage does something that is missed without it.
-func TestEachStage(t *testing.T) {
+func TestEachStageIsNeeded(t *testing.T) {
 	for i, s := range stages {
-		show := shown[s.name]
+		show := stageEffects[s.name]
 		if show == nil {
 			t.Errorf("nothing shows what %s does", s.name)
 			continue
 		}
-		if err := tried(t, show, stages); err != nil {
+		if err := runWithStages(t, show, stages); err != nil {
 			t.Errorf("%s: %v", s.name, err)
 		}
-		if err := tried(t, show, slices.Delete(slices.Clone(stages), i, i+1)); err == nil {
+		if err := runWithStages(t, show, slices.Delete(slices.Clone(stages), i, i+1)); err == nil {
 			t.Errorf("%s can be taken out", s.name)
 		}
 	}
@@ -260,24 +260,24 @@ func TestEachStage(t *testing.T) {
 
 // A write whose client has disconnected starts no further stage and changes nothing.
 func TestWritesEndWithTheirContext(t *testing.T) {
-	w := newWorld(t)
-	revision := w.Store.Head().Revision()
-	ctx, cancel := context.WithCancel(w.ctx)
-	w.Admission = admission.Plugins{&plugin{
+	f := newFixture(t)
+	revision := f.Store.Head().Revision()
+	ctx, cancel := context.WithCancel(f.ctx)
+	f.Admission = admission.Plugins{&plugin{
 		admit:    func(context.Context, *admission.Request) error { cancel(); return nil },
 		validate: func(context.Context, *admission.Request) error { t.Error("a later stage was started"); return nil },
 	}}
-	w.ctx = ctx
-	_, err := w.create(w.configMap(""), `{"metadata":{"name":"a"}}`)
+	f.ctx = ctx
+	_, err := f.create(f.configMap(""), `{"metadata":{"name":"a"}}`)
 	if !apierrors.IsTimeout(err) {
 		t.Errorf("got %v, want a timeout", err)
 	}
-	equal(t, "revision", w.Store.Head().Revision(), revision)
+	equal(t, "revision", f.Store.Head().Revision(), revision)
 }
 
 // Every verb passes both stages of admission, with what plugins need to know.
 func TestAdmissionOfEachVerb(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	var seen []string
 	note := func(stage string) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
@@ -294,15 +294,15 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 			return nil
 		}
 	}
-	w.Admission = admission.Plugins{&plugin{admit: note("admit"), validate: note("validate")}}
-	verb := func(name, operation, what string, old, next bool, f func() error) {
+	f.Admission = admission.Plugins{&plugin{admit: note("admit"), validate: note("validate")}}
+	verb := func(name, operation, what string, old, next bool, do func() error) {
 		t.Helper()
 		seen = nil
-		if err := f(); err != nil {
+		if err := do(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		line := func(stage string, old bool) string {
-			return fmt.Sprintf("%s %s crontabs%s by tester dry=%t old=%t new=%t", stage, operation, what, w.caller.DryRun, old, next)
+			return fmt.Sprintf("%s %s crontabs%s by tester dry=%t old=%t new=%t", stage, operation, what, f.caller.DryRun, old, next)
 		}
 		want := []string{line("admit", old), line("validate", old)}
 		if !slices.Equal(seen, want) {
@@ -310,41 +310,41 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		}
 	}
 	verb("create", "CREATE", " a", false, true, func() error {
-		_, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
+		_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
 		return err
 	})
 	verb("update", "UPDATE", " a", true, true, func() error {
-		_, err := w.edit(w.cron("a"), func(t object.Tree) { set(t, "spec.image", "x") })
+		_, err := f.edit(f.cron("a"), func(t object.Tree) { set(t, "spec.image", "x") })
 		return err
 	})
 	verb("status", "UPDATE", "/status a", true, true, func() error {
-		_, err := w.edit(w.cron("a").sub("status"), func(t object.Tree) { set(t, "status.phase", "x") })
+		_, err := f.edit(f.cron("a").sub("status"), func(t object.Tree) { set(t, "status.phase", "x") })
 		return err
 	})
-	verb("patch", "UPDATE", " a", true, true, func() error { _, err := w.patch(w.cron("a"), merging, `{"spec":{"image":"y"}}`); return err })
+	verb("patch", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"y"}}`); return err })
 	apply := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"color":"red"}}`
-	verb("apply", "UPDATE", " a", true, true, func() error { _, err := w.patch(w.cron("a"), applying, fmt.Sprintf(apply, "a")); return err })
-	verb("apply of what is not there", "CREATE", " b", false, true, func() error { _, err := w.patch(w.cron("b"), applying, fmt.Sprintf(apply, "b")); return err })
+	verb("apply", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), applyPatch, fmt.Sprintf(apply, "a")); return err })
+	verb("apply of what is not there", "CREATE", " b", false, true, func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
 	verb("scale", "UPDATE", "/scale a", true, true, func() error {
-		_, err := w.patch(w.cron("a").sub("scale"), merging, `{"spec":{"replicas":2}}`)
+		_, err := f.patch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":2}}`)
 		return err
 	})
-	w.caller.DryRun = true
-	verb("dry run", "DELETE", " a", true, false, func() error { _, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller); return err })
-	w.caller.DryRun = false
-	verb("delete", "DELETE", " a", true, false, func() error { _, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller); return err })
+	f.caller.DryRun = true
+	verb("dry run", "DELETE", " a", true, false, func() error { _, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller); return err })
+	f.caller.DryRun = false
+	verb("delete", "DELETE", " a", true, false, func() error { _, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller); return err })
 	verb("delete a collection", "DELETE", " ", true, false, func() error {
-		_, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller)
+		_, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 		return err
 	})
 }
 
 // A plugin that says so is asked again about what one behind it has changed.
 func TestReinvocation(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	asked := 0
 	var reinvoked []bool
-	first := &plugin{again: true, admit: func(_ context.Context, r *admission.Request) error {
+	first := &plugin{reinvoke: true, admit: func(_ context.Context, r *admission.Request) error {
 		asked++
 		reinvoked = append(reinvoked, r.Reinvoked)
 		return nil
@@ -357,20 +357,20 @@ func TestReinvocation(t *testing.T) {
 		set(tree, "spec.image", "changed")
 		return r.Replace(ctx, tree, r.Version)
 	}}
-	w.Admission = admission.Plugins{first, second}
-	equal(t, "the image", valueAt(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"), "changed")
+	f.Admission = admission.Plugins{first, second}
+	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"), "changed")
 	equal(t, "whether it was asked again", reinvoked, []bool{false, true})
-	w.delete(w.cron("a"), metav1.DeleteOptions{})
+	f.delete(f.cron("a"), metav1.DeleteOptions{})
 	equal(t, "how often it was asked", asked, 3)
 }
 
 // A plugin sees objects at the version that it asks for, and what it relies on is a guard of the commit.
-func TestAdmissionReliesOnWhatItReads(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.configMap(""), `{"metadata":{"name":"policy"}}`)
-	v2 := w.at("stable.example.com", "v2", "crontabs", "default").Version
+func TestAdmissionReadsAreGuarded(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
+	v2 := f.target("stable.example.com", "v2", "crontabs", "default").Version
 	tries := 0
-	w.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
+	f.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
 		if r.Version.Definition.Names.Plural != "crontabs" {
 			return nil
 		}
@@ -378,31 +378,31 @@ func TestAdmissionReliesOnWhatItReads(t *testing.T) {
 		if err != nil || object.String(tree, "apiVersion") != v2.APIVersion {
 			return fmt.Errorf("%v, at %s", err, object.String(tree, "apiVersion"))
 		}
-		policy := r.Read(w.policies(), "default", "policy")
+		policy := r.Read(f.policies(), "default", "policy")
 		if tries++; policy == nil {
 			return apierrors.NewForbidden(r.Version.GroupResource(), r.Name, errors.New("there is no policy"))
 		}
 		if tries == 1 { // it goes after it has been read
-			w.delete(w.configMap("policy"), metav1.DeleteOptions{})
+			f.delete(f.configMap("policy"), metav1.DeleteOptions{})
 		}
 		return nil
 	}}}
-	_, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`)
-	w.refused(err, 403, metav1.StatusReasonForbidden, "there is no policy")
+	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`)
+	f.expectStatus(err, 403, metav1.StatusReasonForbidden, "there is no policy")
 	equal(t, "attempts", tries, 2)
 }
 
-func (w *world) policies() *resource.Definition { return w.configMap("").Version.Definition }
+func (f *fixture) policies() *resource.Definition { return f.configMap("").Version.Definition }
 
 // A plugin cannot move an object to another namespace or name, and what it does with the trees that it gets is its own affair.
-func TestPluginsKeepToTheObject(t *testing.T) {
+func TestAdmissionCannotMoveObject(t *testing.T) {
 	for what, change := range map[string]func(object.Tree){
 		"does not match the namespace sent on the request": func(t object.Tree) { set(t, "metadata.namespace", "other") },
 		"does not match the name on the URL":               func(t object.Tree) { set(t, "metadata.name", "other") },
 	} {
-		w := newWorld(t)
-		w.mustCreate(w.cron(""), `{"metadata":{"name":"a"}}`)
-		w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
+		f := newFixture(t)
+		f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
+		f.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
 			tree, err := r.New(ctx, r.Version)
 			if err == nil {
 				change(tree)
@@ -410,16 +410,16 @@ func TestPluginsKeepToTheObject(t *testing.T) {
 			}
 			return err
 		}}}
-		_, err := w.patch(w.cron("a"), merging, `{"spec":{"image":"x"}}`)
-		w.refused(err, 400, metav1.StatusReasonBadRequest, what)
+		_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"x"}}`)
+		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, what)
 	}
-	w := newWorld(t)
-	w.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
+	f := newFixture(t)
+	f.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
 		tree, err := r.New(ctx, r.Version)
 		if err == nil {
 			set(tree, "spec.image", "changed")
 		}
 		return err
 	}}}
-	equal(t, "the image", valueAt(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
+	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
 }

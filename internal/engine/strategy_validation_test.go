@@ -17,21 +17,21 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// declares is a strategy whose declarative validation reports the same problems of every object.
-type declares struct {
+// fakeDeclarative is a strategy whose declarative validation reports the same problems of every object.
+type fakeDeclarative struct {
 	rest.DeclarativeValidation
 	problems field.ErrorList
 	compared int // problems that were compared with these
 }
 
 // ValidateDeclaratively does what upstream's does with the problems of both validations.
-func (d *declares) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
+func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
 	d.compared += len(found)
 	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.problems, true, config.NormalizationRules...), d.problems...)
 }
 
-// randomProblems returns problems of few fields, many of which match.
-func randomProblems(r *rand.Rand) (out field.ErrorList) {
+// randomErrors returns problems of few fields, many of which match.
+func randomErrors(r *rand.Rand) (out field.ErrorList) {
 	for range r.IntN(12) {
 		path := field.NewPath("spec").Child([]string{"a", "b", "old"}[r.IntN(3)])
 		e := field.Invalid(path, r.IntN(2), "d")
@@ -49,11 +49,11 @@ func randomProblems(r *rand.Rand) (out field.ErrorList) {
 }
 
 // The problems of both validations are merged as upstream merges them, without a comparison of each with each other.
-func TestProblemsAreMergedAsUpstream(t *testing.T) {
+func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	config := rest.DeclarativeValidationConfig{NormalizationRules: []field.NormalizationRule{{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}}}
 	for range 3000 {
-		d, found := &declares{problems: randomProblems(r)}, randomProblems(r)
+		d, found := &fakeDeclarative{problems: randomErrors(r)}, randomErrors(r)
 		want := d.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
 		d.compared = 0
 		got := declarative{d}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
@@ -67,12 +67,12 @@ func TestProblemsAreMergedAsUpstream(t *testing.T) {
 }
 
 // The text of a 422 is limited, also where each of few problems quotes a large value.
-func TestTextOfProblemsIsLimited(t *testing.T) {
+func TestErrorTextIsLimited(t *testing.T) {
 	var found field.ErrorList
 	for i := range 16 * maxProblems {
 		found = append(found, field.Invalid(field.NewPath("spec").Index(i), strings.Repeat("x", 1000), ""))
 	}
-	found = declarative{&declares{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, rest.DeclarativeValidationConfig{})
+	found = declarative{&fakeDeclarative{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, rest.DeclarativeValidationConfig{})
 	s := newInvalid(schema.GroupKind{}, "", found).(*apierrors.StatusError).ErrStatus
 	if n := len(s.Details.Causes); n > maxProblems || len(s.Message) < maxProblemText/2 || len(s.Message) > 2*maxProblemText {
 		t.Errorf("%d causes, %d bytes", n, len(s.Message))

@@ -17,82 +17,82 @@ import (
 
 // CRD-018, CRD-053, SUB-013
 func TestUpdate(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
-	next := treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "better") }))
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	next := treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "better") }))
 	equal(t, "image", valueAt(next, "spec.image"), "better")
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
 	if object.ResourceVersion(next) == object.ResourceVersion(made) || object.UID(next) != object.UID(made) {
 		t.Fatalf("metadata is %v", next["metadata"])
 	}
-	_, err := w.Engine.updateWith(w, made)
-	w.refused(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
-	_, err = w.update(w.cron("my-cron"), cronTab)
-	s := w.refused(err, 422, metav1.StatusReasonInvalid, `crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
+	_, err := f.Engine.updateTree(f, made)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
+	_, err = f.update(f.cron("my-cron"), cronTab)
+	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, `crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
 	equal(t, "cause", s.Details.Causes[0].Field, "metadata.resourceVersion")
-	_, err = w.update(w.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
-	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
-	_, err = w.update(w.cron("my-cron"), `{"metadata":{"name":"my-cron","resourceVersion":"abc"}}`)
-	s = w.refused(err, 500, metav1.StatusReasonUnknown, "")
+	_, err = f.update(f.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
+	_, err = f.update(f.cron("my-cron"), `{"metadata":{"name":"my-cron","resourceVersion":"abc"}}`)
+	s = f.expectStatus(err, 500, metav1.StatusReasonUnknown, "")
 	equal(t, "message", s.Message, `strconv.ParseUint: parsing "abc": invalid syntax`)
 }
 
-func (e *Engine) updateWith(w *world, tree object.Tree) (Object, error) {
-	o, _, err := e.Update(w.ctx, w.cron(object.Name(tree)), Body{Tree: tree}, w.caller)
+func (e *Engine) updateTree(f *fixture, tree object.Tree) (Object, error) {
+	o, _, err := e.Update(f.ctx, f.cron(object.Name(tree)), Body{Tree: tree}, f.caller)
 	return o, err
 }
 
 // CRD-014
-func TestUpdateElsewhere(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), cronTab)
+func TestUpdateNameMismatch(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
 	for _, c := range []struct{ body, text string }{
 		{`{"metadata":{"name":"other"}}`, "the name of the object (other) does not match the name on the URL (my-cron)"},
 		{`{"metadata":{}}`, "the name of the object (my-cron based on URL) was undeterminable: name must be provided"},
 		{`{"metadata":{"name":"my-cron","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
 	} {
-		_, err := w.update(w.cron("my-cron"), c.body)
-		w.refused(err, 400, metav1.StatusReasonBadRequest, c.text)
+		_, err := f.update(f.cron("my-cron"), c.body)
+		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, c.text)
 	}
-	_, err := w.update(w.cron("my-cron"), `{"metadata":{"name":"my-cron","uid":"wrong"}}`)
-	w.refused(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: wrong, UID in object meta: ")
+	_, err := f.update(f.cron("my-cron"), `{"metadata":{"name":"my-cron","uid":"wrong"}}`)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: wrong, UID in object meta: ")
 }
 
 // CRD-072, SUB-046
 func TestUpdateKeepsSystemFields(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
-	next := treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) {
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	next := treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) {
 		md := object.Metadata(o)
 		delete(md, "uid")
 		md["creationTimestamp"], md["generation"] = "2001-01-01T00:00:00Z", int64(99)
 	}))
 	equal(t, "metadata", next["metadata"], made["metadata"])
-	_, err := w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.deletionTimestamp", "2030-01-01T00:00:00Z") })
-	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
-	_, err = w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"-": "x"}) })
-	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
+	_, err := f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.deletionTimestamp", "2030-01-01T00:00:00Z") })
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
+	_, err = f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"-": "x"}) })
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
 }
 
 // SUB-013
 func TestUpdateWithoutChange(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), cronTab)
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
 	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"color":"red"}}`
-	w.mustPatch(w.cron("my-cron"), types.ApplyYAMLPatchType, config)
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.annotations", object.Tree{"a": "b"}) })
-	before := w.get(w.cron("my-cron"))
-	w.now = w.now.Add(time.Hour)
-	w.mustEdit(w.cron("my-cron"), func(object.Tree) {})
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { // an entry that differs in its time alone
+	f.mustPatch(f.cron("my-cron"), types.ApplyYAMLPatchType, config)
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.annotations", object.Tree{"a": "b"}) })
+	before := f.get(f.cron("my-cron"))
+	f.now = f.now.Add(time.Hour)
+	f.mustEdit(f.cron("my-cron"), func(object.Tree) {})
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { // an entry that differs in its time alone
 		for _, entry := range valueAt(o, "metadata.managedFields").([]any) {
 			entry.(object.Tree)["time"] = "2026-12-01T00:00:00Z"
 		}
 	})
-	w.mustPatch(w.cron("my-cron"), types.ApplyYAMLPatchType, config)
-	equal(t, "object", w.get(w.cron("my-cron")), before)
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a": "b"}) })
-	after := w.get(w.cron("my-cron"))
+	f.mustPatch(f.cron("my-cron"), types.ApplyYAMLPatchType, config)
+	equal(t, "object", f.get(f.cron("my-cron")), before)
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a": "b"}) })
+	after := f.get(f.cron("my-cron"))
 	equal(t, "generation", valueAt(after, "metadata.generation"), valueAt(before, "metadata.generation"))
 	if object.ResourceVersion(after) == object.ResourceVersion(before) {
 		t.Fatal("a new label made no revision")
@@ -101,10 +101,10 @@ func TestUpdateWithoutChange(t *testing.T) {
 
 // SUB-004, SUB-006, SUB-007, SUB-012
 func TestStatus(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), cronTab)
-	w.caller.FieldManager = "controller"
-	next := treeOf(t, w.mustEdit(w.cron("my-cron").sub("status"), func(o object.Tree) {
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
+	f.caller.FieldManager = "controller"
+	next := treeOf(t, f.mustEdit(f.cron("my-cron").sub("status"), func(o object.Tree) {
 		set(o, "status.phase", "Running")
 		set(o, "spec.image", "ignored")
 		set(o, "metadata.labels", object.Tree{"ignored": "yes"})
@@ -120,63 +120,63 @@ func TestStatus(t *testing.T) {
 	}
 	equal(t, "subresource", []any{last["manager"], last["subresource"], last["fieldsV1"]},
 		[]any{"controller", "status", map[string]any{"f:status": map[string]any{".": map[string]any{}, "f:phase": map[string]any{}}}})
-	next = treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) {
+	next = treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) {
 		delete(o, "status")
 		set(o, "spec.image", "new")
 	}))
 	equal(t, "status after a PUT of the whole", next["status"], map[string]any{"phase": "Running"})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
-	equal(t, "GET of /status", w.get(w.cron("my-cron").sub("status")), next)
+	equal(t, "GET of /status", f.get(f.cron("my-cron").sub("status")), next)
 }
 
 // SUB-005: a write of the status does not mind what is wrong with the rest.
-func TestStatusIsValidatedAlone(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
+func TestStatusIsValidatedSeparately(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
 	tight := strings.Replace(cronTabSchema, `"spec":{"type":"object",`, `"spec":{"type":"object","required":["color"],`, 1)
-	w.writeCRD(cronTabs(tight, tight))
-	_, err := w.patch(w.cron("a"), merging, `{"spec":{"replicas":1}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
-	after := w.mustPatch(w.cron("a").sub("status"), merging, `{"status":{"phase":"Done"}}`)
+	f.writeCRD(cronTabs(tight, tight))
+	_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"replicas":1}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
+	after := f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"Done"}}`)
 	equal(t, "phase", valueAt(after, "status.phase"), "Done")
-	_, err = w.patch(w.cron("a").sub("status"), merging, `{"status":{"phase":7}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, "status.phase: Invalid value: \"integer\": phase in body must be of type string")
+	_, err = f.patch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":7}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "status.phase: Invalid value: \"integer\": phase in body must be of type string")
 }
 
 // SUB-011
-func TestWithoutStatus(t *testing.T) {
-	w := newWorld(t)
-	w.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"status":{},"scale"`, `"scale"`))
-	made := treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Mine"}}`))
+func TestWithoutStatusSubresource(t *testing.T) {
+	f := newFixture(t)
+	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"status":{},"scale"`, `"scale"`))
+	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Mine"}}`))
 	equal(t, "status", made["status"], map[string]any{"phase": "Mine"})
-	next := treeOf(t, w.mustEdit(w.cron("a"), func(o object.Tree) { set(o, "status.phase", "Other") }))
+	next := treeOf(t, f.mustEdit(f.cron("a"), func(o object.Tree) { set(o, "status.phase", "Other") }))
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
-	_, err := w.Get(w.ctx, w.cron("a").sub("status"), "")
-	w.refused(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
-	_, err = w.edit(w.cron("a").sub("status"), func(object.Tree) {})
-	w.refused(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+	_, err := f.Get(f.ctx, f.cron("a").sub("status"), "")
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+	_, err = f.edit(f.cron("a").sub("status"), func(object.Tree) {})
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 }
 
 // SUB-039, SUB-043, SUB-044
-func TestFinalizersOfDeleting(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
-	w.delete(w.cron("a"), metav1.DeleteOptions{})
-	_, err := w.edit(w.cron("a"), func(o object.Tree) {
+func TestFinalizersOfTerminatingObject(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
+	f.delete(f.cron("a"), metav1.DeleteOptions{})
+	_, err := f.edit(f.cron("a"), func(o object.Tree) {
 		set(o, "metadata.finalizers", []any{"stable.example.com/finalizer", "stable.example.com/more"})
 	})
-	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
-	o := w.mustEdit(w.cron("a"), func(o object.Tree) { delete(object.Metadata(o), "finalizers") })
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
+	o := f.mustEdit(f.cron("a"), func(o object.Tree) { delete(object.Metadata(o), "finalizers") })
 	equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), nil)
-	_, err = w.Get(w.ctx, w.cron("a"), "")
-	w.refused(err, 404, metav1.StatusReasonNotFound, "not found")
+	_, err = f.Get(f.ctx, f.cron("a"), "")
+	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
 
 // CRD-053
 func TestUnconditionalUpdate(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
-	o, err := w.update(w.configMap("a"), `{"metadata":{"name":"a"},"data":{"k":"2"}}`)
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
+	o, err := f.update(f.configMap("a"), `{"metadata":{"name":"a"},"data":{"k":"2"}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,81 +186,81 @@ func TestUnconditionalUpdate(t *testing.T) {
 
 // CRD-018
 func TestCreateByUpdate(t *testing.T) {
-	w := newWorld(t)
-	lease := w.at("coordination.k8s.io", "v1", "leases", "default")
+	f := newFixture(t)
+	lease := f.target("coordination.k8s.io", "v1", "leases", "default")
 	lease.Name = "l"
 	body := `{"metadata":{"name":"l"},"spec":{"holderIdentity":"me"}}`
-	_, created, err := w.Update(w.ctx, lease, w.body(lease, body), w.caller)
+	_, created, err := f.Update(f.ctx, lease, f.body(lease, body), f.caller)
 	if err != nil || !created {
 		t.Fatalf("created %v, %v", created, err)
 	}
-	_, _, err = w.Update(w.ctx, lease, w.body(lease, body), w.caller)
-	w.refused(err, 422, metav1.StatusReasonInvalid, "must be specified for an update")
+	_, _, err = f.Update(f.ctx, lease, f.body(lease, body), f.caller)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "must be specified for an update")
 }
 
 // CRD-058
 func TestUpdateDryRun(t *testing.T) {
-	w := newWorld(t)
-	w.mustCreate(w.cron(""), cronTab)
-	before := w.get(w.cron("my-cron"))
-	w.caller.DryRun = true
-	o := w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "other") })
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
+	before := f.get(f.cron("my-cron"))
+	f.caller.DryRun = true
+	o := f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "other") })
 	equal(t, "image", valueAt(treeOf(t, o), "spec.image"), "other")
-	equal(t, "stored", w.get(w.cron("my-cron")), before)
-	_, err := w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a b": "c"}) })
-	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
+	equal(t, "stored", f.get(f.cron("my-cron")), before)
+	_, err := f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a b": "c"}) })
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
 }
 
 // CRD-019, SCH-028: each version is pruned by its own schema, in what is read and in what is written.
-func TestOtherVersion(t *testing.T) {
-	w := newWorld(t)
+func TestVersionsArePruned(t *testing.T) {
+	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
-	w.writeCRD(cronTabs(cronTabSchema, strings.Replace(narrow, `"selectableFields":[{"jsonPath":".spec.color"}]`, "", 1)))
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
-	v2 := w.at("stable.example.com", "v2", "crontabs", "default")
+	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(narrow, `"selectableFields":[{"jsonPath":".spec.color"}]`, "", 1)))
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
+	v2 := f.target("stable.example.com", "v2", "crontabs", "default")
 	v2.Name = "a"
-	seen := w.get(v2)
+	seen := f.get(v2)
 	equal(t, "at v2", []any{seen["apiVersion"], seen["spec"]}, []any{"stable.example.com/v2", map[string]any{"image": "i"}})
-	o := w.mustEdit(v2, func(o object.Tree) { set(o, "spec.image", "j") })
+	o := f.mustEdit(v2, func(o object.Tree) { set(o, "spec.image", "j") })
 	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), 2)
-	equal(t, "at v1", w.get(w.cron("a"))["spec"], map[string]any{"image": "j"})
+	equal(t, "at v1", f.get(f.cron("a"))["spec"], map[string]any{"image": "j"})
 }
 
 // VAL-040: the server's rules for metadata are not ratcheted: an object that was stored with a label which is none cannot be updated
 // while it has the label.
 func TestMetadataIsNotRatcheted(t *testing.T) {
-	w := newWorld(t)
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	f := newFixture(t)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	set(made, "metadata.labels", object.Tree{"a": "not a label"})
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
-	w.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
-	_, err := w.patch(w.cron("my-cron"), types.MergePatchType, `{"spec":{"image":"better"}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.labels: Invalid value: "not a label": a valid label must`)
-	equal(t, "repaired", valueAt(w.mustPatch(w.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
+	f.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
+	_, err := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"image":"better"}}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.labels: Invalid value: "not a label": a valid label must`)
+	equal(t, "repaired", valueAt(f.mustPatch(f.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
 }
 
 // SCH-020: a write that is refused leaves the store as it was: no object of a create, and the bytes from before of an update or a patch.
 func TestOnlyValidDataIsStored(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
 	const bad = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"replicas":"many"}}`
-	_, created := w.create(w.cron(""), bad)
-	_, applied := w.patch(w.cron("my-cron"), types.ApplyPatchType, bad)
-	if r := w.Store.Head().Get(key); created == nil || applied == nil || r != nil {
+	_, created := f.create(f.cron(""), bad)
+	_, applied := f.patch(f.cron("my-cron"), types.ApplyPatchType, bad)
+	if r := f.Store.Head().Get(key); created == nil || applied == nil || r != nil {
 		t.Fatalf("%v, %v: stored is %v", created, applied, r)
 	}
-	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
-	stored := string(w.Store.Head().Get(key).Value)
+	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	stored := string(f.Store.Head().Get(key).Value)
 	if !strings.Contains(stored, `"image":"`) {
 		t.Fatalf("stored is %s", stored)
 	}
 	set(made, "spec.replicas", "many")
-	_, updated := w.Engine.updateWith(w, made)
-	_, patched := w.patch(w.cron("my-cron"), types.MergePatchType, `{"spec":{"replicas":"many"}}`)
-	_, applied = w.patch(w.cron("my-cron"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
+	_, updated := f.Engine.updateTree(f, made)
+	_, patched := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"replicas":"many"}}`)
+	_, applied = f.patch(f.cron("my-cron"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
 	for about, err := range map[string]error{"update": updated, "patch": patched, "apply": applied} {
-		if err == nil || string(w.Store.Head().Get(key).Value) != stored {
-			t.Errorf("%s: %v, stored is %s", about, err, w.Store.Head().Get(key).Value)
+		if err == nil || string(f.Store.Head().Get(key).Value) != stored {
+			t.Errorf("%s: %v, stored is %s", about, err, f.Store.Head().Get(key).Value)
 		}
 	}
 }

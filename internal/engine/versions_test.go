@@ -16,37 +16,37 @@ import (
 
 // One Event, two groups under different field names, one store.
 func TestEventsInTwoGroups(t *testing.T) {
-	w := newWorld(t)
-	core, events := w.at("", "v1", "events", "default"), w.at("events.k8s.io", "v1", "events", "default")
-	w.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
+	f := newFixture(t)
+	core, events := f.target("", "v1", "events", "default"), f.target("events.k8s.io", "v1", "events", "default")
+	f.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
 	core.Name, events.Name = "e", "e"
-	seen := w.get(events)
+	seen := f.get(events)
 	equal(t, "as the other kind", []any{seen["apiVersion"], seen["kind"], seen["note"], valueAt(seen, "regarding.name"), seen["message"]},
 		[]any{"events.k8s.io/v1", "Event", "it runs", "p", nil})
-	watch := w.watch(events, ListOptions{ResourceVersion: w.head()})
-	next := w.mustPatch(events, merging, `{"metadata":{"labels":{"a":"b"}}}`)
+	watch := f.watch(events, ListOptions{ResourceVersion: f.head()})
+	next := f.mustPatch(events, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	equal(t, "patched", []any{valueAt(next, "metadata.labels"), next["note"]}, []any{map[string]any{"a": "b"}, "it runs"})
 	ev, err := watch.next()
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "watched", treeOf(t, ev.Object), next)
-	equal(t, "message", w.get(core)["message"], "it runs")
+	equal(t, "message", f.get(core)["message"], "it runs")
 	events.Name, core.Name = "", ""
-	equal(t, "listed there", len(w.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
-	equal(t, "listed here", len(w.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
-	_, err = w.List(w.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
-	w.refused(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
+	equal(t, "listed there", len(f.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
+	equal(t, "listed here", len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
+	_, err = f.List(f.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
 // The source of an Event is its reporting controller where it names no component.
-func TestSourceOfEvents(t *testing.T) {
-	w := newWorld(t)
-	core := w.at("", "v1", "events", "default")
-	w.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
-	w.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
+func TestEventSourceSelector(t *testing.T) {
+	f := newFixture(t)
+	core := f.target("", "v1", "events", "default")
+	f.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
+	f.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
 	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a", "reportingComponent=new,source!=old": "b"} {
-		l := w.list(core, ListOptions{Fields: fieldSelector(t, selector)})
+		l := f.list(core, ListOptions{Fields: fieldSelector(t, selector)})
 		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
 			t.Errorf("%s selects %d objects, want %s alone", selector, len(l.Items), want)
 		}
@@ -55,32 +55,32 @@ func TestSourceOfEvents(t *testing.T) {
 
 // SCH-028: what was stored under another schema is pruned when it is read, once for all readers.
 func TestReadUnderNewSchema(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	for i := range 3 {
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%d"},"spec":{"color":"red","image":"i"}}`, i))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%d"},"spec":{"color":"red","image":"i"}}`, i))
 	}
-	before := w.Store.Head().Get(w.cron("c0").Version.Definition.Key("default", "c0"))
+	before := f.Store.Head().Get(f.cron("c0").Version.Definition.Key("default", "c0"))
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
-	w.writeCRD(cronTabs(narrow, narrow))
-	first := w.list(w.cron(""), ListOptions{})
+	f.writeCRD(cronTabs(narrow, narrow))
+	first := f.list(f.cron(""), ListOptions{})
 	for _, o := range first.Items {
 		equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "i"})
 	}
-	second := w.list(w.cron(""), ListOptions{})
+	second := f.list(f.cron(""), ListOptions{})
 	if first.Items[0].Record != second.Items[0].Record {
 		t.Fatal("the second reader made its own")
 	}
-	equal(t, "selectable field that is pruned", len(w.list(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
-	o := w.mustEdit(w.cron("c0"), func(object.Tree) {}) // nothing new, but stored anew
+	equal(t, "selectable field that is pruned", len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
+	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // nothing new, but stored anew
 	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
 		t.Fatalf("stored is %s", o.Record.Value)
 	}
-	again := w.mustEdit(w.cron("c0"), func(object.Tree) {})
+	again := f.mustEdit(f.cron("c0"), func(object.Tree) {})
 	equal(t, "revision after another", again.Revision, o.Revision)
 }
 
 // The views kept are bounded in bytes.
-func TestViewsAreBounded(t *testing.T) {
+func TestConversionCacheLimit(t *testing.T) {
 	var v conversionCache
 	made := 0
 	large := func(_ context.Context, recs []*storage.Record) ([]*storage.Record, error) {

@@ -18,28 +18,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// patience is how long a test waits for an event that must come.
-const patience = 10 * time.Second
+// eventTimeout is how long a test waits for an event that must come.
+const eventTimeout = 10 * time.Second
 
-// watching is a watch with the events it has given so far.
-type watching struct {
-	*world
+// testWatch is a watch with the events it has given so far.
+type testWatch struct {
+	*fixture
 	*Watch
 	seen []WatchEvent
 }
 
-func (w *world) watch(t Target, o ListOptions) *watching {
-	w.Helper()
-	watch, err := w.Watch(w.ctx, t, o)
+func (f *fixture) watch(t Target, o ListOptions) *testWatch {
+	f.Helper()
+	watch, err := f.Watch(f.ctx, t, o)
 	if err != nil {
-		w.Fatalf("watch: %v", err)
+		f.Fatalf("watch: %v", err)
 	}
-	w.Cleanup(watch.Close)
-	return &watching{world: w, Watch: watch}
+	f.Cleanup(watch.Close)
+	return &testWatch{fixture: f, Watch: watch}
 }
 
 // next returns the next event, waiting for it.
-func (w *watching) next() (WatchEvent, error) {
+func (w *testWatch) next() (WatchEvent, error) {
 	w.Helper()
 	for len(w.seen) == 0 {
 		var err error
@@ -52,7 +52,7 @@ func (w *watching) next() (WatchEvent, error) {
 		select {
 		case <-w.Ready():
 		case <-w.Ended():
-		case <-time.After(patience):
+		case <-time.After(eventTimeout):
 			w.Fatal("no event")
 		}
 	}
@@ -62,7 +62,7 @@ func (w *watching) next() (WatchEvent, error) {
 }
 
 // expect compares the next events with lines such as "ADDED my-cron".
-func (w *watching) expect(want ...string) {
+func (w *testWatch) expect(want ...string) {
 	w.Helper()
 	for _, line := range want {
 		ev, err := w.next()
@@ -82,121 +82,121 @@ func (w *watching) expect(want ...string) {
 }
 
 // idle checks that there is nothing to give.
-func (w *watching) idle() {
+func (w *testWatch) idle() {
 	w.Helper()
 	if more, err := w.Take(nil); err != nil || len(more)+len(w.seen) > 0 {
 		w.Fatalf("got %v, %v", more, err)
 	}
 }
 
-func (w *world) head() string { return strconv.FormatInt(w.Store.Head().Revision(), 10) }
+func (f *fixture) head() string { return strconv.FormatInt(f.Store.Head().Revision(), 10) }
 
 // CRD-062
 func TestWatch(t *testing.T) {
-	w := newWorld(t)
-	from := w.head()
-	w.mustCreate(w.cron(""), cronTab)
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: from})
+	f := newFixture(t)
+	from := f.head()
+	f.mustCreate(f.cron(""), cronTab)
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: from})
 	watch.expect("ADDED my-cron")
-	o := w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "b") })
+	o := f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "b") })
 	ev, err := watch.next()
 	if err != nil || ev.Type != "MODIFIED" || ev.Object.Revision != o.Revision {
 		t.Fatalf("%+v, %v", ev, err)
 	}
 	equal(t, "object", treeOf(t, ev.Object), treeOf(t, o))
-	_, _ = w.delete(w.cron("my-cron"), metav1.DeleteOptions{})
+	_, _ = f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
 	ev, err = watch.next()
-	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != w.newestChange() {
+	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != f.newestRevision() {
 		t.Fatalf("%+v, %v", ev, err)
 	}
 	equal(t, "deleted object", valueAt(treeOf(t, ev.Object), "spec.image"), "b")
-	equal(t, "its version", object.ResourceVersion(treeOf(t, ev.Object)), strconv.FormatInt(w.newestChange(), 10))
+	equal(t, "its version", object.ResourceVersion(treeOf(t, ev.Object)), strconv.FormatInt(f.newestRevision(), 10))
 	watch.idle()
 }
 
 // CRD-062, CRD-063
 func TestInitialEvents(t *testing.T) {
-	w := newWorld(t)
-	w.fill(3)
+	f := newFixture(t)
+	f.fillCronTabs(3)
 	yes, no := true, false
 	for _, rv := range []string{"", "0"} {
-		w.watch(w.cron(""), ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
-		w.watch(w.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000", "ADDED c001", "ADDED c002", "BOOKMARK end")
+		f.watch(f.cron(""), ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
+		f.watch(f.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000", "ADDED c001", "ADDED c002", "BOOKMARK end")
 	}
-	for _, rv := range []string{"", "0", w.head()} {
+	for _, rv := range []string{"", "0", f.head()} {
 		o := ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Labels: labelSelector(t, "shard=1")}
-		w.watch(w.cron(""), o).expect("ADDED c001", "BOOKMARK end")
+		f.watch(f.cron(""), o).expect("ADDED c001", "BOOKMARK end")
 	}
-	w.watch(w.cron(""), ListOptions{SendInitialEvents: &no, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
-	w.watch(w.cron(""), ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
-	_, err := w.Watch(w.ctx, w.cron(""), ListOptions{SendInitialEvents: &yes})
-	w.refused(err, 422, metav1.StatusReasonInvalid, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
-	_, err = w.Watch(w.ctx, w.cron(""), ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
-	w.refused(err, 422, metav1.StatusReasonInvalid, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
-	_, err = w.Watch(w.ctx, w.cron(""), ListOptions{ResourceVersion: "x"})
-	w.refused(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
+	f.watch(f.cron(""), ListOptions{SendInitialEvents: &no, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
+	f.watch(f.cron(""), ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
+	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{SendInitialEvents: &yes})
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "x"})
+	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
 }
 
 // CRD-063
 func TestManyInitialEvents(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	const n = 2*initialBatch + 7
 	for i := range n {
-		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%05d"}}`, i))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%05d"}}`, i))
 	}
-	watch := w.watch(w.cron(""), ListOptions{AllowWatchBookmarks: true})
+	watch := f.watch(f.cron(""), ListOptions{AllowWatchBookmarks: true})
 	for i := range n {
 		watch.expect(fmt.Sprintf("ADDED c%05d", i))
 	}
 	watch.expect("BOOKMARK end")
 	watch.idle()
-	w.mustCreate(w.cron(""), cronTab)
+	f.mustCreate(f.cron(""), cronTab)
 	watch.expect("ADDED my-cron")
 }
 
 // CRD-062, CRD-067
 func TestWatchSelected(t *testing.T) {
-	w := newWorld(t)
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Labels: labelSelector(t, "app=a")})
-	fields := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Fields: fieldSelector(t, "spec.color=red")})
-	w.mustCreate(w.cron(""), cronTab)
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "a"}) })
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.color", "red") })
-	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
+	f := newFixture(t)
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Labels: labelSelector(t, "app=a")})
+	fields := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")})
+	f.mustCreate(f.cron(""), cronTab)
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "a"}) })
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.color", "red") })
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
 	watch.expect("ADDED my-cron", "MODIFIED my-cron")
 	ev, err := watch.next()
-	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != w.newestChange() {
+	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != f.newestRevision() {
 		t.Fatalf("%+v, %v", ev, err)
 	}
 	equal(t, "labels of the object as it was", valueAt(treeOf(t, ev.Object), "metadata.labels"), map[string]any{"app": "a"})
-	w.delete(w.cron("my-cron"), metav1.DeleteOptions{})
+	f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
 	watch.idle()
 	fields.expect("ADDED my-cron", "MODIFIED my-cron", "DELETED my-cron")
 }
 
 // CRD-062
 func TestWatchCompacted(t *testing.T) {
-	w := newWorld(t)
-	w.fill(3)
-	oldest := w.Store.Head().Revision() // others may write to the same store
-	w.compact(oldest)
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: "1"})
+	f := newFixture(t)
+	f.fillCronTabs(3)
+	oldest := f.Store.Head().Revision() // others may write to the same store
+	f.compact(oldest)
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: "1"})
 	select {
 	case <-watch.Ready():
 	default:
 		t.Error("nobody is told that the watch has failed")
 	}
 	_, err := watch.next()
-	w.refused(err, 410, metav1.StatusReasonExpired, fmt.Sprintf("too old resource version: 1 (%d)", oldest))
+	f.expectStatus(err, 410, metav1.StatusReasonExpired, fmt.Sprintf("too old resource version: 1 (%d)", oldest))
 }
 
 // CRD-062: a watch from the future waits, and leaves out what comes before.
 func TestWatchFuture(t *testing.T) {
-	w := newWorld(t)
-	future := w.Store.Head().Revision() + 2
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(future, 10)})
-	w.fill(4)
-	later := w.changes(future) // c002 and c003 where revisions are dense
+	f := newFixture(t)
+	future := f.Store.Head().Revision() + 2
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(future, 10)})
+	f.fillCronTabs(4)
+	later := f.eventsAfter(future) // c002 and c003 where revisions are dense
 	for _, e := range later {
 		watch.expect("ADDED " + path.Base(e.Key))
 	}
@@ -208,36 +208,36 @@ func TestWatchFuture(t *testing.T) {
 
 // CRD-063
 func TestBookmarks(t *testing.T) {
-	w := newWorld(t)
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), AllowWatchBookmarks: true})
+	f := newFixture(t)
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), AllowWatchBookmarks: true})
 	if ev, ok := watch.Bookmark(); ok {
 		t.Fatalf("nothing has happened, but %+v", ev)
 	}
-	w.mustCreate(w.cron(""), cronTab)
+	f.mustCreate(f.cron(""), cronTab)
 	watch.expect("ADDED my-cron")
-	w.mustCreate(w.configMap(""), `{"metadata":{"name":"elsewhere"}}`)
-	w.changes(w.start) // and the store has told everybody
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"elsewhere"}}`)
+	f.eventsAfter(f.start) // and the store has told everybody
 	watch.idle()
 	ev, ok := watch.Bookmark()
-	equal(t, "bookmark", []any{ok, strconv.FormatInt(ev.Object.Revision, 10)}, []any{true, w.head()})
+	equal(t, "bookmark", []any{ok, strconv.FormatInt(ev.Object.Revision, 10)}, []any{true, f.head()})
 	if ev, ok := watch.Bookmark(); ok {
 		t.Fatalf("nothing new, but %+v", ev)
 	}
 }
 
 // CRD-027, CRD-062
-func TestWatchEndsWithItsShape(t *testing.T) {
-	w := newWorld(t)
-	other := w.watch(w.configMap(""), ListOptions{ResourceVersion: w.head()})
-	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head()})
-	w.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`, `"storedVersions":["v1","v2"]`, 1))
-	w.mustCreate(w.cron(""), cronTab)
+func TestWatchEndsWithSchemaGeneration(t *testing.T) {
+	f := newFixture(t)
+	other := f.watch(f.configMap(""), ListOptions{ResourceVersion: f.head()})
+	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head()})
+	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`, `"storedVersions":["v1","v2"]`, 1))
+	f.mustCreate(f.cron(""), cronTab)
 	watch.expect("ADDED my-cron")
-	w.writeCRD(cronTabs(cronTabSchema, strings.Replace(cronTabSchema, "cronSpec", "cronText", 1)))
+	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(cronTabSchema, "cronSpec", "cronText", 1)))
 	if _, err := watch.next(); !errors.Is(err, io.EOF) {
 		t.Fatalf("got %v", err)
 	}
-	again := w.watch(w.cron(""), ListOptions{})
+	again := f.watch(f.cron(""), ListOptions{})
 	again.expect("ADDED my-cron")
 	again.idle()
 	other.idle()
@@ -245,32 +245,32 @@ func TestWatchEndsWithItsShape(t *testing.T) {
 
 // CRD-062: whatever is written, a watcher that has seen all events knows what a list shows.
 func TestWatchersAgreeWithLists(t *testing.T) {
-	w := newWorld(t)
-	w.caller.Warn = nil
+	f := newFixture(t)
+	f.caller.Warn = nil
 	selectors := []ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")}, {Fields: fieldSelector(t, "spec.color=red")}}
-	var watches []*watching
+	var watches []*testWatch
 	for i := range 8 {
 		o := selectors[i%len(selectors)]
 		if i >= len(selectors) {
-			o.ResourceVersion = w.head()
+			o.ResourceVersion = f.head()
 		}
-		watches = append(watches, w.watch(w.cron(""), o))
+		watches = append(watches, f.watch(f.cron(""), o))
 	}
 	var writers sync.WaitGroup
 	for i := range 4 {
-		writers.Go(func() { w.scribble(rand.New(rand.NewSource(int64(i))), 150) })
+		writers.Go(func() { f.writeRandomly(rand.New(rand.NewSource(int64(i))), 150) })
 	}
 	writers.Wait()
 	// Every selector sees the last of these changes.
-	w.mustCreate(w.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
-	marker := w.mustEdit(w.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
+	marker := f.mustEdit(f.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
 	for i, watch := range watches {
-		watch.replay(t, w.list(w.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels, Fields: selectors[i%len(selectors)].Fields}), marker)
+		watch.replay(t, f.list(f.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels, Fields: selectors[i%len(selectors)].Fields}), marker)
 	}
 }
 
-// scribble creates, changes and deletes CronTabs at random.
-func (w *world) scribble(r *rand.Rand, n int) {
+// writeRandomly creates, changes and deletes CronTabs at random.
+func (f *fixture) writeRandomly(r *rand.Rand, n int) {
 	for range n {
 		name := fmt.Sprintf("c%d", r.Intn(12))
 		app, color := string(rune('a'+r.Intn(2))), []string{"red", "blue"}[r.Intn(2)]
@@ -280,18 +280,18 @@ func (w *world) scribble(r *rand.Rand, n int) {
 		}
 		switch r.Intn(4) {
 		case 0:
-			_, _, _ = w.Delete(context.Background(), w.cron(name), metav1.DeleteOptions{}, w.caller)
+			_, _, _ = f.Delete(context.Background(), f.cron(name), metav1.DeleteOptions{}, f.caller)
 		case 1:
-			_, _ = w.Create(context.Background(), w.cron(""), Body{Tree: tree}, w.caller)
+			_, _ = f.Create(context.Background(), f.cron(""), Body{Tree: tree}, f.caller)
 		default:
 			data := fmt.Sprintf(`{"metadata":{"labels":{"app":%q}},"spec":{"color":%q}}`, app, color)
-			_, _, _ = w.Patch(context.Background(), w.cron(name), Patch{Type: merging, Data: []byte(data)}, w.caller)
+			_, _, _ = f.Patch(context.Background(), f.cron(name), Patch{Type: mergePatch, Data: []byte(data)}, f.caller)
 		}
 	}
 }
 
 // replay takes events until the last revision and compares what they add up to with a list.
-func (w *watching) replay(t *testing.T, l *List, marker Object) {
+func (w *testWatch) replay(t *testing.T, l *List, marker Object) {
 	t.Helper()
 	known, last := map[string]int64{}, int64(0)
 	for last < marker.Revision {

@@ -79,8 +79,8 @@ func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[strin
 
 func oneOf[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
-// meddle changes some of what a client may, or may not, change.
-func meddle(r *rand.Rand, t object.Tree) {
+// randomEdit changes some of what a client may, or may not, change.
+func randomEdit(r *rand.Rand, t object.Tree) {
 	md := object.EnsureMetadata(t)
 	for range 1 + r.IntN(3) {
 		switch r.IntN(16) {
@@ -132,7 +132,7 @@ func meddle(r *rand.Rand, t object.Tree) {
 // What becomes of an object by a PUT to it or to its /status, and what is refused in which words, is what
 // upstream's strategies make of it.
 // SUB-003 SUB-004 SUB-005 SUB-006 SUB-007 SUB-011 SUB-012 SUB-013 SUB-034 SUB-039 SUB-044 SUB-046
-func TestUpdatesAreUpstreams(t *testing.T) {
+func TestUpdatesMatchUpstream(t *testing.T) {
 	for _, withStatus := range []bool{true, false} {
 		t.Run(fmt.Sprintf("status=%v", withStatus), func(t *testing.T) { compareUpdates(t, withStatus) })
 	}
@@ -168,20 +168,20 @@ func compareUpdates(t *testing.T, withStatus bool) {
 				sub, subs = "status", []string{"status"}
 			}
 			body := live.DeepCopy()
-			meddle(r, body.Object)
+			randomEdit(r, body.Object)
 			want := body.DeepCopy()
 			wantErr := rest.BeforeUpdate(strategies[sub], request.WithNamespace(t.Context(), "default"), want, live.DeepCopy())
 			got, err := crontabs.Update(t.Context(), body, metav1.UpdateOptions{}, subs...)
 			what := fmt.Sprintf("seed %d, %q: %s\nto %s", seed, sub, object.AppendJSON(nil, live.Object), object.AppendJSON(nil, body.Object))
-			if complaint(err) != complaint(wantErr) {
-				t.Fatalf("%s\ngot  %v\nwant %v", what, complaint(err), complaint(wantErr))
+			if errorText(err) != errorText(wantErr) {
+				t.Fatalf("%s\ngot  %v\nwant %v", what, errorText(err), errorText(wantErr))
 			}
 			if err != nil {
 				refused++
 				continue
 			}
 			accepted++
-			if g, w := object.AppendJSON(nil, settled(got.Object)), object.AppendJSON(nil, settled(want.Object)); string(g) != string(w) {
+			if g, w := object.AppendJSON(nil, withoutVolatileFields(got.Object)), object.AppendJSON(nil, withoutVolatileFields(want.Object)); string(g) != string(w) {
 				t.Fatalf("%s\ngot  %s\nwant %s", what, g, w)
 			}
 		}
@@ -222,8 +222,8 @@ func set(t object.Tree, path string, value any) {
 	below[name] = value
 }
 
-// complaint is what an error says, its causes in any order.
-func complaint(err error) string {
+// errorText is what an error says, its causes in any order.
+func errorText(err error) string {
 	var status *apierrors.StatusError
 	if err == nil || !errors.As(err, &status) || status.ErrStatus.Details == nil {
 		return fmt.Sprint(err)
@@ -236,8 +236,8 @@ func complaint(err error) string {
 	return fmt.Sprint(status.ErrStatus.Code, " ", status.ErrStatus.Reason, "\n", strings.Join(slices.Compact(causes), "\n"))
 }
 
-// settled is an object without what every write sets anew.
-func settled(t object.Tree) object.Tree {
+// withoutVolatileFields is an object without what every write sets anew.
+func withoutVolatileFields(t object.Tree) object.Tree {
 	md := object.Metadata(t)
 	delete(md, "managedFields")
 	delete(md, "resourceVersion")

@@ -20,9 +20,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// world is an engine over an empty store in memory, with the built-in kinds, the
+// fixture is an engine over an empty store in memory, with the built-in kinds, the
 // namespace default, and CronTabs in two versions.
-type world struct {
+type fixture struct {
 	testing.TB
 	*Engine
 	ctx      context.Context
@@ -31,13 +31,13 @@ type world struct {
 	caller   Caller
 	// start is the revision of the store before anything was written.
 	start int64
-	// looking, if not nil, is called whenever a built-in kind looks at what others have stored.
-	looking func()
+	// onRead, if not nil, is called whenever a built-in kind looks at what others have stored.
+	onRead func()
 }
 
-func (w *world) looks() {
-	if w.looking != nil {
-		w.looking()
+func (f *fixture) notifyRead() {
+	if f.onRead != nil {
+		f.onRead()
 	}
 }
 
@@ -59,37 +59,37 @@ const cronTabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResour
 
 const cronTabKey = resource.CRDPrefix + "crontabs.stable.example.com"
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	return newWorldOn(t, openStore(t))
+	return newFixtureOn(t, openStore(t))
 }
 
-// newWorldOn is a world on a store that is empty, and its own.
-func newWorldOn(t testing.TB, store storage.Store) *world {
+// newFixtureOn is a world on a store that is empty, and its own.
+func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 	t.Helper()
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
+	f := &fixture{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
 	var err error
-	w.Engine, err = Open(w.ctx, Config{Store: store, Now: func() time.Time { return w.now }, Kinds: func(live *resource.Live) []*resource.Definition {
+	f.Engine, err = Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now }, Kinds: func(live *resource.Live) []*resource.Definition {
 		return kinds.Definitions(kinds.Config{
-			Catalog:  func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
-			Head:     func() *storage.Snapshot { w.looks(); return store.Head() },
+			Catalog:  func(ctx context.Context) (*resource.Catalog, error) { f.notifyRead(); return live.Current(ctx) },
+			Head:     func() *storage.Snapshot { f.notifyRead(); return store.Head() },
 			EventTTL: time.Hour,
 		})
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(w.Close)
-	w.caller = Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
-		Warn: func(text string) { w.warnings = append(w.warnings, text) }}
-	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"default"}}`)
-	w.writeCRD(cronTabs(cronTabSchema, cronTabSchema))
-	return w
+	t.Cleanup(f.Close)
+	f.caller = Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
+		Warn: func(text string) { f.warnings = append(f.warnings, text) }}
+	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"default"}}`)
+	f.writeCRD(cronTabs(cronTabSchema, cronTabSchema))
+	return f
 }
 
 // cronTabs is the CRD with the schemas of v1, which is stored, and v2.
@@ -98,43 +98,43 @@ func cronTabs(v1, v2 string) string {
 }
 
 // writeCRD stores a CRD as its controller would leave it.
-func (w *world) writeCRD(manifest string) {
-	w.Helper()
-	tree := decode(w, manifest)
+func (f *fixture) writeCRD(manifest string) {
+	f.Helper()
+	tree := decode(f, manifest)
 	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0).JSON()}
-	if rec := w.Store.Head().Get(write.Key); rec != nil {
+	if rec := f.Store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}
-	w.commit(write)
+	f.commit(write)
 }
 
 // commit writes behind the engine's back, and waits until the catalog knows.
-func (w *world) commit(writes ...storage.Write) {
-	w.Helper()
-	if _, err := w.Store.Commit(w.ctx, writes); err != nil {
-		w.Fatal(err)
+func (f *fixture) commit(writes ...storage.Write) {
+	f.Helper()
+	if _, err := f.Store.Commit(f.ctx, writes); err != nil {
+		f.Fatal(err)
 	}
-	if _, err := w.Live.Current(w.ctx); err != nil {
-		w.Fatal(err)
+	if _, err := f.Live.Current(f.ctx); err != nil {
+		f.Fatal(err)
 	}
 }
 
-// changes are those after a revision. Revisions alone do not tell how many there were.
-func (w *world) changes(after int64) (events []*storage.Event) {
-	w.Helper()
-	now, err := w.Store.Fresh(w.ctx)
+// eventsAfter are those after a revision. Revisions alone do not tell how many there were.
+func (f *fixture) eventsAfter(after int64) (events []*storage.Event) {
+	f.Helper()
+	now, err := f.Store.Fresh(f.ctx)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
-	c, err := w.Store.Watch(w.ctx, "", after)
+	c, err := f.Store.Watch(f.ctx, "", after)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	defer c.Close()
 	c.Await(now.Revision())
 	for progress := after; progress < now.Revision(); {
 		if events, progress, err = c.Take(events); err != nil {
-			w.Fatal(err)
+			f.Fatal(err)
 		}
 		if progress < now.Revision() {
 			<-c.Ready()
@@ -143,17 +143,17 @@ func (w *world) changes(after int64) (events []*storage.Event) {
 	return events
 }
 
-// newestChange is the revision of the newest one.
-func (w *world) newestChange() int64 {
-	w.Helper()
-	all := w.changes(w.start)
+// newestRevision is the revision of the newest one.
+func (f *fixture) newestRevision() int64 {
+	f.Helper()
+	all := f.eventsAfter(f.start)
 	return all[len(all)-1].Revision
 }
 
-// nth is how many changes there were up to a revision.
-func (w *world) nth(revision int64) (n int) {
-	w.Helper()
-	for _, e := range w.changes(w.start) {
+// countEvents is how many changes there were up to a revision.
+func (f *fixture) countEvents(revision int64) (n int) {
+	f.Helper()
+	for _, e := range f.eventsAfter(f.start) {
 		if e.Revision <= revision {
 			n++
 		}
@@ -162,13 +162,13 @@ func (w *world) nth(revision int64) (n int) {
 }
 
 // compact makes the store forget what is older than a revision.
-func (w *world) compact(revision int64) {
-	w.Helper()
-	store := w.Store.(interface {
+func (f *fixture) compact(revision int64) {
+	f.Helper()
+	store := f.Store.(interface {
 		Compact(ctx context.Context, revision int64) error
 	})
-	if err := store.Compact(w.ctx, revision); err != nil {
-		w.Fatal(err)
+	if err := store.Compact(f.ctx, revision); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -181,27 +181,27 @@ func decode(t testing.TB, text string) object.Tree {
 	return tree
 }
 
-// at addresses a built-in or custom kind.
-func (w *world) at(group, version, plural, namespace string) Target {
-	w.Helper()
-	v := w.Live.Load().Find(group, version, plural)
+// target addresses a built-in or custom kind.
+func (f *fixture) target(group, version, plural, namespace string) Target {
+	f.Helper()
+	v := f.Live.Load().Find(group, version, plural)
 	if v == nil {
-		w.Fatalf("%s.%s/%s is not served", plural, group, version)
+		f.Fatalf("%s.%s/%s is not served", plural, group, version)
 	}
 	return Target{Version: v, Namespace: namespace}
 }
 
 // cron addresses CronTabs in v1, one of them if name is not empty.
-func (w *world) cron(name string) Target {
-	w.Helper()
-	t := w.at("stable.example.com", "v1", "crontabs", "default")
+func (f *fixture) cron(name string) Target {
+	f.Helper()
+	t := f.target("stable.example.com", "v1", "crontabs", "default")
 	t.Name = name
 	return t
 }
 
-func (w *world) configMap(name string) Target {
-	w.Helper()
-	t := w.at("", "v1", "configmaps", "default")
+func (f *fixture) configMap(name string) Target {
+	f.Helper()
+	t := f.target("", "v1", "configmaps", "default")
 	t.Name = name
 	return t
 }
@@ -209,9 +209,9 @@ func (w *world) configMap(name string) Target {
 func (t Target) sub(name string) Target { t.Subresource = name; return t }
 
 // body completes a body with what every one has.
-func (w *world) body(t Target, text string) Body {
-	w.Helper()
-	tree := decode(w, text)
+func (f *fixture) body(t Target, text string) Body {
+	f.Helper()
+	tree := decode(f, text)
 	v := t.Version
 	if t.Subresource == "scale" {
 		v = ScaleVersion
@@ -224,77 +224,77 @@ func (w *world) body(t Target, text string) Body {
 	return Body{Tree: tree}
 }
 
-func (w *world) create(t Target, text string) (Object, error) {
-	w.Helper()
-	return w.Create(w.ctx, t, w.body(t, text), w.caller)
+func (f *fixture) create(t Target, text string) (Object, error) {
+	f.Helper()
+	return f.Create(f.ctx, t, f.body(t, text), f.caller)
 }
 
-func (w *world) mustCreate(t Target, text string) Object {
-	w.Helper()
-	o, err := w.create(t, text)
+func (f *fixture) mustCreate(t Target, text string) Object {
+	f.Helper()
+	o, err := f.create(t, text)
 	if err != nil {
-		w.Fatalf("create: %v", err)
+		f.Fatalf("create: %v", err)
 	}
 	return o
 }
 
-func (w *world) update(t Target, text string) (Object, error) {
-	w.Helper()
-	o, _, err := w.Update(w.ctx, t, w.body(t, text), w.caller)
+func (f *fixture) update(t Target, text string) (Object, error) {
+	f.Helper()
+	o, _, err := f.Update(f.ctx, t, f.body(t, text), f.caller)
 	return o, err
 }
 
 // edit reads the target, changes it and writes it back.
-func (w *world) edit(t Target, f func(object.Tree)) (Object, error) {
-	w.Helper()
+func (f *fixture) edit(t Target, change func(object.Tree)) (Object, error) {
+	f.Helper()
 	whole := t
 	if t.Subresource != "scale" {
 		whole.Subresource = ""
 	}
-	tree := w.get(whole)
-	f(tree)
-	o, _, err := w.Update(w.ctx, t, Body{Tree: tree}, w.caller)
+	tree := f.get(whole)
+	change(tree)
+	o, _, err := f.Update(f.ctx, t, Body{Tree: tree}, f.caller)
 	return o, err
 }
 
-func (w *world) mustEdit(t Target, f func(object.Tree)) Object {
-	w.Helper()
-	o, err := w.edit(t, f)
+func (f *fixture) mustEdit(t Target, change func(object.Tree)) Object {
+	f.Helper()
+	o, err := f.edit(t, change)
 	if err != nil {
-		w.Fatalf("update: %v", err)
+		f.Fatalf("update: %v", err)
 	}
 	return o
 }
 
-func (w *world) patch(t Target, kind types.PatchType, data string) (Object, error) {
-	w.Helper()
-	o, _, err := w.Patch(w.ctx, t, Patch{Type: kind, Data: []byte(data)}, w.caller)
+func (f *fixture) patch(t Target, kind types.PatchType, data string) (Object, error) {
+	f.Helper()
+	o, _, err := f.Patch(f.ctx, t, Patch{Type: kind, Data: []byte(data)}, f.caller)
 	return o, err
 }
 
-func (w *world) mustPatch(t Target, kind types.PatchType, data string) object.Tree {
-	w.Helper()
-	o, err := w.patch(t, kind, data)
+func (f *fixture) mustPatch(t Target, kind types.PatchType, data string) object.Tree {
+	f.Helper()
+	o, err := f.patch(t, kind, data)
 	if err != nil {
-		w.Fatalf("patch: %v", err)
+		f.Fatalf("patch: %v", err)
 	}
-	return treeOf(w, o)
+	return treeOf(f, o)
 }
 
-func (w *world) get(t Target) object.Tree {
-	w.Helper()
-	o, err := w.Get(w.ctx, t, "")
+func (f *fixture) get(t Target) object.Tree {
+	f.Helper()
+	o, err := f.Get(f.ctx, t, "")
 	if err != nil {
-		w.Fatalf("get: %v", err)
+		f.Fatalf("get: %v", err)
 	}
-	return treeOf(w, o)
+	return treeOf(f, o)
 }
 
-func (w *world) delete(t Target, o metav1.DeleteOptions) (Object, bool) {
-	w.Helper()
-	obj, gone, err := w.Delete(w.ctx, t, o, w.caller)
+func (f *fixture) delete(t Target, o metav1.DeleteOptions) (Object, bool) {
+	f.Helper()
+	obj, gone, err := f.Delete(f.ctx, t, o, f.caller)
 	if err != nil {
-		w.Fatalf("delete: %v", err)
+		f.Fatalf("delete: %v", err)
 	}
 	return obj, gone
 }
@@ -333,16 +333,16 @@ func set(tree object.Tree, path string, value any) {
 	tree[names[len(names)-1]] = value
 }
 
-// refused checks an error's code and reason, and that its message holds text.
-func (w *world) refused(err error, code int32, reason metav1.StatusReason, text string) *metav1.Status {
-	w.Helper()
+// expectStatus checks an error's code and reason, and that its message holds text.
+func (f *fixture) expectStatus(err error, code int32, reason metav1.StatusReason, text string) *metav1.Status {
+	f.Helper()
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {
-		w.Fatalf("got %v, want a Status with %d %s", err, code, reason)
+		f.Fatalf("got %v, want a Status with %d %s", err, code, reason)
 	}
 	s := status.Status()
 	if s.Code != code || s.Reason != reason || !strings.Contains(s.Message, text) {
-		w.Fatalf("got %d %s %q,\nwant %d %s %q", s.Code, s.Reason, s.Message, code, reason, text)
+		f.Fatalf("got %d %s %q,\nwant %d %s %q", s.Code, s.Reason, s.Message, code, reason, text)
 	}
 	return &s
 }
@@ -358,8 +358,8 @@ func equal(t testing.TB, what string, got, want any) {
 }
 
 // deleteCRD removes a CRD as its controller would.
-func (w *world) deleteCRD(name string) {
-	w.Helper()
+func (f *fixture) deleteCRD(name string) {
+	f.Helper()
 	key := resource.CRDPrefix + name
-	w.commit(storage.Write{Key: key, Expected: w.Store.Head().Get(key).Modified})
+	f.commit(storage.Write{Key: key, Expected: f.Store.Head().Get(key).Modified})
 }
