@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// pods addresses a Pod, or all.
+// pods returns the target of a Pod, or of all Pods if name is "".
 func (f *fixture) pods(name string) Target {
 	f.Helper()
 	t := f.target("", "v1", "pods", "default")
@@ -21,12 +21,13 @@ func (f *fixture) pods(name string) Target {
 	return t
 }
 
+// createPod creates a Pod without a node.
 func (f *fixture) createPod(name string) {
 	f.Helper()
 	f.mustCreate(f.pods(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"containers":[{"name":"c","image":"i"}]}}`, name))
 }
 
-// bind posts a Binding.
+// bind posts a Binding to a Pod.
 func (f *fixture) bind(name, text string) error {
 	f.Helper()
 	t := f.pods(name).sub("binding")
@@ -36,15 +37,16 @@ func (f *fixture) bind(name, text string) error {
 	return err
 }
 
-// SCD-040: admission sees a Binding where one is posted, as the creation of one. What it makes of it is what is done, what it relies on
-// is a guard of that, and it is not asked about the Pod.
+// TestBindingAdmission checks that admission sees the POST of a Binding as a CREATE of the subresource, and is not
+// called for the Pod. The Binding takes effect as admission has changed it. Objects that a plugin has read guard
+// the commit (SCD-040).
 func TestBindingAdmission(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
 	f.caller.Options = &metav1.CreateOptions{FieldManager: "x"}
 	var seen []string
-	note := func(stage string, then func(context.Context, *admission.Request, object.Tree) error) func(context.Context, *admission.Request) error {
+	record := func(stage string, then func(context.Context, *admission.Request, object.Tree) error) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
 			o, ok := r.Options().(*metav1.CreateOptions)
 			next, err := r.New(ctx, r.Version)
@@ -62,16 +64,16 @@ func TestBindingAdmission(t *testing.T) {
 		}
 	}
 	f.Admission = admission.Plugins{&plugin{
-		admit: note("admit", func(ctx context.Context, r *admission.Request, next object.Tree) error {
+		admit: record("admit", func(ctx context.Context, r *admission.Request, next object.Tree) error {
 			r.Read(f.policies(), "default", "policy")
 			set(next, "metadata.labels.zone", "z")
 			return r.Replace(ctx, next, r.Version)
 		}),
-		validate: note("validate", func(context.Context, *admission.Request, object.Tree) error { return nil }),
+		validate: record("validate", func(context.Context, *admission.Request, object.Tree) error { return nil }),
 	}}
-	tries := 0
+	attempts := 0
 	f.beforeCommit = func(writes []storage.Write) {
-		if tries++; tries == 1 {
+		if attempts++; attempts == 1 {
 			f.commit(storage.Write{Key: f.policies().Key("default", "policy"), Value: []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"policy","namespace":"default"}}`),
 				Expected: f.Store.Head().Get(f.policies().Key("default", "policy")).Modified})
 		}
@@ -79,16 +81,17 @@ func TestBindingAdmission(t *testing.T) {
 	if err := f.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "times that each was asked", []any{len(seen), tries}, []any{4, 2}) // again after what it relies on has changed
+	equal(t, "number of calls and of commits", []any{len(seen), attempts}, []any{4, 2}) // the second attempt follows the change of the policy
 	for i, line := range seen {
 		stage := []string{"admit", "validate"}[i%2]
-		equal(t, "asked", line, fmt.Sprint(stage, "CREATE", "/v1, Resource=pods", "binding", "/v1, Kind=Binding", "default", "p", "Binding", "m", 1, true, true))
+		equal(t, "call", line, fmt.Sprint(stage, "CREATE", "/v1, Resource=pods", "binding", "/v1, Kind=Binding", "default", "p", "Binding", "m", 1, true, true))
 	}
 	got := f.get(f.pods("p"))
 	equal(t, "bound", []any{valueAt(got, "spec.nodeName"), valueAt(got, "metadata.labels.zone"), valueAt(got, "metadata.generation")}, []any{"m", "z", 1})
 }
 
-// SCD-040: labels and annotations of a Binding become the Pod's as they are, whatever they are, and nobody owns them.
+// TestBindingMetadata checks that a Binding's labels and annotations are copied to the Pod without validation and
+// without a field manager (SCD-040).
 func TestBindingMetadata(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
@@ -108,17 +111,17 @@ func TestBindingMetadata(t *testing.T) {
 	equal(t, "bound", []any{md["labels"], md["annotations"], md["finalizers"], md["ownerReferences"], md["managedFields"]},
 		[]any{object.Tree{"!": "x"}, object.Tree{"/": "y"}, nil, nil, owners})
 	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "duplicate entries") {
-		t.Errorf("warnings %q", f.warnings)
+		t.Errorf("got warnings %q, want one about duplicate entries", f.warnings)
 	}
 }
 
-// A Binding that another write of the Pod comes before is done to what that has left.
+// TestBindingConflict checks that a Binding is retried on the newest Pod after another write has changed the Pod.
 func TestBindingConflict(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
-	tries := 0
+	attempts := 0
 	f.beforeCommit = func([]storage.Write) {
-		if tries++; tries == 1 {
+		if attempts++; attempts == 1 {
 			f.mustPatch(f.pods("p"), mergePatch, `{"metadata":{"annotations":{"other":"yes"}}}`)
 		}
 	}
@@ -126,5 +129,5 @@ func TestBindingConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := f.get(f.pods("p"))
-	equal(t, "both", []any{tries, valueAt(got, "spec.nodeName"), valueAt(got, "metadata.annotations.other")}, []any{3, "m", "yes"})
+	equal(t, "attempts and both changes", []any{attempts, valueAt(got, "spec.nodeName"), valueAt(got, "metadata.annotations.other")}, []any{3, "m", "yes"})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// crd addresses a CRD.
+// crd returns the target of a CRD, or of all CRDs if name is "".
 func (f *fixture) crd(name string) Target {
 	f.Helper()
 	t := f.target("apiextensions.k8s.io", "v1", "customresourcedefinitions", "")
@@ -21,7 +21,7 @@ func (f *fixture) crd(name string) Target {
 	return t
 }
 
-// crdManifest is a CRD of the group example.com with a short name.
+// crdManifest returns a CRD of the group example.com with one short name.
 func crdManifest(plural, kind, short string) string {
 	return fmt.Sprintf(`{"metadata":{"name":"%[1]s.example.com"},"spec":{"group":"example.com","scope":"Cluster",
 "names":{"plural":%[1]q,"kind":%[2]q,"shortNames":[%[3]q]},
@@ -33,7 +33,7 @@ func (f *fixture) createCRD(plural, kind, short string) object.Tree {
 	return treeOf(f, f.mustCreate(f.crd(""), crdManifest(plural, kind, short)))
 }
 
-// namesAccepted is the condition NamesAccepted of a CRD, and the short names that it got.
+// namesAccepted returns the NamesAccepted condition of a CRD and its accepted short names, as text.
 func namesAccepted(crd object.Tree) string {
 	conditions, _ := valueAt(crd, "status.conditions").([]any)
 	for _, c := range conditions {
@@ -46,22 +46,23 @@ func namesAccepted(crd object.Tree) string {
 }
 
 const (
-	accepted  = "True no conflicts found [x]"
+	accepted    = "True no conflicts found [x]"
 	conflicting = `False "x" is already in use []`
 )
 
-// CRD-041: a CRD gets the names that are free at the moment of its commit, and is kept from those only that are taken then.
+// TestCRDNameConflicts checks that a CRD gets every name that is free at its commit, and no name that another CRD
+// has by then (CRD-041).
 func TestCRDNameConflicts(t *testing.T) {
 	rename := func(f *fixture) object.Tree {
 		return treeOf(f, f.mustEdit(f.crd("foos.example.com"), func(o object.Tree) { set(o, "spec.names.shortNames", []any{"x"}) }))
 	}
 	for _, c := range []struct {
-		name  string
-		given func(f *fixture)
-		write func(f *fixture) object.Tree
-		other func(f *fixture)
-		want  string
-		tried int
+		name     string
+		given    func(f *fixture)
+		write    func(f *fixture) object.Tree
+		other    func(f *fixture)
+		want     string
+		attempts int
 	}{
 		{"taken before a create", func(*fixture) {}, func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
 			func(f *fixture) { f.createCRD("bars", "Bar", "x") }, conflicting, 2},
@@ -84,33 +85,34 @@ func TestCRDNameConflicts(t *testing.T) {
 			c.given(f)
 			r := f.raceBeforeCommit(func(storage.Write) { c.other(f) })
 			got := c.write(f)
-			r.expectAttempts(c.tried)
-			equal(t, "verdict", namesAccepted(got), c.want)
+			r.expectAttempts(c.attempts)
+			equal(t, "NamesAccepted", namesAccepted(got), c.want)
 			equal(t, "stored", namesAccepted(f.get(f.crd("foos.example.com"))), c.want)
 		})
 	}
 }
 
-// CRD-041: the same where the other comes while it is judged: between the look at who has which name, and the one that says what
-// that relies on.
+// TestCRDNameConflictDuringEvaluation checks the same if the other CRD is created during the evaluation, between
+// the lookup of the names and the lookup of the guards (CRD-041).
 func TestCRDNameConflictDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceDuringEvaluation(func() { f.createCRD("bars", "Bar", "x") })
-	equal(t, "verdict", namesAccepted(f.createCRD("foos", "Foo", "x")), conflicting)
+	equal(t, "NamesAccepted", namesAccepted(f.createCRD("foos", "Foo", "x")), conflicting)
 	r.expectAttempts(2)
 	f = newFixture(t)
 	f.createCRD("foos", "Foo", "y")
 	r = f.raceDuringEvaluation(func() { f.createCRD("bars", "Bar", "x") })
 	got := f.mustEdit(f.crd("foos.example.com"), func(o object.Tree) { set(o, "spec.names.shortNames", []any{"x"}) })
-	equal(t, "verdict", namesAccepted(treeOf(t, got)), `False "x" is already in use [y]`)
+	equal(t, "NamesAccepted", namesAccepted(treeOf(t, got)), `False "x" is already in use [y]`)
 	r.expectAttempts(2)
 }
 
-// CRD-041: which names a CRD has got is not for clients to say: not that it has one which another kind holds, nor that it has none.
+// TestAcceptedNamesAreReadOnly checks that a client cannot add a taken name to status.acceptedNames, nor remove
+// acceptedNames (CRD-041).
 func TestAcceptedNamesAreReadOnly(t *testing.T) {
 	for name, change := range map[string]func(o object.Tree){
-		"one that another holds": func(o object.Tree) { set(o, "status.acceptedNames.shortNames", []any{"x"}) },
-		"none":                   func(o object.Tree) { delete(o["status"].(object.Tree), "acceptedNames") },
+		"taken name": func(o object.Tree) { set(o, "status.acceptedNames.shortNames", []any{"x"}) },
+		"none":       func(o object.Tree) { delete(o["status"].(object.Tree), "acceptedNames") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -119,9 +121,9 @@ func TestAcceptedNamesAreReadOnly(t *testing.T) {
 			r := f.raceBeforeCommit(func(storage.Write) {})
 			ctx, cancel := context.WithCancel(f.ctx)
 			after := f.beforeCommit
-			f.beforeCommit = func(judged []storage.Write) {
-				if after(judged); r.attempts > 3 {
-					cancel() // it would go on for ever
+			f.beforeCommit = func(write []storage.Write) {
+				if after(write); r.attempts > 3 {
+					cancel() // otherwise the write could be retried forever
 				}
 			}
 			at, body := f.crd("foos.example.com"), f.get(f.crd("foos.example.com"))
@@ -131,7 +133,7 @@ func TestAcceptedNamesAreReadOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.expectAttempts(1)
-			equal(t, "verdict", namesAccepted(f.get(at)), conflicting)
+			equal(t, "NamesAccepted", namesAccepted(f.get(at)), conflicting)
 		})
 	}
 }
@@ -143,10 +145,10 @@ func (f *fixture) service(name string) Target {
 	return t
 }
 
-// serviceSpec are what a Service that is about to be committed takes.
-func serviceSpec(t testing.TB, judged storage.Write) corev1.ServiceSpec {
+// serviceSpec returns the spec of a Service that is about to be committed.
+func serviceSpec(t testing.TB, write storage.Write) corev1.ServiceSpec {
 	t.Helper()
-	raw, _ := object.Field(judged.Value, "spec")
+	raw, _ := object.Field(write.Value, "spec")
 	var spec corev1.ServiceSpec
 	if err := json.Unmarshal(raw, &spec); err != nil {
 		t.Fatal(err)
@@ -154,31 +156,31 @@ func serviceSpec(t testing.TB, judged storage.Write) corev1.ServiceSpec {
 	return spec
 }
 
-// What a Service takes is free at the moment of its commit: what was asked for is refused if it is taken, and what was chosen
-// is chosen again.
+// TestServiceAllocationConflicts checks that the addresses and ports of a Service are free at its commit. A
+// requested value that has been taken is rejected. An allocated value is replaced by another one.
 func TestServiceAllocationConflicts(t *testing.T) {
 	for spec, text := range map[string]string{
 		`{"type":"NodePort","clusterIP":"10.0.0.7","ports":[{"port":80}]}`: "provided IP is already allocated",
 		`{"type":"NodePort","ports":[{"port":80,"nodePort":30007}]}`:       "provided port is already allocated",
 		`{"type":"NodePort","ports":[{"port":80}]}`:                        "",
 	} {
-		for _, how := range []string{"create", "update", "update of a revision"} {
-			t.Run(spec+how, func(t *testing.T) {
+		for _, operation := range []string{"create", "update", "update of a revision"} {
+			t.Run(spec+operation, func(t *testing.T) {
 				f := newFixture(t)
 				body := decode(t, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"late"},"spec":`+spec+`}`)
-				if how != "create" {
+				if operation != "create" {
 					made := treeOf(t, f.mustCreate(f.service(""), `{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`))
-					if how != "update" {
+					if operation != "update" {
 						object.SetResourceVersion(body, object.ResourceVersion(made))
 					}
 				}
-				r := f.raceBeforeCommit(func(judged storage.Write) {
-					s := serviceSpec(t, judged)
+				r := f.raceBeforeCommit(func(write storage.Write) {
+					s := serviceSpec(t, write)
 					f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,"ports":[{"port":80,"nodePort":%d}]}}`,
 						s.ClusterIP, s.Ports[0].NodePort))
 				})
 				var err error
-				if how == "create" {
+				if operation == "create" {
 					_, err = f.Create(f.ctx, f.service(""), Body{Tree: body}, f.caller)
 				} else {
 					_, _, err = f.Update(f.ctx, f.service("late"), Body{Tree: body}, f.caller)
@@ -195,7 +197,7 @@ func TestServiceAllocationConflicts(t *testing.T) {
 				a, b := f.get(f.service("first")), f.get(f.service("late"))
 				for _, path := range []string{"spec.clusterIP", "spec.ports"} {
 					if fmt.Sprint(valueAt(a, path)) == fmt.Sprint(valueAt(b, path)) {
-						t.Errorf("both have %v", valueAt(a, path))
+						t.Errorf("both Services have %v", valueAt(a, path))
 					}
 				}
 			})
@@ -203,7 +205,8 @@ func TestServiceAllocationConflicts(t *testing.T) {
 	}
 }
 
-// The same where the other comes while it is judged.
+// TestServiceAllocationConflictDuringEvaluation checks the same if the other Service is created during the
+// evaluation.
 func TestServiceAllocationConflictDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// What a built-in kind has to say to a write is asked, by each verb.
+// TestBuiltinKindValidation checks that every verb validates objects of built-in kinds.
 func TestBuiltinKindValidation(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"fixed"},"immutable":true,"data":{"k":"1"}}`)
@@ -38,7 +38,8 @@ func TestBuiltinKindValidation(t *testing.T) {
 	}
 }
 
-// What is stored and no longer valid is refused with each write, that of its status included, as upstream does.
+// TestWritesToInvalidObject checks that every write of a stored object that is no longer valid is rejected, also
+// of its status, as upstream does.
 func TestWritesToInvalidObject(t *testing.T) {
 	f := newFixture(t)
 	ns := treeOf(t, f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`))
@@ -51,18 +52,18 @@ func TestWritesToInvalidObject(t *testing.T) {
 	}
 }
 
-// A kind's warnings are given by a create and by an update.
+// TestKindWarnings checks that creates and updates return the warnings of their kind.
 func TestKindWarnings(t *testing.T) {
 	const warning = "spec.externalIPs is deprecated and may no longer be implemented in some clusters"
 	f := newFixture(t)
 	f.mustCreate(f.service(""), `{"metadata":{"name":"a"},"spec":{"externalIPs":["192.0.2.1"],"ports":[{"port":80}]}}`)
 	f.mustCreate(f.service(""), `{"metadata":{"name":"b"},"spec":{"ports":[{"port":80}]}}`)
-	equal(t, "of the creates", f.warnings, []string{warning})
+	equal(t, "warnings of the creates", f.warnings, []string{warning})
 	f.mustPatch(f.service("b"), mergePatch, `{"spec":{"externalIPs":["192.0.2.1"]}}`)
-	equal(t, "with the update", f.warnings, []string{warning, warning})
+	equal(t, "warnings after the update", f.warnings, []string{warning, warning})
 }
 
-// Of many problems the first thousand are told.
+// TestValidationErrorLimit checks that a Status lists at most maxProblems causes.
 func TestValidationErrorLimit(t *testing.T) {
 	f := newFixture(t)
 	var bad []string
@@ -74,7 +75,8 @@ func TestValidationErrorLimit(t *testing.T) {
 	equal(t, "causes", len(s.Details.Causes), maxProblems)
 }
 
-// CRD-034: a CRD in its legacy form is judged as its author wrote it.
+// TestLegacyCRDValidation checks that a v1beta1 CRD is validated in the form in which the client sent it
+// (CRD-034).
 func TestLegacyCRDValidation(t *testing.T) {
 	f := newFixture(t)
 	at := f.target("apiextensions.k8s.io", "v1beta1", "customresourcedefinitions", "")

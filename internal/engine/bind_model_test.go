@@ -19,36 +19,39 @@ import (
 )
 
 const (
-	binderCount  = 64
-	bindRounds   = 12
-	nodeCPU   = 3000 // of each node, in thousandths
-	nodePods  = 9
-	nodeCount = 3
+	binderCount = 64
+	bindRounds  = 12
+	nodeCPU     = 3000 // of each node, in millicores
+	nodePods    = 9
+	nodeCount   = 3
 )
 
-// Issue 16: 64 writers bind, create, resize, end and delete Pods on a few nodes. Whenever one is bound, there is room.
+// TestBindingsNeverOvercommit checks that no binding overcommits a node (issue 16). 64 writers bind, create,
+// resize, terminate and delete Pods on a few nodes.
 func TestBindingsNeverOvercommit(t *testing.T) {
 	f := newFixture(t)
 	f.runBinders(f)
 }
 
-// Issue 16: nor where the writers have two servers.
+// TestBindingsOfTwoServersNeverOvercommit checks that writers of two servers do not overcommit a node together
+// (issue 16).
 func TestBindingsOfTwoServersNeverOvercommit(t *testing.T) {
 	log := storagetest.NewLog(2)
 	f := newFixtureOn(t, log.Open())
 	f.runBinders(f, f.openSecondServer(log.Open()))
 }
 
+// runBinders runs the writers, distributed over the servers, and checks the resulting history.
 func (f *fixture) runBinders(servers ...*fixture) {
 	for i := range nodeCount {
 		f.createNode(fmt.Sprintf("n%d", i), fmt.Sprintf(`"cpu":"%dm","pods":"%d"`, nodeCPU, nodePods))
 	}
 	var wg sync.WaitGroup
-	var bound, refused atomic.Int32
+	var bound, rejected atomic.Int32
 	for i := range binderCount {
 		server := servers[i%len(servers)]
 		wg.Go(func() {
-			b := binder{fixture: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, refused: &refused}
+			b := binder{fixture: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, rejected: &rejected}
 			for range bindRounds {
 				if err := b.step(); err != nil {
 					f.Errorf("%s: %v", b.name, err)
@@ -58,22 +61,23 @@ func (f *fixture) runBinders(servers ...*fixture) {
 		})
 	}
 	wg.Wait()
-	if bound.Load() == 0 || refused.Load() == 0 {
-		f.Errorf("%d bound, %d refused: that shows nothing", bound.Load(), refused.Load())
+	if bound.Load() == 0 || rejected.Load() == 0 {
+		f.Errorf("got %d bindings and %d rejected ones, want some of both", bound.Load(), rejected.Load())
 	}
 	newCapacityModel().check(f, f.eventsAfter(f.start))
 }
 
-// binder is one of the writers. The Pods that it has made are its own.
+// binder is one of the writers. It only deletes and changes Pods that it has created.
 type binder struct {
 	*fixture
-	name           string
-	r              *rand.Rand
-	created           int
-	pods           []string
-	bound, refused *atomic.Int32
+	name            string
+	r               *rand.Rand
+	created         int
+	pods            []string
+	bound, rejected *atomic.Int32
 }
 
+// step makes one random write.
 func (b *binder) step() error {
 	switch n := b.r.IntN(10); {
 	case n < 6:
@@ -90,7 +94,7 @@ func (b *binder) step() error {
 	return b.remove(b.randomPod())
 }
 
-// createPodOnNode makes a Pod, and binds it, or has it made on its node.
+// createPodOnNode creates a Pod on a random node, either directly or by a later Binding.
 func (b *binder) createPodOnNode(bind bool) error {
 	b.created++
 	pod, node, spec := fmt.Sprintf("%s-%d", b.name, b.created), fmt.Sprintf("n%d", b.r.IntN(nodeCount)), ""
@@ -113,7 +117,7 @@ func (b *binder) createPodOnNode(bind bool) error {
 		b.bound.Add(1)
 		return nil
 	case apierrors.IsConflict(err) && strings.Contains(err.Error(), "has insufficient capacity"):
-		b.refused.Add(1)
+		b.rejected.Add(1)
 		return b.remove(pod)
 	}
 	return err
@@ -129,14 +133,14 @@ func (b *binder) randomPod() string { return b.pods[b.r.IntN(len(b.pods))] }
 
 func (b *binder) podTarget(pod string) Target { return b.fixture.pods(pod) }
 
-// quietCaller is the caller; nobody gathers the warnings of many.
+// quietCaller returns the caller without a Warn function, because f.warnings must not be appended to concurrently.
 func (b *binder) quietCaller() Caller {
 	c := b.caller
 	c.Warn = nil
 	return c
 }
 
-// randomContainer requests some cpu, and has a port of the node at times.
+// randomContainer returns a container that requests a random amount of CPU, and sometimes a host port.
 func (b *binder) randomContainer() string {
 	port := ""
 	if b.r.IntN(4) == 0 {
@@ -145,12 +149,12 @@ func (b *binder) randomContainer() string {
 	return fmt.Sprintf(`{"name":"c","image":"i","resources":{"requests":{"cpu":"%dm"}}%s}`, 100+b.r.IntN(800), port)
 }
 
-// capacityModel is what is on the nodes, by the history of the Pods alone.
+// capacityModel computes the usage of the nodes from the history of the Pods only.
 type capacityModel struct{ pods map[string]*corev1.Pod }
 
 func newCapacityModel() *capacityModel { return &capacityModel{map[string]*corev1.Pod{}} }
 
-// check follows a history, commit by commit, and looks at each node that a Pod was bound to.
+// check follows a history commit by commit, and checks each node to which a Pod has been bound.
 func (m *capacityModel) check(t testing.TB, history []*storage.Event) {
 	t.Helper()
 	seen := 0
@@ -172,11 +176,11 @@ func (m *capacityModel) check(t testing.TB, history []*storage.Event) {
 		history = history[n:]
 	}
 	if seen == 0 {
-		t.Error("no binding was seen")
+		t.Error("the history has no binding")
 	}
 }
 
-// apply takes in one change, and returns the Pod if it has been bound by that.
+// apply applies one event to the model. It returns the Pod if the event has bound it.
 func (m *capacityModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) {
 	t.Helper()
 	was := m.pods[e.Key]
@@ -195,6 +199,7 @@ func (m *capacityModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.P
 	return bound
 }
 
+// checkNode checks that the node of a Pod that has been bound at a revision is not overcommitted.
 func (m *capacityModel) checkNode(t testing.TB, revision int64, bound *corev1.Pod) {
 	t.Helper()
 	var cpu int64
@@ -210,11 +215,11 @@ func (m *capacityModel) checkNode(t testing.TB, revision int64, bound *corev1.Po
 		}
 	}
 	if cpu > nodeCPU || count > nodePods {
-		t.Errorf("revision %d: %s was bound to %s, where now are %d Pods that request %dm", revision, bound.Name, bound.Spec.NodeName, count, cpu)
+		t.Errorf("revision %d: %s was bound to %s, which then has %d Pods that request %dm", revision, bound.Name, bound.Spec.NodeName, count, cpu)
 	}
 	for _, port := range bound.Spec.Containers[0].Ports {
 		if ports[port.HostPort] > 1 {
-			t.Errorf("revision %d: %s was bound to %s, where %d Pods now have port %d", revision, bound.Name, bound.Spec.NodeName, ports[port.HostPort], port.HostPort)
+			t.Errorf("revision %d: %s was bound to %s, where %d Pods then use port %d", revision, bound.Name, bound.Spec.NodeName, ports[port.HostPort], port.HostPort)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// node addresses a Node.
+// node returns the target of a Node, or of all Nodes if name is "".
 func (f *fixture) node(name string) Target {
 	f.Helper()
 	t := f.target("", "v1", "nodes", "")
@@ -22,7 +22,7 @@ func (f *fixture) node(name string) Target {
 	return t
 }
 
-// createNode makes one that reports what it has.
+// createNode creates a Node with the given allocatable resources.
 func (f *fixture) createNode(name, allocatable string) {
 	f.Helper()
 	f.mustCreate(f.node(""), nodeManifest(name, allocatable))
@@ -32,7 +32,7 @@ func nodeManifest(name, allocatable string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q},"status":{"allocatable":{%s}}}`, name, allocatable)
 }
 
-// podManifest is a Pod that requests so much cpu, and more of its spec, as `,"nodeName":"n"`.
+// podManifest returns a Pod that requests cpu. spec is appended to its spec, such as `,"nodeName":"n"`.
 func podManifest(name, cpu, spec string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, name, containerManifest(cpu), spec)
 }
@@ -41,7 +41,7 @@ func containerManifest(cpu string) string {
 	return fmt.Sprintf(`{"name":"c","image":"i","resources":{"requests":{"cpu":%q}}}`, cpu)
 }
 
-// bindTo binds a Pod.
+// bindTo binds a Pod to a node.
 func (f *fixture) bindTo(pod, node string) error {
 	f.Helper()
 	return f.bind(pod, fmt.Sprintf(`{"metadata":{"name":%q},"target":{"name":%q}}`, pod, node))
@@ -52,18 +52,19 @@ func (f *fixture) resize(pod, cpu string) {
 	f.mustPatch(f.pods(pod).sub("resize"), mergePatch, `{"spec":{"containers":[`+containerManifest(cpu)+`]}}`)
 }
 
-// disableReservation has bindings as kube-apiserver has them.
+// disableReservation makes bindings reserve no capacity, as with kube-apiserver.
 func (f *fixture) disableReservation() {
 	f.Helper()
 	f.pods("").Version.Definition.Behavior.ReserveCapacity = nil
 }
 
-// capacityConflicts is what happens to the node n between the judgement of a binding to it and its commit. The node has a cpu, of which c
-// takes a tenth, failed a half but that it has failed, and the Pod that is to be bound wants six tenths, as other does.
+// capacityConflicts are writes that happen between the evaluation of a binding to the node n and its commit. The
+// node has one CPU, of which the Pod c requests 100m. The Pod failed requests 500m, but has failed. The Pod to
+// bind and the Pod other request 600m each.
 var capacityConflicts = []struct {
 	name     string
-	between  func(*fixture)
-	left     string // what is said to be left of the cpu; "": the Pod is bound
+	write    func(*fixture)
+	left     string // the remaining CPU in the error; "" means that the Pod is bound
 	attempts int
 }{
 	{"another Pod is bound", func(f *fixture) {
@@ -71,32 +72,33 @@ var capacityConflicts = []struct {
 			f.Error(err)
 		}
 	}, "300m", 1},
-	{"one is created there", func(f *fixture) { f.mustCreate(f.pods(""), podManifest("d", "700m", `,"nodeName":"n"`)) }, "200m", 1},
-	{"one there is resized", func(f *fixture) { f.resize("c", "500m") }, "500m", 1},
-	{"one there is made smaller", func(f *fixture) { f.resize("c", "50m") }, "", 1},
-	{"one that had failed runs again", func(f *fixture) { f.setPhase("failed", "Running", "True") }, "400m", 1},
-	{"one there goes", func(f *fixture) { f.delete(f.pods("c"), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}) }, "", 1},
-	{"one there gets a label", func(f *fixture) { f.mustPatch(f.pods("c"), mergePatch, `{"metadata":{"labels":{"x":"y"}}}`) }, "", 1},
-	{"one there gets ready", func(f *fixture) { f.setPhase("c", "Running", "True") }, "", 1},
-	{"one is bound elsewhere", func(f *fixture) {
+	{"a Pod is created on the node", func(f *fixture) { f.mustCreate(f.pods(""), podManifest("d", "700m", `,"nodeName":"n"`)) }, "200m", 1},
+	{"a Pod on the node is resized", func(f *fixture) { f.resize("c", "500m") }, "500m", 1},
+	{"a Pod on the node is made smaller", func(f *fixture) { f.resize("c", "50m") }, "", 1},
+	{"a failed Pod runs again", func(f *fixture) { f.setPhase("failed", "Running", "True") }, "400m", 1},
+	{"a Pod on the node is deleted", func(f *fixture) { f.delete(f.pods("c"), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}) }, "", 1},
+	{"a Pod on the node gets a label", func(f *fixture) { f.mustPatch(f.pods("c"), mergePatch, `{"metadata":{"labels":{"x":"y"}}}`) }, "", 1},
+	{"a Pod on the node becomes ready", func(f *fixture) { f.setPhase("c", "Running", "True") }, "", 1},
+	{"a Pod is bound to another node", func(f *fixture) {
 		if err := f.bindTo("other", "m"); err != nil {
 			f.Error(err)
 		}
 	}, "", 1},
-	{"the node has less", func(f *fixture) {
+	{"the node's capacity shrinks", func(f *fixture) {
 		f.mustPatch(f.node("n").sub("status"), mergePatch, `{"status":{"allocatable":{"cpu":"500m"}}}`)
 	}, "400m", 1},
-	{"the node tells that it lives", func(f *fixture) {
+	{"the node reports a heartbeat", func(f *fixture) {
 		f.mustPatch(f.node("n").sub("status"), mergePatch, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
 	}, "", 2},
-	{"the node goes", func(f *fixture) { f.delete(f.node("n"), metav1.DeleteOptions{}) }, "", 2},
-	{"the node goes and comes again with less", func(f *fixture) {
+	{"the node is deleted", func(f *fixture) { f.delete(f.node("n"), metav1.DeleteOptions{}) }, "", 2},
+	{"the node is recreated with less capacity", func(f *fixture) {
 		f.delete(f.node("n"), metav1.DeleteOptions{})
 		f.createNode("n", `"cpu":"500m"`)
 	}, "400m", 1},
 }
 
-// Issue 16: there is room at the moment of the commit, whatever comes between that and the judgement. Without the guard, all are bound.
+// TestBindingCapacityConflict checks that the node has enough capacity at the commit of a binding, whatever has
+// been written after its evaluation (issue 16). Without the reservation every Pod is bound.
 func TestBindingCapacityConflict(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		for _, c := range capacityConflicts {
@@ -111,7 +113,7 @@ func TestBindingCapacityConflict(t *testing.T) {
 					f.mustCreate(f.pods(""), pod)
 				}
 				f.setPhase("failed", "Failed", "False")
-				r := f.raceBeforeCommit(func(storage.Write) { c.between(f) })
+				r := f.raceBeforeCommit(func(storage.Write) { c.write(f) })
 				err := f.bindTo("a", "n")
 				bound := valueAt(f.get(f.pods("a")), "spec.nodeName")
 				if c.left == "" || !guarded {
@@ -128,19 +130,21 @@ func TestBindingCapacityConflict(t *testing.T) {
 	}
 }
 
-// Issue 16: a node that comes after a binding to it has been judged is held to, and what came to it before counts.
+// TestBindingBeforeNodeExists checks that the capacity of a node also counts if the node is created after the
+// evaluation of the binding. Earlier Pods of the node count too (issue 16).
 func TestBindingBeforeNodeExists(t *testing.T) {
 	f := newFixture(t)
 	for _, pod := range []string{podManifest("a", "600m", ""), podManifest("b", "600m", ""), podManifest("c", "600m", `,"nodeName":"n"`)} {
 		f.mustCreate(f.pods(""), pod)
 	}
 	if err := f.bindTo("a", "n"); err != nil {
-		t.Fatal(err) // as upstream: it is not known what n has
+		t.Fatal(err) // accepted as upstream does, because the capacity of n is unknown
 	}
 	r := f.raceBeforeCommit(func(storage.Write) { f.createNode("n", `"cpu":"1500m"`) })
 	f.expectStatus(f.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 300m left`)
 	r.expectAttempts(1)
-	f = newFixture(t) // what is created with a node counts, though the node comes between its judgement and its commit
+	// A Pod that is created on a node counts even if the node is created between evaluation and commit.
+	f = newFixture(t)
 	f.mustCreate(f.pods(""), podManifest("b", "600m", ""))
 	r = f.raceBeforeCommit(func(storage.Write) { f.createNode("n", `"cpu":"1"`) })
 	f.mustCreate(f.pods(""), podManifest("c", "600m", `,"nodeName":"n"`))
@@ -148,22 +152,23 @@ func TestBindingBeforeNodeExists(t *testing.T) {
 	f.expectStatus(f.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 400m left`)
 }
 
-// Issue 16: nor does it matter at which moment of the judgement it comes, and whether this server hears of it at once.
+// TestBindingCapacityConflictDuringEvaluation checks that another binding is noticed at whatever read of the
+// evaluation it happens, also if this server sees the other write late (issue 16).
 func TestBindingCapacityConflictDuringEvaluation(t *testing.T) {
-	moments := 0
-	for reached := true; reached; moments++ {
+	conflictAt := 0
+	for reached := true; reached; conflictAt++ {
 		log := storagetest.NewLog(3)
 		f := newFixtureOn(t, log.Open())
 		f.createNode("n", `"cpu":"1"`)
 		for _, pod := range []string{"a", "other"} {
 			f.mustCreate(f.pods(""), podManifest(pod, "600m", ""))
 		}
-		other, looks := f.openSecondServer(log.Open()), 0
+		other, reads := f.openSecondServer(log.Open()), 0
 		if _, err := other.Store.Fresh(f.ctx); err != nil {
 			t.Fatal(err)
 		}
 		f.onRead = func() {
-			if looks++; looks != moments+1 {
+			if reads++; reads != conflictAt+1 {
 				return
 			}
 			f.onRead = nil
@@ -180,12 +185,13 @@ func TestBindingCapacityConflictDuringEvaluation(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if moments < 3 {
-		t.Errorf("%d moments: that shows little", moments)
+	if conflictAt < 3 {
+		t.Errorf("got %d reads during the evaluation, want more", conflictAt)
 	}
 }
 
-// A Pod that somebody else binds to the node while a binding of it is judged does not count twice there: it is said whose it is.
+// TestPodBoundDuringEvaluation checks that a Pod that is bound during the evaluation of a second binding to the
+// same node is not counted twice. The error names the node to which the Pod is bound.
 func TestPodBoundDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	f.createNode("n", `"cpu":"1"`)
@@ -201,16 +207,17 @@ func TestPodBoundDuringEvaluation(t *testing.T) {
 
 const nodeUsageKey = "/registry/nodeledgers/n"
 
-// Issue 16: what adds to a node, and nothing else, is a write of its ledger, which goes with the node.
+// TestNodeUsageWrites checks that writes that add to a node's usage, and no others, write the node's usage record.
+// The record is deleted with the node (issue 16).
 func TestNodeUsageWrites(t *testing.T) {
 	f := newFixture(t)
-	touches := func(what string, want bool, write func()) {
+	touches := func(operation string, want bool, write func()) {
 		t.Helper()
 		before := f.Store.Head().Get(nodeUsageKey)
 		write()
-		equal(t, what, before != f.Store.Head().Get(nodeUsageKey), want)
+		equal(t, operation, before != f.Store.Head().Get(nodeUsageKey), want)
 	}
-	touches("a Pod of a node that is not there", false, func() { f.mustCreate(f.pods(""), podManifest("early", "1m", `,"nodeName":"n"`)) })
+	touches("a Pod of a missing node", false, func() { f.mustCreate(f.pods(""), podManifest("early", "1m", `,"nodeName":"n"`)) })
 	touches("a node", false, func() { f.createNode("n", `"cpu":"1"`) })
 	touches("a Pod without a node", false, func() { f.mustCreate(f.pods(""), podManifest("a", "100m", "")) })
 	touches("a binding", true, func() {
@@ -222,29 +229,30 @@ func TestNodeUsageWrites(t *testing.T) {
 	f.caller.DryRun = true
 	touches("a dry run", false, func() { f.mustCreate(f.pods(""), podManifest("c", "100m", `,"nodeName":"n"`)) })
 	f.caller.DryRun = false
-	touches("a status", false, func() { f.setPhase("a", "Running", "True") })
-	touches("the status of a resize to less", false, func() { f.setAllocated("a", "50m") })
-	touches("the status of one to more", true, func() { f.setAllocated("a", "150m") })
-	touches("a smaller Pod", false, func() { f.resize("b", "50m") })
-	touches("a larger Pod", true, func() { f.resize("b", "150m") })
-	touches("an end", false, func() { f.setPhase("b", "Succeeded", "False") })
-	touches("the resize of what has ended", false, func() { f.setAllocated("b", "500m") })
-	touches("a mark", false, func() { f.delete(f.pods("a"), metav1.DeleteOptions{}) })
+	touches("a status update", false, func() { f.setPhase("a", "Running", "True") })
+	touches("the status of a resize to a lower request", false, func() { f.setAllocated("a", "50m") })
+	touches("the status of a resize to a higher request", true, func() { f.setAllocated("a", "150m") })
+	touches("a resize to a lower request", false, func() { f.resize("b", "50m") })
+	touches("a resize to a higher request", true, func() { f.resize("b", "150m") })
+	touches("the end of a Pod", false, func() { f.setPhase("b", "Succeeded", "False") })
+	touches("the resize of a Pod that has ended", false, func() { f.setAllocated("b", "500m") })
+	touches("a deletion timestamp", false, func() { f.delete(f.pods("a"), metav1.DeleteOptions{}) })
 	touches("a deletion", false, func() { f.delete(f.pods("b"), metav1.DeleteOptions{}) })
 	var last []storage.Write
 	f.beforeCommit = func(writes []storage.Write) { last = writes }
 	f.delete(f.node("n"), metav1.DeleteOptions{})
 	equal(t, "writes in one commit", []string{last[0].Key, last[1].Key}, []string{"/registry/minions/n", nodeUsageKey})
-	equal(t, "ledger", f.Store.Head().Get(nodeUsageKey), nil)
+	equal(t, "usage record", f.Store.Head().Get(nodeUsageKey), nil)
 }
 
-// setAllocated is what a kubelet says it has set aside for a Pod.
+// setAllocated reports in the Pod's status the CPU that a kubelet has allocated to it.
 func (f *fixture) setAllocated(pod, cpu string) {
 	f.Helper()
 	f.mustPatch(f.pods(pod).sub("status"), mergePatch, fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
 }
 
-// Nodes that are deleted together go with their ledgers, though that may be more than one commit of the store takes.
+// TestNodeUsageDeletedWithNodes checks that DeleteCollection of nodes deletes their usage records, even if the
+// store needs more than one commit for them.
 func TestNodeUsageDeletedWithNodes(t *testing.T) {
 	const many = 100
 	f := newFixture(t)
@@ -253,14 +261,14 @@ func TestNodeUsageDeletedWithNodes(t *testing.T) {
 		f.createNode(node, `"cpu":"1"`)
 		f.mustCreate(f.pods(""), podManifest("p"+node, "1m", fmt.Sprintf(`,"nodeName":%q`, node)))
 	}
-	equal(t, "ledgers", f.Store.Head().Count("/registry/nodeledgers/", ""), many)
+	equal(t, "usage records", f.Store.Head().Count("/registry/nodeledgers/", ""), many)
 	if _, err := f.DeleteCollection(f.ctx, f.node(""), metav1.DeleteOptions{}, ListOptions{}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "nodes and ledgers", f.Store.Head().Count("/registry/minions/", "")+f.Store.Head().Count("/registry/nodeledgers/", ""), 0)
+	equal(t, "nodes and usage records", f.Store.Head().Count("/registry/minions/", "")+f.Store.Head().Count("/registry/nodeledgers/", ""), 0)
 }
 
-// openSecondServer is another server on the same state, by its own store.
+// openSecondServer returns a fixture of a second server on the same state, with a separate store.
 func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	f.Helper()
 	e, err := Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now }, Kinds: func(live *resource.Live) []*resource.Definition {
@@ -278,8 +286,8 @@ func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	return &fixture{TB: f.TB, Engine: e, ctx: f.ctx, caller: f.caller}
 }
 
-// Issue 16: of two servers, none of which has heard of what the other does, neither binds what no longer fits, and neither refuses what
-// fits again.
+// TestBindingByTwoServers checks bindings of two servers that have not seen each other's writes. Neither binds a
+// Pod that no longer fits, nor rejects a Pod that fits again (issue 16).
 func TestBindingByTwoServers(t *testing.T) {
 	log := storagetest.NewLog(1)
 	f := newFixtureOn(t, log.Open())
@@ -295,11 +303,11 @@ func TestBindingByTwoServers(t *testing.T) {
 	if err := f.bindTo("a", "n"); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "heard of", other.Store.Head().Get(nodeUsageKey), nil)
+	equal(t, "usage record that the other server has seen", other.Store.Head().Get(nodeUsageKey), nil)
 	other.expectStatus(other.bindTo("b", "n"), 409, metav1.StatusReasonConflict, "cpu: 600m requested, 400m left")
 	f.delete(f.pods("a"), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
 	if other.Store.Head().Get("/registry/pods/default/a") == nil {
-		t.Fatal("it has heard of the deletion")
+		t.Fatal("the other server has already seen the deletion")
 	}
 	if err := other.bindTo("b", "n"); err != nil {
 		t.Error(err)

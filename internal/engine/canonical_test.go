@@ -10,7 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// storeDirectly stores an object as it is when it has been loaded: nothing is known of it.
+// storeDirectly writes an object to the store without the engine, so that its record is in the state of one that
+// has just been loaded.
 func (f *fixture) storeDirectly(key, js string) *storage.Record {
 	f.Helper()
 	f.commit(storage.Write{Key: key, Value: []byte(js)})
@@ -19,14 +20,15 @@ func (f *fixture) storeDirectly(key, js string) *storage.Record {
 
 const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME","namespace":"default","uid":"u"},"spec":{"image":"i"}}`
 
-// What reads as it is stored is found out once, and goes out as it lies from then on.
+// TestCanonicalObjectIsServedAsStored checks that a loaded object that decoding would not change is served as
+// stored, and that its fingerprint is computed once.
 func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 	f := newFixture(t)
 	target := f.cron("a")
 	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(minimalCronTab, "NAME", "a", 1))
 	o, err := f.Get(f.ctx, target, "")
 	if err != nil || o.Record != rec {
-		t.Fatalf("another record, %v", err)
+		t.Fatalf("got record %p and error %v, want the stored record %p", o.Record, err, rec)
 	}
 	s, err := target.Version.Schema()
 	if err != nil {
@@ -38,27 +40,29 @@ func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 	equal(t, "resourceVersion", object.ResourceVersion(treeOf(t, o)), strconv.FormatInt(rec.Modified, 10))
 }
 
-// What reads otherwise is decoded, and not judged again each time.
+// TestNonCanonicalObjectIsDecodedOnce checks that a loaded object with an unknown field is pruned on read, and
+// that later reads share the result.
 func TestNonCanonicalObjectIsDecodedOnce(t *testing.T) {
 	f := newFixture(t)
 	target := f.cron("a")
-	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(strings.Replace(minimalCronTab, "NAME", "a", 1), `"image"`, `"unheard":1,"image"`, 1))
+	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(strings.Replace(minimalCronTab, "NAME", "a", 1), `"image"`, `"unknown":1,"image"`, 1))
 	first, err := f.Get(f.ctx, target, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Record == rec || strings.Contains(string(first.AppendJSON(nil)), "unheard") {
-		t.Errorf("%s", first.AppendJSON(nil))
+	if first.Record == rec || strings.Contains(string(first.AppendJSON(nil)), "unknown") {
+		t.Errorf("got %s, want it without the unknown field", first.AppendJSON(nil))
 	}
 	if fp := packed(rec).Fingerprint(); fp != fingerprintNotCanonical {
-		t.Errorf("fingerprint %x", fp)
+		t.Errorf("fingerprint %x, want %x", fp, fingerprintNotCanonical)
 	}
 	if again, _ := f.Get(f.ctx, target, ""); again.Record != first.Record {
-		t.Error("it was decoded twice")
+		t.Error("the second read has decoded the object again")
 	}
 }
 
-// What somebody else has encoded in a form that cannot be served as it lies is decoded; what is no JSON is an error.
+// TestForeignEncodings checks that JSON of another writer in a different form is decoded, and that a value that is
+// not JSON is an error.
 func TestForeignEncodings(t *testing.T) {
 	f := newFixture(t)
 	target := f.configMap("a")
@@ -71,7 +75,7 @@ func TestForeignEncodings(t *testing.T) {
 	equal(t, "object", treeOf(t, o), decode(t, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","resourceVersion":"`+strconv.FormatInt(rec.Modified, 10)+`"},"data":{"k":"v"}}`))
 	f.commit(storage.Write{Key: key, Value: []byte("k8s\x00"), Expected: rec.Modified})
 	if _, err := f.Get(f.ctx, target, ""); err == nil {
-		t.Error("protobuf was served")
+		t.Error("got no error for a value that is not JSON")
 	}
 	f.commit(storage.Write{Key: resource.CRDPrefix + "odd", Value: []byte("k8s\x00")})
 }

@@ -11,9 +11,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
+// aKey is the storage key of the CronTab a.
 const aKey = "/registry/stable.example.com/crontabs/default/a"
 
-// annotate is another's write to a.
+// annotate sets an annotation of a as another writer.
 func (f *fixture) annotate(storage.Write) {
 	c := f.caller
 	c.FieldManager = "other"
@@ -22,14 +23,14 @@ func (f *fixture) annotate(storage.Write) {
 	}
 }
 
-// recreate is another's deletion of a and creation of one of the same name.
+// recreate deletes a and creates another object with its name.
 func (f *fixture) recreate(storage.Write) {
 	f.removeKey(aKey)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","annotations":{"other":"yes"}},"spec":{"replicas":2}}`)
 }
 
-// CRD-018 CRD-053: a change that another comes before is made once more, to what that has left, and counts as one. What carries a
-// resourceVersion is refused.
+// TestWriteConflicts checks that a write that loses a conflict is retried once on the newest object, and counts as
+// one change. A write with a resourceVersion is rejected (CRD-018, CRD-053).
 func TestWriteConflicts(t *testing.T) {
 	for _, v := range retriedVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -40,7 +41,7 @@ func TestWriteConflicts(t *testing.T) {
 			}
 			r.expectAttempts(2)
 			got := f.get(f.cron("a"))
-			equal(t, "both", []any{valueAt(got, v.path), valueAt(got, "metadata.annotations.other")}, []any{7, "yes"})
+			equal(t, "both changes", []any{valueAt(got, v.path), valueAt(got, "metadata.annotations.other")}, []any{7, "yes"})
 			generation := 2
 			if v.path == "status.replicas" {
 				generation = 1
@@ -51,29 +52,30 @@ func TestWriteConflicts(t *testing.T) {
 				owned[e.Manager]++
 			}
 			if owned["other"] != 1 || owned["tester"] != len(managedFields(object.Metadata(got)))-1 {
-				t.Errorf("owners %v", owned)
+				t.Errorf("got %v entries of managedFields, want one of other and the rest of tester", owned)
 			}
 		})
 	}
-	refused := append(slices.Clone(updateVerbs), verb{name: "patch", do: func(f *fixture, at Target) error {
+	rejected := append(slices.Clone(updateVerbs), verb{name: "patch", do: func(f *fixture, at Target) error {
 		_, err := f.patch(at, mergePatch, fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"any":{"n":7}}}`, object.ResourceVersion(f.get(at))))
 		return err
 	}}, verb{name: "scale", do: func(f *fixture, at Target) error {
 		_, err := f.edit(at.sub("scale"), func(o object.Tree) { set(o, "spec.replicas", int64(7)) })
 		return err
 	}})
-	for _, v := range refused {
+	for _, v := range rejected {
 		t.Run("resourceVersion/"+v.name, func(t *testing.T) {
 			f := newRaceFixture(t, true)
 			r := f.raceBeforeCommit(f.annotate)
 			f.expectStatus(v.do(f, f.cron("a")), 409, metav1.StatusReasonConflict, "the object has been modified")
 			r.expectAttempts(1)
-			equal(t, "left by the other", valueAt(f.get(f.cron("a")), "metadata.generation"), 1)
+			equal(t, "generation after the other write", valueAt(f.get(f.cron("a")), "metadata.generation"), 1)
 		})
 	}
 }
 
-// CRD-018 CRD-056: what is deleted before a change of it is not there, except for an apply, which makes it anew.
+// TestConflictWithDeletion checks writes whose object is deleted before their commit. They return NotFound, except
+// for an apply, which creates the object again (CRD-018, CRD-056).
 func TestConflictWithDeletion(t *testing.T) {
 	for _, v := range slices.Concat(retriedVerbs, updateVerbs) {
 		t.Run(v.name, func(t *testing.T) {
@@ -89,26 +91,26 @@ func TestConflictWithDeletion(t *testing.T) {
 			}
 			r.expectAttempts(2)
 			if got := f.get(f.cron("a")); err != nil || object.UID(got) == uid || valueAt(got, "spec.replicas") != nil {
-				t.Errorf("%v, %v", got, err)
+				t.Errorf("got %v, %v; want a new object without replicas", got, err)
 			}
 		})
 	}
 }
 
-// CRD-052 CRD-054 CRD-056: what a name finds taken by the time of its commit.
+// TestNameConflict checks creates and applies whose name is taken before their commit (CRD-052, CRD-054, CRD-056).
 func TestNameConflict(t *testing.T) {
 	same := func(f *fixture) func(storage.Write) {
-		return func(judged storage.Write) {
+		return func(write storage.Write) {
 			tree := decode(f, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"uid":"u","namespace":"default","annotations":{"other":"yes"}}}`)
-			object.Metadata(tree)["name"] = judged.Key[len(aKey)-1:]
-			f.commit(storage.Write{Key: judged.Key, Value: object.Pack(tree, 0).JSON()})
+			object.Metadata(tree)["name"] = write.Key[len(aKey)-1:]
+			f.commit(storage.Write{Key: write.Key, Value: object.Pack(tree, 0).JSON()})
 		}
 	}
 	f := newRaceFixture(t, false)
 	r := f.raceBeforeCommit(same(f))
 	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists, `crontabs.stable.example.com "a" already exists`)
 	r.expectAttempts(1)
-	equal(t, "of the other", valueAt(f.get(f.cron("a")), "metadata.uid"), "u")
+	equal(t, "UID of the other object", valueAt(f.get(f.cron("a")), "metadata.uid"), "u")
 
 	f = newRaceFixture(t, false)
 	r = f.raceBeforeCommit(same(f))
@@ -117,24 +119,25 @@ func TestNameConflict(t *testing.T) {
 	}
 	r.expectAttempts(2)
 	got := f.get(f.cron("a"))
-	equal(t, "applied to what the other made", []any{valueAt(got, "metadata.uid"), valueAt(got, "metadata.annotations.other"), valueAt(got, "spec.any.n")}, []any{"u", "yes", 7})
+	equal(t, "object of the other writer after the apply", []any{valueAt(got, "metadata.uid"), valueAt(got, "metadata.annotations.other"), valueAt(got, "spec.any.n")}, []any{"u", "yes", 7})
 
 	f = newRaceFixture(t, false)
 	r = f.raceBeforeCommit(same(f))
 	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"gen-"},"spec":{"image":"i"}}`))
 	r.expectAttempts(2)
 	equal(t, "objects", f.countStored(), 2)
-	equal(t, "made", f.get(f.cron(object.Name(made))), made)
-	equal(t, "owners", len(managedFields(object.Metadata(made))), 1)
+	equal(t, "created object", f.get(f.cron(object.Name(made))), made)
+	equal(t, "managers", len(managedFields(object.Metadata(made))), 1)
 
 	attempts := 0
-	f.beforeCommit = func(judged []storage.Write) { attempts++; same(f)(judged[0]) }
+	f.beforeCommit = func(write []storage.Write) { attempts++; same(f)(write[0]) }
 	_, err := f.create(f.cron(""), `{"metadata":{"generateName":"gen-"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, "the server was not able to generate a unique name for the object")
-	equal(t, "names tried", attempts, nameAttempts)
+	equal(t, "generated names", attempts, nameAttempts)
 }
 
-// CRD-018 CRD-053: an update that demands no revision is made to the newest state, and to the object that it was meant for only.
+// TestUnconditionalUpdateConflict checks that an update without a resourceVersion is retried on the newest state,
+// but only on the object with the UID that it specifies (CRD-018, CRD-053).
 func TestUnconditionalUpdateConflict(t *testing.T) {
 	const key = "/registry/configmaps/default/a"
 	other := func(f *fixture, uid string) func(storage.Write) {
@@ -157,7 +160,7 @@ func TestUnconditionalUpdateConflict(t *testing.T) {
 	_, err := f.update(f.configMap("a"), `{"metadata":{"name":"a","uid":"`+uid+`"},"data":{"j":"4"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: "+uid+", UID in object meta: another")
 	r.expectAttempts(1)
-	equal(t, "left by the other", f.get(f.configMap("a"))["data"], map[string]any{"k": "2"})
+	equal(t, "data of the other object", f.get(f.configMap("a"))["data"], map[string]any{"k": "2"})
 
 	f = newRaceFixture(t, true)
 	uid = string(object.UID(f.get(f.cron("a"))))

@@ -12,29 +12,30 @@ import (
 
 const cronTab = `{"metadata":{"name":"my-cron"},"spec":{"cronSpec":"* * * * */5","image":"awesome"}}`
 
-// CRD-018, CRD-019, CRD-023, CRD-025, SUB-013
+// TestCreate checks the created object, its metadata, and that get and list return it (CRD-018, CRD-019, CRD-023,
+// CRD-025, SUB-013).
 func TestCreate(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	equal(t, "spec", made["spec"], map[string]any{"cronSpec": "* * * * */5", "image": "awesome"})
-	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
-	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
-	equal(t, "namespace", valueAt(made, "metadata.namespace"), "default")
-	if object.ResourceVersion(made) == "" || len(object.UID(made)) != 36 || valueAt(made, "metadata.selfLink") != nil {
-		t.Fatalf("metadata is %v", made["metadata"])
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	equal(t, "spec", created["spec"], map[string]any{"cronSpec": "* * * * */5", "image": "awesome"})
+	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
+	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
+	equal(t, "namespace", valueAt(created, "metadata.namespace"), "default")
+	if object.ResourceVersion(created) == "" || len(object.UID(created)) != 36 || valueAt(created, "metadata.selfLink") != nil {
+		t.Fatalf("unexpected metadata %v", created["metadata"])
 	}
-	equal(t, "what is read back", f.get(f.cron("my-cron")), made)
+	equal(t, "object read back", f.get(f.cron("my-cron")), created)
 	list, err := f.List(f.ctx, f.cron(""), ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("list: %v, %v", list, err)
 	}
 }
 
-// CRD-057
+// TestCreateManagedFields checks the managedFields entry of a created object (CRD-057).
 func TestCreateManagedFields(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	entries := valueAt(made, "metadata.managedFields").([]any)
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	entries := valueAt(created, "metadata.managedFields").([]any)
 	entry := entries[0].(object.Tree)
 	equal(t, "entry", entry, map[string]any{
 		"apiVersion": "stable.example.com/v1", "manager": "tester", "operation": "Update", "time": "2026-05-06T07:08:09Z",
@@ -42,7 +43,8 @@ func TestCreateManagedFields(t *testing.T) {
 	})
 }
 
-// CRD-052
+// TestCreateExisting checks the errors for a create of an existing object and for a get of a missing one
+// (CRD-052).
 func TestCreateExisting(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -53,7 +55,8 @@ func TestCreateExisting(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "x" not found`)
 }
 
-// CRD-054
+// TestGenerateName checks the names that are generated from generateName, their maximum length, and the error for
+// an invalid prefix (CRD-054).
 func TestGenerateName(t *testing.T) {
 	f := newFixture(t)
 	seen := map[string]bool{}
@@ -71,7 +74,8 @@ func TestGenerateName(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.generateName")
 }
 
-// CRD-014
+// TestCreateWrongKind checks the errors for a body whose apiVersion, kind, field types or namespace do not match
+// the request (CRD-014).
 func TestCreateWrongKind(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []struct{ body, text string }{
@@ -87,7 +91,8 @@ func TestCreateWrongKind(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
 }
 
-// CRD-020, CRD-054, CRD-072, SUB-036, SUB-045
+// TestCreateInvalidMetadata checks the validation errors of metadata, and the warnings for unqualified finalizers
+// (CRD-020, CRD-054, CRD-072, SUB-036, SUB-045).
 func TestCreateInvalidMetadata(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []struct{ body, text string }{
@@ -101,7 +106,7 @@ func TestCreateInvalidMetadata(t *testing.T) {
 		_, err := f.create(f.cron(""), c.body)
 		s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, c.text)
 		if s.Details.Kind != "CronTab" || s.Details.Group != "stable.example.com" || len(s.Details.Causes) == 0 {
-			t.Fatalf("details are %v", s.Details)
+			t.Fatalf("unexpected details %v", s.Details)
 		}
 	}
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
@@ -117,36 +122,38 @@ func TestCreateInvalidMetadata(t *testing.T) {
 	})
 }
 
-// CRD-072
+// TestCreateIgnoresSystemFields checks that a create and a creating apply ignore the metadata fields that the
+// server sets (CRD-072).
 func TestCreateIgnoresSystemFields(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
-	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
-	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
-	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
-		equal(t, gone, valueAt(made, "metadata."+gone), nil)
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
+	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
+	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
+	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		equal(t, field, valueAt(created, "metadata."+field), nil)
 	}
-	if object.UID(made) == "mine" {
-		t.Fatal("the client's uid was taken")
+	if object.UID(created) == "mine" {
+		t.Fatal("got the UID of the request, want a generated one")
 	}
-	equal(t, "owners of nothing", valueAt(made, "metadata.managedFields"), nil)
-	made = f.mustPatch(f.cron("b"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
-	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
-	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
-	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
-		equal(t, gone+" of what is applied", valueAt(made, "metadata."+gone), nil)
+	equal(t, "managedFields", valueAt(created, "metadata.managedFields"), nil)
+	created = f.mustPatch(f.cron("b"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
+	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
+	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		equal(t, field+" after an apply", valueAt(created, "metadata."+field), nil)
 	}
 }
 
-// CRD-059
+// TestFieldValidation checks the treatment of unknown and duplicate fields with fieldValidation Strict, Ignore and
+// Warn (CRD-059).
 func TestFieldValidation(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":"a","bar":1},"spec":{"foo":1,"image":"i"}}`
 	_, err := f.create(f.cron(""), body)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
 	f.caller.Validation = "Ignore"
-	made := treeOf(t, f.mustCreate(f.cron(""), body))
-	equal(t, "spec", made["spec"], map[string]any{"image": "i"})
+	created := treeOf(t, f.mustCreate(f.cron(""), body))
+	equal(t, "spec", created["spec"], map[string]any{"image": "i"})
 	equal(t, "warnings", f.warnings, nil)
 	f.caller.Validation = "Warn"
 	f.mustCreate(f.cron(""), strings.Replace(body, `"a"`, `"b"`, 1))
@@ -160,14 +167,14 @@ func TestFieldValidation(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "dat"`)
 }
 
-// CRD-058
+// TestCreateDryRun checks that a dry run stores nothing, and returns the same errors as a create (CRD-058).
 func TestCreateDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.caller.DryRun = true
 	before := f.Store.Head().Revision()
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	if object.UID(made) == "" || object.ResourceVersion(made) != "" || len(f.eventsAfter(before)) > 0 {
-		t.Fatalf("a dry run gave %v", made)
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	if object.UID(created) == "" || object.ResourceVersion(created) != "" || len(f.eventsAfter(before)) > 0 {
+		t.Fatalf("got %v from a dry run, want a UID, no resourceVersion, and no change in the store", created)
 	}
 	f.caller.DryRun = false
 	f.mustCreate(f.cron(""), cronTab)
@@ -178,14 +185,14 @@ func TestCreateDryRun(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.name: Invalid value: "Bad_Name"`)
 }
 
-// SUB-006
+// TestCreateDropsStatus checks that a create ignores the status (SUB-006).
 func TestCreateDropsStatus(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Done"}}`))
-	equal(t, "status", made["status"], nil)
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Done"}}`))
+	equal(t, "status", created["status"], nil)
 }
 
-// CRD-031
+// TestCreateInNamespaces checks creates in a missing, an existing and a terminating namespace (CRD-031).
 func TestCreateInNamespaces(t *testing.T) {
 	f := newFixture(t)
 	other := f.cron("")
@@ -202,18 +209,19 @@ func TestCreateInNamespaces(t *testing.T) {
 	equal(t, "causes", s.Details.Causes, []metav1.StatusCause{{Type: "NamespaceTerminating", Message: "namespace other is being terminated", Field: "metadata.namespace"}})
 }
 
-// CRD-044
+// TestCreateWhileTerminating checks that no object can be created while its CRD is terminating (CRD-044).
 func TestCreateWhileTerminating(t *testing.T) {
 	f := newFixture(t)
 	stale := f.cron("")
 	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`, `"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
-	for _, target := range []Target{f.cron(""), stale} { // the stale one finds out by its guard
+	for _, target := range []Target{f.cron(""), stale} { // the guard of the stale target fails
 		_, err := f.create(target, cronTab)
 		f.expectStatus(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
 	}
 }
 
-// CRD-027, CRD-029
+// TestCreateAfterCRDDeletion checks that a create whose CRD has just been deleted returns NotFound and stores
+// nothing (CRD-027, CRD-029).
 func TestCreateAfterCRDDeletion(t *testing.T) {
 	f := newFixture(t)
 	stale := f.cron("")
@@ -221,19 +229,19 @@ func TestCreateAfterCRDDeletion(t *testing.T) {
 	_, err := f.create(stale, cronTab)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 	if n := f.Store.Head().Count("/registry/stable.example.com/", ""); n != 0 {
-		t.Fatalf("%d orphans", n)
+		t.Fatalf("got %d stored objects, want 0", n)
 	}
 }
 
-// CRD-066
+// TestDuplicateOwners checks that a create drops a repeated owner reference with a warning (CRD-066).
 func TestDuplicateOwners(t *testing.T) {
 	f := newFixture(t)
 	owner := `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","ownerReferences":[`+owner+`,`+owner+`]}}`))
-	if refs := object.OwnerReferences(made); len(refs) != 1 {
-		t.Fatalf("owners are %v", refs)
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","ownerReferences":[`+owner+`,`+owner+`]}}`))
+	if refs := object.OwnerReferences(created); len(refs) != 1 {
+		t.Fatalf("got owner references %v, want one", refs)
 	}
 	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "duplicate UID(s) observed: u1") {
-		t.Fatalf("warnings are %v", f.warnings)
+		t.Fatalf("got warnings %v, want one about duplicate UIDs", f.warnings)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// expiringContext is a context whose deadline passes after some looks at it.
+// expiringContext is a context whose deadline passes after a number of calls of Err.
 type expiringContext struct {
 	context.Context
 	checksLeft int
@@ -21,8 +21,8 @@ func (e *expiringContext) Err() error {
 	return nil
 }
 
-// CVE-2019-1002100: a write of any kind ends at its deadline, wherever it is then, with 504. It stores nothing, and leaves nothing
-// running. A write has more than ten such places.
+// TestWritesEndAtTheirDeadline checks that a write of any kind returns 504 at its deadline, whichever check of the
+// context detects it, and then stores nothing (CVE-2019-1002100).
 func TestWritesEndAtTheirDeadline(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -43,9 +43,12 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 			_, err := f.patch(f.configMap("a"), jsonPatch, `[{"op":"add","path":"/immutable","value":false}]`)
 			return err
 		},
-		"merge patch":     func() error { _, err := f.patch(f.configMap("a"), mergePatch, `{"data":{"k":"merged"}}`); return err },
-		"strategic patch": func() error { _, err := f.patch(f.configMap("a"), strategicPatch, `{"data":{"k":"strategic"}}`); return err },
-		"apply":           func() error { return applyTo(f.configMap("a"), config) },
+		"merge patch": func() error { _, err := f.patch(f.configMap("a"), mergePatch, `{"data":{"k":"merged"}}`); return err },
+		"strategic patch": func() error {
+			_, err := f.patch(f.configMap("a"), strategicPatch, `{"data":{"k":"strategic"}}`)
+			return err
+		},
+		"apply": func() error { return applyTo(f.configMap("a"), config) },
 		"apply of YAML": func() error {
 			return applyTo(f.cron("applied"), "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: applied}\nspec: {image: i}")
 		},
@@ -56,28 +59,28 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 		},
 	} {
 		whole := f.ctx
-		newest := func() int64 { // the head of a replica may be behind what it has acknowledged
+		newest := func() int64 { // the head of a replica may be older than its last acknowledged write
 			snap, err := f.Store.Fresh(whole)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return snap.Revision()
 		}
-		before, places := newest(), 0
-		for ; ; places++ {
-			f.ctx = &expiringContext{whole, places}
+		before, checks := newest(), 0
+		for ; ; checks++ {
+			f.ctx = &expiringContext{whole, checks}
 			err := write()
 			if err == nil {
 				break
 			}
 			if !apierrors.IsTimeout(err) {
-				t.Fatalf("%s, at place %d: %v", name, places, err)
+				t.Fatalf("%s, at check %d: %v", name, checks, err)
 			}
 			equal(t, name+": revision", newest(), before)
 		}
 		f.ctx = whole
-		if places < 5 {
-			t.Errorf("%s looked at its deadline %d times", name, places)
+		if checks < 5 {
+			t.Errorf("%s checked its deadline %d times, want at least 5", name, checks)
 		}
 	}
 }

@@ -15,38 +15,40 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
+// propagationPolicy returns delete options with a propagation policy.
 func propagationPolicy(p metav1.DeletionPropagation) metav1.DeleteOptions {
 	return metav1.DeleteOptions{PropagationPolicy: &p}
 }
 
-// CRD-018, SUB-047
+// TestDelete checks the result of a deletion, and the error for a second one (CRD-018, SUB-047).
 func TestDelete(t *testing.T) {
 	f := newFixture(t)
 	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	o, gone := f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
-	if !gone || o.Meta().UID != object.UID(made) || o.Revision != f.newestRevision() {
-		t.Fatalf("gone %v, %+v at %d", gone, o.Meta(), o.Revision)
+	o, deleted := f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
+	if !deleted || o.Meta().UID != object.UID(made) || o.Revision != f.newestRevision() {
+		t.Fatalf("got deleted %v, %+v at %d", deleted, o.Meta(), o.Revision)
 	}
 	_, _, err := f.Delete(f.ctx, f.cron("my-cron"), metav1.DeleteOptions{}, f.caller)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "my-cron" not found`)
 }
 
-// SUB-035, SUB-038, SUB-040, SUB-042, SUB-046, SUB-047
+// TestDeleteWithFinalizers checks that the deletion of an object with finalizers only marks it, and that a second
+// deletion changes nothing (SUB-035, SUB-038, SUB-040, SUB-042, SUB-046, SUB-047).
 func TestDeleteWithFinalizers(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
 	f.now = f.now.Add(time.Minute)
-	o, gone := f.delete(f.cron("a"), metav1.DeleteOptions{})
+	o, deleted := f.delete(f.cron("a"), metav1.DeleteOptions{})
 	first := treeOf(t, o)
-	equal(t, "deletion", []any{gone, valueAt(first, "metadata.deletionTimestamp"), valueAt(first, "metadata.deletionGracePeriodSeconds"), valueAt(first, "metadata.generation")},
+	equal(t, "deletion", []any{deleted, valueAt(first, "metadata.deletionTimestamp"), valueAt(first, "metadata.deletionGracePeriodSeconds"), valueAt(first, "metadata.generation")},
 		[]any{false, "2026-05-06T07:09:09Z", 0, 2})
 	f.now = f.now.Add(time.Minute)
 	zero := int64(0)
-	o, gone = f.delete(f.cron("a"), metav1.DeleteOptions{GracePeriodSeconds: &zero})
-	equal(t, "second delete", []any{gone, treeOf(t, o)}, []any{false, first})
+	o, deleted = f.delete(f.cron("a"), metav1.DeleteOptions{GracePeriodSeconds: &zero})
+	equal(t, "second delete", []any{deleted, treeOf(t, o)}, []any{false, first})
 }
 
-// CRD-065
+// TestDeletePreconditions checks the UID and resourceVersion preconditions of a deletion (CRD-065).
 func TestDeletePreconditions(t *testing.T) {
 	f := newFixture(t)
 	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
@@ -56,12 +58,12 @@ func TestDeletePreconditions(t *testing.T) {
 	old := "1"
 	_, _, err = f.Delete(f.ctx, f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}, f.caller)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record ("+rv+")")
-	if _, gone := f.delete(f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &right, ResourceVersion: &rv}}); !gone {
-		t.Fatal("still there")
+	if _, deleted := f.delete(f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &right, ResourceVersion: &rv}}); !deleted {
+		t.Fatal("the object was not deleted")
 	}
 }
 
-// CRD-065, CRD-066
+// TestPropagation checks the finalizers that each propagation policy sets (CRD-065, CRD-066).
 func TestPropagation(t *testing.T) {
 	for _, c := range []struct {
 		o    metav1.DeleteOptions
@@ -76,17 +78,17 @@ func TestPropagation(t *testing.T) {
 	} {
 		f := newFixture(t)
 		f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":`+c.has+`}}`)
-		o, gone := f.delete(f.cron("a"), c.o)
-		if gone != (c.want == nil) {
-			t.Fatalf("gone %v with %v", gone, c.want)
+		o, deleted := f.delete(f.cron("a"), c.o)
+		if deleted != (c.want == nil) {
+			t.Fatalf("got deleted %v, want finalizers %v", deleted, c.want)
 		}
-		if !gone {
+		if !deleted {
 			equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), c.want)
 		}
 	}
 }
 
-// CRD-065
+// TestDeleteOptionsAreChecked checks the validation of delete options (CRD-065).
 func TestDeleteOptionsAreChecked(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -100,19 +102,19 @@ func TestDeleteOptionsAreChecked(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
 }
 
-// CRD-058, CRD-065
+// TestDeleteDryRun checks that a dry run of a deletion returns its result and changes nothing (CRD-058, CRD-065).
 func TestDeleteDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"kept","finalizers":["example.com/x"]}}`)
 	f.caller.DryRun = true
 	before := f.Store.Head().Revision()
-	if _, gone := f.delete(f.cron("my-cron"), metav1.DeleteOptions{}); !gone {
-		t.Fatal("the dry run says it would stay")
+	if _, deleted := f.delete(f.cron("my-cron"), metav1.DeleteOptions{}); !deleted {
+		t.Fatal("the dry run does not report a deletion")
 	}
-	o, gone := f.delete(f.cron("kept"), metav1.DeleteOptions{})
-	if gone || object.DeletionTimestamp(treeOf(t, o)) == "" {
-		t.Fatalf("gone %v", gone)
+	o, deleted := f.delete(f.cron("kept"), metav1.DeleteOptions{})
+	if deleted || object.DeletionTimestamp(treeOf(t, o)) == "" {
+		t.Fatalf("got deleted %v and deletionTimestamp %q, want only a mark", deleted, object.DeletionTimestamp(treeOf(t, o)))
 	}
 	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 	if err != nil || len(all.Items) != 2 {
@@ -121,7 +123,8 @@ func TestDeleteDryRun(t *testing.T) {
 	equal(t, "changes", len(f.eventsAfter(before)), 0)
 }
 
-// CRD-031
+// TestDeleteNamespaces checks that the namespace default cannot be deleted, and that other namespaces become
+// Terminating (CRD-031).
 func TestDeleteNamespaces(t *testing.T) {
 	f := newFixture(t)
 	ns := f.target("", "v1", "namespaces", "")
@@ -133,8 +136,8 @@ func TestDeleteNamespaces(t *testing.T) {
 	f.expectStatus(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"n"}}`)
 	ns.Name = "n"
-	o, gone := f.delete(ns, metav1.DeleteOptions{})
-	equal(t, "phase", []any{gone, valueAt(treeOf(t, o), "status.phase")}, []any{false, "Terminating"})
+	o, deleted := f.delete(ns, metav1.DeleteOptions{})
+	equal(t, "phase", []any{deleted, valueAt(treeOf(t, o), "status.phase")}, []any{false, "Terminating"})
 }
 
 // countingStore is a store that counts commits.
@@ -148,21 +151,22 @@ func (c *countingStore) Commit(ctx context.Context, writes []storage.Write, guar
 	return c.Store.Commit(ctx, writes, guards...)
 }
 
-// CRD-065: objects of a collection are deleted together, unless a plugin wants to hear of each deletion.
+// TestDeleteCollectionBatches checks that DeleteCollection deletes several objects in one commit, unless an
+// admission plugin handles deletions (CRD-065).
 func TestDeleteCollectionBatches(t *testing.T) {
 	for name, c := range map[string]struct {
-		deaf           []admission.Operation
-		asked, commits int
+		ignores        []admission.Operation
+		calls, commits int
 	}{
-		"nobody listens":   {[]admission.Operation{admission.Delete}, 0, 1},
-		"a plugin listens": {nil, 3, 3},
+		"without plugins": {[]admission.Operation{admission.Delete}, 0, 1},
+		"with a plugin":   {nil, 3, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			f.fillCronTabs(3)
-			asked := 0
-			f.Admission = admission.Plugins{&plugin{ignores: c.deaf, validate: func(context.Context, *admission.Request) error {
-				asked++
+			calls := 0
+			f.Admission = admission.Plugins{&plugin{ignores: c.ignores, validate: func(context.Context, *admission.Request) error {
+				calls++
 				return nil
 			}}}
 			store := &countingStore{Store: f.Store}
@@ -170,14 +174,14 @@ func TestDeleteCollectionBatches(t *testing.T) {
 			if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller); err != nil {
 				t.Fatal(err)
 			}
-			if asked != c.asked || store.commits != c.commits {
-				t.Errorf("asked %d times, %d commits; want %d and %d", asked, store.commits, c.asked, c.commits)
+			if calls != c.calls || store.commits != c.commits {
+				t.Errorf("got %d admission calls and %d commits, want %d and %d", calls, store.commits, c.calls, c.commits)
 			}
 		})
 	}
 }
 
-// CRD-065
+// TestDeleteCollection checks the selectors, preconditions, propagation and results of DeleteCollection (CRD-065).
 func TestDeleteCollection(t *testing.T) {
 	f := newFixture(t)
 	for _, name := range []string{"a", "b", "c"} {

@@ -9,12 +9,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// addFinalizer is another's write of a finalizer to a.
+// addFinalizer adds a finalizer to a as another writer.
 func (f *fixture) addFinalizer(storage.Write) {
 	f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":["example.com/x"]}}`)
 }
 
-// deleteVerbs delete a, alone or with all others.
+// deleteVerbs delete a, either only a or all CronTabs.
 var deleteVerbs = []verb{
 	{name: "delete", do: func(f *fixture, at Target) error {
 		_, _, err := f.Delete(f.ctx, at, metav1.DeleteOptions{}, f.caller)
@@ -27,7 +27,8 @@ var deleteVerbs = []verb{
 	}},
 }
 
-// SUB-035 CRD-065: a deletion goes by the finalizers that there are at the moment of its commit.
+// TestDeleteConflict checks that a deletion takes into account the finalizers that the object has at the commit
+// (SUB-035, CRD-065).
 func TestDeleteConflict(t *testing.T) {
 	for _, v := range deleteVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -39,13 +40,13 @@ func TestDeleteConflict(t *testing.T) {
 			}
 			got := f.get(f.cron("a"))
 			if object.DeletionTimestamp(got) == "" || len(object.Finalizers(got)) != 1 {
-				t.Errorf("%v", got)
+				t.Errorf("got %v, want a deletionTimestamp and one finalizer", got)
 			}
 			if _, err := f.Get(f.ctx, f.cron("b"), ""); (err == nil) != (v.name == "delete") {
-				t.Errorf("the other: %v", err)
+				t.Errorf("get of b: %v", err)
 			}
 
-			f = newRaceFixture(t, true) // what is there has a finalizer, and then has none
+			f = newRaceFixture(t, true) // the finalizer is removed before the commit
 			f.addFinalizer(storage.Write{})
 			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`) })
 			if err := v.do(f, f.cron("a")); err != nil {
@@ -66,7 +67,8 @@ func TestDeleteConflict(t *testing.T) {
 	equal(t, "stored", f.countStored(), 0)
 }
 
-// CRD-065: preconditions of a deletion are those of its commit.
+// TestDeletePreconditionsConflict checks that the preconditions of a deletion are evaluated on the object at the
+// commit (CRD-065).
 func TestDeletePreconditionsConflict(t *testing.T) {
 	f := newRaceFixture(t, true)
 	read := f.get(f.cron("a"))
@@ -84,47 +86,48 @@ func TestDeletePreconditionsConflict(t *testing.T) {
 		f.expectStatus(err, 409, metav1.StatusReasonConflict, c.text)
 		r.expectAttempts(1)
 		got := f.get(f.cron("a"))
-		equal(t, "left by the other", []any{valueAt(got, "metadata.annotations.other"), valueAt(got, "metadata.deletionTimestamp")}, []any{"yes", nil})
+		equal(t, "annotation and deletionTimestamp", []any{valueAt(got, "metadata.annotations.other"), valueAt(got, "metadata.deletionTimestamp")}, []any{"yes", nil})
 	}
 }
 
-// SUB-043: who takes the last finalizer off removes the object that he saw, and no other of its name.
+// TestLastFinalizerConflict checks that the write that removes the last finalizer deletes exactly the object that
+// it has read, and no other object with its name (SUB-043).
 func TestLastFinalizerConflict(t *testing.T) {
-	ending := func() *fixture {
+	terminating := func() *fixture {
 		f := newRaceFixture(t, true)
 		f.addFinalizer(storage.Write{})
 		f.delete(f.cron("a"), metav1.DeleteOptions{})
 		return f
 	}
-	release := func(f *fixture) error {
+	removeFinalizers := func(f *fixture) error {
 		_, err := f.patch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`)
 		return err
 	}
-	f := ending()
+	f := terminating()
 	r := f.raceBeforeCommit(f.annotate)
-	if err := release(f); err != nil {
+	if err := removeFinalizers(f); err != nil {
 		t.Fatal(err)
 	}
 	r.expectAttempts(2)
 	equal(t, "stored", f.countStored(), 0)
 
-	f = ending()
+	f = terminating()
 	f.raceBeforeCommit(f.recreate)
-	if err := release(f); err != nil {
+	if err := removeFinalizers(f); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "left by the other", valueAt(f.get(f.cron("a")), "spec.replicas"), 2)
+	equal(t, "replicas of the other object", valueAt(f.get(f.cron("a")), "spec.replicas"), 2)
 
-	f = ending()
+	f = terminating()
 	r = f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
-	if err := release(f); err != nil {
-		t.Errorf("somebody else has removed it, which is success: %v", err)
+	if err := removeFinalizers(f); err != nil {
+		t.Errorf("got %v, want success, because the object has already been deleted", err)
 	}
 	r.expectAttempts(1)
 
-	f = ending()
+	f = terminating()
 	f.caller.DryRun = true
-	if err := release(f); err != nil {
+	if err := removeFinalizers(f); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "stored after a dry run", f.countStored(), 1)

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// What the store cannot do is told with a code that clients know what to do with, and without the
-// paths of the server.
+// TestStorageErrors checks that errors of the store become a Status with a code that clients handle, and that
+// messages contain no file paths of the server.
 func TestStorageErrors(t *testing.T) {
 	disk := &fs.PathError{Op: "write", Path: "/var/lib/trellis/store", Err: errors.New("no space left on device")}
 	for _, c := range []struct {
@@ -33,12 +33,12 @@ func TestStorageErrors(t *testing.T) {
 	} {
 		var status *apierrors.StatusError
 		if !errors.As(storageError(fmt.Errorf("%w: %w", c.kind, disk)), &status) {
-			t.Errorf("%v has no Status", c.kind)
+			t.Errorf("%v: got no Status", c.kind)
 			continue
 		}
 		s := status.ErrStatus
 		if s.Code != c.code || s.Reason != c.reason || strings.Contains(s.Message, "/var") {
-			t.Errorf("%v: %d %s %s", c.kind, s.Code, s.Reason, s.Message)
+			t.Errorf("%v: got %d %s %q", c.kind, s.Code, s.Reason, s.Message)
 		}
 		if s.Details != nil {
 			for _, cause := range s.Details.Causes {
@@ -48,12 +48,13 @@ func TestStorageErrors(t *testing.T) {
 			}
 		}
 		if retry, _ := apierrors.SuggestsClientDelay(status); int32(retry) != c.retry {
-			t.Errorf("%v: try again after %d s", c.kind, retry)
+			t.Errorf("%v: got a retry after %d s, want %d s", c.kind, retry, c.retry)
 		}
 	}
 }
 
-// A deadline that has passed is told in one way, by lists too.
+// TestDeadlineStatus checks that a context that has ended gives the same 504 Status in lists and in
+// DeleteCollection.
 func TestDeadlineStatus(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
@@ -63,5 +64,5 @@ func TestDeadlineStatus(t *testing.T) {
 	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
 	_, err = f.DeleteCollection(ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, Caller{})
 	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
-	equal(t, "what is left", names(f.list(f.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
+	equal(t, "objects left", names(f.list(f.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
 }

@@ -64,7 +64,7 @@ func (f *fixture) evictionState(pod string) []any {
 
 var (
 	notEvicted = []any{false, "nothing"}
-	evicted   = []any{true, "True EvictionByEvictionAPI Eviction API: evicting"}
+	evicted    = []any{true, "True EvictionByEvictionAPI Eviction API: evicting"}
 )
 
 // SUB-028: what a budget says of an eviction, in kube-apiserver's words.

@@ -22,12 +22,13 @@ var (
 	configMapResource = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 )
 
-// notifications is what a follower was told, a line each.
+// notifications holds the notifications of a follower, one line each.
 type notifications struct {
 	testing.TB
 	lines chan string
 }
 
+// feed returns a running Feed, and stops it at the end of the test.
 func (f *fixture) feed() *Feed {
 	f.Helper()
 	feed := f.NewFeed()
@@ -43,7 +44,8 @@ func (f *fixture) feed() *Feed {
 	return feed
 }
 
-// follow follows a kind. Revisions are told as how many changes they are after the store's of now.
+// follow follows a kind. Each line has the revision as a number of events relative to the store's present
+// revision.
 func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notifications, func()) {
 	f.Helper()
 	t, base := &notifications{f, make(chan string, 100000)}, f.countEvents(f.Store.Head().Revision())
@@ -58,9 +60,9 @@ func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notificati
 		}
 		t.lines <- fmt.Sprintf("all %v@%+d", all, f.countEvents(revision)-base)
 	}, func(m *metav1.PartialObjectMetadata, deleted bool) {
-		text := map[bool]string{false: "is ", true: "went "}[deleted] + line(m)
+		text := map[bool]string{false: "changed ", true: "deleted "}[deleted] + line(m)
 		if m.DeletionTimestamp != nil {
-			text += " ends"
+			text += " terminating"
 		}
 		for _, o := range m.OwnerReferences {
 			text += fmt.Sprintf(" of %s/%s %s %s %t", o.APIVersion, o.Kind, o.Name, o.UID, *o.BlockOwnerDeletion)
@@ -69,7 +71,7 @@ func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notificati
 			text += fmt.Sprint(" ", m.Finalizers)
 		}
 		if m.UID == "" || m.Labels != nil || m.ManagedFields != nil {
-			f.Errorf("told of %+v", m)
+			f.Errorf("got %+v, want a UID, and no labels or managedFields", m)
 		}
 		t.lines <- text
 	})
@@ -79,26 +81,30 @@ func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notificati
 	return t, stop
 }
 
+// next returns the next line, and fails the test if none arrives.
 func (t *notifications) next() string {
 	t.Helper()
 	select {
 	case line := <-t.lines:
 		return line
 	case <-time.After(eventTimeout):
-		t.Fatal("nothing was told")
+		t.Fatal("got no notification")
 		return ""
 	}
 }
 
+// expect compares the next lines.
 func (t *notifications) expect(lines ...string) {
 	t.Helper()
 	for _, want := range lines {
 		if got := t.next(); got != want {
-			t.Fatalf("told %q, want %q", got, want)
+			t.Fatalf("got %q, want %q", got, want)
 		}
 	}
 }
 
+// TestFeed checks the notifications of creates, updates and deletions, the replacement of a follower, and kinds
+// that cannot be followed.
 func TestFeed(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()
@@ -114,33 +120,33 @@ func TestFeed(t *testing.T) {
 	f.mustEdit(f.cron("b"), func(o object.Tree) { object.SetFinalizers(o, nil) })
 	f.delete(f.cron("a"), metav1.DeleteOptions{})
 	const of = " of v1/ConfigMap other u true"
-	crons.expect("is default/b@+1"+of+" [example.com/x]", "is default/b@+3 ends"+of+" [example.com/x]")
-	if line := crons.next(); !strings.HasPrefix(line, "went default/b@+4 ends"+of) {
-		t.Errorf("told %q", line)
+	crons.expect("changed default/b@+1"+of+" [example.com/x]", "changed default/b@+3 terminating"+of+" [example.com/x]")
+	if line := crons.next(); !strings.HasPrefix(line, "deleted default/b@+4 terminating"+of) {
+		t.Errorf("got %q, want the deletion of b", line)
 	}
-	crons.expect("went default/a@+5")
+	crons.expect("deleted default/a@+5")
 
 	maps, _ := feed.follow(f, configMapResource)
 	maps.expect("all [default/other@-5 default/unseen@-3]@+0")
 	again, _ := feed.follow(f, cronTabResource)
 	again.expect("all []@+0")
-	stop() // of the one before: it changes nothing for the next
+	stop() // stops the replaced follower, and must not affect the new one
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"c"}}`)
-	again.expect("is default/c@+1")
+	again.expect("changed default/c@+1")
 	if len(crons.lines) > 0 {
-		t.Errorf("one that is followed no longer was told %q", crons.next())
+		t.Errorf("the replaced follower got %q", crons.next())
 	}
 	for _, r := range []schema.GroupVersionResource{
 		{Group: "stable.example.com", Version: "v9", Resource: "crontabs"},
 		{Group: "authorization.k8s.io", Version: "v1", Resource: "subjectaccessreviews"},
 	} {
 		if _, ok := feed.Follow(r, nil, nil); ok {
-			t.Errorf("%v can be followed", r)
+			t.Errorf("Follow accepts %v", r)
 		}
 	}
 }
 
-// Who misses changes is told everything anew.
+// TestSlowFollower checks that a feed whose events have been dropped sends the whole list again.
 func TestSlowFollower(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()
@@ -149,13 +155,13 @@ func TestSlowFollower(t *testing.T) {
 		held <- struct{}{}
 		<-release
 	}, func(*metav1.PartialObjectMetadata, bool) {}); !ok {
-		t.Fatal("not followed")
+		t.Fatal("Follow does not accept the kind")
 	}
 	<-held
 	listed := make(chan int, 10)
 	if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) { listed <- len(objects) },
 		func(*metav1.PartialObjectMetadata, bool) {}); !ok {
-		t.Fatal("not followed")
+		t.Fatal("Follow does not accept the kind")
 	}
 	const n = 17000
 	for i := 0; i < n; i += 100 {
@@ -175,12 +181,13 @@ func TestSlowFollower(t *testing.T) {
 				return
 			}
 		case <-time.After(eventTimeout):
-			t.Fatal("not all was told anew")
+			t.Fatal("the follower has not received all objects")
 		}
 	}
 }
 
-// Whenever somebody joins, what he is told adds up to what there is.
+// TestFeedConsistency checks that the notifications of a follower add up to the stored objects, at whatever
+// revision it has started.
 func TestFeedConsistency(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()
@@ -193,12 +200,12 @@ func TestFeedConsistency(t *testing.T) {
 			for _, m := range objects {
 				now[m.Name] = m.ResourceVersion
 			}
-			if now["last"] != "" { // who is told late is told of all at once
+			if now["last"] != "" { // a late follower may get all objects in one list
 				results <- now
 			}
 		}, func(m *metav1.PartialObjectMetadata, deleted bool) {
-			if _, known := now[m.Name]; deleted && !known {
-				t.Errorf("%s went and was not there", m.Name)
+			if _, exists := now[m.Name]; deleted && !exists {
+				t.Errorf("got a deletion of %s, which the follower does not have", m.Name)
 			}
 			if now[m.Name] = m.ResourceVersion; deleted {
 				delete(now, m.Name)
@@ -207,7 +214,7 @@ func TestFeedConsistency(t *testing.T) {
 				results <- now
 			}
 		}); !ok {
-			t.Error("not followed")
+			t.Error("Follow does not accept the kind")
 		}
 	}
 	follow()
@@ -215,9 +222,9 @@ func TestFeedConsistency(t *testing.T) {
 		name := fmt.Sprint("m", r.Intn(20))
 		switch r.Intn(3) {
 		case 0:
-			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // or it is there
+			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // may exist
 		case 1:
-			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i)) // or it is not
+			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i)) // may not exist
 		default:
 			_, _, _ = f.Delete(f.ctx, f.configMap(name), metav1.DeleteOptions{}, f.caller)
 		}
@@ -230,10 +237,10 @@ func TestFeedConsistency(t *testing.T) {
 	for rec := range f.Store.Head().Walk("/registry/configmaps/", "") {
 		name := rec.Key[strings.LastIndexByte(rec.Key, '/')+1:]
 		if want = append(want, name); got[name] != strconv.FormatInt(rec.Modified, 10) {
-			t.Errorf("%s is at %d, and was told of at %q", name, rec.Modified, got[name])
+			t.Errorf("%s is at revision %d, the follower has %q", name, rec.Modified, got[name])
 		}
 	}
 	if len(got) != len(want) {
-		t.Errorf("told of %v, there are %v", got, want)
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// fixture is an engine over an empty store in memory, with the built-in kinds, the
-// namespace default, and CronTabs in two versions.
+// fixture is a test with an engine over an empty in-memory store. The store has the built-in kinds, the namespace
+// default, and CronTabs in two versions.
 type fixture struct {
 	testing.TB
 	*Engine
@@ -29,12 +29,11 @@ type fixture struct {
 	now      time.Time
 	warnings []string
 	caller   Caller
-	// start is the revision of the store before anything was written.
-	start int64
-	// onRead, if not nil, is called whenever a built-in kind looks at what others have stored.
-	onRead func()
+	start    int64  // the store's revision before the first write
+	onRead   func() // called when a built-in kind reads the catalog or the store; nil disables it
 }
 
+// notifyRead calls onRead.
 func (f *fixture) notifyRead() {
 	if f.onRead != nil {
 		f.onRead()
@@ -64,7 +63,7 @@ func newFixture(t testing.TB) *fixture {
 	return newFixtureOn(t, openStore(t))
 }
 
-// newFixtureOn is a world on a store that is empty, and its own.
+// newFixtureOn returns a fixture on an empty store, and closes the store at the end of the test.
 func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 	t.Helper()
 	t.Cleanup(func() {
@@ -92,12 +91,12 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 	return f
 }
 
-// cronTabs is the CRD with the schemas of v1, which is stored, and v2.
+// cronTabs returns the CronTab CRD with the given schemas. v1 is the storage version.
 func cronTabs(v1, v2 string) string {
 	return fmt.Sprintf(cronTabCRD, fmt.Sprintf(cronTabVersion, "v1", true, true, v1)+","+fmt.Sprintf(cronTabVersion, "v2", true, false, v2))
 }
 
-// writeCRD stores a CRD as its controller would leave it.
+// writeCRD stores a CRD in the state in which its controller leaves it.
 func (f *fixture) writeCRD(manifest string) {
 	f.Helper()
 	tree := decode(f, manifest)
@@ -108,7 +107,7 @@ func (f *fixture) writeCRD(manifest string) {
 	f.commit(write)
 }
 
-// commit writes behind the engine's back, and waits until the catalog knows.
+// commit writes to the store directly, without the engine, and waits until the catalog includes the writes.
 func (f *fixture) commit(writes ...storage.Write) {
 	f.Helper()
 	if _, err := f.Store.Commit(f.ctx, writes); err != nil {
@@ -119,7 +118,8 @@ func (f *fixture) commit(writes ...storage.Write) {
 	}
 }
 
-// eventsAfter are those after a revision. Revisions alone do not tell how many there were.
+// eventsAfter returns the events after a revision. Revisions may have gaps, so they do not give the number of
+// events.
 func (f *fixture) eventsAfter(after int64) (events []*storage.Event) {
 	f.Helper()
 	now, err := f.Store.Fresh(f.ctx)
@@ -143,14 +143,14 @@ func (f *fixture) eventsAfter(after int64) (events []*storage.Event) {
 	return events
 }
 
-// newestRevision is the revision of the newest one.
+// newestRevision returns the revision of the newest event.
 func (f *fixture) newestRevision() int64 {
 	f.Helper()
 	all := f.eventsAfter(f.start)
 	return all[len(all)-1].Revision
 }
 
-// countEvents is how many changes there were up to a revision.
+// countEvents returns the number of events up to a revision.
 func (f *fixture) countEvents(revision int64) (n int) {
 	f.Helper()
 	for _, e := range f.eventsAfter(f.start) {
@@ -161,7 +161,7 @@ func (f *fixture) countEvents(revision int64) (n int) {
 	return n
 }
 
-// compact makes the store forget what is older than a revision.
+// compact drops the store's history before a revision.
 func (f *fixture) compact(revision int64) {
 	f.Helper()
 	store := f.Store.(interface {
@@ -181,7 +181,7 @@ func decode(t testing.TB, text string) object.Tree {
 	return tree
 }
 
-// target addresses a built-in or custom kind.
+// target returns the target of all objects of a built-in or custom kind.
 func (f *fixture) target(group, version, plural, namespace string) Target {
 	f.Helper()
 	v := f.Live.Load().Find(group, version, plural)
@@ -191,7 +191,7 @@ func (f *fixture) target(group, version, plural, namespace string) Target {
 	return Target{Version: v, Namespace: namespace}
 }
 
-// cron addresses CronTabs in v1, one of them if name is not empty.
+// cron returns the target of a CronTab at v1, or of all CronTabs if name is "".
 func (f *fixture) cron(name string) Target {
 	f.Helper()
 	t := f.target("stable.example.com", "v1", "crontabs", "default")
@@ -208,7 +208,7 @@ func (f *fixture) configMap(name string) Target {
 
 func (t Target) sub(name string) Target { t.Subresource = name; return t }
 
-// body completes a body with what every one has.
+// body decodes a request body, and adds apiVersion and kind if they are missing.
 func (f *fixture) body(t Target, text string) Body {
 	f.Helper()
 	tree := decode(f, text)
@@ -244,7 +244,7 @@ func (f *fixture) update(t Target, text string) (Object, error) {
 	return o, err
 }
 
-// edit reads the target, changes it and writes it back.
+// edit reads the target, changes it and updates it.
 func (f *fixture) edit(t Target, change func(object.Tree)) (Object, error) {
 	f.Helper()
 	whole := t
@@ -292,11 +292,11 @@ func (f *fixture) get(t Target) object.Tree {
 
 func (f *fixture) delete(t Target, o metav1.DeleteOptions) (Object, bool) {
 	f.Helper()
-	obj, gone, err := f.Delete(f.ctx, t, o, f.caller)
+	obj, deleted, err := f.Delete(f.ctx, t, o, f.caller)
 	if err != nil {
 		f.Fatalf("delete: %v", err)
 	}
-	return obj, gone
+	return obj, deleted
 }
 
 func treeOf(t testing.TB, o Object) object.Tree {
@@ -319,7 +319,7 @@ func valueAt(tree object.Tree, path string) any {
 	return v
 }
 
-// set puts a value at a dotted path.
+// set sets the value at a dotted path, and creates the maps on the way.
 func set(tree object.Tree, path string, value any) {
 	names := strings.Split(path, ".")
 	for _, name := range names[:len(names)-1] {
@@ -333,7 +333,8 @@ func set(tree object.Tree, path string, value any) {
 	tree[names[len(names)-1]] = value
 }
 
-// expectStatus checks an error's code and reason, and that its message holds text.
+// expectStatus checks the code and the reason of an error's Status, and that its message contains text. It returns
+// the Status.
 func (f *fixture) expectStatus(err error, code int32, reason metav1.StatusReason, text string) *metav1.Status {
 	f.Helper()
 	var status *apierrors.StatusError
@@ -347,17 +348,17 @@ func (f *fixture) expectStatus(err error, code int32, reason metav1.StatusReason
 	return &s
 }
 
-// equal compares values by their JSON.
-func equal(t testing.TB, what string, got, want any) {
+// equal compares two values by their JSON.
+func equal(t testing.TB, subject string, got, want any) {
 	t.Helper()
 	g, _ := json.Marshal(got)
 	v, _ := json.Marshal(want)
 	if string(g) != string(v) {
-		t.Fatalf("%s: got %s, want %s", what, g, v)
+		t.Fatalf("%s: got %s, want %s", subject, g, v)
 	}
 }
 
-// deleteCRD removes a CRD as its controller would.
+// deleteCRD deletes a CRD from the store, as its controller does at the end of a deletion.
 func (f *fixture) deleteCRD(name string) {
 	f.Helper()
 	key := resource.CRDPrefix + name

@@ -13,7 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// newLaggingFixture is a world that hears of what another server commits only when it asks what is newest.
+// newLaggingFixture returns a fixture whose store sees the commits of another server only when it requests the
+// newest revision. elsewhere commits a write on the other server. A nil tree deletes the key.
 func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log, elsewhere func(key string, tree object.Tree) int64) {
 	t.Helper()
 	log = storagetest.NewLog(1)
@@ -46,12 +47,13 @@ func configMapTree(name string) object.Tree {
 	return object.Tree{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
 }
 
-// CRD-061: what has no resourceVersion is answered from the newest state there is, whoever has made it; "0" from what this
-// server has seen. That something is not there is known only of the newest.
+// TestReadsNewestState checks that a request without a resourceVersion uses the newest state, including other
+// servers' writes. "0" uses the state that this server has seen. A missing object is looked up again in the newest
+// state (CRD-061).
 func TestReadsNewestState(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	key := func(name string) string { return "/registry/configmaps/default/" + name }
-	for name, ask := range map[string]func(name string) error{
+	for name, read := range map[string]func(name string) error{
 		"get": func(name string) error { _, err := f.Get(f.ctx, f.configMap(name), ""); return err },
 		"list": func(name string) error {
 			l, err := f.List(f.ctx, f.configMap(""), ListOptions{})
@@ -63,7 +65,7 @@ func TestReadsNewestState(t *testing.T) {
 		"watch": func(name string) error {
 			_, err := f.Watch(f.ctx, f.configMap(""), ListOptions{})
 			if err == nil && f.Store.Head().Get(key(name)) == nil {
-				err = errors.New("it begins before")
+				err = errors.New("the watch starts at an older revision")
 			}
 			return err
 		},
@@ -82,51 +84,52 @@ func TestReadsNewestState(t *testing.T) {
 	} {
 		elsewhere(key(name), configMapTree(name))
 		if _, err := f.Get(f.ctx, f.configMap(name), "0"); err == nil {
-			t.Fatalf("%s: it has been seen already", name)
+			t.Fatalf("%s: the store has already seen the write", name)
 		}
-		if err := ask(name); err != nil {
+		if err := read(name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// CRD-002: a kind that another server has stored is served once somebody asks for it.
+// TestNewestCatalog checks that Catalog includes a CRD that another server has stored (CRD-002).
 func TestNewestCatalog(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	tree := decode(t, hostsCRD)
 	elsewhere(resource.CRDPrefix+object.Name(tree), tree)
 	if f.Live.Load().Definition("example.com", "hosts") != nil {
-		t.Fatal("it is known already")
+		t.Fatal("the catalog already has the CRD")
 	}
 	catalog, err := f.Catalog(f.ctx)
 	if err != nil || catalog.Definition("example.com", "hosts") == nil {
-		t.Errorf("it is not known, %v", err)
+		t.Errorf("the catalog lacks the CRD, error %v", err)
 	}
 }
 
-// Where it cannot be found out what is newest, that is a 503.
+// TestNewestUnavailable checks that requests that need the newest state return 503 while the store is unavailable.
 func TestNewestUnavailable(t *testing.T) {
 	f, log, _ := newLaggingFixture(t)
 	log.Away(true)
-	const away = "the server's storage is unavailable"
+	const unavailable = "the server's storage is unavailable"
 	_, err := f.Get(f.ctx, f.configMap("a"), "")
-	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, away)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.List(f.ctx, f.configMap(""), ListOptions{})
-	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, away)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.Watch(f.ctx, f.configMap(""), ListOptions{})
-	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, away)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.patch(f.configMap("a"), mergePatch, `{}`)
-	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, away)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.create(f.configMap(""), `{"metadata":{"name":"a"}}`)
-	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, away)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	if _, err := f.List(f.ctx, f.configMap(""), ListOptions{ResourceVersion: "0"}); err != nil {
-		t.Errorf("what has been seen: %v", err)
+		t.Errorf("list at resourceVersion 0: %v", err)
 	}
 	log.Away(false)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
 }
 
-// CRD-053: who is overtaken by what it has not heard of yet goes on from there, also where that is a deletion.
+// TestConflictWithUnseenWrite checks that a write is retried from another server's write that this server had not
+// seen, also if that is a deletion (CRD-053).
 func TestConflictWithUnseenWrite(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -138,14 +141,14 @@ func TestConflictWithUnseenWrite(t *testing.T) {
 	changed["data"] = object.Tree{"their": "own"}
 	elsewhere("/registry/configmaps/default/c", changed)
 	equal(t, "data", f.mustPatch(f.configMap("c"), mergePatch, `{"data":{"a":"b"}}`)["data"], object.Tree{"a": "b", "their": "own"})
-	ended, end := context.WithCancel(f.ctx)
-	end()
+	ended, cancel := context.WithCancel(f.ctx)
+	cancel()
 	if f.catchUp(ended, &storage.ConflictError{Revision: f.Store.Head().Revision() + 1}) == nil {
-		t.Error("it goes on from before what it was overtaken by")
+		t.Error("catchUp returned before the conflicting write was visible")
 	}
 	elsewhere("/registry/configmaps/default/b", configMapTree("b"))
 	if _, err := f.create(f.configMap(""), `{"metadata":{"name":"b"}}`); err == nil {
-		t.Error("created over another")
+		t.Error("the create replaced another object")
 	} else {
 		f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, "already exists")
 	}

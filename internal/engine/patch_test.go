@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	jsonPatch = types.JSONPatchType
-	mergePatch   = types.MergePatchType
+	jsonPatch      = types.JSONPatchType
+	mergePatch     = types.MergePatchType
 	strategicPatch = types.StrategicMergePatchType
-	applyPatch  = types.ApplyYAMLPatchType
+	applyPatch     = types.ApplyYAMLPatchType
 )
 
 // CRD-055

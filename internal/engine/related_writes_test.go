@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	ipAddressKey = "/registry/ipaddresses/10.0.0.7"
-	serviceManifest     = `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`
+	ipAddressKey    = "/registry/ipaddresses/10.0.0.7"
+	serviceManifest = `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`
 )
 
 func (f *fixture) ipAddress(name string) Target {

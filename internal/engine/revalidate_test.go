@@ -18,8 +18,8 @@ import (
 // hostReader is a world with Hosts that are read at v1, in a bubble whose clock it goes by.
 type hostReader struct {
 	*fixture
-	webhook   *fakeWebhook
-	v1 Target
+	webhook *fakeWebhook
+	v1      Target
 }
 
 func inBubble(t *testing.T, n int, run func(r hostReader)) {

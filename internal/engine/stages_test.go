@@ -21,8 +21,8 @@ import (
 // plugin is an admission plugin of a test.
 type plugin struct {
 	admit, validate func(context.Context, *admission.Request) error
-	reinvoke           bool
-	ignores            []admission.Operation // it does not handle these
+	reinvoke        bool
+	ignores         []admission.Operation // it does not handle these
 }
 
 func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
