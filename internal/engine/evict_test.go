@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// createWebPods makes Pods of those names that run on a node and are ready.
+// createWebPods creates Pods with the given names that run on a node and are ready.
 func (f *fixture) createWebPods(names ...string) {
 	f.Helper()
 	for _, name := range names {
@@ -22,11 +22,13 @@ func (f *fixture) createWebPods(names ...string) {
 	}
 }
 
+// setPhase sets the phase and the Ready condition of a Pod.
 func (f *fixture) setPhase(pod, setPhase, ready string) {
 	f.Helper()
 	f.mustPatch(f.pods(pod).sub("status"), mergePatch, fmt.Sprintf(`{"status":{"phase":%q,"conditions":[{"type":"Ready","status":%q}]}}`, setPhase, ready))
 }
 
+// budget returns the target of a PodDisruptionBudget, or of all budgets if name is "".
 func (f *fixture) budget(name string) Target {
 	f.Helper()
 	t := f.target("policy", "v1", "poddisruptionbudgets", "default")
@@ -34,14 +36,15 @@ func (f *fixture) budget(name string) Target {
 	return t
 }
 
-// createBudget makes a budget of those Pods, as a controller has left it.
+// createBudget creates a PodDisruptionBudget of the web Pods, with the status that the disruption controller would
+// set.
 func (f *fixture) createBudget(name, spec, status string) {
 	f.Helper()
 	f.mustCreate(f.budget(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"selector":{"matchLabels":{"app":"web"}}%s}}`, name, spec))
 	f.mustPatch(f.budget(name).sub("status"), mergePatch, `{"status":`+status+`}`)
 }
 
-// evict posts an Eviction.
+// evict posts an Eviction of a Pod.
 func (f *fixture) evict(pod, options string) error {
 	f.Helper()
 	body := Body{Tree: decode(f, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},"deleteOptions":{%s}}`, pod, options))}
@@ -49,27 +52,28 @@ func (f *fixture) evict(pod, options string) error {
 	return err
 }
 
-// evictionState says what an eviction has left of a Pod: whether it is going, and what for.
+// evictionState returns whether a Pod is marked for deletion, and its DisruptionTarget condition.
 func (f *fixture) evictionState(pod string) []any {
 	f.Helper()
 	got := f.get(f.pods(pod))
-	said := "nothing"
+	condition := "none"
 	for _, c := range valueAt(got, "status.conditions").([]any) {
 		if c := c.(object.Tree); c["type"] == "DisruptionTarget" {
-			said = fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
+			condition = fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
 		}
 	}
-	return []any{deletionStarted(got), said}
+	return []any{deletionStarted(got), condition}
 }
 
 var (
-	notEvicted = []any{false, "nothing"}
+	notEvicted = []any{false, "none"}
 	evicted    = []any{true, "True EvictionByEvictionAPI Eviction API: evicting"}
 )
 
-// SUB-028: what a budget says of an eviction, in kube-apiserver's words.
+// TestEvictionByBudget checks the result of an eviction for various budgets. The messages are kube-apiserver's
+// (SUB-028).
 func TestEvictionByBudget(t *testing.T) {
-	const unstable = "The disruption budget b "
+	const prefix = "The disruption budget b "
 	for _, c := range []struct {
 		spec, status string
 		ready        string
@@ -78,17 +82,17 @@ func TestEvictionByBudget(t *testing.T) {
 		cause        string
 	}{
 		{"", `{"observedGeneration":1,"disruptionsAllowed":1}`, "True", 0, 0, ""},
-		{"", `{"disruptionsAllowed":1}`, "True", 429, 10, unstable + "is still being processed by the server."},
-		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "True", 429, 0, unstable + "needs 2 healthy pods and has 2 currently"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"desiredHealthy":2}`, "True", 429, 0, unstable + "does not allow evicting pods currently"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"SyncFailed","message":"m"}]}`, "True", 429, 0, unstable + "does not allow evicting pods currently because it failed sync: m"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"Other","message":"m"}]}`, "True", 429, 0, unstable + "does not allow evicting pods currently (Other): m"},
-		{"", `{"observedGeneration":1,"disruptionsAllowed":1,"disruptedPods":{` + disruptedPods(2001) + `}}`, "True", 403, 0, unstable + "does not allow evicting pods currently: too many pending evictions not confirmed by PDB controller"},
-		{"", `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":2}`, "False", 429, 0, unstable + "needs 2 healthy pods and has 1 currently"},
+		{"", `{"disruptionsAllowed":1}`, "True", 429, 10, prefix + "is still being processed by the server."},
+		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "True", 429, 0, prefix + "needs 2 healthy pods and has 2 currently"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"desiredHealthy":2}`, "True", 429, 0, prefix + "does not allow evicting pods currently"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"SyncFailed","message":"m"}]}`, "True", 429, 0, prefix + "does not allow evicting pods currently because it failed sync: m"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"Other","message":"m"}]}`, "True", 429, 0, prefix + "does not allow evicting pods currently (Other): m"},
+		{"", `{"observedGeneration":1,"disruptionsAllowed":1,"disruptedPods":{` + disruptedPods(2001) + `}}`, "True", 403, 0, prefix + "does not allow evicting pods currently: too many pending evictions not confirmed by PDB controller"},
+		{"", `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":2}`, "False", 429, 0, prefix + "needs 2 healthy pods and has 1 currently"},
 		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "False", 0, 0, ""},
-		{"", `{"observedGeneration":1}`, "False", 429, 0, unstable + "needs 0 healthy pods and has 0 currently"},
+		{"", `{"observedGeneration":1}`, "False", 429, 0, prefix + "needs 0 healthy pods and has 0 currently"},
 		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "False", 0, 0, ""},
-		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "True", 429, 0, unstable + "needs 2 healthy pods and has 0 currently"},
+		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "True", 429, 0, prefix + "needs 2 healthy pods and has 0 currently"},
 	} {
 		f := newFixture(t)
 		f.createWebPods("p")
@@ -119,7 +123,8 @@ func disruptedPods(n int) string {
 	return strings.Join(all, ",")
 }
 
-// SUB-028: a budget is charged in the commit that marks the Pod; a Pod that disrupts nothing asks no budget, one with two of them stays.
+// TestEvictionBudgetUpdate checks that the commit that marks the Pod also charges its budget. A Pod whose eviction
+// is no disruption charges no budget. A Pod with two budgets cannot be evicted (SUB-028).
 func TestEvictionBudgetUpdate(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("ready", "unready", "pending", "done")
@@ -137,7 +142,7 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 	}
 	f.expectStatus(f.evict("ready", `"preconditions":{"uid":"other"}`), 409, metav1.StatusReasonConflict, "the UID in the precondition (other) does not match the UID in record")
 	equal(t, "allowed after dry runs and a conflict", valueAt(f.get(f.budget("b")), "status.disruptionsAllowed"), 1)
-	equal(t, "the Pod after them", f.evictionState("ready"), notEvicted)
+	equal(t, "the Pod after dry runs and a conflict", f.evictionState("ready"), notEvicted)
 	var commits []int
 	f.beforeCommit = func(writes []storage.Write) { commits = append(commits, len(writes)) }
 	for _, pod := range []string{"unready", "pending", "ready", "done"} {
@@ -145,7 +150,7 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 			t.Fatal(pod, err)
 		}
 	}
-	equal(t, "writes of each commit", commits, []int{1, 1, 2, 1, 1}) // what has ended is marked, and then removed
+	equal(t, "writes of each commit", commits, []int{1, 1, 2, 1, 1}) // a Pod that has ended is marked, and then deleted
 	f.beforeCommit = nil
 	for _, pod := range []string{"unready", "pending", "ready"} {
 		equal(t, pod, f.evictionState(pod), evicted)
@@ -162,7 +167,8 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 	equal(t, "details", s.Details == nil, true)
 }
 
-// SUB-028: a budget that allows nothing does not hold what disrupts nothing.
+// TestEvictionOfInactivePods checks that a budget without allowed disruptions does not protect Pods that are
+// pending or have ended (SUB-028).
 func TestEvictionOfInactivePods(t *testing.T) {
 	f := newFixture(t)
 	f.createBudget("b", "", `{"observedGeneration":1,"currentHealthy":0,"desiredHealthy":1}`)
@@ -176,7 +182,8 @@ func TestEvictionOfInactivePods(t *testing.T) {
 	}
 }
 
-// SUB-028: of two evictions that a budget of one disruption allows each by itself, one takes place.
+// TestConcurrentEvictions checks that only one of two concurrent evictions succeeds if the budget allows one
+// disruption (SUB-028).
 func TestConcurrentEvictions(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("a", "b")
@@ -187,24 +194,25 @@ func TestConcurrentEvictions(t *testing.T) {
 	if other != nil {
 		t.Fatal(other)
 	}
-	equal(t, "first and second", [][]any{f.evictionState("a"), f.evictionState("b")}, [][]any{notEvicted, evicted})
+	equal(t, "states of a and b", [][]any{f.evictionState("a"), f.evictionState("b")}, [][]any{notEvicted, evicted})
 }
 
-// An eviction that has been judged holds only as long as the Pod and the budgets stay as they were.
+// TestEvictionConflict checks that an eviction is evaluated again if the Pod or its budgets change before the
+// commit.
 func TestEvictionConflict(t *testing.T) {
 	const none = `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":1}`
 	for name, c := range map[string]struct {
-		before, between func(*fixture)
-		refused         bool
+		before, change func(*fixture)
+		rejected       bool
 	}{
-		"a budget comes": {func(*fixture) {}, func(f *fixture) { f.createBudget("b", "", none) }, true},
+		"a budget is created": {func(*fixture) {}, func(f *fixture) { f.createBudget("b", "", none) }, true},
 		"its budget changes": {
 			func(f *fixture) { f.createBudget("b", "", `{"observedGeneration":1,"disruptionsAllowed":1}`) },
 			func(f *fixture) {
 				f.mustPatch(f.budget("b").sub("status"), mergePatch, `{"status":{"disruptionsAllowed":0}}`)
 			}, true,
 		},
-		"the Pod gets ready": {
+		"the Pod becomes ready": {
 			func(f *fixture) {
 				f.setPhase("p", "Running", "False")
 				f.createBudget("b", `,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, none)
@@ -216,9 +224,9 @@ func TestEvictionConflict(t *testing.T) {
 		f := newFixture(t)
 		f.createWebPods("p")
 		c.before(f)
-		onceBeforeCommit(f, func() { c.between(f) })
+		onceBeforeCommit(f, func() { c.change(f) })
 		err, left := f.evict("p", ""), evicted
-		if c.refused {
+		if c.rejected {
 			f.expectStatus(err, 429, metav1.StatusReasonTooManyRequests, "")
 			left = notEvicted
 		} else if err != nil {
@@ -228,7 +236,7 @@ func TestEvictionConflict(t *testing.T) {
 	}
 }
 
-// onceBeforeCommit has something happen once, between the judgement and the commit of the next write.
+// onceBeforeCommit calls other once, change the evaluation and the commit of the next write.
 func onceBeforeCommit(f *fixture, other func()) {
 	f.beforeCommit = func([]storage.Write) {
 		f.beforeCommit = nil
@@ -236,7 +244,8 @@ func onceBeforeCommit(f *fixture, other func()) {
 	}
 }
 
-// Admission is asked about the Eviction, and neither about the Pod nor its deletion; what is on its way out is marked and goes.
+// TestEvictionAdmission checks that admission sees only the Eviction, not the Pod or its deletion. The eviction of
+// a terminating Pod records the condition.
 func TestEvictionAdmission(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("p")
@@ -253,7 +262,7 @@ func TestEvictionAdmission(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	equal(t, "asked", strings.Join(seen, " "), strings.Repeat(" CREATEpodsevictionEvictionp", 4)[1:])
+	equal(t, "admission calls", strings.Join(seen, " "), strings.Repeat(" CREATEpodsevictionEvictionp", 4)[1:])
 	_, err := f.Get(f.ctx, f.pods("p"), "")
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "")
 	f.Admission = nil
@@ -262,11 +271,11 @@ func TestEvictionAdmission(t *testing.T) {
 	if err := f.evict("q", ""); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "a Pod that was going", f.evictionState("q"), evicted)
+	equal(t, "a terminating Pod", f.evictionState("q"), evicted)
 	if err := f.evict("q", `"propagationPolicy":"Foreground"`); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "finalizers of a Pod that was going", fmt.Sprint(valueAt(f.get(f.pods("q")), "metadata.finalizers")), "<nil>")
+	equal(t, "finalizers of a terminating Pod", fmt.Sprint(valueAt(f.get(f.pods("q")), "metadata.finalizers")), "<nil>")
 	f.createWebPods("r")
 	if err := f.evict("r", `"propagationPolicy":"Foreground"`); err != nil {
 		t.Fatal(err)
@@ -274,7 +283,7 @@ func TestEvictionAdmission(t *testing.T) {
 	equal(t, "finalizers", fmt.Sprint(valueAt(f.get(f.pods("r")), "metadata.finalizers")), "[foregroundDeletion]")
 }
 
-// What is wrong with an Eviction by itself. policy/v1beta1 is the same kind by its old name.
+// TestInvalidEviction checks the errors for invalid Evictions, and that policy/v1beta1 is accepted.
 func TestInvalidEviction(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("p")
@@ -290,14 +299,15 @@ func TestInvalidEviction(t *testing.T) {
 	f.caller.DryRun = true
 	f.expectStatus(f.evict("p", `"dryRun":["x"]`), 500, metav1.StatusReasonUnknown, "Non-matching dry-run options in request and content: [All] and [x]")
 	f.caller.DryRun = false
-	equal(t, "after all that", f.evictionState("p"), notEvicted)
+	equal(t, "after invalid requests", f.evictionState("p"), notEvicted)
 	if err := post(`{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"p"}}`); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "by the old name", f.evictionState("p"), evicted)
+	equal(t, "with policy/v1beta1", f.evictionState("p"), evicted)
 }
 
-// SCD-040: a Binding that is posted to bindings binds the Pod of its name, and nothing is stored of it.
+// TestLegacyBinding checks that a Binding that is posted to bindings binds the Pod of its name, and is not stored
+// (SCD-040).
 func TestLegacyBinding(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
@@ -318,11 +328,11 @@ func TestLegacyBinding(t *testing.T) {
 	f.expectStatus(post(`{"metadata":{"name":"p"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict, `pods/binding "p": pod p is already assigned to node "m"`)
 }
 
-// SUB-028: a plugin that wants to know when a write has ended hears of the budget's too, which an eviction takes along, also where the
-// Pod is only marked, and where another write gets in between. A ResourceQuota of the namespace is not counted before.
+// TestEvictionCallsEnded checks that the Ended callbacks of the budget's write run too, also if the Pod is only
+// marked and if the write is retried. A ResourceQuota thus releases its reservations (SUB-028).
 func TestEvictionCallsEnded(t *testing.T) {
 	f := newFixture(t)
-	f.createWebPods("marked", "overtaken")
+	f.createWebPods("marked", "retried")
 	f.createBudget("b", "", `{"observedGeneration":1,"disruptionsAllowed":2,"currentHealthy":2}`)
 	begun, open := map[string]int{}, 0
 	f.Admission = admission.Plugins{&plugin{validate: func(_ context.Context, r *admission.Request) error {
@@ -331,8 +341,8 @@ func TestEvictionCallsEnded(t *testing.T) {
 		r.Ended(func() { open-- })
 		return nil
 	}}}
-	for i, pod := range []string{"marked", "overtaken"} {
-		if pod == "overtaken" {
+	for i, pod := range []string{"marked", "retried"} {
+		if pod == "retried" {
 			onceBeforeCommit(f, func() { f.mustPatch(f.budget("b"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`) })
 		}
 		if err := f.evict(pod, ""); err != nil {
@@ -340,7 +350,7 @@ func TestEvictionCallsEnded(t *testing.T) {
 		}
 		equal(t, pod, f.evictionState(pod), evicted)
 		if open != 0 || begun["poddisruptionbudgets"] <= i {
-			t.Errorf("%s: %d writes have not ended, of %v", pod, open, begun)
+			t.Errorf("%s: got %d writes that have not ended, of %v", pod, open, begun)
 		}
 	}
 }

@@ -14,35 +14,36 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// race is a write that another one comes before, after it has been judged.
+// race counts the attempts of a write that conflicts with another write.
 type race struct {
 	*fixture
-	attempts int // how often the write came to its commit
+	attempts int // number of commits that the write has tried
 }
 
-// raceBeforeCommit has other write once the next write has been judged and is about to be committed. It is told what that is.
-func (f *fixture) raceBeforeCommit(other func(judged storage.Write)) *race {
+// raceBeforeCommit runs other before the first commit of the next write, after its evaluation. other gets the
+// write.
+func (f *fixture) raceBeforeCommit(other func(write storage.Write)) *race {
 	r := &race{fixture: f}
 	f.beforeCommit = func(writes []storage.Write) {
 		if r.attempts++; r.attempts > 1 {
 			return
 		}
 		hook := f.beforeCommit
-		f.beforeCommit = nil // the other write has none before it
+		f.beforeCommit = nil // not for the other write
 		other(writes[0])
 		f.beforeCommit = hook
 	}
 	return r
 }
 
-// raceDuringEvaluation has other write once a built-in kind has looked at what others have stored and is about to look again, to say what its
-// judgement relies on. It tells how often the write came to its commit.
+// raceDuringEvaluation runs other during the evaluation of the next write. A built-in kind has then read other
+// objects once, and is about to read them again to compute its guards. The race counts the commits of the write.
 func (f *fixture) raceDuringEvaluation(other func()) *race {
 	r := &race{fixture: f}
 	f.beforeCommit = func([]storage.Write) { r.attempts++ }
-	looks := 0
+	reads := 0
 	f.onRead = func() {
-		if looks++; looks == 2 {
+		if reads++; reads == 2 {
 			hook := f.beforeCommit
 			f.beforeCommit, f.onRead = nil, nil
 			other()
@@ -52,13 +53,13 @@ func (f *fixture) raceDuringEvaluation(other func()) *race {
 	return r
 }
 
-// expectAttempts checks how often the write came to its commit.
+// expectAttempts checks how often the write has reached its commit.
 func (r *race) expectAttempts(attempts int) {
 	r.Helper()
-	equal(r, "attempts that came to their commit", r.attempts, attempts)
+	equal(r, "commits tried", r.attempts, attempts)
 }
 
-// namespace addresses a namespace.
+// namespace returns the target of a namespace, or of all namespaces if name is "".
 func (f *fixture) namespace(name string) Target {
 	f.Helper()
 	t := f.target("", "v1", "namespaces", "")
@@ -66,28 +67,30 @@ func (f *fixture) namespace(name string) Target {
 	return t
 }
 
-// countStored is how many CronTabs there are.
+// countStored returns the number of stored CronTabs.
 func (f *fixture) countStored() int {
 	return f.Store.Head().Count("/registry/stable.example.com/crontabs/", "")
 }
 
-// removeKey deletes a key behind the engine's back.
+// removeKey deletes a key from the store without the engine.
 func (f *fixture) removeKey(key string) {
 	f.Helper()
 	rec := f.Store.Head().Get(key)
 	if rec == nil {
-		f.Fatalf("%s is gone already", key)
+		f.Fatalf("%s is not stored", key)
 	}
 	f.commit(storage.Write{Key: key, Expected: rec.Modified})
 }
 
-// verb is a way to write the CronTab a, which has one replica and no image.
+// verb writes the CronTab a, which has one replica and no image.
 type verb struct {
 	name string
 	do   func(f *fixture, at Target) error
-	path string // what the verb sets to 7
+	path string // the field that the verb sets to 7
 }
 
+// patchVerb returns a verb function that sends a patch. VERSION in data is replaced by the apiVersion of the
+// target.
 func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) error {
 	return func(f *fixture, at Target) error {
 		data := strings.Replace(data, "VERSION", at.Version.APIVersion, 1)
@@ -96,7 +99,7 @@ func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) er
 	}
 }
 
-// retriedVerbs are those that change what is there, as often as others get in between.
+// retriedVerbs change the present object, and are retried after every conflict.
 var retriedVerbs = []verb{
 	{"merge patch", patchVerb(mergePatch, "", `{"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"JSON patch", patchVerb(jsonPatch, "", `[{"op":"add","path":"/spec/any","value":{"n":7}}]`), "spec.any.n"},
@@ -115,7 +118,7 @@ var retriedVerbs = []verb{
 	}, "spec.replicas"},
 }
 
-// updateVerbs replace what the caller has read.
+// updateVerbs replace the object that the caller has read.
 var updateVerbs = []verb{
 	{"update", func(f *fixture, at Target) error {
 		_, err := f.edit(at, func(o object.Tree) { set(o, "spec.any", object.Tree{"n": int64(7)}) })
@@ -127,7 +130,7 @@ var updateVerbs = []verb{
 	}, "status.replicas"},
 }
 
-// createVerbs make a.
+// createVerbs create a.
 var createVerbs = []verb{
 	{"create", func(f *fixture, at Target) error {
 		at.Name = ""
@@ -137,16 +140,17 @@ var createVerbs = []verb{
 	retriedVerbs[2],
 }
 
-// newRaceFixture is a world with a, unless it is to be made.
-func newRaceFixture(t *testing.T, there bool) *fixture {
+// newRaceFixture returns a fixture in which a exists, unless exists is false.
+func newRaceFixture(t *testing.T, exists bool) *fixture {
 	f := newFixture(t)
-	if there {
+	if exists {
 		f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
 	}
 	return f
 }
 
-// CRD-031: once a namespace is terminating, or gone, nothing comes into it any more, however close the race.
+// TestNamespaceTerminationConflict checks that nothing is created in a namespace that has become terminating, or
+// has been deleted, before the commit (CRD-031).
 func TestNamespaceTerminationConflict(t *testing.T) {
 	for _, v := range createVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -164,19 +168,20 @@ func TestNamespaceTerminationConflict(t *testing.T) {
 	}
 }
 
-// CRD-031: a namespace that has merely changed makes a create start over, of which its caller hears nothing.
+// TestNamespaceChangeRetries checks that a create is retried, without an effect for its caller, if its namespace
+// changes before the commit (CRD-031).
 func TestNamespaceChangeRetries(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceBeforeCommit(func(storage.Write) {
 		f.mustPatch(f.namespace("default"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	})
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`))
 	r.expectAttempts(2)
-	equal(t, "made", made, f.get(f.cron("a")))
-	equal(t, "owners", len(managedFields(object.Metadata(made))), 1)
+	equal(t, "created object", created, f.get(f.cron("a")))
+	equal(t, "managers", len(managedFields(object.Metadata(created))), 1)
 }
 
-// However often a write starts over, its caller is warned once.
+// TestWarningsAreSentOnce checks that a write that is retried sends each warning once.
 func TestWarningsAreSentOnce(t *testing.T) {
 	for name, write := range map[string]func(f *fixture) *race{
 		"guard": func(f *fixture) *race {
@@ -187,13 +192,13 @@ func TestWarningsAreSentOnce(t *testing.T) {
 			return r
 		},
 		"generated name": func(f *fixture) *race {
-			r := f.raceBeforeCommit(func(judged storage.Write) {
-				f.commit(storage.Write{Key: judged.Key, Value: object.Pack(object.Tree{}, 0).JSON()})
+			r := f.raceBeforeCommit(func(write storage.Write) {
+				f.commit(storage.Write{Key: write.Key, Value: object.Pack(object.Tree{}, 0).JSON()})
 			})
 			f.mustCreate(f.cron(""), `{"metadata":{"generateName":"b-","finalizers":["short"]}}`)
 			return r
 		},
-		"overtaken": func(f *fixture) *race {
+		"conflict": func(f *fixture) *race {
 			r := f.raceBeforeCommit(f.annotate)
 			f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":["short"]}}`)
 			return r
@@ -207,7 +212,8 @@ func TestWarningsAreSentOnce(t *testing.T) {
 	}
 }
 
-// CRD-044 CRD-029: nothing is created once the CRD is terminating, and nothing written at all once it is gone.
+// TestCRDTerminationConflict checks that no object is created once its CRD is terminating, and that none is
+// written once its CRD is deleted (CRD-044, CRD-029).
 func TestCRDTerminationConflict(t *testing.T) {
 	manifest := cronTabs(cronTabSchema, cronTabSchema)
 	for _, v := range createVerbs {
@@ -222,7 +228,7 @@ func TestCRDTerminationConflict(t *testing.T) {
 		})
 	}
 	for i, v := range slices.Concat(createVerbs, retriedVerbs, updateVerbs) {
-		t.Run("gone/"+v.name, func(t *testing.T) {
+		t.Run("deleted/"+v.name, func(t *testing.T) {
 			f := newRaceFixture(t, i >= len(createVerbs))
 			head := int64(0)
 			r := f.raceBeforeCommit(func(storage.Write) { f.removeKey(cronTabKey); head = f.Store.Head().Revision() })
@@ -233,7 +239,8 @@ func TestCRDTerminationConflict(t *testing.T) {
 	}
 }
 
-// VER-059 VER-064: what is written goes by the CRD as it is at the moment of the commit: its schema, and its storage version.
+// TestCRDChangeRetries checks that a write uses the schema and the storage version that the CRD has at the commit
+// (VER-059, VER-064).
 func TestCRDChangeRetries(t *testing.T) {
 	strict := strings.Replace(cronTabSchema, `"any":{"type":"object",`, `"any":{"type":"object","maxProperties":0,`, 1)
 	strict = strings.Replace(strict, `"status":{"type":"object","properties":{"replicas":{"type":"integer"`, `"status":{"type":"object","properties":{"replicas":{"type":"integer","maximum":6`, 1)
@@ -264,7 +271,8 @@ func TestCRDChangeRetries(t *testing.T) {
 	}
 }
 
-// SUB-011: a subresource that its version loses before the commit is not written.
+// TestSubresourceRemoved checks that a subresource is not written if its version loses it before the commit
+// (SUB-011).
 func TestSubresourceRemoved(t *testing.T) {
 	for _, v := range slices.Concat(retriedVerbs, updateVerbs) {
 		if v.path == "spec.any.n" {
@@ -278,12 +286,13 @@ func TestSubresourceRemoved(t *testing.T) {
 			})
 			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 			r.expectAttempts(1)
-			equal(t, "left", valueAt(f.get(f.cron("a")), "spec.replicas"), 1)
+			equal(t, "replicas", valueAt(f.get(f.cron("a")), "spec.replicas"), 1)
 		})
 	}
 }
 
-// A guard that fails again and again is tried again as long as the caller waits, and no longer.
+// TestRetriesEndWithRequest checks that a write whose guard fails again and again is retried until its request
+// ends.
 func TestRetriesEndWithRequest(t *testing.T) {
 	f := newRaceFixture(t, true)
 	for i, v := range []verb{{name: "create", do: func(f *fixture, at Target) error {

@@ -14,7 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// newSelectableFixture are CronTabs with three selectable fields: text, a number, and one in the status.
+// newSelectableFixture returns a fixture whose CronTabs have three selectable fields: a string, a number, and one
+// in the status.
 func newSelectableFixture(t testing.TB) *fixture {
 	f := newFixture(t)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
@@ -23,7 +24,7 @@ func newSelectableFixture(t testing.TB) *fixture {
 	return f
 }
 
-// usesIndex reports whether a list would be made from an index.
+// usesIndex reports whether a list would use an index.
 func (f *fixture) usesIndex(t Target, o ListOptions) bool {
 	f.Helper()
 	q, err := f.newQuery(t, &o)
@@ -34,7 +35,7 @@ func (f *fixture) usesIndex(t Target, o ListOptions) bool {
 	return ix != nil
 }
 
-// names lists all pages of a selection.
+// selectNames lists all pages of a selection and returns the objects' namespaces and names.
 func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
 	f.Helper()
 	for {
@@ -52,7 +53,7 @@ func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
 	}
 }
 
-// scanNames is the same selection made without the engine's help, of all that a revision holds.
+// scanNames computes the same selection from a list of all objects of a revision, without the engine's selectors.
 func (f *fixture) scanNames(t Target, revision string, terms map[string]string, not map[string]string) (names []string) {
 	f.Helper()
 	o := ListOptions{}
@@ -82,17 +83,17 @@ func (f *fixture) scanNames(t Target, revision string, terms map[string]string, 
 	return names
 }
 
-// changeRandom does something to a random CronTab; only a few colours are common.
+// changeRandom creates, changes or deletes a random CronTab. Only a few colors are common.
 func (f *fixture) changeRandom(r *rand.Rand) {
 	f.Helper()
 	t := f.cron(fmt.Sprintf("c%03d", r.IntN(600)))
 	t.Namespace = []string{"default", "default", "other"}[r.IntN(3)]
-	colour := fmt.Sprintf("colour%d", r.IntN(1+r.IntN(40)))
+	color := fmt.Sprintf("color%d", r.IntN(1+r.IntN(40)))
 	o, err := f.Get(f.ctx, t, "")
 	if err != nil {
 		one := t
 		one.Name = ""
-		f.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, colour, r.IntN(30)))
+		f.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, color, r.IntN(30)))
 		return
 	}
 	switch r.IntN(8) {
@@ -105,20 +106,20 @@ func (f *fixture) changeRandom(r *rand.Rand) {
 	case 3:
 		f.mustPatch(t, mergePatch, fmt.Sprintf(`{"metadata":{"labels":{"l":"%d"}}}`, o.Revision))
 	default:
-		f.mustPatch(t, mergePatch, fmt.Sprintf(`{"spec":{"color":%q,"replicas":%d}}`, colour, r.IntN(30)))
+		f.mustPatch(t, mergePatch, fmt.Sprintf(`{"spec":{"color":%q,"replicas":%d}}`, color, r.IntN(30)))
 	}
 }
 
-// What a list by selectable fields finds is what a look at every object finds, at the newest revision and at older
-// ones, whole and in pages, whatever has been written in between.
-// PRN-021 PRN-023 PRN-027 PRN-029
+// TestIndexMatchesScan checks that a list by selectable fields finds the same objects as a scan. It does so at the
+// newest and at older revisions, in one page and in several, between random writes (PRN-021, PRN-023, PRN-027,
+// PRN-029).
 func TestIndexMatchesScan(t *testing.T) {
 	f := newSelectableFixture(t)
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
 	for range 500 {
 		f.changeRandom(r)
 	}
-	used := 0
+	indexed := 0
 	var revisions []string
 	for range 250 {
 		for range r.IntN(6) {
@@ -130,7 +131,7 @@ func TestIndexMatchesScan(t *testing.T) {
 		terms, not, text := map[string]string{}, map[string]string{}, []string{}
 		for range 1 + r.IntN(2) {
 			path := []string{"spec.color", "spec.replicas", "status.phase"}[r.IntN(3)]
-			value := map[string]string{"spec.color": fmt.Sprintf("colour%d", r.IntN(45)), "spec.replicas": fmt.Sprint(r.IntN(32)), "status.phase": fmt.Sprintf("p%d", r.IntN(22))}[path]
+			value := map[string]string{"spec.color": fmt.Sprintf("color%d", r.IntN(45)), "spec.replicas": fmt.Sprint(r.IntN(32)), "status.phase": fmt.Sprintf("p%d", r.IntN(22))}[path]
 			if r.IntN(12) == 0 {
 				value = ""
 			}
@@ -150,19 +151,19 @@ func TestIndexMatchesScan(t *testing.T) {
 			at = revisions[r.IntN(len(revisions))]
 			o.ResourceVersion, o.ResourceVersionMatch = at, metav1.ResourceVersionMatchExact
 		} else if f.usesIndex(target, o) {
-			used++
+			indexed++
 		}
 		if got, want := f.selectNames(target, o), f.scanNames(target, at, terms, not); !slices.Equal(got, want) {
 			t.Fatalf("%s at %q: %d objects, want %d: %.200v, want %.200v", text, at, len(got), len(want), got, want)
 		}
 	}
-	if used < 30 {
-		t.Errorf("an index was used %d times only", used)
+	if indexed < 30 {
+		t.Errorf("an index was used %d times, want at least 30", indexed)
 	}
 }
 
-// Lists and writes at the same time do not disturb each other.
-// PRN-021 PRN-023
+// TestIndexDuringWrites checks that lists by a selectable field are consistent while objects are written (PRN-021,
+// PRN-023).
 func TestIndexDuringWrites(t *testing.T) {
 	f := newSelectableFixture(t)
 	r := rand.New(rand.NewPCG(4, 4))
@@ -173,7 +174,7 @@ func TestIndexDuringWrites(t *testing.T) {
 	var readers sync.WaitGroup
 	for i := range 3 {
 		readers.Go(func() {
-			o := ListOptions{Fields: fieldSelector(t, fmt.Sprintf("spec.color=colour%d", 20+i))}
+			o := ListOptions{Fields: fieldSelector(t, fmt.Sprintf("spec.color=color%d", 20+i))}
 			for {
 				select {
 				case <-done:
@@ -192,7 +193,7 @@ func TestIndexDuringWrites(t *testing.T) {
 				}
 				want := 0
 				for _, item := range all.Items {
-					if raw, _ := object.Field(item.Packed().JSON(), "spec", "color"); string(raw) == fmt.Sprintf(`"colour%d"`, 20+i) {
+					if raw, _ := object.Field(item.Packed().JSON(), "spec", "color"); string(raw) == fmt.Sprintf(`"color%d"`, 20+i) {
 						want++
 					}
 				}
@@ -210,8 +211,8 @@ func TestIndexDuringWrites(t *testing.T) {
 	readers.Wait()
 }
 
-// What an index holds is bounded: stale entries go, and so does one that nobody uses.
-// PRN-023
+// TestIndexEviction checks that the size of an index is limited. Stale entries are dropped, and so are idle
+// indexes (PRN-023).
 func TestIndexEviction(t *testing.T) {
 	f := newSelectableFixture(t)
 	for i := range 300 {
@@ -219,42 +220,42 @@ func TestIndexEviction(t *testing.T) {
 	}
 	blue := ListOptions{Fields: fieldSelector(t, "spec.color=blue")}
 	f.selectNames(f.cron(""), blue)
-	for i := range 300 { // each comes by blue, as objects come by a phase
+	for i := range 300 { // each object is blue for a short time, as with a phase
 		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"blue"}}`)
 		if got := f.selectNames(f.cron(""), blue); len(got) != 1 {
-			t.Fatalf("%d are blue", len(got))
+			t.Fatalf("got %d blue objects, want 1", len(got))
 		}
 		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"done"}}`)
 	}
 	f.selectNames(f.cron(""), blue)
 	ix := f.indexes.find(f.cron("").Version, 0)
 	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 || st.keys.Len() > 2*300+indexMinObjects {
-		t.Errorf("%d entries, %d of them blue", st.keys.Len(), st.keys.Count(bucket(hashValue("blue")), ""))
+		t.Errorf("got %d entries, %d of them blue", st.keys.Len(), st.keys.Count(bucket(hashValue("blue")), ""))
 	}
 	if got := f.selectNames(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=new")}); len(got) != 0 {
-		t.Errorf("%d are new", len(got))
+		t.Errorf("got %d new objects, want 0", len(got))
 	}
 	f.indexes.evictIdle(time.Now())
 	if len(f.indexes.byField) != 1 {
-		t.Error("one in use was dropped")
+		t.Error("an index in use was evicted")
 	}
 	f.indexes.evictIdle(time.Now().Add(indexIdleTimeout + time.Second))
 	if len(f.indexes.byField) != 0 || f.indexes.evictTimer != nil {
-		t.Error("it is still there")
+		t.Error("the idle index was not evicted")
 	}
-	// The least recently used goes when there is too much.
+	// The least recently used index is evicted when the size limit is exceeded.
 	a, b := f.indexes.find(f.cron("").Version, 0), f.indexes.find(f.cron("").Version, 1)
 	a.used.Store(1)
 	a.state.Store(&indexState{bytes: maxIndexBytes})
 	b.state.Store(&indexState{bytes: 1})
 	f.indexes.evictLeastRecent(b)
 	if len(f.indexes.byField) != 1 || f.indexes.find(f.cron("").Version, 1) != b {
-		t.Error("the wrong one was dropped")
+		t.Error("the wrong index was evicted")
 	}
 }
 
-// A change of the CRD starts with new indexes: what is selectable is the version's.
-// PRN-023 PRN-029
+// TestIndexFollowsCRD checks that a change of a version's selectable fields takes effect, with new indexes
+// (PRN-023, PRN-029).
 func TestIndexFollowsCRD(t *testing.T) {
 	f := newSelectableFixture(t)
 	for i := range 300 {
@@ -302,7 +303,7 @@ func BenchmarkSelectByIndex(b *testing.B) {
 	})
 }
 
-// With a write between two lists.
+// BenchmarkSelectByIndexAfterWrite measures lists with a write before each.
 func BenchmarkSelectByIndexAfterWrite(b *testing.B) {
 	i := 0
 	benchmarkSelect(b, func(f *fixture, o ListOptions) int {

@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fillCronTabs makes n CronTabs c000, c001, … with a label shard, 0 to 9, and a color.
+// fillCronTabs creates n CronTabs c000, c001, … with a label shard from 0 to 9, and a color.
 func (f *fixture) fillCronTabs(n int) {
 	f.Helper()
 	colors := []string{"red", "green", "blue"}
@@ -60,7 +60,8 @@ func labelSelector(t testing.TB, text string) labels.Selector {
 	return s
 }
 
-// CRD-060
+// TestPagination checks that the pages of a list show the state of its first page, and the remaining item count
+// (CRD-060).
 func TestPagination(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(25)
@@ -80,12 +81,13 @@ func TestPagination(t *testing.T) {
 	equal(t, "names", got, want)
 	selected := f.list(f.cron(""), ListOptions{Limit: 2, Labels: labelSelector(t, "shard=1")})
 	if selected.Remaining != nil || selected.Continue == "" {
-		t.Fatalf("a selected page has %v remaining", selected.Remaining)
+		t.Fatalf("got %v remaining items with a selector, want none and a continue token", selected.Remaining)
 	}
 	equal(t, "rest", names(f.list(f.cron(""), ListOptions{Continue: selected.Continue, Labels: labelSelector(t, "shard=1")})), []string{"c021"})
 }
 
-// CRD-060
+// TestExpiredContinueToken checks the error for a continue token whose revision has been compacted, and the token
+// of that error, which continues at the newest revision (CRD-060).
 func TestExpiredContinueToken(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6)
@@ -95,12 +97,12 @@ func TestExpiredContinueToken(t *testing.T) {
 	_, err := f.List(f.ctx, f.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
 	s := f.expectStatus(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
 	rest := f.list(f.cron(""), ListOptions{Continue: s.ListMeta.Continue})
-	equal(t, "the rest, inconsistent", names(rest), []string{"c0011", "c002", "c003", "c004", "c005"})
+	equal(t, "remaining items at the newest revision", names(rest), []string{"c0011", "c002", "c003", "c004", "c005"})
 	_, err = f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(first.Revision, 10), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 	f.expectStatus(err, 410, metav1.StatusReasonExpired, "The resourceVersion for the provided list is too old.")
 }
 
-// CRD-060
+// TestInvalidContinueTokens checks the errors for invalid continue tokens (CRD-060).
 func TestInvalidContinueTokens(t *testing.T) {
 	f := newFixture(t)
 	for token, text := range map[string]string{
@@ -117,7 +119,8 @@ func TestInvalidContinueTokens(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "specifying resource version is not allowed when using continue")
 }
 
-// CRD-061
+// TestListAtRevisions checks lists with every resourceVersionMatch, and the errors for invalid combinations
+// (CRD-061).
 func TestListAtRevisions(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
@@ -147,7 +150,8 @@ func TestListAtRevisions(t *testing.T) {
 	}
 }
 
-// CRD-061: a revision from the future is waited for; when the wait is over, 504 says how far the server is.
+// TestFutureRevision checks that a read at a future revision waits for it. At the end of the wait the 504 has the
+// current revision (CRD-061).
 func TestFutureRevision(t *testing.T) {
 	f := newFixture(t)
 	now, err := f.Store.Fresh(f.ctx)
@@ -168,13 +172,13 @@ func TestFutureRevision(t *testing.T) {
 	ctx, cancel := context.WithTimeout(f.ctx, 20*time.Millisecond)
 	defer cancel()
 	if _, err := f.List(ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
-		t.Fatal("answered from the past")
+		t.Fatal("got an older state, want an error")
 	}
 	s := f.expectStatus(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
 	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type}, []any{1, "ResourceVersionTooLarge"})
 }
 
-// CRD-067
+// TestLabelSelectors checks lists with label selectors (CRD-067).
 func TestLabelSelectors(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(20)
@@ -198,7 +202,8 @@ func TestLabelSelectors(t *testing.T) {
 	equal(t, "nothing", len(f.list(f.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
 }
 
-// PRN-022 PRN-023: field selectors on names, namespaces and what the version declares selectable.
+// TestFieldSelectors checks field selectors on names, on namespaces and on the selectable fields of a version
+// (PRN-022, PRN-023).
 func TestFieldSelectors(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6)
@@ -225,7 +230,8 @@ func TestFieldSelectors(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
 }
 
-// A selector over records that were judged before allocates nothing.
+// TestSelectorAllocatesNothing checks that a selector does not allocate for records that have been evaluated
+// before.
 func TestSelectorAllocatesNothing(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(50)
@@ -245,12 +251,12 @@ func TestSelectorAllocatesNothing(t *testing.T) {
 	}
 	count()
 	if allocs := testing.AllocsPerRun(10, count); allocs > 10 { // those of the walk
-		t.Fatalf("%v allocations for 50 records", allocs)
+		t.Fatalf("got %v allocations for 50 records", allocs)
 	}
 	equal(t, "matches", n, 2)
 }
 
-// A continue token that the client made up never panics and never leaves its collection.
+// FuzzToken checks that a forged continue token neither causes a panic nor leaves its collection.
 func FuzzToken(f *testing.F) {
 	f.Add(encodeToken("/p/ns/name", "/p/", 7))
 	f.Add("e30")
@@ -259,14 +265,14 @@ func FuzzToken(f *testing.F) {
 		var status *apierrors.StatusError
 		switch {
 		case err != nil && !errors.As(err, &status):
-			t.Fatalf("%v is no Status", err)
+			t.Fatalf("got %v, want a Status", err)
 		case err == nil && !strings.HasPrefix(start, "/registry/g/r/ns/"):
 			t.Fatalf("%q leaves the collection", start)
 		}
 	})
 }
 
-// CRD-002
+// TestListAllNamespaces checks lists of one namespace and of all namespaces (CRD-002).
 func TestListAllNamespaces(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)

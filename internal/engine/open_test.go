@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// hookedStore is a store that tells of what Open asks of it.
+// hookedStore is a store that calls hooks before Head and Watch.
 type hookedStore struct {
 	storage.Store
 	head  func()
@@ -38,15 +38,15 @@ func newHookedStore(t *testing.T) *hookedStore {
 
 func noKinds(*resource.Live) []*resource.Definition { return nil }
 
-// CRD-071: what is stored is served as soon as Open returns.
+// TestOpenServesStoredCRDs checks that the kinds of stored CRDs are served when Open returns (CRD-071).
 func TestOpenServesStoredCRDs(t *testing.T) {
 	s := newHookedStore(t)
 	crd := object.Pack(decode(t, cronTabs(cronTabSchema, cronTabSchema)), 0).JSON()
 	if _, err := s.Commit(t.Context(), []storage.Write{{Key: cronTabKey, Value: crd}}); err != nil {
 		t.Fatal(err)
 	}
-	asked, answer := make(chan struct{}, 100), make(chan struct{})
-	s.head = func() { asked <- struct{}{}; <-answer }
+	entered, proceed := make(chan struct{}, 100), make(chan struct{})
+	s.head = func() { entered <- struct{}{}; <-proceed }
 	opened := make(chan *Engine, 1)
 	go func() {
 		e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds})
@@ -55,14 +55,14 @@ func TestOpenServesStoredCRDs(t *testing.T) {
 		}
 		opened <- e
 	}()
-	for range 2 { // Open, and what follows the store
+	for range 2 { // the calls of Open and of the catalog's watch
 		select {
-		case <-asked:
+		case <-entered:
 		case <-opened:
-			t.Fatal("opened before anything is known")
+			t.Fatal("Open returned before it has read the store")
 		}
 	}
-	close(answer)
+	close(proceed)
 	e := <-opened
 	defer e.Close()
 	if e.Live.Load().Find("stable.example.com", "v1", "crontabs") == nil {
@@ -70,35 +70,36 @@ func TestOpenServesStoredCRDs(t *testing.T) {
 	}
 }
 
+// TestCloseStopsStoreWatch checks that the watch of the store outlives the call of Open, and ends with Close.
 func TestCloseStopsStoreWatch(t *testing.T) {
 	s := newHookedStore(t)
-	following := make(chan context.Context, 1)
-	s.watch = func(ctx context.Context) error { following <- ctx; return nil }
+	watchContext := make(chan context.Context, 1)
+	s.watch = func(ctx context.Context) error { watchContext <- ctx; return nil }
 	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { t.Error(err) }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx := <-following
+	ctx := <-watchContext
 	if ctx.Err() != nil {
-		t.Error("ended with the call of Open")
+		t.Error("the watch ended with the call of Open")
 	}
 	e.Close()
 	if ctx.Err() == nil {
-		t.Error("goes on")
+		t.Error("the watch did not end with Close")
 	}
 }
 
-// A store that cannot be followed is no store to go on with.
+// TestOpenReportsWatchFailure checks that Failed is called if the store can no longer be watched.
 func TestOpenReportsWatchFailure(t *testing.T) {
-	s, broken, told := newHookedStore(t), errors.New("broken"), make(chan error, 1)
+	s, broken, failures := newHookedStore(t), errors.New("broken"), make(chan error, 1)
 	opened := make(chan struct{})
 	s.watch = func(context.Context) error { <-opened; return broken }
-	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { told <- err }})
+	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { failures <- err }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	close(opened)
-	if err := <-told; !errors.Is(err, broken) {
+	if err := <-failures; !errors.Is(err, broken) {
 		t.Error(err)
 	}
 	e.Close()

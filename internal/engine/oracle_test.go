@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// normalizedUpstream is what upstream makes of an object's metadata.
+// normalizedUpstream normalizes an object's metadata with upstream's code.
 func normalizedUpstream(tree object.Tree) (unknown []string, err error) {
 	md, found, unknown, err := objectmeta.GetObjectMetaWithOptions(tree, objectmeta.ObjectMetaOptions{ReturnUnknownFieldPaths: true})
 	if err != nil || !found {
@@ -20,15 +20,15 @@ func normalizedUpstream(tree object.Tree) (unknown []string, err error) {
 	return unknown, objectmeta.SetObjectMeta(tree, md)
 }
 
-// CRD-020
+// compareMetadata checks that both normalizations of an object's metadata have the same result (CRD-020).
 func compareMetadata(t *testing.T, js []byte) {
-	ours, _, err := object.DecodeJSON(js)
+	got, _, err := object.DecodeJSON(js)
 	if err != nil {
 		return
 	}
-	theirs := object.Copy(ours)
-	unknown, err := normalizeMetadata(ours)
-	wantUnknown, wantErr := normalizedUpstream(theirs)
+	want := object.Copy(got)
+	unknown, err := normalizeMetadata(got)
+	wantUnknown, wantErr := normalizedUpstream(want)
 	if (err == nil) != (wantErr == nil) || err != nil && err.Error() != wantErr.Error() {
 		t.Fatalf("%s: got error %v, want %v", js, err, wantErr)
 	}
@@ -38,15 +38,15 @@ func compareMetadata(t *testing.T, js []byte) {
 	slices.Sort(unknown)
 	slices.Sort(wantUnknown)
 	equal(t, string(js), append([]string{}, unknown...), append([]string{}, wantUnknown...))
-	for _, tree := range []object.Tree{ours, theirs} { // the server sets it in any case
+	for _, tree := range []object.Tree{got, want} { // the server always sets it
 		if md := object.Metadata(tree); md["creationTimestamp"] == nil {
 			delete(md, "creationTimestamp")
 		}
 	}
-	equal(t, string(js), ours["metadata"], theirs["metadata"])
+	equal(t, string(js), got["metadata"], want["metadata"])
 }
 
-// CRD-020
+// TestMetadataAsUpstream compares the normalization of random metadata with upstream's (CRD-020).
 func TestMetadataAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewSource(1))
 	pick := func(list ...any) any { return list[r.Intn(len(list))] }
@@ -92,20 +92,21 @@ func TestMetadataAsUpstream(t *testing.T) {
 	}
 }
 
+// FuzzMetadata compares the normalization of any metadata with upstream's.
 func FuzzMetadata(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"a","labels":{"x":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`))
 	f.Fuzz(compareMetadata)
 }
 
-// CRD-060: tokens are upstream's, both ways.
+// TestTokensAsUpstream checks that continue tokens are encoded and decoded as upstream does (CRD-060).
 func TestTokensAsUpstream(t *testing.T) {
 	const prefix = "/registry/g/r/ns/"
-	theirs, err := upstream.EncodeContinue(prefix+"name\x00", prefix, 42)
+	want, err := upstream.EncodeContinue(prefix+"name\x00", prefix, 42)
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "token", encodeToken(prefix+"name", prefix, 42), theirs)
-	for _, text := range []string{theirs, "", "!", "e30", "bnVs", "e30=", encodeToken("x", "", -1), encodeToken("../x", "", 1), encodeToken("/x", "", 1)} {
+	equal(t, "token", encodeToken(prefix+"name", prefix, 42), want)
+	for _, text := range []string{want, "", "!", "e30", "bnVs", "e30=", encodeToken("x", "", -1), encodeToken("../x", "", 1), encodeToken("/x", "", 1)} {
 		start, revision, err := decodeToken(text, prefix)
 		wantStart, wantRevision, wantErr := upstream.DecodeContinue(text, prefix)
 		if (err == nil) != (wantErr == nil) || wantErr != nil && err.Error() != "invalid continue token: "+wantErr.Error() {

@@ -22,7 +22,8 @@ const (
 	applyPatch     = types.ApplyYAMLPatchType
 )
 
-// CRD-055
+// TestPatchKinds checks JSON, merge and strategic merge patches, and that a custom kind has no strategic merge
+// patch (CRD-055).
 func TestPatchKinds(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -38,8 +39,8 @@ func TestPatchKinds(t *testing.T) {
 	equal(t, "finalizers", valueAt(next, "metadata.finalizers"), []string{"example.com/b", "example.com/a"})
 }
 
-// A strategic merge patch changes neither kind nor apiVersion, whatever it says of them, as with upstream. A merge patch that names
-// another kind is refused (CRD-055).
+// TestStrategicPatchKeepsTheKind checks that a strategic merge patch cannot change kind and apiVersion, as
+// upstream. A merge patch with another kind is rejected (CRD-055).
 func TestStrategicPatchKeepsTheKind(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -53,7 +54,8 @@ func TestStrategicPatchKeepsTheKind(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "")
 }
 
-// The refusal of a strategic merge patch quotes the patch, and says what upstream says of its result.
+// TestStrategicPatchTypeErrors checks that the error for a strategic merge patch with a wrong type quotes the
+// patch and has upstream's cause.
 func TestStrategicPatchTypeErrors(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -76,7 +78,7 @@ func TestStrategicPatchTypeErrors(t *testing.T) {
 	}
 }
 
-// CRD-052, CRD-053, CRD-055
+// TestInvalidPatches checks the errors for invalid patches (CRD-052, CRD-053, CRD-055).
 func TestInvalidPatches(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -113,7 +115,7 @@ func TestInvalidPatches(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "fieldManager: Required value: is required for apply patch")
 }
 
-// CRD-059
+// TestPatchWarnings checks the warnings for unknown and duplicate fields in a patch (CRD-059).
 func TestPatchWarnings(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -133,16 +135,17 @@ spec:
     port: 1
 `
 
-// CRD-056
+// TestApply checks an apply that creates, one that conflicts, one with force, and one that changes nothing
+// (CRD-056).
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	o, created, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(applyConfig)}, f.caller)
 	if err != nil || !created {
 		t.Fatalf("created %v, %v", created, err)
 	}
-	made := treeOf(t, o)
-	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
-	entry := valueAt(made, "metadata.managedFields").([]any)[0].(object.Tree)
+	first := treeOf(t, o)
+	equal(t, "generation", valueAt(first, "metadata.generation"), 1)
+	entry := valueAt(first, "metadata.managedFields").([]any)[0].(object.Tree)
 	equal(t, "entry", []any{entry["manager"], entry["operation"]}, []any{"tester", "Apply"})
 	f.caller.FieldManager = "other"
 	second := strings.ReplaceAll(strings.ReplaceAll(applyConfig, "image: one", "image: two"), "name: a\n    port: 1", "name: b\n    port: 2")
@@ -158,10 +161,10 @@ func TestApply(t *testing.T) {
 	if _, _, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "changes by the same apply again", len(f.eventsAfter(before)), 0)
+	equal(t, "changes of a repeated apply", len(f.eventsAfter(before)), 0)
 }
 
-// CRD-056
+// TestInvalidApplies checks the errors for invalid applies (CRD-056).
 func TestInvalidApplies(t *testing.T) {
 	f := newFixture(t)
 	head := "apiVersion: stable.example.com/v1\nkind: CronTab\n"
@@ -192,7 +195,8 @@ func TestInvalidApplies(t *testing.T) {
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Apply failed with 1 conflict")
 }
 
-// CRD-056: what is applied with nulls is stored as metadata is, new or not.
+// TestApplyMetadata checks that metadata with nulls is normalized by an apply, whether it creates the object or
+// changes it (CRD-056).
 func TestApplyMetadata(t *testing.T) {
 	f := newFixture(t)
 	for range 2 {
@@ -202,7 +206,8 @@ func TestApplyMetadata(t *testing.T) {
 	}
 }
 
-// CRD-056: where another manager has applied at a version without the field, upstream's library gives up.
+// TestApplyWithUndeclaredField checks that an apply fails if another manager has applied at a version that does
+// not declare one of its fields. Upstream's library returns the error (CRD-056).
 func TestApplyWithUndeclaredField(t *testing.T) {
 	f := newFixture(t)
 	with := func(field string) string {
@@ -222,43 +227,45 @@ func TestApplyWithUndeclaredField(t *testing.T) {
 	f.expectStatus(apply("v1", "num: 1, one: x"), 500, metav1.StatusReasonUnknown, "failed to convert new object: .spec.one: field not declared in schema")
 }
 
-// CRD-056, CRD-072: what is malformed is refused, unless the server sets it.
+// TestApplyMalformedMetadata checks that an apply rejects malformed metadata, except in fields that the server
+// sets (CRD-056, CRD-072).
 func TestApplyMalformedMetadata(t *testing.T) {
 	f := newFixture(t)
 	head := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: x, "
-	own := []string{"creationTimestamp: nonsense", "generation: 1.5"}
-	deletion := []string{"deletionTimestamp: nonsense", "deletionGracePeriodSeconds: 1.5"}
-	for _, field := range append(own, deletion...) {
-		made := f.mustPatch(f.cron("x"), applyPatch, head+field+"}")
-		equal(t, field, []any{valueAt(made, "metadata.generation"), made["metadata"].(object.Tree)["deletionTimestamp"]}, []any{1, nil})
+	systemFields := []string{"creationTimestamp: nonsense", "generation: 1.5"}
+	deletionFields := []string{"deletionTimestamp: nonsense", "deletionGracePeriodSeconds: 1.5"}
+	for _, field := range append(systemFields, deletionFields...) {
+		created := f.mustPatch(f.cron("x"), applyPatch, head+field+"}")
+		equal(t, field, []any{valueAt(created, "metadata.generation"), created["metadata"].(object.Tree)["deletionTimestamp"]}, []any{1, nil})
 		if _, _, err := f.Delete(f.ctx, f.cron("x"), metav1.DeleteOptions{}, f.caller); err != nil {
 			t.Fatal(err)
 		}
 	}
-	made := valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"x"}}`)), "metadata.creationTimestamp")
-	for _, field := range own {
+	created := valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"x"}}`)), "metadata.creationTimestamp")
+	for _, field := range systemFields {
 		got := f.mustPatch(f.cron("x"), applyPatch, head+field+"}")
-		equal(t, field, valueAt(got, "metadata.creationTimestamp"), made)
+		equal(t, field, valueAt(got, "metadata.creationTimestamp"), created)
 	}
-	for _, field := range deletion {
+	for _, field := range deletionFields {
 		_, err := f.patch(f.cron("x"), applyPatch, head+field+"}")
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid, `CronTab.stable.example.com "x" is invalid: metadata: Invalid value: `)
 		f.mustPatch(f.cron("x").sub("status"), applyPatch, head+field+"}")
 	}
 }
 
-// CRD-018
+// TestApplyBuiltin checks that an apply creates an object of a built-in kind, and that a second one changes
+// nothing (CRD-018).
 func TestApplyBuiltin(t *testing.T) {
 	f := newFixture(t)
 	config := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v}"
-	made := f.mustPatch(f.configMap("a"), applyPatch, config)
-	equal(t, "data", made["data"], map[string]any{"k": "v"})
+	created := f.mustPatch(f.configMap("a"), applyPatch, config)
+	equal(t, "data", created["data"], map[string]any{"k": "v"})
 	before := f.Store.Head().Revision()
 	f.mustPatch(f.configMap("a"), applyPatch, config)
 	equal(t, "changes", len(f.eventsAfter(before)), 0)
 }
 
-// SUB-012
+// TestPatchStatus checks patches and applies of /status (SUB-012).
 func TestPatchStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -274,7 +281,7 @@ func TestPatchStatus(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
 
-// CRD-018: patches without a resourceVersion never fail because others write too.
+// TestConcurrentPatches checks that concurrent patches without a resourceVersion all succeed (CRD-018).
 func TestConcurrentPatches(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)

@@ -7,8 +7,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CNV-003 CNV-002: strategy None moves no field; what the version that is read does not declare is pruned, and stays
-// stored until somebody writes at that version.
+// TestStrategyNonePrunesUndeclaredFields checks that conversion with strategy None changes no field. Fields that
+// the requested version does not declare are pruned on read, and stay stored until a write at that version
+// (CNV-003, CNV-002).
 func TestStrategyNonePrunesUndeclaredFields(t *testing.T) {
 	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)

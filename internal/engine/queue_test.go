@@ -10,14 +10,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// CNV-010: a write that has lost a race, and now waits for a conversion webhook, holds up no other one that has.
+// TestSlowConversionDoesNotBlockQueue checks that a write that has lost a conflict and waits for a conversion
+// webhook does not block other writes that retry (CNV-010).
 func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
-	overtaken := false
+	conflicted := false
 	f.Webhook = func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
-		if overtaken && to == old.Version { // the first writer is tried again, and waits here for the other
-			overtaken = false
+		if conflicted && to == old.Version { // the first write is retried, and waits here for the second
+			conflicted = false
 			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"two:80"}}`) })
 			bounded, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 			defer cancel()
@@ -29,8 +30,8 @@ func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 	}
 	f.raceBeforeCommit(func(storage.Write) {
 		f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"one:80"}}`)
-		overtaken = true
+		conflicted = true
 	})
 	f.mustPatch(now, mergePatch, `{"metadata":{"annotations":{"first":"yes"}}}`)
-	equal(t, "what both have left", valueAt(f.get(now), "metadata.annotations"), any(object.Tree{"first": "yes", "second": "yes"}))
+	equal(t, "annotations of both", valueAt(f.get(now), "metadata.annotations"), any(object.Tree{"first": "yes", "second": "yes"}))
 }

@@ -16,6 +16,7 @@ const (
 	serviceManifest = `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`
 )
 
+// ipAddress returns the target of an IPAddress, or of all if name is "".
 func (f *fixture) ipAddress(name string) Target {
 	f.Helper()
 	t := f.target("networking.k8s.io", "v1", "ipaddresses", "")
@@ -23,26 +24,28 @@ func (f *fixture) ipAddress(name string) Target {
 	return t
 }
 
-// countIPAddresses is how many addresses there are.
+// countIPAddresses returns the number of stored IPAddresses.
 func (f *fixture) countIPAddresses() int { return f.Store.Head().Count("/registry/ipaddresses/", "") }
 
-// EXT-020: the IPAddress of a Service comes in the commit that makes the Service, as kube-apiserver's allocator makes it.
+// TestIPAddressCreatedWithService checks that the commit that creates a Service also creates its IPAddress, in the
+// form of kube-apiserver's allocator (EXT-020).
 func TestIPAddressCreatedWithService(t *testing.T) {
 	f := newFixture(t)
-	var judged []storage.Write
-	f.beforeCommit = func(writes []storage.Write) { judged = writes }
+	var committed []storage.Write
+	f.beforeCommit = func(writes []storage.Write) { committed = writes }
 	f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
-	equal(t, "writes in one commit", []string{judged[0].Key, judged[1].Key}, []string{"/registry/services/specs/default/a", ipAddressKey})
+	equal(t, "writes in one commit", []string{committed[0].Key, committed[1].Key}, []string{"/registry/services/specs/default/a", ipAddressKey})
 	got := f.get(f.ipAddress("10.0.0.7"))
 	equal(t, "labels", object.LabelMap(got), map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4", "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"})
 	equal(t, "spec", got["spec"], object.Tree{"parentRef": object.Tree{"resource": "services", "namespace": "default", "name": "a"}})
 	equal(t, "manager", valueAt(object.Metadata(got)["managedFields"].([]any)[0].(object.Tree), "manager"), "kube-apiserver")
 	if object.UID(got) == "" {
-		t.Error("it has no uid")
+		t.Error("the IPAddress has no UID")
 	}
 }
 
-// EXT-020: it goes in the commit with which the Service needs it no longer, in whatever way that comes about.
+// TestIPAddressDeletedWithService checks that the IPAddress is deleted in the commit after which the Service no
+// longer needs it, for every write that can have this effect (EXT-020).
 func TestIPAddressDeletedWithService(t *testing.T) {
 	for name, end := range map[string]func(f *fixture) error{
 		"delete": func(f *fixture) error {
@@ -63,7 +66,7 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 				return err
 			}
 			if f.countIPAddresses() != 1 {
-				return errors.New("it has gone before the Service")
+				return errors.New("the IPAddress was deleted before the Service")
 			}
 			_, err := f.patch(f.service("a").sub("status"), mergePatch, `{"metadata":{"finalizers":null}}`)
 			return err
@@ -84,8 +87,8 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 	}
 }
 
-// An address that another object has meanwhile is not the Service's to delete; nor does a Service go without what somebody
-// has deleted before.
+// TestDeleteServiceWithoutItsIPAddress checks that the deletion of a Service keeps an IPAddress that belongs to
+// another object by then, and succeeds if the IPAddress is already deleted.
 func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []struct{ resource, left string }{{"gateways", "1"}, {"", "0"}} {
@@ -104,7 +107,8 @@ func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 	}
 }
 
-// Nobody is given an address that somebody takes between judgement and commit; where any will do, it is another one.
+// TestIPAddressConflict checks that a Service does not get an address that is taken before its commit. If it
+// requests no particular address, it gets another one.
 func TestIPAddressConflict(t *testing.T) {
 	service := func(f *fixture, ip string) {
 		f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, ip))
@@ -112,16 +116,16 @@ func TestIPAddressConflict(t *testing.T) {
 	other := func(f *fixture, ip string) {
 		f.mustCreate(f.ipAddress(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"parentRef":{"resource":"gateways","name":"g"}}}`, ip))
 	}
-	for name, take := range map[string]func(*fixture, string){"by a Service": service, "by somebody else": other} {
+	for name, take := range map[string]func(*fixture, string){"by a Service": service, "by another object": other} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
-			taking := func(judged storage.Write) { take(f, serviceSpec(t, judged).ClusterIP) }
-			r := f.raceBeforeCommit(taking)
+			takeAddress := func(write storage.Write) { take(f, serviceSpec(t, write).ClusterIP) }
+			r := f.raceBeforeCommit(takeAddress)
 			_, err := f.create(f.service(""), fmt.Sprintf(serviceManifest, "late"))
 			f.expectStatus(err, 422, metav1.StatusReasonInvalid, `spec.clusterIPs: Invalid value: ["10.0.0.7"]: failed to allocate IP 10.0.0.7: provided IP is already allocated`)
 			r.expectAttempts(1)
 			f = newFixture(t)
-			r = f.raceBeforeCommit(taking)
+			r = f.raceBeforeCommit(takeAddress)
 			f.mustCreate(f.service(""), `{"metadata":{"name":"late"},"spec":{"ports":[{"port":80}]}}`)
 			r.expectAttempts(2)
 			equal(t, "addresses", f.countIPAddresses(), 2)
@@ -129,7 +133,8 @@ func TestIPAddressConflict(t *testing.T) {
 	}
 }
 
-// A Service is deleted from anew where somebody writes its IPAddress before the commit.
+// TestIPAddressChangedBeforeServiceDeletion checks that the deletion of a Service is retried if its IPAddress is
+// written before the commit.
 func TestIPAddressChangedBeforeServiceDeletion(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
@@ -143,7 +148,7 @@ func TestIPAddressChangedBeforeServiceDeletion(t *testing.T) {
 	equal(t, "addresses", f.countIPAddresses(), 0)
 }
 
-// A dry run takes no address and frees none.
+// TestIPAddressDryRun checks that a dry run neither creates nor deletes an IPAddress.
 func TestIPAddressDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.caller.DryRun = true

@@ -15,16 +15,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// hostReader is a world with Hosts that are read at v1, in a bubble whose clock it goes by.
+// hostReader is a fixture with Hosts that are read at v1, in a synctest bubble with a fake clock.
 type hostReader struct {
 	*fixture
 	webhook *fakeWebhook
 	v1      Target
 }
 
+// inBubble runs a test in a synctest bubble, with n Hosts.
 func inBubble(t *testing.T, n int, run func(r hostReader)) {
 	if strings.HasPrefix(os.Getenv(storagetest.Variable), "http") {
-		t.Skip("a bubble has no network, and etcd is behind one")
+		t.Skip("a synctest bubble has no network, which etcd needs")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		f, c, _, now := newHostsFixture(t, n)
@@ -33,7 +34,7 @@ func inBubble(t *testing.T, n int, run func(r hostReader)) {
 	})
 }
 
-// convertedBy says which webhook has converted the first Host, as it is read now.
+// convertedBy reads the first Host and returns the ID of the webhook that has converted it.
 func (r hostReader) convertedBy() string {
 	r.Helper()
 	one := r.target("example.com", "v1", "hosts", "default")
@@ -42,16 +43,17 @@ func (r hostReader) convertedBy() string {
 	return by
 }
 
-// calls returns how many calls there have been since the last time, with how many objects.
+// calls returns the number of webhook calls since the last call of calls, and the number of their objects.
 func (r hostReader) calls() [2]int64 {
 	synctest.Wait()
 	return [2]int64{r.webhook.calls.Swap(0), r.webhook.objects.Swap(0)}
 }
 
-// hostsWebhook is what hostsCRD has at spec.conversion.webhook.
+// hostsWebhook is the JSON at spec.conversion.webhook in hostsCRD.
 const hostsWebhook = `{"clientConfig":{"url":"https://h/"},"conversionReviewVersions":["v1"]}`
 
-// CNV-073: what a webhook has made ends with the conversion of the CRD, even where that comes back; not with another change.
+// TestCRDChangeInvalidatesConversions checks that cached conversions are dropped when the conversion of the CRD
+// changes, also if it changes back. Other changes of the CRD keep them (CNV-073).
 func TestCRDChangeInvalidatesConversions(t *testing.T) {
 	none := strings.Replace(hostsCRD, `"strategy":"Webhook"`, `"strategy":"None"`, 1)
 	for name, c := range map[string]struct {
@@ -68,7 +70,7 @@ func TestCRDChangeInvalidatesConversions(t *testing.T) {
 				r.Engine.Generation = func(webhook string) uint64 { return uint64(len(webhook)) }
 				equal(t, "before", r.convertedBy(), "")
 				r.webhook.id.Store(1)
-				equal(t, "kept", r.convertedBy(), "")
+				equal(t, "cached", r.convertedBy(), "")
 				for _, crd := range c.crds {
 					if crd == "" {
 						r.deleteCRD("hosts.example.com")
@@ -78,7 +80,7 @@ func TestCRDChangeInvalidatesConversions(t *testing.T) {
 				}
 				equal(t, "after", r.convertedBy(), c.want)
 				r.calls()
-				r.list(r.v1, ListOptions{}) // a request that goes by the CRD as it was
+				r.list(r.v1, ListOptions{}) // a request that uses the earlier CRD
 				r.calls()
 				r.convertedBy()
 				equal(t, "calls", r.calls(), [2]int64{0, 0})
@@ -87,7 +89,8 @@ func TestCRDChangeInvalidatesConversions(t *testing.T) {
 	}
 }
 
-// CNV-040: nor does it outlive those who stood behind the webhook's Service.
+// TestServiceChangeInvalidatesConversions checks that cached conversions are dropped when the backends of the
+// webhook's Service change (CNV-040).
 func TestServiceChangeInvalidatesConversions(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		var number atomic.Uint64
@@ -97,17 +100,18 @@ func TestServiceChangeInvalidatesConversions(t *testing.T) {
 		}
 		r.convertedBy()
 		r.webhook.id.Store(1)
-		equal(t, "kept", r.convertedBy(), "")
+		equal(t, "cached", r.convertedBy(), "")
 		number.Add(1)
 		equal(t, "after", r.convertedBy(), "1")
 		r.calls()
-		equal(t, "kept", r.convertedBy(), "1")
+		equal(t, "cached", r.convertedBy(), "1")
 		equal(t, "calls", r.calls(), [2]int64{0, 0})
 	})
 }
 
-// CNV-006: while a kind is read its webhook is asked again each half minute, with a sample, and no reader waits for that.
-// Who finds out still gets the old answer, who comes then gets the new one.
+// TestPeriodicRevalidation checks that a sample of the cached conversions is converted again every 30 seconds
+// while the kind is read, and that no reader waits for it. The reader that triggers it gets the cached conversion,
+// and the next reader the new one (CNV-006).
 func TestPeriodicRevalidation(t *testing.T) {
 	inBubble(t, 100, func(r hostReader) {
 		r.list(r.v1, ListOptions{})
@@ -115,30 +119,31 @@ func TestPeriodicRevalidation(t *testing.T) {
 		r.calls()
 		<-time.After(29 * time.Second)
 		r.convertedBy()
-		equal(t, "calls before its time", r.calls(), [2]int64{0, 0})
+		equal(t, "calls before 30 seconds", r.calls(), [2]int64{0, 0})
 		<-time.After(time.Second)
 		r.convertedBy()
 		r.convertedBy()
-		equal(t, "calls when it is time", r.calls(), [2]int64{1, sampleObjects})
+		equal(t, "calls after 30 seconds", r.calls(), [2]int64{1, sampleObjects})
 		<-time.After(29 * time.Second)
 		r.list(r.v1, ListOptions{})
 		equal(t, "calls", r.calls(), [2]int64{0, 0})
 		<-time.After(5 * time.Minute)
-		equal(t, "calls while nobody reads", r.calls(), [2]int64{0, 0})
+		equal(t, "calls without reads", r.calls(), [2]int64{0, 0})
 
 		r.webhook.id.Store(1)
 		r.webhook.enter = make(chan struct{})
-		equal(t, "the reader that finds out", r.convertedBy(), "")
+		equal(t, "reader that triggers the revalidation", r.convertedBy(), "")
 		r.webhook.enter <- struct{}{}
 		r.webhook.enter = nil
 		equal(t, "objects of the sample", r.calls(), [2]int64{1, sampleObjects})
-		equal(t, "the next reader", r.convertedBy(), "1")
+		equal(t, "next reader", r.convertedBy(), "1")
 		r.list(r.v1, ListOptions{})
-		equal(t, "all are dropped", r.calls(), [2]int64{2, 100})
+		equal(t, "calls after the cache has been dropped", r.calls(), [2]int64{2, 100})
 	})
 }
 
-// The sample is what was read last, so that who looks at one object hears of it.
+// TestSampleIsMostRecentlyRead checks that the sample consists of the most recently read objects, so that a change
+// is detected for an object that is read repeatedly.
 func TestSampleIsMostRecentlyRead(t *testing.T) {
 	inBubble(t, 100, func(r hostReader) {
 		one := r.v1
@@ -146,21 +151,22 @@ func TestSampleIsMostRecentlyRead(t *testing.T) {
 		r.list(r.v1, ListOptions{})
 		r.get(one)
 		<-time.After(time.Minute)
-		var asked []string
+		var sample []string
 		convert := r.Webhook
 		r.Webhook = func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
 			for _, o := range objects {
-				asked = append(asked, object.Name(o))
+				sample = append(sample, object.Name(o))
 			}
 			return convert(ctx, to, objects)
 		}
 		r.get(one)
 		r.calls()
-		equal(t, "asked for", []any{len(asked), asked[0], asked[1]}, []any{sampleObjects, "h0000", "h0099"})
+		equal(t, "sample", []any{len(sample), sample[0], sample[1]}, []any{sampleObjects, "h0000", "h0099"})
 	})
 }
 
-// What is kept of the past is of no matter, nor is what no webhook has converted.
+// TestSampleExcludesUnconverted checks that the sample contains neither conversions of old revisions nor objects
+// that no webhook has converted.
 func TestSampleExcludesUnconverted(t *testing.T) {
 	inBubble(t, 2, func(r hostReader) {
 		old, one := r.target("example.com", "v1beta1", "hosts", "default"), r.v1
@@ -171,7 +177,7 @@ func TestSampleExcludesUnconverted(t *testing.T) {
 		r.convertedBy()
 		r.calls()
 		r.convertedBy()
-		equal(t, "calls for one that is kept", r.calls(), [2]int64{0, 0})
+		equal(t, "calls for a cached conversion", r.calls(), [2]int64{0, 0})
 
 		crd := strings.NewReplacer(`"storage":true`, `"storage":false`, `"storage":false`, `"storage":true`).Replace(hostsCRD)
 		r.writeCRD(crd)
@@ -184,11 +190,12 @@ func TestSampleExcludesUnconverted(t *testing.T) {
 		r.calls()
 		<-time.After(time.Minute)
 		r.list(now, ListOptions{})
-		equal(t, "calls for those stored at another version", r.calls(), [2]int64{1, 2})
+		equal(t, "calls for objects stored at another version", r.calls(), [2]int64{1, 2})
 	})
 }
 
-// A refusal is another answer; none at all is not, and what is kept is kept until there is one.
+// TestUnreachableWebhook checks that an error of the webhook is a changed result. An unreachable webhook is
+// retried, and cached conversions are served until it responds.
 func TestUnreachableWebhook(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()
@@ -196,43 +203,44 @@ func TestUnreachableWebhook(t *testing.T) {
 		<-time.After(time.Minute)
 		r.webhook.down.Store(true)
 		for range 10 {
-			equal(t, "kept", r.convertedBy(), "")
+			equal(t, "cached", r.convertedBy(), "")
 			<-time.After(time.Second)
 		}
 		if calls := r.calls()[0]; calls < 9 || calls > 11 {
-			t.Errorf("%d calls in ten seconds", calls)
+			t.Errorf("got %d calls in ten seconds", calls)
 		}
 		<-time.After(time.Minute)
 		if calls := r.calls()[0]; calls > 31 {
-			t.Errorf("%d calls after the last reader", calls)
+			t.Errorf("got %d calls after the last read, want at most 31", calls)
 		}
 		<-time.After(time.Minute)
-		equal(t, "calls while nobody reads", r.calls(), [2]int64{0, 0})
+		equal(t, "calls without reads", r.calls(), [2]int64{0, 0})
 		r.webhook.down.Store(false)
 		r.webhook.refuses.Store(true)
-		equal(t, "the reader that finds out", r.convertedBy(), "")
+		equal(t, "reader that triggers the revalidation", r.convertedBy(), "")
 		synctest.Wait()
 		one := r.v1
 		one.Name = "h0000"
-		if _, err := r.Get(r.ctx, one, ""); err == nil || !strings.Contains(err.Error(), "it refuses") {
-			t.Errorf("then: %v", err)
+		if _, err := r.Get(r.ctx, one, ""); err == nil || !strings.Contains(err.Error(), "conversion rejected") {
+			t.Errorf("next reader: got %v, want the webhook's error", err)
 		}
 	})
 }
 
-// CNV-073: a connection that breaks has the webhook asked at once, and again until somebody answers.
+// TestRevalidationAfterDisconnect checks that a broken connection to the webhook starts a revalidation
+// immediately, which is retried until the webhook responds (CNV-073).
 func TestRevalidationAfterDisconnect(t *testing.T) {
 	inBubble(t, 3, func(r hostReader) {
 		r.list(r.v1, ListOptions{})
 		r.calls()
 		<-time.After(10 * time.Second)
 		r.WebhookDisconnected("another")
-		equal(t, "calls where another one broke", r.calls(), [2]int64{0, 0})
+		equal(t, "calls after a disconnect of another webhook", r.calls(), [2]int64{0, 0})
 		r.WebhookDisconnected(hostsWebhook)
 		equal(t, "calls", r.calls(), [2]int64{1, 3})
 		<-time.After(5 * time.Second)
 		r.WebhookDisconnected(hostsWebhook)
-		equal(t, "calls when another one breaks", r.calls(), [2]int64{1, 3})
+		equal(t, "calls after a second disconnect", r.calls(), [2]int64{1, 3})
 
 		<-time.After(time.Minute)
 		r.convertedBy()
@@ -242,15 +250,16 @@ func TestRevalidationAfterDisconnect(t *testing.T) {
 		r.webhook.down.Store(true)
 		r.WebhookDisconnected(hostsWebhook)
 		<-time.After(5500 * time.Millisecond)
-		equal(t, "calls while it starts", r.calls()[0], 6)
+		equal(t, "calls while the webhook is down", r.calls()[0], 6)
 		r.webhook.down.Store(false)
 		<-time.After(time.Second)
-		equal(t, "calls when it has", r.calls(), [2]int64{1, 3})
-		equal(t, "the next reader", r.convertedBy(), "1")
+		equal(t, "calls after the webhook is up", r.calls(), [2]int64{1, 3})
+		equal(t, "next reader", r.convertedBy(), "1")
 	})
 }
 
-// A webhook whose connections break all the time is not asked for what nobody reads, and not more than once a second.
+// TestFrequentDisconnects checks that frequent disconnects start at most one revalidation a second, and none for
+// kinds that are not read.
 func TestFrequentDisconnects(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()
@@ -260,7 +269,7 @@ func TestFrequentDisconnects(t *testing.T) {
 			<-time.After(100 * time.Millisecond)
 		}
 		if calls := r.calls()[0]; calls > 12 {
-			t.Errorf("%d calls in ten seconds", calls)
+			t.Errorf("got %d calls in ten seconds", calls)
 		}
 		<-time.After(2 * time.Minute)
 		r.convertedBy()
@@ -270,27 +279,29 @@ func TestFrequentDisconnects(t *testing.T) {
 		<-time.After(10 * time.Second)
 		r.webhook.id.Store(1)
 		r.WebhookDisconnected(hostsWebhook)
-		equal(t, "calls when nobody has read since", r.calls(), [2]int64{0, 0})
-		equal(t, "who reads next", r.convertedBy(), "")
-		equal(t, "calls then", r.calls(), [2]int64{1, 1})
-		equal(t, "who comes then", r.convertedBy(), "1")
+		equal(t, "calls without a read since the last revalidation", r.calls(), [2]int64{0, 0})
+		equal(t, "reader that triggers a revalidation", r.convertedBy(), "")
+		equal(t, "calls of that revalidation", r.calls(), [2]int64{1, 1})
+		equal(t, "next reader", r.convertedBy(), "1")
 	})
 }
 
-// However long a webhook is asked for, and whatever it says of the sample, no conversion is older than ten minutes.
+// TestMaxConversionAge checks that no cached conversion is served for longer than maxConversionAge, whatever the
+// interval and the results of revalidations.
 func TestMaxConversionAge(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.RecheckEvery = time.Hour
 		r.convertedBy()
 		r.webhook.id.Store(1)
 		<-time.After(maxConversionAge - time.Second)
-		equal(t, "kept", r.convertedBy(), "")
+		equal(t, "cached", r.convertedBy(), "")
 		<-time.After(time.Second)
-		equal(t, "too old", r.convertedBy(), "1")
+		equal(t, "after the maximum age", r.convertedBy(), "1")
 	})
 }
 
-// What was under way when a webhook was found to be another one is for those who waited for it, and for nobody after them.
+// TestConversionInProgress checks that the result of a conversion that was in progress when the epoch changed is
+// used by the waiting requests, but not cached.
 func TestConversionInProgress(t *testing.T) {
 	inBubble(t, 2, func(r hostReader) {
 		var number atomic.Uint64
@@ -302,7 +313,7 @@ func TestConversionInProgress(t *testing.T) {
 		number.Add(1)
 		go func() { after <- r.convertedBy() }()
 		synctest.Wait()
-		equal(t, "calls under way", r.calls(), [2]int64{2, 2})
+		equal(t, "calls in progress", r.calls(), [2]int64{2, 2})
 		r.webhook.enter <- struct{}{} // one of the two
 		r.webhook.id.Store(1)
 		r.webhook.enter <- struct{}{}
@@ -310,17 +321,18 @@ func TestConversionInProgress(t *testing.T) {
 		<-after
 		r.webhook.enter = nil
 		r.convertedBy()
-		equal(t, "one is kept", r.calls(), [2]int64{0, 0})
-		kept := r.conversions.order.Front().Value.(*cachedConversion)
-		equal(t, "views", []int{len(r.conversions.byKey), r.conversions.order.Len(), r.conversions.bytes}, []int{1, 1, len(kept.record.Value)})
+		equal(t, "calls for a cached conversion", r.calls(), [2]int64{0, 0})
+		cached := r.conversions.order.Front().Value.(*cachedConversion)
+		equal(t, "entries, order and bytes of the cache", []int{len(r.conversions.byKey), r.conversions.order.Len(), r.conversions.bytes}, []int{1, 1, len(cached.record.Value)})
 	})
 }
 
-// A write that is under way keeps to what it knows.
+// TestWriteReusesItsConversions checks that a write uses its conversions again, even if the conversion epoch
+// changes.
 func TestWriteReusesItsConversions(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		var number atomic.Uint64
-		r.Engine.Generation = func(string) uint64 { return number.Add(1) } // another one for each reader
+		r.Engine.Generation = func(string) uint64 { return number.Add(1) } // a new generation for each reader
 		one := r.v1
 		one.Name = "h0000"
 		r.calls()
@@ -330,7 +342,8 @@ func TestWriteReusesItsConversions(t *testing.T) {
 	})
 }
 
-// One call at a time, and none after Close, which ends the one under way.
+// TestCloseStopsRevalidation checks that there is one call of the webhook at a time. Close cancels it, and no call
+// follows.
 func TestCloseStopsRevalidation(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()
@@ -346,6 +359,6 @@ func TestCloseStopsRevalidation(t *testing.T) {
 		<-time.After(time.Minute)
 		r.convertedBy()
 		r.WebhookDisconnected(hostsWebhook)
-		equal(t, "calls after the end", r.calls(), [2]int64{0, 0})
+		equal(t, "calls after Close", r.calls(), [2]int64{0, 0})
 	})
 }

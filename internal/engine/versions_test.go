@@ -14,14 +14,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// One Event, two groups under different field names, one store.
+// TestEventsInTwoGroups checks that an Event is served by both of its groups, with different field names, and is
+// stored once.
 func TestEventsInTwoGroups(t *testing.T) {
 	f := newFixture(t)
 	core, events := f.target("", "v1", "events", "default"), f.target("events.k8s.io", "v1", "events", "default")
 	f.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
 	core.Name, events.Name = "e", "e"
 	seen := f.get(events)
-	equal(t, "as the other kind", []any{seen["apiVersion"], seen["kind"], seen["note"], valueAt(seen, "regarding.name"), seen["message"]},
+	equal(t, "read in the other group", []any{seen["apiVersion"], seen["kind"], seen["note"], valueAt(seen, "regarding.name"), seen["message"]},
 		[]any{"events.k8s.io/v1", "Event", "it runs", "p", nil})
 	watch := f.watch(events, ListOptions{ResourceVersion: f.head()})
 	next := f.mustPatch(events, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
@@ -33,13 +34,14 @@ func TestEventsInTwoGroups(t *testing.T) {
 	equal(t, "watched", treeOf(t, ev.Object), next)
 	equal(t, "message", f.get(core)["message"], "it runs")
 	events.Name, core.Name = "", ""
-	equal(t, "listed there", len(f.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
-	equal(t, "listed here", len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
+	equal(t, "listed in events.k8s.io", len(f.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
+	equal(t, "listed in the core group", len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
 	_, err = f.List(f.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
-// The source of an Event is its reporting controller where it names no component.
+// TestEventSourceSelector checks that the field selector source falls back to reportingComponent if the Event has
+// no source.component.
 func TestEventSourceSelector(t *testing.T) {
 	f := newFixture(t)
 	core := f.target("", "v1", "events", "default")
@@ -48,12 +50,13 @@ func TestEventSourceSelector(t *testing.T) {
 	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a", "reportingComponent=new,source!=old": "b"} {
 		l := f.list(core, ListOptions{Fields: fieldSelector(t, selector)})
 		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
-			t.Errorf("%s selects %d objects, want %s alone", selector, len(l.Items), want)
+			t.Errorf("%s selects %d objects, want only %s", selector, len(l.Items), want)
 		}
 	}
 }
 
-// SCH-028: what was stored under another schema is pruned when it is read, once for all readers.
+// TestReadUnderNewSchema checks that an object that was stored under another schema is pruned on read, once for
+// all readers (SCH-028).
 func TestReadUnderNewSchema(t *testing.T) {
 	f := newFixture(t)
 	for i := range 3 {
@@ -68,39 +71,39 @@ func TestReadUnderNewSchema(t *testing.T) {
 	}
 	second := f.list(f.cron(""), ListOptions{})
 	if first.Items[0].Record != second.Items[0].Record {
-		t.Fatal("the second reader made its own")
+		t.Fatal("the second reader pruned the object again")
 	}
 	equal(t, "selectable field that is pruned", len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
-	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // nothing new, but stored anew
+	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // changes nothing, but stores the pruned object
 	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
-		t.Fatalf("stored is %s", o.Record.Value)
+		t.Fatalf("got %s stored, want a pruned object", o.Record.Value)
 	}
 	again := f.mustEdit(f.cron("c0"), func(object.Tree) {})
-	equal(t, "revision after another", again.Revision, o.Revision)
+	equal(t, "revision after a second update", again.Revision, o.Revision)
 }
 
-// The views kept are bounded in bytes.
+// TestConversionCacheLimit checks that the size of the conversion cache is limited in bytes.
 func TestConversionCacheLimit(t *testing.T) {
 	var v conversionCache
-	made := 0
+	converted := 0
 	large := func(_ context.Context, recs []*storage.Record) ([]*storage.Record, error) {
-		made++
+		converted++
 		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxConversionBytes/10)}}, nil
 	}
 	at := conversionKeyAt(&resource.Version{Definition: &resource.Definition{}}, nil)
-	look := func(revision int64) {
+	get := func(revision int64) {
 		if _, err := v.get(t.Context(), at, time.Now(), []*storage.Record{{Modified: revision}}, large); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for i := range 100 {
-		look(int64(i))
+		get(int64(i))
 	}
 	if v.bytes > maxConversionBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
-		t.Fatalf("%d bytes in %d views", v.bytes, len(v.byKey))
+		t.Fatalf("got %d bytes in %d entries", v.bytes, len(v.byKey))
 	}
-	look(99)
-	equal(t, "made when the newest is asked for again", made, 100)
-	look(1)
-	equal(t, "made when an old one is asked for again", made, 101)
+	get(99)
+	equal(t, "conversions after a second read of the newest", converted, 100)
+	get(1)
+	equal(t, "conversions after a second read of an old one", converted, 101)
 }

@@ -18,12 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// fakeWebhook stands at the place of a webhook: v1beta1, which is stored, has hostPort, v1 has host and port.
+// fakeWebhook is a conversion webhook of Hosts. v1beta1 is the storage version and has hostPort. v1 has host and
+// port.
 type fakeWebhook struct {
 	calls, objects atomic.Int64
 	down, refuses  atomic.Bool
-	id             atomic.Int64  // which webhook it is; its objects' label "by" if it is not the first
-	enter          chan struct{} // if set, each call waits here
+	id             atomic.Int64  // the value of the label by that it sets; 0 sets none
+	enter          chan struct{} // each call receives from it before it continues; nil disables this
 }
 
 func (c *fakeWebhook) convert(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
@@ -37,18 +38,18 @@ func (c *fakeWebhook) convert(ctx context.Context, to *resource.Version, objects
 		}
 	}
 	if c.down.Load() {
-		err := fmt.Errorf("conversion webhook for %s failed: it is down", to.GroupVersionKind())
+		err := fmt.Errorf("conversion webhook for %s failed: webhook is down", to.GroupVersionKind())
 		return nil, &conversion.UnreachableError{StatusError: apierrors.NewInternalError(err)}
 	}
 	if c.refuses.Load() {
-		return nil, apierrors.NewInternalError(errors.New("it refuses"))
+		return nil, apierrors.NewInternalError(errors.New("conversion rejected"))
 	}
 	out := make([]object.Tree, len(objects))
 	for i, o := range objects {
 		t := object.Copy(o)
 		spec, _ := t["spec"].(object.Tree)
 		if object.String(t, "apiVersion") == to.APIVersion || object.ResourceVersion(t) != "" {
-			return nil, apierrors.NewInternalError(fmt.Errorf("not for a webhook: %s", object.AppendJSON(nil, t)))
+			return nil, apierrors.NewInternalError(fmt.Errorf("unexpected object: %s", object.AppendJSON(nil, t)))
 		}
 		if hostPort, ok := spec["hostPort"].(string); ok {
 			host, port, err := net.SplitHostPort(hostPort)
@@ -81,7 +82,8 @@ const hostsCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResource
 "status":{"acceptedNames":{"plural":"hosts","singular":"host","kind":"Host","listKind":"HostList"},
 "conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],"storedVersions":["v1beta1"]}}`
 
-// newHostsFixture is a world with n Hosts, stored at v1beta1, and the two ways to address them.
+// newHostsFixture returns a fixture with n Hosts, which are stored at v1beta1, their webhook, and the targets of
+// both versions.
 func newHostsFixture(t testing.TB, n int) (f *fixture, c *fakeWebhook, old, now Target) {
 	f, c = newFixture(t), &fakeWebhook{}
 	f.Webhook = c.convert
@@ -93,37 +95,38 @@ func newHostsFixture(t testing.TB, n int) (f *fixture, c *fakeWebhook, old, now 
 	return f, c, old, now
 }
 
-// countCalls runs f and returns how many calls and objects it took.
+// countCalls runs f and returns the number of webhook calls and of converted objects.
 func (c *fakeWebhook) countCalls(f func()) [2]int64 {
 	calls, objects := c.calls.Load(), c.objects.Load()
 	f()
 	return [2]int64{c.calls.Load() - calls, c.objects.Load() - objects}
 }
 
-// CNV-005 CNV-008 CNV-010 CNV-072: a list converts each object once, in large batches; what the version has no field for
-// is pruned, its defaults are filled in; at the stored version nobody is asked.
+// TestListConverts checks that a list converts each object once, in large batches. Fields that the version does
+// not declare are pruned, and its defaults are filled in. A list at the storage version does not call the webhook
+// (CNV-005, CNV-008, CNV-010, CNV-072).
 func TestListConverts(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 3000)
 	cold := c.countCalls(func() {
 		l := f.list(now, ListOptions{})
 		equal(t, "items", len(l.Items), 3000)
-		equal(t, "the first", treeOf(t, l.Items[0])["spec"], map[string]any{"host": "h0.example.com", "port": "80", "proto": "tcp"})
+		equal(t, "first item", treeOf(t, l.Items[0])["spec"], map[string]any{"host": "h0.example.com", "port": "80", "proto": "tcp"})
 		equal(t, "apiVersion", treeOf(t, l.Items[2999])["apiVersion"], "example.com/v1")
 	})
-	equal(t, "cold", cold, [2]int64{2, 3000})
-	equal(t, "warm, and one at a time", c.countCalls(func() {
+	equal(t, "calls without a cache", cold, [2]int64{2, 3000})
+	equal(t, "calls with a cache", c.countCalls(func() {
 		f.list(now, ListOptions{})
 		now.Name = "h0007"
-		equal(t, "got", valueAt(f.get(now), "spec.host"), "h7.example.com")
+		equal(t, "host", valueAt(f.get(now), "spec.host"), "h7.example.com")
 	}), [2]int64{0, 0})
-	equal(t, "warm after a write of the CRD's metadata", c.countCalls(func() {
+	equal(t, "calls after a write of the CRD's metadata", c.countCalls(func() {
 		f.writeCRD(strings.Replace(hostsCRD, `"uid":"hosts-uid"`, `"uid":"hosts-uid","labels":{"a":"b"}`, 1))
 		f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{})
 	}), [2]int64{0, 0})
-	equal(t, "as stored", c.countCalls(func() { f.list(old, ListOptions{}) }), [2]int64{0, 0})
+	equal(t, "calls at the storage version", c.countCalls(func() { f.list(old, ListOptions{}) }), [2]int64{0, 0})
 }
 
-// CNV-008: pages convert what they show, and one more.
+// TestPagesConvert checks that pagination converts each object once (CNV-008).
 func TestPagesConvert(t *testing.T) {
 	f, c, _, now := newHostsFixture(t, 25)
 	var names []string
@@ -143,8 +146,9 @@ func TestPagesConvert(t *testing.T) {
 	equal(t, "objects converted", took[1], int64(25))
 }
 
-// VER-050: what a reader gets at another version is what the webhook has made of the object, and not the stored object with another
-// apiVersion. Only metadata that a webhook must not change is as stored.
+// TestWebhookResultIsServed checks that a read at another version returns the webhook's result, and not the stored
+// object with another apiVersion. Only the metadata that a webhook must not change is the stored object's
+// (VER-050).
 func TestWebhookResultIsServed(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
@@ -157,17 +161,18 @@ func TestWebhookResultIsServed(t *testing.T) {
 	equal(t, "in a list", treeOf(t, f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{}).Items[0]), want)
 }
 
-// VER-050: labels and selectable fields are those of the version asked for.
+// TestSelectorsUseConvertedObjects checks that selectors use the labels and fields of the requested version
+// (VER-050).
 func TestSelectorsUseConvertedObjects(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 3)
 	equal(t, "labels at v1", len(f.list(now, ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 3)
 	equal(t, "labels at v1beta1", len(f.list(old, ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 0)
 	l := f.list(now, ListOptions{Fields: fieldSelector(t, "spec.host=h1.example.com")})
-	equal(t, "a field", len(l.Items), 1)
+	equal(t, "objects with the field", len(l.Items), 1)
 	equal(t, "its labels", l.Items[0].Meta().Labels.Get("at"), "v1")
 }
 
-// CNV-006: a watch converts an event once, however many watch.
+// TestWatchersShareConversions checks that an event is converted once for all watches (CNV-006).
 func TestWatchersShareConversions(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	start := f.head()
@@ -200,7 +205,8 @@ func TestWatchersShareConversions(t *testing.T) {
 	}
 }
 
-// CNV-007 VER-009: a write at another version, which has another schema, converts there and back, and no more.
+// TestWritesConvert checks the number of conversions of a write at another version, which has another schema. It
+// is one in each direction (CNV-007, VER-009).
 func TestWritesConvert(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	var created Object
@@ -213,7 +219,7 @@ func TestWritesConvert(t *testing.T) {
 	was.Name = "h0000"
 	f.get(was)
 	took = c.countCalls(func() { f.mustPatch(was, mergePatch, `{"spec":{"host":"m"}}`) })
-	equal(t, "calls of a patch of what others have written at v1beta1", took[0], int64(2))
+	equal(t, "calls of a patch of an object written at v1beta1", took[0], int64(2))
 	old.Name, now.Name = "new", "new"
 	equal(t, "stored", f.get(old)["spec"], map[string]any{"hostPort": "n:1"})
 	took = c.countCalls(func() { f.mustPatch(now, mergePatch, `{"spec":{"host":"m"}}`) })
@@ -223,11 +229,11 @@ func TestWritesConvert(t *testing.T) {
 	equal(t, "stored", f.get(old)["spec"], map[string]any{"hostPort": "m:2"})
 	before := f.Store.Head().Revision()
 	f.mustEdit(now, func(object.Tree) {})
-	equal(t, "changes by nothing new", len(f.eventsAfter(before)), 0)
+	equal(t, "changes of an update without changes", len(f.eventsAfter(before)), 0)
 }
 
-// CNV-059 CNV-063: a webhook that is down fails what needs it, changes nothing, and is no hindrance to deletion and to those
-// who look at metadata only.
+// TestWebhookDown checks that requests that need an unavailable webhook fail and change nothing. Deletions and
+// reads of metadata that need no conversion succeed (CNV-059, CNV-063).
 func TestWebhookDown(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 3)
 	c.down.Store(true)
@@ -235,78 +241,80 @@ func TestWebhookDown(t *testing.T) {
 	one.Name = "h0001"
 	before, revision := f.head(), f.Store.Head().Revision()
 	_, err := f.Get(f.ctx, one, "")
-	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "it is down")
+	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	_, err = f.List(f.ctx, now, ListOptions{})
-	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "it is down")
+	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	_, err = f.patch(one, mergePatch, `{"spec":{"host":"x"}}`)
-	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "it is down")
+	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	_, err = f.create(now, `{"metadata":{"name":"new"},"spec":{"host":"n","port":"1"}}`)
-	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "it is down")
+	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	equal(t, "changes", len(f.eventsAfter(revision)), 0)
 
 	watch := f.watch(now, ListOptions{ResourceVersion: before})
 	old.Name = "h0001"
 	f.mustPatch(old, mergePatch, `{"metadata":{"finalizers":["example.com/f"]}}`)
-	if _, err := watch.next(); err == nil || !strings.Contains(err.Error(), "it is down") {
-		t.Fatalf("the watch ends with %v", err)
+	if _, err := watch.next(); err == nil || !strings.Contains(err.Error(), "webhook is down") {
+		t.Fatalf("got %v, want the error of the webhook", err)
 	}
 	revision = f.Store.Head().Revision()
 	_, _, err = f.Delete(f.ctx, one, metav1.DeleteOptions{}, f.caller)
-	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "it is down")
-	equal(t, "changes by a deletion that cannot be shown", len(f.eventsAfter(revision)), 0)
+	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
+	equal(t, "changes of a deletion whose result cannot be converted", len(f.eventsAfter(revision)), 0)
 	one.Name = "h0002"
-	if _, gone := f.delete(one, metav1.DeleteOptions{}); !gone {
-		t.Error("an object without finalizers needs no conversion to go")
+	if _, deleted := f.delete(one, metav1.DeleteOptions{}); !deleted {
+		t.Error("an object without finalizers was not deleted")
 	}
 
-	loop := now
-	loop.AsStored = true
-	equal(t, "metadata seen by a loop", len(f.list(loop, ListOptions{}).Items), 2)
-	loop.Name = "h0001"
-	if _, gone := f.delete(loop, metav1.DeleteOptions{}); gone {
-		t.Error("a finalizer is left")
+	controller := now
+	controller.AsStored = true
+	equal(t, "objects that the controller lists", len(f.list(controller, ListOptions{}).Items), 2)
+	controller.Name = "h0001"
+	if _, deleted := f.delete(controller, metav1.DeleteOptions{}); deleted {
+		t.Error("an object with a finalizer was deleted")
 	}
-	patched, err := f.patch(loop, mergePatch, `{"metadata":{"finalizers":null}}`)
+	patched, err := f.patch(controller, mergePatch, `{"metadata":{"finalizers":null}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "what the loop gets back", patched.Meta().Name, "h0001")
+	equal(t, "name of the patched object", patched.Meta().Name, "h0001")
 	if f.Store.Head().Get(old.Version.Definition.Key("default", "h0001")) != nil {
-		t.Error("the last finalizer has been taken off")
+		t.Error("the object was not deleted after its last finalizer")
 	}
 }
 
-// CNV-005: what a control loop has read, or written, as it is stored is converted for those who come after it.
+// TestControlLoopReadsAreNotShared checks that an object that a controller reads or writes as stored is still
+// converted for other readers (CNV-005).
 func TestControlLoopReadsAreNotShared(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
-	loop := now
-	loop.AsStored = true
-	f.get(loop)
-	equal(t, "read after a loop has read", valueAt(f.get(now), "spec.host"), "h0.example.com")
-	f.mustPatch(loop, mergePatch, `{"metadata":{"labels":{"seen":"yes"}}}`)
-	equal(t, "read after a loop has written", valueAt(f.get(now), "spec.host"), "h0.example.com")
+	controller := now
+	controller.AsStored = true
+	f.get(controller)
+	equal(t, "host after a read as stored", valueAt(f.get(now), "spec.host"), "h0.example.com")
+	f.mustPatch(controller, mergePatch, `{"metadata":{"labels":{"seen":"yes"}}}`)
+	equal(t, "host after a write as stored", valueAt(f.get(now), "spec.host"), "h0.example.com")
 }
 
-// CNV-059: a failure is not kept, and who waits for somebody that gives up tries by himself.
+// TestFailedConversionIsRetried checks that a failed conversion is not cached. If a request is cancelled while
+// others wait for its conversion, one of them calls the webhook again (CNV-059).
 func TestFailedConversionIsRetried(t *testing.T) {
 	f, c, _, now := newHostsFixture(t, 1)
 	now.Name = "h0000"
 	c.down.Store(true)
 	if _, err := f.Get(f.ctx, now, ""); err == nil {
-		t.Fatal("it is down")
+		t.Fatal("got no error from a webhook that is down")
 	}
 	c.down.Store(false)
 	c.enter = make(chan struct{})
-	impatient, giveUp := context.WithCancel(f.ctx)
+	cancelled, cancel := context.WithCancel(f.ctx)
 	first, second := make(chan error), make(chan error)
-	go func() { _, err := f.Get(impatient, now, ""); first <- err }()
-	for c.calls.Load() < 2 { // the first is in its call
+	go func() { _, err := f.Get(cancelled, now, ""); first <- err }()
+	for c.calls.Load() < 2 { // until the first request has called the webhook
 	}
 	go func() { _, err := f.Get(f.ctx, now, ""); second <- err }()
-	giveUp()
+	cancel()
 	if err := <-first; err == nil {
-		t.Error("it was given up")
+		t.Error("got no error from a cancelled request")
 	}
 	close(c.enter)
 	if err := <-second; err != nil {
@@ -314,8 +322,8 @@ func TestFailedConversionIsRetried(t *testing.T) {
 	}
 }
 
-// SUB-006: what a write may not touch is restored before it is stored, though field management has had the object converted
-// as it was sent.
+// TestStatusIsResetAcrossVersions checks that a write at another version does not change the status, although
+// field management has already converted the object that the client sent (SUB-006).
 func TestStatusIsResetAcrossVersions(t *testing.T) {
 	f, _, _, _ := newHostsFixture(t, 0)
 	with := strings.ReplaceAll(hostsCRD, `"served":true,`, `"served":true,"subresources":{"status":{}},`)
