@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamScale is what upstream does about the owners of an object when its Scale is written.
+// upstreamScale is upstream's field management for writes of a Scale.
 type upstreamScale struct {
 	*managedfields.FieldManager
 	gv schema.GroupVersion
@@ -39,7 +39,8 @@ func newUpstreamScale(t *testing.T) upstreamScale {
 	return upstreamScale{m, schema.GroupVersion{Group: "stable.example.com", Version: "v1"}, t}
 }
 
-// write returns the replicas and the owners after a write of n, or of no replicas, by manager.
+// write returns the replicas and the owners of fields after manager has written n replicas. A nil n is an apply
+// without replicas.
 func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64, owners []string, err error) {
 	cr := (&unstructured.Unstructured{Object: live}).DeepCopy()
 	path := fieldpath.MakePathOrDie("spec", "replicas")
@@ -72,35 +73,37 @@ func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, 
 	return int64(written.Spec.Replicas), ownerLines(u.t, entries), err
 }
 
-// ownerLines is who owns what, without times. Upstream may tell what one owns in two entries.
+// ownerLines returns a line for each manager with its fields, without times. Upstream may have two entries for one
+// manager.
 func ownerLines(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
 	t.Helper()
 	sets := map[string]*fieldpath.Set{}
 	for _, e := range entries {
-		who, set := fmt.Sprintf("%s %s %s %q", e.Manager, e.Operation, e.APIVersion, e.Subresource), &fieldpath.Set{}
+		owner, set := fmt.Sprintf("%s %s %s %q", e.Manager, e.Operation, e.APIVersion, e.Subresource), &fieldpath.Set{}
 		if err := set.FromJSON(bytes.NewReader(e.FieldsV1.GetRawBytes())); err != nil {
 			t.Fatal(err)
 		}
-		if sets[who] == nil {
-			sets[who] = &fieldpath.Set{}
+		if sets[owner] == nil {
+			sets[owner] = &fieldpath.Set{}
 		}
-		sets[who] = sets[who].Union(set)
+		sets[owner] = sets[owner].Union(set)
 	}
-	for who, set := range sets {
-		all = append(all, who+" "+set.String())
+	for owner, set := range sets {
+		all = append(all, owner+" "+set.String())
 	}
 	sort.Strings(all)
 	return all
 }
 
+// owners returns the ownerLines of an object.
 func owners(t *testing.T, tree object.Tree) []string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: tree}
 	return ownerLines(t, u.GetManagedFields())
 }
 
-// Who owns the replicas after writes of an object and of its Scale, in any order, is who does upstream.
-// SUB-012 SUB-026 SUB-032
+// TestScaleOwnersMatchUpstream checks that the owners of replicas are the same as upstream's after random writes
+// of an object and of its Scale (SUB-012, SUB-026, SUB-032).
 func TestScaleOwnersMatchUpstream(t *testing.T) {
 	f := newFixture(t)
 	u := newUpstreamScale(t)
@@ -115,7 +118,7 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			f.now = f.now.Add(time.Second)
 			f.caller.FieldManager = []string{"creator", "hpa", "keda"}[r.IntN(3)]
 			n := int32(r.IntN(3))
-			if r.IntN(3) == 0 { // of the object itself
+			if r.IntN(3) == 0 { // writes the object itself
 				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
 				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true}, f.caller)
 				if err != nil {
@@ -140,23 +143,23 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 				wantReplicas, want, wantErr = u.write(live, sent, f.caller.FieldManager, true, force)
 				_, _, err = f.Patch(f.ctx, f.cron(name).sub("scale"), Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
 			}
-			what := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
+			operation := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
 			if (err == nil) != (wantErr == nil) {
-				t.Fatalf("%s:\ngot  %v\nwant %v", what, err, wantErr)
+				t.Fatalf("%s:\ngot  %v\nwant %v", operation, err, wantErr)
 			}
 			if err != nil {
 				conflicts++
 				if err.Error() != wantErr.Error() {
-					t.Fatalf("%s:\ngot  %v\nwant %v", what, err, wantErr)
+					t.Fatalf("%s:\ngot  %v\nwant %v", operation, err, wantErr)
 				}
 				continue
 			}
 			after := f.get(f.cron(name))
-			equal(t, what+" replicas", valueAt(after, "spec.replicas"), wantReplicas)
-			equal(t, what, strings.Join(owners(t, after), "\n"), strings.Join(want, "\n"))
+			equal(t, operation+" replicas", valueAt(after, "spec.replicas"), wantReplicas)
+			equal(t, operation, strings.Join(owners(t, after), "\n"), strings.Join(want, "\n"))
 		}
 	}
 	if conflicts == 0 {
-		t.Error("there were no conflicts")
+		t.Error("got no conflicts, want some")
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// SUB-014, SUB-015, SUB-018, SUB-020, SUB-021, SUB-023, SUB-029
+// TestReadScale checks the Scale of an object, with and without a status (SUB-014, SUB-015, SUB-018, SUB-020,
+// SUB-021, SUB-023, SUB-029).
 func TestReadScale(t *testing.T) {
 	f := newFixture(t)
 	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":3}}`))
@@ -23,7 +24,8 @@ func TestReadScale(t *testing.T) {
 	equal(t, "status", f.get(f.cron("a").sub("scale"))["status"], map[string]any{"replicas": 2, "selector": "app=a"})
 }
 
-// SUB-017, SUB-031, SUB-034
+// TestScaleErrors checks the errors for missing and invalid replicas, and for a version without a scale
+// subresource (SUB-017, SUB-031, SUB-034).
 func TestScaleErrors(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
@@ -35,7 +37,7 @@ func TestScaleErrors(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "cannot be handled as a Scale")
 	_, err = f.patch(f.cron("a").sub("scale"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
-	// What owns the fields of a Scale is no business of its clients.
+	// The managedFields of a Scale in a request are ignored.
 	f.mustPatch(f.cron("a").sub("scale"), mergePatch, `{"metadata":{"managedFields":[{"manager":"m","operation":"Update","apiVersion":"autoscaling/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]},"spec":{"replicas":0}}`)
 	equal(t, "replicas", valueAt(f.get(f.cron("a")), "spec.replicas"), 0)
 	_, err = f.create(f.cron(""), `{"metadata":{"name":"b"},"spec":{"replicas":4294967296}}`)
@@ -45,7 +47,7 @@ func TestScaleErrors(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 }
 
-// SUB-026, SUB-027, SUB-032
+// TestWriteScale checks updates, patches and applies of a Scale (SUB-026, SUB-027, SUB-032).
 func TestWriteScale(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":3,"image":"i"}}`)

@@ -10,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// A selectable field reads as upstream prints its value, also what a schema of today would not let in.
-// PRN-021 PRN-023 PRN-031
+// TestSelectableValues checks that the value of a selectable field is compared in the form in which upstream
+// prints it. This includes values that the present schema would reject (PRN-021, PRN-023, PRN-031).
 func TestSelectableValues(t *testing.T) {
 	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`, `2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
 		var v any
@@ -28,12 +28,13 @@ func TestSelectableValues(t *testing.T) {
 		}
 		stored, _ := object.Field(object.AppendJSON(nil, tree), "v")
 		if got := selectorText(stored); got != want {
-			t.Errorf("%s: %q, want %q", raw, got, want)
+			t.Errorf("%s: got %q, want %q", raw, got, want)
 		}
 	}
 }
 
-// PRN-021 PRN-030: a watch with a selector sees objects come and go, a deletecollection deletes what is selected.
+// TestSelectInWatchAndDelete checks that a watch with a selector sends ADDED and DELETED when objects begin and
+// cease to match, and that DeleteCollection deletes the selected objects (PRN-021, PRN-030).
 func TestSelectInWatchAndDelete(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6) // c000 and c003 are red

@@ -18,11 +18,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// plugin is an admission plugin of a test.
+// plugin is a fake admission plugin.
 type plugin struct {
 	admit, validate func(context.Context, *admission.Request) error
 	reinvoke        bool
-	ignores         []admission.Operation // it does not handle these
+	ignores         []admission.Operation // operations that the plugin does not handle
 }
 
 func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
@@ -48,7 +48,8 @@ func (p *plugin) Reinvoke() bool { return p.reinvoke }
 const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object","default":{"image":"busybox"},"required":["image"],"properties":{
 "image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`
 
-// stageEffects says what is wrong with what a write has done, by the stage that it shows.
+// stageEffects has for each stage a write that depends on it. The function returns an error if the write does not
+// have the stage's effect.
 var stageEffects = map[string]func(f *fixture) error{
 	"decode": func(f *fixture) error {
 		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
@@ -66,7 +67,7 @@ var stageEffects = map[string]func(f *fixture) error{
 	"managedFields": func(f *fixture) error {
 		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
 		if err != nil || len(managedFieldsOf(f, o)) != 1 {
-			return fmt.Errorf("%v, %v", err, managedFieldsOf(f, o))
+			return fmt.Errorf("got %v and managedFields %v, want one entry", err, managedFieldsOf(f, o))
 		}
 		return nil
 	},
@@ -100,9 +101,9 @@ var stageEffects = map[string]func(f *fixture) error{
 		if _, err := f.create(f.cron(""), `{"metadata":{"name":"a","finalizers":["example.com/wait"]}}`); err != nil {
 			return err
 		}
-		_, gone, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller)
-		if err != nil || gone {
-			return fmt.Errorf("%v, gone: %t", err, gone)
+		_, deleted, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller)
+		if err != nil || deleted {
+			return fmt.Errorf("got %v, deleted %t, want only a mark", err, deleted)
 		}
 		return expectField(f, Object{}, nil, "metadata.deletionTimestamp", "2026-05-06T07:08:09Z")
 	},
@@ -126,7 +127,7 @@ var stageEffects = map[string]func(f *fixture) error{
 		f.warnings = nil
 		_, err := f.create(f.cron(""), `{"metadata":{"name":"a","finalizers":["wait"]}}`)
 		if err != nil || len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "prefer a domain-qualified finalizer name") {
-			return fmt.Errorf("%v, warnings %q", err, f.warnings)
+			return fmt.Errorf("got %v and warnings %q, want one about the finalizer", err, f.warnings)
 		}
 		return nil
 	},
@@ -137,7 +138,7 @@ var stageEffects = map[string]func(f *fixture) error{
 		}
 		t, err := o.Tree()
 		if name := object.Name(t); err == nil && object.String(object.Metadata(t)["labels"].(object.Tree), corev1.LabelMetadataName) != name {
-			return fmt.Errorf("the label of %s says otherwise", name)
+			return fmt.Errorf("the label of %s has another name", name)
 		}
 		return err
 	},
@@ -176,7 +177,7 @@ var stageEffects = map[string]func(f *fixture) error{
 	},
 }
 
-// expectField compares a field of what a write has answered; of the stored object a where there is no answer.
+// expectField compares a field of the result of a write. Without a result it reads the stored object a.
 func expectField(f *fixture, o Object, err error, path string, want any) error {
 	if err != nil {
 		return err
@@ -188,7 +189,7 @@ func expectField(f *fixture, o Object, err error, path string, want any) error {
 	}
 	tree, err := o.Tree()
 	if got := valueAt(tree, path); err == nil && fmt.Sprint(got) != fmt.Sprint(want) {
-		return fmt.Errorf("%s is %v, not %v", path, got, want)
+		return fmt.Errorf("%s: got %v, want %v", path, got, want)
 	}
 	return err
 }
@@ -208,22 +209,23 @@ func managedFieldsOf(f *fixture, o Object) []any {
 	return entries
 }
 
-// runWithStages runs what shows a stage in a world of its own, with some of the stages.
-func runWithStages(t *testing.T, show func(*fixture) error, some []stage) (err error) {
+// runWithStages runs a write in a new fixture, with only some of the stages. A panic becomes an error.
+func runWithStages(t *testing.T, effect func(*fixture) error, some []stage) (err error) {
 	f := newFixture(t)
 	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
-	whole := stages
+	all := stages
 	stages = some
 	defer func() {
-		stages = whole
+		stages = all
 		if p := recover(); p != nil {
-			err = fmt.Errorf("a panic: %v", p)
+			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	return show(f)
+	return effect(f)
 }
 
-// What admission puts in the place of an object gets the defaults of its version.
+// TestAdmissionReplacementIsDefaulted checks that an object that admission has replaced gets the defaults of its
+// version.
 func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 	f := newFixture(t)
 	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
@@ -241,24 +243,25 @@ func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 	}
 }
 
-// Every stage does something that is missed without it.
+// TestEachStageIsNeeded checks that every stage has an effect that is missing without it.
 func TestEachStageIsNeeded(t *testing.T) {
 	for i, s := range stages {
-		show := stageEffects[s.name]
-		if show == nil {
-			t.Errorf("nothing shows what %s does", s.name)
+		effect := stageEffects[s.name]
+		if effect == nil {
+			t.Errorf("stageEffects has no write for %s", s.name)
 			continue
 		}
-		if err := runWithStages(t, show, stages); err != nil {
+		if err := runWithStages(t, effect, stages); err != nil {
 			t.Errorf("%s: %v", s.name, err)
 		}
-		if err := runWithStages(t, show, slices.Delete(slices.Clone(stages), i, i+1)); err == nil {
-			t.Errorf("%s can be taken out", s.name)
+		if err := runWithStages(t, effect, slices.Delete(slices.Clone(stages), i, i+1)); err == nil {
+			t.Errorf("the effect of %s exists without the stage", s.name)
 		}
 	}
 }
 
-// A write whose client has disconnected starts no further stage and changes nothing.
+// TestWritesEndWithTheirContext checks that a write whose client has disconnected starts no further stage and
+// changes nothing.
 func TestWritesEndWithTheirContext(t *testing.T) {
 	f := newFixture(t)
 	revision := f.Store.Head().Revision()
@@ -275,11 +278,12 @@ func TestWritesEndWithTheirContext(t *testing.T) {
 	equal(t, "revision", f.Store.Head().Revision(), revision)
 }
 
-// Every verb passes both stages of admission, with what plugins need to know.
+// TestAdmissionOfEachVerb checks that every verb runs mutating and validating admission with the right operation,
+// resource, name, user and objects.
 func TestAdmissionOfEachVerb(t *testing.T) {
 	f := newFixture(t)
 	var seen []string
-	note := func(stage string) func(context.Context, *admission.Request) error {
+	record := func(stage string) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
 			old, err := r.Old(ctx, r.Version)
 			if err != nil {
@@ -294,7 +298,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 			return nil
 		}
 	}
-	f.Admission = admission.Plugins{&plugin{admit: note("admit"), validate: note("validate")}}
+	f.Admission = admission.Plugins{&plugin{admit: record("admit"), validate: record("validate")}}
 	verb := func(name, operation, what string, old, next bool, do func() error) {
 		t.Helper()
 		seen = nil
@@ -324,7 +328,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 	verb("patch", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"y"}}`); return err })
 	apply := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"color":"red"}}`
 	verb("apply", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), applyPatch, fmt.Sprintf(apply, "a")); return err })
-	verb("apply of what is not there", "CREATE", " b", false, true, func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
+	verb("apply of a missing object", "CREATE", " b", false, true, func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
 	verb("scale", "UPDATE", "/scale a", true, true, func() error {
 		_, err := f.patch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":2}}`)
 		return err
@@ -339,13 +343,13 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 	})
 }
 
-// A plugin that says so is asked again about what one behind it has changed.
+// TestReinvocation checks that a plugin with Reinvoke is called again if a later plugin has changed the object.
 func TestReinvocation(t *testing.T) {
 	f := newFixture(t)
-	asked := 0
+	calls := 0
 	var reinvoked []bool
 	first := &plugin{reinvoke: true, admit: func(_ context.Context, r *admission.Request) error {
-		asked++
+		calls++
 		reinvoked = append(reinvoked, r.Reinvoked)
 		return nil
 	}}
@@ -359,44 +363,47 @@ func TestReinvocation(t *testing.T) {
 	}}
 	f.Admission = admission.Plugins{first, second}
 	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"), "changed")
-	equal(t, "whether it was asked again", reinvoked, []bool{false, true})
+	equal(t, "Reinvoked of each call", reinvoked, []bool{false, true})
 	f.delete(f.cron("a"), metav1.DeleteOptions{})
-	equal(t, "how often it was asked", asked, 3)
+	equal(t, "calls with the deletion", calls, 3)
 }
 
-// A plugin sees objects at the version that it asks for, and what it relies on is a guard of the commit.
+// TestAdmissionReadsAreGuarded checks that a plugin gets the object at the version it requests, and that the write
+// is retried if an object that the plugin has read changes before the commit.
 func TestAdmissionReadsAreGuarded(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
 	v2 := f.target("stable.example.com", "v2", "crontabs", "default").Version
-	tries := 0
+	attempts := 0
 	f.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
 		if r.Version.Definition.Names.Plural != "crontabs" {
 			return nil
 		}
 		tree, err := r.New(ctx, v2)
 		if err != nil || object.String(tree, "apiVersion") != v2.APIVersion {
-			return fmt.Errorf("%v, at %s", err, object.String(tree, "apiVersion"))
+			return fmt.Errorf("got %v and apiVersion %s", err, object.String(tree, "apiVersion"))
 		}
 		policy := r.Read(f.policies(), "default", "policy")
-		if tries++; policy == nil {
+		if attempts++; policy == nil {
 			return apierrors.NewForbidden(r.Version.GroupResource(), r.Name, errors.New("there is no policy"))
 		}
-		if tries == 1 { // it goes after it has been read
+		if attempts == 1 { // deleted after it has been read
 			f.delete(f.configMap("policy"), metav1.DeleteOptions{})
 		}
 		return nil
 	}}}
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`)
 	f.expectStatus(err, 403, metav1.StatusReasonForbidden, "there is no policy")
-	equal(t, "attempts", tries, 2)
+	equal(t, "attempts", attempts, 2)
 }
 
+// policies returns the definition of ConfigMaps, which contain the policies of these tests.
 func (f *fixture) policies() *resource.Definition { return f.configMap("").Version.Definition }
 
-// A plugin cannot move an object to another namespace or name, and what it does with the trees that it gets is its own affair.
+// TestAdmissionCannotMoveObject checks that a plugin cannot change the namespace or the name of an object, and
+// that changes of the trees that it gets have no effect without Replace.
 func TestAdmissionCannotMoveObject(t *testing.T) {
-	for what, change := range map[string]func(object.Tree){
+	for message, change := range map[string]func(object.Tree){
 		"does not match the namespace sent on the request": func(t object.Tree) { set(t, "metadata.namespace", "other") },
 		"does not match the name on the URL":               func(t object.Tree) { set(t, "metadata.name", "other") },
 	} {
@@ -411,7 +418,7 @@ func TestAdmissionCannotMoveObject(t *testing.T) {
 			return err
 		}}}
 		_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"x"}}`)
-		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, what)
+		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, message)
 	}
 	f := newFixture(t)
 	f.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// ownedFields is the text of what a manager owns through a subresource.
+// ownedFields returns the JSON of the fields that a manager owns through a subresource.
 func ownedFields(tree object.Tree, manager, subresource string) string {
 	entries, _ := valueAt(tree, "metadata.managedFields").([]any)
 	for _, e := range entries {
@@ -25,7 +25,8 @@ func ownedFields(tree object.Tree, manager, subresource string) string {
 	return ""
 }
 
-// SUB-012 CRD-057: nobody owns through one endpoint what only the other writes.
+// TestResetFieldsHaveNoOwner checks that a manager does not own fields that its endpoint ignores (SUB-012,
+// CRD-057).
 func TestResetFieldsHaveNoOwner(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`)
@@ -46,42 +47,46 @@ func TestResetFieldsHaveNoOwner(t *testing.T) {
 		f.caller.FieldManager = "patcher"
 		got := ownedFields(f.mustPatch(c.at, mergePatch, c.data), "patcher", c.at.Subresource)
 		if !strings.Contains(got, c.has) || strings.Contains(got, c.no) {
-			t.Errorf("after %s through %q: %s", c.data, c.at.Subresource, got)
+			t.Errorf("%s through %q: got owned fields %s", c.data, c.at.Subresource, got)
 		}
 	}
 }
 
-// CRD-057: what a Go type encodes in any case, an empty spec and the like, is nobody's.
+// TestEncodedZeroFieldsHaveNoOwner checks that no manager owns a field that the Go type always encodes, such as an
+// empty status (CRD-057).
 func TestEncodedZeroFieldsHaveNoOwner(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`
-	made := treeOf(t, f.mustCreate(f.service(""), body))
-	if got := ownedFields(made, "tester", ""); !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
-		t.Errorf("made by %s", got)
+	created := treeOf(t, f.mustCreate(f.service(""), body))
+	if got := ownedFields(created, "tester", ""); !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
+		t.Errorf("got owned fields %s after the create", got)
 	}
-	delete(object.Metadata(made), "managedFields")
+	delete(object.Metadata(created), "managedFields")
 	key := serviceKey("a")
-	f.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
+	f.commit(storage.Write{Key: key, Value: object.Pack(created, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
 	got := ownedFields(f.mustPatch(f.service("a"), applyPatch, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a","labels":{"x":"y"}}}`), "before-first-apply", "")
 	if !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
-		t.Errorf("before the first apply %s", got)
+		t.Errorf("got owned fields %s before the first apply", got)
 	}
 }
 
+// serviceKey returns the storage key of a Service.
 func serviceKey(name string) string { return "/registry/services/specs/default/" + name }
 
-// CRD-057: a client may say who owns what of an object that it creates, however often that is tried.
+// TestCreateWithManagedFields checks that a client may send managedFields with a create, also if the create is
+// retried (CRD-057).
 func TestCreateWithManagedFields(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceBeforeCommit(func(storage.Write) {
 		f.mustPatch(f.namespace("default"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	})
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply","apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply","apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
 	r.expectAttempts(2)
-	equal(t, "what is left to the one named", ownedFields(made, "given", ""), `{"":{"f:spec":{"f:cronSpec":{}}}}`)
+	equal(t, "fields of the given manager", ownedFields(created, "given", ""), `{"":{"f:spec":{"f:cronSpec":{}}}}`)
 }
 
-// SUB-046: an update takes back nothing of a deletion that has begun.
+// TestUpdateOfTerminatingObject checks that an update cannot change the fields of a deletion that has begun
+// (SUB-046).
 func TestUpdateOfTerminatingObject(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -104,7 +109,7 @@ func TestUpdateOfTerminatingObject(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable")
 }
 
-// SUB-026: a Scale of no replicas says nothing of them, so that nobody owns them.
+// TestScaleToZero checks that a Scale with 0 replicas omits the field, so that no manager owns it (SUB-026).
 func TestScaleToZero(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.caller.FieldManager = "scaler"
@@ -113,14 +118,14 @@ func TestScaleToZero(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string]string{"3": `{"":{"f:spec":{"f:replicas":{}}}}`, "0": ""}[n]
-		equal(t, "owned at "+n, ownedFields(f.get(f.cron("a")), "scaler", "scale"), want)
+		equal(t, "owned fields at replicas "+n, ownedFields(f.get(f.cron("a")), "scaler", "scale"), want)
 	}
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
 	_, err := f.patch(f.cron("b").sub("scale"), applyPatch, `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"b"}}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
 }
 
-// CRD-052: who creates what is on its way out is told so.
+// TestCreateOverTerminatingObject checks the error for a create with the name of a terminating object (CRD-052).
 func TestCreateOverTerminatingObject(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -128,7 +133,7 @@ func TestCreateOverTerminatingObject(t *testing.T) {
 	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists, `object is being deleted: crontabs.stable.example.com "a" already exists`)
 }
 
-// CRD-066: repeated owner references are dropped with a warning by every verb.
+// TestDuplicateOwnersOfEveryVerb checks that every verb drops repeated owner references with a warning (CRD-066).
 func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 	const owner = `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`
 	const body = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","ownerReferences":[` + owner + `,` + owner + `]}}`
@@ -150,15 +155,16 @@ func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 			if err := write(f); err != nil {
 				t.Fatal(err)
 			}
-			equal(t, "owners", len(object.OwnerReferences(f.get(f.cron("a")))), 1)
+			equal(t, "owner references", len(object.OwnerReferences(f.get(f.cron("a")))), 1)
 			if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "duplicate UID(s) observed: u1") {
-				t.Errorf("warnings %v", f.warnings)
+				t.Errorf("got warnings %v, want one about duplicate UIDs", f.warnings)
 			}
 		})
 	}
 }
 
-// SUB-026: a Scale is its object's by name and namespace.
+// TestScaleNameMismatch checks the errors for a Scale whose name or namespace is not that of the request
+// (SUB-026).
 func TestScaleNameMismatch(t *testing.T) {
 	f := newRaceFixture(t, true)
 	for body, text := range map[string]string{
@@ -174,7 +180,8 @@ func TestScaleNameMismatch(t *testing.T) {
 	}
 }
 
-// CRD-018 CRD-056: a resourceVersion does no harm to what makes a new object by a name.
+// TestUpsertIgnoresResourceVersion checks that an update or apply that creates an object ignores its
+// resourceVersion (CRD-018, CRD-056).
 func TestUpsertIgnoresResourceVersion(t *testing.T) {
 	f := newFixture(t)
 	lease := f.target("coordination.k8s.io", "v1", "leases", "default")
@@ -185,7 +192,7 @@ func TestUpsertIgnoresResourceVersion(t *testing.T) {
 	f.mustPatch(f.cron("a"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","resourceVersion":"1"}}`)
 }
 
-// CRD-072: an update's metadata is looked at as a new object's is.
+// TestUpdateInvalidMetadata checks that an update validates metadata as a create does (CRD-072).
 func TestUpdateInvalidMetadata(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -198,7 +205,7 @@ func TestUpdateInvalidMetadata(t *testing.T) {
 	}
 }
 
-// SUB-038: a kind that counts no generation counts none when its objects begin to go.
+// TestDeleteWithoutGeneration checks that a deletion sets no generation for a kind without generations (SUB-038).
 func TestDeleteWithoutGeneration(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/x"]}}`)
@@ -208,7 +215,7 @@ func TestDeleteWithoutGeneration(t *testing.T) {
 	f.expectStatus(err, 405, metav1.StatusReasonMethodNotAllowed, "delete is not supported on resources of kind")
 }
 
-// Who deletes what is to go later has it go now.
+// TestDeleteBeforeDeletionTime checks that a deletion moves a deletionTimestamp in the future to the present time.
 func TestDeleteBeforeDeletionTime(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -219,14 +226,14 @@ func TestDeleteBeforeDeletionTime(t *testing.T) {
 	equal(t, "deletion", valueAt(treeOf(t, o), "metadata.deletionTimestamp"), "2026-05-06T07:08:09Z")
 }
 
-// An Event lives an hour from its last write, whatever that was.
+// TestEventsExpire checks that every write of an Event sets its expiry.
 func TestEventsExpire(t *testing.T) {
 	f := newFixture(t)
 	at := f.target("", "v1", "events", "default")
 	expires := func(after string) {
 		t.Helper()
 		if f.Store.Head().Get("/registry/events/default/e").Expires.IsZero() {
-			t.Errorf("after a %s it lives for ever", after)
+			t.Errorf("the Event has no expiry after a %s", after)
 		}
 	}
 	f.mustCreate(at, `{"metadata":{"name":"e","finalizers":["example.com/x"]},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","type":"Normal"}`)
@@ -238,20 +245,21 @@ func TestEventsExpire(t *testing.T) {
 	expires("deletion")
 }
 
-// CRD-057: a write that changes nothing but who owns what is a write.
+// TestManagedFieldsOnlyChange checks that an update that changes only managedFields is stored (CRD-057).
 func TestManagedFieldsOnlyChange(t *testing.T) {
 	f := newRaceFixture(t, true)
 	before := f.get(f.cron("a"))
 	f.mustEdit(f.cron("a"), func(o object.Tree) {
-		valueAt(o, "metadata.managedFields").([]any)[0].(object.Tree)["manager"] = "retset" // as long as the one before
+		valueAt(o, "metadata.managedFields").([]any)[0].(object.Tree)["manager"] = "retset" // of the same length
 	})
 	after := f.get(f.cron("a"))
 	if object.ResourceVersion(after) == object.ResourceVersion(before) || ownedFields(after, "retset", "") == "" {
-		t.Errorf("%v", after["metadata"])
+		t.Errorf("got metadata %v, want a new resourceVersion and manager", after["metadata"])
 	}
 }
 
-// SCH-028: what lies as another schema had it is stored anew by a write that changes nothing, be the new form as long as the old.
+// TestNoOpWriteStoresUnderNewSchema checks that an update without changes stores an object in the form of a
+// changed schema, even if both forms have the same length (SCH-028).
 func TestNoOpWriteStoresUnderNewSchema(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red"}}`)
@@ -260,11 +268,12 @@ func TestNoOpWriteStoresUnderNewSchema(t *testing.T) {
 	before := f.Store.Head().Get(aKey)
 	o := f.mustEdit(f.cron("a"), func(object.Tree) {})
 	if o.Revision == before.Modified || len(o.Record.Value) != len(before.Value) {
-		t.Errorf("%s became %s", before.Value, o.Record.Value)
+		t.Errorf("stored %s, then %s; want a new revision of the same length", before.Value, o.Record.Value)
 	}
 }
 
-// CRD-065: a collection is deleted as far as its limit says, and otherwise to its end, page by page.
+// TestDeleteCollectionLimits checks that DeleteCollection deletes as many objects as its limit, and without a
+// limit all pages (CRD-065).
 func TestDeleteCollectionLimits(t *testing.T) {
 	f := newFixture(t)
 	var writes []storage.Write
@@ -288,14 +297,15 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	equal(t, "left", f.countStored(), 0)
 }
 
-// SUB-013: a part that goes is a change that the generation counts.
+// TestRemovedFieldIncrementsGeneration checks that the removal of a field increments the generation (SUB-013).
 func TestRemovedFieldIncrementsGeneration(t *testing.T) {
 	f := newRaceFixture(t, true)
 	next := f.mustEdit(f.cron("a"), func(o object.Tree) { delete(o, "spec") })
 	equal(t, "generation", valueAt(treeOf(t, next), "metadata.generation"), 2)
 }
 
-// SUB-043: what has lost its last finalizer stays as long as something else keeps it: time, or the content of a namespace.
+// TestObjectKeptAfterLastFinalizer checks that an object without finalizers is kept during its grace period, and
+// that a terminating namespace is kept while it has spec.finalizers (SUB-043).
 func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -304,7 +314,7 @@ func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 	set(slow, "metadata.deletionGracePeriodSeconds", int64(30))
 	f.commit(storage.Write{Key: aKey, Value: object.Pack(slow, 0).JSON(), Expected: f.Store.Head().Get(aKey).Modified})
 	f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`)
-	equal(t, "finalizers of what goes later", valueAt(f.get(f.cron("a")), "metadata.finalizers"), nil)
+	equal(t, "finalizers during the grace period", valueAt(f.get(f.cron("a")), "metadata.finalizers"), nil)
 
 	f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`)
 	f.delete(f.namespace("n"), metav1.DeleteOptions{})
@@ -312,7 +322,7 @@ func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 	equal(t, "phase", valueAt(f.get(f.namespace("n")), "status.phase"), "Terminating")
 }
 
-// CRD-056: what is applied gets the form that a created object has.
+// TestApplyMatchesCreate checks that an apply stores an object in the same form as a create (CRD-056).
 func TestApplyMatchesCreate(t *testing.T) {
 	f := newFixture(t)
 	schema := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}`, 1)
@@ -326,15 +336,15 @@ func TestApplyMatchesCreate(t *testing.T) {
 		{secret, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":%q},"data":{"k":"dg=="}}`, "type"},
 		{f.cron(""), `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"pod":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{},"finalizers":[]}}}}`, "spec"},
 	} {
-		made := treeOf(t, f.mustCreate(c.at, fmt.Sprintf(c.body, "created")))
+		created := treeOf(t, f.mustCreate(c.at, fmt.Sprintf(c.body, "created")))
 		at := c.at
 		at.Name = "applied"
 		got := f.mustPatch(at, applyPatch, fmt.Sprintf(c.body, "applied"))
-		equal(t, c.part, got[c.part], made[c.part])
+		equal(t, c.part, got[c.part], created[c.part])
 	}
 }
 
-// notifyingContext is a context that tells when somebody is about to wait for its end.
+// notifyingContext is a context that calls onDone before each call of Done.
 type notifyingContext struct {
 	context.Context
 	onDone func()
@@ -345,7 +355,7 @@ func (a notifyingContext) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// CRD-015: a write of a CRD returns when the catalog knows of it, and not before.
+// TestCRDWriteWaitsForCatalog checks that a write of a CRD returns only when the catalog includes it (CRD-015).
 func TestCRDWriteWaitsForCatalog(t *testing.T) {
 	for name, write := range map[string]func(f *fixture, ctx context.Context, at Target) error{
 		"update": func(f *fixture, ctx context.Context, at Target) error {
@@ -363,8 +373,8 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 			held, gate := make(chan struct{}, 1), make(chan struct{})
 			open := sync.OnceFunc(func() { close(gate) })
 			t.Cleanup(open)
-			var judged int64
-			f.raceBeforeCommit(func(storage.Write) { // the catalog is held up in what comes before the write
+			var evaluated int64
+			f.raceBeforeCommit(func(storage.Write) { // blocks the catalog in an earlier event
 				f.Live.OnEvents(func([]*storage.Event) {
 					select {
 					case held <- struct{}{}:
@@ -377,10 +387,10 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 					t.Fatal(err)
 				}
 				<-held
-				judged = f.Store.Head().Revision()
+				evaluated = f.Store.Head().Revision()
 			})
-			ctx := notifyingContext{f.ctx, func() { // until the caller waits for it
-				if judged > 0 && f.Store.Head().Revision() > judged {
+			ctx := notifyingContext{f.ctx, func() { // unblocks the catalog once the write waits for it
+				if evaluated > 0 && f.Store.Head().Revision() > evaluated {
 					open()
 				}
 			}}

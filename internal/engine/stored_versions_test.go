@@ -16,15 +16,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// crdVersion is one version of the kind in these tests, all of strategy None.
+// crdVersion is a version of the CronTab CRD. The conversion strategy is None.
 type crdVersion struct {
 	name   string
 	served bool
 	stored bool
-	schema string // "": cronTabSchema
+	schema string // "" means cronTabSchema
 }
 
-// writeVersions writes the CRD with these versions.
+// writeVersions writes the CronTab CRD with the given versions.
 func (f *fixture) writeVersions(versions ...crdVersion) {
 	f.Helper()
 	var all []string
@@ -37,7 +37,7 @@ func (f *fixture) writeVersions(versions ...crdVersion) {
 	f.writeCRD(fmt.Sprintf(cronTabCRD, strings.Join(all, ",")))
 }
 
-// cronAt addresses one CronTab at a version.
+// cronAt returns the target of a CronTab at a version, or of all CronTabs if name is "".
 func (f *fixture) cronAt(version, name string) Target {
 	f.Helper()
 	t := f.target("stable.example.com", version, "crontabs", "default")
@@ -45,7 +45,7 @@ func (f *fixture) cronAt(version, name string) Target {
 	return t
 }
 
-// storedVersion is the version that an object is stored at, read from the log's tree and not through any verb.
+// storedVersion returns the version at which a CronTab is stored. It reads the store directly.
 func (f *fixture) storedVersion(name string) string {
 	f.Helper()
 	rec := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/" + name)
@@ -58,16 +58,17 @@ func (f *fixture) storedVersion(name string) string {
 
 const cronTabManifest = `{"metadata":{"name":%q},"spec":{"cronSpec":"* * * * *","image":"i"}}`
 
-// VER-039 VER-043 VER-044 VER-045 VER-051 VER-052 VER-053: the documents' walk-through.
+// TestStoredVersionWalkThrough checks the example of Kubernetes' documentation of how stored versions change
+// (VER-039, VER-043, VER-044, VER-045, VER-051, VER-052, VER-053).
 func TestStoredVersionWalkThrough(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true})
 	f.mustCreate(f.cronAt("v1beta1", ""), fmt.Sprintf(cronTabManifest, "a"))
-	equal(t, "A is stored at", f.storedVersion("a"), "v1beta1")
+	equal(t, "version of A", f.storedVersion("a"), "v1beta1")
 	before := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/a")
 
 	f.writeVersions(crdVersion{name: "v1beta1", served: true}, crdVersion{name: "v1", served: true, stored: true})
-	equal(t, "A is stored, after the change of the storage version, at", f.storedVersion("a"), "v1beta1")
+	equal(t, "version of A after the change of the storage version", f.storedVersion("a"), "v1beta1")
 	old, now := f.get(f.cronAt("v1beta1", "a")), f.get(f.cronAt("v1", "a"))
 	equal(t, "apiVersions", []any{old["apiVersion"], now["apiVersion"]}, []any{"stable.example.com/v1beta1", "stable.example.com/v1"})
 	for _, field := range []string{"uid", "resourceVersion", "generation", "creationTimestamp"} {
@@ -76,18 +77,20 @@ func TestStoredVersionWalkThrough(t *testing.T) {
 	old["apiVersion"] = now["apiVersion"]
 	equal(t, "A read at both versions", now, old)
 	if after := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/a"); after != before {
-		t.Error("reading has written")
+		t.Error("a read has changed the stored object")
 	}
 	f.mustCreate(f.cronAt("v1beta1", ""), fmt.Sprintf(cronTabManifest, "b"))
-	equal(t, "A and B are stored at", []string{f.storedVersion("a"), f.storedVersion("b")}, []string{"v1beta1", "v1"})
+	equal(t, "versions of A and B", []string{f.storedVersion("a"), f.storedVersion("b")}, []string{"v1beta1", "v1"})
 
 	f.mustEdit(f.cronAt("v1beta1", "a"), func(t object.Tree) { set(t, "spec.image", "j") })
-	equal(t, "A is stored, once updated, at", f.storedVersion("a"), "v1")
+	equal(t, "version of A after an update", f.storedVersion("a"), "v1")
 	equal(t, "image", valueAt(f.get(f.cronAt("v1", "a")), "spec.image"), "j")
 }
 
-// VER-054 VER-051: a write that changes nothing moves an object that is stored at an older version, with every verb that writes, and then no more.
-func TestNoOpWriteMovesToStorageVersion(t *testing.T) { // the names are of one length: so are the bytes
+// TestNoOpWriteMovesToStorageVersion checks that a write of any verb without changes stores an object at a new
+// storage version, and that a second one changes nothing. Both version names have the same length, and so do both
+// encodings (VER-054, VER-051).
+func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 	for name, write := range map[string]func(*fixture, Target){
 		"update":       func(f *fixture, at Target) { f.mustEdit(at, func(object.Tree) {}) },
 		"merge patch":  func(f *fixture, at Target) { f.mustPatch(at, mergePatch, `{}`) },
@@ -104,24 +107,25 @@ func TestNoOpWriteMovesToStorageVersion(t *testing.T) { // the names are of one 
 			first := f.get(f.cronAt("v2", "a"))
 			write(f, f.cronAt(version, "a"))
 			again := f.get(f.cronAt("v2", "a"))
-			equal(t, name+": what nothing changes is not written", object.ResourceVersion(again), object.ResourceVersion(first))
+			equal(t, name+": resourceVersion without changes", object.ResourceVersion(again), object.ResourceVersion(first))
 
 			f.writeVersions(crdVersion{name: "v1", served: true}, crdVersion{name: "v2", served: true, stored: true})
 			write(f, f.cronAt(version, "a"))
-			equal(t, name+" at "+version+": stored at", f.storedVersion("a"), "v2")
+			equal(t, name+" at "+version+": stored version", f.storedVersion("a"), "v2")
 			moved := f.get(f.cronAt("v2", "a"))
 			if object.ResourceVersion(moved) == object.ResourceVersion(first) {
-				t.Errorf("%s at %s: no new resourceVersion", name, version)
+				t.Errorf("%s at %s: got the same resourceVersion, want a new one", name, version)
 			}
 			equal(t, name+": generation", object.Generation(moved), object.Generation(first))
 			write(f, f.cronAt(version, "a"))
-			equal(t, name+": once moved", object.ResourceVersion(f.get(f.cronAt("v2", "a"))), object.ResourceVersion(moved))
+			equal(t, name+": resourceVersion after a second write", object.ResourceVersion(f.get(f.cronAt("v2", "a"))), object.ResourceVersion(moved))
 		}
 	}
 }
 
-// VER-046 VER-008 VER-039 VER-048 VER-049: objects stay stored at versions that are no longer served, and are read, listed and
-// watched at the others; what the schema there does not know is left out, in what is read alone.
+// TestStoredAtUnservedVersion checks that an object stored at a version that is no longer served can be read,
+// listed and deleted at the other versions. Reads omit fields that the schema does not declare, which stay stored
+// (VER-046, VER-008, VER-039, VER-048, VER-049).
 func TestStoredAtUnservedVersion(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1alpha1", served: true, stored: true})
@@ -131,30 +135,31 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
 	f.writeVersions(crdVersion{name: "v1alpha1"}, crdVersion{name: "v1beta1"}, crdVersion{name: "v1", served: true, stored: true, schema: narrow})
 	f.mustCreate(f.cronAt("v1", ""), `{"metadata":{"name":"c"},"spec":{"image":"i"}}`)
-	equal(t, "stored at", []string{f.storedVersion("a"), f.storedVersion("b"), f.storedVersion("c")}, []string{"v1alpha1", "v1beta1", "v1"})
+	equal(t, "stored versions", []string{f.storedVersion("a"), f.storedVersion("b"), f.storedVersion("c")}, []string{"v1alpha1", "v1beta1", "v1"})
 	for _, o := range f.list(f.cronAt("v1", ""), ListOptions{}).Items {
 		tree := treeOf(t, o)
 		equal(t, "read", []any{tree["apiVersion"], tree["spec"]}, []any{"stable.example.com/v1", map[string]any{"image": "i"}})
 	}
-	for _, gone := range []string{"v1alpha1", "v1beta1"} {
-		if v := f.Live.Load().Find("stable.example.com", gone, "crontabs"); v != nil {
-			t.Errorf("%s is served", gone)
+	for _, version := range []string{"v1alpha1", "v1beta1"} {
+		if v := f.Live.Load().Find("stable.example.com", version, "crontabs"); v != nil {
+			t.Errorf("%s is served", version)
 		}
 	}
 	rec := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/a")
 	if !strings.Contains(string(rec.Value), `"color":"red"`) {
-		t.Errorf("reading has changed what is stored: %s", rec.Value)
+		t.Errorf("a read has changed the stored object: %s", rec.Value)
 	}
-	// back in service
+	// v1alpha1 is served again.
 	f.writeVersions(crdVersion{name: "v1alpha1", served: true}, crdVersion{name: "v1beta1"}, crdVersion{name: "v1", served: true, stored: true, schema: narrow})
 	equal(t, "color at v1alpha1", valueAt(f.get(f.cronAt("v1alpha1", "a")), "spec.color"), "red")
-	// any of them can be removed
+	// Every object can be deleted at any version.
 	f.delete(f.cronAt("v1", "a"), metav1.DeleteOptions{})
 	f.delete(f.cronAt("v1alpha1", "b"), metav1.DeleteOptions{})
 	equal(t, "left", len(f.list(f.cronAt("v1", ""), ListOptions{}).Items), 1)
 }
 
-// VER-062: each entry of managedFields keeps its version, and an apply at one respects what is owned through another.
+// TestOwnersAcrossVersions checks that each entry of managedFields keeps its version, and that an apply respects
+// fields that are owned at another version (VER-062).
 func TestOwnersAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -178,15 +183,15 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "after an apply that leaves out", treeOf(t, o)["spec"], map[string]any{"color": "red", "image": "i"})
+	equal(t, "spec after an apply without replicas", treeOf(t, o)["spec"], map[string]any{"color": "red", "image": "i"})
 	at := map[string]string{}
 	for _, e := range managedFields(object.Metadata(treeOf(t, o))) {
 		at[e.Manager] = e.APIVersion
 	}
-	equal(t, "entries", at, map[string]string{"old": "stable.example.com/v1beta1", "new": "stable.example.com/v1"})
+	equal(t, "versions of the managers", at, map[string]string{"old": "stable.example.com/v1beta1", "new": "stable.example.com/v1"})
 }
 
-// VER-054: the loops write an object at the version that it is stored at, and leave it there.
+// TestWriteAsStored checks that a write with AsStored keeps the version at which the object is stored (VER-054).
 func TestWriteAsStored(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1", served: true, stored: true}, crdVersion{name: "v2", served: true})
@@ -195,12 +200,13 @@ func TestWriteAsStored(t *testing.T) {
 	at := f.cronAt("v2", "a")
 	at.AsStored = true
 	f.mustPatch(at, mergePatch, `{"metadata":{"finalizers":["example.com/x"]}}`)
-	equal(t, "stored at", f.storedVersion("a"), "v1")
+	equal(t, "stored version", f.storedVersion("a"), "v1")
 	equal(t, "finalizers", len(object.Finalizers(f.get(f.cronAt("v2", "a")))), 1)
 }
 
-// VER-064 CRD-057: an object that does not fit the schema of the version it is written at, in a part that the write leaves alone, is
-// written, and its owners stay as they were: upstream cannot say who owns what of it.
+// TestManagedFieldsOfMismatchedObject checks that an object can be written at a version whose schema it violates
+// in an unchanged field. Its managedFields then stay as they are, because upstream cannot compute them either
+// (VER-064, CRD-057).
 func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 	f := newFixture(t)
 	numeric := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"integer"}`, 1)
@@ -222,19 +228,20 @@ func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 		if err := write(f.cronAt("v2", "a")); err != nil {
 			t.Fatal(i, err)
 		}
-		equal(t, fmt.Sprint("owners after write ", i), valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
+		equal(t, fmt.Sprint("managedFields after write ", i), valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
 	}
 	_, err := f.patch(f.cronAt("v2", "a"), applyPatch, `{"apiVersion":"stable.example.com/v2","kind":"CronTab","metadata":{"name":"a"},"spec":{"replicas":4}}`)
 	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "failed to create typed live object (default/a; stable.example.com/v2, Kind=CronTab): .spec.color: expected numeric (int or float), got string")
 	f.mustPatch(f.cronAt("v2", "a"), mergePatch, `{"spec":{"color":null}}`)
-	equal(t, "owners after the one that mends it", valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
+	equal(t, "managedFields after the write that fixes the field", valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
 	f.mustPatch(f.cronAt("v2", "a"), mergePatch, `{"spec":{"replicas":5}}`)
 	if got := valueAt(f.get(f.cronAt("v2", "a")), "metadata.managedFields").([]any); len(got) != 2 {
-		t.Errorf("owners once it fits %v", got)
+		t.Errorf("got managedFields %v after the object fits the schema, want two entries", got)
 	}
 }
 
-// VER-063: a watch delivers all objects at its version, wherever they are stored, ends when its version is no longer served, and none can begin.
+// TestWatchAcrossVersions checks that a watch sends all objects at its version, at whatever version they are
+// stored. It ends when its version is no longer served, and no new watch can start (VER-063).
 func TestWatchAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -252,16 +259,17 @@ func TestWatchAcrossVersions(t *testing.T) {
 	target := f.cronAt("v1beta1", "")
 	f.writeVersions(crdVersion{name: "v1beta1"}, crdVersion{name: "v1", served: true, stored: true})
 	if ev, err := watch.next(); err == nil {
-		t.Errorf("goes on with %v", ev)
+		t.Errorf("got %v, want the end of the watch", ev)
 	}
 	_, err := f.Watch(f.ctx, target, ListOptions{})
 	if !apierrors.IsNotFound(err) {
-		t.Errorf("a new watch: %v", err)
+		t.Errorf("new watch: got %v, want NotFound", err)
 	}
 }
 
-// VER-004 VER-059 VER-064 VER-043: while the storage version, what is served and the schema change all the time, writers at both versions lose nothing, and
-// every object ends at a version that was the storage version when it was written.
+// TestVersionsChangeUnderLoad checks that writers at two versions lose no write while the storage version, the
+// served versions and the schema change. Every object is stored at one of the storage versions (VER-004, VER-059,
+// VER-064, VER-043).
 func TestVersionsChangeUnderLoad(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -308,13 +316,14 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 			tree := treeOf(t, o)
 			equal(t, "object", []any{tree["apiVersion"], valueAt(tree, "spec.replicas")}, []any{"stable.example.com/" + version, 1})
 			if at := f.storedVersion(object.Name(tree)); !slices.Contains([]string{"v1beta1", "v1"}, at) {
-				t.Errorf("stored at %q", at)
+				t.Errorf("got stored version %q", at)
 			}
 		}
 	}
 }
 
-// VER-064: a write that began at a version and ends after that went out of service is refused as every other.
+// TestWriteAtRemovedVersion checks that a write returns NotFound if its version is no longer served when it ends
+// (VER-064).
 func TestWriteAtRemovedVersion(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -323,6 +332,6 @@ func TestWriteAtRemovedVersion(t *testing.T) {
 	_, err := f.create(at, fmt.Sprintf(cronTabManifest, "late"))
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.ErrStatus.Code != 404 {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want NotFound", err)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// TestOnOtherStores runs the tests of this package once more on each of the other stores.
+// TestOnOtherStores runs the tests of this package again on each of the other stores.
 func TestOnOtherStores(t *testing.T) {
 	if os.Getenv(storagetest.Variable) != "" {
-		t.Skip("this is such a run")
+		t.Skip("already runs on another store")
 	}
 	t.Run("log", func(t *testing.T) {
 		t.Parallel()
@@ -25,13 +25,14 @@ func TestOnOtherStores(t *testing.T) {
 	})
 }
 
+// runAllOn runs this test binary with another store.
 func runAllOn(t *testing.T, store string) {
 	t.Helper()
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Upstream's packages are the oracle of what has nothing to do with the store.
+	// Comparisons with upstream's packages do not depend on the store.
 	cmd := exec.CommandContext(t.Context(), program, "-test.skip=Upstream|Oracle", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), storagetest.Variable+"="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -17,20 +17,20 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// fakeDeclarative is a strategy whose declarative validation reports the same problems of every object.
+// fakeDeclarative is a strategy whose declarative validation returns the same errors for every object.
 type fakeDeclarative struct {
 	rest.DeclarativeValidation
-	problems field.ErrorList
-	compared int // problems that were compared with these
+	errors   field.ErrorList
+	compared int // number of errors compared with errors
 }
 
-// ValidateDeclaratively does what upstream's does with the problems of both validations.
+// ValidateDeclaratively merges the errors of both validations as upstream does.
 func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
 	d.compared += len(found)
-	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.problems, true, config.NormalizationRules...), d.problems...)
+	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.errors, true, config.NormalizationRules...), d.errors...)
 }
 
-// randomErrors returns problems of few fields, many of which match.
+// randomErrors returns errors of few fields, many of which match.
 func randomErrors(r *rand.Rand) (out field.ErrorList) {
 	for range r.IntN(12) {
 		path := field.NewPath("spec").Child([]string{"a", "b", "old"}[r.IntN(3)])
@@ -48,16 +48,17 @@ func randomErrors(r *rand.Rand) (out field.ErrorList) {
 	return out
 }
 
-// The problems of both validations are merged as upstream merges them, without a comparison of each with each other.
+// TestErrorsAreMergedAsUpstream checks that the errors of both validations are merged as upstream merges them,
+// without comparing every pair.
 func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	config := rest.DeclarativeValidationConfig{NormalizationRules: []field.NormalizationRule{{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}}}
 	for range 3000 {
-		d, found := &fakeDeclarative{problems: randomErrors(r)}, randomErrors(r)
+		d, found := &fakeDeclarative{errors: randomErrors(r)}, randomErrors(r)
 		want := d.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
 		d.compared = 0
 		got := declarative{d}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
-		equal(t, "problems", fmt.Sprint(got), fmt.Sprint(want))
+		equal(t, "errors", fmt.Sprint(got), fmt.Sprint(want))
 		equal(t, "compared", d.compared, 0)
 		if len(got) > 0 {
 			equal(t, "status", fmt.Sprint(newInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n", got).(*apierrors.StatusError).ErrStatus),
@@ -66,7 +67,7 @@ func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	}
 }
 
-// The text of a 422 is limited, also where each of few problems quotes a large value.
+// TestErrorTextIsLimited checks that the text of a 422 is limited, also if few errors quote large values.
 func TestErrorTextIsLimited(t *testing.T) {
 	var found field.ErrorList
 	for i := range 16 * maxProblems {
@@ -75,6 +76,6 @@ func TestErrorTextIsLimited(t *testing.T) {
 	found = declarative{&fakeDeclarative{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, rest.DeclarativeValidationConfig{})
 	s := newInvalid(schema.GroupKind{}, "", found).(*apierrors.StatusError).ErrStatus
 	if n := len(s.Details.Causes); n > maxProblems || len(s.Message) < maxProblemText/2 || len(s.Message) > 2*maxProblemText {
-		t.Errorf("%d causes, %d bytes", n, len(s.Message))
+		t.Errorf("got %d causes and %d bytes", n, len(s.Message))
 	}
 }

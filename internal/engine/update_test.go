@@ -15,17 +15,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// CRD-018, CRD-053, SUB-013
+// TestUpdate checks the result of an update, and the errors for a stale, a missing and a malformed resourceVersion
+// (CRD-018, CRD-053, SUB-013).
 func TestUpdate(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	next := treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "better") }))
 	equal(t, "image", valueAt(next, "spec.image"), "better")
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
-	if object.ResourceVersion(next) == object.ResourceVersion(made) || object.UID(next) != object.UID(made) {
-		t.Fatalf("metadata is %v", next["metadata"])
+	if object.ResourceVersion(next) == object.ResourceVersion(created) || object.UID(next) != object.UID(created) {
+		t.Fatalf("got metadata %v, want a new resourceVersion and the same UID", next["metadata"])
 	}
-	_, err := f.Engine.updateTree(f, made)
+	_, err := f.Engine.updateTree(f, created)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
 	_, err = f.update(f.cron("my-cron"), cronTab)
 	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, `crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
@@ -37,12 +38,14 @@ func TestUpdate(t *testing.T) {
 	equal(t, "message", s.Message, `strconv.ParseUint: parsing "abc": invalid syntax`)
 }
 
+// updateTree updates a CronTab with the given tree.
 func (e *Engine) updateTree(f *fixture, tree object.Tree) (Object, error) {
 	o, _, err := e.Update(f.ctx, f.cron(object.Name(tree)), Body{Tree: tree}, f.caller)
 	return o, err
 }
 
-// CRD-014
+// TestUpdateNameMismatch checks the errors for a body whose name, namespace or UID is not that of the request's
+// object (CRD-014).
 func TestUpdateNameMismatch(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -58,23 +61,25 @@ func TestUpdateNameMismatch(t *testing.T) {
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: wrong, UID in object meta: ")
 }
 
-// CRD-072, SUB-046
+// TestUpdateKeepsSystemFields checks that an update cannot change the metadata fields that the server sets
+// (CRD-072, SUB-046).
 func TestUpdateKeepsSystemFields(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	next := treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) {
 		md := object.Metadata(o)
 		delete(md, "uid")
 		md["creationTimestamp"], md["generation"] = "2001-01-01T00:00:00Z", int64(99)
 	}))
-	equal(t, "metadata", next["metadata"], made["metadata"])
+	equal(t, "metadata", next["metadata"], created["metadata"])
 	_, err := f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.deletionTimestamp", "2030-01-01T00:00:00Z") })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
 	_, err = f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"-": "x"}) })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
 }
 
-// SUB-013
+// TestUpdateWithoutChange checks that updates without changes write nothing, and that a label changes the
+// resourceVersion but not the generation (SUB-013).
 func TestUpdateWithoutChange(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -95,11 +100,12 @@ func TestUpdateWithoutChange(t *testing.T) {
 	after := f.get(f.cron("my-cron"))
 	equal(t, "generation", valueAt(after, "metadata.generation"), valueAt(before, "metadata.generation"))
 	if object.ResourceVersion(after) == object.ResourceVersion(before) {
-		t.Fatal("a new label made no revision")
+		t.Fatal("got the same resourceVersion after a new label")
 	}
 }
 
-// SUB-004, SUB-006, SUB-007, SUB-012
+// TestStatus checks that an update of /status changes only the status, and that an update of the object does not
+// change the status (SUB-004, SUB-006, SUB-007, SUB-012).
 func TestStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -124,17 +130,18 @@ func TestStatus(t *testing.T) {
 		delete(o, "status")
 		set(o, "spec.image", "new")
 	}))
-	equal(t, "status after a PUT of the whole", next["status"], map[string]any{"phase": "Running"})
+	equal(t, "status after a PUT of the object", next["status"], map[string]any{"phase": "Running"})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
 	equal(t, "GET of /status", f.get(f.cron("my-cron").sub("status")), next)
 }
 
-// SUB-005: a write of the status does not mind what is wrong with the rest.
+// TestStatusIsValidatedSeparately checks that a status update succeeds even if other fields of the object are
+// invalid (SUB-005).
 func TestStatusIsValidatedSeparately(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
-	tight := strings.Replace(cronTabSchema, `"spec":{"type":"object",`, `"spec":{"type":"object","required":["color"],`, 1)
-	f.writeCRD(cronTabs(tight, tight))
+	strict := strings.Replace(cronTabSchema, `"spec":{"type":"object",`, `"spec":{"type":"object","required":["color"],`, 1)
+	f.writeCRD(cronTabs(strict, strict))
 	_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"replicas":1}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
 	after := f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"Done"}}`)
@@ -143,12 +150,13 @@ func TestStatusIsValidatedSeparately(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "status.phase: Invalid value: \"integer\": phase in body must be of type string")
 }
 
-// SUB-011
+// TestWithoutStatusSubresource checks that the status is an ordinary field of a version without the status
+// subresource (SUB-011).
 func TestWithoutStatusSubresource(t *testing.T) {
 	f := newFixture(t)
 	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"status":{},"scale"`, `"scale"`))
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Mine"}}`))
-	equal(t, "status", made["status"], map[string]any{"phase": "Mine"})
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Mine"}}`))
+	equal(t, "status", created["status"], map[string]any{"phase": "Mine"})
 	next := treeOf(t, f.mustEdit(f.cron("a"), func(o object.Tree) { set(o, "status.phase", "Other") }))
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
 	_, err := f.Get(f.ctx, f.cron("a").sub("status"), "")
@@ -157,7 +165,8 @@ func TestWithoutStatusSubresource(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 }
 
-// SUB-039, SUB-043, SUB-044
+// TestFinalizersOfTerminatingObject checks that no finalizer can be added to a terminating object, and that the
+// removal of the last one deletes it (SUB-039, SUB-043, SUB-044).
 func TestFinalizersOfTerminatingObject(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
@@ -172,19 +181,19 @@ func TestFinalizersOfTerminatingObject(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
 
-// CRD-053
+// TestUnconditionalUpdate checks an update without a resourceVersion of a kind that allows it (CRD-053).
 func TestUnconditionalUpdate(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
+	created := treeOf(t, f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
 	o, err := f.update(f.configMap("a"), `{"metadata":{"name":"a"},"data":{"k":"2"}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "data", treeOf(t, o)["data"], map[string]any{"k": "2"})
-	equal(t, "uid", object.UID(treeOf(t, o)), object.UID(made))
+	equal(t, "uid", object.UID(treeOf(t, o)), object.UID(created))
 }
 
-// CRD-018
+// TestCreateByUpdate checks that a PUT creates a Lease that does not exist (CRD-018).
 func TestCreateByUpdate(t *testing.T) {
 	f := newFixture(t)
 	lease := f.target("coordination.k8s.io", "v1", "leases", "default")
@@ -198,7 +207,7 @@ func TestCreateByUpdate(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "must be specified for an update")
 }
 
-// CRD-058
+// TestUpdateDryRun checks that a dry run of an update returns its result and stores nothing (CRD-058).
 func TestUpdateDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -211,7 +220,8 @@ func TestUpdateDryRun(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
 }
 
-// CRD-019, SCH-028: each version is pruned by its own schema, in what is read and in what is written.
+// TestVersionsArePruned checks that reads and updates at a version are pruned by the schema of that version
+// (CRD-019, SCH-028).
 func TestVersionsArePruned(t *testing.T) {
 	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
@@ -226,20 +236,21 @@ func TestVersionsArePruned(t *testing.T) {
 	equal(t, "at v1", f.get(f.cron("a"))["spec"], map[string]any{"image": "j"})
 }
 
-// VAL-040: the server's rules for metadata are not ratcheted: an object that was stored with a label which is none cannot be updated
-// while it has the label.
+// TestMetadataIsNotRatcheted checks that an update rejects an invalid label even if the stored object already has
+// it (VAL-040).
 func TestMetadataIsNotRatcheted(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	set(made, "metadata.labels", object.Tree{"a": "not a label"})
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	set(created, "metadata.labels", object.Tree{"a": "not a label"})
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
-	f.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
+	f.commit(storage.Write{Key: key, Value: object.Pack(created, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
 	_, err := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"image":"better"}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.labels: Invalid value: "not a label": a valid label must`)
-	equal(t, "repaired", valueAt(f.mustPatch(f.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
+	equal(t, "image after the label is removed", valueAt(f.mustPatch(f.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
 }
 
-// SCH-020: a write that is refused leaves the store as it was: no object of a create, and the bytes from before of an update or a patch.
+// TestOnlyValidDataIsStored checks that a rejected create, update, patch or apply changes nothing in the store
+// (SCH-020).
 func TestOnlyValidDataIsStored(t *testing.T) {
 	f := newFixture(t)
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
@@ -247,25 +258,26 @@ func TestOnlyValidDataIsStored(t *testing.T) {
 	_, created := f.create(f.cron(""), bad)
 	_, applied := f.patch(f.cron("my-cron"), types.ApplyPatchType, bad)
 	if r := f.Store.Head().Get(key); created == nil || applied == nil || r != nil {
-		t.Fatalf("%v, %v: stored is %v", created, applied, r)
+		t.Fatalf("got %v, %v and stored %v, want errors and nothing stored", created, applied, r)
 	}
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	tree := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	stored := string(f.Store.Head().Get(key).Value)
 	if !strings.Contains(stored, `"image":"`) {
-		t.Fatalf("stored is %s", stored)
+		t.Fatalf("got stored %s, want an image", stored)
 	}
-	set(made, "spec.replicas", "many")
-	_, updated := f.Engine.updateTree(f, made)
+	set(tree, "spec.replicas", "many")
+	_, updated := f.Engine.updateTree(f, tree)
 	_, patched := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"replicas":"many"}}`)
 	_, applied = f.patch(f.cron("my-cron"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
-	for about, err := range map[string]error{"update": updated, "patch": patched, "apply": applied} {
+	for verb, err := range map[string]error{"update": updated, "patch": patched, "apply": applied} {
 		if err == nil || string(f.Store.Head().Get(key).Value) != stored {
-			t.Errorf("%s: %v, stored is %s", about, err, f.Store.Head().Get(key).Value)
+			t.Errorf("%s: got %v and stored %s, want an error and no change", verb, err, f.Store.Head().Get(key).Value)
 		}
 	}
 }
 
-// What usualMetadata accepts is valid upstream; what is common is accepted.
+// TestUsualMetadata checks that upstream considers all metadata valid that usualMetadata accepts, and that
+// usualMetadata accepts common metadata.
 func TestUsualMetadata(t *testing.T) {
 	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)
 	valid := func(md object.Tree) bool {
@@ -276,17 +288,17 @@ func TestUsualMetadata(t *testing.T) {
 		long, long[1:], long + "/a", long[1:] + "/a", strings.Repeat("a.", 126) + "ab/c", strings.Repeat("a.", 126) + "a/c", "a/" + long, "a/" + long[1:]} {
 		for _, md := range []object.Tree{{"labels": object.Tree{text: "v"}}, {"labels": object.Tree{"k": text}}, {"annotations": object.Tree{text: "v"}}, {"annotations": object.Tree{"k": text}}} {
 			if usualMetadata(md) && !valid(md) {
-				t.Errorf("%v is accepted", md)
+				t.Errorf("usualMetadata accepts %v, which is invalid", md)
 			}
 		}
 	}
 	for size, want := range map[int]bool{validation.TotalAnnotationSizeLimitB - 1: true, validation.TotalAnnotationSizeLimitB: false} {
 		if md := (object.Tree{"annotations": object.Tree{"k": strings.Repeat("x", size)}}); usualMetadata(md) != want || valid(md) != want {
-			t.Errorf("an annotation of %d bytes: %t, %t", size, usualMetadata(md), valid(md))
+			t.Errorf("an annotation of %d bytes: got usual %t and valid %t", size, usualMetadata(md), valid(md))
 		}
 	}
 	usual := object.Tree{"labels": object.Tree{"app.kubernetes.io/name": "a", "tier": ""}, "annotations": object.Tree{"kubectl.kubernetes.io/last-applied-configuration": "{}\n"}}
 	if !usualMetadata(usual) || usualMetadata(object.Tree{"ownerReferences": []any{}}) {
-		t.Error("what is usual is not")
+		t.Error("got usual metadata rejected, or owner references accepted")
 	}
 }

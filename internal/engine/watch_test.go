@@ -18,10 +18,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// eventTimeout is how long a test waits for an event that must come.
+// eventTimeout is the maximum time that a test waits for an event.
 const eventTimeout = 10 * time.Second
 
-// testWatch is a watch with the events it has given so far.
+// testWatch is a watch with the events that it has returned but the test has not consumed.
 type testWatch struct {
 	*fixture
 	*Watch
@@ -38,7 +38,7 @@ func (f *fixture) watch(t Target, o ListOptions) *testWatch {
 	return &testWatch{fixture: f, Watch: watch}
 }
 
-// next returns the next event, waiting for it.
+// next returns the next event, and waits for it.
 func (w *testWatch) next() (WatchEvent, error) {
 	w.Helper()
 	for len(w.seen) == 0 {
@@ -53,7 +53,7 @@ func (w *testWatch) next() (WatchEvent, error) {
 		case <-w.Ready():
 		case <-w.Ended():
 		case <-time.After(eventTimeout):
-			w.Fatal("no event")
+			w.Fatal("got no event")
 		}
 	}
 	ev := w.seen[0]
@@ -61,7 +61,7 @@ func (w *testWatch) next() (WatchEvent, error) {
 	return ev, nil
 }
 
-// expect compares the next events with lines such as "ADDED my-cron".
+// expect compares the types and names of the next events with lines such as "ADDED my-cron".
 func (w *testWatch) expect(want ...string) {
 	w.Helper()
 	for _, line := range want {
@@ -81,7 +81,7 @@ func (w *testWatch) expect(want ...string) {
 	}
 }
 
-// idle checks that there is nothing to give.
+// idle checks that no event is available.
 func (w *testWatch) idle() {
 	w.Helper()
 	if more, err := w.Take(nil); err != nil || len(more)+len(w.seen) > 0 {
@@ -89,9 +89,10 @@ func (w *testWatch) idle() {
 	}
 }
 
+// head returns the store's revision as a resourceVersion.
 func (f *fixture) head() string { return strconv.FormatInt(f.Store.Head().Revision(), 10) }
 
-// CRD-062
+// TestWatch checks the events of a watch for a create, an update and a deletion (CRD-062).
 func TestWatch(t *testing.T) {
 	f := newFixture(t)
 	from := f.head()
@@ -110,11 +111,12 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%+v, %v", ev, err)
 	}
 	equal(t, "deleted object", valueAt(treeOf(t, ev.Object), "spec.image"), "b")
-	equal(t, "its version", object.ResourceVersion(treeOf(t, ev.Object)), strconv.FormatInt(f.newestRevision(), 10))
+	equal(t, "resourceVersion", object.ResourceVersion(treeOf(t, ev.Object)), strconv.FormatInt(f.newestRevision(), 10))
 	watch.idle()
 }
 
-// CRD-062, CRD-063
+// TestInitialEvents checks the initial events of a watch, their end bookmark, and the errors for invalid options
+// (CRD-062, CRD-063).
 func TestInitialEvents(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
@@ -137,7 +139,7 @@ func TestInitialEvents(t *testing.T) {
 	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
 }
 
-// CRD-063
+// TestManyInitialEvents checks initial events that need several batches (CRD-063).
 func TestManyInitialEvents(t *testing.T) {
 	f := newFixture(t)
 	const n = 2*initialBatch + 7
@@ -154,7 +156,7 @@ func TestManyInitialEvents(t *testing.T) {
 	watch.expect("ADDED my-cron")
 }
 
-// CRD-062, CRD-067
+// TestWatchSelected checks the events of watches with selectors (CRD-062, CRD-067).
 func TestWatchSelected(t *testing.T) {
 	f := newFixture(t)
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Labels: labelSelector(t, "app=a")})
@@ -174,23 +176,23 @@ func TestWatchSelected(t *testing.T) {
 	fields.expect("ADDED my-cron", "MODIFIED my-cron", "DELETED my-cron")
 }
 
-// CRD-062
+// TestWatchCompacted checks that a watch of a compacted revision fails immediately (CRD-062).
 func TestWatchCompacted(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
-	oldest := f.Store.Head().Revision() // others may write to the same store
+	oldest := f.Store.Head().Revision() // the store may have other writers
 	f.compact(oldest)
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: "1"})
 	select {
 	case <-watch.Ready():
 	default:
-		t.Error("nobody is told that the watch has failed")
+		t.Error("the failed watch is not ready")
 	}
 	_, err := watch.next()
 	f.expectStatus(err, 410, metav1.StatusReasonExpired, fmt.Sprintf("too old resource version: 1 (%d)", oldest))
 }
 
-// CRD-062: a watch from the future waits, and leaves out what comes before.
+// TestWatchFuture checks that a watch that starts at a future revision skips earlier events (CRD-062).
 func TestWatchFuture(t *testing.T) {
 	f := newFixture(t)
 	future := f.Store.Head().Revision() + 2
@@ -201,31 +203,33 @@ func TestWatchFuture(t *testing.T) {
 		watch.expect("ADDED " + path.Base(e.Key))
 	}
 	if len(later) < 2 || len(later) > 4 {
-		t.Errorf("%d of 4 came later", len(later))
+		t.Errorf("got %d later events, want 2 to 4", len(later))
 	}
 	watch.idle()
 }
 
-// CRD-063
+// TestBookmarks checks that a bookmark is available only if the revision has changed since the last event or
+// bookmark (CRD-063).
 func TestBookmarks(t *testing.T) {
 	f := newFixture(t)
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), AllowWatchBookmarks: true})
 	if ev, ok := watch.Bookmark(); ok {
-		t.Fatalf("nothing has happened, but %+v", ev)
+		t.Fatalf("got bookmark %+v without a change", ev)
 	}
 	f.mustCreate(f.cron(""), cronTab)
 	watch.expect("ADDED my-cron")
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"elsewhere"}}`)
-	f.eventsAfter(f.start) // and the store has told everybody
+	f.eventsAfter(f.start) // waits until the store has published the events
 	watch.idle()
 	ev, ok := watch.Bookmark()
 	equal(t, "bookmark", []any{ok, strconv.FormatInt(ev.Object.Revision, 10)}, []any{true, f.head()})
 	if ev, ok := watch.Bookmark(); ok {
-		t.Fatalf("nothing new, but %+v", ev)
+		t.Fatalf("got a second bookmark %+v without a change", ev)
 	}
 }
 
-// CRD-027, CRD-062
+// TestWatchEndsWithSchemaGeneration checks that a change of the schema ends the watches of its objects, and that a
+// change of the CRD's status does not (CRD-027, CRD-062).
 func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	f := newFixture(t)
 	other := f.watch(f.configMap(""), ListOptions{ResourceVersion: f.head()})
@@ -235,7 +239,7 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	watch.expect("ADDED my-cron")
 	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(cronTabSchema, "cronSpec", "cronText", 1)))
 	if _, err := watch.next(); !errors.Is(err, io.EOF) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("got %v, want io.EOF", err)
 	}
 	again := f.watch(f.cron(""), ListOptions{})
 	again.expect("ADDED my-cron")
@@ -243,7 +247,8 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	other.idle()
 }
 
-// CRD-062: whatever is written, a watcher that has seen all events knows what a list shows.
+// TestWatchersAgreeWithLists checks that the events of a watch add up to the state that a list shows, after random
+// writes (CRD-062).
 func TestWatchersAgreeWithLists(t *testing.T) {
 	f := newFixture(t)
 	f.caller.Warn = nil
@@ -290,7 +295,7 @@ func (f *fixture) writeRandomly(r *rand.Rand, n int) {
 	}
 }
 
-// replay takes events until the last revision and compares what they add up to with a list.
+// replay applies events until the revision of marker, and compares the resulting state with a list.
 func (w *testWatch) replay(t *testing.T, l *List, marker Object) {
 	t.Helper()
 	known, last := map[string]int64{}, int64(0)

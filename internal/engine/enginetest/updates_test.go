@@ -1,5 +1,5 @@
-// Package enginetest compares what the server makes of writes with upstream's strategies for custom
-// resources, whose imports are too many for the tests of the engine itself.
+// Package enginetest compares the server's results of writes with those of upstream's strategies for custom
+// resources. Their imports are too many for the tests of package engine.
 package enginetest
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// ruledSchema has bounds for spec and status, and a rule for a change of the status.
+// ruledSchema is a schema with limits for spec and status, and a transition rule for the status.
 const ruledSchema = `{"type":"object","properties":{
 "spec":{"type":"object","properties":{"image":{"type":"string"},"replicas":{"type":"integer"},"color":{"type":"string","maxLength":6}}},
 "status":{"type":"object","properties":{"replicas":{"type":"integer"},"selector":{"type":"string"},
@@ -42,7 +42,7 @@ const ruledCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResource
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s},
 "subresources":{%s"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas","labelSelectorPath":".status.selector"}}}]}}`
 
-// upstreamStrategies are those of the main resource and of /status.
+// upstreamStrategies returns upstream's strategies of the main resource and of /status.
 func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[string]rest.RESTUpdateStrategy {
 	t.Helper()
 	var v1 apiextensionsv1.JSONSchemaProps
@@ -57,8 +57,8 @@ func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	below := internal.Properties["status"]
-	statusValidator, _, err := apivalidation.NewSchemaValidator(&below)
+	statusSchema := internal.Properties["status"]
+	statusValidator, _, err := apivalidation.NewSchemaValidator(&statusSchema)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +77,10 @@ func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[strin
 	return map[string]rest.RESTUpdateStrategy{"": main, "status": customresource.NewStatusStrategy(main)}
 }
 
+// oneOf returns one of the values at random.
 func oneOf[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
-// randomEdit changes some of what a client may, or may not, change.
+// randomEdit changes random fields of an object, including some that a client may not change.
 func randomEdit(r *rand.Rand, t object.Tree) {
 	md := object.EnsureMetadata(t)
 	for range 1 + r.IntN(3) {
@@ -129,9 +130,9 @@ func randomEdit(r *rand.Rand, t object.Tree) {
 	}
 }
 
-// What becomes of an object by a PUT to it or to its /status, and what is refused in which words, is what
-// upstream's strategies make of it.
-// SUB-003 SUB-004 SUB-005 SUB-006 SUB-007 SUB-011 SUB-012 SUB-013 SUB-034 SUB-039 SUB-044 SUB-046
+// TestUpdatesMatchUpstream checks that a PUT of an object or of its /status has the same result, or the same
+// error, as with upstream's strategies (SUB-003, SUB-004, SUB-005, SUB-006, SUB-007, SUB-011, SUB-012, SUB-013,
+// SUB-034, SUB-039, SUB-044, SUB-046).
 func TestUpdatesMatchUpstream(t *testing.T) {
 	for _, withStatus := range []bool{true, false} {
 		t.Run(fmt.Sprintf("status=%v", withStatus), func(t *testing.T) { compareUpdates(t, withStatus) })
@@ -147,7 +148,7 @@ func compareUpdates(t *testing.T, withStatus bool) {
 	strategies := upstreamStrategies(t, ruledSchema, withStatus)
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 6))
-	accepted, refused := 0, 0
+	accepted, rejected := 0, 0
 	for round := range 250 {
 		live, err := crontabs.Create(t.Context(), &unstructured.Unstructured{Object: object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab",
 			"metadata": object.Tree{"name": fmt.Sprintf("a%d", round), "finalizers": []any{"example.com/a"}}, "spec": object.Tree{"replicas": int64(1), "image": "i"}}}, metav1.CreateOptions{})
@@ -161,7 +162,7 @@ func compareUpdates(t *testing.T, withStatus bool) {
 		}
 		for range 4 {
 			if live, err = crontabs.Get(t.Context(), live.GetName(), metav1.GetOptions{}); err != nil {
-				break // its last finalizer was taken
+				break // the object is deleted after its last finalizer
 			}
 			sub, subs := "", []string(nil)
 			if withStatus && r.IntN(2) == 0 {
@@ -172,26 +173,26 @@ func compareUpdates(t *testing.T, withStatus bool) {
 			want := body.DeepCopy()
 			wantErr := rest.BeforeUpdate(strategies[sub], request.WithNamespace(t.Context(), "default"), want, live.DeepCopy())
 			got, err := crontabs.Update(t.Context(), body, metav1.UpdateOptions{}, subs...)
-			what := fmt.Sprintf("seed %d, %q: %s\nto %s", seed, sub, object.AppendJSON(nil, live.Object), object.AppendJSON(nil, body.Object))
+			update := fmt.Sprintf("seed %d, %q: %s\nto %s", seed, sub, object.AppendJSON(nil, live.Object), object.AppendJSON(nil, body.Object))
 			if errorText(err) != errorText(wantErr) {
-				t.Fatalf("%s\ngot  %v\nwant %v", what, errorText(err), errorText(wantErr))
+				t.Fatalf("%s\ngot  %v\nwant %v", update, errorText(err), errorText(wantErr))
 			}
 			if err != nil {
-				refused++
+				rejected++
 				continue
 			}
 			accepted++
 			if g, w := object.AppendJSON(nil, withoutVolatileFields(got.Object)), object.AppendJSON(nil, withoutVolatileFields(want.Object)); string(g) != string(w) {
-				t.Fatalf("%s\ngot  %s\nwant %s", what, g, w)
+				t.Fatalf("%s\ngot  %s\nwant %s", update, g, w)
 			}
 		}
 	}
-	if accepted < 100 || refused < 100 {
-		t.Errorf("%d accepted, %d refused", accepted, refused)
+	if accepted < 100 || rejected < 100 {
+		t.Errorf("got %d accepted and %d rejected updates, want at least 100 of each", accepted, rejected)
 	}
 }
 
-// serve starts a server with a CRD and returns a client of its objects.
+// serve starts a server with a CRD and returns a client for its objects.
 func serve(t *testing.T, crd string) dynamic.ResourceInterface {
 	t.Helper()
 	config := clientrest.CopyConfig(testserver.Start(t).Config)
@@ -211,18 +212,18 @@ func serve(t *testing.T, crd string) dynamic.ResourceInterface {
 	return client.Resource(schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}).Namespace("default")
 }
 
-// set puts a value two levels deep.
+// set sets the value at a path of two names.
 func set(t object.Tree, path string, value any) {
 	parent, name, _ := strings.Cut(path, ".")
-	below, _ := t[parent].(object.Tree)
-	if below == nil {
-		below = object.Tree{}
-		t[parent] = below
+	child, _ := t[parent].(object.Tree)
+	if child == nil {
+		child = object.Tree{}
+		t[parent] = child
 	}
-	below[name] = value
+	child[name] = value
 }
 
-// errorText is what an error says, its causes in any order.
+// errorText returns the text of an error, with its causes sorted.
 func errorText(err error) string {
 	var status *apierrors.StatusError
 	if err == nil || !errors.As(err, &status) || status.ErrStatus.Details == nil {
@@ -236,7 +237,7 @@ func errorText(err error) string {
 	return fmt.Sprint(status.ErrStatus.Code, " ", status.ErrStatus.Reason, "\n", strings.Join(slices.Compact(causes), "\n"))
 }
 
-// withoutVolatileFields is an object without what every write sets anew.
+// withoutVolatileFields removes the metadata that every write sets from t, and returns t.
 func withoutVolatileFields(t object.Tree) object.Tree {
 	md := object.Metadata(t)
 	delete(md, "managedFields")
