@@ -24,7 +24,8 @@ func (f *fixture) pods(name string) Target {
 // createPod creates a Pod without a node.
 func (f *fixture) createPod(name string) {
 	f.Helper()
-	f.mustCreate(f.pods(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"containers":[{"name":"c","image":"i"}]}}`, name))
+	f.mustCreate(f.pods(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"containers":[{"name":"c","image":"i"}]}}`,
+		name))
 }
 
 // bind posts a Binding to a Pod.
@@ -46,7 +47,8 @@ func TestBindingAdmission(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
 	f.caller.Options = &metav1.CreateOptions{FieldManager: "x"}
 	var seen []string
-	record := func(stage string, then func(context.Context, *admission.Request, object.Tree) error) func(context.Context, *admission.Request) error {
+	record := func(stage string, then func(context.Context, *admission.Request,
+		object.Tree) error) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
 			o, ok := r.Options().(*metav1.CreateOptions)
 			next, err := r.New(ctx, r.Version)
@@ -58,7 +60,8 @@ func TestBindingAdmission(t *testing.T) {
 				return err
 			}
 			entries, _ := object.Metadata(next)["managedFields"].([]any)
-			seen = append(seen, fmt.Sprint(stage, r.Operation, r.Resource, r.Subresource, r.Version.GroupVersionKind(), r.Namespace, r.Name,
+			seen = append(seen, fmt.Sprint(stage, r.Operation, r.Resource, r.Subresource, r.Version.GroupVersionKind(),
+				r.Namespace, r.Name,
 				next["kind"], valueAt(next, "target.name"), len(entries), old == nil, ok && o.FieldManager == "x"))
 			return then(ctx, r, next)
 		}
@@ -74,20 +77,24 @@ func TestBindingAdmission(t *testing.T) {
 	attempts := 0
 	f.beforeCommit = func(writes []storage.Write) {
 		if attempts++; attempts == 1 {
-			f.commit(storage.Write{Key: f.policies().Key("default", "policy"), Value: []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"policy","namespace":"default"}}`),
+			f.commit(storage.Write{Key: f.policies().Key("default", "policy"),
+				Value:    []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"policy","namespace":"default"}}`),
 				Expected: f.Store.Head().Get(f.policies().Key("default", "policy")).Modified})
 		}
 	}
 	if err := f.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "number of calls and of commits", []any{len(seen), attempts}, []any{4, 2}) // the second attempt follows the change of the policy
+	// the second attempt follows the change of the policy
+	equal(t, "number of calls and of commits", []any{len(seen), attempts}, []any{4, 2})
 	for i, line := range seen {
 		stage := []string{"admit", "validate"}[i%2]
-		equal(t, "call", line, fmt.Sprint(stage, "CREATE", "/v1, Resource=pods", "binding", "/v1, Kind=Binding", "default", "p", "Binding", "m", 1, true, true))
+		equal(t, "call", line, fmt.Sprint(stage, "CREATE", "/v1, Resource=pods", "binding", "/v1, Kind=Binding",
+			"default", "p", "Binding", "m", 1, true, true))
 	}
 	got := f.get(f.pods("p"))
-	equal(t, "bound", []any{valueAt(got, "spec.nodeName"), valueAt(got, "metadata.labels.zone"), valueAt(got, "metadata.generation")}, []any{"m", "z", 1})
+	equal(t, "bound", []any{valueAt(got, "spec.nodeName"), valueAt(got, "metadata.labels.zone"),
+		valueAt(got, "metadata.generation")}, []any{"m", "z", 1})
 }
 
 // TestBindingMetadata checks that a Binding's labels and annotations are copied to the Pod without validation and
@@ -108,7 +115,8 @@ func TestBindingMetadata(t *testing.T) {
 	}
 	got := f.get(f.pods("p"))
 	md := object.Metadata(got)
-	equal(t, "bound", []any{md["labels"], md["annotations"], md["finalizers"], md["ownerReferences"], md["managedFields"]},
+	equal(t, "bound", []any{md["labels"], md["annotations"], md["finalizers"], md["ownerReferences"],
+		md["managedFields"]},
 		[]any{object.Tree{"!": "x"}, object.Tree{"/": "y"}, nil, nil, owners})
 	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "duplicate entries") {
 		t.Errorf("got warnings %q, want one about duplicate entries", f.warnings)
@@ -129,5 +137,6 @@ func TestBindingConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := f.get(f.pods("p"))
-	equal(t, "attempts and both changes", []any{attempts, valueAt(got, "spec.nodeName"), valueAt(got, "metadata.annotations.other")}, []any{3, "m", "yes"})
+	equal(t, "attempts and both changes", []any{attempts, valueAt(got, "spec.nodeName"),
+		valueAt(got, "metadata.annotations.other")}, []any{3, "m", "yes"})
 }

@@ -54,7 +54,8 @@ const (
 // has by then (CRD-041).
 func TestCRDNameConflicts(t *testing.T) {
 	rename := func(f *fixture) object.Tree {
-		return treeOf(f, f.mustEdit(f.crd("foos.example.com"), func(o object.Tree) { set(o, "spec.names.shortNames", []any{"x"}) }))
+		return treeOf(f, f.mustEdit(f.crd("foos.example.com"),
+			func(o object.Tree) { set(o, "spec.names.shortNames", []any{"x"}) }))
 	}
 	for _, c := range []struct {
 		name     string
@@ -64,20 +65,25 @@ func TestCRDNameConflicts(t *testing.T) {
 		want     string
 		attempts int
 	}{
-		{"taken before a create", func(*fixture) {}, func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
+		{"taken before a create", func(*fixture) {},
+			func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
 			func(f *fixture) { f.createCRD("bars", "Bar", "x") }, conflicting, 2},
-		{"something else taken before a create", func(*fixture) {}, func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
+		{"something else taken before a create", func(*fixture) {},
+			func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
 			func(f *fixture) { f.createCRD("bars", "Bar", "y") }, accepted, 2},
 		{"taken before an update", func(f *fixture) { f.createCRD("foos", "Foo", "y") }, rename,
 			func(f *fixture) { f.createCRD("bars", "Bar", "x") }, `False "x" is already in use [y]`, 2},
-		{"free before a create", func(f *fixture) { f.createCRD("bars", "Bar", "x") }, func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
+		{"free before a create", func(f *fixture) { f.createCRD("bars", "Bar", "x") },
+			func(f *fixture) object.Tree { return f.createCRD("foos", "Foo", "x") },
 			func(f *fixture) {
 				f.delete(f.crd("bars.example.com"), metav1.DeleteOptions{})
 				f.removeKey("/registry/apiextensions.k8s.io/customresourcedefinitions/bars.example.com")
 			}, accepted, 2},
-		{"free before an update", func(f *fixture) { f.createCRD("bars", "Bar", "x"); f.createCRD("foos", "Foo", "y") }, rename,
+		{"free before an update", func(f *fixture) { f.createCRD("bars", "Bar", "x"); f.createCRD("foos", "Foo", "y") },
+			rename,
 			func(f *fixture) {
-				f.mustEdit(f.crd("bars.example.com"), func(o object.Tree) { set(o, "spec.names.shortNames", []any{"z"}) })
+				f.mustEdit(f.crd("bars.example.com"),
+					func(o object.Tree) { set(o, "spec.names.shortNames", []any{"z"}) })
 			}, accepted, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -169,15 +175,17 @@ func TestServiceAllocationConflicts(t *testing.T) {
 				f := newFixture(t)
 				body := decode(t, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"late"},"spec":`+spec+`}`)
 				if operation != "create" {
-					made := treeOf(t, f.mustCreate(f.service(""), `{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`))
+					made := treeOf(t, f.mustCreate(f.service(""),
+						`{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`))
 					if operation != "update" {
 						object.SetResourceVersion(body, object.ResourceVersion(made))
 					}
 				}
 				r := f.raceBeforeCommit(func(write storage.Write) {
 					s := serviceSpec(t, write)
-					f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,"ports":[{"port":80,"nodePort":%d}]}}`,
-						s.ClusterIP, s.Ports[0].NodePort))
+					f.mustCreate(f.service(""),
+						fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,"ports":[{"port":80,"nodePort":%d}]}}`,
+							s.ClusterIP, s.Ports[0].NodePort))
 				})
 				var err error
 				if operation == "create" {

@@ -26,13 +26,20 @@ func TestBuiltinKindValidation(t *testing.T) {
 		return err
 	}
 	for text, err := range map[string]error{
-		"data: Forbidden: field is immutable when `immutable` is set":        patch(f.configMap("fixed"), `{"data":{"k":"2"}}`),
-		`data[no good]: Invalid value`:                                       patch(f.configMap("a"), `{"data":{"no good":"2"}}`),
-		`data[not good]: Invalid value`:                                      create(f.configMap(""), `{"metadata":{"name":"b"},"data":{"not good":"2"}}`),
-		`metadata.name: Invalid value: "a.b"`:                                create(f.namespace(""), `{"metadata":{"name":"a.b"}}`),
-		`spec.scope: Unsupported value: "Galaxy"`:                            create(f.crd(""), strings.Replace(crdManifest("bars", "Bar", "y"), `"Cluster"`, `"Galaxy"`, 1)),
-		`spec.versions: Invalid value`:                                       patch(f.crd("foos.example.com"), `{"spec":{"versions":[{"name":"v1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`),
-		`metadata.name: Invalid value: "bars.example.com": must be spec.nam`: create(f.crd(""), strings.Replace(crdManifest("bars", "Bar", "y"), `"plural":"bars"`, `"plural":"cars"`, 1)),
+		"data: Forbidden: field is immutable when `immutable` is set": patch(f.configMap("fixed"),
+			`{"data":{"k":"2"}}`),
+		`data[no good]: Invalid value`: patch(f.configMap("a"),
+			`{"data":{"no good":"2"}}`),
+		`data[not good]: Invalid value`: create(f.configMap(""),
+			`{"metadata":{"name":"b"},"data":{"not good":"2"}}`),
+		`metadata.name: Invalid value: "a.b"`: create(f.namespace(""),
+			`{"metadata":{"name":"a.b"}}`),
+		`spec.scope: Unsupported value: "Galaxy"`: create(f.crd(""),
+			strings.Replace(crdManifest("bars", "Bar", "y"), `"Cluster"`, `"Galaxy"`, 1)),
+		`spec.versions: Invalid value`: patch(f.crd("foos.example.com"),
+			`{"spec":{"versions":[{"name":"v1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`),
+		`metadata.name: Invalid value: "bars.example.com": must be spec.nam`: create(f.crd(""),
+			strings.Replace(crdManifest("bars", "Bar", "y"), `"plural":"bars"`, `"plural":"cars"`, 1)),
 	} {
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid, text)
 	}
@@ -46,9 +53,11 @@ func TestWritesToInvalidObject(t *testing.T) {
 	set(ns, "metadata.finalizers", []any{"bare"})
 	key := "/registry/namespaces/n"
 	f.commit(storage.Write{Key: key, Value: object.Pack(ns, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
-	for sub, data := range map[string]string{"": `{"metadata":{"labels":{"a":"b"}}}`, "status": `{"status":{"conditions":[{"type":"C","status":"True"}]}}`} {
+	for sub, data := range map[string]string{"": `{"metadata":{"labels":{"a":"b"}}}`,
+		"status": `{"status":{"conditions":[{"type":"C","status":"True"}]}}`} {
 		_, err := f.patch(f.namespace("n").sub(sub), mergePatch, data)
-		f.expectStatus(err, 422, metav1.StatusReasonInvalid, "name is neither a standard finalizer name nor is it fully qualified")
+		f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+			"name is neither a standard finalizer name nor is it fully qualified")
 	}
 }
 
@@ -70,7 +79,8 @@ func TestValidationErrorLimit(t *testing.T) {
 	for i := range maxProblems + 1 {
 		bad = append(bad, fmt.Sprintf(`"no good %d"`, i))
 	}
-	_, err := f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":"a","finalizers":[%s]}}`, strings.Join(bad, ",")))
+	_, err := f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":"a","finalizers":[%s]}}`,
+		strings.Join(bad, ",")))
 	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.finalizers")
 	equal(t, "causes", len(s.Details.Causes), maxProblems)
 }

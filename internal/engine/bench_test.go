@@ -118,7 +118,8 @@ func BenchmarkPatchStatus(b *testing.B) {
 func BenchmarkApply(b *testing.B) {
 	config := benchCronTab(0)
 	benchmarkPatch(b, "", func(i int) Patch {
-		return Patch{Type: applyPatch, Force: true, Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
+		return Patch{Type: applyPatch, Force: true,
+			Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
 	})
 }
 

@@ -51,7 +51,8 @@ func (f *fixture) runBinders(servers ...*fixture) {
 	for i := range binderCount {
 		server := servers[i%len(servers)]
 		wg.Go(func() {
-			b := binder{fixture: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, rejected: &rejected}
+			b := binder{fixture: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))),
+				bound: &bound, rejected: &rejected}
 			for range bindRounds {
 				if err := b.step(); err != nil {
 					f.Errorf("%s: %v", b.name, err)
@@ -85,10 +86,14 @@ func (b *binder) step() error {
 	case len(b.pods) == 0:
 		return nil
 	case n == 6:
-		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("resize"), Patch{Type: mergePatch, Data: []byte(`{"spec":{"containers":[` + b.randomContainer() + `]}}`)}, b.quietCaller())
+		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("resize"),
+			Patch{Type: mergePatch, Data: []byte(`{"spec":{"containers":[` + b.randomContainer() + `]}}`)},
+			b.quietCaller())
 		return err
 	case n == 7:
-		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("status"), Patch{Type: mergePatch, Data: []byte(`{"status":{"phase":"` + []string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quietCaller())
+		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("status"),
+			Patch{Type: mergePatch, Data: []byte(`{"status":{"phase":"` +
+				[]string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quietCaller())
 		return err
 	}
 	return b.remove(b.randomPod())
@@ -102,7 +107,8 @@ func (b *binder) createPodOnNode(bind bool) error {
 		spec = `,"nodeName":"` + node + `"`
 	}
 	at := b.podTarget("")
-	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod, b.randomContainer(), spec)
+	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod,
+		b.randomContainer(), spec)
 	if _, err := b.Create(b.ctx, at, Body{Tree: decode(b, text)}, b.quietCaller()); err != nil {
 		return err
 	}
@@ -110,8 +116,10 @@ func (b *binder) createPodOnNode(bind bool) error {
 	if !bind {
 		return nil
 	}
-	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod, node)
-	_, _, err := b.PostSubresource(b.ctx, b.podTarget(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quietCaller())
+	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod,
+		node)
+	_, _, err := b.PostSubresource(b.ctx, b.podTarget(pod).sub("binding"), Body{Tree: decode(b, binding)},
+		b.quietCaller())
 	switch {
 	case err == nil:
 		b.bound.Add(1)
@@ -125,7 +133,8 @@ func (b *binder) createPodOnNode(bind bool) error {
 
 func (b *binder) remove(pod string) error {
 	b.pods = slices.DeleteFunc(b.pods, func(p string) bool { return p == pod })
-	_, _, err := b.Delete(b.ctx, b.podTarget(pod), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, b.quietCaller())
+	_, _, err := b.Delete(b.ctx, b.podTarget(pod), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))},
+		b.quietCaller())
 	return err
 }
 
@@ -215,11 +224,13 @@ func (m *capacityModel) checkNode(t testing.TB, revision int64, bound *corev1.Po
 		}
 	}
 	if cpu > nodeCPU || count > nodePods {
-		t.Errorf("revision %d: %s was bound to %s, which then has %d Pods that request %dm", revision, bound.Name, bound.Spec.NodeName, count, cpu)
+		t.Errorf("revision %d: %s was bound to %s, which then has %d Pods that request %dm", revision, bound.Name,
+			bound.Spec.NodeName, count, cpu)
 	}
 	for _, port := range bound.Spec.Containers[0].Ports {
 		if ports[port.HostPort] > 1 {
-			t.Errorf("revision %d: %s was bound to %s, where %d Pods then use port %d", revision, bound.Name, bound.Spec.NodeName, ports[port.HostPort], port.HostPort)
+			t.Errorf("revision %d: %s was bound to %s, where %d Pods then use port %d", revision, bound.Name,
+				bound.Spec.NodeName, ports[port.HostPort], port.HostPort)
 		}
 	}
 }

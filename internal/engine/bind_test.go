@@ -72,12 +72,21 @@ var capacityConflicts = []struct {
 			f.Error(err)
 		}
 	}, "300m", 1},
-	{"a Pod is created on the node", func(f *fixture) { f.mustCreate(f.pods(""), podManifest("d", "700m", `,"nodeName":"n"`)) }, "200m", 1},
+	{"a Pod is created on the node", func(f *fixture) {
+		f.mustCreate(f.pods(""),
+			podManifest("d", "700m", `,"nodeName":"n"`))
+	}, "200m", 1},
 	{"a Pod on the node is resized", func(f *fixture) { f.resize("c", "500m") }, "500m", 1},
 	{"a Pod on the node is made smaller", func(f *fixture) { f.resize("c", "50m") }, "", 1},
 	{"a failed Pod runs again", func(f *fixture) { f.setPhase("failed", "Running", "True") }, "400m", 1},
-	{"a Pod on the node is deleted", func(f *fixture) { f.delete(f.pods("c"), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}) }, "", 1},
-	{"a Pod on the node gets a label", func(f *fixture) { f.mustPatch(f.pods("c"), mergePatch, `{"metadata":{"labels":{"x":"y"}}}`) }, "", 1},
+	{"a Pod on the node is deleted", func(f *fixture) {
+		f.delete(f.pods("c"),
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	}, "", 1},
+	{"a Pod on the node gets a label", func(f *fixture) {
+		f.mustPatch(f.pods("c"), mergePatch,
+			`{"metadata":{"labels":{"x":"y"}}}`)
+	}, "", 1},
 	{"a Pod on the node becomes ready", func(f *fixture) { f.setPhase("c", "Running", "True") }, "", 1},
 	{"a Pod is bound to another node", func(f *fixture) {
 		if err := f.bindTo("other", "m"); err != nil {
@@ -88,7 +97,8 @@ var capacityConflicts = []struct {
 		f.mustPatch(f.node("n").sub("status"), mergePatch, `{"status":{"allocatable":{"cpu":"500m"}}}`)
 	}, "400m", 1},
 	{"the node reports a heartbeat", func(f *fixture) {
-		f.mustPatch(f.node("n").sub("status"), mergePatch, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
+		f.mustPatch(f.node("n").sub("status"), mergePatch,
+			`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
 	}, "", 2},
 	{"the node is deleted", func(f *fixture) { f.delete(f.node("n"), metav1.DeleteOptions{}) }, "", 2},
 	{"the node is recreated with less capacity", func(f *fixture) {
@@ -109,7 +119,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 				}
 				f.createNode("n", `"cpu":"1"`)
 				f.createNode("m", `"cpu":"1"`)
-				for _, pod := range []string{podManifest("a", "600m", ""), podManifest("other", "600m", ""), podManifest("c", "100m", `,"nodeName":"n"`), podManifest("failed", "500m", `,"nodeName":"n"`)} {
+				for _, pod := range []string{podManifest("a", "600m", ""), podManifest("other", "600m", ""),
+					podManifest("c", "100m", `,"nodeName":"n"`), podManifest("failed", "500m", `,"nodeName":"n"`)} {
 					f.mustCreate(f.pods(""), pod)
 				}
 				f.setPhase("failed", "Failed", "False")
@@ -119,7 +130,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 				if c.left == "" || !guarded {
 					equal(t, "bound, error", []any{bound, err}, []any{"n", nil})
 				} else {
-					f.expectStatus(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m requested, `+c.left+` left`)
+					f.expectStatus(err, 409, metav1.StatusReasonConflict,
+						`Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m requested, `+c.left+` left`)
 					equal(t, "bound", bound, nil)
 				}
 				if guarded {
@@ -134,7 +146,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 // evaluation of the binding. Earlier Pods of the node count too (issue 16).
 func TestBindingBeforeNodeExists(t *testing.T) {
 	f := newFixture(t)
-	for _, pod := range []string{podManifest("a", "600m", ""), podManifest("b", "600m", ""), podManifest("c", "600m", `,"nodeName":"n"`)} {
+	for _, pod := range []string{podManifest("a", "600m", ""), podManifest("b", "600m", ""),
+		podManifest("c", "600m", `,"nodeName":"n"`)} {
 		f.mustCreate(f.pods(""), pod)
 	}
 	if err := f.bindTo("a", "n"); err != nil {
@@ -217,7 +230,8 @@ func TestNodeUsageWrites(t *testing.T) {
 		write()
 		equal(t, operation, before != f.Store.Head().Get(nodeUsageKey), want)
 	}
-	touches("a Pod of a missing node", false, func() { f.mustCreate(f.pods(""), podManifest("early", "1m", `,"nodeName":"n"`)) })
+	touches("a Pod of a missing node", false,
+		func() { f.mustCreate(f.pods(""), podManifest("early", "1m", `,"nodeName":"n"`)) })
 	touches("a node", false, func() { f.createNode("n", `"cpu":"1"`) })
 	touches("a Pod without a node", false, func() { f.mustCreate(f.pods(""), podManifest("a", "100m", "")) })
 	touches("a binding", true, func() {
@@ -248,7 +262,8 @@ func TestNodeUsageWrites(t *testing.T) {
 // setAllocated reports in the Pod's status the CPU that a kubelet has allocated to it.
 func (f *fixture) setAllocated(pod, cpu string) {
 	f.Helper()
-	f.mustPatch(f.pods(pod).sub("status"), mergePatch, fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
+	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
+		fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
 }
 
 // TestNodeUsageDeletedWithNodes checks that DeleteCollection of nodes deletes their usage records, even if the
@@ -265,15 +280,17 @@ func TestNodeUsageDeletedWithNodes(t *testing.T) {
 	if _, err := f.DeleteCollection(f.ctx, f.node(""), metav1.DeleteOptions{}, ListOptions{}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "nodes and usage records", f.Store.Head().Count("/registry/minions/", "")+f.Store.Head().Count("/registry/nodeledgers/", ""), 0)
+	equal(t, "nodes and usage records", f.Store.Head().Count("/registry/minions/",
+		"")+f.Store.Head().Count("/registry/nodeledgers/", ""), 0)
 }
 
 // openSecondServer returns a fixture of a second server on the same state, with a separate store.
 func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	f.Helper()
-	e, err := Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now }, Kinds: func(live *resource.Live) []*resource.Definition {
-		return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
-	}})
+	e, err := Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now },
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
+		}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -25,7 +25,8 @@ const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","
 func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 	f := newFixture(t)
 	target := f.cron("a")
-	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(minimalCronTab, "NAME", "a", 1))
+	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"),
+		strings.Replace(minimalCronTab, "NAME", "a", 1))
 	o, err := f.Get(f.ctx, target, "")
 	if err != nil || o.Record != rec {
 		t.Fatalf("got record %p and error %v, want the stored record %p", o.Record, err, rec)
@@ -45,7 +46,8 @@ func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 func TestNonCanonicalObjectIsDecodedOnce(t *testing.T) {
 	f := newFixture(t)
 	target := f.cron("a")
-	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"), strings.Replace(strings.Replace(minimalCronTab, "NAME", "a", 1), `"image"`, `"unknown":1,"image"`, 1))
+	rec := f.storeDirectly(target.Version.Definition.Key("default", "a"),
+		strings.Replace(strings.Replace(minimalCronTab, "NAME", "a", 1), `"image"`, `"unknown":1,"image"`, 1))
 	first, err := f.Get(f.ctx, target, "")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +74,9 @@ func TestForeignEncodings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "object", treeOf(t, o), decode(t, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","resourceVersion":"`+strconv.FormatInt(rec.Modified, 10)+`"},"data":{"k":"v"}}`))
+	equal(t, "object", treeOf(t, o), decode(t,
+		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","resourceVersion":"`+
+			strconv.FormatInt(rec.Modified, 10)+`"},"data":{"k":"v"}}`))
 	f.commit(storage.Write{Key: key, Value: []byte("k8s\x00"), Expected: rec.Modified})
 	if _, err := f.Get(f.ctx, target, ""); err == nil {
 		t.Error("got no error for a value that is not JSON")

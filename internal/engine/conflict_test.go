@@ -18,7 +18,8 @@ const aKey = "/registry/stable.example.com/crontabs/default/a"
 func (f *fixture) annotate(storage.Write) {
 	c := f.caller
 	c.FieldManager = "other"
-	if _, _, err := f.Patch(f.ctx, f.cron("a"), Patch{Type: mergePatch, Data: []byte(`{"metadata":{"annotations":{"other":"yes"}}}`)}, c); err != nil {
+	if _, _, err := f.Patch(f.ctx, f.cron("a"), Patch{Type: mergePatch,
+		Data: []byte(`{"metadata":{"annotations":{"other":"yes"}}}`)}, c); err != nil {
 		f.Fatal(err)
 	}
 }
@@ -41,7 +42,8 @@ func TestWriteConflicts(t *testing.T) {
 			}
 			r.expectAttempts(2)
 			got := f.get(f.cron("a"))
-			equal(t, "both changes", []any{valueAt(got, v.path), valueAt(got, "metadata.annotations.other")}, []any{7, "yes"})
+			equal(t, "both changes", []any{valueAt(got, v.path), valueAt(got, "metadata.annotations.other")},
+				[]any{7, "yes"})
 			generation := 2
 			if v.path == "status.replicas" {
 				generation = 1
@@ -57,7 +59,8 @@ func TestWriteConflicts(t *testing.T) {
 		})
 	}
 	rejected := append(slices.Clone(updateVerbs), verb{name: "patch", do: func(f *fixture, at Target) error {
-		_, err := f.patch(at, mergePatch, fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"any":{"n":7}}}`, object.ResourceVersion(f.get(at))))
+		_, err := f.patch(at, mergePatch, fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"any":{"n":7}}}`,
+			object.ResourceVersion(f.get(at))))
 		return err
 	}}, verb{name: "scale", do: func(f *fixture, at Target) error {
 		_, err := f.edit(at.sub("scale"), func(o object.Tree) { set(o, "spec.replicas", int64(7)) })
@@ -108,7 +111,8 @@ func TestNameConflict(t *testing.T) {
 	}
 	f := newRaceFixture(t, false)
 	r := f.raceBeforeCommit(same(f))
-	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists, `crontabs.stable.example.com "a" already exists`)
+	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists,
+		`crontabs.stable.example.com "a" already exists`)
 	r.expectAttempts(1)
 	equal(t, "UID of the other object", valueAt(f.get(f.cron("a")), "metadata.uid"), "u")
 
@@ -119,7 +123,8 @@ func TestNameConflict(t *testing.T) {
 	}
 	r.expectAttempts(2)
 	got := f.get(f.cron("a"))
-	equal(t, "object of the other writer after the apply", []any{valueAt(got, "metadata.uid"), valueAt(got, "metadata.annotations.other"), valueAt(got, "spec.any.n")}, []any{"u", "yes", 7})
+	equal(t, "object of the other writer after the apply", []any{valueAt(got, "metadata.uid"),
+		valueAt(got, "metadata.annotations.other"), valueAt(got, "spec.any.n")}, []any{"u", "yes", 7})
 
 	f = newRaceFixture(t, false)
 	r = f.raceBeforeCommit(same(f))
@@ -132,7 +137,8 @@ func TestNameConflict(t *testing.T) {
 	attempts := 0
 	f.beforeCommit = func(write []storage.Write) { attempts++; same(f)(write[0]) }
 	_, err := f.create(f.cron(""), `{"metadata":{"generateName":"gen-"}}`)
-	f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, "the server was not able to generate a unique name for the object")
+	f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists,
+		"the server was not able to generate a unique name for the object")
 	equal(t, "generated names", attempts, nameAttempts)
 }
 
@@ -144,7 +150,8 @@ func TestUnconditionalUpdateConflict(t *testing.T) {
 		return func(storage.Write) {
 			tree := decode(f, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","creationTimestamp":"2001-01-01T00:00:00Z"},"data":{"k":"2"}}`)
 			object.Metadata(tree)["uid"] = uid
-			f.commit(storage.Write{Key: key, Value: object.Pack(tree, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
+			f.commit(storage.Write{Key: key, Value: object.Pack(tree, 0).JSON(),
+				Expected: f.Store.Head().Get(key).Modified})
 		}
 	}
 	f := newFixture(t)
@@ -155,10 +162,12 @@ func TestUnconditionalUpdateConflict(t *testing.T) {
 	}
 	r.expectAttempts(2)
 	got := f.get(f.configMap("a"))
-	equal(t, "updated", []any{got["data"], valueAt(got, "metadata.creationTimestamp")}, []any{map[string]any{"j": "3"}, "2001-01-01T00:00:00Z"})
+	equal(t, "updated", []any{got["data"], valueAt(got, "metadata.creationTimestamp")},
+		[]any{map[string]any{"j": "3"}, "2001-01-01T00:00:00Z"})
 	r = f.raceBeforeCommit(other(f, "another"))
 	_, err := f.update(f.configMap("a"), `{"metadata":{"name":"a","uid":"`+uid+`"},"data":{"j":"4"}}`)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: "+uid+", UID in object meta: another")
+	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: "+uid+
+		", UID in object meta: another")
 	r.expectAttempts(1)
 	equal(t, "data of the other object", f.get(f.configMap("a"))["data"], map[string]any{"k": "2"})
 

@@ -21,7 +21,8 @@ func TestCreate(t *testing.T) {
 	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	equal(t, "namespace", valueAt(created, "metadata.namespace"), "default")
-	if object.ResourceVersion(created) == "" || len(object.UID(created)) != 36 || valueAt(created, "metadata.selfLink") != nil {
+	if object.ResourceVersion(created) == "" || len(object.UID(created)) != 36 ||
+		valueAt(created, "metadata.selfLink") != nil {
 		t.Fatalf("unexpected metadata %v", created["metadata"])
 	}
 	equal(t, "object read back", f.get(f.cron("my-cron")), created)
@@ -38,8 +39,10 @@ func TestCreateManagedFields(t *testing.T) {
 	entries := valueAt(created, "metadata.managedFields").([]any)
 	entry := entries[0].(object.Tree)
 	equal(t, "entry", entry, map[string]any{
-		"apiVersion": "stable.example.com/v1", "manager": "tester", "operation": "Update", "time": "2026-05-06T07:08:09Z",
-		"fieldsType": "FieldsV1", "fieldsV1": map[string]any{"f:spec": map[string]any{".": map[string]any{}, "f:cronSpec": map[string]any{}, "f:image": map[string]any{}}},
+		"apiVersion": "stable.example.com/v1", "manager": "tester", "operation": "Update",
+		"time":       "2026-05-06T07:08:09Z",
+		"fieldsType": "FieldsV1", "fieldsV1": map[string]any{"f:spec": map[string]any{".": map[string]any{},
+			"f:cronSpec": map[string]any{}, "f:image": map[string]any{}}},
 	})
 }
 
@@ -49,7 +52,8 @@ func TestCreateExisting(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
 	_, err := f.create(f.cron(""), cronTab)
-	s := f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, `crontabs.stable.example.com "my-cron" already exists`)
+	s := f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists,
+		`crontabs.stable.example.com "my-cron" already exists`)
 	equal(t, "details", s.Details, metav1.StatusDetails{Name: "my-cron", Group: "stable.example.com", Kind: "crontabs"})
 	_, err = f.Get(f.ctx, f.cron("x"), "")
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "x" not found`)
@@ -79,16 +83,21 @@ func TestGenerateName(t *testing.T) {
 func TestCreateWrongKind(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []struct{ body, text string }{
-		{`{"apiVersion":"stable.example.com/v2","metadata":{"name":"a"}}`, "the API version in the data (stable.example.com/v2) does not match the expected API version (stable.example.com/v1)"},
+		{`{"apiVersion":"stable.example.com/v2","metadata":{"name":"a"}}`,
+			"the API version in the data (stable.example.com/v2) does not match the expected API version " +
+				"(stable.example.com/v1)"},
 		{`{"kind":"","metadata":{"name":"a"}}`, "Object 'Kind' is missing"},
-		{`{"metadata":{"name":"a","labels":{"x":1}}}`, `CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
-		{`{"metadata":{"name":"a","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
+		{`{"metadata":{"name":"a","labels":{"x":1}}}`,
+			`CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
+		{`{"metadata":{"name":"a","namespace":"other"}}`,
+			"the namespace of the provided object does not match the namespace sent on the request"},
 	} {
 		_, err := f.create(f.cron(""), c.body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, c.text)
 	}
 	_, err := f.create(f.cron(""), `{"kind":"Foo","metadata":{"name":"a"}}`)
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		`Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
 }
 
 // TestCreateInvalidMetadata checks the validation errors of metadata, and the warnings for unqualified finalizers
@@ -100,8 +109,10 @@ func TestCreateInvalidMetadata(t *testing.T) {
 		{`{"metadata":{"name":"Upper"}}`, "metadata.name: Invalid value: \"Upper\": a lowercase RFC 1123 subdomain"},
 		{`{"metadata":{"name":"a","labels":{"-x":"y"}}}`, "metadata.labels: Invalid value: \"-x\""},
 		{`{"metadata":{"name":"a","finalizers":["no good/x"]}}`, "metadata.finalizers"},
-		{`{"metadata":{"name":"a","annotations":{"big":"` + strings.Repeat("x", 256<<10) + `"}}}`, "metadata.annotations: Too long"},
-		{`{"metadata":{"name":"a","ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p"}]}}`, "metadata.ownerReferences[0].uid: Required value"},
+		{`{"metadata":{"name":"a","annotations":{"big":"` + strings.Repeat("x", 256<<10) + `"}}}`,
+			"metadata.annotations: Too long"},
+		{`{"metadata":{"name":"a","ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p"}]}}`,
+			"metadata.ownerReferences[0].uid: Required value"},
 	} {
 		_, err := f.create(f.cron(""), c.body)
 		s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, c.text)
@@ -126,7 +137,8 @@ func TestCreateInvalidMetadata(t *testing.T) {
 // server sets (CRD-072).
 func TestCreateIgnoresSystemFields(t *testing.T) {
 	f := newFixture(t)
-	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""),
+		`{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
 	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -136,7 +148,8 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 		t.Fatal("got the UID of the request, want a generated one")
 	}
 	equal(t, "managedFields", valueAt(created, "metadata.managedFields"), nil)
-	created = f.mustPatch(f.cron("b"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+	created = f.mustPatch(f.cron("b"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
 	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -150,7 +163,8 @@ func TestFieldValidation(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":"a","bar":1},"spec":{"foo":1,"image":"i"}}`
 	_, err := f.create(f.cron(""), body)
-	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest,
+		`CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
 	f.caller.Validation = "Ignore"
 	created := treeOf(t, f.mustCreate(f.cron(""), body))
 	equal(t, "spec", created["spec"], map[string]any{"image": "i"})
@@ -164,7 +178,8 @@ func TestFieldValidation(t *testing.T) {
 	_, err = f.Create(f.ctx, f.cron(""), b, f.caller)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `strict decoding error: duplicate field "spec.image"`)
 	_, err = f.create(f.configMap(""), `{"metadata":{"name":"a"},"dat":{}}`)
-	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "dat"`)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest,
+		`ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "dat"`)
 }
 
 // TestCreateDryRun checks that a dry run stores nothing, and returns the same errors as a create (CRD-058).
@@ -205,18 +220,23 @@ func TestCreateInNamespaces(t *testing.T) {
 	ns.Name = "other"
 	f.delete(ns, metav1.DeleteOptions{})
 	_, err = f.create(other, `{"metadata":{"name":"late"}}`)
-	s := f.expectStatus(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because it is being terminated`)
-	equal(t, "causes", s.Details.Causes, []metav1.StatusCause{{Type: "NamespaceTerminating", Message: "namespace other is being terminated", Field: "metadata.namespace"}})
+	s := f.expectStatus(err, 403, metav1.StatusReasonForbidden,
+		`crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because it is being terminated`)
+	equal(t, "causes", s.Details.Causes,
+		[]metav1.StatusCause{{Type: "NamespaceTerminating", Message: "namespace other is being terminated",
+			Field: "metadata.namespace"}})
 }
 
 // TestCreateWhileTerminating checks that no object can be created while its CRD is terminating (CRD-044).
 func TestCreateWhileTerminating(t *testing.T) {
 	f := newFixture(t)
 	stale := f.cron("")
-	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`, `"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
+	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`,
+		`"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
 	for _, target := range []Target{f.cron(""), stale} { // the guard of the stale target fails
 		_, err := f.create(target, cronTab)
-		f.expectStatus(err, 403, metav1.StatusReasonForbidden, `crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
+		f.expectStatus(err, 403, metav1.StatusReasonForbidden,
+			`crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
 	}
 }
 

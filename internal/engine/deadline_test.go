@@ -34,7 +34,11 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 		return err
 	}
 	for name, write := range map[string]func() error{
-		"create": func() error { _, err := f.create(f.configMap(""), `{"metadata":{"generateName":"b-"}}`); return err },
+		"create": func() error {
+			_, err := f.create(f.configMap(""),
+				`{"metadata":{"generateName":"b-"}}`)
+			return err
+		},
 		"update": func() error {
 			_, err := f.update(f.configMap("a"), `{"metadata":{"name":"a"},"data":{"k":"update"}}`)
 			return err
@@ -43,16 +47,25 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 			_, err := f.patch(f.configMap("a"), jsonPatch, `[{"op":"add","path":"/immutable","value":false}]`)
 			return err
 		},
-		"merge patch": func() error { _, err := f.patch(f.configMap("a"), mergePatch, `{"data":{"k":"merged"}}`); return err },
+		"merge patch": func() error {
+			_, err := f.patch(f.configMap("a"), mergePatch,
+				`{"data":{"k":"merged"}}`)
+			return err
+		},
 		"strategic patch": func() error {
 			_, err := f.patch(f.configMap("a"), strategicPatch, `{"data":{"k":"strategic"}}`)
 			return err
 		},
 		"apply": func() error { return applyTo(f.configMap("a"), config) },
 		"apply of YAML": func() error {
-			return applyTo(f.cron("applied"), "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: applied}\nspec: {image: i}")
+			return applyTo(f.cron("applied"),
+				"apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: applied}\nspec: {image: i}")
 		},
-		"patch of a custom object": func() error { _, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"m"}}`); return err },
+		"patch of a custom object": func() error {
+			_, err := f.patch(f.cron("a"), mergePatch,
+				`{"spec":{"image":"m"}}`)
+			return err
+		},
 		"delete": func() error {
 			_, _, err := f.Delete(f.ctx, f.cron("deleted"), metav1.DeleteOptions{}, f.caller)
 			return err

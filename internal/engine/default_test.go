@@ -49,7 +49,8 @@ func TestCreateFillsInDefaults(t *testing.T) {
 	f := newDefaultingFixture(t)
 	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i","replicas":3,"ports":[{},{"port":1}],"named":{"x":{},"y":{"on":false}}}}`)
 	want := `{"bar":"never","color":"red","cronSpec":"5 0 * * *","foo":"default","image":"i","named":{"x":{"on":true},"y":{"on":false}},"ports":[{"port":80},{"port":1}],"replicas":3}`
-	for source, got := range map[string]object.Tree{"returned": treeOf(t, o), "read": f.get(f.cron("a")), "stored": f.storedTree("a")} {
+	for source, got := range map[string]object.Tree{"returned": treeOf(t, o), "read": f.get(f.cron("a")),
+		"stored": f.storedTree("a")} {
 		equal(t, source, valueAt(got, "spec"), decode(t, want))
 	}
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
@@ -95,7 +96,8 @@ func TestNewDefaultAppliesOnRead(t *testing.T) {
 	equal(t, "selected", len(list.Items), 1)
 	equal(t, "listed", valueAt(treeOf(t, list.Items[0]), "spec.replicas"), 1)
 	yes := true
-	watch := f.watch(f.cron(""), ListOptions{SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
+	watch := f.watch(f.cron(""), ListOptions{SendInitialEvents: &yes,
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
 	ev, err := watch.next()
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +122,8 @@ func TestStatusWriteStoresDefaults(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
 	f.writeCRD(cronTabs(schemaWithDefaults(""), schemaWithDefaults("")))
 	f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"done"}}`)
-	equal(t, "stored", []any{valueAt(f.storedTree("a"), "spec.color"), valueAt(f.storedTree("a"), "status.phase")}, []any{"red", "done"})
+	equal(t, "stored", []any{valueAt(f.storedTree("a"), "spec.color"), valueAt(f.storedTree("a"), "status.phase")},
+		[]any{"red", "done"})
 }
 
 // TestDefaultedStatus checks that the defaults of a status, which a create may not set, are shown on read and not
@@ -143,7 +146,8 @@ func TestDefaultedStatus(t *testing.T) {
 func TestDefaultsOfTwoVersions(t *testing.T) {
 	f := newFixture(t)
 	only := func(name string) string {
-		return strings.ReplaceAll(schemaWithDefaults(""), `"baz":{"type":"string"}`, fmt.Sprintf(`"baz":{"type":"string","default":%q},"%sOnly":{"type":"string","default":"x"}`, name, name))
+		return strings.ReplaceAll(schemaWithDefaults(""), `"baz":{"type":"string"}`,
+			fmt.Sprintf(`"baz":{"type":"string","default":%q},"%sOnly":{"type":"string","default":"x"}`, name, name))
 	}
 	f.writeCRD(cronTabs(only("v1"), only("v2")))
 	v2 := f.target("stable.example.com", "v2", "crontabs", "default")
@@ -153,10 +157,13 @@ func TestDefaultsOfTwoVersions(t *testing.T) {
 	}
 	v2.Name = "a"
 	returned, stored := treeOf(t, o), f.storedTree("a")
-	equal(t, "returned", []any{valueAt(returned, "spec.baz"), valueAt(returned, "spec.v1Only"), valueAt(returned, "spec.v2Only")}, []any{"v2", nil, nil})
+	equal(t, "returned", []any{valueAt(returned, "spec.baz"), valueAt(returned, "spec.v1Only"),
+		valueAt(returned, "spec.v2Only")}, []any{"v2", nil, nil})
 	equal(t, "read", f.get(v2)["spec"], returned["spec"])
-	equal(t, "stored", []any{stored["apiVersion"], valueAt(stored, "spec.baz"), valueAt(stored, "spec.v1Only"), valueAt(stored, "spec.v2Only")}, []any{"stable.example.com/v1", "v2", nil, nil})
-	equal(t, "read at the storage version", []any{valueAt(f.get(f.cron("a")), "spec.baz"), valueAt(f.get(f.cron("a")), "spec.v1Only")}, []any{"v2", "x"})
+	equal(t, "stored", []any{stored["apiVersion"], valueAt(stored, "spec.baz"), valueAt(stored, "spec.v1Only"),
+		valueAt(stored, "spec.v2Only")}, []any{"stable.example.com/v1", "v2", nil, nil})
+	equal(t, "read at the storage version", []any{valueAt(f.get(f.cron("a")), "spec.baz"),
+		valueAt(f.get(f.cron("a")), "spec.v1Only")}, []any{"v2", "x"})
 }
 
 // TestNewDefaultOfStorageVersion checks that a default that only the storage version has is also shown at another
@@ -181,14 +188,17 @@ func TestDefaultsInManagedFields(t *testing.T) {
 		entries, _ := valueAt(treeOf(t, o), "metadata.managedFields").([]any)
 		return string(object.AppendJSON(nil, entries))
 	}
-	if got := owned(f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)); !strings.Contains(got, `"f:color":{}`) {
+	if got := owned(f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)); !strings.Contains(got,
+		`"f:color":{}`) {
 		t.Errorf("got managedFields %s, want the default of color", got)
 	}
-	o, err := f.patch(f.cron("b"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},"spec":{"image":"i"}}`)
+	o, err := f.patch(f.cron("b"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},"spec":{"image":"i"}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "applied", []any{valueAt(treeOf(t, o), "spec.color"), valueAt(f.storedTree("b"), "spec.color")}, []any{"red", "red"})
+	equal(t, "applied", []any{valueAt(treeOf(t, o), "spec.color"), valueAt(f.storedTree("b"), "spec.color")},
+		[]any{"red", "red"})
 	if got := owned(o); strings.Contains(got, `"f:color"`) || !strings.Contains(got, `"f:image":{}`) {
 		t.Errorf("got managedFields %s, want image without the default of color", got)
 	}
@@ -207,7 +217,8 @@ func TestRepeatedWritesChangeNothing(t *testing.T) {
 	f.mustPatch(f.cron("a"), mergePatch, `{"spec":{"image":"i"}}`)
 	equal(t, "changes", len(f.eventsAfter(before)), 0)
 	got := f.mustPatch(f.cron("a"), mergePatch, `{"spec":{"color":null,"replicas":2}}`)
-	equal(t, "after the removal of a field", []any{valueAt(got, "spec.color"), valueAt(got, "spec.replicas")}, []any{"red", 2})
+	equal(t, "after the removal of a field", []any{valueAt(got, "spec.color"), valueAt(got, "spec.replicas")},
+		[]any{"red", 2})
 }
 
 // TestDryRunShowsDefaults checks that a dry run of a create returns the defaults (DEF-026).
@@ -215,7 +226,8 @@ func TestDryRunShowsDefaults(t *testing.T) {
 	f := newDefaultingFixture(t)
 	f.caller.DryRun = true
 	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
-	equal(t, "created", []any{valueAt(treeOf(t, o), "spec.color"), valueAt(treeOf(t, o), "status.phase")}, []any{"red", "new"})
+	equal(t, "created", []any{valueAt(treeOf(t, o), "spec.color"), valueAt(treeOf(t, o), "status.phase")},
+		[]any{"red", "new"})
 }
 
 // TestScaleCreatesSpec checks that a write to /scale can create the spec, and that the spec then gets its defaults
@@ -224,7 +236,8 @@ func TestScaleCreatesSpec(t *testing.T) {
 	f := newDefaultingFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
 	f.mustPatch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":3}}`)
-	equal(t, "read", []any{valueAt(f.get(f.cron("a")), "spec.replicas"), valueAt(f.get(f.cron("a")), "spec.color")}, []any{3, "red"})
+	equal(t, "read", []any{valueAt(f.get(f.cron("a")), "spec.replicas"), valueAt(f.get(f.cron("a")), "spec.color")},
+		[]any{3, "red"})
 	equal(t, "stored", f.storedTree("a")["spec"], object.Tree{"replicas": 3})
 }
 
@@ -233,19 +246,22 @@ func TestScaleCreatesSpec(t *testing.T) {
 func TestRatchetingOfEveryVerb(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":15,"image":"i"}}`)
-	strict := strings.ReplaceAll(schemaWithDefaults(""), `"image":{"type":"string"}`, `"image":{"type":"string","maxLength":3}`)
+	strict := strings.ReplaceAll(schemaWithDefaults(""), `"image":{"type":"string"}`,
+		`"image":{"type":"string","maxLength":3}`)
 	f.writeCRD(cronTabs(strict, strict))
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"b"},"spec":{"replicas":15}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.replicas in body should be less than or equal to 10")
 	f.mustEdit(f.cron("a"), func(tree object.Tree) { set(tree, "spec.image", "j") })
 	f.mustPatch(f.cron("a"), mergePatch, `{"spec":{"image":"k"}}`)
-	f.mustPatch(f.cron("a"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z"}}`)
+	f.mustPatch(f.cron("a"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z"}}`)
 	f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"x"}}`)
 	_, err = f.edit(f.cron("a"), func(tree object.Tree) { set(tree, "spec.replicas", int64(16)) })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
 	_, err = f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"long"}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
-	_, err = f.patch(f.cron("a"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z","image":"long"}}`)
+	_, err = f.patch(f.cron("a"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z","image":"long"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "")
 	_, _, err = f.Patch(f.ctx, f.cron("a"), Patch{Type: applyPatch, Force: true,
 		Data: []byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"long"}}`)}, f.caller)
@@ -301,7 +317,8 @@ func TestEmbeddedResourceIsValidated(t *testing.T) {
 		t.Errorf("got message %q, want it to name the labels too", status.Message)
 	}
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"apiVersion":"v1","kind":"Pod","spec":{"x":null}}}}`)
-	const head = "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {template: {apiVersion: v1, kind: Pod, metadata: "
+	const head = "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {template: " +
+		"{apiVersion: v1, kind: Pod, metadata: "
 	got := f.mustPatch(f.cron("b"), applyPatch, head+"{labels: {a: null}, annotations: null}}}")
 	equal(t, "applied", valueAt(got, "spec.template.metadata"), map[string]any{"labels": map[string]any{"a": ""}})
 	_, err = f.patch(f.cron("b"), applyPatch, head+"{creationTimestamp: nonsense}}}")
@@ -319,9 +336,11 @@ func TestPreserveUnknownFields(t *testing.T) {
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"b"},"spec":{"n":"one"}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.n in body must be of type integer")
 	structural := `{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer"}}}}}`
-	f.writeCRD(strings.Replace(cronTabs(structural, structural), `"scope":`, `"preserveUnknownFields":true,"scope":`, 1))
+	f.writeCRD(strings.Replace(cronTabs(structural, structural), `"scope":`, `"preserveUnknownFields":true,"scope":`,
+		1))
 	o = f.mustCreate(f.cron(""), `{"metadata":{"name":"b"},"more":1}`)
-	equal(t, "unknown field under a structural schema", []any{treeOf(t, o)["more"], f.get(f.cron("a"))["more"]}, []any{int64(1), object.Tree{"x": nil}})
+	equal(t, "unknown field under a structural schema", []any{treeOf(t, o)["more"], f.get(f.cron("a"))["more"]},
+		[]any{int64(1), object.Tree{"x": nil}})
 	f.writeCRD(cronTabs(structural, structural)) // the same schemas, which now prune
 	equal(t, "pruned on read", []any{f.get(f.cron("a"))["more"], f.get(f.cron("b"))["more"]}, []any{nil, nil})
 	_, err = f.create(f.cron(""), `{"metadata":{"name":"c"},"more":1}`)

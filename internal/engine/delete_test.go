@@ -40,7 +40,8 @@ func TestDeleteWithFinalizers(t *testing.T) {
 	f.now = f.now.Add(time.Minute)
 	o, deleted := f.delete(f.cron("a"), metav1.DeleteOptions{})
 	first := treeOf(t, o)
-	equal(t, "deletion", []any{deleted, valueAt(first, "metadata.deletionTimestamp"), valueAt(first, "metadata.deletionGracePeriodSeconds"), valueAt(first, "metadata.generation")},
+	equal(t, "deletion", []any{deleted, valueAt(first, "metadata.deletionTimestamp"),
+		valueAt(first, "metadata.deletionGracePeriodSeconds"), valueAt(first, "metadata.generation")},
 		[]any{false, "2026-05-06T07:09:09Z", 0, 2})
 	f.now = f.now.Add(time.Minute)
 	zero := int64(0)
@@ -53,12 +54,17 @@ func TestDeletePreconditions(t *testing.T) {
 	f := newFixture(t)
 	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	wrong, right, rv := types.UID("x"), object.UID(made), object.ResourceVersion(made)
-	_, _, err := f.Delete(f.ctx, f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, f.caller)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record ("+string(right)+")")
+	_, _, err := f.Delete(f.ctx, f.cron("my-cron"),
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, f.caller)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		"the UID in the precondition (x) does not match the UID in record ("+string(right)+")")
 	old := "1"
-	_, _, err = f.Delete(f.ctx, f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}, f.caller)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record ("+rv+")")
-	if _, deleted := f.delete(f.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &right, ResourceVersion: &rv}}); !deleted {
+	_, _, err = f.Delete(f.ctx, f.cron("my-cron"),
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}, f.caller)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		"the ResourceVersion in the precondition (1) does not match the ResourceVersion in record ("+rv+")")
+	if _, deleted := f.delete(f.cron("my-cron"),
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &right, ResourceVersion: &rv}}); !deleted {
 		t.Fatal("the object was not deleted")
 	}
 }
@@ -70,9 +76,11 @@ func TestPropagation(t *testing.T) {
 		has  string
 		want any
 	}{
-		{propagationPolicy(metav1.DeletePropagationForeground), `["example.com/x","orphan"]`, []string{"example.com/x", "foregroundDeletion"}},
+		{propagationPolicy(metav1.DeletePropagationForeground), `["example.com/x","orphan"]`,
+			[]string{"example.com/x", "foregroundDeletion"}},
 		{propagationPolicy(metav1.DeletePropagationOrphan), `[]`, []string{"orphan"}},
-		{propagationPolicy(metav1.DeletePropagationBackground), `["example.com/x","foregroundDeletion"]`, []string{"example.com/x"}},
+		{propagationPolicy(metav1.DeletePropagationBackground), `["example.com/x","foregroundDeletion"]`,
+			[]string{"example.com/x"}},
 		{metav1.DeleteOptions{}, `["foregroundDeletion"]`, []string{"foregroundDeletion"}},
 		{metav1.DeleteOptions{OrphanDependents: new(bool)}, `["orphan"]`, nil},
 	} {
@@ -114,7 +122,8 @@ func TestDeleteDryRun(t *testing.T) {
 	}
 	o, deleted := f.delete(f.cron("kept"), metav1.DeleteOptions{})
 	if deleted || object.DeletionTimestamp(treeOf(t, o)) == "" {
-		t.Fatalf("got deleted %v and deletionTimestamp %q, want only a mark", deleted, object.DeletionTimestamp(treeOf(t, o)))
+		t.Fatalf("got deleted %v and deletionTimestamp %q, want only a mark", deleted,
+			object.DeletionTimestamp(treeOf(t, o)))
 	}
 	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 	if err != nil || len(all.Items) != 2 {
@@ -130,10 +139,12 @@ func TestDeleteNamespaces(t *testing.T) {
 	ns := f.target("", "v1", "namespaces", "")
 	ns.Name = "default"
 	_, _, err := f.Delete(f.ctx, ns, metav1.DeleteOptions{}, f.caller)
-	f.expectStatus(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
+	f.expectStatus(err, 403, metav1.StatusReasonForbidden,
+		`namespaces "default" is forbidden: this namespace may not be deleted`)
 	ns.Name = ""
 	_, err = f.DeleteCollection(f.ctx, ns, metav1.DeleteOptions{}, ListOptions{}, f.caller)
-	f.expectStatus(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
+	f.expectStatus(err, 403, metav1.StatusReasonForbidden,
+		`namespaces "default" is forbidden: this namespace may not be deleted`)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"n"}}`)
 	ns.Name = "n"
 	o, deleted := f.delete(ns, metav1.DeleteOptions{})
@@ -146,7 +157,8 @@ type countingStore struct {
 	commits int
 }
 
-func (c *countingStore) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+func (c *countingStore) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event,
+	error) {
 	c.commits++
 	return c.Store.Commit(ctx, writes, guards...)
 }
@@ -165,17 +177,20 @@ func TestDeleteCollectionBatches(t *testing.T) {
 			f := newFixture(t)
 			f.fillCronTabs(3)
 			calls := 0
-			f.Admission = admission.Plugins{&plugin{ignores: c.ignores, validate: func(context.Context, *admission.Request) error {
-				calls++
-				return nil
-			}}}
+			f.Admission = admission.Plugins{&plugin{ignores: c.ignores,
+				validate: func(context.Context, *admission.Request) error {
+					calls++
+					return nil
+				}}}
 			store := &countingStore{Store: f.Store}
 			f.Store = store
-			if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller); err != nil {
+			if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{},
+				f.caller); err != nil {
 				t.Fatal(err)
 			}
 			if calls != c.calls || store.commits != c.commits {
-				t.Errorf("got %d admission calls and %d commits, want %d and %d", calls, store.commits, c.calls, c.commits)
+				t.Errorf("got %d admission calls and %d commits, want %d and %d", calls, store.commits, c.calls,
+					c.commits)
 			}
 		})
 	}
@@ -193,18 +208,23 @@ func TestDeleteCollection(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := types.UID("x")
-	_, err = f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, ListOptions{}, f.caller)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record")
-	deleted, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector}, f.caller)
+	_, err = f.DeleteCollection(f.ctx, f.cron(""),
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, ListOptions{}, f.caller)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		"the UID in the precondition (x) does not match the UID in record")
+	deleted, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector},
+		f.caller)
 	if err != nil || len(deleted.Items) != 2 {
 		t.Fatalf("%v, %v", deleted, err)
 	}
-	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationOrphan), ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, f.caller); err != nil {
+	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationOrphan),
+		ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "finalizers", valueAt(f.get(f.cron("c")), "metadata.finalizers"), []string{"orphan"})
 	equal(t, "not selected", valueAt(f.get(f.cron("d")), "metadata.deletionTimestamp"), nil)
-	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationBackground), ListOptions{}, f.caller); err != nil {
+	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationBackground),
+		ListOptions{}, f.caller); err != nil {
 		t.Fatal(err)
 	}
 	left, err := f.List(f.ctx, f.cron(""), ListOptions{})

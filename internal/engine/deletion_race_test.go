@@ -48,7 +48,10 @@ func TestDeleteConflict(t *testing.T) {
 
 			f = newRaceFixture(t, true) // the finalizer is removed before the commit
 			f.addFinalizer(storage.Write{})
-			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":null}}`) })
+			f.raceBeforeCommit(func(storage.Write) {
+				f.mustPatch(f.cron("a"), mergePatch,
+					`{"metadata":{"finalizers":null}}`)
+			})
 			if err := v.do(f, f.cron("a")); err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +60,8 @@ func TestDeleteConflict(t *testing.T) {
 	}
 	f := newRaceFixture(t, true)
 	f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
-	f.expectStatus(deleteVerbs[0].do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "a" not found`)
+	f.expectStatus(deleteVerbs[0].do(f, f.cron("a")), 404, metav1.StatusReasonNotFound,
+		`crontabs.stable.example.com "a" not found`)
 	f = newRaceFixture(t, true)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
 	f.raceBeforeCommit(func(storage.Write) { f.removeKey(aKey) })
@@ -78,15 +82,18 @@ func TestDeletePreconditionsConflict(t *testing.T) {
 		pre   metav1.Preconditions
 		text  string
 	}{
-		{f.annotate, metav1.Preconditions{ResourceVersion: &revision}, "the ResourceVersion in the precondition (" + revision + ") does not match"},
-		{f.recreate, metav1.Preconditions{UID: &uid}, "the UID in the precondition (" + string(uid) + ") does not match"},
+		{f.annotate, metav1.Preconditions{ResourceVersion: &revision},
+			"the ResourceVersion in the precondition (" + revision + ") does not match"},
+		{f.recreate, metav1.Preconditions{UID: &uid}, "the UID in the precondition (" + string(uid) +
+			") does not match"},
 	} {
 		r := f.raceBeforeCommit(c.other)
 		_, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{Preconditions: &c.pre}, f.caller)
 		f.expectStatus(err, 409, metav1.StatusReasonConflict, c.text)
 		r.expectAttempts(1)
 		got := f.get(f.cron("a"))
-		equal(t, "annotation and deletionTimestamp", []any{valueAt(got, "metadata.annotations.other"), valueAt(got, "metadata.deletionTimestamp")}, []any{"yes", nil})
+		equal(t, "annotation and deletionTimestamp", []any{valueAt(got, "metadata.annotations.other"),
+			valueAt(got, "metadata.deletionTimestamp")}, []any{"yes", nil})
 	}
 }
 

@@ -61,8 +61,10 @@ func TestDeadlineStatus(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err := f.List(ctx, f.cron(""), ListOptions{})
-	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	f.expectStatus(err, 504, metav1.StatusReasonTimeout,
+		"Timeout: request did not complete within the allotted timeout")
 	_, err = f.DeleteCollection(ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, Caller{})
-	f.expectStatus(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	f.expectStatus(err, 504, metav1.StatusReasonTimeout,
+		"Timeout: request did not complete within the allotted timeout")
 	equal(t, "objects left", names(f.list(f.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
 }

@@ -25,7 +25,8 @@ func (f *fixture) createWebPods(names ...string) {
 // setPhase sets the phase and the Ready condition of a Pod.
 func (f *fixture) setPhase(pod, setPhase, ready string) {
 	f.Helper()
-	f.mustPatch(f.pods(pod).sub("status"), mergePatch, fmt.Sprintf(`{"status":{"phase":%q,"conditions":[{"type":"Ready","status":%q}]}}`, setPhase, ready))
+	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
+		fmt.Sprintf(`{"status":{"phase":%q,"conditions":[{"type":"Ready","status":%q}]}}`, setPhase, ready))
 }
 
 // budget returns the target of a PodDisruptionBudget, or of all budgets if name is "".
@@ -83,16 +84,27 @@ func TestEvictionByBudget(t *testing.T) {
 	}{
 		{"", `{"observedGeneration":1,"disruptionsAllowed":1}`, "True", 0, 0, ""},
 		{"", `{"disruptionsAllowed":1}`, "True", 429, 10, prefix + "is still being processed by the server."},
-		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "True", 429, 0, prefix + "needs 2 healthy pods and has 2 currently"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"desiredHealthy":2}`, "True", 429, 0, prefix + "does not allow evicting pods currently"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"SyncFailed","message":"m"}]}`, "True", 429, 0, prefix + "does not allow evicting pods currently because it failed sync: m"},
-		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed + `"reason":"Other","message":"m"}]}`, "True", 429, 0, prefix + "does not allow evicting pods currently (Other): m"},
-		{"", `{"observedGeneration":1,"disruptionsAllowed":1,"disruptedPods":{` + disruptedPods(2001) + `}}`, "True", 403, 0, prefix + "does not allow evicting pods currently: too many pending evictions not confirmed by PDB controller"},
-		{"", `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":2}`, "False", 429, 0, prefix + "needs 2 healthy pods and has 1 currently"},
+		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "True", 429, 0,
+			prefix + "needs 2 healthy pods and has 2 currently"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"desiredHealthy":2}`, "True", 429, 0,
+			prefix + "does not allow evicting pods currently"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed +
+			`"reason":"SyncFailed","message":"m"}]}`, "True", 429, 0, prefix +
+			"does not allow evicting pods currently because it failed sync: m"},
+		{"", `{"observedGeneration":1,"currentHealthy":3,"conditions":[` + notAllowed +
+			`"reason":"Other","message":"m"}]}`, "True", 429, 0, prefix +
+			"does not allow evicting pods currently (Other): m"},
+		{"", `{"observedGeneration":1,"disruptionsAllowed":1,"disruptedPods":{` + disruptedPods(2001) + `}}`, "True",
+			403, 0, prefix + "does not allow evicting pods currently: too many pending evictions not confirmed by " +
+				"PDB controller"},
+		{"", `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":2}`, "False", 429, 0,
+			prefix + "needs 2 healthy pods and has 1 currently"},
 		{"", `{"observedGeneration":1,"currentHealthy":2,"desiredHealthy":2}`, "False", 0, 0, ""},
 		{"", `{"observedGeneration":1}`, "False", 429, 0, prefix + "needs 0 healthy pods and has 0 currently"},
-		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "False", 0, 0, ""},
-		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "True", 429, 0, prefix + "needs 2 healthy pods and has 0 currently"},
+		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "False", 0, 0,
+			""},
+		{`,"unhealthyPodEvictionPolicy":"AlwaysAllow"`, `{"observedGeneration":1,"desiredHealthy":2}`, "True", 429, 0,
+			prefix + "needs 2 healthy pods and has 0 currently"},
 	} {
 		f := newFixture(t)
 		f.createWebPods("p")
@@ -106,7 +118,8 @@ func TestEvictionByBudget(t *testing.T) {
 			equal(t, c.status, f.evictionState("p"), evicted)
 			continue
 		}
-		s := f.expectStatus(err, c.code, map[int32]metav1.StatusReason{429: metav1.StatusReasonTooManyRequests, 403: metav1.StatusReasonForbidden}[c.code], "")
+		s := f.expectStatus(err, c.code, map[int32]metav1.StatusReason{429: metav1.StatusReasonTooManyRequests,
+			403: metav1.StatusReasonForbidden}[c.code], "")
 		equal(t, c.status, s.Details.Causes, []metav1.StatusCause{{Type: "DisruptionBudget", Message: c.cause}})
 		equal(t, "seconds to wait", s.Details.RetryAfterSeconds, c.retry)
 		equal(t, "the Pod", f.evictionState("p"), notEvicted)
@@ -140,7 +153,8 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 	if err := f.evict("ready", `"dryRun":["All"]`); err != nil {
 		t.Fatal(err)
 	}
-	f.expectStatus(f.evict("ready", `"preconditions":{"uid":"other"}`), 409, metav1.StatusReasonConflict, "the UID in the precondition (other) does not match the UID in record")
+	f.expectStatus(f.evict("ready", `"preconditions":{"uid":"other"}`), 409, metav1.StatusReasonConflict,
+		"the UID in the precondition (other) does not match the UID in record")
 	equal(t, "allowed after dry runs and a conflict", valueAt(f.get(f.budget("b")), "status.disruptionsAllowed"), 1)
 	equal(t, "the Pod after dry runs and a conflict", f.evictionState("ready"), notEvicted)
 	var commits []int
@@ -160,10 +174,12 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 	charged := f.get(f.budget("b"))
 	disrupted, _ := valueAt(charged, "status.disruptedPods").(object.Tree)
 	conditions := valueAt(charged, "status.conditions").([]any)
-	equal(t, "the budget", []any{valueAt(charged, "status.disruptionsAllowed"), len(disrupted), disrupted["ready"] != nil, conditions[0].(object.Tree)["reason"]}, []any{0, 1, true, "InsufficientPods"})
+	equal(t, "the budget", []any{valueAt(charged, "status.disruptionsAllowed"), len(disrupted),
+		disrupted["ready"] != nil, conditions[0].(object.Tree)["reason"]}, []any{0, 1, true, "InsufficientPods"})
 	f.createWebPods("two")
 	f.createBudget("c", "", `{"observedGeneration":1,"disruptionsAllowed":1}`)
-	s := f.expectStatus(f.evict("two", ""), 500, "", "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")
+	s := f.expectStatus(f.evict("two", ""), 500, "",
+		"This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")
 	equal(t, "details", s.Details == nil, true)
 }
 
@@ -190,7 +206,8 @@ func TestConcurrentEvictions(t *testing.T) {
 	f.createBudget("b", "", `{"observedGeneration":1,"disruptionsAllowed":1,"currentHealthy":2,"desiredHealthy":1}`)
 	var other error
 	onceBeforeCommit(f, func() { other = f.evict("b", "") })
-	f.expectStatus(f.evict("a", ""), 429, metav1.StatusReasonTooManyRequests, "Cannot evict pod as it would violate the pod's disruption budget.")
+	f.expectStatus(f.evict("a", ""), 429, metav1.StatusReasonTooManyRequests,
+		"Cannot evict pod as it would violate the pod's disruption budget.")
 	if other != nil {
 		t.Fatal(other)
 	}
@@ -219,7 +236,8 @@ func TestEvictionConflict(t *testing.T) {
 			},
 			func(f *fixture) { f.setPhase("p", "Running", "True") }, true,
 		},
-		"the Pod gets a label": {func(*fixture) {}, func(f *fixture) { f.mustPatch(f.pods("p"), mergePatch, `{"metadata":{"labels":{"x":"y"}}}`) }, false},
+		"the Pod gets a label": {func(*fixture) {},
+			func(f *fixture) { f.mustPatch(f.pods("p"), mergePatch, `{"metadata":{"labels":{"x":"y"}}}`) }, false},
 	} {
 		f := newFixture(t)
 		f.createWebPods("p")
@@ -252,7 +270,8 @@ func TestEvictionAdmission(t *testing.T) {
 	var seen []string
 	p := &plugin{}
 	p.admit = func(_ context.Context, r *admission.Request) error {
-		seen = append(seen, fmt.Sprint(r.Operation, r.Resource.Resource, r.Subresource, r.Version.GroupVersionKind().Kind, r.Name))
+		seen = append(seen, fmt.Sprint(r.Operation, r.Resource.Resource, r.Subresource,
+			r.Version.GroupVersionKind().Kind, r.Name))
 		return nil
 	}
 	p.validate = p.admit
@@ -291,13 +310,18 @@ func TestInvalidEviction(t *testing.T) {
 		_, _, err := f.PostSubresource(f.ctx, f.pods("p").sub("eviction"), Body{Tree: decode(t, text)}, f.caller)
 		return err
 	}
-	f.expectStatus(post(`{"metadata":{"name":"q"}}`), 400, metav1.StatusReasonBadRequest, "name in URL does not match name in Eviction object")
-	f.expectStatus(post(`{"apiVersion":"policy/v2","metadata":{"name":"p"}}`), 400, metav1.StatusReasonBadRequest, "expected API version (policy/v1)")
-	f.expectStatus(f.evict("p", `"ignoreStoreReadErrorWithClusterBreakingPotential":true`), 422, metav1.StatusReasonInvalid, "can not be set for pod eviction, try after removing the option")
-	f.expectStatus(f.evict("p", `"propagationPolicy":"x"`), 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
+	f.expectStatus(post(`{"metadata":{"name":"q"}}`), 400, metav1.StatusReasonBadRequest,
+		"name in URL does not match name in Eviction object")
+	f.expectStatus(post(`{"apiVersion":"policy/v2","metadata":{"name":"p"}}`), 400, metav1.StatusReasonBadRequest,
+		"expected API version (policy/v1)")
+	f.expectStatus(f.evict("p", `"ignoreStoreReadErrorWithClusterBreakingPotential":true`), 422,
+		metav1.StatusReasonInvalid, "can not be set for pod eviction, try after removing the option")
+	f.expectStatus(f.evict("p", `"propagationPolicy":"x"`), 422, metav1.StatusReasonInvalid,
+		"propagationPolicy: Unsupported value")
 	f.expectStatus(f.evict("none", ""), 404, metav1.StatusReasonNotFound, `pods "none" not found`)
 	f.caller.DryRun = true
-	f.expectStatus(f.evict("p", `"dryRun":["x"]`), 500, metav1.StatusReasonUnknown, "Non-matching dry-run options in request and content: [All] and [x]")
+	f.expectStatus(f.evict("p", `"dryRun":["x"]`), 500, metav1.StatusReasonUnknown,
+		"Non-matching dry-run options in request and content: [All] and [x]")
 	f.caller.DryRun = false
 	equal(t, "after invalid requests", f.evictionState("p"), notEvicted)
 	if err := post(`{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"p"}}`); err != nil {
@@ -312,20 +336,26 @@ func TestLegacyBinding(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
 	post := func(text string) error {
-		_, _, err := f.PostSubresource(f.ctx, f.target("", "v1", "bindings", "default"), Body{Tree: decode(t, text)}, f.caller)
+		_, _, err := f.PostSubresource(f.ctx, f.target("", "v1", "bindings", "default"), Body{Tree: decode(t, text)},
+			f.caller)
 		return err
 	}
-	f.expectStatus(post(`{"target":{"kind":"X","name":"m"}}`), 500, metav1.StatusReasonUnknown, `target.kind: Unsupported value: "X"`)
-	f.expectStatus(post(`{"metadata":{"generateName":"p"},"target":{"name":"m"}}`), 400, metav1.StatusReasonBadRequest, "Name parameter required.")
-	f.expectStatus(post(`{"metadata":{"name":"none"},"target":{"name":"m"}}`), 404, metav1.StatusReasonNotFound, `pods "none" not found`)
-	f.expectStatus(post(`{"metadata":{"name":"p","resourceVersion":"1"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict, "ResourceVersion in precondition: 1")
+	f.expectStatus(post(`{"target":{"kind":"X","name":"m"}}`), 500, metav1.StatusReasonUnknown,
+		`target.kind: Unsupported value: "X"`)
+	f.expectStatus(post(`{"metadata":{"generateName":"p"},"target":{"name":"m"}}`), 400, metav1.StatusReasonBadRequest,
+		"Name parameter required.")
+	f.expectStatus(post(`{"metadata":{"name":"none"},"target":{"name":"m"}}`), 404, metav1.StatusReasonNotFound,
+		`pods "none" not found`)
+	f.expectStatus(post(`{"metadata":{"name":"p","resourceVersion":"1"},"target":{"name":"m"}}`), 409,
+		metav1.StatusReasonConflict, "ResourceVersion in precondition: 1")
 	before := f.newestRevision()
 	if err := post(`{"metadata":{"name":"p","uid":"ignored"},"target":{"name":"m"}}`); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "node", valueAt(f.get(f.pods("p")), "spec.nodeName"), "m")
 	equal(t, "changes", len(f.eventsAfter(before)), 1)
-	f.expectStatus(post(`{"metadata":{"name":"p"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict, `pods/binding "p": pod p is already assigned to node "m"`)
+	f.expectStatus(post(`{"metadata":{"name":"p"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict,
+		`pods/binding "p": pod p is already assigned to node "m"`)
 }
 
 // TestEvictionCallsEnded checks that the Ended callbacks of the budget's write run too, also if the Pod is only

@@ -159,7 +159,10 @@ func TestSlowFollower(t *testing.T) {
 	}
 	<-held
 	listed := make(chan int, 10)
-	if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) { listed <- len(objects) },
+	if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata,
+		_ int64) {
+		listed <- len(objects)
+	},
 		func(*metav1.PartialObjectMetadata, bool) {}); !ok {
 		t.Fatal("Follow does not accept the kind")
 	}
@@ -169,7 +172,8 @@ func TestSlowFollower(t *testing.T) {
 		for j := range 100 {
 			name := fmt.Sprintf("m%d", i+j)
 			tree := object.Tree{"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
-			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0).JSON()})
+			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name,
+				Value: object.Pack(tree, 0).JSON()})
 		}
 		f.commit(writes...)
 	}
@@ -224,7 +228,8 @@ func TestFeedConsistency(t *testing.T) {
 		case 0:
 			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // may exist
 		case 1:
-			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i)) // may not exist
+			// may not exist
+			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i))
 		default:
 			_, _, _ = f.Delete(f.ctx, f.configMap(name), metav1.DeleteOptions{}, f.caller)
 		}

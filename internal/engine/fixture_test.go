@@ -71,15 +71,21 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 			t.Error(err)
 		}
 	})
-	f := &fixture{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
+	f := &fixture{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC),
+		start: store.Head().Revision()}
 	var err error
-	f.Engine, err = Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now }, Kinds: func(live *resource.Live) []*resource.Definition {
-		return kinds.Definitions(kinds.Config{
-			Catalog:  func(ctx context.Context) (*resource.Catalog, error) { f.notifyRead(); return live.Current(ctx) },
-			Head:     func() *storage.Snapshot { f.notifyRead(); return store.Head() },
-			EventTTL: time.Hour,
-		})
-	}})
+	f.Engine, err = Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now },
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return kinds.Definitions(kinds.Config{
+				Catalog: func(ctx context.Context) (*resource.Catalog,
+					error) {
+					f.notifyRead()
+					return live.Current(ctx)
+				},
+				Head:     func() *storage.Snapshot { f.notifyRead(); return store.Head() },
+				EventTTL: time.Hour,
+			})
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +99,8 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 
 // cronTabs returns the CronTab CRD with the given schemas. v1 is the storage version.
 func cronTabs(v1, v2 string) string {
-	return fmt.Sprintf(cronTabCRD, fmt.Sprintf(cronTabVersion, "v1", true, true, v1)+","+fmt.Sprintf(cronTabVersion, "v2", true, false, v2))
+	return fmt.Sprintf(cronTabCRD, fmt.Sprintf(cronTabVersion, "v1", true, true, v1)+","+
+		fmt.Sprintf(cronTabVersion, "v2", true, false, v2))
 }
 
 // writeCRD stores a CRD in the state in which its controller leaves it.

@@ -15,7 +15,8 @@ import (
 
 // newLaggingFixture returns a fixture whose store sees the commits of another server only when it requests the
 // newest revision. elsewhere commits a write on the other server. A nil tree deletes the key.
-func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log, elsewhere func(key string, tree object.Tree) int64) {
+func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log,
+	elsewhere func(key string, tree object.Tree) int64) {
 	t.Helper()
 	log = storagetest.NewLog(1)
 	log.Lazy = true
@@ -44,7 +45,8 @@ func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log, elsewher
 }
 
 func configMapTree(name string) object.Tree {
-	return object.Tree{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
+	return object.Tree{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
 }
 
 // TestReadsNewestState checks that a request without a resourceVersion uses the newest state, including other
@@ -140,7 +142,8 @@ func TestConflictWithUnseenWrite(t *testing.T) {
 	changed := configMapTree("c")
 	changed["data"] = object.Tree{"their": "own"}
 	elsewhere("/registry/configmaps/default/c", changed)
-	equal(t, "data", f.mustPatch(f.configMap("c"), mergePatch, `{"data":{"a":"b"}}`)["data"], object.Tree{"a": "b", "their": "own"})
+	equal(t, "data", f.mustPatch(f.configMap("c"), mergePatch, `{"data":{"a":"b"}}`)["data"],
+		object.Tree{"a": "b", "their": "own"})
 	ended, cancel := context.WithCancel(f.ctx)
 	cancel()
 	if f.catchUp(ended, &storage.ConflictError{Revision: f.Store.Head().Revision() + 1}) == nil {

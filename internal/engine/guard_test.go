@@ -105,7 +105,9 @@ var retriedVerbs = []verb{
 	{"JSON patch", patchVerb(jsonPatch, "", `[{"op":"add","path":"/spec/any","value":{"n":7}}]`), "spec.any.n"},
 	{"apply", patchVerb(applyPatch, "", `{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"status patch", patchVerb(mergePatch, "status", `{"status":{"replicas":7}}`), "status.replicas"},
-	{"status apply", patchVerb(applyPatch, "status", `{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"status":{"replicas":7}}`), "status.replicas"},
+	{"status apply", patchVerb(applyPatch, "status",
+		`{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"status":{"replicas":7}}`),
+		"status.replicas"},
 	{"scale update", func(f *fixture, at Target) error {
 		_, err := f.update(at.sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":7}}`)
 		return err
@@ -159,7 +161,8 @@ func TestNamespaceTerminationConflict(t *testing.T) {
 			at := f.cron("a")
 			at.Namespace = "n"
 			r := f.raceBeforeCommit(func(storage.Write) { f.delete(f.namespace("n"), metav1.DeleteOptions{}) })
-			f.expectStatus(v.do(f, at), 403, metav1.StatusReasonForbidden, `"a" is forbidden: unable to create new content in namespace n because it is being terminated`)
+			f.expectStatus(v.do(f, at), 403, metav1.StatusReasonForbidden,
+				`"a" is forbidden: unable to create new content in namespace n because it is being terminated`)
 			r.expectAttempts(1)
 			f.raceBeforeCommit(func(storage.Write) { f.removeKey("/registry/namespaces/default") })
 			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, `namespaces "default" not found`)
@@ -207,7 +210,8 @@ func TestWarningsAreSentOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newRaceFixture(t, true)
 			write(f).expectAttempts(2)
-			equal(t, "warnings", f.warnings, []string{`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers`})
+			equal(t, "warnings", f.warnings,
+				[]string{`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers`})
 		})
 	}
 }
@@ -220,9 +224,11 @@ func TestCRDTerminationConflict(t *testing.T) {
 		t.Run("terminating/"+v.name, func(t *testing.T) {
 			f := newRaceFixture(t, false)
 			r := f.raceBeforeCommit(func(storage.Write) {
-				f.writeCRD(strings.Replace(manifest, `"type":"NamesAccepted"`, `"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
+				f.writeCRD(strings.Replace(manifest, `"type":"NamesAccepted"`,
+					`"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
 			})
-			f.expectStatus(v.do(f, f.cron("a")), 403, metav1.StatusReasonForbidden, `"a" is forbidden: create not allowed while custom resource definition is terminating`)
+			f.expectStatus(v.do(f, f.cron("a")), 403, metav1.StatusReasonForbidden,
+				`"a" is forbidden: create not allowed while custom resource definition is terminating`)
 			r.expectAttempts(1)
 			equal(t, "stored", f.countStored(), 0)
 		})
@@ -232,7 +238,8 @@ func TestCRDTerminationConflict(t *testing.T) {
 			f := newRaceFixture(t, i >= len(createVerbs))
 			head := int64(0)
 			r := f.raceBeforeCommit(func(storage.Write) { f.removeKey(cronTabKey); head = f.Store.Head().Revision() })
-			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound,
+				"the server could not find the requested resource")
 			r.expectAttempts(1)
 			equal(t, "changes", len(f.eventsAfter(head)), 0)
 		})
@@ -243,20 +250,24 @@ func TestCRDTerminationConflict(t *testing.T) {
 // (VER-059, VER-064).
 func TestCRDChangeRetries(t *testing.T) {
 	strict := strings.Replace(cronTabSchema, `"any":{"type":"object",`, `"any":{"type":"object","maxProperties":0,`, 1)
-	strict = strings.Replace(strict, `"status":{"type":"object","properties":{"replicas":{"type":"integer"`, `"status":{"type":"object","properties":{"replicas":{"type":"integer","maximum":6`, 1)
-	strict = strings.Replace(strict, `"image":{"type":"string"},"replicas":{"type":"integer"`, `"image":{"type":"string"},"replicas":{"type":"integer","maximum":6`, 1)
+	strict = strings.Replace(strict, `"status":{"type":"object","properties":{"replicas":{"type":"integer"`,
+		`"status":{"type":"object","properties":{"replicas":{"type":"integer","maximum":6`, 1)
+	strict = strings.Replace(strict, `"image":{"type":"string"},"replicas":{"type":"integer"`,
+		`"image":{"type":"string"},"replicas":{"type":"integer","maximum":6`, 1)
 	for i, v := range slices.Concat(createVerbs, retriedVerbs, updateVerbs) {
 		t.Run("schema/"+v.name, func(t *testing.T) {
 			f := newRaceFixture(t, i >= len(createVerbs))
 			r := f.raceBeforeCommit(func(storage.Write) { f.writeCRD(cronTabs(strict, strict)) })
-			f.expectStatus(v.do(f, f.cron("a")), 422, metav1.StatusReasonInvalid, "is invalid: "+strings.TrimSuffix(v.path, ".n")+": ")
+			f.expectStatus(v.do(f, f.cron("a")), 422, metav1.StatusReasonInvalid,
+				"is invalid: "+strings.TrimSuffix(v.path, ".n")+": ")
 			r.expectAttempts(1)
 		})
 		for from, to := range map[string]string{"v1": "v2", "v2": "v1"} {
 			t.Run("storage version "+to+"/"+v.name, func(t *testing.T) {
 				f := newRaceFixture(t, i >= len(createVerbs))
 				stored := func(at string) {
-					f.writeVersions(crdVersion{name: "v1", served: true, stored: at == "v1"}, crdVersion{name: "v2", served: true, stored: at == "v2"})
+					f.writeVersions(crdVersion{name: "v1", served: true, stored: at == "v1"},
+						crdVersion{name: "v2", served: true, stored: at == "v2"})
 				}
 				stored(from)
 				r := f.raceBeforeCommit(func(storage.Write) { stored(to) })
@@ -281,10 +292,12 @@ func TestSubresourceRemoved(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f := newRaceFixture(t, true)
 			r := f.raceBeforeCommit(func(storage.Write) {
-				manifest := strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"subresources":{"status":{},"scale":{`, `"subresources":{},"other":{"scale":{`)
+				manifest := strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema),
+					`"subresources":{"status":{},"scale":{`, `"subresources":{},"other":{"scale":{`)
 				f.writeCRD(manifest)
 			})
-			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+			f.expectStatus(v.do(f, f.cron("a")), 404, metav1.StatusReasonNotFound,
+				"the server could not find the requested resource")
 			r.expectAttempts(1)
 			equal(t, "replicas", valueAt(f.get(f.cron("a")), "spec.replicas"), 1)
 		})
@@ -310,15 +323,18 @@ func TestRetriesEndWithRequest(t *testing.T) {
 				cancel()
 				return
 			}
-			for _, key := range []string{cronTabKey, "/registry/namespaces/default", "/registry/stable.example.com/crontabs/default/a"} {
+			for _, key := range []string{cronTabKey, "/registry/namespaces/default",
+				"/registry/stable.example.com/crontabs/default/a"} {
 				rec := f.Store.Head().Get(key)
-				if _, err := f.Store.Commit(context.Background(), []storage.Write{{Key: key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
+				if _, err := f.Store.Commit(context.Background(),
+					[]storage.Write{{Key: key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 		f.ctx = ctx
-		f.expectStatus(v.do(f, f.cron("a")), 504, metav1.StatusReasonTimeout, "request did not complete within the allotted timeout")
+		f.expectStatus(v.do(f, f.cron("a")), 504, metav1.StatusReasonTimeout,
+			"request did not complete within the allotted timeout")
 		equal(t, fmt.Sprint(i, " ", v.name), attempts, 9)
 	}
 }

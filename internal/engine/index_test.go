@@ -20,7 +20,8 @@ func newSelectableFixture(t testing.TB) *fixture {
 	f := newFixture(t)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
 	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema),
-		`"selectableFields":[{"jsonPath":".spec.color"}]`, `"selectableFields":[{"jsonPath":".spec.color"},{"jsonPath":".spec.replicas"},{"jsonPath":".status.phase"}]`))
+		`"selectableFields":[{"jsonPath":".spec.color"}]`,
+		`"selectableFields":[{"jsonPath":".spec.color"},{"jsonPath":".spec.replicas"},{"jsonPath":".status.phase"}]`))
 	return f
 }
 
@@ -54,7 +55,8 @@ func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
 }
 
 // scanNames computes the same selection from a list of all objects of a revision, without the engine's selectors.
-func (f *fixture) scanNames(t Target, revision string, terms map[string]string, not map[string]string) (names []string) {
+func (f *fixture) scanNames(t Target, revision string, terms map[string]string,
+	not map[string]string) (names []string) {
 	f.Helper()
 	o := ListOptions{}
 	if revision != "" {
@@ -93,7 +95,8 @@ func (f *fixture) changeRandom(r *rand.Rand) {
 	if err != nil {
 		one := t
 		one.Name = ""
-		f.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, color, r.IntN(30)))
+		f.mustCreate(one, fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"color":%q,"replicas":%d}}`, t.Name, color,
+			r.IntN(30)))
 		return
 	}
 	switch r.IntN(8) {
@@ -131,7 +134,8 @@ func TestIndexMatchesScan(t *testing.T) {
 		terms, not, text := map[string]string{}, map[string]string{}, []string{}
 		for range 1 + r.IntN(2) {
 			path := []string{"spec.color", "spec.replicas", "status.phase"}[r.IntN(3)]
-			value := map[string]string{"spec.color": fmt.Sprintf("color%d", r.IntN(45)), "spec.replicas": fmt.Sprint(r.IntN(32)), "status.phase": fmt.Sprintf("p%d", r.IntN(22))}[path]
+			value := map[string]string{"spec.color": fmt.Sprintf("color%d", r.IntN(45)),
+				"spec.replicas": fmt.Sprint(r.IntN(32)), "status.phase": fmt.Sprintf("p%d", r.IntN(22))}[path]
 			if r.IntN(12) == 0 {
 				value = ""
 			}
@@ -186,14 +190,16 @@ func TestIndexDuringWrites(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				all, err := f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: fmt.Sprint(l.Revision), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+				all, err := f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: fmt.Sprint(l.Revision),
+					ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				want := 0
 				for _, item := range all.Items {
-					if raw, _ := object.Field(item.Packed().JSON(), "spec", "color"); string(raw) == fmt.Sprintf(`"color%d"`, 20+i) {
+					if raw, _ := object.Field(item.Packed().JSON(), "spec",
+						"color"); string(raw) == fmt.Sprintf(`"color%d"`, 20+i) {
 						want++
 					}
 				}
@@ -229,7 +235,8 @@ func TestIndexEviction(t *testing.T) {
 	}
 	f.selectNames(f.cron(""), blue)
 	ix := f.indexes.find(f.cron("").Version, 0)
-	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 || st.keys.Len() > 2*300+indexMinObjects {
+	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 ||
+		st.keys.Len() > 2*300+indexMinObjects {
 		t.Errorf("got %d entries, %d of them blue", st.keys.Len(), st.keys.Count(bucket(hashValue("blue")), ""))
 	}
 	if got := f.selectNames(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=new")}); len(got) != 0 {
@@ -259,7 +266,8 @@ func TestIndexEviction(t *testing.T) {
 func TestIndexFollowsCRD(t *testing.T) {
 	f := newSelectableFixture(t)
 	for i := range 300 {
-		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"c%d","image":"i%d"}}`, i, i%100, i%50))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d"},"spec":{"color":"c%d","image":"i%d"}}`, i,
+			i%100, i%50))
 	}
 	o := ListOptions{Fields: fieldSelector(t, "spec.color=c7")}
 	if got := f.selectNames(f.cron(""), o); len(got) != 3 || !f.usesIndex(f.cron(""), o) {

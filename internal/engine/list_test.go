@@ -83,7 +83,8 @@ func TestPagination(t *testing.T) {
 	if selected.Remaining != nil || selected.Continue == "" {
 		t.Fatalf("got %v remaining items with a selector, want none and a continue token", selected.Remaining)
 	}
-	equal(t, "rest", names(f.list(f.cron(""), ListOptions{Continue: selected.Continue, Labels: labelSelector(t, "shard=1")})), []string{"c021"})
+	equal(t, "rest", names(f.list(f.cron(""), ListOptions{Continue: selected.Continue,
+		Labels: labelSelector(t, "shard=1")})), []string{"c021"})
 }
 
 // TestExpiredContinueToken checks the error for a continue token whose revision has been compacted, and the token
@@ -95,10 +96,13 @@ func TestExpiredContinueToken(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"c0011"}}`)
 	f.compact(f.Store.Head().Revision())
 	_, err := f.List(f.ctx, f.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
-	s := f.expectStatus(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
+	s := f.expectStatus(err, 410, metav1.StatusReasonExpired,
+		"or use the continue token in this response to retrieve the remainder of the results. Continuing with the "+
+			"provided token results in an inconsistent list")
 	rest := f.list(f.cron(""), ListOptions{Continue: s.ListMeta.Continue})
 	equal(t, "remaining items at the newest revision", names(rest), []string{"c0011", "c002", "c003", "c004", "c005"})
-	_, err = f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(first.Revision, 10), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	_, err = f.List(f.ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(first.Revision, 10),
+		ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 	f.expectStatus(err, 410, metav1.StatusReasonExpired, "The resourceVersion for the provided list is too old.")
 }
 
@@ -116,7 +120,8 @@ func TestInvalidContinueTokens(t *testing.T) {
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 	}
 	_, err := f.List(f.ctx, f.cron(""), ListOptions{Continue: encodeToken("/p/x", "/p/", 1), ResourceVersion: "5"})
-	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "specifying resource version is not allowed when using continue")
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest,
+		"specifying resource version is not allowed when using continue")
 }
 
 // TestListAtRevisions checks lists with every resourceVersionMatch, and the errors for invalid combinations
@@ -126,11 +131,14 @@ func TestListAtRevisions(t *testing.T) {
 	f.fillCronTabs(3)
 	at := strconv.FormatInt(f.Store.Head().Revision(), 10)
 	f.delete(f.cron("c001"), metav1.DeleteOptions{})
-	exact := f.list(f.cron(""), ListOptions{ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
-	equal(t, "exact", []any{names(exact), strconv.FormatInt(exact.Revision, 10)}, []any{[]string{"c000", "c001", "c002"}, at})
+	exact := f.list(f.cron(""), ListOptions{ResourceVersion: at,
+		ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	equal(t, "exact", []any{names(exact), strconv.FormatInt(exact.Revision, 10)},
+		[]any{[]string{"c000", "c001", "c002"}, at})
 	legacy := f.list(f.cron(""), ListOptions{ResourceVersion: at, Limit: 2})
 	equal(t, "with a limit", names(legacy), []string{"c000", "c001"})
-	for _, o := range []ListOptions{{}, {ResourceVersion: "0"}, {ResourceVersion: "0", Limit: 1}, {ResourceVersion: at}, {ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}} {
+	for _, o := range []ListOptions{{}, {ResourceVersion: "0"}, {ResourceVersion: "0", Limit: 1}, {ResourceVersion: at},
+		{ResourceVersion: at, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}} {
 		equal(t, fmt.Sprintf("%+v", o), names(f.list(f.cron(""), o)), []string{"c000", "c002"})
 	}
 	for _, c := range []struct {
@@ -140,10 +148,14 @@ func TestListAtRevisions(t *testing.T) {
 		text string
 	}{
 		{ListOptions{ResourceVersion: "x"}, 400, metav1.StatusReasonBadRequest, "invalid resource version"},
-		{ListOptions{ResourceVersionMatch: "Exact"}, 422, metav1.StatusReasonInvalid, "resourceVersionMatch is forbidden unless resourceVersion is provided"},
-		{ListOptions{ResourceVersionMatch: "Exact", ResourceVersion: "0"}, 422, metav1.StatusReasonInvalid, `resourceVersionMatch "exact" is forbidden for resourceVersion "0"`},
-		{ListOptions{ResourceVersionMatch: "Other", ResourceVersion: "1"}, 422, metav1.StatusReasonInvalid, "Unsupported value"},
-		{ListOptions{SendInitialEvents: new(bool)}, 422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for list"},
+		{ListOptions{ResourceVersionMatch: "Exact"}, 422, metav1.StatusReasonInvalid,
+			"resourceVersionMatch is forbidden unless resourceVersion is provided"},
+		{ListOptions{ResourceVersionMatch: "Exact", ResourceVersion: "0"}, 422, metav1.StatusReasonInvalid,
+			`resourceVersionMatch "exact" is forbidden for resourceVersion "0"`},
+		{ListOptions{ResourceVersionMatch: "Other", ResourceVersion: "1"}, 422, metav1.StatusReasonInvalid,
+			"Unsupported value"},
+		{ListOptions{SendInitialEvents: new(bool)}, 422, metav1.StatusReasonInvalid,
+			"sendInitialEvents is forbidden for list"},
 	} {
 		_, err := f.List(f.ctx, f.cron(""), c.o)
 		f.expectStatus(err, c.code, c.why, c.text)
@@ -171,11 +183,14 @@ func TestFutureRevision(t *testing.T) {
 	current := f.Store.Head().Revision()
 	ctx, cancel := context.WithTimeout(f.ctx, 20*time.Millisecond)
 	defer cancel()
-	if _, err := f.List(ctx, f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
+	if _, err := f.List(ctx, f.cron(""),
+		ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
 		t.Fatal("got an older state, want an error")
 	}
-	s := f.expectStatus(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
-	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type}, []any{1, "ResourceVersionTooLarge"})
+	s := f.expectStatus(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout,
+		fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
+	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type},
+		[]any{1, "ResourceVersionTooLarge"})
 }
 
 // TestLabelSelectors checks lists with label selectors (CRD-067).
@@ -227,7 +242,8 @@ func TestFieldSelectors(t *testing.T) {
 	_, err := f.List(f.ctx, f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.image=x")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.image")
 	_, err = f.List(f.ctx, f.configMap(""), ListOptions{Fields: fieldSelector(t, "data=x")})
-	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
+	f.expectStatus(err, 400, metav1.StatusReasonBadRequest,
+		`"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
 }
 
 // TestSelectorAllocatesNothing checks that a selector does not allocate for records that have been evaluated

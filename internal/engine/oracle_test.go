@@ -13,7 +13,8 @@ import (
 
 // normalizedUpstream normalizes an object's metadata with upstream's code.
 func normalizedUpstream(tree object.Tree) (unknown []string, err error) {
-	md, found, unknown, err := objectmeta.GetObjectMetaWithOptions(tree, objectmeta.ObjectMetaOptions{ReturnUnknownFieldPaths: true})
+	md, found, unknown, err := objectmeta.GetObjectMetaWithOptions(tree,
+		objectmeta.ObjectMetaOptions{ReturnUnknownFieldPaths: true})
 	if err != nil || !found {
 		return nil, err
 	}
@@ -58,7 +59,9 @@ func TestMetadataAsUpstream(t *testing.T) {
 		return o
 	}
 	entry := func() any {
-		e := object.Tree{"manager": pick("m", ""), "operation": pick("Update", "Foo"), "time": pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+02:00", nil, "x"), "fieldsV1": pick(object.Tree{"f:spec": object.Tree{}}, nil, object.Tree{})}
+		e := object.Tree{"manager": pick("m", ""), "operation": pick("Update", "Foo"),
+			"time": pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+02:00", nil,
+				"x"), "fieldsV1": pick(object.Tree{"f:spec": object.Tree{}}, nil, object.Tree{})}
 		if r.Intn(4) == 0 {
 			e["more"] = int64(1)
 		}
@@ -72,9 +75,11 @@ func TestMetadataAsUpstream(t *testing.T) {
 		}{
 			{"name", pick("a", "", nil, int64(5))},
 			{"generation", pick(int64(0), int64(3), nil, "x", 1.5)},
-			{"creationTimestamp", pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", "2026-01-01T02:00:00+02:00", nil, "junk", "")},
+			{"creationTimestamp", pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", "2026-01-01T02:00:00+02:00",
+				nil, "junk", "")},
 			{"deletionGracePeriodSeconds", pick(int64(0), int64(3), nil)},
-			{"labels", pick(object.Tree{"a": "b"}, object.Tree{}, nil, object.Tree{"a": nil}, object.Tree{"a": int64(1)}, []any{})},
+			{"labels", pick(object.Tree{"a": "b"}, object.Tree{}, nil, object.Tree{"a": nil},
+				object.Tree{"a": int64(1)}, []any{})},
 			{"annotations", pick(object.Tree{"a": "b"}, object.Tree{})},
 			{"finalizers", pick([]any{"a"}, []any{}, []any{nil}, []any{int64(1)}, "x")},
 			{"ownerReferences", pick([]any{owner()}, []any{owner(), owner()}, []any{}, nil, []any{nil})},
@@ -106,10 +111,12 @@ func TestTokensAsUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "token", encodeToken(prefix+"name", prefix, 42), want)
-	for _, text := range []string{want, "", "!", "e30", "bnVs", "e30=", encodeToken("x", "", -1), encodeToken("../x", "", 1), encodeToken("/x", "", 1)} {
+	for _, text := range []string{want, "", "!", "e30", "bnVs", "e30=", encodeToken("x", "", -1),
+		encodeToken("../x", "", 1), encodeToken("/x", "", 1)} {
 		start, revision, err := decodeToken(text, prefix)
 		wantStart, wantRevision, wantErr := upstream.DecodeContinue(text, prefix)
-		if (err == nil) != (wantErr == nil) || wantErr != nil && err.Error() != "invalid continue token: "+wantErr.Error() {
+		if (err == nil) != (wantErr == nil) || wantErr != nil && err.Error() != "invalid continue token: "+
+			wantErr.Error() {
 			t.Fatalf("%q: got %v, want %v", text, err, wantErr)
 		}
 		equal(t, text, []any{start, revision}, []any{wantStart, wantRevision})

@@ -33,7 +33,9 @@ func TestPatchKinds(t *testing.T) {
 	equal(t, "spec", next["spec"], map[string]any{"image": "two"})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 3)
 	_, err := f.patch(f.cron("my-cron"), strategicPatch, `{"spec":{"image":"x"}}`)
-	f.expectStatus(err, 415, metav1.StatusReasonUnsupportedMediaType, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml")
+	f.expectStatus(err, 415, metav1.StatusReasonUnsupportedMediaType,
+		"the body of the request was in an unknown format - accepted media types include: "+
+			"application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml")
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/a"]}}`)
 	next = f.mustPatch(f.configMap("a"), strategicPatch, `{"metadata":{"finalizers":["example.com/b"]}}`)
 	equal(t, "finalizers", valueAt(next, "metadata.finalizers"), []string{"example.com/b", "example.com/a"})
@@ -44,12 +46,15 @@ func TestPatchKinds(t *testing.T) {
 func TestStrategicPatchKeepsTheKind(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
-	for i, of := range []string{`"kind":"Deployment"`, `"apiVersion":"apps/v1"`, `"kind":"Scale","apiVersion":"autoscaling/v1"`, `"kind":null,"apiVersion":null`, `"kind":""`} {
+	for i, of := range []string{`"kind":"Deployment"`, `"apiVersion":"apps/v1"`,
+		`"kind":"Scale","apiVersion":"autoscaling/v1"`, `"kind":null,"apiVersion":null`, `"kind":""`} {
 		next := f.mustPatch(f.configMap("a"), strategicPatch, fmt.Sprintf(`{%s,"data":{"i":"%d"}}`, of, i))
-		equal(t, of, []any{next["apiVersion"], next["kind"], valueAt(next, "data.i")}, []any{"v1", "ConfigMap", fmt.Sprint(i)})
+		equal(t, of, []any{next["apiVersion"], next["kind"], valueAt(next, "data.i")},
+			[]any{"v1", "ConfigMap", fmt.Sprint(i)})
 	}
 	_, err := f.patch(f.configMap("a"), strategicPatch, `{"kind":5}`)
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `patch: Invalid value: "map[kind:5]": cannot convert int64 to string`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		`patch: Invalid value: "map[kind:5]": cannot convert int64 to string`)
 	_, err = f.patch(f.configMap("a"), mergePatch, `{"kind":"Deployment"}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "")
 }
@@ -90,15 +95,24 @@ func TestInvalidPatches(t *testing.T) {
 		text string
 	}{
 		{mergePatch, `{`, 400, metav1.StatusReasonBadRequest, "invalid JSON patch"},
-		{mergePatch, `{"metadata":{"name":"other"}}`, 400, metav1.StatusReasonBadRequest, "the name of the object (other) does not match the name on the URL (my-cron)"},
-		{mergePatch, `{"metadata":{"resourceVersion":"1"}}`, 409, metav1.StatusReasonConflict, "the object has been modified"},
-		{mergePatch, `{"metadata":{"uid":"x"}}`, 422, metav1.StatusReasonInvalid, `metadata.uid: Invalid value: "x": field is immutable`},
-		{mergePatch, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "my-cron" is invalid: kind: Invalid value: "Foo": must be CronTab`},
-		{mergePatch, `{"kind":null}`, 422, metav1.StatusReasonInvalid, `Object 'Kind' is missing in '{"apiVersion":"stable.example.com/v1",`},
-		{jsonPatch, `[{"op":"replace","path":"","value":{"a":1}}]`, 422, metav1.StatusReasonInvalid, ` "" is invalid: patch: Invalid value: "{\"a\":1}": Object 'Kind' is missing in '{"a":1}'`},
-		{mergePatch, `{"spec":{"foo":1}}`, 422, metav1.StatusReasonInvalid, `strict decoding error: unknown field "spec.foo"`},
-		{jsonPatch, `[{"op":"test","path":"/spec/image","value":"no"}]`, 422, metav1.StatusReasonInvalid, "the server rejected our request due to an error in our request"},
-		{jsonPatch, `[{"op":"add","path":"/spec/image","value":"a","nosuch":1}]`, 422, metav1.StatusReasonInvalid, `json patch unknown field "[0].nosuch"`},
+		{mergePatch, `{"metadata":{"name":"other"}}`, 400, metav1.StatusReasonBadRequest,
+			"the name of the object (other) does not match the name on the URL (my-cron)"},
+		{mergePatch, `{"metadata":{"resourceVersion":"1"}}`, 409, metav1.StatusReasonConflict,
+			"the object has been modified"},
+		{mergePatch, `{"metadata":{"uid":"x"}}`, 422, metav1.StatusReasonInvalid,
+			`metadata.uid: Invalid value: "x": field is immutable`},
+		{mergePatch, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid,
+			`Foo.stable.example.com "my-cron" is invalid: kind: Invalid value: "Foo": must be CronTab`},
+		{mergePatch, `{"kind":null}`, 422, metav1.StatusReasonInvalid,
+			`Object 'Kind' is missing in '{"apiVersion":"stable.example.com/v1",`},
+		{jsonPatch, `[{"op":"replace","path":"","value":{"a":1}}]`, 422, metav1.StatusReasonInvalid,
+			` "" is invalid: patch: Invalid value: "{\"a\":1}": Object 'Kind' is missing in '{"a":1}'`},
+		{mergePatch, `{"spec":{"foo":1}}`, 422, metav1.StatusReasonInvalid,
+			`strict decoding error: unknown field "spec.foo"`},
+		{jsonPatch, `[{"op":"test","path":"/spec/image","value":"no"}]`, 422, metav1.StatusReasonInvalid,
+			"the server rejected our request due to an error in our request"},
+		{jsonPatch, `[{"op":"add","path":"/spec/image","value":"a","nosuch":1}]`, 422, metav1.StatusReasonInvalid,
+			`json patch unknown field "[0].nosuch"`},
 	} {
 		_, err := f.patch(f.cron("my-cron"), c.kind, c.data)
 		f.expectStatus(err, c.code, c.why, c.text)
@@ -148,17 +162,23 @@ func TestApply(t *testing.T) {
 	entry := valueAt(first, "metadata.managedFields").([]any)[0].(object.Tree)
 	equal(t, "entry", []any{entry["manager"], entry["operation"]}, []any{"tester", "Apply"})
 	f.caller.FieldManager = "other"
-	second := strings.ReplaceAll(strings.ReplaceAll(applyConfig, "image: one", "image: two"), "name: a\n    port: 1", "name: b\n    port: 2")
+	second := strings.ReplaceAll(strings.ReplaceAll(applyConfig, "image: one", "image: two"), "name: a\n    port: 1",
+		"name: b\n    port: 2")
 	_, err = f.patch(f.cron("applied"), applyPatch, second)
-	s := f.expectStatus(err, 409, metav1.StatusReasonConflict, `Apply failed with 1 conflict: conflict with "tester": .spec.image`)
-	equal(t, "causes", s.Details.Causes, []metav1.StatusCause{{Type: "FieldManagerConflict", Message: `conflict with "tester"`, Field: ".spec.image"}})
-	o, created, err = f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true}, f.caller)
+	s := f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		`Apply failed with 1 conflict: conflict with "tester": .spec.image`)
+	equal(t, "causes", s.Details.Causes,
+		[]metav1.StatusCause{{Type: "FieldManagerConflict", Message: `conflict with "tester"`, Field: ".spec.image"}})
+	o, created, err = f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true},
+		f.caller)
 	if err != nil || created {
 		t.Fatalf("created %v, %v", created, err)
 	}
-	equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "two", "ports": []any{map[string]any{"name": "a", "port": 1}, map[string]any{"name": "b", "port": 2}}})
+	equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "two",
+		"ports": []any{map[string]any{"name": "a", "port": 1}, map[string]any{"name": "b", "port": 2}}})
 	before := f.Store.Head().Revision()
-	if _, _, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true}, f.caller); err != nil {
+	if _, _, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true},
+		f.caller); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "changes of a repeated apply", len(f.eventsAfter(before)), 0)
@@ -174,10 +194,13 @@ func TestInvalidApplies(t *testing.T) {
 		why  metav1.StatusReason
 		text string
 	}{
-		{head + "metadata: {name: x, uid: u}", 409, metav1.StatusReasonConflict, "uid mismatch: the provided object specified uid u, and no existing object was found"},
-		{head + "metadata: {name: other}", 400, metav1.StatusReasonBadRequest, "the name of the object (other) does not match the name on the URL (x)"},
+		{head + "metadata: {name: x, uid: u}", 409, metav1.StatusReasonConflict,
+			"uid mismatch: the provided object specified uid u, and no existing object was found"},
+		{head + "metadata: {name: other}", 400, metav1.StatusReasonBadRequest,
+			"the name of the object (other) does not match the name on the URL (x)"},
 		{head + "metadata: {}", 400, metav1.StatusReasonBadRequest, "name must be provided"},
-		{head + "metadata: {name: x}\nspec: {foo: 1}", 500, metav1.StatusReasonUnknown, ".spec.foo: field not declared in schema"},
+		{head + "metadata: {name: x}\nspec: {foo: 1}", 500, metav1.StatusReasonUnknown,
+			".spec.foo: field not declared in schema"},
 		{"apiVersion: v1\nkind: CronTab", 400, metav1.StatusReasonBadRequest, "invalid object type"},
 		{"{", 400, metav1.StatusReasonBadRequest, "error decoding patch"},
 		{head + "metadata: {name: x, resourceVersion: x1}", 500, metav1.StatusReasonUnknown, "invalid syntax"},
@@ -200,9 +223,12 @@ func TestInvalidApplies(t *testing.T) {
 func TestApplyMetadata(t *testing.T) {
 	f := newFixture(t)
 	for range 2 {
-		got := f.mustPatch(f.cron("x"), applyPatch, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: x, labels: {a: null}, annotations: null, finalizers: []}")
+		got := f.mustPatch(f.cron("x"), applyPatch,
+			"apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: x, labels: {a: null}, annotations: "+
+				"null, finalizers: []}")
 		md := got["metadata"].(object.Tree)
-		equal(t, "metadata", []any{md["labels"], md["annotations"], md["finalizers"]}, []any{map[string]any{"a": ""}, nil, nil})
+		equal(t, "metadata", []any{md["labels"], md["annotations"], md["finalizers"]},
+			[]any{map[string]any{"a": ""}, nil, nil})
 	}
 }
 
@@ -211,12 +237,14 @@ func TestApplyMetadata(t *testing.T) {
 func TestApplyWithUndeclaredField(t *testing.T) {
 	f := newFixture(t)
 	with := func(field string) string {
-		return `{"type":"object","properties":{"spec":{"type":"object","properties":{"num":{"type":"integer"},"` + field + `":{"type":"string"}}}}}`
+		return `{"type":"object","properties":{"spec":{"type":"object","properties":{"num":{"type":"integer"},"` +
+			field + `":{"type":"string"}}}}}`
 	}
 	f.writeCRD(cronTabs(with("one"), with("two")))
 	apply := func(version, spec string) error {
 		f.caller.FieldManager = version
-		_, err := f.patch(f.cronAt(version, "a"), applyPatch, "apiVersion: stable.example.com/"+version+"\nkind: CronTab\nmetadata: {name: a}\nspec: {"+spec+"}")
+		_, err := f.patch(f.cronAt(version, "a"), applyPatch,
+			"apiVersion: stable.example.com/"+version+"\nkind: CronTab\nmetadata: {name: a}\nspec: {"+spec+"}")
 		return err
 	}
 	for _, version := range []string{"v1", "v2"} {
@@ -224,7 +252,8 @@ func TestApplyWithUndeclaredField(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.expectStatus(apply("v1", "num: 1, one: x"), 500, metav1.StatusReasonUnknown, "failed to convert new object: .spec.one: field not declared in schema")
+	f.expectStatus(apply("v1", "num: 1, one: x"), 500, metav1.StatusReasonUnknown,
+		"failed to convert new object: .spec.one: field not declared in schema")
 }
 
 // TestApplyMalformedMetadata checks that an apply rejects malformed metadata, except in fields that the server
@@ -236,7 +265,8 @@ func TestApplyMalformedMetadata(t *testing.T) {
 	deletionFields := []string{"deletionTimestamp: nonsense", "deletionGracePeriodSeconds: 1.5"}
 	for _, field := range append(systemFields, deletionFields...) {
 		created := f.mustPatch(f.cron("x"), applyPatch, head+field+"}")
-		equal(t, field, []any{valueAt(created, "metadata.generation"), created["metadata"].(object.Tree)["deletionTimestamp"]}, []any{1, nil})
+		equal(t, field, []any{valueAt(created, "metadata.generation"),
+			created["metadata"].(object.Tree)["deletionTimestamp"]}, []any{1, nil})
 		if _, _, err := f.Delete(f.ctx, f.cron("x"), metav1.DeleteOptions{}, f.caller); err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +278,8 @@ func TestApplyMalformedMetadata(t *testing.T) {
 	}
 	for _, field := range deletionFields {
 		_, err := f.patch(f.cron("x"), applyPatch, head+field+"}")
-		f.expectStatus(err, 422, metav1.StatusReasonInvalid, `CronTab.stable.example.com "x" is invalid: metadata: Invalid value: `)
+		f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+			`CronTab.stable.example.com "x" is invalid: metadata: Invalid value: `)
 		f.mustPatch(f.cron("x").sub("status"), applyPatch, head+field+"}")
 	}
 }
@@ -270,14 +301,18 @@ func TestPatchStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
 	next := f.mustPatch(f.cron("my-cron").sub("status"), mergePatch, `{"status":{"phase":"A"},"spec":{"image":"no"}}`)
-	equal(t, "after merge", []any{next["status"], valueAt(next, "spec.image")}, []any{map[string]any{"phase": "A"}, "awesome"})
-	next = f.mustPatch(f.cron("my-cron").sub("status"), jsonPatch, `[{"op":"replace","path":"/status/phase","value":"B"}]`)
+	equal(t, "after merge", []any{next["status"], valueAt(next, "spec.image")},
+		[]any{map[string]any{"phase": "A"}, "awesome"})
+	next = f.mustPatch(f.cron("my-cron").sub("status"), jsonPatch,
+		`[{"op":"replace","path":"/status/phase","value":"B"}]`)
 	equal(t, "after JSON", next["status"], map[string]any{"phase": "B"})
 	f.caller.FieldManager = "applier"
-	next = f.mustPatch(f.cron("my-cron").sub("status"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"status":{"replicas":3}}`)
+	next = f.mustPatch(f.cron("my-cron").sub("status"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"status":{"replicas":3}}`)
 	equal(t, "after apply", next["status"], map[string]any{"phase": "B", "replicas": 3})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 1)
-	_, err := f.patch(f.cron("none").sub("status"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"none"}}`)
+	_, err := f.patch(f.cron("none").sub("status"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"none"}}`)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
 
@@ -291,7 +326,8 @@ func TestConcurrentPatches(t *testing.T) {
 		all.Go(func() {
 			for j := range 10 {
 				data := fmt.Sprintf(`{"metadata":{"annotations":{"k%d-%d":"x"}}}`, i, j)
-				if _, _, err := f.Patch(f.ctx, f.cron("my-cron"), Patch{Type: mergePatch, Data: []byte(data)}, f.caller); err != nil {
+				if _, _, err := f.Patch(f.ctx, f.cron("my-cron"), Patch{Type: mergePatch, Data: []byte(data)},
+					f.caller); err != nil {
 					t.Error(err)
 				}
 			}

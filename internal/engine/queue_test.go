@@ -22,7 +22,8 @@ func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"two:80"}}`) })
 			bounded, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 			defer cancel()
-			if _, _, err := f.Patch(bounded, now, Patch{Type: mergePatch, Data: []byte(`{"metadata":{"annotations":{"second":"yes"}}}`)}, f.caller); err != nil {
+			if _, _, err := f.Patch(bounded, now, Patch{Type: mergePatch,
+				Data: []byte(`{"metadata":{"annotations":{"second":"yes"}}}`)}, f.caller); err != nil {
 				t.Error(err)
 			}
 		}
@@ -33,5 +34,6 @@ func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 		conflicted = true
 	})
 	f.mustPatch(now, mergePatch, `{"metadata":{"annotations":{"first":"yes"}}}`)
-	equal(t, "annotations of both", valueAt(f.get(now), "metadata.annotations"), any(object.Tree{"first": "yes", "second": "yes"}))
+	equal(t, "annotations of both", valueAt(f.get(now), "metadata.annotations"),
+		any(object.Tree{"first": "yes", "second": "yes"}))
 }

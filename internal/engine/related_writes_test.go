@@ -34,11 +34,15 @@ func TestIPAddressCreatedWithService(t *testing.T) {
 	var committed []storage.Write
 	f.beforeCommit = func(writes []storage.Write) { committed = writes }
 	f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
-	equal(t, "writes in one commit", []string{committed[0].Key, committed[1].Key}, []string{"/registry/services/specs/default/a", ipAddressKey})
+	equal(t, "writes in one commit", []string{committed[0].Key, committed[1].Key},
+		[]string{"/registry/services/specs/default/a", ipAddressKey})
 	got := f.get(f.ipAddress("10.0.0.7"))
-	equal(t, "labels", object.LabelMap(got), map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4", "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"})
-	equal(t, "spec", got["spec"], object.Tree{"parentRef": object.Tree{"resource": "services", "namespace": "default", "name": "a"}})
-	equal(t, "manager", valueAt(object.Metadata(got)["managedFields"].([]any)[0].(object.Tree), "manager"), "kube-apiserver")
+	equal(t, "labels", object.LabelMap(got), map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4",
+		"ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"})
+	equal(t, "spec", got["spec"], object.Tree{"parentRef": object.Tree{"resource": "services", "namespace": "default",
+		"name": "a"}})
+	equal(t, "manager", valueAt(object.Metadata(got)["managedFields"].([]any)[0].(object.Tree), "manager"),
+		"kube-apiserver")
 	if object.UID(got) == "" {
 		t.Error("the IPAddress has no UID")
 	}
@@ -57,7 +61,8 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 			return err
 		},
 		"change to ExternalName": func(f *fixture) error {
-			_, err := f.patch(f.service("a"), mergePatch, `{"spec":{"type":"ExternalName","externalName":"example.com","clusterIP":null,"clusterIPs":null}}`)
+			_, err := f.patch(f.service("a"), mergePatch,
+				`{"spec":{"type":"ExternalName","externalName":"example.com","clusterIP":null,"clusterIPs":null}}`)
 			return err
 		},
 		"the last finalizer": func(f *fixture) error {
@@ -95,7 +100,8 @@ func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 		f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
 		f.removeKey(ipAddressKey)
 		if c.resource != "" {
-			f.mustCreate(f.ipAddress(""), `{"metadata":{"name":"10.0.0.7"},"spec":{"parentRef":{"resource":"gateways","name":"g"}}}`)
+			f.mustCreate(f.ipAddress(""),
+				`{"metadata":{"name":"10.0.0.7"},"spec":{"parentRef":{"resource":"gateways","name":"g"}}}`)
 		}
 		if _, _, err := f.Delete(f.ctx, f.service("a"), metav1.DeleteOptions{}, f.caller); err != nil {
 			t.Fatal(err)
@@ -122,7 +128,8 @@ func TestIPAddressConflict(t *testing.T) {
 			takeAddress := func(write storage.Write) { take(f, serviceSpec(t, write).ClusterIP) }
 			r := f.raceBeforeCommit(takeAddress)
 			_, err := f.create(f.service(""), fmt.Sprintf(serviceManifest, "late"))
-			f.expectStatus(err, 422, metav1.StatusReasonInvalid, `spec.clusterIPs: Invalid value: ["10.0.0.7"]: failed to allocate IP 10.0.0.7: provided IP is already allocated`)
+			f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+				`spec.clusterIPs: Invalid value: ["10.0.0.7"]: failed to allocate IP 10.0.0.7: provided IP is already allocated`)
 			r.expectAttempts(1)
 			f = newFixture(t)
 			r = f.raceBeforeCommit(takeAddress)

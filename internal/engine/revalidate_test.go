@@ -179,10 +179,12 @@ func TestSampleExcludesUnconverted(t *testing.T) {
 		r.convertedBy()
 		equal(t, "calls for a cached conversion", r.calls(), [2]int64{0, 0})
 
-		crd := strings.NewReplacer(`"storage":true`, `"storage":false`, `"storage":false`, `"storage":true`).Replace(hostsCRD)
+		crd := strings.NewReplacer(`"storage":true`, `"storage":false`, `"storage":false`,
+			`"storage":true`).Replace(hostsCRD)
 		r.writeCRD(crd)
 		for i := range sampleObjects {
-			r.mustCreate(r.target("example.com", "v1", "hosts", "default"), fmt.Sprintf(`{"metadata":{"name":"new%d"},"spec":{"host":"n","port":"1"}}`, i))
+			r.mustCreate(r.target("example.com", "v1", "hosts", "default"),
+				fmt.Sprintf(`{"metadata":{"name":"new%d"},"spec":{"host":"n","port":"1"}}`, i))
 		}
 		r.writeCRD(strings.Replace(crd, `"default":"tcp"`, `"default":"udp"`, 1))
 		now := r.target("example.com", "v1", "hosts", "default")
@@ -323,7 +325,8 @@ func TestConversionInProgress(t *testing.T) {
 		r.convertedBy()
 		equal(t, "calls for a cached conversion", r.calls(), [2]int64{0, 0})
 		cached := r.conversions.order.Front().Value.(*cachedConversion)
-		equal(t, "entries, order and bytes of the cache", []int{len(r.conversions.byKey), r.conversions.order.Len(), r.conversions.bytes}, []int{1, 1, len(cached.record.Value)})
+		equal(t, "entries, order and bytes of the cache", []int{len(r.conversions.byKey), r.conversions.order.Len(),
+			r.conversions.bytes}, []int{1, 1, len(cached.record.Value)})
 	})
 }
 

@@ -31,7 +31,8 @@ type upstreamScale struct {
 func newUpstreamScale(t *testing.T) upstreamScale {
 	t.Helper()
 	kind := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
-	m, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), scheme.Scheme, scheme.Scheme, scheme.Scheme,
+	m, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), scheme.Scheme,
+		scheme.Scheme, scheme.Scheme,
 		kind, autoscalingv1.SchemeGroupVersion, "scale", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -41,20 +42,24 @@ func newUpstreamScale(t *testing.T) upstreamScale {
 
 // write returns the replicas and the owners of fields after manager has written n replicas. A nil n is an apply
 // without replicas.
-func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64, owners []string, err error) {
+func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64,
+	owners []string, err error) {
 	cr := (&unstructured.Unstructured{Object: live}).DeepCopy()
 	path := fieldpath.MakePathOrDie("spec", "replicas")
-	handler := managedfields.NewScaleHandler(cr.GetManagedFields(), u.gv, managedfields.ResourcePathMappings{u.gv.String(): path})
+	handler := managedfields.NewScaleHandler(cr.GetManagedFields(), u.gv,
+		managedfields.ResourcePathMappings{u.gv.String(): path})
 	before, _, _ := unstructured.NestedInt64(cr.Object, "spec", "replicas")
 	scale := &autoscalingv1.Scale{TypeMeta: metav1.TypeMeta{APIVersion: "autoscaling/v1", Kind: "Scale"},
-		ObjectMeta: metav1.ObjectMeta{Name: cr.GetName(), Namespace: cr.GetNamespace(), UID: cr.GetUID(), ResourceVersion: cr.GetResourceVersion(), CreationTimestamp: cr.GetCreationTimestamp()},
-		Spec:       autoscalingv1.ScaleSpec{Replicas: int32(before)}}
+		ObjectMeta: metav1.ObjectMeta{Name: cr.GetName(), Namespace: cr.GetNamespace(), UID: cr.GetUID(),
+			ResourceVersion: cr.GetResourceVersion(), CreationTimestamp: cr.GetCreationTimestamp()},
+		Spec: autoscalingv1.ScaleSpec{Replicas: int32(before)}}
 	if scale.ManagedFields, err = handler.ToSubresource(); err != nil {
 		return 0, nil, err
 	}
 	var out runtime.Object
 	if apply {
-		config := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": map[string]any{"name": cr.GetName()}}}
+		config := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "autoscaling/v1", "kind": "Scale",
+			"metadata": map[string]any{"name": cr.GetName()}}}
 		if n != nil {
 			config.Object["spec"] = map[string]any{"replicas": int64(*n)}
 		}
@@ -120,7 +125,8 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			n := int32(r.IntN(3))
 			if r.IntN(3) == 0 { // writes the object itself
 				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
-				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true}, f.caller)
+				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true},
+					f.caller)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -138,12 +144,15 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			} else {
 				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},"spec":{"replicas":%d}}`, name, n), &n
 				if none = r.IntN(8) == 0; none {
-					data, sent = fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q}}`, name), nil
+					data, sent = fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q}}`,
+						name), nil
 				}
 				wantReplicas, want, wantErr = u.write(live, sent, f.caller.FieldManager, true, force)
-				_, _, err = f.Patch(f.ctx, f.cron(name).sub("scale"), Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
+				_, _, err = f.Patch(f.ctx, f.cron(name).sub("scale"),
+					Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
 			}
-			operation := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
+			operation := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed,
+				f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
 			if (err == nil) != (wantErr == nil) {
 				t.Fatalf("%s:\ngot  %v\nwant %v", operation, err, wantErr)
 			}

@@ -13,7 +13,8 @@ import (
 // TestSelectableValues checks that the value of a selectable field is compared in the form in which upstream
 // prints it. This includes values that the present schema would reject (PRN-021, PRN-023, PRN-031).
 func TestSelectableValues(t *testing.T) {
-	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`, `2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
+	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`,
+		`2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
 		var v any
 		if err := utiljson.Unmarshal([]byte(raw), &v); err != nil {
 			t.Fatal(err)
@@ -51,14 +52,16 @@ func TestSelectInWatchAndDelete(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, ev := range events {
-			seen = append(seen, fmt.Sprint(ev.Type, " ", ev.Object.Meta().Name, " ", valueAt(treeOf(t, ev.Object), "spec.color")))
+			seen = append(seen, fmt.Sprint(ev.Type, " ", ev.Object.Meta().Name, " ",
+				valueAt(treeOf(t, ev.Object), "spec.color")))
 		}
 		if len(events) == 0 {
 			<-watch.Ready()
 		}
 	}
 	equal(t, "events", seen, []string{"DELETED c000 red", "ADDED c001 red", "MODIFIED c001 red", "DELETED c003 red"})
-	if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
+	if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{},
+		ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "left", names(f.list(f.cron(""), ListOptions{})), []string{"c001"})

@@ -78,7 +78,8 @@ var stageEffects = map[string]func(f *fixture) error{
 		return expectError(err, `namespaces "absent" not found`)
 	},
 	"authorize": func(f *fixture) error {
-		_, err := f.create(f.target("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
+		_, err := f.create(f.target("rbac.authorization.k8s.io", "v1", "roles", "default"),
+			`{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
 		return expectError(err, "is attempting to grant RBAC permissions not currently held")
 	},
 	"identify": func(f *fixture) error {
@@ -94,7 +95,8 @@ var stageEffects = map[string]func(f *fixture) error{
 			return err
 		}
 		other := types.UID("other")
-		_, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &other}}, f.caller)
+		_, _, err := f.Delete(f.ctx, f.cron("a"),
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &other}}, f.caller)
 		return expectError(err, "the UID in the precondition (other)")
 	},
 	"mark": func(f *fixture) error {
@@ -126,7 +128,8 @@ var stageEffects = map[string]func(f *fixture) error{
 	"warn": func(f *fixture) error {
 		f.warnings = nil
 		_, err := f.create(f.cron(""), `{"metadata":{"name":"a","finalizers":["wait"]}}`)
-		if err != nil || len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "prefer a domain-qualified finalizer name") {
+		if err != nil || len(f.warnings) != 1 || !strings.Contains(f.warnings[0],
+			"prefer a domain-qualified finalizer name") {
 			return fmt.Errorf("got %v and warnings %q, want one about the finalizer", err, f.warnings)
 		}
 		return nil
@@ -137,13 +140,17 @@ var stageEffects = map[string]func(f *fixture) error{
 			return err
 		}
 		t, err := o.Tree()
-		if name := object.Name(t); err == nil && object.String(object.Metadata(t)["labels"].(object.Tree), corev1.LabelMetadataName) != name {
+		if name := object.Name(t); err == nil && object.String(object.Metadata(t)["labels"].(object.Tree),
+			corev1.LabelMetadataName) != name {
 			return fmt.Errorf("the label of %s has another name", name)
 		}
 		return err
 	},
 	"admit": func(f *fixture) error {
-		f.Admission = admission.Plugins{&plugin{validate: func(context.Context, *admission.Request) error { return errors.New("not today") }}}
+		f.Admission = admission.Plugins{&plugin{validate: func(context.Context,
+			*admission.Request) error {
+			return errors.New("not today")
+		}}}
 		_, err := f.create(f.cron(""), `{"metadata":{"name":"a"}}`)
 		return expectError(err, "not today")
 	},
@@ -156,13 +163,15 @@ var stageEffects = map[string]func(f *fixture) error{
 		if _, err := f.create(t, `{"metadata":{"name":"a"}}`); err != nil {
 			return err
 		}
-		if rec := f.Store.Head().Get(t.Version.Definition.Key("default", "a")); rec == nil || apiVersion(rec) != "stable.example.com/v1" {
+		if rec := f.Store.Head().Get(t.Version.Definition.Key("default", "a")); rec == nil ||
+			apiVersion(rec) != "stable.example.com/v1" {
 			return errors.New("not stored at the storage version")
 		}
 		return nil
 	},
 	"related": func(f *fixture) error {
-		if _, err := f.create(f.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
+		if _, err := f.create(f.service(""),
+			`{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
 			return err
 		}
 		_, err := f.Get(f.ctx, f.ipAddress("10.0.0.7"), "")
@@ -293,8 +302,10 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			seen = append(seen, fmt.Sprintf("%s %s %s%s %s by %s dry=%t old=%t new=%t", stage, r.Operation, r.Resource.Resource,
-				strings.TrimSuffix("/"+r.Subresource, "/"), r.Name, r.User.GetName(), r.DryRun, old != nil, next != nil))
+			seen = append(seen, fmt.Sprintf("%s %s %s%s %s by %s dry=%t old=%t new=%t", stage, r.Operation,
+				r.Resource.Resource,
+				strings.TrimSuffix("/"+r.Subresource, "/"), r.Name, r.User.GetName(), r.DryRun, old != nil,
+				next != nil))
 			return nil
 		}
 	}
@@ -306,7 +317,8 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		line := func(stage string, old bool) string {
-			return fmt.Sprintf("%s %s crontabs%s by tester dry=%t old=%t new=%t", stage, operation, what, f.caller.DryRun, old, next)
+			return fmt.Sprintf("%s %s crontabs%s by tester dry=%t old=%t new=%t", stage, operation, what,
+				f.caller.DryRun, old, next)
 		}
 		want := []string{line("admit", old), line("validate", old)}
 		if !slices.Equal(seen, want) {
@@ -325,18 +337,35 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		_, err := f.edit(f.cron("a").sub("status"), func(t object.Tree) { set(t, "status.phase", "x") })
 		return err
 	})
-	verb("patch", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"y"}}`); return err })
+	verb("patch", "UPDATE", " a", true, true, func() error {
+		_,
+			err := f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"y"}}`)
+		return err
+	})
 	apply := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"color":"red"}}`
-	verb("apply", "UPDATE", " a", true, true, func() error { _, err := f.patch(f.cron("a"), applyPatch, fmt.Sprintf(apply, "a")); return err })
-	verb("apply of a missing object", "CREATE", " b", false, true, func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
+	verb("apply", "UPDATE", " a", true, true, func() error {
+		_,
+			err := f.patch(f.cron("a"), applyPatch, fmt.Sprintf(apply, "a"))
+		return err
+	})
+	verb("apply of a missing object", "CREATE", " b", false, true,
+		func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
 	verb("scale", "UPDATE", "/scale a", true, true, func() error {
 		_, err := f.patch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":2}}`)
 		return err
 	})
 	f.caller.DryRun = true
-	verb("dry run", "DELETE", " a", true, false, func() error { _, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller); return err })
+	verb("dry run", "DELETE", " a", true, false, func() error {
+		_, _,
+			err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller)
+		return err
+	})
 	f.caller.DryRun = false
-	verb("delete", "DELETE", " a", true, false, func() error { _, _, err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller); return err })
+	verb("delete", "DELETE", " a", true, false, func() error {
+		_, _,
+			err := f.Delete(f.ctx, f.cron("a"), metav1.DeleteOptions{}, f.caller)
+		return err
+	})
 	verb("delete a collection", "DELETE", " ", true, false, func() error {
 		_, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 		return err
@@ -362,7 +391,8 @@ func TestReinvocation(t *testing.T) {
 		return r.Replace(ctx, tree, r.Version)
 	}}
 	f.Admission = admission.Plugins{first, second}
-	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"), "changed")
+	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"),
+		"changed")
 	equal(t, "Reinvoked of each call", reinvoked, []bool{false, true})
 	f.delete(f.cron("a"), metav1.DeleteOptions{})
 	equal(t, "calls with the deletion", calls, 3)
@@ -404,8 +434,11 @@ func (f *fixture) policies() *resource.Definition { return f.configMap("").Versi
 // that changes of the trees that it gets have no effect without Replace.
 func TestAdmissionCannotMoveObject(t *testing.T) {
 	for message, change := range map[string]func(object.Tree){
-		"does not match the namespace sent on the request": func(t object.Tree) { set(t, "metadata.namespace", "other") },
-		"does not match the name on the URL":               func(t object.Tree) { set(t, "metadata.name", "other") },
+		"does not match the namespace sent on the request": func(t object.Tree) {
+			set(t, "metadata.namespace",
+				"other")
+		},
+		"does not match the name on the URL": func(t object.Tree) { set(t, "metadata.name", "other") },
 	} {
 		f := newFixture(t)
 		f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
@@ -428,5 +461,6 @@ func TestAdmissionCannotMoveObject(t *testing.T) {
 		}
 		return err
 	}}}
-	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
+	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""),
+		`{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
 }

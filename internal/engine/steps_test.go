@@ -36,10 +36,14 @@ func TestResetFieldsHaveNoOwner(t *testing.T) {
 		has, no string
 	}{
 		{f.cron("a"), `{"spec":{"image":"j"},"status":{"phase":"Done"}}`, "f:image", "f:status"},
-		{f.cron("a").sub("status"), `{"spec":{"image":"k"},"status":{"phase":"Done"},"metadata":{"labels":{"x":"y"}}}`, "f:phase", "f:image"},
-		{f.cron("a").sub("status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase", "f:labels"},
+		{f.cron("a").sub("status"), `{"spec":{"image":"k"},"status":{"phase":"Done"},"metadata":{"labels":{"x":"y"}}}`,
+			"f:phase", "f:image"},
+		{f.cron("a").sub("status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase",
+			"f:labels"},
 		{f.namespace("n"), `{"metadata":{"labels":{"x":"y"}},"spec":{"finalizers":["example.com/x"]},"status":{"phase":"Odd"}}`, "f:labels", "f:status"},
-		{f.namespace("n").sub("status"), `{"spec":{"finalizers":["example.com/x"]},"status":{"conditions":[{"type":"C","status":"True"}]}}`, "f:conditions", "f:finalizers"},
+		{f.namespace("n").sub("status"),
+			`{"spec":{"finalizers":["example.com/x"]},"status":{"conditions":[{"type":"C","status":"True"}]}}`,
+			"f:conditions", "f:finalizers"},
 	} {
 		if f.Store.Head().Get(aKey) == nil {
 			f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
@@ -58,13 +62,15 @@ func TestEncodedZeroFieldsHaveNoOwner(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`
 	created := treeOf(t, f.mustCreate(f.service(""), body))
-	if got := ownedFields(created, "tester", ""); !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
+	if got := ownedFields(created, "tester", ""); !strings.Contains(got, `"f:spec":{"f:`) ||
+		strings.Contains(got, "f:status") {
 		t.Errorf("got owned fields %s after the create", got)
 	}
 	delete(object.Metadata(created), "managedFields")
 	key := serviceKey("a")
 	f.commit(storage.Write{Key: key, Value: object.Pack(created, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
-	got := ownedFields(f.mustPatch(f.service("a"), applyPatch, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a","labels":{"x":"y"}}}`), "before-first-apply", "")
+	got := ownedFields(f.mustPatch(f.service("a"), applyPatch,
+		`{"apiVersion":"v1","kind":"Service","metadata":{"name":"a","labels":{"x":"y"}}}`), "before-first-apply", "")
 	if !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
 		t.Errorf("got owned fields %s before the first apply", got)
 	}
@@ -80,7 +86,8 @@ func TestCreateWithManagedFields(t *testing.T) {
 	r := f.raceBeforeCommit(func(storage.Write) {
 		f.mustPatch(f.namespace("default"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	})
-	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply","apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""),
+		`{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply","apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
 	r.expectAttempts(2)
 	equal(t, "fields of the given manager", ownedFields(created, "given", ""), `{"":{"f:spec":{"f:cronSpec":{}}}}`)
 }
@@ -106,7 +113,8 @@ func TestUpdateOfTerminatingObject(t *testing.T) {
 		}
 	}
 	_, err := f.edit(f.cron("a"), func(o object.Tree) { set(o, "metadata.deletionGracePeriodSeconds", int64(5)) })
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable")
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		"metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable")
 }
 
 // TestScaleToZero checks that a Scale with 0 replicas omits the field, so that no manager owns it (SUB-026).
@@ -114,14 +122,16 @@ func TestScaleToZero(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.caller.FieldManager = "scaler"
 	for _, n := range []string{"3", "0"} {
-		if _, err := f.update(f.cron("a").sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":`+n+`}}`); err != nil {
+		if _, err := f.update(f.cron("a").sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":`+n+
+			`}}`); err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]string{"3": `{"":{"f:spec":{"f:replicas":{}}}}`, "0": ""}[n]
 		equal(t, "owned fields at replicas "+n, ownedFields(f.get(f.cron("a")), "scaler", "scale"), want)
 	}
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
-	_, err := f.patch(f.cron("b").sub("scale"), applyPatch, `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"b"}}`)
+	_, err := f.patch(f.cron("b").sub("scale"), applyPatch,
+		`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"b"}}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
 }
 
@@ -130,13 +140,15 @@ func TestCreateOverTerminatingObject(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
 	f.delete(f.cron("a"), metav1.DeleteOptions{})
-	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists, `object is being deleted: crontabs.stable.example.com "a" already exists`)
+	f.expectStatus(createVerbs[0].do(f, f.cron("a")), 409, metav1.StatusReasonAlreadyExists,
+		`object is being deleted: crontabs.stable.example.com "a" already exists`)
 }
 
 // TestDuplicateOwnersOfEveryVerb checks that every verb drops repeated owner references with a warning (CRD-066).
 func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 	const owner = `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`
-	const body = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","ownerReferences":[` + owner + `,` + owner + `]}}`
+	const body = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","ownerReferences":[` +
+		owner + `,` + owner + `]}}`
 	for name, write := range map[string]func(f *fixture) error{
 		"update": func(f *fixture) error {
 			_, err := f.edit(f.cron("a"), func(o object.Tree) {
@@ -175,7 +187,8 @@ func TestScaleNameMismatch(t *testing.T) {
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 		_, err = f.patch(f.cron("a").sub("scale"), mergePatch, body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
-		_, _, err = f.Patch(f.ctx, f.cron("a").sub("scale"), Patch{Type: applyPatch, Data: []byte(body), Force: true}, f.caller)
+		_, _, err = f.Patch(f.ctx, f.cron("a").sub("scale"), Patch{Type: applyPatch, Data: []byte(body), Force: true},
+			f.caller)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 	}
 }
@@ -186,10 +199,12 @@ func TestUpsertIgnoresResourceVersion(t *testing.T) {
 	f := newFixture(t)
 	lease := f.target("coordination.k8s.io", "v1", "leases", "default")
 	lease.Name = "l"
-	if _, created, err := f.Update(f.ctx, lease, f.body(lease, `{"metadata":{"name":"l","resourceVersion":"1"}}`), f.caller); err != nil || !created {
+	if _, created, err := f.Update(f.ctx, lease, f.body(lease, `{"metadata":{"name":"l","resourceVersion":"1"}}`),
+		f.caller); err != nil || !created {
 		t.Errorf("created %v, %v", created, err)
 	}
-	f.mustPatch(f.cron("a"), applyPatch, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","resourceVersion":"1"}}`)
+	f.mustPatch(f.cron("a"), applyPatch,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","resourceVersion":"1"}}`)
 }
 
 // TestUpdateInvalidMetadata checks that an update validates metadata as a create does (CRD-072).
@@ -199,7 +214,8 @@ func TestUpdateInvalidMetadata(t *testing.T) {
 	for _, at := range []Target{f.cron("a"), f.configMap("a")} {
 		_, err := f.patch(at, mergePatch, `{"metadata":{"finalizers":["no good/x"]}}`)
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.finalizers")
-		_, err = f.patch(at, mergePatch, `{"metadata":{"managedFields":[{"manager":"`+strings.Repeat("m", 200)+`","operation":"Update","apiVersion":"`+at.Version.APIVersion+
+		_, err = f.patch(at, mergePatch, `{"metadata":{"managedFields":[{"manager":"`+strings.Repeat("m", 200)+
+			`","operation":"Update","apiVersion":"`+at.Version.APIVersion+
 			`","time":"2026-05-06T07:08:09Z","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{}}}}]}}`)
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.managedFields[0].manager: Too long")
 	}
@@ -279,8 +295,10 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	var writes []storage.Write
 	for i := range collectionPage + 2 {
 		name := fmt.Sprintf("c%04d", i)
-		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
-		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name, Value: object.Pack(tree, 0).JSON()})
+		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab",
+			"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
+		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name,
+			Value: object.Pack(tree, 0).JSON()})
 	}
 	for some := range slices.Chunk(writes, 100) {
 		f.commit(some...)
@@ -325,7 +343,8 @@ func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 // TestApplyMatchesCreate checks that an apply stores an object in the same form as a create (CRD-056).
 func TestApplyMatchesCreate(t *testing.T) {
 	f := newFixture(t)
-	schema := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}`, 1)
+	schema := strings.Replace(cronTabSchema, `"color":{"type":"string"}`,
+		`"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}`, 1)
 	f.writeCRD(cronTabs(schema, schema))
 	secret := f.target("", "v1", "secrets", "default")
 	for _, c := range []struct {
@@ -359,7 +378,8 @@ func (a notifyingContext) Done() <-chan struct{} {
 func TestCRDWriteWaitsForCatalog(t *testing.T) {
 	for name, write := range map[string]func(f *fixture, ctx context.Context, at Target) error{
 		"update": func(f *fixture, ctx context.Context, at Target) error {
-			_, _, err := f.Patch(ctx, at, Patch{Type: mergePatch, Data: []byte(`{"metadata":{"labels":{"a":"b"}}}`)}, f.caller)
+			_, _, err := f.Patch(ctx, at, Patch{Type: mergePatch, Data: []byte(`{"metadata":{"labels":{"a":"b"}}}`)},
+				f.caller)
 			return err
 		},
 		"delete": func(f *fixture, ctx context.Context, at Target) error {
@@ -383,7 +403,8 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 					}
 				})
 				rec := f.Store.Head().Get(cronTabKey)
-				if _, err := f.Store.Commit(f.ctx, []storage.Write{{Key: rec.Key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
+				if _, err := f.Store.Commit(f.ctx,
+					[]storage.Write{{Key: rec.Key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
 					t.Fatal(err)
 				}
 				<-held
@@ -398,7 +419,8 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 				t.Fatal(err)
 			}
 			stored := f.Store.Head().Get("/registry/apiextensions.k8s.io/customresourcedefinitions/foos.example.com").Modified
-			equal(t, "revision in the catalog", f.Live.Load().Find("example.com", "v1", "foos").Definition.Custom.Revision, stored)
+			equal(t, "revision in the catalog", f.Live.Load().Find("example.com", "v1",
+				"foos").Definition.Custom.Revision, stored)
 		})
 	}
 }

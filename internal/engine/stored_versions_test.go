@@ -70,7 +70,8 @@ func TestStoredVersionWalkThrough(t *testing.T) {
 	f.writeVersions(crdVersion{name: "v1beta1", served: true}, crdVersion{name: "v1", served: true, stored: true})
 	equal(t, "version of A after the change of the storage version", f.storedVersion("a"), "v1beta1")
 	old, now := f.get(f.cronAt("v1beta1", "a")), f.get(f.cronAt("v1", "a"))
-	equal(t, "apiVersions", []any{old["apiVersion"], now["apiVersion"]}, []any{"stable.example.com/v1beta1", "stable.example.com/v1"})
+	equal(t, "apiVersions", []any{old["apiVersion"], now["apiVersion"]},
+		[]any{"stable.example.com/v1beta1", "stable.example.com/v1"})
 	for _, field := range []string{"uid", "resourceVersion", "generation", "creationTimestamp"} {
 		equal(t, field, object.Metadata(now)[field], object.Metadata(old)[field])
 	}
@@ -97,17 +98,21 @@ func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 		"JSON patch":   func(f *fixture, at Target) { f.mustPatch(at, types.JSONPatchType, `[]`) },
 		"status patch": func(f *fixture, at Target) { f.mustPatch(at.sub("status"), mergePatch, `{}`) },
 		"apply": func(f *fixture, at Target) {
-			f.mustPatch(at, types.ApplyPatchType, `{"apiVersion":"`+at.Version.APIVersion+`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
+			f.mustPatch(at, types.ApplyPatchType, `{"apiVersion":"`+at.Version.APIVersion+
+				`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
 		},
 	} {
 		for _, version := range []string{"v1", "v2"} {
 			f := newFixture(t)
 			f.writeVersions(crdVersion{name: "v1", served: true, stored: true}, crdVersion{name: "v2", served: true})
-			f.mustPatch(f.cronAt(version, "a"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/`+version+`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
+			f.mustPatch(f.cronAt(version, "a"), types.ApplyPatchType,
+				`{"apiVersion":"stable.example.com/`+version+
+					`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
 			first := f.get(f.cronAt("v2", "a"))
 			write(f, f.cronAt(version, "a"))
 			again := f.get(f.cronAt("v2", "a"))
-			equal(t, name+": resourceVersion without changes", object.ResourceVersion(again), object.ResourceVersion(first))
+			equal(t, name+": resourceVersion without changes", object.ResourceVersion(again),
+				object.ResourceVersion(first))
 
 			f.writeVersions(crdVersion{name: "v1", served: true}, crdVersion{name: "v2", served: true, stored: true})
 			write(f, f.cronAt(version, "a"))
@@ -118,7 +123,8 @@ func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 			}
 			equal(t, name+": generation", object.Generation(moved), object.Generation(first))
 			write(f, f.cronAt(version, "a"))
-			equal(t, name+": resourceVersion after a second write", object.ResourceVersion(f.get(f.cronAt("v2", "a"))), object.ResourceVersion(moved))
+			equal(t, name+": resourceVersion after a second write", object.ResourceVersion(f.get(f.cronAt("v2", "a"))),
+				object.ResourceVersion(moved))
 		}
 	}
 }
@@ -133,12 +139,15 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	f.writeVersions(crdVersion{name: "v1alpha1", served: true}, crdVersion{name: "v1beta1", served: true, stored: true})
 	f.mustCreate(f.cronAt("v1beta1", ""), `{"metadata":{"name":"b"},"spec":{"image":"i","color":"red"}}`)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
-	f.writeVersions(crdVersion{name: "v1alpha1"}, crdVersion{name: "v1beta1"}, crdVersion{name: "v1", served: true, stored: true, schema: narrow})
+	f.writeVersions(crdVersion{name: "v1alpha1"}, crdVersion{name: "v1beta1"},
+		crdVersion{name: "v1", served: true, stored: true, schema: narrow})
 	f.mustCreate(f.cronAt("v1", ""), `{"metadata":{"name":"c"},"spec":{"image":"i"}}`)
-	equal(t, "stored versions", []string{f.storedVersion("a"), f.storedVersion("b"), f.storedVersion("c")}, []string{"v1alpha1", "v1beta1", "v1"})
+	equal(t, "stored versions", []string{f.storedVersion("a"), f.storedVersion("b"), f.storedVersion("c")},
+		[]string{"v1alpha1", "v1beta1", "v1"})
 	for _, o := range f.list(f.cronAt("v1", ""), ListOptions{}).Items {
 		tree := treeOf(t, o)
-		equal(t, "read", []any{tree["apiVersion"], tree["spec"]}, []any{"stable.example.com/v1", map[string]any{"image": "i"}})
+		equal(t, "read", []any{tree["apiVersion"], tree["spec"]},
+			[]any{"stable.example.com/v1", map[string]any{"image": "i"}})
 	}
 	for _, version := range []string{"v1alpha1", "v1beta1"} {
 		if v := f.Live.Load().Find("stable.example.com", version, "crontabs"); v != nil {
@@ -150,7 +159,8 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 		t.Errorf("a read has changed the stored object: %s", rec.Value)
 	}
 	// v1alpha1 is served again.
-	f.writeVersions(crdVersion{name: "v1alpha1", served: true}, crdVersion{name: "v1beta1"}, crdVersion{name: "v1", served: true, stored: true, schema: narrow})
+	f.writeVersions(crdVersion{name: "v1alpha1", served: true}, crdVersion{name: "v1beta1"},
+		crdVersion{name: "v1", served: true, stored: true, schema: narrow})
 	equal(t, "color at v1alpha1", valueAt(f.get(f.cronAt("v1alpha1", "a")), "spec.color"), "red")
 	// Every object can be deleted at any version.
 	f.delete(f.cronAt("v1", "a"), metav1.DeleteOptions{})
@@ -167,7 +177,8 @@ func TestOwnersAcrossVersions(t *testing.T) {
 		c := f.caller
 		c.FieldManager = manager
 		o, _, err := f.Patch(f.ctx, f.cronAt(version, "a"), Patch{Type: types.ApplyPatchType, Force: force,
-			Data: []byte(`{"apiVersion":"stable.example.com/` + version + `","kind":"CronTab","metadata":{"name":"a"},"spec":` + spec + `}`)}, c)
+			Data: []byte(`{"apiVersion":"stable.example.com/` + version +
+				`","kind":"CronTab","metadata":{"name":"a"},"spec":` + spec + `}`)}, c)
 		return o, err
 	}
 	if _, err := apply("v1beta1", "old", `{"image":"i","replicas":1}`, false); err != nil {
@@ -188,7 +199,8 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	for _, e := range managedFields(object.Metadata(treeOf(t, o))) {
 		at[e.Manager] = e.APIVersion
 	}
-	equal(t, "versions of the managers", at, map[string]string{"old": "stable.example.com/v1beta1", "new": "stable.example.com/v1"})
+	equal(t, "versions of the managers", at, map[string]string{"old": "stable.example.com/v1beta1",
+		"new": "stable.example.com/v1"})
 }
 
 // TestWriteAsStored checks that a write with AsStored keeps the version at which the object is stored (VER-054).
@@ -210,7 +222,8 @@ func TestWriteAsStored(t *testing.T) {
 func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 	f := newFixture(t)
 	numeric := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"integer"}`, 1)
-	f.writeVersions(crdVersion{name: "v1", served: true, stored: true}, crdVersion{name: "v2", served: true, schema: numeric})
+	f.writeVersions(crdVersion{name: "v1", served: true, stored: true},
+		crdVersion{name: "v2", served: true, schema: numeric})
 	f.mustCreate(f.cronAt("v1", ""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
 	owners := valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields")
 	f.caller.FieldManager = "other"
@@ -228,12 +241,17 @@ func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 		if err := write(f.cronAt("v2", "a")); err != nil {
 			t.Fatal(i, err)
 		}
-		equal(t, fmt.Sprint("managedFields after write ", i), valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
+		equal(t, fmt.Sprint("managedFields after write ", i),
+			valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
 	}
-	_, err := f.patch(f.cronAt("v2", "a"), applyPatch, `{"apiVersion":"stable.example.com/v2","kind":"CronTab","metadata":{"name":"a"},"spec":{"replicas":4}}`)
-	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "failed to create typed live object (default/a; stable.example.com/v2, Kind=CronTab): .spec.color: expected numeric (int or float), got string")
+	_, err := f.patch(f.cronAt("v2", "a"), applyPatch,
+		`{"apiVersion":"stable.example.com/v2","kind":"CronTab","metadata":{"name":"a"},"spec":{"replicas":4}}`)
+	f.expectStatus(err, 500, metav1.StatusReasonUnknown,
+		"failed to create typed live object (default/a; stable.example.com/v2, Kind=CronTab): .spec.color: expected "+
+			"numeric (int or float), got string")
 	f.mustPatch(f.cronAt("v2", "a"), mergePatch, `{"spec":{"color":null}}`)
-	equal(t, "managedFields after the write that fixes the field", valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
+	equal(t, "managedFields after the write that fixes the field",
+		valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields"), owners)
 	f.mustPatch(f.cronAt("v2", "a"), mergePatch, `{"spec":{"replicas":5}}`)
 	if got := valueAt(f.get(f.cronAt("v2", "a")), "metadata.managedFields").([]any); len(got) != 2 {
 		t.Errorf("got managedFields %v after the object fits the schema, want two entries", got)
@@ -284,13 +302,16 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 			c.Warn = nil
 			for i := range each {
 				name := fmt.Sprintf("c%d-%d", n, i)
-				body := Body{Tree: decode(t, fmt.Sprintf(`{"apiVersion":%q,"kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":0}}`, at.Version.APIVersion, name))}
+				body := Body{Tree: decode(t,
+					fmt.Sprintf(`{"apiVersion":%q,"kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":0}}`,
+						at.Version.APIVersion, name))}
 				if _, err := f.Create(f.ctx, at, body, c); err != nil {
 					t.Errorf("create %s: %v", name, err)
 					continue
 				}
 				at.Name = name
-				if _, _, err := f.Patch(f.ctx, at, Patch{Type: mergePatch, Data: []byte(`{"spec":{"replicas":1}}`)}, c); err != nil {
+				if _, _, err := f.Patch(f.ctx, at, Patch{Type: mergePatch, Data: []byte(`{"spec":{"replicas":1}}`)},
+					c); err != nil {
 					t.Errorf("patch %s: %v", name, err)
 				}
 				at.Name = ""
@@ -302,7 +323,8 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 		wider := strings.Replace(cronTabSchema, `"color":`, `"extra":{"type":"string"},"color":`, 1)
 		for i := 0; !done.Load(); i++ {
 			first := i%2 == 0
-			f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: first, schema: []string{cronTabSchema, wider}[i%3/2]}, crdVersion{name: "v1", served: true, stored: !first})
+			f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: first,
+				schema: []string{cronTabSchema, wider}[i%3/2]}, crdVersion{name: "v1", served: true, stored: !first})
 		}
 	})
 	writers.Wait()
@@ -314,7 +336,8 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 		equal(t, "objects at "+version, len(items), 4*each)
 		for _, o := range items {
 			tree := treeOf(t, o)
-			equal(t, "object", []any{tree["apiVersion"], valueAt(tree, "spec.replicas")}, []any{"stable.example.com/" + version, 1})
+			equal(t, "object", []any{tree["apiVersion"], valueAt(tree, "spec.replicas")},
+				[]any{"stable.example.com/" + version, 1})
 			if at := f.storedVersion(object.Name(tree)); !slices.Contains([]string{"v1beta1", "v1"}, at) {
 				t.Errorf("got stored version %q", at)
 			}

@@ -25,9 +25,11 @@ type fakeDeclarative struct {
 }
 
 // ValidateDeclaratively merges the errors of both validations as upstream does.
-func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
+func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList,
+	_ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
 	d.compared += len(found)
-	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.errors, true, config.NormalizationRules...), d.errors...)
+	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.errors, true, config.NormalizationRules...),
+		d.errors...)
 }
 
 // randomErrors returns errors of few fields, many of which match.
@@ -61,7 +63,8 @@ func TestErrorsAreMergedAsUpstream(t *testing.T) {
 		equal(t, "errors", fmt.Sprint(got), fmt.Sprint(want))
 		equal(t, "compared", d.compared, 0)
 		if len(got) > 0 {
-			equal(t, "status", fmt.Sprint(newInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n", got).(*apierrors.StatusError).ErrStatus),
+			equal(t, "status", fmt.Sprint(newInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n",
+				got).(*apierrors.StatusError).ErrStatus),
 				fmt.Sprint(apierrors.NewInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n", got).ErrStatus))
 		}
 	}
@@ -73,9 +76,11 @@ func TestErrorTextIsLimited(t *testing.T) {
 	for i := range 16 * maxProblems {
 		found = append(found, field.Invalid(field.NewPath("spec").Index(i), strings.Repeat("x", 1000), ""))
 	}
-	found = declarative{&fakeDeclarative{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, rest.DeclarativeValidationConfig{})
+	found = declarative{&fakeDeclarative{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create,
+		rest.DeclarativeValidationConfig{})
 	s := newInvalid(schema.GroupKind{}, "", found).(*apierrors.StatusError).ErrStatus
-	if n := len(s.Details.Causes); n > maxProblems || len(s.Message) < maxProblemText/2 || len(s.Message) > 2*maxProblemText {
+	if n := len(s.Details.Causes); n > maxProblems || len(s.Message) < maxProblemText/2 ||
+		len(s.Message) > 2*maxProblemText {
 		t.Errorf("got %d causes and %d bytes", n, len(s.Message))
 	}
 }

@@ -27,9 +27,11 @@ func TestUpdate(t *testing.T) {
 		t.Fatalf("got metadata %v, want a new resourceVersion and the same UID", next["metadata"])
 	}
 	_, err := f.Engine.updateTree(f, created)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
+	f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		`Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
 	_, err = f.update(f.cron("my-cron"), cronTab)
-	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, `crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
+	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		`crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
 	equal(t, "cause", s.Details.Causes[0].Field, "metadata.resourceVersion")
 	_, err = f.update(f.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
@@ -50,15 +52,18 @@ func TestUpdateNameMismatch(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
 	for _, c := range []struct{ body, text string }{
-		{`{"metadata":{"name":"other"}}`, "the name of the object (other) does not match the name on the URL (my-cron)"},
+		{`{"metadata":{"name":"other"}}`,
+			"the name of the object (other) does not match the name on the URL (my-cron)"},
 		{`{"metadata":{}}`, "the name of the object (my-cron based on URL) was undeterminable: name must be provided"},
-		{`{"metadata":{"name":"my-cron","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
+		{`{"metadata":{"name":"my-cron","namespace":"other"}}`,
+			"the namespace of the provided object does not match the namespace sent on the request"},
 	} {
 		_, err := f.update(f.cron("my-cron"), c.body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, c.text)
 	}
 	_, err := f.update(f.cron("my-cron"), `{"metadata":{"name":"my-cron","uid":"wrong"}}`)
-	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: wrong, UID in object meta: ")
+	f.expectStatus(err, 409, metav1.StatusReasonConflict,
+		"Precondition failed: UID in precondition: wrong, UID in object meta: ")
 }
 
 // TestUpdateKeepsSystemFields checks that an update cannot change the metadata fields that the server sets
@@ -72,8 +77,12 @@ func TestUpdateKeepsSystemFields(t *testing.T) {
 		md["creationTimestamp"], md["generation"] = "2001-01-01T00:00:00Z", int64(99)
 	}))
 	equal(t, "metadata", next["metadata"], created["metadata"])
-	_, err := f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.deletionTimestamp", "2030-01-01T00:00:00Z") })
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
+	_, err := f.edit(f.cron("my-cron"), func(o object.Tree) {
+		set(o, "metadata.deletionTimestamp",
+			"2030-01-01T00:00:00Z")
+	})
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		"metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
 	_, err = f.edit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"-": "x"}) })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
 }
@@ -125,7 +134,8 @@ func TestStatus(t *testing.T) {
 		last = entries[1].(object.Tree)
 	}
 	equal(t, "subresource", []any{last["manager"], last["subresource"], last["fieldsV1"]},
-		[]any{"controller", "status", map[string]any{"f:status": map[string]any{".": map[string]any{}, "f:phase": map[string]any{}}}})
+		[]any{"controller", "status", map[string]any{"f:status": map[string]any{".": map[string]any{},
+			"f:phase": map[string]any{}}}})
 	next = treeOf(t, f.mustEdit(f.cron("my-cron"), func(o object.Tree) {
 		delete(o, "status")
 		set(o, "spec.image", "new")
@@ -140,14 +150,16 @@ func TestStatus(t *testing.T) {
 func TestStatusIsValidatedSeparately(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
-	strict := strings.Replace(cronTabSchema, `"spec":{"type":"object",`, `"spec":{"type":"object","required":["color"],`, 1)
+	strict := strings.Replace(cronTabSchema, `"spec":{"type":"object",`,
+		`"spec":{"type":"object","required":["color"],`, 1)
 	f.writeCRD(cronTabs(strict, strict))
 	_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"replicas":1}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
 	after := f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"Done"}}`)
 	equal(t, "phase", valueAt(after, "status.phase"), "Done")
 	_, err = f.patch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":7}}`)
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "status.phase: Invalid value: \"integer\": phase in body must be of type string")
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		"status.phase: Invalid value: \"integer\": phase in body must be of type string")
 }
 
 // TestWithoutStatusSubresource checks that the status is an ordinary field of a version without the status
@@ -174,7 +186,8 @@ func TestFinalizersOfTerminatingObject(t *testing.T) {
 	_, err := f.edit(f.cron("a"), func(o object.Tree) {
 		set(o, "metadata.finalizers", []any{"stable.example.com/finalizer", "stable.example.com/more"})
 	})
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		`metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
 	o := f.mustEdit(f.cron("a"), func(o object.Tree) { delete(object.Metadata(o), "finalizers") })
 	equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), nil)
 	_, err = f.Get(f.ctx, f.cron("a"), "")
@@ -225,12 +238,14 @@ func TestUpdateDryRun(t *testing.T) {
 func TestVersionsArePruned(t *testing.T) {
 	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
-	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(narrow, `"selectableFields":[{"jsonPath":".spec.color"}]`, "", 1)))
+	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(narrow, `"selectableFields":[{"jsonPath":".spec.color"}]`, "",
+		1)))
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
 	v2 := f.target("stable.example.com", "v2", "crontabs", "default")
 	v2.Name = "a"
 	seen := f.get(v2)
-	equal(t, "at v2", []any{seen["apiVersion"], seen["spec"]}, []any{"stable.example.com/v2", map[string]any{"image": "i"}})
+	equal(t, "at v2", []any{seen["apiVersion"], seen["spec"]},
+		[]any{"stable.example.com/v2", map[string]any{"image": "i"}})
 	o := f.mustEdit(v2, func(o object.Tree) { set(o, "spec.image", "j") })
 	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), 2)
 	equal(t, "at v1", f.get(f.cron("a"))["spec"], map[string]any{"image": "j"})
@@ -245,8 +260,11 @@ func TestMetadataIsNotRatcheted(t *testing.T) {
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
 	f.commit(storage.Write{Key: key, Value: object.Pack(created, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
 	_, err := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"image":"better"}}`)
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, `metadata.labels: Invalid value: "not a label": a valid label must`)
-	equal(t, "image after the label is removed", valueAt(f.mustPatch(f.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		`metadata.labels: Invalid value: "not a label": a valid label must`)
+	equal(t, "image after the label is removed",
+		valueAt(f.mustPatch(f.cron("my-cron"), types.MergePatchType,
+			`{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
 }
 
 // TestOnlyValidDataIsStored checks that a rejected create, update, patch or apply changes nothing in the store
@@ -268,7 +286,8 @@ func TestOnlyValidDataIsStored(t *testing.T) {
 	set(tree, "spec.replicas", "many")
 	_, updated := f.Engine.updateTree(f, tree)
 	_, patched := f.patch(f.cron("my-cron"), types.MergePatchType, `{"spec":{"replicas":"many"}}`)
-	_, applied = f.patch(f.cron("my-cron"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
+	_, applied = f.patch(f.cron("my-cron"), types.ApplyPatchType,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
 	for verb, err := range map[string]error{"update": updated, "patch": patched, "apply": applied} {
 		if err == nil || string(f.Store.Head().Get(key).Value) != stored {
 			t.Errorf("%s: got %v and stored %s, want an error and no change", verb, err, f.Store.Head().Get(key).Value)
@@ -282,22 +301,29 @@ func TestUsualMetadata(t *testing.T) {
 	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)
 	valid := func(md object.Tree) bool {
 		o := objectMeta(object.Tree{"metadata": md})
-		return len(validation.ValidateAnnotations(o.Annotations, key)) == 0 && len(metav1validation.ValidateLabels(o.Labels, key)) == 0
+		return len(validation.ValidateAnnotations(o.Annotations, key)) == 0 &&
+			len(metav1validation.ValidateLabels(o.Labels, key)) == 0
 	}
-	for _, text := range []string{"", "a", "A1", "-", "a-", "_a", "a.b_c-d", "a b", "é", "/", "a/", "/a", "a/b", "a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a.b/c", "a.b-/c", ".a/b",
-		long, long[1:], long + "/a", long[1:] + "/a", strings.Repeat("a.", 126) + "ab/c", strings.Repeat("a.", 126) + "a/c", "a/" + long, "a/" + long[1:]} {
-		for _, md := range []object.Tree{{"labels": object.Tree{text: "v"}}, {"labels": object.Tree{"k": text}}, {"annotations": object.Tree{text: "v"}}, {"annotations": object.Tree{"k": text}}} {
+	for _, text := range []string{"", "a", "A1", "-", "a-", "_a", "a.b_c-d", "a b", "é", "/", "a/", "/a", "a/b",
+		"a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a.b/c", "a.b-/c", ".a/b",
+		long, long[1:], long + "/a", long[1:] + "/a", strings.Repeat("a.", 126) + "ab/c", strings.Repeat("a.", 126) +
+			"a/c", "a/" + long, "a/" + long[1:]} {
+		for _, md := range []object.Tree{{"labels": object.Tree{text: "v"}}, {"labels": object.Tree{"k": text}},
+			{"annotations": object.Tree{text: "v"}}, {"annotations": object.Tree{"k": text}}} {
 			if usualMetadata(md) && !valid(md) {
 				t.Errorf("usualMetadata accepts %v, which is invalid", md)
 			}
 		}
 	}
-	for size, want := range map[int]bool{validation.TotalAnnotationSizeLimitB - 1: true, validation.TotalAnnotationSizeLimitB: false} {
-		if md := (object.Tree{"annotations": object.Tree{"k": strings.Repeat("x", size)}}); usualMetadata(md) != want || valid(md) != want {
+	for size, want := range map[int]bool{validation.TotalAnnotationSizeLimitB - 1: true,
+		validation.TotalAnnotationSizeLimitB: false} {
+		if md := (object.Tree{"annotations": object.Tree{"k": strings.Repeat("x", size)}}); usualMetadata(md) != want ||
+			valid(md) != want {
 			t.Errorf("an annotation of %d bytes: got usual %t and valid %t", size, usualMetadata(md), valid(md))
 		}
 	}
-	usual := object.Tree{"labels": object.Tree{"app.kubernetes.io/name": "a", "tier": ""}, "annotations": object.Tree{"kubectl.kubernetes.io/last-applied-configuration": "{}\n"}}
+	usual := object.Tree{"labels": object.Tree{"app.kubernetes.io/name": "a", "tier": ""},
+		"annotations": object.Tree{"kubectl.kubernetes.io/last-applied-configuration": "{}\n"}}
 	if !usualMetadata(usual) || usualMetadata(object.Tree{"ownerReferences": []any{}}) {
 		t.Error("got usual metadata rejected, or owner references accepted")
 	}

@@ -22,11 +22,13 @@ func TestEventsInTwoGroups(t *testing.T) {
 	f.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
 	core.Name, events.Name = "e", "e"
 	seen := f.get(events)
-	equal(t, "read in the other group", []any{seen["apiVersion"], seen["kind"], seen["note"], valueAt(seen, "regarding.name"), seen["message"]},
+	equal(t, "read in the other group", []any{seen["apiVersion"], seen["kind"], seen["note"],
+		valueAt(seen, "regarding.name"), seen["message"]},
 		[]any{"events.k8s.io/v1", "Event", "it runs", "p", nil})
 	watch := f.watch(events, ListOptions{ResourceVersion: f.head()})
 	next := f.mustPatch(events, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
-	equal(t, "patched", []any{valueAt(next, "metadata.labels"), next["note"]}, []any{map[string]any{"a": "b"}, "it runs"})
+	equal(t, "patched", []any{valueAt(next, "metadata.labels"), next["note"]},
+		[]any{map[string]any{"a": "b"}, "it runs"})
 	ev, err := watch.next()
 	if err != nil {
 		t.Fatal(err)
@@ -34,8 +36,10 @@ func TestEventsInTwoGroups(t *testing.T) {
 	equal(t, "watched", treeOf(t, ev.Object), next)
 	equal(t, "message", f.get(core)["message"], "it runs")
 	events.Name, core.Name = "", ""
-	equal(t, "listed in events.k8s.io", len(f.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
-	equal(t, "listed in the core group", len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
+	equal(t, "listed in events.k8s.io", len(f.list(events,
+		ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
+	equal(t, "listed in the core group",
+		len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
 	_, err = f.List(f.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
@@ -47,7 +51,8 @@ func TestEventSourceSelector(t *testing.T) {
 	core := f.target("", "v1", "events", "default")
 	f.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
 	f.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
-	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a", "reportingComponent=new,source!=old": "b"} {
+	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a",
+		"reportingComponent=new,source!=old": "b"} {
 		l := f.list(core, ListOptions{Fields: fieldSelector(t, selector)})
 		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
 			t.Errorf("%s selects %d objects, want only %s", selector, len(l.Items), want)
@@ -73,7 +78,8 @@ func TestReadUnderNewSchema(t *testing.T) {
 	if first.Items[0].Record != second.Items[0].Record {
 		t.Fatal("the second reader pruned the object again")
 	}
-	equal(t, "selectable field that is pruned", len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
+	equal(t, "selectable field that is pruned",
+		len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
 	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // changes nothing, but stores the pruned object
 	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
 		t.Fatalf("got %s stored, want a pruned object", o.Record.Value)

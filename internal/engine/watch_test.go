@@ -123,18 +123,23 @@ func TestInitialEvents(t *testing.T) {
 	yes, no := true, false
 	for _, rv := range []string{"", "0"} {
 		f.watch(f.cron(""), ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
-		f.watch(f.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000", "ADDED c001", "ADDED c002", "BOOKMARK end")
+		f.watch(f.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000",
+			"ADDED c001", "ADDED c002", "BOOKMARK end")
 	}
 	for _, rv := range []string{"", "0", f.head()} {
-		o := ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Labels: labelSelector(t, "shard=1")}
+		o := ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes,
+			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Labels: labelSelector(t, "shard=1")}
 		f.watch(f.cron(""), o).expect("ADDED c001", "BOOKMARK end")
 	}
-	f.watch(f.cron(""), ListOptions{SendInitialEvents: &no, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
+	f.watch(f.cron(""), ListOptions{SendInitialEvents: &no,
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
 	f.watch(f.cron(""), ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
 	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{SendInitialEvents: &yes})
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		"sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
 	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
-	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
+		"resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
 	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "x"})
 	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
 }
@@ -170,7 +175,8 @@ func TestWatchSelected(t *testing.T) {
 	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != f.newestRevision() {
 		t.Fatalf("%+v, %v", ev, err)
 	}
-	equal(t, "labels of the object as it was", valueAt(treeOf(t, ev.Object), "metadata.labels"), map[string]any{"app": "a"})
+	equal(t, "labels of the object as it was", valueAt(treeOf(t, ev.Object), "metadata.labels"),
+		map[string]any{"app": "a"})
 	f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
 	watch.idle()
 	fields.expect("ADDED my-cron", "MODIFIED my-cron", "DELETED my-cron")
@@ -234,7 +240,8 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	f := newFixture(t)
 	other := f.watch(f.configMap(""), ListOptions{ResourceVersion: f.head()})
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head()})
-	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`, `"storedVersions":["v1","v2"]`, 1))
+	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`,
+		`"storedVersions":["v1","v2"]`, 1))
 	f.mustCreate(f.cron(""), cronTab)
 	watch.expect("ADDED my-cron")
 	f.writeCRD(cronTabs(cronTabSchema, strings.Replace(cronTabSchema, "cronSpec", "cronText", 1)))
@@ -252,7 +259,8 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 func TestWatchersAgreeWithLists(t *testing.T) {
 	f := newFixture(t)
 	f.caller.Warn = nil
-	selectors := []ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")}, {Fields: fieldSelector(t, "spec.color=red")}}
+	selectors := []ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")},
+		{Fields: fieldSelector(t, "spec.color=red")}}
 	var watches []*testWatch
 	for i := range 8 {
 		o := selectors[i%len(selectors)]
@@ -270,7 +278,8 @@ func TestWatchersAgreeWithLists(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
 	marker := f.mustEdit(f.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
 	for i, watch := range watches {
-		watch.replay(t, f.list(f.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels, Fields: selectors[i%len(selectors)].Fields}), marker)
+		watch.replay(t, f.list(f.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels,
+			Fields: selectors[i%len(selectors)].Fields}), marker)
 	}
 }
 
@@ -281,7 +290,8 @@ func (f *fixture) writeRandomly(r *rand.Rand, n int) {
 		app, color := string(rune('a'+r.Intn(2))), []string{"red", "blue"}[r.Intn(2)]
 		tree := object.Tree{
 			"apiVersion": "stable.example.com/v1", "kind": "CronTab",
-			"metadata": object.Tree{"name": name, "labels": object.Tree{"app": app}}, "spec": object.Tree{"color": color},
+			"metadata": object.Tree{"name": name, "labels": object.Tree{"app": app}},
+			"spec":     object.Tree{"color": color},
 		}
 		switch r.Intn(4) {
 		case 0:

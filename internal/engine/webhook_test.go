@@ -110,7 +110,8 @@ func TestListConverts(t *testing.T) {
 	cold := c.countCalls(func() {
 		l := f.list(now, ListOptions{})
 		equal(t, "items", len(l.Items), 3000)
-		equal(t, "first item", treeOf(t, l.Items[0])["spec"], map[string]any{"host": "h0.example.com", "port": "80", "proto": "tcp"})
+		equal(t, "first item", treeOf(t, l.Items[0])["spec"],
+			map[string]any{"host": "h0.example.com", "port": "80", "proto": "tcp"})
 		equal(t, "apiVersion", treeOf(t, l.Items[2999])["apiVersion"], "example.com/v1")
 	})
 	equal(t, "calls without a cache", cold, [2]int64{2, 3000})
@@ -155,10 +156,12 @@ func TestWebhookResultIsServed(t *testing.T) {
 	want := f.get(old)
 	equal(t, "as stored", want["spec"], map[string]any{"hostPort": "h0.example.com:80"})
 	equal(t, "labels as stored", valueAt(want, "metadata.labels"), nil)
-	want["apiVersion"], want["spec"] = "example.com/v1", object.Tree{"host": "h0.example.com", "port": "80", "proto": "tcp"}
+	want["apiVersion"], want["spec"] = "example.com/v1", object.Tree{"host": "h0.example.com", "port": "80",
+		"proto": "tcp"}
 	set(want, "metadata.labels", object.Tree{"at": "v1"})
 	equal(t, "at v1", f.get(now), want)
-	equal(t, "in a list", treeOf(t, f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{}).Items[0]), want)
+	equal(t, "in a list", treeOf(t, f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{}).Items[0]),
+		want)
 }
 
 // TestSelectorsUseConvertedObjects checks that selectors use the labels and fields of the requested version
@@ -327,9 +330,11 @@ func TestFailedConversionIsRetried(t *testing.T) {
 func TestStatusIsResetAcrossVersions(t *testing.T) {
 	f, _, _, _ := newHostsFixture(t, 0)
 	with := strings.ReplaceAll(hostsCRD, `"served":true,`, `"served":true,"subresources":{"status":{}},`)
-	with = strings.ReplaceAll(with, `"type":"object","properties":{"spec"`, `"type":"object","properties":{"status":{"type":"object","properties":{"phase":{"type":"string"}}},"spec"`)
+	with = strings.ReplaceAll(with, `"type":"object","properties":{"spec"`,
+		`"type":"object","properties":{"status":{"type":"object","properties":{"phase":{"type":"string"}}},"spec"`)
 	f.writeCRD(with)
-	old, now := f.target("example.com", "v1beta1", "hosts", "default"), f.target("example.com", "v1", "hosts", "default")
+	old, now := f.target("example.com", "v1beta1", "hosts", "default"), f.target("example.com", "v1", "hosts",
+		"default")
 	f.mustCreate(old, `{"metadata":{"name":"h"},"spec":{"hostPort":"a:1"}}`)
 	old.Name, now.Name = "h", "h"
 	f.mustPatch(old.sub("status"), mergePatch, `{"status":{"phase":"real"}}`)

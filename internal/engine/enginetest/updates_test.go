@@ -50,7 +50,8 @@ func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[strin
 	if err := json.Unmarshal([]byte(openAPI), &v1); err != nil {
 		t.Fatal(err)
 	}
-	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, &internal, nil); err != nil {
+	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, &internal,
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	validator, _, err := apivalidation.NewSchemaValidator(&internal)
@@ -71,9 +72,11 @@ func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[strin
 		status = &apiextensions.CustomResourceSubresourceStatus{}
 	}
 	selector := ".status.selector"
-	scale := &apiextensions.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas", StatusReplicasPath: ".status.replicas", LabelSelectorPath: &selector}
+	scale := &apiextensions.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas",
+		StatusReplicasPath: ".status.replicas", LabelSelectorPath: &selector}
 	kind := schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}
-	main := customresource.NewStrategy(crdserverscheme.NewUnstructuredObjectTyper(), true, kind, validator, statusValidator, structural, status, scale, nil)
+	main := customresource.NewStrategy(crdserverscheme.NewUnstructuredObjectTyper(), true, kind, validator,
+		statusValidator, structural, status, scale, nil)
 	return map[string]rest.RESTUpdateStrategy{"": main, "status": customresource.NewStatusStrategy(main)}
 }
 
@@ -86,7 +89,8 @@ func randomEdit(r *rand.Rand, t object.Tree) {
 	for range 1 + r.IntN(3) {
 		switch r.IntN(16) {
 		case 0:
-			set(t, "spec.replicas", oneOf[any](r, int64(0), int64(5), int64(-1), int64(1)<<33, int64(1)<<31, int64(1)<<31-1))
+			set(t, "spec.replicas", oneOf[any](r, int64(0), int64(5), int64(-1), int64(1)<<33, int64(1)<<31,
+				int64(1)<<31-1))
 		case 1:
 			set(t, "spec.color", oneOf[any](r, "red", "blue", "far too long"))
 		case 2, 3:
@@ -106,7 +110,8 @@ func randomEdit(r *rand.Rand, t object.Tree) {
 			if len(finalizers) > 0 && r.IntN(2) == 0 {
 				finalizers = finalizers[1:]
 			} else {
-				finalizers = append(finalizers, oneOf(r, "example.com/a", "example.com/b", "bare", "not/a/name", "dotted.name"))
+				finalizers = append(finalizers, oneOf(r, "example.com/a", "example.com/b", "bare", "not/a/name",
+					"dotted.name"))
 			}
 			object.SetFinalizers(t, slices.Compact(finalizers))
 		case 12:
@@ -150,8 +155,11 @@ func compareUpdates(t *testing.T, withStatus bool) {
 	r := rand.New(rand.NewPCG(seed, 6))
 	accepted, rejected := 0, 0
 	for round := range 250 {
-		live, err := crontabs.Create(t.Context(), &unstructured.Unstructured{Object: object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab",
-			"metadata": object.Tree{"name": fmt.Sprintf("a%d", round), "finalizers": []any{"example.com/a"}}, "spec": object.Tree{"replicas": int64(1), "image": "i"}}}, metav1.CreateOptions{})
+		live, err := crontabs.Create(t.Context(),
+			&unstructured.Unstructured{Object: object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab",
+				"metadata": object.Tree{"name": fmt.Sprintf("a%d", round),
+					"finalizers": []any{"example.com/a"}}, "spec": object.Tree{"replicas": int64(1), "image": "i"}}},
+			metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,9 +179,11 @@ func compareUpdates(t *testing.T, withStatus bool) {
 			body := live.DeepCopy()
 			randomEdit(r, body.Object)
 			want := body.DeepCopy()
-			wantErr := rest.BeforeUpdate(strategies[sub], request.WithNamespace(t.Context(), "default"), want, live.DeepCopy())
+			wantErr := rest.BeforeUpdate(strategies[sub], request.WithNamespace(t.Context(), "default"), want,
+				live.DeepCopy())
 			got, err := crontabs.Update(t.Context(), body, metav1.UpdateOptions{}, subs...)
-			update := fmt.Sprintf("seed %d, %q: %s\nto %s", seed, sub, object.AppendJSON(nil, live.Object), object.AppendJSON(nil, body.Object))
+			update := fmt.Sprintf("seed %d, %q: %s\nto %s", seed, sub, object.AppendJSON(nil, live.Object),
+				object.AppendJSON(nil, body.Object))
 			if errorText(err) != errorText(wantErr) {
 				t.Fatalf("%s\ngot  %v\nwant %v", update, errorText(err), errorText(wantErr))
 			}
@@ -182,7 +192,8 @@ func compareUpdates(t *testing.T, withStatus bool) {
 				continue
 			}
 			accepted++
-			if g, w := object.AppendJSON(nil, withoutVolatileFields(got.Object)), object.AppendJSON(nil, withoutVolatileFields(want.Object)); string(g) != string(w) {
+			if g, w := object.AppendJSON(nil, withoutVolatileFields(got.Object)), object.AppendJSON(nil,
+				withoutVolatileFields(want.Object)); string(g) != string(w) {
 				t.Fatalf("%s\ngot  %s\nwant %s", update, g, w)
 			}
 		}
@@ -205,11 +216,13 @@ func serve(t *testing.T, crd string) dynamic.ResourceInterface {
 	if err := u.UnmarshalJSON([]byte(crd)); err != nil {
 		t.Fatal(err)
 	}
-	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"})
 	if _, err := crds.Create(t.Context(), u, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return client.Resource(schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}).Namespace("default")
+	return client.Resource(schema.GroupVersionResource{Group: "stable.example.com", Version: "v1",
+		Resource: "crontabs"}).Namespace("default")
 }
 
 // set sets the value at a path of two names.
@@ -234,7 +247,8 @@ func errorText(err error) string {
 		causes = append(causes, fmt.Sprint(c.Type, " ", c.Field, " ", c.Message))
 	}
 	slices.Sort(causes)
-	return fmt.Sprint(status.ErrStatus.Code, " ", status.ErrStatus.Reason, "\n", strings.Join(slices.Compact(causes), "\n"))
+	return fmt.Sprint(status.ErrStatus.Code, " ", status.ErrStatus.Reason, "\n",
+		strings.Join(slices.Compact(causes), "\n"))
 }
 
 // withoutVolatileFields removes the metadata that every write sets from t, and returns t.
