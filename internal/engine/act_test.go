@@ -47,8 +47,10 @@ func TestBindingAdmission(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
 	f.caller.Options = &metav1.CreateOptions{FieldManager: "x"}
 	var seen []string
-	record := func(stage string, then func(context.Context, *admission.Request,
-		object.Tree) error) func(context.Context, *admission.Request) error {
+	type admitFunc = func(context.Context, *admission.Request) error
+	record := func(
+		stage string, then func(context.Context, *admission.Request, object.Tree) error,
+	) admitFunc {
 		return func(ctx context.Context, r *admission.Request) error {
 			o, ok := r.Options().(*metav1.CreateOptions)
 			next, err := r.New(ctx, r.Version)
@@ -78,14 +80,15 @@ func TestBindingAdmission(t *testing.T) {
 	f.beforeCommit = func(writes []storage.Write) {
 		if attempts++; attempts == 1 {
 			f.commit(storage.Write{Key: f.policies().Key("default", "policy"),
-				Value:    []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"policy","namespace":"default"}}`),
+				Value: []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"policy",` +
+					`"namespace":"default"}}`),
 				Expected: f.Store.Head().Get(f.policies().Key("default", "policy")).Modified})
 		}
 	}
 	if err := f.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
 		t.Fatal(err)
 	}
-	// the second attempt follows the change of the policy
+	// The policy has changed before the first commit, so the write was retried.
 	equal(t, "number of calls and of commits", []any{len(seen), attempts}, []any{4, 2})
 	for i, line := range seen {
 		stage := []string{"admit", "validate"}[i%2]
@@ -104,7 +107,8 @@ func TestBindingMetadata(t *testing.T) {
 	f.createPod("p")
 	owners := valueAt(f.get(f.pods("p")), "metadata.managedFields")
 	f.caller.DryRun = true
-	const binding = `{"metadata":{"name":"p","labels":{"!":"x"},"annotations":{"/":"y"},"finalizers":["!"],"ownerReferences":[{"uid":"u"},{"uid":"u"}]},"target":{"name":"m"}}`
+	const binding = `{"metadata":{"name":"p","labels":{"!":"x"},"annotations":{"/":"y"},"finalizers":["!"],` +
+		`"ownerReferences":[{"uid":"u"},{"uid":"u"}]},"target":{"name":"m"}}`
 	if err := f.bind("p", binding); err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,8 @@ func (f *fixture) crd(name string) Target {
 func crdManifest(plural, kind, short string) string {
 	return fmt.Sprintf(`{"metadata":{"name":"%[1]s.example.com"},"spec":{"group":"example.com","scope":"Cluster",
 "names":{"plural":%[1]q,"kind":%[2]q,"shortNames":[%[3]q]},
-"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`, plural, kind, short)
+"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
+		plural, kind, short)
 }
 
 func (f *fixture) createCRD(plural, kind, short string) object.Tree {
@@ -184,7 +185,8 @@ func TestServiceAllocationConflicts(t *testing.T) {
 				r := f.raceBeforeCommit(func(write storage.Write) {
 					s := serviceSpec(t, write)
 					f.mustCreate(f.service(""),
-						fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,"ports":[{"port":80,"nodePort":%d}]}}`,
+						fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,`+
+							`"ports":[{"port":80,"nodePort":%d}]}}`,
 							s.ClusterIP, s.Ports[0].NodePort))
 				})
 				var err error

@@ -37,7 +37,8 @@ func TestBuiltinKindValidation(t *testing.T) {
 		`spec.scope: Unsupported value: "Galaxy"`: create(f.crd(""),
 			strings.Replace(crdManifest("bars", "Bar", "y"), `"Cluster"`, `"Galaxy"`, 1)),
 		`spec.versions: Invalid value`: patch(f.crd("foos.example.com"),
-			`{"spec":{"versions":[{"name":"v1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`),
+			`{"spec":{"versions":[{"name":"v1","served":true,"storage":false,`+
+				`"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`),
 		`metadata.name: Invalid value: "bars.example.com": must be spec.nam`: create(f.crd(""),
 			strings.Replace(crdManifest("bars", "Bar", "y"), `"plural":"bars"`, `"plural":"cars"`, 1)),
 	} {
@@ -90,8 +91,10 @@ func TestValidationErrorLimit(t *testing.T) {
 func TestLegacyCRDValidation(t *testing.T) {
 	f := newFixture(t)
 	at := f.target("apiextensions.k8s.io", "v1beta1", "customresourcedefinitions", "")
-	const manifest = `{"metadata":{"name":"foos.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"foos","kind":"Foo"},
-"preserveUnknownFields":false,"validation":{"openAPIV3Schema":{"type":"object"}},"versions":[{"name":"v1","served":true,"storage":true%s}]}}`
+	const manifest = `{"metadata":{"name":"foos.example.com"},"spec":{"group":"example.com","scope":"Cluster",
+"names":{"plural":"foos","kind":"Foo"},
+"preserveUnknownFields":false,"validation":{"openAPIV3Schema":{"type":"object"}},"versions":[{"name":"v1",
+"served":true,"storage":true%s}]}}`
 	twice := fmt.Sprintf(manifest, `,"schema":{"openAPIV3Schema":{"type":"object"}}`)
 	_, err := f.create(at, twice)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.versions: Invalid value")

@@ -15,7 +15,8 @@ import (
 
 // benchCronTab returns the manifest of a CronTab of about 1.9 KB. 1 % of the CronTabs have the same label shard.
 func benchCronTab(i int) string {
-	return fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"c%06d","labels":{"app":"bench","shard":"%d","tier":"backend"},
+	return fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"c%06d",
+"labels":{"app":"bench","shard":"%d","tier":"backend"},
 "annotations":{"example.com/owner":"team","example.com/note":%q}},
 "spec":{"cronSpec":"*/5 * * * *","image":"registry.example.com/library/cron:1.2.3","replicas":3,"color":"red",
 "ports":[{"name":"http","port":80},{"name":"https","port":443},{"name":"admin","port":8080}],"any":{"env":%s}}}`,

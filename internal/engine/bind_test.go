@@ -131,7 +131,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 					equal(t, "bound, error", []any{bound, err}, []any{"n", nil})
 				} else {
 					f.expectStatus(err, 409, metav1.StatusReasonConflict,
-						`Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m requested, `+c.left+` left`)
+						`Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m `+
+							`requested, `+c.left+` left`)
 					equal(t, "bound", bound, nil)
 				}
 				if guarded {
@@ -263,7 +264,8 @@ func TestNodeUsageWrites(t *testing.T) {
 func (f *fixture) setAllocated(pod, cpu string) {
 	f.Helper()
 	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
-		fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
+		fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,`+
+			`"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
 }
 
 // TestNodeUsageDeletedWithNodes checks that DeleteCollection of nodes deletes their usage records, even if the

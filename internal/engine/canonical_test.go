@@ -18,7 +18,8 @@ func (f *fixture) storeDirectly(key, js string) *storage.Record {
 	return f.Store.Head().Get(key)
 }
 
-const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME","namespace":"default","uid":"u"},"spec":{"image":"i"}}`
+const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME",` +
+	`"namespace":"default","uid":"u"},"spec":{"image":"i"}}`
 
 // TestCanonicalObjectIsServedAsStored checks that a loaded object that decoding would not change is served as
 // stored, and that its fingerprint is computed once.
@@ -69,7 +70,8 @@ func TestForeignEncodings(t *testing.T) {
 	f := newFixture(t)
 	target := f.configMap("a")
 	key := target.Version.Definition.Key("default", "a")
-	rec := f.storeDirectly(key, `{"metadata":{"resourceVersion":"1","name":"a","namespace":"default"},"data":{"k":"v"},"kind":"ConfigMap","apiVersion":"v1"}`)
+	rec := f.storeDirectly(key, `{"metadata":{"resourceVersion":"1","name":"a","namespace":"default"},`+
+		`"data":{"k":"v"},"kind":"ConfigMap","apiVersion":"v1"}`)
 	o, err := f.Get(f.ctx, target, "")
 	if err != nil {
 		t.Fatal(err)

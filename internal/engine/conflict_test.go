@@ -104,7 +104,8 @@ func TestConflictWithDeletion(t *testing.T) {
 func TestNameConflict(t *testing.T) {
 	same := func(f *fixture) func(storage.Write) {
 		return func(write storage.Write) {
-			tree := decode(f, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"uid":"u","namespace":"default","annotations":{"other":"yes"}}}`)
+			tree := decode(f, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"uid":"u",`+
+				`"namespace":"default","annotations":{"other":"yes"}}}`)
 			object.Metadata(tree)["name"] = write.Key[len(aKey)-1:]
 			f.commit(storage.Write{Key: write.Key, Value: object.Pack(tree, 0).JSON()})
 		}
@@ -148,7 +149,8 @@ func TestUnconditionalUpdateConflict(t *testing.T) {
 	const key = "/registry/configmaps/default/a"
 	other := func(f *fixture, uid string) func(storage.Write) {
 		return func(storage.Write) {
-			tree := decode(f, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","creationTimestamp":"2001-01-01T00:00:00Z"},"data":{"k":"2"}}`)
+			tree := decode(f, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default",`+
+				`"creationTimestamp":"2001-01-01T00:00:00Z"},"data":{"k":"2"}}`)
 			object.Metadata(tree)["uid"] = uid
 			f.commit(storage.Write{Key: key, Value: object.Pack(tree, 0).JSON(),
 				Expected: f.Store.Head().Get(key).Modified})

@@ -67,7 +67,7 @@ func TestGenerateName(t *testing.T) {
 	for range 20 {
 		name := object.Name(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"job-"}}`)))
 		if len(name) != len("job-")+5 || !strings.HasPrefix(name, "job-") || seen[name] {
-			t.Fatalf("generated %q", name)
+			t.Fatalf("got generated name %q, want a new one with 5 random characters", name)
 		}
 		seen[name] = true
 	}
@@ -88,7 +88,8 @@ func TestCreateWrongKind(t *testing.T) {
 				"(stable.example.com/v1)"},
 		{`{"kind":"","metadata":{"name":"a"}}`, "Object 'Kind' is missing"},
 		{`{"metadata":{"name":"a","labels":{"x":1}}}`,
-			`CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
+			`CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct ` +
+				`field ObjectMeta.labels of type string`},
 		{`{"metadata":{"name":"a","namespace":"other"}}`,
 			"the namespace of the provided object does not match the namespace sent on the request"},
 	} {
@@ -128,8 +129,10 @@ func TestCreateInvalidMetadata(t *testing.T) {
 	f.caller.DryRun = false
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["short","example.com","example.com/fine"]}}`)
 	equal(t, "warnings", f.warnings, []string{
-		`metadata.finalizers: "example.com": prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts with other finalizer writers`,
-		`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers`,
+		`metadata.finalizers: "example.com": prefer a domain-qualified finalizer name including a path (/) to avoid ` +
+			`accidental conflicts with other finalizer writers`,
+		`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with ` +
+			`other finalizer writers`,
 	})
 }
 
@@ -138,7 +141,9 @@ func TestCreateInvalidMetadata(t *testing.T) {
 func TestCreateIgnoresSystemFields(t *testing.T) {
 	f := newFixture(t)
 	created := treeOf(t, f.mustCreate(f.cron(""),
-		`{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x","creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`))
+		`{"metadata":{"name":"a","uid":"mine","generation":7,"selfLink":"/x",`+
+			`"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z",`+
+			`"deletionGracePeriodSeconds":5}}`))
 	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -149,7 +154,9 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 	}
 	equal(t, "managedFields", valueAt(created, "metadata.managedFields"), nil)
 	created = f.mustPatch(f.cron("b"), applyPatch,
-		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x",`+
+			`"generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z",`+
+			`"deletionGracePeriodSeconds":5}}`)
 	equal(t, "generation", valueAt(created, "metadata.generation"), 1)
 	equal(t, "creationTimestamp", valueAt(created, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
 	for _, field := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
@@ -164,7 +171,8 @@ func TestFieldValidation(t *testing.T) {
 	body := `{"metadata":{"name":"a","bar":1},"spec":{"foo":1,"image":"i"}}`
 	_, err := f.create(f.cron(""), body)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest,
-		`CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "metadata.bar", unknown field "spec.foo"`)
+		`CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field `+
+			`"metadata.bar", unknown field "spec.foo"`)
 	f.caller.Validation = "Ignore"
 	created := treeOf(t, f.mustCreate(f.cron(""), body))
 	equal(t, "spec", created["spec"], map[string]any{"image": "i"})
@@ -221,7 +229,8 @@ func TestCreateInNamespaces(t *testing.T) {
 	f.delete(ns, metav1.DeleteOptions{})
 	_, err = f.create(other, `{"metadata":{"name":"late"}}`)
 	s := f.expectStatus(err, 403, metav1.StatusReasonForbidden,
-		`crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because it is being terminated`)
+		`crontabs.stable.example.com "late" is forbidden: unable to create new content in namespace other because `+
+			`it is being terminated`)
 	equal(t, "causes", s.Details.Causes,
 		[]metav1.StatusCause{{Type: "NamespaceTerminating", Message: "namespace other is being terminated",
 			Field: "metadata.namespace"}})
@@ -236,7 +245,8 @@ func TestCreateWhileTerminating(t *testing.T) {
 	for _, target := range []Target{f.cron(""), stale} { // the guard of the stale target fails
 		_, err := f.create(target, cronTab)
 		f.expectStatus(err, 403, metav1.StatusReasonForbidden,
-			`crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource definition is terminating`)
+			`crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource `+
+				`definition is terminating`)
 	}
 }
 

@@ -13,13 +13,17 @@ import (
 // schemaWithDefaults returns a schema with defaults. more is inserted into the properties of spec.
 func schemaWithDefaults(more string) string {
 	return `{"type":"object","properties":{"spec":{"type":"object","properties":{` + more + `
-"cronSpec":{"type":"string","default":"5 0 * * *"},"image":{"type":"string"},"replicas":{"type":"integer","default":1,"maximum":10},
+"cronSpec":{"type":"string","default":"5 0 * * *"},"image":{"type":"string"},"replicas":{"type":"integer",
+"default":1,"maximum":10},
 "color":{"type":"string","default":"red"},
-"foo":{"type":"string","default":"default"},"bar":{"type":"string","nullable":true,"default":"never"},"baz":{"type":"string"},
+"foo":{"type":"string","default":"default"},"bar":{"type":"string","nullable":true,"default":"never"},
+"baz":{"type":"string"},
 "tags":{"type":"array","items":{"type":"string"},"x-kubernetes-list-type":"set"},
 "ports":{"type":"array","items":{"type":"object","properties":{"port":{"type":"integer","default":80}}}},
-"named":{"type":"object","additionalProperties":{"type":"object","properties":{"on":{"type":"boolean","default":true}}}}}},
-"status":{"type":"object","default":{"phase":"new"},"properties":{"phase":{"type":"string"},"replicas":{"type":"integer","minimum":0,"default":0}}}}}`
+"named":{"type":"object","additionalProperties":{"type":"object","properties":{"on":{"type":"boolean",
+"default":true}}}}}},
+"status":{"type":"object","default":{"phase":"new"},"properties":{"phase":{"type":"string"},
+"replicas":{"type":"integer","minimum":0,"default":0}}}}}`
 }
 
 // newDefaultingFixture returns a fixture whose CronTabs have defaults at both versions.
@@ -47,8 +51,10 @@ func (f *fixture) storedTree(name string) object.Tree {
 // others (DEF-002, DEF-003, DEF-004, DEF-006, DEF-007).
 func TestCreateFillsInDefaults(t *testing.T) {
 	f := newDefaultingFixture(t)
-	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i","replicas":3,"ports":[{},{"port":1}],"named":{"x":{},"y":{"on":false}}}}`)
-	want := `{"bar":"never","color":"red","cronSpec":"5 0 * * *","foo":"default","image":"i","named":{"x":{"on":true},"y":{"on":false}},"ports":[{"port":80},{"port":1}],"replicas":3}`
+	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i","replicas":3,"ports":[{},`+
+		`{"port":1}],"named":{"x":{},"y":{"on":false}}}}`)
+	want := `{"bar":"never","color":"red","cronSpec":"5 0 * * *","foo":"default","image":"i",` +
+		`"named":{"x":{"on":true},"y":{"on":false}},"ports":[{"port":80},{"port":1}],"replicas":3}`
 	for source, got := range map[string]object.Tree{"returned": treeOf(t, o), "read": f.get(f.cron("a")),
 		"stored": f.storedTree("a")} {
 		equal(t, source, valueAt(got, "spec"), decode(t, want))
@@ -79,7 +85,8 @@ func TestNullInListIsRejected(t *testing.T) {
 // TestNullOfRequiredField checks that a null for a required field is a validation error (DEF-023).
 func TestNullOfRequiredField(t *testing.T) {
 	f := newFixture(t)
-	js := `{"type":"object","properties":{"spec":{"type":"object","required":["image"],"properties":{"image":{"type":"string"}}}}}`
+	js := `{"type":"object","properties":{"spec":{"type":"object","required":["image"],` +
+		`"properties":{"image":{"type":"string"}}}}}`
 	f.writeCRD(cronTabs(js, js))
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":null}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Required value")
@@ -208,7 +215,8 @@ func TestDefaultsInManagedFields(t *testing.T) {
 // apply sends for an unchanged manifest (DEF-025).
 func TestRepeatedWritesChangeNothing(t *testing.T) {
 	f := newDefaultingFixture(t)
-	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","ports":[{}]}}`
+	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i",` +
+		`"ports":[{}]}}`
 	f.mustPatch(f.cron("a"), applyPatch, config)
 	f.mustPatch(f.cron("a"), mergePatch, `{}`) // stores the status that a create may not set
 	before := f.Store.Head().Revision()
@@ -261,10 +269,12 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 	_, err = f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"long"}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
 	_, err = f.patch(f.cron("a"), applyPatch,
-		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z","image":"long"}}`)
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z",`+
+			`"image":"long"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "")
 	_, _, err = f.Patch(f.ctx, f.cron("a"), Patch{Type: applyPatch, Force: true,
-		Data: []byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"long"}}`)}, f.caller)
+		Data: []byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},` +
+			`"spec":{"image":"long"}}`)}, f.caller)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
 	_, err = f.patch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":7}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "status.phase")
@@ -309,14 +319,17 @@ func TestDuplicatesInSet(t *testing.T) {
 // metadata (SCH-045).
 func TestEmbeddedResourceIsValidated(t *testing.T) {
 	f := newFixture(t)
-	js := schemaWithDefaults(`"template":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true},`)
+	js := schemaWithDefaults(`"template":{"type":"object","x-kubernetes-embedded-resource":true,` +
+		`"x-kubernetes-preserve-unknown-fields":true},`)
 	f.writeCRD(cronTabs(js, js))
-	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"kind":"Pod","metadata":{"labels":{"a b":"c"}}}}}`)
+	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"kind":"Pod",`+
+		`"metadata":{"labels":{"a b":"c"}}}}}`)
 	status := f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.template.apiVersion: Required value")
 	if !strings.Contains(status.Message, "spec.template.metadata.labels") {
 		t.Errorf("got message %q, want it to name the labels too", status.Message)
 	}
-	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"apiVersion":"v1","kind":"Pod","spec":{"x":null}}}}`)
+	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"apiVersion":"v1","kind":"Pod",`+
+		`"spec":{"x":null}}}}`)
 	const head = "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {template: " +
 		"{apiVersion: v1, kind: Pod, metadata: "
 	got := f.mustPatch(f.cron("b"), applyPatch, head+"{labels: {a: null}, annotations: null}}}")

@@ -127,7 +127,7 @@ func TestDeleteDryRun(t *testing.T) {
 	}
 	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 	if err != nil || len(all.Items) != 2 {
-		t.Fatalf("%v, %v", all, err)
+		t.Fatalf("got %v, %v; want 2 objects", all, err)
 	}
 	equal(t, "changes", len(f.eventsAfter(before)), 0)
 }
@@ -215,7 +215,7 @@ func TestDeleteCollection(t *testing.T) {
 	deleted, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector},
 		f.caller)
 	if err != nil || len(deleted.Items) != 2 {
-		t.Fatalf("%v, %v", deleted, err)
+		t.Fatalf("got %v, %v; want 2 objects", deleted, err)
 	}
 	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationOrphan),
 		ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, f.caller); err != nil {
@@ -229,6 +229,6 @@ func TestDeleteCollection(t *testing.T) {
 	}
 	left, err := f.List(f.ctx, f.cron(""), ListOptions{})
 	if err != nil || len(left.Items) != 1 || left.Items[0].Meta().DeletionTimestamp == "" {
-		t.Fatalf("%v, %v", left, err)
+		t.Fatalf("got %v, %v; want 1 terminating object", left, err)
 	}
 }

@@ -43,7 +43,7 @@ func TestStorageErrors(t *testing.T) {
 		if s.Details != nil {
 			for _, cause := range s.Details.Causes {
 				if strings.Contains(cause.Message, "/var") {
-					t.Errorf("%v: cause %s", c.kind, cause.Message)
+					t.Errorf("%v: got cause %q, want it without a file path", c.kind, cause.Message)
 				}
 			}
 		}

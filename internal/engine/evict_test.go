@@ -17,7 +17,8 @@ import (
 func (f *fixture) createWebPods(names ...string) {
 	f.Helper()
 	for _, name := range names {
-		f.mustCreate(f.pods(""), fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"app":"web"}},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`, name))
+		f.mustCreate(f.pods(""), fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"app":"web"}},"spec":{"nodeName":"n",`+
+			`"containers":[{"name":"c","image":"i"}]}}`, name))
 		f.setPhase(name, "Running", "True")
 	}
 }
@@ -41,14 +42,16 @@ func (f *fixture) budget(name string) Target {
 // set.
 func (f *fixture) createBudget(name, spec, status string) {
 	f.Helper()
-	f.mustCreate(f.budget(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"selector":{"matchLabels":{"app":"web"}}%s}}`, name, spec))
+	f.mustCreate(f.budget(""), fmt.Sprintf(`{"metadata":{"name":%q},`+
+		`"spec":{"selector":{"matchLabels":{"app":"web"}}%s}}`, name, spec))
 	f.mustPatch(f.budget(name).sub("status"), mergePatch, `{"status":`+status+`}`)
 }
 
 // evict posts an Eviction of a Pod.
 func (f *fixture) evict(pod, options string) error {
 	f.Helper()
-	body := Body{Tree: decode(f, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},"deleteOptions":{%s}}`, pod, options))}
+	body := Body{Tree: decode(f, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},`+
+		`"deleteOptions":{%s}}`, pod, options))}
 	_, _, err := f.PostSubresource(f.ctx, f.pods(pod).sub("eviction"), body, f.caller)
 	return err
 }
@@ -122,7 +125,7 @@ func TestEvictionByBudget(t *testing.T) {
 			403: metav1.StatusReasonForbidden}[c.code], "")
 		equal(t, c.status, s.Details.Causes, []metav1.StatusCause{{Type: "DisruptionBudget", Message: c.cause}})
 		equal(t, "seconds to wait", s.Details.RetryAfterSeconds, c.retry)
-		equal(t, "the Pod", f.evictionState("p"), notEvicted)
+		equal(t, "Pod", f.evictionState("p"), notEvicted)
 	}
 }
 
@@ -174,7 +177,7 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 	charged := f.get(f.budget("b"))
 	disrupted, _ := valueAt(charged, "status.disruptedPods").(object.Tree)
 	conditions := valueAt(charged, "status.conditions").([]any)
-	equal(t, "the budget", []any{valueAt(charged, "status.disruptionsAllowed"), len(disrupted),
+	equal(t, "budget", []any{valueAt(charged, "status.disruptionsAllowed"), len(disrupted),
 		disrupted["ready"] != nil, conditions[0].(object.Tree)["reason"]}, []any{0, 1, true, "InsufficientPods"})
 	f.createWebPods("two")
 	f.createBudget("c", "", `{"observedGeneration":1,"disruptionsAllowed":1}`)

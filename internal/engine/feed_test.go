@@ -76,7 +76,7 @@ func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notificati
 		t.lines <- text
 	})
 	if !ok {
-		f.Fatalf("%v cannot be followed", r)
+		f.Fatalf("Follow does not accept %v", r)
 	}
 	return t, stop
 }
@@ -113,7 +113,8 @@ func TestFeed(t *testing.T) {
 	crons, stop := feed.follow(f, cronTabResource)
 	crons.expect("all [default/a@-1]@+0")
 
-	const owner = `"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"u","blockOwnerDeletion":true}]`
+	const owner = `"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"u",` +
+		`"blockOwnerDeletion":true}]`
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b","labels":{"x":"y"},"finalizers":["example.com/x"],`+owner+`}}`)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"unseen"}}`)
 	f.delete(f.cron("b"), metav1.DeleteOptions{})
@@ -226,9 +227,9 @@ func TestFeedConsistency(t *testing.T) {
 		name := fmt.Sprint("m", r.Intn(20))
 		switch r.Intn(3) {
 		case 0:
-			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // may exist
+			_, _ = f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":%q}}`, name)) // the object may exist
 		case 1:
-			// may not exist
+			// The object may not exist.
 			_, _ = f.update(f.configMap(name), fmt.Sprintf(`{"metadata":{"name":%q},"data":{"i":"%d"}}`, name, i))
 		default:
 			_, _, _ = f.Delete(f.ctx, f.configMap(name), metav1.DeleteOptions{}, f.caller)

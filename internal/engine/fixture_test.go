@@ -43,18 +43,23 @@ func (f *fixture) notifyRead() {
 const cronTabSchema = `{"type":"object","properties":{"spec":{"type":"object","properties":{
 "cronSpec":{"type":"string"},"image":{"type":"string"},"replicas":{"type":"integer"},"color":{"type":"string"},
 "any":{"type":"object","x-kubernetes-preserve-unknown-fields":true},
-"ports":{"type":"array","items":{"type":"object","properties":{"name":{"type":"string"},"port":{"type":"integer"}},"required":["name"]},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["name"]}}},
-"status":{"type":"object","properties":{"replicas":{"type":"integer"},"selector":{"type":"string"},"phase":{"type":"string"}}}}}`
+"ports":{"type":"array","items":{"type":"object","properties":{"name":{"type":"string"},"port":{"type":"integer"}},
+"required":["name"]},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["name"]}}},
+"status":{"type":"object","properties":{"replicas":{"type":"integer"},"selector":{"type":"string"},
+"phase":{"type":"string"}}}}}`
 
 const cronTabVersion = `{"name":%q,"served":%t,"storage":%t,"schema":{"openAPIV3Schema":%s},
-"subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas","labelSelectorPath":".status.selector"}},
+"subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas",
+"labelSelectorPath":".status.selector"}},
 "selectableFields":[{"jsonPath":".spec.color"}]}`
 
 const cronTabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
 "metadata":{"name":"crontabs.stable.example.com","uid":"crd-uid","creationTimestamp":"2026-01-01T00:00:00Z"},
-"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab","kind":"CronTab","listKind":"CronTabList"},"versions":[%s]},
+"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab",
+"kind":"CronTab","listKind":"CronTabList"},"versions":[%s]},
 "status":{"acceptedNames":{"plural":"crontabs","singular":"crontab","kind":"CronTab","listKind":"CronTabList"},
-"conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],"storedVersions":["v1"]}}`
+"conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],
+"storedVersions":["v1"]}}`
 
 const cronTabKey = resource.CRDPrefix + "crontabs.stable.example.com"
 
@@ -183,7 +188,7 @@ func decode(t testing.TB, text string) object.Tree {
 	t.Helper()
 	tree, _, err := object.DecodeYAML([]byte(text))
 	if err != nil {
-		t.Fatalf("%v in %s", err, text)
+		t.Fatalf("cannot decode %s: %v", text, err)
 	}
 	return tree
 }
@@ -311,7 +316,7 @@ func treeOf(t testing.TB, o Object) object.Tree {
 	var tree object.Tree
 	tree, _, err := object.DecodeJSON(o.AppendJSON(nil))
 	if err != nil {
-		t.Fatalf("%v in %s", err, o.AppendJSON(nil))
+		t.Fatalf("cannot decode %s: %v", o.AppendJSON(nil), err)
 	}
 	return tree
 }

@@ -103,7 +103,8 @@ func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) er
 var retriedVerbs = []verb{
 	{"merge patch", patchVerb(mergePatch, "", `{"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"JSON patch", patchVerb(jsonPatch, "", `[{"op":"add","path":"/spec/any","value":{"n":7}}]`), "spec.any.n"},
-	{"apply", patchVerb(applyPatch, "", `{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"spec":{"any":{"n":7}}}`), "spec.any.n"},
+	{"apply", patchVerb(applyPatch, "", `{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},`+
+		`"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"status patch", patchVerb(mergePatch, "status", `{"status":{"replicas":7}}`), "status.replicas"},
 	{"status apply", patchVerb(applyPatch, "status",
 		`{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"status":{"replicas":7}}`),
@@ -115,7 +116,8 @@ var retriedVerbs = []verb{
 	{"scale patch", patchVerb(mergePatch, "scale", `{"spec":{"replicas":7}}`), "spec.replicas"},
 	{"scale apply", func(f *fixture, at Target) error {
 		_, _, err := f.Patch(f.ctx, at.sub("scale"), Patch{Type: applyPatch, Force: true,
-			Data: []byte(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"a"},"spec":{"replicas":7}}`)}, f.caller)
+			Data: []byte(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"a"},` +
+				`"spec":{"replicas":7}}`)}, f.caller)
 		return err
 	}, "spec.replicas"},
 }
@@ -211,7 +213,8 @@ func TestWarningsAreSentOnce(t *testing.T) {
 			f := newRaceFixture(t, true)
 			write(f).expectAttempts(2)
 			equal(t, "warnings", f.warnings,
-				[]string{`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers`})
+				[]string{`metadata.finalizers: "short": prefer a domain-qualified finalizer name to avoid ` +
+					`accidental conflicts with other finalizer writers`})
 		})
 	}
 }

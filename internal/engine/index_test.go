@@ -158,7 +158,8 @@ func TestIndexMatchesScan(t *testing.T) {
 			indexed++
 		}
 		if got, want := f.selectNames(target, o), f.scanNames(target, at, terms, not); !slices.Equal(got, want) {
-			t.Fatalf("%s at %q: %d objects, want %d: %.200v, want %.200v", text, at, len(got), len(want), got, want)
+			t.Fatalf("%s at %q: got %d objects, want %d: got %.200v, want %.200v", text, at, len(got), len(want), got,
+				want)
 		}
 	}
 	if indexed < 30 {
@@ -204,7 +205,7 @@ func TestIndexDuringWrites(t *testing.T) {
 					}
 				}
 				if len(l.Items) != want {
-					t.Errorf("%d objects at revision %d, want %d", len(l.Items), l.Revision, want)
+					t.Errorf("got %d objects at revision %d, want %d", len(l.Items), l.Revision, want)
 					return
 				}
 			}
@@ -226,7 +227,7 @@ func TestIndexEviction(t *testing.T) {
 	}
 	blue := ListOptions{Fields: fieldSelector(t, "spec.color=blue")}
 	f.selectNames(f.cron(""), blue)
-	for i := range 300 { // each object is blue for a short time, as with a phase
+	for i := range 300 { // each object in turn is blue for a short time
 		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"blue"}}`)
 		if got := f.selectNames(f.cron(""), blue); len(got) != 1 {
 			t.Fatalf("got %d blue objects, want 1", len(got))

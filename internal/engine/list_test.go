@@ -22,7 +22,8 @@ func (f *fixture) fillCronTabs(n int) {
 	f.Helper()
 	colors := []string{"red", "green", "blue"}
 	for i := range n {
-		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d","labels":{"shard":"%d"}},"spec":{"color":%q}}`, i, i%10, colors[i%3]))
+		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%03d","labels":{"shard":"%d"}},`+
+			`"spec":{"color":%q}}`, i, i%10, colors[i%3]))
 	}
 }
 
@@ -214,7 +215,7 @@ func TestLabelSelectors(t *testing.T) {
 		got := f.list(f.cron(""), ListOptions{Labels: labelSelector(t, selector)})
 		equal(t, selector, append([]string{}, names(got)...), want)
 	}
-	equal(t, "nothing", len(f.list(f.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
+	equal(t, "objects that match no selector", len(f.list(f.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
 }
 
 // TestFieldSelectors checks field selectors on names, on namespaces and on the selectable fields of a version
@@ -266,7 +267,7 @@ func TestSelectorAllocatesNothing(t *testing.T) {
 		}
 	}
 	count()
-	if allocs := testing.AllocsPerRun(10, count); allocs > 10 { // those of the walk
+	if allocs := testing.AllocsPerRun(10, count); allocs > 10 { // the walk itself allocates a few times
 		t.Fatalf("got %v allocations for 50 records", allocs)
 	}
 	equal(t, "matches", n, 2)

@@ -39,7 +39,7 @@ func compareMetadata(t *testing.T, js []byte) {
 	slices.Sort(unknown)
 	slices.Sort(wantUnknown)
 	equal(t, string(js), append([]string{}, unknown...), append([]string{}, wantUnknown...))
-	for _, tree := range []object.Tree{got, want} { // the server always sets it
+	for _, tree := range []object.Tree{got, want} { // the server always sets creationTimestamp
 		if md := object.Metadata(tree); md["creationTimestamp"] == nil {
 			delete(md, "creationTimestamp")
 		}
@@ -99,7 +99,8 @@ func TestMetadataAsUpstream(t *testing.T) {
 
 // FuzzMetadata compares the normalization of any metadata with upstream's.
 func FuzzMetadata(f *testing.F) {
-	f.Add([]byte(`{"metadata":{"name":"a","labels":{"x":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`))
+	f.Add([]byte(`{"metadata":{"name":"a","labels":{"x":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod",` +
+		`"name":"p","uid":"u"}]}}`))
 	f.Fuzz(compareMetadata)
 }
 

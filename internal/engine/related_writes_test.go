@@ -85,7 +85,7 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 			if err := end(f); err != nil {
 				t.Fatal(err)
 			}
-			equal(t, "addresses", f.countIPAddresses(), 0)
+			equal(t, "IPAddresses", f.countIPAddresses(), 0)
 			equal(t, "writes of the last commit", len(last), 2)
 			f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "b"))
 		})
@@ -106,7 +106,7 @@ func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 		if _, _, err := f.Delete(f.ctx, f.service("a"), metav1.DeleteOptions{}, f.caller); err != nil {
 			t.Fatal(err)
 		}
-		equal(t, "addresses", fmt.Sprint(f.countIPAddresses()), c.left)
+		equal(t, "IPAddresses", fmt.Sprint(f.countIPAddresses()), c.left)
 		if f.countIPAddresses() > 0 {
 			f.removeKey(ipAddressKey)
 		}
@@ -117,10 +117,12 @@ func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 // requests no particular address, it gets another one.
 func TestIPAddressConflict(t *testing.T) {
 	service := func(f *fixture, ip string) {
-		f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, ip))
+		f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"clusterIP":%q,`+
+			`"ports":[{"port":80}]}}`, ip))
 	}
 	other := func(f *fixture, ip string) {
-		f.mustCreate(f.ipAddress(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"parentRef":{"resource":"gateways","name":"g"}}}`, ip))
+		f.mustCreate(f.ipAddress(""), fmt.Sprintf(`{"metadata":{"name":%q},`+
+			`"spec":{"parentRef":{"resource":"gateways","name":"g"}}}`, ip))
 	}
 	for name, take := range map[string]func(*fixture, string){"by a Service": service, "by another object": other} {
 		t.Run(name, func(t *testing.T) {
@@ -129,13 +131,14 @@ func TestIPAddressConflict(t *testing.T) {
 			r := f.raceBeforeCommit(takeAddress)
 			_, err := f.create(f.service(""), fmt.Sprintf(serviceManifest, "late"))
 			f.expectStatus(err, 422, metav1.StatusReasonInvalid,
-				`spec.clusterIPs: Invalid value: ["10.0.0.7"]: failed to allocate IP 10.0.0.7: provided IP is already allocated`)
+				`spec.clusterIPs: Invalid value: ["10.0.0.7"]: failed to allocate IP 10.0.0.7: provided IP is `+
+					`already allocated`)
 			r.expectAttempts(1)
 			f = newFixture(t)
 			r = f.raceBeforeCommit(takeAddress)
 			f.mustCreate(f.service(""), `{"metadata":{"name":"late"},"spec":{"ports":[{"port":80}]}}`)
 			r.expectAttempts(2)
-			equal(t, "addresses", f.countIPAddresses(), 2)
+			equal(t, "IPAddresses", f.countIPAddresses(), 2)
 		})
 	}
 }
@@ -152,7 +155,7 @@ func TestIPAddressChangedBeforeServiceDeletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.expectAttempts(2)
-	equal(t, "addresses", f.countIPAddresses(), 0)
+	equal(t, "IPAddresses", f.countIPAddresses(), 0)
 }
 
 // TestIPAddressDryRun checks that a dry run neither creates nor deletes an IPAddress.
@@ -160,12 +163,12 @@ func TestIPAddressDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.caller.DryRun = true
 	f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
-	equal(t, "addresses", f.countIPAddresses(), 0)
+	equal(t, "IPAddresses", f.countIPAddresses(), 0)
 	f.caller.DryRun = false
 	f.mustCreate(f.service(""), fmt.Sprintf(serviceManifest, "a"))
 	f.caller.DryRun = true
 	if _, _, err := f.Delete(f.ctx, f.service("a"), metav1.DeleteOptions{}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "addresses", f.countIPAddresses(), 1)
+	equal(t, "IPAddresses", f.countIPAddresses(), 1)
 }

@@ -316,7 +316,7 @@ func TestConversionInProgress(t *testing.T) {
 		go func() { after <- r.convertedBy() }()
 		synctest.Wait()
 		equal(t, "calls in progress", r.calls(), [2]int64{2, 2})
-		r.webhook.enter <- struct{}{} // one of the two
+		r.webhook.enter <- struct{}{} // lets one of the two calls continue
 		r.webhook.id.Store(1)
 		r.webhook.enter <- struct{}{}
 		<-before

@@ -124,7 +124,8 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			f.caller.FieldManager = []string{"creator", "hpa", "keda"}[r.IntN(3)]
 			n := int32(r.IntN(3))
 			if r.IntN(3) == 0 { // writes the object itself
-				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
+				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},`+
+					`"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
 				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true},
 					f.caller)
 				if err != nil {
@@ -142,7 +143,8 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 				wantReplicas, want, wantErr = u.write(live, &n, f.caller.FieldManager, false, false)
 				_, err = f.patch(f.cron(name).sub("scale"), mergePatch, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
 			} else {
-				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},"spec":{"replicas":%d}}`, name, n), &n
+				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},`+
+					`"spec":{"replicas":%d}}`, name, n), &n
 				if none = r.IntN(8) == 0; none {
 					data, sent = fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q}}`,
 						name), nil

@@ -43,7 +43,8 @@ func TestScaleErrors(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
 	// The managedFields of a Scale in a request are ignored.
 	f.mustPatch(f.cron("a").sub("scale"), mergePatch,
-		`{"metadata":{"managedFields":[{"manager":"m","operation":"Update","apiVersion":"autoscaling/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]},"spec":{"replicas":0}}`)
+		`{"metadata":{"managedFields":[{"manager":"m","operation":"Update","apiVersion":"autoscaling/v1",`+
+			`"fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]},"spec":{"replicas":0}}`)
 	equal(t, "replicas", valueAt(f.get(f.cron("a")), "spec.replicas"), 0)
 	_, err = f.create(f.cron(""), `{"metadata":{"name":"b"},"spec":{"replicas":4294967296}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "should be less than or equal to 2147483647")

@@ -64,7 +64,7 @@ func TestSelectInWatchAndDelete(t *testing.T) {
 		ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "left", names(f.list(f.cron(""), ListOptions{})), []string{"c001"})
+	equal(t, "remaining objects", names(f.list(f.cron(""), ListOptions{})), []string{"c001"})
 	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.nope")
 }

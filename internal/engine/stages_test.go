@@ -45,8 +45,10 @@ func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 
 func (p *plugin) Reinvoke() bool { return p.reinvoke }
 
-const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object","default":{"image":"busybox"},"required":["image"],"properties":{
-"image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`
+const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object","default":{"image":"busybox"},
+"required":["image"],"properties":{
+"image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object",
+"x-kubernetes-preserve-unknown-fields":true}}}`
 
 // stageEffects has for each stage a write that depends on it. The function returns an error if the write does not
 // have the stage's effect.
@@ -83,7 +85,8 @@ var stageEffects = map[string]func(f *fixture) error{
 		return expectError(err, "is attempting to grant RBAC permissions not currently held")
 	},
 	"identify": func(f *fixture) error {
-		o, err := f.create(f.cron(""), `{"metadata":{"name":"a","uid":"chosen","creationTimestamp":"1999-01-01T00:00:00Z"}}`)
+		o, err := f.create(f.cron(""), `{"metadata":{"name":"a","uid":"chosen",`+
+			`"creationTimestamp":"1999-01-01T00:00:00Z"}}`)
 		return expectField(f, o, err, "metadata.creationTimestamp", "2026-05-06T07:08:09Z")
 	},
 	"prepare": func(f *fixture) error {
@@ -322,7 +325,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		}
 		want := []string{line("admit", old), line("validate", old)}
 		if !slices.Equal(seen, want) {
-			t.Errorf("%s:\n%s\nwant\n%s", name, strings.Join(seen, "\n"), strings.Join(want, "\n"))
+			t.Errorf("%s: got\n%s\nwant\n%s", name, strings.Join(seen, "\n"), strings.Join(want, "\n"))
 		}
 	}
 	verb("create", "CREATE", " a", false, true, func() error {
@@ -391,7 +394,7 @@ func TestReinvocation(t *testing.T) {
 		return r.Replace(ctx, tree, r.Version)
 	}}
 	f.Admission = admission.Plugins{first, second}
-	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"),
+	equal(t, "image", valueAt(treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"),
 		"changed")
 	equal(t, "Reinvoked of each call", reinvoked, []bool{false, true})
 	f.delete(f.cron("a"), metav1.DeleteOptions{})
@@ -461,6 +464,6 @@ func TestAdmissionCannotMoveObject(t *testing.T) {
 		}
 		return err
 	}}}
-	equal(t, "the image", valueAt(treeOf(t, f.mustCreate(f.cron(""),
+	equal(t, "image", valueAt(treeOf(t, f.mustCreate(f.cron(""),
 		`{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
 }

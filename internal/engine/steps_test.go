@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -40,7 +41,8 @@ func TestResetFieldsHaveNoOwner(t *testing.T) {
 			"f:phase", "f:image"},
 		{f.cron("a").sub("status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase",
 			"f:labels"},
-		{f.namespace("n"), `{"metadata":{"labels":{"x":"y"}},"spec":{"finalizers":["example.com/x"]},"status":{"phase":"Odd"}}`, "f:labels", "f:status"},
+		{f.namespace("n"), `{"metadata":{"labels":{"x":"y"}},"spec":{"finalizers":["example.com/x"]},` +
+			`"status":{"phase":"Odd"}}`, "f:labels", "f:status"},
 		{f.namespace("n").sub("status"),
 			`{"spec":{"finalizers":["example.com/x"]},"status":{"conditions":[{"type":"C","status":"True"}]}}`,
 			"f:conditions", "f:finalizers"},
@@ -51,7 +53,8 @@ func TestResetFieldsHaveNoOwner(t *testing.T) {
 		f.caller.FieldManager = "patcher"
 		got := ownedFields(f.mustPatch(c.at, mergePatch, c.data), "patcher", c.at.Subresource)
 		if !strings.Contains(got, c.has) || strings.Contains(got, c.no) {
-			t.Errorf("%s through %q: got owned fields %s", c.data, c.at.Subresource, got)
+			t.Errorf("%s through %q: got owned fields %s, want %s and not %s", c.data, c.at.Subresource, got, c.has,
+				c.no)
 		}
 	}
 }
@@ -87,7 +90,9 @@ func TestCreateWithManagedFields(t *testing.T) {
 		f.mustPatch(f.namespace("default"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	})
 	created := treeOf(t, f.mustCreate(f.cron(""),
-		`{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply","apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
+		`{"metadata":{"name":"a","managedFields":[{"manager":"given","operation":"Apply",`+
+			`"apiVersion":"stable.example.com/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:color":{},`+
+			`"f:cronSpec":{}}}}]},"spec":{"image":"i","color":"red"}}`))
 	r.expectAttempts(2)
 	equal(t, "fields of the given manager", ownedFields(created, "given", ""), `{"":{"f:spec":{"f:cronSpec":{}}}}`)
 }
@@ -179,10 +184,12 @@ func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 // (SUB-026).
 func TestScaleNameMismatch(t *testing.T) {
 	f := newRaceFixture(t, true)
-	for body, text := range map[string]string{
-		`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"b"},"spec":{"replicas":7}}`:                     "the name of the object (b) does not match the name on the URL (a)",
-		`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"a","namespace":"other"},"spec":{"replicas":7}}`: "the namespace of the provided object does not match the namespace sent on the request",
+	for metadata, text := range map[string]string{
+		`{"name":"b"}`: "the name of the object (b) does not match the name on the URL (a)",
+		`{"name":"a","namespace":"other"}`: "the namespace of the provided object does not match the namespace sent " +
+			"on the request",
 	} {
+		body := `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":` + metadata + `,"spec":{"replicas":7}}`
 		_, err := f.update(f.cron("a").sub("scale"), body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 		_, err = f.patch(f.cron("a").sub("scale"), mergePatch, body)
@@ -252,7 +259,8 @@ func TestEventsExpire(t *testing.T) {
 			t.Errorf("the Event has no expiry after a %s", after)
 		}
 	}
-	f.mustCreate(at, `{"metadata":{"name":"e","finalizers":["example.com/x"]},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","type":"Normal"}`)
+	f.mustCreate(at, `{"metadata":{"name":"e","finalizers":["example.com/x"]},"involvedObject":{"kind":"Pod",`+
+		`"name":"p","namespace":"default"},"reason":"Started","type":"Normal"}`)
 	expires("create")
 	at.Name = "e"
 	f.mustPatch(at, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
@@ -305,14 +313,14 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	}
 	page, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Limit: 1}, f.caller)
 	if err != nil || len(page.Items) != 1 || page.Continue == "" {
-		t.Fatalf("%v, %v", page, err)
+		t.Fatalf("got %v, %v; want 1 object and a continue token", page, err)
 	}
-	equal(t, "left", f.countStored(), collectionPage+1)
+	equal(t, "remaining objects", f.countStored(), collectionPage+1)
 	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
 	if err != nil || len(all.Items) != collectionPage+1 || all.Continue != "" {
 		t.Fatalf("%d, %v", len(all.Items), err)
 	}
-	equal(t, "left", f.countStored(), 0)
+	equal(t, "remaining objects", f.countStored(), 0)
 }
 
 // TestRemovedFieldIncrementsGeneration checks that the removal of a field increments the generation (SUB-013).
@@ -344,7 +352,8 @@ func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 func TestApplyMatchesCreate(t *testing.T) {
 	f := newFixture(t)
 	schema := strings.Replace(cronTabSchema, `"color":{"type":"string"}`,
-		`"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}`, 1)
+		`"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,`+
+			`"x-kubernetes-preserve-unknown-fields":true}`, 1)
 	f.writeCRD(cronTabs(schema, schema))
 	secret := f.target("", "v1", "secrets", "default")
 	for _, c := range []struct {
@@ -353,7 +362,9 @@ func TestApplyMatchesCreate(t *testing.T) {
 		part string
 	}{
 		{secret, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":%q},"data":{"k":"dg=="}}`, "type"},
-		{f.cron(""), `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"pod":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{},"finalizers":[]}}}}`, "spec"},
+		{f.cron(""), `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},` +
+			`"spec":{"pod":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{},` +
+			`"finalizers":[]}}}}`, "spec"},
 	} {
 		created := treeOf(t, f.mustCreate(c.at, fmt.Sprintf(c.body, "created")))
 		at := c.at
@@ -418,9 +429,9 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 			if err := write(f, ctx, f.crd("foos.example.com")); err != nil {
 				t.Fatal(err)
 			}
-			stored := f.Store.Head().Get("/registry/apiextensions.k8s.io/customresourcedefinitions/foos.example.com").Modified
-			equal(t, "revision in the catalog", f.Live.Load().Find("example.com", "v1",
-				"foos").Definition.Custom.Revision, stored)
+			stored := f.Store.Head().Get(resource.CRDPrefix + "foos.example.com").Modified
+			served := f.Live.Load().Find("example.com", "v1", "foos").Definition.Custom.Revision
+			equal(t, "revision in the catalog", served, stored)
 		})
 	}
 }

@@ -151,7 +151,7 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	}
 	for _, version := range []string{"v1alpha1", "v1beta1"} {
 		if v := f.Live.Load().Find("stable.example.com", version, "crontabs"); v != nil {
-			t.Errorf("%s is served", version)
+			t.Errorf("%s is still served", version)
 		}
 	}
 	rec := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/a")
@@ -165,7 +165,7 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	// Every object can be deleted at any version.
 	f.delete(f.cronAt("v1", "a"), metav1.DeleteOptions{})
 	f.delete(f.cronAt("v1alpha1", "b"), metav1.DeleteOptions{})
-	equal(t, "left", len(f.list(f.cronAt("v1", ""), ListOptions{}).Items), 1)
+	equal(t, "remaining objects", len(f.list(f.cronAt("v1", ""), ListOptions{}).Items), 1)
 }
 
 // TestOwnersAcrossVersions checks that each entry of managedFields keeps its version, and that an apply respects

@@ -54,7 +54,8 @@ func randomErrors(r *rand.Rand) (out field.ErrorList) {
 // without comparing every pair.
 func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	config := rest.DeclarativeValidationConfig{NormalizationRules: []field.NormalizationRule{{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}}}
+	rule := field.NormalizationRule{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}
+	config := rest.DeclarativeValidationConfig{NormalizationRules: []field.NormalizationRule{rule}}
 	for range 3000 {
 		d, found := &fakeDeclarative{errors: randomErrors(r)}, randomErrors(r)
 		want := d.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)

@@ -28,10 +28,12 @@ func TestUpdate(t *testing.T) {
 	}
 	_, err := f.Engine.updateTree(f, created)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict,
-		`Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
+		`Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; `+
+			`please apply your changes to the latest version and try again`)
 	_, err = f.update(f.cron("my-cron"), cronTab)
 	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid,
-		`crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
+		`crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be `+
+			`specified for an update`)
 	equal(t, "cause", s.Details.Causes[0].Field, "metadata.resourceVersion")
 	_, err = f.update(f.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
@@ -92,13 +94,14 @@ func TestUpdateKeepsSystemFields(t *testing.T) {
 func TestUpdateWithoutChange(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
-	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"color":"red"}}`
+	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},` +
+		`"spec":{"color":"red"}}`
 	f.mustPatch(f.cron("my-cron"), types.ApplyYAMLPatchType, config)
 	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.annotations", object.Tree{"a": "b"}) })
 	before := f.get(f.cron("my-cron"))
 	f.now = f.now.Add(time.Hour)
 	f.mustEdit(f.cron("my-cron"), func(object.Tree) {})
-	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { // an entry that differs in its time alone
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { // changes only the time of an entry
 		for _, entry := range valueAt(o, "metadata.managedFields").([]any) {
 			entry.(object.Tree)["time"] = "2026-12-01T00:00:00Z"
 		}
@@ -187,7 +190,8 @@ func TestFinalizersOfTerminatingObject(t *testing.T) {
 		set(o, "metadata.finalizers", []any{"stable.example.com/finalizer", "stable.example.com/more"})
 	})
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
-		`metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
+		`metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new `+
+			`finalizers []string{"stable.example.com/more"}`)
 	o := f.mustEdit(f.cron("a"), func(o object.Tree) { delete(object.Metadata(o), "finalizers") })
 	equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), nil)
 	_, err = f.Get(f.ctx, f.cron("a"), "")
@@ -272,7 +276,8 @@ func TestMetadataIsNotRatcheted(t *testing.T) {
 func TestOnlyValidDataIsStored(t *testing.T) {
 	f := newFixture(t)
 	key := "/registry/stable.example.com/crontabs/default/my-cron"
-	const bad = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"replicas":"many"}}`
+	const bad = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},` +
+		`"spec":{"replicas":"many"}}`
 	_, created := f.create(f.cron(""), bad)
 	_, applied := f.patch(f.cron("my-cron"), types.ApplyPatchType, bad)
 	if r := f.Store.Head().Get(key); created == nil || applied == nil || r != nil {

@@ -19,7 +19,8 @@ import (
 func TestEventsInTwoGroups(t *testing.T) {
 	f := newFixture(t)
 	core, events := f.target("", "v1", "events", "default"), f.target("events.k8s.io", "v1", "events", "default")
-	f.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
+	f.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},`+
+		`"reason":"Started","message":"it runs","type":"Normal"}`)
 	core.Name, events.Name = "e", "e"
 	seen := f.get(events)
 	equal(t, "read in the other group", []any{seen["apiVersion"], seen["kind"], seen["note"],
@@ -49,13 +50,14 @@ func TestEventsInTwoGroups(t *testing.T) {
 func TestEventSourceSelector(t *testing.T) {
 	f := newFixture(t)
 	core := f.target("", "v1", "events", "default")
-	f.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
+	f.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},`+
+		`"source":{"component":"old"},"reportingComponent":"new"}`)
 	f.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
 	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a",
 		"reportingComponent=new,source!=old": "b"} {
 		l := f.list(core, ListOptions{Fields: fieldSelector(t, selector)})
 		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
-			t.Errorf("%s selects %d objects, want only %s", selector, len(l.Items), want)
+			t.Errorf("%s: got %d objects, want only %s", selector, len(l.Items), want)
 		}
 	}
 }

@@ -317,7 +317,7 @@ func (w *testWatch) replay(t *testing.T, l *List, marker Object) {
 		name := ev.Object.Meta().Name
 		_, exists := known[name]
 		if exists == (ev.Type == "ADDED") {
-			t.Fatalf("%s %s at %d, known %v", ev.Type, name, ev.Object.Revision, exists)
+			t.Fatalf("got %s %s at revision %d, exists %v", ev.Type, name, ev.Object.Revision, exists)
 		}
 		if ev.Type == "DELETED" {
 			delete(known, name)

@@ -73,14 +73,18 @@ func (c *fakeWebhook) convert(ctx context.Context, to *resource.Version, objects
 
 const hostsCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
 "metadata":{"name":"hosts.example.com","uid":"hosts-uid","creationTimestamp":"2026-01-01T00:00:00Z"},
-"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"hosts","singular":"host","kind":"Host","listKind":"HostList"},
+"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"hosts","singular":"host","kind":"Host",
+"listKind":"HostList"},
 "conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":"https://h/"}}},
 "versions":[
-{"name":"v1beta1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"hostPort":{"type":"string"}}}}}}},
-{"name":"v1","served":true,"storage":false,"selectableFields":[{"jsonPath":".spec.host"}],"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{
+{"name":"v1beta1","served":true,"storage":true,"schema":{"openAPIV3Schema":
+{"type":"object","properties":{"spec":{"type":"object","properties":{"hostPort":{"type":"string"}}}}}}},
+{"name":"v1","served":true,"storage":false,"selectableFields":[{"jsonPath":".spec.host"}],
+"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{
 "host":{"type":"string"},"port":{"type":"string"},"proto":{"type":"string","default":"tcp"}}}}}}}]},
 "status":{"acceptedNames":{"plural":"hosts","singular":"host","kind":"Host","listKind":"HostList"},
-"conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],"storedVersions":["v1beta1"]}}`
+"conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],
+"storedVersions":["v1beta1"]}}`
 
 // newHostsFixture returns a fixture with n Hosts, which are stored at v1beta1, their webhook, and the targets of
 // both versions.

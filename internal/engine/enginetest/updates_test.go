@@ -33,14 +33,18 @@ import (
 
 // ruledSchema is a schema with limits for spec and status, and a transition rule for the status.
 const ruledSchema = `{"type":"object","properties":{
-"spec":{"type":"object","properties":{"image":{"type":"string"},"replicas":{"type":"integer"},"color":{"type":"string","maxLength":6}}},
+"spec":{"type":"object","properties":{"image":{"type":"string"},"replicas":{"type":"integer"},
+"color":{"type":"string","maxLength":6}}},
 "status":{"type":"object","properties":{"replicas":{"type":"integer"},"selector":{"type":"string"},
-"phase":{"type":"string","enum":["One","Two"],"x-kubernetes-validations":[{"rule":"oldSelf == 'One' || self != 'One'","message":"no way back"}]}}}}}`
+"phase":{"type":"string","enum":["One","Two"],"x-kubernetes-validations":[{
+"rule":"oldSelf == 'One' || self != 'One'","message":"no way back"}]}}}}}`
 
-const ruledCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
+const ruledCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+"metadata":{"name":"crontabs.stable.example.com"},
 "spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","kind":"CronTab"},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s},
-"subresources":{%s"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas","labelSelectorPath":".status.selector"}}}]}}`
+"subresources":{%s"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas",
+"labelSelectorPath":".status.selector"}}}]}}`
 
 // upstreamStrategies returns upstream's strategies of the main resource and of /status.
 func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[string]rest.RESTUpdateStrategy {
