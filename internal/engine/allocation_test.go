@@ -99,8 +99,8 @@ func TestCRDNameConflicts(t *testing.T) {
 	}
 }
 
-// TestCRDNameConflictDuringEvaluation checks the same if the other CRD is created during the evaluation, between
-// the lookup of the names and the lookup of the guards (CRD-041).
+// TestCRDNameConflictDuringEvaluation checks that a CRD does not get a name that another CRD takes during its
+// evaluation, between the lookup of the names and the lookup of the guards (CRD-041).
 func TestCRDNameConflictDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceDuringEvaluation(func() { f.createCRD("bars", "Bar", "x") })
@@ -176,10 +176,10 @@ func TestServiceAllocationConflicts(t *testing.T) {
 				f := newFixture(t)
 				body := decode(t, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"late"},"spec":`+spec+`}`)
 				if operation != "create" {
-					made := treeOf(t, f.mustCreate(f.service(""),
+					created := treeOf(t, f.mustCreate(f.service(""),
 						`{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`))
 					if operation != "update" {
-						object.SetResourceVersion(body, object.ResourceVersion(made))
+						object.SetResourceVersion(body, object.ResourceVersion(created))
 					}
 				}
 				r := f.raceBeforeCommit(func(write storage.Write) {
@@ -215,8 +215,8 @@ func TestServiceAllocationConflicts(t *testing.T) {
 	}
 }
 
-// TestServiceAllocationConflictDuringEvaluation checks the same if the other Service is created during the
-// evaluation.
+// TestServiceAllocationConflictDuringEvaluation checks that a Service does not get an address that another Service
+// takes during its evaluation.
 func TestServiceAllocationConflictDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	body := `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`

@@ -95,12 +95,12 @@ func TestLegacyCRDValidation(t *testing.T) {
 "names":{"plural":"foos","kind":"Foo"},
 "preserveUnknownFields":false,"validation":{"openAPIV3Schema":{"type":"object"}},"versions":[{"name":"v1",
 "served":true,"storage":true%s}]}}`
-	twice := fmt.Sprintf(manifest, `,"schema":{"openAPIV3Schema":{"type":"object"}}`)
-	_, err := f.create(at, twice)
+	duplicate := fmt.Sprintf(manifest, `,"schema":{"openAPIV3Schema":{"type":"object"}}`)
+	_, err := f.create(at, duplicate)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.versions: Invalid value")
 	f.mustCreate(at, fmt.Sprintf(manifest, ""))
 	at.Name = "foos.example.com"
 	f.mustPatch(at, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
-	_, err = f.edit(at, func(o object.Tree) { o["spec"] = decode(t, twice)["spec"] })
+	_, err = f.edit(at, func(o object.Tree) { o["spec"] = decode(t, duplicate)["spec"] })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.versions: Invalid value")
 }

@@ -129,11 +129,11 @@ func TestNameConflict(t *testing.T) {
 
 	f = newRaceFixture(t, false)
 	r = f.raceBeforeCommit(same(f))
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"gen-"},"spec":{"image":"i"}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"generateName":"gen-"},"spec":{"image":"i"}}`))
 	r.expectAttempts(2)
 	equal(t, "objects", f.countStored(), 2)
-	equal(t, "created object", f.get(f.cron(object.Name(made))), made)
-	equal(t, "managers", len(managedFields(object.Metadata(made))), 1)
+	equal(t, "created object", f.get(f.cron(object.Name(created))), created)
+	equal(t, "managers", len(managedFields(object.Metadata(created))), 1)
 
 	attempts := 0
 	f.beforeCommit = func(write []storage.Write) { attempts++; same(f)(write[0]) }

@@ -71,9 +71,9 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 			return err
 		},
 	} {
-		whole := f.ctx
+		ctx := f.ctx
 		newest := func() int64 { // the head of a replica may be older than its last acknowledged write
-			snap, err := f.Store.Fresh(whole)
+			snap, err := f.Store.Fresh(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 		}
 		before, checks := newest(), 0
 		for ; ; checks++ {
-			f.ctx = &expiringContext{whole, checks}
+			f.ctx = &expiringContext{ctx, checks}
 			err := write()
 			if err == nil {
 				break
@@ -91,7 +91,7 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 			}
 			equal(t, name+": revision", newest(), before)
 		}
-		f.ctx = whole
+		f.ctx = ctx
 		if checks < 5 {
 			t.Errorf("%s checked its deadline %d times, want at least 5", name, checks)
 		}

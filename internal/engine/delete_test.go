@@ -23,9 +23,9 @@ func propagationPolicy(p metav1.DeletionPropagation) metav1.DeleteOptions {
 // TestDelete checks the result of a deletion, and the error for a second one (CRD-018, SUB-047).
 func TestDelete(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
 	o, deleted := f.delete(f.cron("my-cron"), metav1.DeleteOptions{})
-	if !deleted || o.Meta().UID != object.UID(made) || o.Revision != f.newestRevision() {
+	if !deleted || o.Meta().UID != object.UID(created) || o.Revision != f.newestRevision() {
 		t.Fatalf("got deleted %v, %+v at %d", deleted, o.Meta(), o.Revision)
 	}
 	_, _, err := f.Delete(f.ctx, f.cron("my-cron"), metav1.DeleteOptions{}, f.caller)
@@ -52,8 +52,8 @@ func TestDeleteWithFinalizers(t *testing.T) {
 // TestDeletePreconditions checks the UID and resourceVersion preconditions of a deletion (CRD-065).
 func TestDeletePreconditions(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), cronTab))
-	wrong, right, rv := types.UID("x"), object.UID(made), object.ResourceVersion(made)
+	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
+	wrong, right, rv := types.UID("x"), object.UID(created), object.ResourceVersion(created)
 	_, _, err := f.Delete(f.ctx, f.cron("my-cron"),
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, f.caller)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict,

@@ -151,14 +151,14 @@ func TestFeed(t *testing.T) {
 func TestSlowFollower(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()
-	held, release := make(chan struct{}, 1), make(chan struct{})
+	blocked, release := make(chan struct{}, 1), make(chan struct{})
 	if _, ok := feed.Follow(cronTabResource, func([]*metav1.PartialObjectMetadata, int64) {
-		held <- struct{}{}
+		blocked <- struct{}{}
 		<-release
 	}, func(*metav1.PartialObjectMetadata, bool) {}); !ok {
 		t.Fatal("Follow does not accept the kind")
 	}
-	<-held
+	<-blocked
 	listed := make(chan int, 10)
 	if _, ok := feed.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata,
 		_ int64) {

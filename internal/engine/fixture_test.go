@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// fixture is a test with an engine over an empty in-memory store. The store has the built-in kinds, the namespace
-// default, and CronTabs in two versions.
+// fixture holds a test and an engine over an empty in-memory store. The store has the built-in kinds, the
+// namespace default, and CronTabs in two versions.
 type fixture struct {
 	testing.TB
 	*Engine
@@ -259,11 +259,11 @@ func (f *fixture) update(t Target, text string) (Object, error) {
 // edit reads the target, changes it and updates it.
 func (f *fixture) edit(t Target, change func(object.Tree)) (Object, error) {
 	f.Helper()
-	whole := t
+	readTarget := t
 	if t.Subresource != "scale" {
-		whole.Subresource = ""
+		readTarget.Subresource = ""
 	}
-	tree := f.get(whole)
+	tree := f.get(readTarget)
 	change(tree)
 	o, _, err := f.Update(f.ctx, t, Body{Tree: tree}, f.caller)
 	return o, err

@@ -143,7 +143,7 @@ func TestIndexMatchesScan(t *testing.T) {
 			if r.IntN(4) == 0 {
 				into, operator = not, "!="
 			}
-			if _, twice := into[path]; !twice {
+			if _, repeated := into[path]; !repeated {
 				into[path], text = value, append(text, path+operator+value)
 			}
 		}

@@ -88,8 +88,8 @@ func TestPagination(t *testing.T) {
 		Labels: labelSelector(t, "shard=1")})), []string{"c021"})
 }
 
-// TestExpiredContinueToken checks the error for a continue token whose revision has been compacted, and the token
-// of that error, which continues at the newest revision (CRD-060).
+// TestExpiredContinueToken checks the error for a continue token whose revision has been compacted. The error has
+// a token that continues at the newest revision (CRD-060).
 func TestExpiredContinueToken(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6)
@@ -163,8 +163,8 @@ func TestListAtRevisions(t *testing.T) {
 	}
 }
 
-// TestFutureRevision checks that a read at a future revision waits for it. At the end of the wait the 504 has the
-// current revision (CRD-061).
+// TestFutureRevision checks that a read at a future revision waits for it. If the wait times out, the 504 reports
+// the current revision (CRD-061).
 func TestFutureRevision(t *testing.T) {
 	f := newFixture(t)
 	now, err := f.Store.Fresh(f.ctx)

@@ -13,12 +13,12 @@ import (
 // SUB-021, SUB-023, SUB-029).
 func TestReadScale(t *testing.T) {
 	f := newFixture(t)
-	made := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":3}}`))
+	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":3}}`))
 	scale := f.get(f.cron("a").sub("scale"))
 	equal(t, "scale", scale, map[string]any{
 		"apiVersion": "autoscaling/v1", "kind": "Scale",
-		"metadata": map[string]any{"name": "a", "namespace": "default", "uid": object.UID(made),
-			"resourceVersion": object.ResourceVersion(made), "creationTimestamp": "2026-05-06T07:08:09Z"},
+		"metadata": map[string]any{"name": "a", "namespace": "default", "uid": object.UID(created),
+			"resourceVersion": object.ResourceVersion(created), "creationTimestamp": "2026-05-06T07:08:09Z"},
 		"spec": map[string]any{"replicas": 3}, "status": map[string]any{"replicas": 0},
 	})
 	f.mustEdit(f.cron("a").sub("status"),
@@ -59,8 +59,8 @@ func TestWriteScale(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":3,"image":"i"}}`)
 	scale := treeOf(t, f.mustEdit(f.cron("a").sub("scale"), func(o object.Tree) { set(o, "spec.replicas", int64(5)) }))
 	equal(t, "scale", scale["spec"], map[string]any{"replicas": 5})
-	whole := f.get(f.cron("a"))
-	equal(t, "object", []any{whole["spec"], valueAt(whole, "metadata.generation")},
+	scaled := f.get(f.cron("a"))
+	equal(t, "object", []any{scaled["spec"], valueAt(cronTab, "metadata.generation")},
 		[]any{map[string]any{"replicas": 5, "image": "i"}, 2})
 	set(scale, "metadata.resourceVersion", "1")
 	_, _, err := f.Update(f.ctx, f.cron("a").sub("scale"), Body{Tree: scale}, f.caller)

@@ -50,8 +50,8 @@ const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object"
 "image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object",
 "x-kubernetes-preserve-unknown-fields":true}}}`
 
-// stageEffects has for each stage a write that depends on it. The function returns an error if the write does not
-// have the stage's effect.
+// stageEffects has a write for each stage. The function returns an error if the write does not have the effect of
+// the stage.
 var stageEffects = map[string]func(f *fixture) error{
 	"decode": func(f *fixture) error {
 		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
@@ -255,7 +255,8 @@ func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 	}
 }
 
-// TestEachStageIsNeeded checks that every stage has an effect that is missing without it.
+// TestEachStageIsNeeded checks that every stage is necessary. Without the stage, its write in stageEffects must
+// fail.
 func TestEachStageIsNeeded(t *testing.T) {
 	for i, s := range stages {
 		effect := stageEffects[s.name]

@@ -401,14 +401,14 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			f.createCRD("foos", "Foo", "x")
-			held, gate := make(chan struct{}, 1), make(chan struct{})
+			blocked, gate := make(chan struct{}, 1), make(chan struct{})
 			open := sync.OnceFunc(func() { close(gate) })
 			t.Cleanup(open)
 			var evaluated int64
 			f.raceBeforeCommit(func(storage.Write) { // blocks the catalog in an earlier event
 				f.Live.OnEvents(func([]*storage.Event) {
 					select {
-					case held <- struct{}{}:
+					case blocked <- struct{}{}:
 						<-gate
 					default:
 					}
@@ -418,7 +418,7 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 					[]storage.Write{{Key: rec.Key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
 					t.Fatal(err)
 				}
-				<-held
+				<-blocked
 				evaluated = f.Store.Head().Revision()
 			})
 			ctx := notifyingContext{f.ctx, func() { // unblocks the catalog once the write waits for it

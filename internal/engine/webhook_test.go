@@ -212,8 +212,8 @@ func TestWatchersShareConversions(t *testing.T) {
 	}
 }
 
-// TestWritesConvert checks the number of conversions of a write at another version, which has another schema. It
-// is one in each direction (CNV-007, VER-009).
+// TestWritesConvert checks that a write at another version converts the object once in each direction. The
+// versions have different schemas (CNV-007, VER-009).
 func TestWritesConvert(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	var created Object
