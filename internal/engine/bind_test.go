@@ -166,8 +166,8 @@ func TestBindingBeforeNodeExists(t *testing.T) {
 	f.expectStatus(f.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 400m left`)
 }
 
-// TestBindingCapacityConflictDuringEvaluation checks that another binding is noticed at whatever read of the
-// evaluation it happens, also if this server sees the other write late (issue 16).
+// TestBindingCapacityConflictDuringEvaluation checks that a binding detects another binding that happens at any
+// read during its evaluation. This server may see the other write late (issue 16).
 func TestBindingCapacityConflictDuringEvaluation(t *testing.T) {
 	conflictAt := 0
 	for reached := true; reached; conflictAt++ {
@@ -305,8 +305,8 @@ func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	return &fixture{TB: f.TB, Engine: e, ctx: f.ctx, caller: f.caller}
 }
 
-// TestBindingByTwoServers checks bindings of two servers that have not seen each other's writes. Neither binds a
-// Pod that no longer fits, nor rejects a Pod that fits again (issue 16).
+// TestBindingByTwoServers checks bindings of two servers that have not seen each other's writes. A Pod that no
+// longer fits is not bound, and a Pod that fits again is (issue 16).
 func TestBindingByTwoServers(t *testing.T) {
 	log := storagetest.NewLog(1)
 	f := newFixtureOn(t, log.Open())

@@ -43,7 +43,7 @@ func (r hostReader) convertedBy() string {
 	return by
 }
 
-// calls returns the number of webhook calls since the last call of calls, and the number of their objects.
+// calls returns the number of webhook calls, and of their objects, since it was last called.
 func (r hostReader) calls() [2]int64 {
 	synctest.Wait()
 	return [2]int64{r.webhook.calls.Swap(0), r.webhook.objects.Swap(0)}
@@ -196,8 +196,8 @@ func TestSampleExcludesUnconverted(t *testing.T) {
 	})
 }
 
-// TestUnreachableWebhook checks that an error of the webhook is a changed result. An unreachable webhook is
-// retried, and cached conversions are served until it responds.
+// TestUnreachableWebhook checks that an unreachable webhook is retried, and that cached conversions are served
+// until it responds. A response with an error counts as a changed conversion.
 func TestUnreachableWebhook(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()

@@ -60,7 +60,7 @@ func TestWriteScale(t *testing.T) {
 	scale := treeOf(t, f.mustEdit(f.cron("a").sub("scale"), func(o object.Tree) { set(o, "spec.replicas", int64(5)) }))
 	equal(t, "scale", scale["spec"], map[string]any{"replicas": 5})
 	scaled := f.get(f.cron("a"))
-	equal(t, "object", []any{scaled["spec"], valueAt(cronTab, "metadata.generation")},
+	equal(t, "object", []any{scaled["spec"], valueAt(scaled, "metadata.generation")},
 		[]any{map[string]any{"replicas": 5, "image": "i"}, 2})
 	set(scale, "metadata.resourceVersion", "1")
 	_, _, err := f.Update(f.ctx, f.cron("a").sub("scale"), Body{Tree: scale}, f.caller)
