@@ -46,8 +46,8 @@ func TestBuiltinKindValidation(t *testing.T) {
 	}
 }
 
-// TestWritesToInvalidObject checks that every write of a stored object that is no longer valid is rejected, also
-// of its status, as upstream does.
+// TestWritesToInvalidObject checks that every write of a stored object that is no longer valid is rejected, as
+// upstream does. This includes writes of its status.
 func TestWritesToInvalidObject(t *testing.T) {
 	f := newFixture(t)
 	ns := treeOf(t, f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`))

@@ -13,7 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// benchCronTab returns the manifest of a CronTab of about 1.9 KB. 1 % of the CronTabs have the same label shard.
+// benchCronTab returns the manifest of a CronTab of about 1.9 KB. Each value of the label shard is shared by 1 %
+// of the CronTabs.
 func benchCronTab(i int) string {
 	return fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"c%06d",
 "labels":{"app":"bench","shard":"%d","tier":"backend"},

@@ -361,8 +361,9 @@ func TestLegacyBinding(t *testing.T) {
 		`pods/binding "p": pod p is already assigned to node "m"`)
 }
 
-// TestEvictionCallsEnded checks that the Ended callbacks of the budget's write run too, also if the Pod is only
-// marked and if the write is retried. A ResourceQuota thus releases its reservations (SUB-028).
+// TestEvictionCallsEnded checks that the Ended callbacks for the write of the budget also run. They run even if
+// the Pod is only marked, or the write is retried. A ResourceQuota of the namespace is not recounted before that
+// (SUB-028).
 func TestEvictionCallsEnded(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("marked", "retried")

@@ -130,8 +130,8 @@ func TestNewestUnavailable(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
 }
 
-// TestConflictWithUnseenWrite checks that a write is retried from another server's write that this server had not
-// seen, also if that is a deletion (CRD-053).
+// TestConflictWithUnseenWrite checks that a write that conflicts with another server's write, which this server
+// has not seen, is retried from that write. The other write may be a deletion (CRD-053).
 func TestConflictWithUnseenWrite(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)

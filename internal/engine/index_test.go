@@ -54,7 +54,8 @@ func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
 	}
 }
 
-// scanNames computes the same selection from a list of all objects of a revision, without the engine's selectors.
+// scanNames returns the same result as selectNames, but computes it from all objects of a revision without the
+// engine's selectors.
 func (f *fixture) scanNames(t Target, revision string, terms map[string]string,
 	not map[string]string) (names []string) {
 	f.Helper()
