@@ -27,6 +27,10 @@ import (
 )
 
 func main() {
+	// Trellis needs 0.92 of kube-apiserver's time, 0.55 of the processor time and 0.42 of the memory. The scheduler and
+	// controllers are the same and use more than half of both cores, so the time cannot be less than about 0.6. A third of
+	// the server's time is upstream's code for a Pod: defaults, conversion, validation, admission. Another third is HTTP/2
+	// and TLS, Events and the log on disk.
 	kubeconfig := flag.String("kubeconfig", "", "of a cluster administrator")
 	server := flag.String("server", "", "processes whose time is told, by commas")
 	parts := flag.String("parts", "", "further processes whose memory is told, by commas")
