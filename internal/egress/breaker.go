@@ -9,80 +9,84 @@ import (
 )
 
 const (
-	// tripAfter failures in a row the circuit breaker opens:
+	// tripAfter is the number of consecutive failures that opens the circuit breaker.
 	tripAfter = 5
-	// requests fail at once, until openFor has passed. Then it is half-open: one request at a time goes through.
+	// openFor is how long the open circuit breaker rejects requests. It is half-open afterwards and admits one request
+	// at a time.
 	openFor = time.Second
 )
 
-// errNoVerdict ends a request that has shown nothing of its destination.
-var errNoVerdict = errors.New("given up by this side")
+// errExcluded is the outcome of a request that reveals nothing about its destination.
+var errExcluded = errors.New("request abandoned by the caller")
 
-// breaker is a circuit breaker that says why it is open, and that a probe can close.
+// breaker is a circuit breaker that returns the error it opened for. A probe can close it.
 type breaker struct {
 	circuit atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
-	last    atomic.Pointer[error] // failure
-	refused atomic.Bool           // since it was closed, not even a connection came to be: one that does is news
-	suspect atomic.Bool           // nothing has been answered since somebody said that it could not be reached: one failure is enough
+	lastErr atomic.Pointer[error] // the last failure
+	// unreachable reports whether the last attempt to connect failed. A successful probe then closes the breaker.
+	unreachable atomic.Bool
+	// tripOnFirst makes one failure open the breaker. HalfOpen sets it, and the first response clears it.
+	tripOnFirst atomic.Bool
 }
 
-// reset closes it. Requests under way count no longer.
+// reset closes the breaker. The outcomes of requests in flight are no longer counted.
 func (b *breaker) reset() {
-	b.refused.Store(false)
+	b.unreachable.Store(false)
 	b.circuit.Store(gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Timeout: openFor,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
-			return c.ConsecutiveFailures >= tripAfter || c.ConsecutiveFailures > 0 && b.suspect.Load()
+			return c.ConsecutiveFailures >= tripAfter || c.ConsecutiveFailures > 0 && b.tripOnFirst.Load()
 		},
-		IsExcluded: func(err error) bool { return err == errNoVerdict },
+		IsExcluded: func(err error) bool { return err == errExcluded },
 	}))
 }
 
-// state is closed, open or half-open.
+// state returns whether the breaker is closed, open or half-open.
 func (b *breaker) state() gobreaker.State { return b.circuit.Load().State() }
 
-// err is why requests fail at once; nil while it is closed.
+// err returns the error that requests fail with, or nil while the breaker is closed.
 func (b *breaker) err() error {
 	if b.state() == gobreaker.StateClosed {
 		return nil
 	}
-	return *b.last.Load() // it has opened for one
+	return *b.lastErr.Load() // set by the failure that opened the breaker
 }
 
-// allow returns what is to be told how a request has ended, or why there can be none.
+// allow returns a callback to report the outcome, or an error if the breaker rejects the request.
 func (b *breaker) allow() (done func(error), err error) {
 	if done, err = b.circuit.Load().Allow(); err != nil {
-		return nil, *b.last.Load()
+		return nil, *b.lastErr.Load()
 	}
 	return done, nil
 }
 
-// succeeded tells that the destination has answered.
+// succeeded records that the destination responded.
 func (b *breaker) succeeded(done func(error)) {
-	b.suspect.Store(false)
+	b.tripOnFirst.Store(false)
 	done(nil)
 	if b.state() == gobreaker.StateClosed {
-		b.refused.Store(false)
+		b.unreachable.Store(false)
 	}
 }
 
-// failed tells that it has not; connected says that there was a connection.
+// failed records that the request failed. connected reports whether there was a connection.
 func (b *breaker) failed(done func(error), err error, connected bool) {
-	b.last.Store(&err)
+	b.lastErr.Store(&err)
 	if !connected {
-		b.refused.Store(true)
+		b.unreachable.Store(true)
 	}
 	done(err)
 }
 
-// probed tells whether a connection came to be. That closes the breaker where connections were refused before; back says so.
-func (b *breaker) probed(err error) (back bool) {
+// probed records the result of an attempt to connect. A success closes the breaker if the previous attempt failed, and
+// recovered reports that.
+func (b *breaker) probed(err error) (recovered bool) {
 	if err != nil {
-		b.refused.Store(true)
+		b.unreachable.Store(true)
 		return false
 	}
-	if back = b.refused.Load(); back {
+	if recovered = b.unreachable.Load(); recovered {
 		b.reset()
 	}
-	return back
+	return recovered
 }

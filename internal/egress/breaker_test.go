@@ -10,26 +10,26 @@ import (
 	"time"
 )
 
-// After failures in a row nobody is called, and who asks is told at once what was wrong. Then one request at a time finds out
-// whether the destination answers again. Metrics show each state.
+// TestBreakerStates checks that the circuit breaker opens after consecutive failures. An open breaker sends no requests
+// and returns the last error at once. A half-open one sends one request at a time. The metrics show each state.
 func TestBreakerStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDestination(t, host, ends(""))
+		d := newDestination(t, host, writesAndCloses(""))
 		client := newCaller(t, d, Options{MaxBytes: 1000})
 		defer client.Close()
-		answers := func(f func(net.Conn, *http.Request)) { d.answer.Store(&f) }
+		respond := func(f func(net.Conn, *http.Request)) { d.answer.Store(&f) }
 		states := func(want string) {
 			t.Helper()
 			if got := client.state(); got != want {
-				t.Errorf("it is %s, want %s", got, want)
+				t.Errorf("circuit breaker is %s, want %s", got, want)
 			}
 		}
 		for range 4 {
 			_, _, _ = client.call(t.Context())
 		}
-		answers(says(ok))
-		_, _, _ = client.call(t.Context()) // not in a row
-		answers(ends(""))
+		respond(writes(ok))
+		_, _, _ = client.call(t.Context()) // interrupts the series of failures
+		respond(writesAndCloses(""))
 		for range 4 {
 			_, _, _ = client.call(t.Context())
 			states("closed")
@@ -39,11 +39,11 @@ func TestBreakerStates(t *testing.T) {
 		before := d.requests.Load()
 		for range 100 {
 			if _, _, err := client.call(t.Context()); err == nil || err.Error() != last.Error() {
-				t.Fatalf("%v, want %v", err, last)
+				t.Fatalf("got error %v, want %v", err, last)
 			}
 		}
 		if n := d.requests.Load() - before; n != 0 {
-			t.Errorf("%d requests while it is open", n)
+			t.Errorf("%d requests were sent while the circuit breaker was open", n)
 		}
 		<-time.After(openFor + time.Millisecond)
 		states("half-open")
@@ -51,8 +51,8 @@ func TestBreakerStates(t *testing.T) {
 		states("open")
 
 		<-time.After(openFor + time.Millisecond)
-		leave := make(chan struct{})
-		answers(func(c net.Conn, r *http.Request) { <-leave; says(ok)(c, r) })
+		release := make(chan struct{})
+		respond(func(c net.Conn, r *http.Request) { <-release; writes(ok)(c, r) })
 		var trial sync.WaitGroup
 		trial.Go(func() {
 			if _, _, err := client.call(t.Context()); err != nil {
@@ -61,23 +61,25 @@ func TestBreakerStates(t *testing.T) {
 		})
 		synctest.Wait()
 		before = d.requests.Load()
-		if _, _, err := client.call(t.Context()); err == nil || err.Error() != last.Error() || d.requests.Load() != before {
-			t.Errorf("beside the trial: %v", err)
+		if _, _, err := client.call(t.Context()); err == nil || err.Error() != last.Error() ||
+			d.requests.Load() != before {
+			t.Errorf("second request while the breaker is half-open: %v", err)
 		}
 		states("half-open")
-		close(leave)
+		close(release)
 		trial.Wait()
 		states("closed")
 	})
 }
 
-// Who gives up says nothing of the destination: neither does that open the circuit breaker, nor keep it half-open.
-func TestGivingUp(t *testing.T) {
+// TestAbandonedRequests checks that requests that the client abandons neither open the circuit breaker nor keep it
+// half-open.
+func TestAbandonedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDestination(t, host, silent)
 		client := newCaller(t, d, Options{MaxBytes: 1000, Timeout: time.Minute})
 		defer client.Close()
-		giveUp := func(after time.Duration, cancel bool) {
+		abandon := func(after time.Duration, cancel bool) {
 			t.Helper()
 			ctx, end := context.WithTimeout(t.Context(), after)
 			defer end()
@@ -86,37 +88,38 @@ func TestGivingUp(t *testing.T) {
 				time.AfterFunc(after, end)
 			}
 			if _, _, err := client.call(ctx); err == nil {
-				t.Error("it answers")
+				t.Error("the request succeeded")
 			}
 		}
 		for range 2 * tripAfter {
-			giveUp(30*time.Second, true)
-			giveUp(minWait-time.Millisecond, false)
+			abandon(30*time.Second, true)
+			abandon(minTimeout-time.Millisecond, false)
 		}
 		for range tripAfter {
 			if client.Err() != nil {
-				t.Error("it has opened for one that nobody has waited for")
+				t.Error("abandoned requests opened the circuit breaker")
 			}
-			giveUp(minWait, false)
+			abandon(minTimeout, false)
 		}
 		if client.Err() == nil {
-			t.Error("it has not opened for one that does not answer")
+			t.Error("the circuit breaker is closed although the destination does not respond")
 		}
 		<-time.After(2 * openFor)
-		giveUp(time.Millisecond, false)
-		answers := says(ok)
+		abandon(time.Millisecond, false)
+		answers := writes(ok)
 		d.answer.Store(&answers)
 		if _, _, err := client.call(t.Context()); err != nil {
-			t.Errorf("after a trial that was given up: %v", err)
+			t.Errorf("request after an abandoned one while half-open: %v", err)
 		}
 	})
 }
 
-// Of a destination that was not there before, one failure is enough until it has answered.
-func TestSuspect(t *testing.T) {
+// TestHalfOpen checks that the first failure after HalfOpen opens the circuit breaker, unless the destination has
+// responded before.
+func TestHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, answered := range []bool{false, true} {
-			d := newDestination(t, host, ends(ok))
+			d := newDestination(t, host, writesAndCloses(ok))
 			client := newCaller(t, d, Options{MaxBytes: 1000})
 			client.HalfOpen()
 			if answered {
@@ -125,38 +128,38 @@ func TestSuspect(t *testing.T) {
 				}
 			}
 			d.refuses.Store(true)
-			client.connections().retire()
+			client.currentPool().retire()
 			if _, _, err := client.call(t.Context()); err == nil {
-				t.Fatal("it answers")
+				t.Fatal("the request succeeded")
 			}
 			if open := client.Err() != nil; open == answered {
-				t.Errorf("answered before: %t, open: %t", answered, open)
+				t.Errorf("destination responded before: %t, circuit breaker open: %t", answered, open)
 			}
 			client.Close()
 		}
 	})
 }
 
-// A connection closes the circuit breaker of a destination that has refused them, and of no other.
+// TestProbe checks that a successful probe closes the circuit breaker only if the destination was unreachable before.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDestination(t, host, ends(""))
+		d := newDestination(t, host, writesAndCloses(""))
 		client := newCaller(t, d, Options{MaxBytes: 1000})
 		defer client.Close()
 		if client.Probe(t.Context()) {
-			t.Error("it was always there")
+			t.Error("Probe reports recovery of a destination that was always reachable")
 		}
 		client.HalfOpen()
 		if !client.Probe(t.Context()) || client.Probe(t.Context()) {
-			t.Error("it is back, once")
+			t.Error("Probe does not report recovery exactly once")
 		}
-		client.fails()
+		client.openBreaker()
 		if client.Probe(t.Context()) || client.Err() == nil {
-			t.Error("one that takes connections and does not answer is back")
+			t.Error("Probe reports recovery of a destination that only accepts connections")
 		}
 		d.refuses.Store(true)
 		if client.Probe(t.Context()) {
-			t.Error("nobody is there")
+			t.Error("Probe succeeds although connections are refused")
 		}
 		d.refuses.Store(false)
 		requests := d.requests.Load()
@@ -165,16 +168,16 @@ func TestProbe(t *testing.T) {
 		}
 		client.Transport.breaker.reset()
 		d.refuses.Store(true)
-		client.fails()
+		client.openBreaker()
 		other := d.certificate
 		d.certificate, _ = certificateFor(t, host)
 		d.refuses.Store(false)
 		if client.Probe(t.Context()) {
-			t.Error("one with another certificate is back")
+			t.Error("Probe succeeds with an untrusted certificate")
 		}
 		d.certificate = other
 		if !client.Probe(t.Context()) {
-			t.Error("it is not back")
+			t.Error("Probe does not report recovery")
 		}
 	})
 }

@@ -25,16 +25,16 @@ import (
 
 const host = "hook.example.com"
 
-// destination is a server without a network. It takes connections over TLS, reads a request and then does what a test wants.
+// destination is an in-memory TLS server. It reads each request and then calls the function in answer.
 type destination struct {
-	name        string // that its certificate is for
+	name        string // host name in the certificate
 	certificate tls.Certificate
 	ca          []byte
 	answer      atomic.Pointer[func(c net.Conn, r *http.Request)]
-	refuses     atomic.Bool // connections
+	refuses     atomic.Bool // whether dial fails
 	dials       atomic.Int64
 	requests    atomic.Int64
-	open        atomic.Int64 // connections
+	open        atomic.Int64 // number of open connections
 }
 
 func newDestination(t testing.TB, name string, answer func(c net.Conn, r *http.Request)) *destination {
@@ -70,23 +70,24 @@ func (d *destination) serve(conn net.Conn) {
 	}
 }
 
-// says writes text as it stands; ends does the same and hangs up.
-func says(text string) func(net.Conn, *http.Request) {
+// writes returns an answer function that writes text.
+func writes(text string) func(net.Conn, *http.Request) {
 	return func(c net.Conn, _ *http.Request) { _, _ = io.WriteString(c, text) }
 }
 
-func ends(text string) func(net.Conn, *http.Request) {
-	return func(c net.Conn, r *http.Request) { says(text)(c, r); c.Close() }
+// writesAndCloses returns an answer function that writes text and closes the connection.
+func writesAndCloses(text string) func(net.Conn, *http.Request) {
+	return func(c net.Conn, r *http.Request) { writes(text)(c, r); c.Close() }
 }
 
-// silent says nothing until the other side hangs up.
+// silent writes nothing and returns when the client closes the connection.
 func silent(c net.Conn, _ *http.Request) { _, _ = io.Copy(io.Discard, c) }
 
-// repeats writes head and then text until the connection ends, with pauses.
+// repeats returns an answer function that writes head and then repeats text, with pauses, until the connection ends.
 func repeats(head, text string, pause time.Duration) func(net.Conn, *http.Request) {
 	return func(c net.Conn, r *http.Request) {
-		go silent(c, r) // so that the other side can hang up
-		for says(head)(c, r); ; {
+		go silent(c, r) // detects that the client closes the connection
+		for writes(head)(c, r); ; {
 			if _, err := io.WriteString(c, text); err != nil {
 				return
 			}
@@ -97,14 +98,14 @@ func repeats(head, text string, pause time.Duration) func(net.Conn, *http.Reques
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-// caller is a client over a Transport, and the Transport's metrics.
+// caller is a client that uses a Transport, with the Transport's metrics.
 type caller struct {
 	testing.TB
 	*Transport
 	metrics *Metrics
 }
 
-// newCaller returns a client that calls d as the host of that name.
+// newCaller returns a caller whose connections all go to d.
 func newCaller(t testing.TB, d *destination, o Options) *caller {
 	t.Helper()
 	dialer := &Dialer{Cluster: d.dial, ControlPlane: d.dial, Metrics: NewMetrics()}
@@ -119,7 +120,7 @@ func newCaller(t testing.TB, d *destination, o Options) *caller {
 	return &caller{t, transport, dialer.Metrics}
 }
 
-// call posts something and reads the answer.
+// call sends a POST request and reads the response.
 func (c *caller) call(ctx context.Context) (code int, answer string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+host+"/", strings.NewReader("body"))
 	if err != nil {
@@ -134,12 +135,12 @@ func (c *caller) call(ctx context.Context) (code int, answer string, err error) 
 	return resp.StatusCode, string(body), err
 }
 
-// fails calls until the circuit breaker opens.
-func (c *caller) fails() {
+// openBreaker sends requests that fail until the circuit breaker opens.
+func (c *caller) openBreaker() {
 	c.Helper()
 	for range tripAfter {
 		if _, _, err := c.call(c.Context()); err == nil {
-			c.Fatal("it answers")
+			c.Fatal("the request succeeded")
 		}
 	}
 	if c.Err() == nil {
@@ -147,8 +148,8 @@ func (c *caller) fails() {
 	}
 }
 
-// shows returns what metrics say, as "name{label,…} value".
-func (c *caller) shows() map[string]float64 {
+// metricValues returns the values of all metrics by "name{label value,…}".
+func (c *caller) metricValues() map[string]float64 {
 	c.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(c.metrics)
@@ -170,28 +171,30 @@ func (c *caller) shows() map[string]float64 {
 	return all
 }
 
-// state is that of the circuit breaker, as metrics say.
+// state returns the state of the circuit breaker according to the metrics.
 func (c *caller) state() (state string) {
 	c.Helper()
 	for _, s := range []string{"closed", "half-open", "open"} {
-		if c.shows()["trellis_egress_circuit_breakers{"+c.host+",test,"+s+"}"] == 1 {
+		if c.metricValues()["trellis_egress_circuit_breakers{"+c.host+",test,"+s+"}"] == 1 {
 			state += s
 		}
 	}
 	return state
 }
 
-// certificateFor makes a certificate for a name that is its own CA, in PEM.
+// certificateFor creates a self-signed certificate for a host name. It also returns the certificate in PEM.
 func certificateFor(t testing.TB, name string) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(100 * time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: []string{name}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(100 * time.Hour), IsCA: true,
+		BasicConstraintsValid: true, DNSNames: []string{name}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

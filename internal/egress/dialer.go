@@ -1,5 +1,6 @@
-// Package egress opens every connection of the server to another program: a Dialer connects, and a Transport sends requests. It
-// resolves Services itself and needs no kube-proxy. An address of the cluster's objects is checked as it is dialed.
+// Package egress opens every connection of the server to another program: a Dialer connects, and a Transport sends
+// requests. It resolves Services itself and needs no kube-proxy. It checks the addresses of Services, nodes and Pods
+// when it dials them.
 package egress
 
 import (
@@ -21,25 +22,29 @@ const (
 	keepAlive   = 30 * time.Second
 )
 
-// Dialer decides how to get a connection to a Service, or to a host and port. The zero value finds no Services.
+// Dialer opens connections to Services, and to hosts and ports. The zero value cannot resolve Services.
 type Dialer struct {
-	// Cluster opens a connection to a node, a Pod or an endpoint of a Service, ControlPlane one to the host and port of a URL or a
-	// kubeconfig; nil is net.Dialer's. Tunnels are others (selector).
-	Cluster, ControlPlane func(ctx context.Context, network, address string) (net.Conn, error)
-	// Resolve finds an address ("10.0.0.1:8443") behind a port of a Service, for each new connection; nil finds none.
+	// Cluster opens a connection to a node, a Pod or an endpoint of a Service. nil means a direct connection.
+	// The selector package has functions that dial through a tunnel.
+	Cluster func(ctx context.Context, network, address string) (net.Conn, error)
+	// ControlPlane opens a connection to the host and port of a URL or a kubeconfig. nil means a direct connection.
+	ControlPlane func(ctx context.Context, network, address string) (net.Conn, error)
+	// Resolve returns an address ("10.0.0.1:8443") for a port of a Service. It is called for each new connection.
+	// nil disables Services.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
-	// Check returns an error for an address that a Service, a node or a Pod must not lead to; nil is specialip.Check.
+	// Check returns an error for an address that a Service, a node or a Pod must not have. nil means specialip.Check.
 	Check func(netip.Addr) error
-	// IsLocal reports whether a Service may lead to a loopback address; nil: none may.
+	// IsLocal reports whether a Service may have a loopback address. nil means that none may.
 	IsLocal func(namespace, name string) bool
-	// Generation returns the generation of the endpoints of a Service (Generations); nil: they never change.
+	// Generation returns the generation of a Service's endpoints, as Generations does. nil means that endpoints never
+	// change.
 	Generation func(namespace, name string) func() uint64
-	// Proxy finds the proxy of a request to a host, as http.Transport has it; nil: there is none. Services are connected to
-	// without one.
+	// Proxy returns the proxy for a request to a host, like http.Transport.Proxy. nil means no proxy.
+	// Connections to Services never use a proxy.
 	Proxy func(*http.Request) (*url.URL, error)
-	// Metrics count the requests of Transports; nil: they are discarded.
+	// Metrics counts the requests of Transports. nil discards the counts.
 	Metrics *Metrics
-	// Self, unless nil, handles the reviews for webhooks that are at this server (NewWebhookTransport).
+	// Self handles the reviews of webhooks that this server serves itself. nil disables that (NewWebhookTransport).
 	Self http.RoundTripper
 }
 
@@ -57,25 +62,29 @@ func (s Service) HostPort() string {
 	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
 }
 
-// DialContext connects to a host and port that a URL or a kubeconfig names, which may be this machine.
+// DialContext connects to the host and port of a URL or a kubeconfig. The host may be this machine.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return dial(ctx, d.ControlPlane, network, address)
 }
 
-// dial bounds how long it takes.
-func dial(ctx context.Context, by func(ctx context.Context, network, address string) (net.Conn, error), network, address string) (net.Conn, error) {
+// dial calls dialFunc with a timeout. A nil dialFunc means a direct connection.
+func dial(
+	ctx context.Context,
+	dialFunc func(ctx context.Context, network, address string) (net.Conn, error),
+	network, address string,
+) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if by == nil {
-		by = (&net.Dialer{KeepAlive: keepAlive}).DialContext
+	if dialFunc == nil {
+		dialFunc = (&net.Dialer{KeepAlive: keepAlive}).DialContext
 	}
-	return by(ctx, network, address)
+	return dialFunc(ctx, network, address)
 }
 
 // DialService connects to an endpoint of a Service.
 func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 	if d.Resolve == nil {
-		return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
+		return nil, fmt.Errorf("cannot resolve Service %s/%s: service resolution is disabled", s.Namespace, s.Name)
 	}
 	address, err := d.Resolve(ctx, s.Namespace, s.Name, s.Port)
 	if err != nil {
@@ -84,7 +93,8 @@ func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 	return d.DialEndpoint(ctx, s, "tcp", address)
 }
 
-// DialEndpoint connects to an endpoint of a Service: an IP address or a name, and a port. IsLocal may permit a loopback address.
+// DialEndpoint connects to an endpoint of a Service: an IP address or a host name, and a port.
+// IsLocal may permit a loopback address.
 func (d *Dialer) DialEndpoint(ctx context.Context, s Service, network, address string) (net.Conn, error) {
 	return d.dialChecked(ctx, network, address, func(addr netip.Addr) error {
 		err := d.check(addr)
@@ -94,7 +104,8 @@ func (d *Dialer) DialEndpoint(ctx context.Context, s Service, network, address s
 		if d.IsLocal != nil && d.IsLocal(s.Namespace, s.Name) {
 			return nil
 		}
-		return fmt.Errorf("%w; --allow-local-services=%s/%s permits it for a Service of type ExternalName", err, s.Namespace, s.Name)
+		return fmt.Errorf("%w; --allow-local-services=%s/%s permits it for a Service of type ExternalName", err,
+			s.Namespace, s.Name)
 	})
 }
 
@@ -110,9 +121,11 @@ func (d *Dialer) check(addr netip.Addr) error {
 	return specialip.Check(addr)
 }
 
-// dialChecked calls check with the address that it connects to: before the dial if the host spells one, and again as the kernel gets
-// it. A name can change its address in between. A tunnel resolves other names at its end.
-func (d *Dialer) dialChecked(ctx context.Context, network, address string, check func(netip.Addr) error) (net.Conn, error) {
+// dialChecked calls check with the address to connect to. It does so before the dial if the host is an IP address, and
+// again when the kernel receives the address, because a name can change its address in between. A tunnel resolves host
+// names at its other end, where this function cannot check them.
+func (d *Dialer) dialChecked(ctx context.Context, network, address string, check func(netip.Addr) error) (net.Conn,
+	error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err

@@ -12,22 +12,27 @@ import (
 	"time"
 )
 
-// CNV-074 KON-011: a Dialer calls the function of the cluster for Services, nodes and Pods, and that of the control plane for hosts of
-// URLs. Both may be tunnels.
+// TestDialer checks that a Dialer calls Cluster for Services, nodes and Pods, and ControlPlane for hosts of URLs.
+// Both may be tunnels. CNV-074 KON-011
 func TestDialer(t *testing.T) {
 	var dialed string
-	by := func(name string) func(context.Context, string, string) (net.Conn, error) {
+	dialFunc := func(name string) func(context.Context, string, string) (net.Conn, error) {
 		return func(_ context.Context, network, address string) (net.Conn, error) {
 			dialed = name + network + " " + address
 			return nil, errors.New("dialed")
 		}
 	}
-	d := &Dialer{Cluster: by("cluster: "), ControlPlane: by("control plane: "), Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
-		if name == "none" {
-			return "", errors.New("none")
-		}
-		return net.JoinHostPort(map[string]string{"v4": "10.1.2.3", "v6": "2001:db8::1", "name": "example.com"}[name], strconv.Itoa(int(port))), nil
-	}}
+	d := &Dialer{
+		Cluster:      dialFunc("cluster: "),
+		ControlPlane: dialFunc("control plane: "),
+		Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+			if name == "none" {
+				return "", errors.New("none")
+			}
+			ip := map[string]string{"v4": "10.1.2.3", "v6": "2001:db8::1", "name": "example.com"}[name]
+			return net.JoinHostPort(ip, strconv.Itoa(int(port))), nil
+		},
+	}
 	to := func(service string) func(context.Context, string, string) (net.Conn, error) {
 		return func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return d.DialService(ctx, Service{"n", service, 443})
@@ -46,42 +51,46 @@ func TestDialer(t *testing.T) {
 		{new(Dialer).DialContext, "127.0.0.1:0", "", "refused"},
 	} {
 		dialed = ""
-		if _, err := c.dial(t.Context(), "tcp", c.address); dialed != c.want || err == nil || !strings.Contains(err.Error(), c.err) {
+		if _, err := c.dial(t.Context(), "tcp", c.address); dialed != c.want || err == nil ||
+			!strings.Contains(err.Error(), c.err) {
 			t.Errorf("dialed %q, want %q: %v", dialed, c.want, err)
 		}
 	}
-	if _, err := new(Dialer).DialService(t.Context(), Service{"n", "s", 1}); err == nil || !strings.Contains(err.Error(), "n/s") {
+	if _, err := new(Dialer).DialService(t.Context(), Service{"n", "s", 1}); err == nil ||
+		!strings.Contains(err.Error(), "n/s") {
 		t.Errorf("without Resolve: %v", err)
 	}
 }
 
-// A dial ends in time, and with who asked for it.
+// TestDialsEnd checks that a dial ends after dialTimeout, or earlier with the caller's context.
 func TestDialsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &Dialer{ControlPlane: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}}
-		for _, c := range []struct{ patience, want time.Duration }{{time.Hour, dialTimeout}, {time.Second, time.Second}} {
-			ctx, cancel := context.WithTimeout(t.Context(), c.patience)
+		for _, c := range []struct{ timeout, want time.Duration }{{time.Hour, dialTimeout},
+			{time.Second, time.Second}} {
+			ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
 			began := time.Now()
 			if _, err := d.DialContext(ctx, "tcp", "192.0.2.1:1"); err == nil || time.Since(began) != c.want {
-				t.Errorf("after %s: %v", time.Since(began), err)
+				t.Errorf("dial ended after %s: %v", time.Since(began), err)
 			}
 			cancel()
 		}
 	})
 }
 
-// CNV-040 CNV-042: a Service is called by its own name, over HTTP/1.1, at an endpoint that is found for each connection; and from
-// the next request on elsewhere once its endpoints have changed.
-func TestServiceIsConnectedToAnew(t *testing.T) {
+// TestServiceReconnects checks that a Service is called by its own host name, over HTTP/1.1, at an endpoint that is
+// resolved for each connection. Once its endpoints have changed, the next request uses a new connection. CNV-040
+// CNV-042
+func TestServiceReconnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		old := newDestination(t, "s.n.svc", says(ok))
-		fresh := newDestination(t, "s.n.svc", says(ok))
+		old := newDestination(t, "s.n.svc", writes(ok))
+		fresh := newDestination(t, "s.n.svc", writes(ok))
 		fresh.certificate = old.certificate
 		var generation atomic.Uint64
-		var broke atomic.Int64
+		var disconnected atomic.Int64
 		dialer := &Dialer{
 			Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
 				return map[bool]string{true: "old:1", false: "fresh:1"}[generation.Load() == 0], nil
@@ -91,7 +100,8 @@ func TestServiceIsConnectedToAnew(t *testing.T) {
 			},
 			Generation: func(string, string) func() uint64 { return generation.Load },
 		}
-		transport, err := dialer.NewTransport(Options{Service: &Service{"n", "s", 443}, CABundle: old.ca, MaxBytes: 1000, Disconnected: func() { broke.Add(1) }})
+		transport, err := dialer.NewTransport(Options{Service: &Service{"n", "s", 443}, CABundle: old.ca,
+			MaxBytes: 1000, Disconnected: func() { disconnected.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,10 +120,12 @@ func TestServiceIsConnectedToAnew(t *testing.T) {
 		}
 		synctest.Wait()
 		if old.open.Load() != 0 {
-			t.Error("the connection to the old endpoint is kept")
+			t.Error("the connection to the old endpoint is still open")
 		}
-		if old.dials.Load() != 1 || fresh.dials.Load() != 1 || old.requests.Load() != 3 || fresh.requests.Load() != 3 || broke.Load() != 0 {
-			t.Errorf("%d requests to the old endpoint, %d to the new one; %d connections broke", old.requests.Load(), fresh.requests.Load(), broke.Load())
+		if old.dials.Load() != 1 || fresh.dials.Load() != 1 || old.requests.Load() != 3 || fresh.requests.Load() != 3 ||
+			disconnected.Load() != 0 {
+			t.Errorf("%d requests to the old endpoint, %d to the new one; %d connections broke", old.requests.Load(),
+				fresh.requests.Load(), disconnected.Load())
 		}
 	})
 }

@@ -7,15 +7,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Generations returns a function that finds the generation of the endpoints of a Service (Dialer.Generation). It grows whenever
-// the Service, its Endpoints or its EndpointSlices have been written since it was last asked for, even if they say what they
-// said before: a webhook that is replaced at its address is not ready for a moment. head returns the newest state of the
-// store, key says where it has the objects of a kind; of a kind's namespace, if there is no name.
-func Generations(head func() *storage.Snapshot, key func(group, resource, namespace, name string) string) func(namespace, name string) func() uint64 {
+// Generations returns a function that returns the generation of a Service's endpoints, for Dialer.Generation. The
+// generation grows whenever the Service, its Endpoints or its EndpointSlices have been written since the last call. It
+// also grows when the written content is unchanged, because a webhook that is replaced at its address is not ready for
+// a moment. head returns the newest snapshot of the store. key returns the storage key of an object, or the key prefix
+// of a namespace if name is "".
+func Generations(head func() *storage.Snapshot, key func(group, resource, namespace,
+	name string) string) func(namespace, name string) func() uint64 {
 	g := &generations{head: head, key: key}
 	return func(namespace, name string) func() uint64 {
-		e := &endpoints{all: g, namespace: namespace, name: name}
-		e.known.Store(&state{looked: -1, inNamespace: -1})
+		e := &endpoints{shared: g, namespace: namespace, name: name}
+		e.last.Store(&state{revision: -1, inNamespace: -1})
 		return e.generation
 	}
 }
@@ -26,53 +28,55 @@ type generations struct {
 	last atomic.Uint64
 }
 
-// endpoints are those of a Service.
+// endpoints tracks the endpoints of a Service.
 type endpoints struct {
-	all             *generations
+	shared          *generations
 	namespace, name string
-	known           atomic.Pointer[state]
+	last            atomic.Pointer[state]
 }
 
-// state is how they were when they were looked at. A revision is that of one state of one object.
+// state describes the objects of a Service at a revision of the store.
 type state struct {
 	generation         uint64
-	looked             int64 // the revision of the store
-	service, endpoints int64 // revisions, 0 if there are none
-	inNamespace        int   // EndpointSlices, of this Service or another
-	slices             []int64
+	revision           int64   // of the store
+	service, endpoints int64   // the objects' revisions, 0 if they do not exist
+	inNamespace        int     // number of EndpointSlices in the namespace
+	slices             []int64 // revisions of the Service's EndpointSlices
 }
 
-// generation takes no lock: it is asked for by each read of what a webhook has converted.
+// generation returns the current generation. It takes no lock, because each read of a converted object calls it.
 func (e *endpoints) generation() uint64 {
 	for {
-		before := e.known.Load()
-		snap := e.all.head() // is not older than what is known
-		if before.looked == snap.Revision() {
+		before := e.last.Load()
+		snap := e.shared.head() // never older than before
+		if before.revision == snap.Revision() {
 			return before.generation
 		}
-		now := e.look(snap, before)
-		if before.service == now.service && before.endpoints == now.endpoints && slices.Equal(before.slices, now.slices) {
+		now := e.read(snap, before)
+		if before.service == now.service && before.endpoints == now.endpoints &&
+			slices.Equal(before.slices, now.slices) {
 			now.generation = before.generation
 		} else {
-			now.generation = e.all.last.Add(1)
+			now.generation = e.shared.last.Add(1)
 		}
-		if e.known.CompareAndSwap(before, now) {
+		if e.last.CompareAndSwap(before, now) {
 			return now.generation
 		}
 	}
 }
 
-func (e *endpoints) look(snap *storage.Snapshot, before *state) *state {
-	key := e.all.key
+// read reads the objects of the Service. It skips the EndpointSlices if none in the namespace has changed.
+func (e *endpoints) read(snap *storage.Snapshot, before *state) *state {
+	key := e.shared.key
 	all := key("discovery.k8s.io", "endpointslices", e.namespace, "")
 	now := &state{
-		looked:      snap.Revision(),
+		revision:    snap.Revision(),
 		service:     revision(snap.Get(key("", "services", e.namespace, e.name))),
 		endpoints:   revision(snap.Get(key("", "endpoints", e.namespace, e.name))),
 		inNamespace: snap.Count(all, ""),
 	}
-	if before.inNamespace == now.inNamespace && none(snap, all, before.looked) {
-		now.slices = before.slices // those that there were then, and no others
+	if before.inNamespace == now.inNamespace && unchanged(snap, all, before.revision) {
+		now.slices = before.slices
 		return now
 	}
 	for rec := range snap.Walk(all, "") {
@@ -83,8 +87,8 @@ func (e *endpoints) look(snap *storage.Snapshot, before *state) *state {
 	return now
 }
 
-// none reports that nothing with a prefix was written after a revision.
-func none(snap *storage.Snapshot, prefix string, after int64) bool {
+// unchanged reports whether no key with the prefix was written after a revision.
+func unchanged(snap *storage.Snapshot, prefix string, after int64) bool {
 	for range snap.Changed(prefix, after) {
 		return false
 	}

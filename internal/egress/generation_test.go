@@ -16,23 +16,23 @@ func keyOf(group, resource, namespace, name string) string {
 	return "/registry/" + resource + "/" + namespace + "/" + name
 }
 
-// kept is a store that a test writes to.
-type kept struct {
+// testStore is a store that a test writes to.
+type testStore struct {
 	testing.TB
 	storage.Store
 }
 
-func newKept(t testing.TB) kept {
+func newTestStore(t testing.TB) testStore {
 	s, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	return kept{t, s}
+	return testStore{t, s}
 }
 
-// put writes an object, or deletes it (nil).
-func (k kept) put(resource, name string, v any) {
+// put writes an object, or deletes it if v is nil.
+func (k testStore) put(resource, name string, v any) {
 	k.Helper()
 	w := storage.Write{Key: keyOf("", resource, "n", name)}
 	if rec := k.Store.Head().Get(w.Key); rec != nil {
@@ -50,9 +50,10 @@ func (k kept) put(resource, name string, v any) {
 	}
 }
 
-// CNV-040: who calls a Service hears of each write that may have it lead elsewhere, and of no other.
+// TestGenerations checks that the generation of a Service's endpoints grows with each write that may change them, and
+// with no other write. CNV-040
 func TestGenerations(t *testing.T) {
-	k := newKept(t)
+	k := newTestStore(t)
 	generation := Generations(k.Head, keyOf)("n", "hook")
 	svc, yes, no := service("hook", "", corev1.ServicePort{Port: 443}), true, false
 	one := func(ready *bool) *discoveryv1.EndpointSlice {
@@ -60,8 +61,8 @@ func TestGenerations(t *testing.T) {
 	}
 	last := generation()
 	for i, c := range []struct {
-		write func()
-		other bool
+		write   func()
+		changes bool
 	}{
 		{func() { k.put("services", "hook", svc) }, true},
 		{func() { k.put("endpointslices", "hook-1", one(&yes)) }, true},
@@ -85,18 +86,19 @@ func TestGenerations(t *testing.T) {
 	} {
 		c.write()
 		now := generation()
-		if now < last || (now != last) != c.other {
-			t.Errorf("after write %d it is %d, was %d", i, now, last)
+		if now < last || (now != last) != c.changes {
+			t.Errorf("generation after write %d is %d, was %d; want a change: %t", i, now, last, c.changes)
 		}
 		last = now
 	}
 }
 
-// Most writes have nothing to do with a Service, and are passed over.
+// BenchmarkGenerations measures generation after a write that does not concern the Service, as most writes do not.
 func BenchmarkGenerations(b *testing.B) {
-	k := newKept(b)
+	k := newTestStore(b)
 	for i := range 1000 {
-		k.put("endpointslices", fmt.Sprint("s", i), slice("other", fmt.Sprint("s", i), "", 1, discoveryv1.AddressTypeIPv4))
+		k.put("endpointslices", fmt.Sprint("s", i), slice("other", fmt.Sprint("s", i), "", 1,
+			discoveryv1.AddressTypeIPv4))
 	}
 	k.put("services", "hook", service("hook", ""))
 	generation := Generations(k.Head, keyOf)("n", "hook")
@@ -111,9 +113,10 @@ func BenchmarkGenerations(b *testing.B) {
 	}
 }
 
-// Each read of what a webhook has converted asks, on all processors at once; mostly nothing has been written.
+// BenchmarkGenerationUnchanged measures generation without writes, called on all processors at once. Each read of a
+// converted object calls it.
 func BenchmarkGenerationUnchanged(b *testing.B) {
-	k := newKept(b)
+	k := newTestStore(b)
 	k.put("services", "hook", service("hook", ""))
 	generation := Generations(k.Head, keyOf)("n", "hook")
 	b.ReportAllocs()

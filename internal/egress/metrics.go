@@ -11,20 +11,21 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// Metrics count what Transports do, by destination, and show their circuit breakers. They have upstream's names where upstream
-// counts the same.
+// Metrics counts the requests of Transports by destination, and exports the states of their circuit breakers.
+// Metrics that upstream also has use upstream's names.
 type Metrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 
 	mu         sync.Mutex
-	transports map[*Transport]struct{} // that are not closed
+	transports map[*Transport]struct{} // the open ones
 }
 
 var breakersDesc = prometheus.NewDesc("trellis_egress_circuit_breakers",
-	"Number of circuit breakers of what the server calls, by kind of request, host and state.", []string{"name", "host", "state"}, nil)
+	"Number of circuit breakers for outgoing requests, by kind of request, host and state.", []string{"name", "host",
+		"state"}, nil)
 
-// NewMetrics returns Metrics of nothing yet.
+// NewMetrics returns empty Metrics.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		transports: map[*Transport]struct{}{},
@@ -46,7 +47,7 @@ func (m *Metrics) add(t *Transport) {
 	m.transports[t] = struct{}{}
 }
 
-// remove forgets a host that no Transport is for any longer: there is no end to them.
+// remove deletes the metrics of a host that has no Transport left. Otherwise their number would grow without limit.
 func (m *Metrics) remove(t *Transport) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,16 +62,17 @@ func (m *Metrics) remove(t *Transport) {
 	m.duration.DeletePartialMatch(host)
 }
 
-// methods are those that are counted by their names.
-var methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
+// methods lists the HTTP methods that have a label value of their own.
+var methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+	http.MethodDelete, http.MethodOptions}
 
-// observe counts a request, up to the header of its answer; resp is nil if there was none.
+// observe counts a request that has got its response header. resp is nil if the request failed.
 func (m *Metrics) observe(t *Transport, method string, resp *http.Response, took time.Duration) {
 	code := "<error>"
 	if resp != nil {
 		code = strconv.Itoa(resp.StatusCode)
 	}
-	if !slices.Contains(methods, method) { // a client's own word: there is no end to them
+	if !slices.Contains(methods, method) { // clients may send any method, so the label values must be limited
 		method = "OTHER"
 	}
 	m.mu.Lock()

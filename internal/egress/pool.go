@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// idleTimeout is how long a connection is kept that nobody uses.
+// idleTimeout is how long an unused connection stays open.
 const idleTimeout = 90 * time.Second
 
-// pool is the connections to the endpoints of a destination, as long as these do not change.
+// pool holds the connections to the endpoints of a destination while these do not change.
 type pool struct {
 	*http.Transport
-	generation uint64
-	broke      func() // is told of a connection that breaks
-	retired    atomic.Bool
+	generation   uint64
+	disconnected func() // called when a connection breaks
+	retired      atomic.Bool
 }
 
-// newPool returns a pool of connections that the DialContext of a transport opens.
-func newPool(of *http.Transport, generation uint64, broke func()) *pool {
-	p := &pool{Transport: of.Clone(), generation: generation, broke: broke}
+// newPool returns a pool of connections that template.DialContext opens.
+func newPool(template *http.Transport, generation uint64, disconnected func()) *pool {
+	p := &pool{Transport: template.Clone(), generation: generation, disconnected: disconnected}
 	p.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := of.DialContext(ctx, network, address)
+		conn, err := template.DialContext(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
@@ -34,16 +34,17 @@ func newPool(of *http.Transport, generation uint64, broke func()) *pool {
 	return p
 }
 
-// retire closes the connections that are idle, for good. Requests under way go on.
+// retire closes idle connections permanently. Requests in flight continue.
 func (p *pool) retire() {
 	p.retired.Store(true)
 	p.CloseIdleConnections()
 }
 
-// connection is one of a pool, and tells when it breaks: there has been an answer on it, and it ends though neither this side
-// wanted that nor the other has said "Connection: close". Who answers the next request may be another program.
+// connection is a connection of a pool that reports when it breaks. A connection breaks if it ends after a response,
+// neither side requested that, and the response had no "Connection: close" header. Another program may serve the next
+// connection.
 //
-// That it ends shows where http.Transport closes it: nothing can be read any longer, or, with HTTP/2, the other side has sent
+// http.Transport closes the connection when it ends: nothing can be read any longer, or the HTTP/2 peer has sent
 // GOAWAY.
 type connection struct {
 	net.Conn
@@ -51,69 +52,69 @@ type connection struct {
 
 	mu       sync.Mutex
 	http2    bool
-	requests int       // under way
-	answered time.Time // when a response last came; zero: never
+	requests int       // in flight
+	answered time.Time // time of the last response, zero if there was none
 	closed   bool
-	over     bool // its end is of no more interest
+	ignored  bool // the end of the connection is expected or has been reported
 }
 
 // Close implements net.Conn.
 func (c *connection) Close() error {
 	c.mu.Lock()
 	c.closed = true
-	c.settle()
+	c.reportBroken()
 	c.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// take notes that a request begins on the connection.
-func (c *connection) take(http2 bool) {
+// begin records that a request starts on the connection.
+func (c *connection) begin(http2 bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.http2 = http2
 	c.requests++
 }
 
-// replied notes that a response has come.
-func (c *connection) replied(resp *http.Response) {
+// responded records that a response has arrived.
+func (c *connection) responded(resp *http.Response) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.answered = time.Now()
-	c.over = c.over || resp.Close
+	c.ignored = c.ignored || resp.Close
 }
 
-// leave notes that a request is over; given up by this side, it ends the connection unless that is of HTTP/2.
-func (c *connection) leave(givenUp bool) {
+// end records that a request has ended. A request that this side abandoned also ends an HTTP/1.1 connection.
+func (c *connection) end(abandoned bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.requests--
-	c.over = c.over || givenUp && !c.http2
-	c.settle()
+	c.ignored = c.ignored || abandoned && !c.http2
+	c.reportBroken()
 }
 
-// settle tells of the end once it has come, and it is known how the requests went.
-func (c *connection) settle() {
-	if !c.closed || c.requests > 0 || c.over {
+// reportBroken reports a broken connection once it is closed and all its requests have ended.
+func (c *connection) reportBroken() {
+	if !c.closed || c.requests > 0 || c.ignored {
 		return
 	}
-	c.over = true
+	c.ignored = true
 	if !c.pool.retired.Load() && time.Since(c.answered) < idleTimeout {
-		c.pool.broke()
+		c.pool.disconnected()
 	}
 }
 
-// take finds the connection that a request begins on.
-func take(conn net.Conn) *connection {
+// beginRequest returns the connection of a pool below conn, and records that a request starts on it.
+func beginRequest(conn net.Conn) *connection {
 	http2 := false
 	for {
 		switch c := conn.(type) {
 		case *connection:
-			c.take(http2)
+			c.begin(http2)
 			return c
-		case *tls.Conn: // to the destination, or below it to a proxy
+		case *tls.Conn: // to the destination, or to a proxy on the way there
 			http2 = http2 || c.ConnectionState().NegotiatedProtocol == "h2"
 			conn = c.NetConn()
-		default: // none of a pool's
+		default: // not from a pool
 			return &connection{}
 		}
 	}

@@ -17,18 +17,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Objects is where the resolver reads. The JSON it gets is shared and not written to.
+// Objects is the source of the objects that the resolver reads. The returned JSON is shared and must not be modified.
 type Objects struct {
-	// Get returns the JSON of the object of a kind of the core group ("services", "endpoints"), or nil.
+	// Get returns the JSON of an object of the core group ("services", "endpoints"), or nil.
 	Get func(resource, namespace, name string) []byte
 	// Slices yields the JSON of every EndpointSlice of a Service (HasSlice).
 	Slices func(namespace, service string) iter.Seq[[]byte]
-	// ByClusterIP leaves it to somebody else (kube-proxy) to find an endpoint behind the address of a Service that has one.
+	// ByClusterIP makes the resolver return the ClusterIP of a Service that has one, so that kube-proxy selects the
+	// endpoint.
 	ByClusterIP bool
 }
 
-// Resolver returns what Dialer.Resolve is: a function that finds the address ("10.1.2.3:8443") of a port of a Service, one of
-// Endpoints at random.
+// Resolver returns a function for Dialer.Resolve. The function returns a random address ("10.1.2.3:8443") from those
+// that Endpoints finds for a port of a Service.
 func Resolver(o Objects) func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error) {
 	return func(ctx context.Context, namespace, name string, port int32) (string, error) {
 		if err := ctx.Err(); err != nil {
@@ -42,34 +43,34 @@ func Resolver(o Objects) func(ctx context.Context, namespace, name string, port 
 	}
 }
 
-// Cause is why a Service leads nowhere.
+// Cause is the reason why a Service cannot be resolved.
 type Cause int
 
-// The causes, which other errors do not have.
+// The causes of an UnresolvedError. Zero is none of them.
 const (
-	NoService   Cause = iota + 1 // there is none
-	NoPort                       // it does not have the port
-	NoEndpoints                  // nobody has said where it is
-	NoneReady                    // none of its endpoints has the port and is ready
+	NoService   Cause = iota + 1 // the Service does not exist
+	NoPort                       // the Service does not have the port
+	NoEndpoints                  // the Service has neither EndpointSlices nor Endpoints
+	NoneReady                    // no endpoint has the port and is ready
 )
 
-// UnresolvedError says that a Service leads nowhere.
+// UnresolvedError is the error for a Service that cannot be resolved.
 type UnresolvedError struct {
 	Cause
-	PortName string // of NoneReady
+	PortName string // set for NoneReady
 	error
 }
 
-// Unwrap returns the error in upstream's words.
+// Unwrap returns the error with upstream's message.
 func (e *UnresolvedError) Unwrap() error { return e.error }
 
-// Endpoints finds the addresses of a port of a Service, of which there is at least one. The port is one of
-// those that the Service lists, by number. Only ready endpoints count, of the Service's own family
-// of addresses if there are any. Endpoints are asked where no EndpointSlice of the Service exists, since no controller
-// mirrors them. A Service of type ExternalName is its name, which DNS knows, with the same port.
+// Endpoints returns the addresses of a port of a Service, at least one. port is the number of a port in the Service's
+// spec. Only ready endpoints count. Addresses of the Service's first IP family are preferred over others. Endpoints
+// objects are used only if the Service has no EndpointSlice, because no controller mirrors them into EndpointSlices. A
+// Service of type ExternalName resolves to its DNS name and the same port.
 //
-// The errors are worded as those of kube-apiserver's resolver (k8s.io/apiserver/pkg/util/proxy). Those that say that there is
-// none are UnresolvedErrors.
+// The error messages equal those of kube-apiserver's resolver (k8s.io/apiserver/pkg/util/proxy). The error is an
+// UnresolvedError if the Service, its port or its endpoints are missing.
 func (o Objects) Endpoints(namespace, name string, port int32) ([]string, error) {
 	if namespace == "" || name == "" || port == 0 {
 		return nil, errors.New("cannot resolve an empty service name or namespace or port")
@@ -83,10 +84,11 @@ func (o Objects) Endpoints(namespace, name string, port int32) ([]string, error)
 	}
 	for _, p := range svc.Spec.Ports {
 		if p.Port == port {
-			return o.behind(svc, namespace, p)
+			return o.readyAddresses(svc, namespace, p)
 		}
 	}
-	return nil, &UnresolvedError{Cause: NoPort, error: apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))}
+	return nil, &UnresolvedError{Cause: NoPort,
+		error: apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))}
 }
 
 // IsExternal reports whether a Service exists and has the type ExternalName.
@@ -95,11 +97,12 @@ func (o Objects) IsExternal(namespace, name string) bool {
 	return err == nil && svc.Spec.Type == corev1.ServiceTypeExternalName
 }
 
-// service reads a Service. The error of a missing one is an UnresolvedError.
+// service returns a Service. The error is an UnresolvedError if it does not exist.
 func (o Objects) service(namespace, name string) (*corev1.Service, error) {
 	raw := o.Get("services", namespace, name)
 	if raw == nil {
-		return nil, &UnresolvedError{Cause: NoService, error: apierrors.NewNotFound(corev1.Resource("service"), name)} // as upstream's lister
+		// The error equals that of upstream's lister.
+		return nil, &UnresolvedError{Cause: NoService, error: apierrors.NewNotFound(corev1.Resource("service"), name)}
 	}
 	svc := &corev1.Service{}
 	if err := json.Unmarshal(raw, svc); err != nil {
@@ -108,8 +111,8 @@ func (o Objects) service(namespace, name string) (*corev1.Service, error) {
 	return svc, nil
 }
 
-// behind are the ready addresses behind a port, which has the same name in the endpoints.
-func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.ServicePort) ([]string, error) {
+// readyAddresses returns the ready addresses of a port. The port has the same name in the Service and in its endpoints.
+func (o Objects) readyAddresses(svc *corev1.Service, namespace string, port corev1.ServicePort) ([]string, error) {
 	if ip := svc.Spec.ClusterIP; o.ByClusterIP && ip != "" && ip != corev1.ClusterIPNone {
 		return []string{net.JoinHostPort(ip, strconv.Itoa(int(port.Port)))}, nil
 	}
@@ -122,9 +125,9 @@ func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.Servi
 		}
 		known = true
 		if families := svc.Spec.IPFamilies; len(families) > 0 && string(families[0]) == string(slice.AddressType) {
-			preferred = append(preferred, inSlice(&slice, port.Name)...)
+			preferred = append(preferred, sliceAddresses(&slice, port.Name)...)
 		} else {
-			others = append(others, inSlice(&slice, port.Name)...)
+			others = append(others, sliceAddresses(&slice, port.Name)...)
 		}
 	}
 	if raw := o.Get("endpoints", namespace, svc.Name); !known && raw != nil {
@@ -132,7 +135,7 @@ func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.Servi
 		if err := json.Unmarshal(raw, &endpoints); err != nil {
 			return nil, fmt.Errorf("egress: read the endpoints of service %s/%s: %w", namespace, svc.Name, err)
 		}
-		known, preferred = true, inEndpoints(&endpoints, port.Name)
+		known, preferred = true, endpointsAddresses(&endpoints, port.Name)
 	}
 	for _, addresses := range [][]string{preferred, others} {
 		if len(addresses) > 0 {
@@ -143,18 +146,19 @@ func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.Servi
 	if !known {
 		cause = NoEndpoints
 	}
-	return nil, &UnresolvedError{cause, port.Name, apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))}
+	return nil, &UnresolvedError{cause, port.Name,
+		apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))}
 }
 
-// HasSlice reports that the JSON of an EndpointSlice of its namespace is of a Service. It reads no more than that takes, as there are
-// many of others.
+// HasSlice reports whether the JSON of an EndpointSlice in the Service's namespace belongs to the Service. It only
+// scans the metadata, because most slices belong to other Services.
 func HasSlice(service string, slice []byte) bool {
 	meta, err := object.ScanMeta(slice)
 	return err == nil && meta.Labels.Get(discoveryv1.LabelServiceName) == service
 }
 
-// inSlice lists the ready addresses; of an endpoint's the first counts. What says nothing of being ready, is.
-func inSlice(slice *discoveryv1.EndpointSlice, portName string) (all []string) {
+// sliceAddresses returns the first address of each ready endpoint. An endpoint without a ready condition is ready.
+func sliceAddresses(slice *discoveryv1.EndpointSlice, portName string) (all []string) {
 	for _, p := range slice.Ports {
 		if p.Port == nil || p.Name != nil && *p.Name != portName || p.Name == nil && portName != "" {
 			continue
@@ -168,7 +172,7 @@ func inSlice(slice *discoveryv1.EndpointSlice, portName string) (all []string) {
 	return all
 }
 
-func inEndpoints(endpoints *corev1.Endpoints, portName string) (all []string) {
+func endpointsAddresses(endpoints *corev1.Endpoints, portName string) (all []string) {
 	for _, s := range endpoints.Subsets {
 		for _, p := range s.Ports {
 			if p.Name != portName {

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// world is what is stored, all in namespace n.
-type world struct {
+// cluster holds the stored objects, all in namespace n.
+type cluster struct {
 	services  []*corev1.Service
 	endpoints []*corev1.Endpoints
 	slices    []*discoveryv1.EndpointSlice
@@ -37,7 +37,7 @@ func marshal(v any) []byte {
 	return b
 }
 
-func (w *world) objects() Objects {
+func (w *cluster) objects() Objects {
 	return Objects{
 		Get: func(resource, namespace, name string) []byte {
 			for _, s := range w.services {
@@ -67,21 +67,24 @@ func (w *world) objects() Objects {
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "n", Name: name} }
 
 func service(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) *corev1.Service {
-	return &corev1.Service{ObjectMeta: named(name), Spec: corev1.ServiceSpec{Type: kind, Ports: ports, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}
+	return &corev1.Service{ObjectMeta: named(name), Spec: corev1.ServiceSpec{Type: kind, Ports: ports,
+		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}
 }
 
-func slice(of, name, portName string, port int32, family discoveryv1.AddressType, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+func slice(of, name, portName string, port int32, family discoveryv1.AddressType,
+	endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	m := named(name)
 	m.Labels = map[string]string{discoveryv1.LabelServiceName: of}
-	return &discoveryv1.EndpointSlice{ObjectMeta: m, AddressType: family, Endpoints: endpoints, Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port}}}
+	return &discoveryv1.EndpointSlice{ObjectMeta: m, AddressType: family, Endpoints: endpoints,
+		Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port}}}
 }
 
 func endpoint(address string, ready *bool) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: ready}}
 }
 
-// answering listens on the loopback interface and says its name to whoever connects.
-func answering(t *testing.T, name string) (port int32) {
+// listen listens on the loopback interface and writes name to each connection.
+func listen(t *testing.T, name string) (port int32) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -101,25 +104,33 @@ func answering(t *testing.T, name string) (port int32) {
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
-// CNV-040 CNV-016: what is resolved can be dialled, by the port of the
-// endpoints and not by that of the Service.
+// TestResolvedAddressesAnswer checks that resolved addresses can be dialed, with the port of the endpoints and not the
+// Service's. CNV-040 CNV-016
 func TestResolvedAddressesAnswer(t *testing.T) {
-	direct, named1, old := answering(t, "direct"), answering(t, "named"), answering(t, "old")
-	w := &world{
+	direct, named1, old := listen(t, "direct"), listen(t, "named"), listen(t, "old")
+	w := &cluster{
 		services: []*corev1.Service{
-			service("web", corev1.ServiceTypeClusterIP, corev1.ServicePort{Port: 443, TargetPort: intstr.FromInt32(8443)}, corev1.ServicePort{Name: "b", Port: 80, TargetPort: intstr.FromString("http")}),
-			{ObjectMeta: named("headless"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}},
+			service("web", corev1.ServiceTypeClusterIP, corev1.ServicePort{Port: 443,
+				TargetPort: intstr.FromInt32(8443)},
+				corev1.ServicePort{Name: "b", Port: 80, TargetPort: intstr.FromString("http")}),
+			{ObjectMeta: named("headless"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP,
+				ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}},
 			service("mirrored", corev1.ServiceTypeNodePort, corev1.ServicePort{Name: "x", Port: 7}),
-			{ObjectMeta: named("out"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}},
+			{ObjectMeta: named("out"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName,
+				ExternalName: "localhost"}},
 		},
 		slices: []*discoveryv1.EndpointSlice{
 			slice("web", "web-1", "", direct, discoveryv1.AddressTypeIPv4, endpoint("127.0.0.1", nil)),
-			slice("web", "web-2", "b", named1, discoveryv1.AddressTypeIPv4, endpoint("127.0.0.1", new(true)), endpoint("192.0.2.1", new(false))),
+			slice("web", "web-2", "b", named1, discoveryv1.AddressTypeIPv4, endpoint("127.0.0.1", new(true)),
+				endpoint("192.0.2.1", new(false))),
 			slice("headless", "headless", "", direct, discoveryv1.AddressTypeIPv4, endpoint("127.0.0.1", nil)),
 			slice("other", "other", "", 1, discoveryv1.AddressTypeIPv4, endpoint("192.0.2.1", nil)),
 		},
 		endpoints: []*corev1.Endpoints{
-			{ObjectMeta: named("mirrored"), Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "127.0.0.1"}}, NotReadyAddresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Name: "x", Port: old}, {Name: "y", Port: 1}}}}},
+			{ObjectMeta: named("mirrored"),
+				Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "127.0.0.1"}},
+					NotReadyAddresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}},
+					Ports:             []corev1.EndpointPort{{Name: "x", Port: old}, {Name: "y", Port: 1}}}}},
 			{ObjectMeta: named("web"), Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Port: 1}}}}},
 		},
 	}
@@ -128,7 +139,8 @@ func TestResolvedAddressesAnswer(t *testing.T) {
 		name string
 		port int32
 		want string
-	}{{"web", 443, "direct"}, {"web", 80, "named"}, {"headless", 1, "direct"}, {"mirrored", 7, "old"}, {"out", old, "old"}} {
+	}{{"web", 443, "direct"}, {"web", 80, "named"}, {"headless", 1, "direct"}, {"mirrored", 7, "old"},
+		{"out", old, "old"}} {
 		address, err := resolve(t.Context(), "n", c.name, c.port)
 		if err != nil {
 			t.Errorf("%s:%d: %v", c.name, c.port, err)
@@ -147,8 +159,10 @@ func TestResolvedAddressesAnswer(t *testing.T) {
 	}
 }
 
+// TestErrors checks the messages of resolution errors.
 func TestErrors(t *testing.T) {
-	w := &world{services: []*corev1.Service{service("web", corev1.ServiceTypeClusterIP, corev1.ServicePort{Port: 80})}}
+	w := &cluster{services: []*corev1.Service{service("web", corev1.ServiceTypeClusterIP,
+		corev1.ServicePort{Port: 80})}}
 	resolve := Resolver(w.objects())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -171,7 +185,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// slicesOf is how upstream's resolver reads slices.
+// slicesOf implements the lister of EndpointSlices for upstream's resolver.
 type slicesOf []*discoveryv1.EndpointSlice
 
 func (s slicesOf) GetEndpointSlices(_, name string) ([]*discoveryv1.EndpointSlice, error) {
@@ -184,14 +198,15 @@ func (s slicesOf) GetEndpointSlices(_, name string) ([]*discoveryv1.EndpointSlic
 	return all, nil
 }
 
-// upstream is everything that upstream's resolver says of a Service, asked often enough.
-func upstream(w *world, name string, port int32) map[string]bool {
-	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+// upstream returns the results of upstream's resolver for a Service, from many calls.
+func upstream(w *cluster, name string, port int32) map[string]bool {
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	for _, s := range w.services {
 		_ = indexer.Add(s)
 	}
 	lister := listersv1.NewServiceLister(indexer)
-	return asked(func() (string, error) {
+	return results(func() (string, error) {
 		u, err := proxy.ResolveEndpoint(lister, slicesOf(w.slices), "n", name, port)
 		if err != nil {
 			return "", err
@@ -202,10 +217,11 @@ func upstream(w *world, name string, port int32) map[string]bool {
 
 func keys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }
 
-func asked(ask func() (string, error)) map[string]bool {
+// results collects the results of many calls, because resolvers choose an endpoint at random.
+func results(resolve func() (string, error)) map[string]bool {
 	all := map[string]bool{}
 	for range 60 {
-		answer, err := ask()
+		answer, err := resolve()
 		if err != nil {
 			answer = err.Error()
 		}
@@ -214,12 +230,14 @@ func asked(ask func() (string, error)) map[string]bool {
 	return all
 }
 
-// What upstream's resolver answers with EndpointSlices, this one does: the same addresses, the same errors.
+// TestAnswersAreUpstreams checks that the resolver returns the same addresses and errors for EndpointSlices as
+// upstream's.
 func TestAnswersAreUpstreams(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	families := []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
 	for range 60 {
-		w := &world{services: []*corev1.Service{service("s", corev1.ServiceTypeClusterIP, corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "b", Port: 2})}}
+		w := &cluster{services: []*corev1.Service{service("s", corev1.ServiceTypeClusterIP,
+			corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "b", Port: 2})}}
 		for i := range r.IntN(4) {
 			family := families[r.IntN(2)]
 			var all []discoveryv1.Endpoint
@@ -230,14 +248,15 @@ func TestAnswersAreUpstreams(t *testing.T) {
 				}
 				all = append(all, endpoint(address, []*bool{nil, new(true), new(false)}[r.IntN(3)]))
 			}
-			w.slices = append(w.slices, slice([]string{"s", "s", "other"}[r.IntN(3)], "s-"+strconv.Itoa(i), []string{"a", "b"}[r.IntN(2)], int32(100+i), family, all...))
+			w.slices = append(w.slices, slice([]string{"s", "s", "other"}[r.IntN(3)], "s-"+strconv.Itoa(i),
+				[]string{"a", "b"}[r.IntN(2)], int32(100+i), family, all...))
 		}
 		resolve := Resolver(w.objects())
 		for _, port := range []int32{1, 2, 3} {
-			theirs := upstream(w, "s", port)
-			ours := asked(func() (string, error) { return resolve(t.Context(), "n", "s", port) })
-			if strings.Join(keys(ours), " ") != strings.Join(keys(theirs), " ") {
-				t.Fatalf("%s\nport %d: ours %v, upstream's %v", marshal(w.slices), port, keys(ours), keys(theirs))
+			want := upstream(w, "s", port)
+			got := results(func() (string, error) { return resolve(t.Context(), "n", "s", port) })
+			if strings.Join(keys(got), " ") != strings.Join(keys(want), " ") {
+				t.Fatalf("%s\nport %d: got %v, upstream returns %v", marshal(w.slices), port, keys(got), keys(want))
 			}
 		}
 	}

@@ -5,24 +5,26 @@ import (
 	"net/http/httptrace"
 )
 
-// self is the Service, with its port, by which this server knows itself.
+// self is the host name and port of this server's own Service.
 const self = "kubernetes.default.svc:443"
 
-// NewWebhookTransport is NewTransport for a webhook. One that is at the API itself, by its Service or by a URL with the name of
-// that, is asked in the name of this server, by Self, as kube-apiserver does (NewDefaultAuthenticationInfoResolverWrapper of
-// k8s.io/apiserver/pkg/util/webhook). What a user sends must never go this way.
+// NewWebhookTransport is like NewTransport, for a webhook. Self handles the requests if this server serves the webhook:
+// the destination is the Service default/kubernetes on port 443, or a URL with that host. Such requests use this
+// server's own identity, as in kube-apiserver (NewDefaultAuthenticationInfoResolverWrapper of
+// k8s.io/apiserver/pkg/util/webhook). Requests with content chosen by users must therefore not use this function.
 func (d *Dialer) NewWebhookTransport(o Options) (*Transport, error) {
 	if d.Self != nil && (o.Address == self || o.Service != nil && o.Service.HostPort() == self) {
-		o.itself, o.CABundle = inProcess{d.Self}, nil // nobody has to prove who they are
+		o.override, o.CABundle = inProcess{d.Self}, nil // no TLS, so no certificate to verify
 		o.Certificate, o.Rotations, o.Wrap = nil, nil, nil
 	}
 	return d.NewTransport(o)
 }
 
-// inProcess answers without a connection.
+// inProcess handles requests without a connection.
 type inProcess struct{ http.RoundTripper }
 
-// RoundTrip says that there is a connection: to the circuit breaker, who does not answer is slow, and not away.
+// RoundTrip reports a connection to the trace, so that the circuit breaker counts a missing response as slow and not as
+// unreachable.
 func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 	httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{})
 	return p.RoundTripper.RoundTrip(req)

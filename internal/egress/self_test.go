@@ -11,25 +11,27 @@ import (
 	"time"
 )
 
-// answers is an http.RoundTripper.
-type answers func(*http.Request) (*http.Response, error)
+// roundTripFunc implements http.RoundTripper.
+type roundTripFunc func(*http.Request) (*http.Response, error)
 
-func (a answers) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
+func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 var errDialled = errors.New("dialled")
 
-// newSelf returns a Dialer whose connections all fail with errDialled, and whose server answers thus.
-func newSelf(answer answers) *Dialer {
+// newSelf returns a Dialer whose connections all fail with errDialled. self handles the requests to the server's own
+// webhooks.
+func newSelf(self roundTripFunc) *Dialer {
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errDialled }
 	return &Dialer{
-		Self: answer, Cluster: dial, ControlPlane: dial,
+		Self: self, Cluster: dial, ControlPlane: dial,
 		Resolve: func(context.Context, string, string, int32) (string, error) { return "10.0.0.1:443", nil },
 	}
 }
 
 func post(t *testing.T, tr *Transport) (string, error) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+tr.host+"/apis/g/v1/reviews", strings.NewReader("{}"))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+tr.host+"/apis/g/v1/reviews",
+		strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,8 +44,9 @@ func post(t *testing.T, tr *Transport) (string, error) {
 	return string(text), err
 }
 
-// As with kube-apiserver, a webhook at port 443 of the Service kubernetes is this server, whatever CA is told of it. Another port, and
-// whatever is no webhook, is called as others are: nothing of a user's may go out in the name of this server.
+// TestWebhookAtTheAPI checks that this server handles the requests to a webhook at port 443 of Service
+// default/kubernetes itself, whatever the CA, as kube-apiserver does. Other ports and other kinds of requests use
+// connections: requests with content chosen by users must not use the server's identity.
 func TestWebhookAtTheAPI(t *testing.T) {
 	d := newSelf(func(r *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("self"))}, nil
@@ -71,16 +74,16 @@ func TestWebhookAtTheAPI(t *testing.T) {
 		}
 		text, err := post(t, tr)
 		if self := text == "self" && err == nil; self != c.self || !self && !errors.Is(err, errDialled) {
-			t.Errorf("%+v: %q, %v; by this server: want %t", c.options, text, err, c.self)
+			t.Errorf("%+v: %q, %v; handled in process: want %t", c.options, text, err, c.self)
 		}
 		tr.Close()
 	}
 }
 
-// This server has the limits that others have: on the size of an answer and its time. When it does not answer, only requests
-// can tell that it does again.
+// TestLimitsOfTheAPI checks that the limits on size and time also apply to webhooks that this server serves itself. If
+// they do not respond, only a request can close the circuit breaker.
 func TestLimitsOfTheAPI(t *testing.T) {
-	open := func(o Options, answer answers) *Transport {
+	open := func(o Options, answer roundTripFunc) *Transport {
 		o.Address = self
 		tr, err := newSelf(answer).NewWebhookTransport(o)
 		if err != nil {
@@ -101,17 +104,17 @@ func TestLimitsOfTheAPI(t *testing.T) {
 	})
 	for range tripAfter {
 		if hangs.Err() != nil {
-			t.Error("open already")
+			t.Error("the circuit breaker opened early")
 		}
 		if _, err := post(t, hangs); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 	}
-	if back := hangs.Probe(t.Context()); back || hangs.Err() == nil {
-		t.Errorf("back %t, %v", back, hangs.Err())
+	if recovered := hangs.Probe(t.Context()); recovered || hangs.Err() == nil {
+		t.Errorf("Probe reports recovery: %t, Err: %v", recovered, hangs.Err())
 	}
-	hangs.HalfOpen() // as after a start, when nothing has been asked
-	if back := hangs.Probe(t.Context()); !back {
-		t.Error("a server that is there is taken as away")
+	hangs.HalfOpen() // as after a start, before the first request
+	if recovered := hangs.Probe(t.Context()); !recovered {
+		t.Error("Probe does not report recovery of a reachable server")
 	}
 }

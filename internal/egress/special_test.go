@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/fixture/dns"
 )
 
-// trap is a port of this machine, at all of its addresses, that nothing may connect to.
+// trap is a listener at all addresses of this machine that must not receive connections.
 type trap struct {
 	port     string
 	accepted atomic.Int64
@@ -36,16 +36,20 @@ func newTrap(t *testing.T) *trap {
 	return s
 }
 
-// specials are hosts that lead to this machine, its link or a metadata service. Of the names, the resolver of the test knows the
-// meaning.
+// specials lists hosts that resolve to this machine, its link or a metadata service. The test's DNS resolver has the
+// host names under example.com.
 var specials = []string{
-	"127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "0.0.0.0", "::", "169.254.169.254",
-	"fe80::1%lo", "224.0.0.1", "ff02::1", "100.100.100.200", "fd00:ec2::254", "192.0.0.192", "168.63.129.16", "2130706433", "0177.0.0.1", "0x7f.1", "127.1", "0",
+	"127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "0.0.0.0",
+	"::", "169.254.169.254",
+	"fe80::1%lo", "224.0.0.1", "ff02::1", "100.100.100.200", "fd00:ec2::254", "192.0.0.192", "168.63.129.16",
+	"2130706433", "0177.0.0.1", "0x7f.1", "127.1", "0",
 	"localhost", "localhost.", "LOCALHOST", "a.localhost", "metadata.google.internal", "",
-	"loopback4.example.com", "loopback6.example.com", "mapped.example.com", "link.example.com", "metadata4.example.com", "metadata6.example.com", "zero.example.com",
+	"loopback4.example.com", "loopback6.example.com", "mapped.example.com", "link.example.com", "metadata4.example.com",
+	"metadata6.example.com", "zero.example.com",
 }
 
-// resolve answers for the names in specials. The name "rebinds.example.com" is an ordinary address for both families at first.
+// resolve returns a lookup function for the host names in specials. The name "rebinds.example.com" first resolves to an
+// ordinary address, once for each address family.
 func resolve(rebound *atomic.Int64) func(string) netip.Addr {
 	return func(name string) netip.Addr {
 		if name == "rebinds.example.com." {
@@ -55,8 +59,10 @@ func resolve(rebound *atomic.Int64) func(string) netip.Addr {
 			return netip.MustParseAddr("127.0.0.1")
 		}
 		text, known := map[string]string{
-			"loopback4.example.com.": "127.0.0.1", "loopback6.example.com.": "::1", "mapped.example.com.": "::ffff:127.0.0.1", "link.example.com.": "169.254.169.254",
-			"metadata4.example.com.": "100.100.100.200", "metadata6.example.com.": "fd00:ec2::254", "zero.example.com.": "0.0.0.0",
+			"loopback4.example.com.": "127.0.0.1", "loopback6.example.com.": "::1",
+			"mapped.example.com.": "::ffff:127.0.0.1", "link.example.com.": "169.254.169.254",
+			"metadata4.example.com.": "100.100.100.200", "metadata6.example.com.": "fd00:ec2::254",
+			"zero.example.com.": "0.0.0.0",
 		}[name]
 		if !known {
 			return netip.Addr{}
@@ -65,15 +71,15 @@ func resolve(rebound *atomic.Int64) func(string) netip.Addr {
 	}
 }
 
-// withNames has the resolver of the process call lookup until the test ends.
+// withNames makes the process's DNS resolver call lookup until the test ends.
 func withNames(t *testing.T, lookup func(string) netip.Addr) {
 	was := net.DefaultResolver
 	t.Cleanup(func() { net.DefaultResolver = was })
 	net.DefaultResolver = dns.Resolver(lookup)
 }
 
-// No connection to a Service, a node or a Pod leads to a special address, in any spelling. A name is resolved for the dial alone, and
-// its address is checked then.
+// TestSpecialAddresses checks that no connection to a Service, a node or a Pod reaches a special address, in any
+// spelling. A host name is resolved for the dial only, and its address is checked then.
 func TestSpecialAddresses(t *testing.T) {
 	trap, rebound := newTrap(t), &atomic.Int64{}
 	withNames(t, resolve(rebound))
@@ -81,14 +87,18 @@ func TestSpecialAddresses(t *testing.T) {
 		address := net.JoinHostPort(host, trap.port)
 		d := &Dialer{Resolve: func(context.Context, string, string, int32) (string, error) { return address, nil }}
 		for name, dial := range map[string]func() (net.Conn, error){
-			"service":  func() (net.Conn, error) { return d.DialService(t.Context(), Service{"n", "s", 443}) },
-			"endpoint": func() (net.Conn, error) { return d.DialEndpoint(t.Context(), Service{"n", "s", 443}, "tcp", address) },
-			"node":     func() (net.Conn, error) { return d.DialNode(t.Context(), "tcp", address) },
+			"service": func() (net.Conn, error) { return d.DialService(t.Context(), Service{"n", "s", 443}) },
+			"endpoint": func() (net.Conn, error) {
+				return d.DialEndpoint(t.Context(), Service{"n", "s", 443}, "tcp",
+					address)
+			},
+			"node": func() (net.Conn, error) { return d.DialNode(t.Context(), "tcp", address) },
 		} {
 			if host == "rebinds.example.com" {
 				rebound.Store(0)
-				if addrs, err := net.DefaultResolver.LookupHost(t.Context(), host); err != nil || addrs[0] != "192.0.2.1" {
-					t.Fatalf("at first: %q, %v", addrs, err)
+				if addrs, err := net.DefaultResolver.LookupHost(t.Context(), host); err != nil ||
+					addrs[0] != "192.0.2.1" {
+					t.Fatalf("first lookup: %q, %v", addrs, err)
 				}
 			}
 			if _, err := dial(); err == nil || !strings.Contains(err.Error(), "cannot connect to ") {
@@ -101,11 +111,12 @@ func TestSpecialAddresses(t *testing.T) {
 	}
 }
 
-// A tunnel gets no host that spells a special address. It resolves other names at its end.
+// TestSpecialAddressesThroughTunnel checks that a tunnel is never dialed with the spelling of a special address. The
+// tunnel resolves other host names at its other end.
 func TestSpecialAddressesThroughTunnel(t *testing.T) {
-	var asked []string
+	var dialed []string
 	d := &Dialer{Cluster: func(_ context.Context, _, address string) (net.Conn, error) {
-		asked = append(asked, address)
+		dialed = append(dialed, address)
 		return nil, errDialled
 	}}
 	for _, host := range specials {
@@ -114,14 +125,15 @@ func TestSpecialAddressesThroughTunnel(t *testing.T) {
 			t.Errorf("%q: %v", host, err)
 		}
 	}
-	for _, address := range asked {
+	for _, address := range dialed {
 		if !strings.HasSuffix(address, ".example.com:1") {
-			t.Errorf("the tunnel was asked for %s", address)
+			t.Errorf("the tunnel was dialed with %s", address)
 		}
 	}
 }
 
-// IsLocal permits a Service to lead to a loopback address, and to no other special one. The error for another Service names the flag.
+// TestLocalService checks that IsLocal permits loopback addresses for a Service, but no other special addresses. The
+// error for another Service contains the flag that permits it.
 func TestLocalService(t *testing.T) {
 	trap := newTrap(t)
 	withNames(t, resolve(nil))
@@ -135,13 +147,16 @@ func TestLocalService(t *testing.T) {
 		_ = conn.Close()
 		for _, other := range []Service{{"n", "other", 443}, {"m", "local", 443}} {
 			want := "--allow-local-services=" + other.Namespace + "/" + other.Name
-			if _, err := d.DialEndpoint(t.Context(), other, "tcp", net.JoinHostPort(host, trap.port)); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := d.DialEndpoint(t.Context(), other, "tcp", net.JoinHostPort(host, trap.port)); err == nil ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v at %s: %v, want %s", other, host, err, want)
 			}
 		}
 	}
-	for _, host := range []string{"169.254.169.254", "link.example.com", "metadata6.example.com", "0.0.0.0", "fd00:ec2::254", "64:ff9b::7f00:1"} {
-		if _, err := d.DialEndpoint(t.Context(), Service{"n", "local", 443}, "tcp", net.JoinHostPort(host, trap.port)); err == nil || !strings.Contains(err.Error(), "cannot connect to ") {
+	for _, host := range []string{"169.254.169.254", "link.example.com", "metadata6.example.com", "0.0.0.0",
+		"fd00:ec2::254", "64:ff9b::7f00:1"} {
+		if _, err := d.DialEndpoint(t.Context(), Service{"n", "local", 443}, "tcp",
+			net.JoinHostPort(host, trap.port)); err == nil || !strings.Contains(err.Error(), "cannot connect to ") {
 			t.Errorf("%s: %v", host, err)
 		}
 	}

@@ -17,69 +17,77 @@ import (
 const (
 	handshakeTimeout = 10 * time.Second
 	pingTimeout      = 5 * time.Second
-	maxHeaderBytes   = 1 << 20   // of an answer
-	streamBuffer     = 512 << 10 // bytes of an answer that wait for a reader
-	// headerTable is how many bytes of headers are remembered to compress the next request's: none, as each has an Audit-Id that
-	// would take the place of others, and that costs more than to send them.
+	maxHeaderBytes   = 1 << 20   // of a response
+	streamBuffer     = 512 << 10 // bytes of a response buffered for a slow reader
+	// headerTable is the size of the HPACK encoder's table in bytes. 1 disables it: each request has another Audit-Id,
+	// which would evict useful entries, and maintaining the table costs more than sending the headers.
 	headerTable = 1
 )
 
-// Options say whom a Transport calls, and how.
+// Options configures a Transport.
 type Options struct {
-	// Name is what kind of request it is for metrics, as "conversion".
+	// Name is the kind of request in metrics, such as "conversion".
 	Name string
-	// Service is the destination, or else Address is, a host and port. Requests to a Service are HTTP/1.1, so that several
-	// connections are opened and spread over its endpoints (https://issue.k8s.io/75791).
+	// Service is the destination. nil means Address. Requests to a Service use HTTP/1.1, so that several connections
+	// are opened and spread over its endpoints (https://issue.k8s.io/75791).
 	Service *Service
+	// Address is the host and port of the destination if Service is nil.
 	Address string
-	// CABundle is whom to trust, in PEM; the system's CAs where there is nothing in it.
+	// CABundle holds the trusted CAs in PEM. An empty bundle means the system's CAs.
 	CABundle []byte
-	// Timeout bounds a request with all of its answer, or, where that is a stream, up to its header; 0: its context alone does.
+	// Timeout limits a request including its response, or up to the response header if the response is a stream.
+	// 0 means that only the request's context limits it.
 	Timeout time.Duration
-	// MaxBytes bounds an answer, which for the circuit breaker has then to arrive whole. 0: it is a stream, and its header will do.
+	// MaxBytes limits the size of a response. The circuit breaker then counts only complete responses as successes.
+	// 0 means that the response is a stream, and its header counts as a success.
 	MaxBytes int64
-	// Replayable says that two requests do no harm in place of one: one that is refused or broken off is sent once more.
+	// Replayable declares that sending a request twice is harmless. A request whose connection fails is then retried
+	// once.
 	Replayable bool
-	// Disconnected, unless nil, is told of a connection that breaks (connection). It must not block.
+	// Disconnected is called when a connection breaks. It must not block. nil means no callback.
 	Disconnected func()
-	// EndpointOf is the Service that Address is an endpoint of: it names the host of requests, and the certificate has to name it.
-	// nil: Address is a host of its own. Insecure accepts any certificate.
+	// EndpointOf is the Service that has Address as an endpoint. Its host name is then required in the certificate.
+	// nil means that Address does not belong to a Service.
 	EndpointOf *Service
-	Insecure   bool
-	// Certificate, unless nil, returns the client certificate of a handshake.
+	// Insecure accepts any certificate.
+	Insecure bool
+	// Certificate returns the client certificate for a handshake. nil means no client certificate.
 	Certificate func() (*tls.Certificate, error)
-	// Rotations, unless nil, returns how often Certificate has changed: after each change, requests get new connections. It is called
-	// for each request.
+	// Rotations returns how often Certificate has changed. After each change, requests use new connections. It is
+	// called for each request. nil means that Certificate never changes.
 	Rotations func() uint64
-	// Wrap, unless nil, returns a RoundTripper that adds credentials to the headers of requests and sends them by the Transport. Only
-	// the client of Transport.Client uses it.
+	// Wrap returns a RoundTripper that adds credentials to request headers and sends the requests with the Transport.
+	// Only the client of Transport.Client uses it. nil adds no credentials.
 	Wrap func(*Transport) (http.RoundTripper, error)
-	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
-	// answer; 0: pingTimeout.
+	// PingEvery is how long an HTTP/2 connection to Address may be silent before it is pinged. It is also the timeout
+	// of the ping. 0 means pingTimeout.
 	PingEvery time.Duration
-	// ClientTimeouts says that clients decide how long they wait, and break off as they like: the circuit breaker then counts only
-	// connections that do not come to be.
+	// ClientTimeouts declares that clients choose their timeouts and cancel requests at any time. The circuit breaker
+	// then counts only failures to connect.
 	ClientTimeouts bool
-	// Upgrades has each request be of HTTP/1.1 on a connection of its own, which its answer may turn into a stream.
+	// Upgrades sends each request over HTTP/1.1 on a separate connection, which the response may upgrade to a stream.
 	Upgrades bool
+
+	override http.RoundTripper // handles the requests in place of the destination; nil means the destination does
 
 	itself http.RoundTripper // nil, or what answers in place of a destination
 }
 
-// Transport sends the requests for one destination: behind a circuit breaker, within limits, and counted. It follows no
-// redirect, and has no client follow one. A Service whose endpoints have changed is connected to anew.
+// Transport sends requests to one destination. It has a circuit breaker, enforces limits and counts requests. It does
+// not follow redirects, and removes the Location header so that clients do not either. It opens new connections when
+// the endpoints of its Service have changed.
 type Transport struct {
 	options    Options
-	host       string // the destination's, with its port
+	host       string // of the destination, with the port
 	metrics    *Metrics
 	generation func() uint64
-	template   *http.Transport // of pools
+	template   *http.Transport // cloned for each pool
 	pool       atomic.Pointer[pool]
 	breaker    breaker
 	client     http.Client
 }
 
-// NewTransport returns a Transport that the caller closes. The error is one of the options.
+// NewTransport returns a Transport that the caller must close. It returns an error if the options are invalid.
 func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	roots, err := certPool(o.CABundle)
 	if err != nil {
@@ -102,7 +110,10 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	}
 	if s := o.Service; s != nil {
 		t.host, t.template.TLSClientConfig.ServerName = s.HostPort(), s.serverName()
-		t.template.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialService(ctx, *s) }
+		t.template.DialContext = func(ctx context.Context, _, _ string) (net.Conn,
+			error) {
+			return d.DialService(ctx, *s)
+		}
 		if d.Generation != nil {
 			t.generation = d.Generation(s.Namespace, s.Name)
 		}
@@ -110,17 +121,20 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 		t.toAddress(d)
 	}
 	if o.Certificate != nil {
-		t.template.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }
+		t.template.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate,
+			error) {
+			return o.Certificate()
+		}
 	}
 	if endpoints := t.generation; o.Rotations != nil {
-		t.generation = func() uint64 { return endpoints() + o.Rotations() } // both only grow
+		t.generation = func() uint64 { return endpoints() + o.Rotations() } // the sum grows when either does
 	}
 	if t.client.Transport = t; o.Wrap != nil {
 		if t.client.Transport, err = o.Wrap(t); err != nil {
 			return nil, err
 		}
 	}
-	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics take nothing else, and a URL may have it
+	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics require UTF-8, and the host of a URL may be any bytes
 	if o.MaxBytes == 0 {
 		t.template.ResponseHeaderTimeout = o.Timeout
 	}
@@ -130,23 +144,28 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	return t, nil
 }
 
-// toAddress has connections be to a host and port.
+// toAddress configures the template for connections to a host and port.
 func (t *Transport) toAddress(d *Dialer) {
-	o, of := &t.options, t.template
-	of.DialContext, of.Proxy = d.DialContext, d.Proxy
-	of.TLSClientConfig.InsecureSkipVerify = o.Insecure
+	o, template := &t.options, t.template
+	template.DialContext, template.Proxy = d.DialContext, d.Proxy
+	template.TLSClientConfig.InsecureSkipVerify = o.Insecure
 	if s := o.EndpointOf; s != nil {
-		of.TLSClientConfig.ServerName, of.Proxy = s.serverName(), nil
-		of.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		template.TLSClientConfig.ServerName, template.Proxy = s.serverName(), nil
+		template.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 			return d.DialEndpoint(ctx, *s, network, address)
 		}
 	}
 	ping := cmp.Or(o.PingEvery, pingTimeout)
-	of.ForceAttemptHTTP2, of.DisableKeepAlives = !o.Upgrades, o.Upgrades
-	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping, MaxReceiveBufferPerStream: streamBuffer, MaxEncoderHeaderTableSize: headerTable}
+	template.ForceAttemptHTTP2, template.DisableKeepAlives = !o.Upgrades, o.Upgrades
+	template.HTTP2 = &http.HTTP2Config{
+		SendPingTimeout:           ping,
+		PingTimeout:               ping,
+		MaxReceiveBufferPerStream: streamBuffer,
+		MaxEncoderHeaderTableSize: headerTable,
+	}
 }
 
-// certPool is nil, the system's, for a bundle in which there is nothing.
+// certPool returns the certificates of a PEM bundle, or nil, which means the system's, for an empty bundle.
 func certPool(bundle []byte) (*x509.CertPool, error) {
 	if len(bytes.TrimSpace(bundle)) == 0 {
 		return nil, nil
@@ -158,20 +177,20 @@ func certPool(bundle []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Client returns a client over the Transport, with the credentials of Options.Wrap.
+// Client returns a client that uses the Transport with the credentials of Options.Wrap.
 func (t *Transport) Client() *http.Client { return &t.client }
 
-// Close closes the connections that are idle. Requests under way go on.
+// Close closes idle connections. Requests in flight continue.
 func (t *Transport) Close() {
 	t.pool.Load().retire()
 	t.metrics.remove(t)
 }
 
-// Generation is that of the endpoints which the next request may go to.
+// Generation returns the generation of the endpoints that the next request may use.
 func (t *Transport) Generation() uint64 { return t.generation() }
 
-// connections returns the pool for the endpoints that there are now.
-func (t *Transport) connections() *pool {
+// currentPool returns the pool for the current endpoints, and creates it if they have changed.
+func (t *Transport) currentPool() *pool {
 	for {
 		p, now := t.pool.Load(), t.generation()
 		if now <= p.generation {
@@ -184,39 +203,42 @@ func (t *Transport) connections() *pool {
 	}
 }
 
-// sender is what a request is sent by.
-func (t *Transport) sender() http.RoundTripper {
-	if t.options.itself != nil {
-		return t.options.itself
+// roundTripper returns the RoundTripper that sends the next request.
+func (t *Transport) roundTripper() http.RoundTripper {
+	if t.options.override != nil {
+		return t.options.override
 	}
-	return t.connections()
+	return t.currentPool()
 }
 
-// Err is why requests fail at once, but for one at a time; nil while the circuit breaker is closed.
+// Err returns the error that requests fail with while the circuit breaker is open or half-open, or nil while it is
+// closed.
 func (t *Transport) Err() error { return t.breaker.err() }
 
-// HalfOpen says that the destination could not be reached before there was this Transport, so that Probe tells if it can be, and
-// that the first request to fail is one too many: it may accept connections and answer nothing.
+// HalfOpen marks the destination as unreachable before this Transport was created. A successful Probe then reports its
+// recovery. The first failed request opens the circuit breaker, because the destination may accept connections without
+// responding.
 func (t *Transport) HalfOpen() {
-	t.breaker.refused.Store(true)
-	t.breaker.suspect.Store(true)
+	t.breaker.unreachable.Store(true)
+	t.breaker.tripOnFirst.Store(true)
 }
 
-// Probe opens a connection and closes it, with all of TLS and no request. back says that the destination accepts connections
-// again that it refused before, which closes the circuit breaker. One that has always accepted them, and does not answer, is
-// tried by requests alone.
-func (t *Transport) Probe(ctx context.Context) (back bool) {
+// Probe opens a connection, completes the TLS handshake and closes it, without sending a request. recovered reports
+// whether the destination accepts connections again after it was unreachable. Probe closes the circuit breaker in that
+// case. If the destination accepted connections all along but did not respond, only requests can close the circuit
+// breaker.
+func (t *Transport) Probe(ctx context.Context) (recovered bool) {
 	ctx, cancel := context.WithTimeout(ctx, openFor)
 	defer cancel()
 	return t.breaker.probed(t.Handshake(ctx))
 }
 
-// Handshake opens a connection and closes it, with all of TLS and no request.
+// Handshake opens a connection, completes the TLS handshake and closes it, without sending a request.
 func (t *Transport) Handshake(ctx context.Context) error {
-	if t.options.itself != nil {
+	if t.options.override != nil {
 		return nil
 	}
-	conn, err := t.connections().NewClientConn(ctx, "https", t.host)
+	conn, err := t.currentPool().NewClientConn(ctx, "https", t.host)
 	if err != nil {
 		return err
 	}
@@ -234,7 +256,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	x := newExchange(t, req, done)
 	resp, err := x.send(req)
-	if err != nil && t.options.Replayable && req.Context().Err() == nil && worthAnother(err) {
+	if err != nil && t.options.Replayable && req.Context().Err() == nil && retryable(err) {
 		if again, ok := replay(req); ok {
 			resp, err = x.send(again)
 		}
@@ -247,7 +269,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return x.answer(resp), nil
 }
 
-// replay returns the request once more.
+// replay returns a copy of the request to send again. It reports false if the body cannot be read again.
 func replay(req *http.Request) (*http.Request, bool) {
 	again := req.Clone(req.Context())
 	if req.Body == nil || req.Body == http.NoBody {
@@ -261,8 +283,8 @@ func replay(req *http.Request) (*http.Request, bool) {
 	return again, err == nil
 }
 
-// worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
-func worthAnother(err error) bool {
+// retryable reports whether err may be specific to one connection. A timeout or an invalid certificate is not.
+func retryable(err error) bool {
 	var network net.Error
 	var certificate *tls.CertificateVerificationError
 	return !(errors.As(err, &network) && network.Timeout()) && !errors.As(err, &certificate)

@@ -19,40 +19,54 @@ import (
 
 const switched = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
 
-// Whatever a destination does, a call ends in time, says why, and the circuit breaker opens for one that does not answer.
+// TestFaults checks that a call ends in time and returns an error for each fault of a destination, and that the circuit
+// breaker opens if the destination does not respond.
 func TestFaults(t *testing.T) {
 	const timeout = 20 * time.Second
 	for name, c := range map[string]struct {
 		answer  func(net.Conn, *http.Request)
-		other   bool          // its certificate is another one's
-		named   string        // the name in its certificate; "" is the right one
-		refuses bool          // connections
-		raw     bool          // it takes connections and says nothing, nor begins TLS
-		want    string        // in the error; "": there is none
-		took    time.Duration // a call
-		trips   bool
+		other   bool          // the destination uses an untrusted certificate
+		named   string        // host name in the certificate; "" means the right one
+		refuses bool          // connections are refused
+		raw     bool          // connections are accepted, but the TLS handshake never starts
+		want    string        // expected in the error; "" means success
+		took    time.Duration // duration of a call; 0 means any
+		trips   bool          // the circuit breaker opens
 	}{
-		"it answers":                  {answer: says(ok)},
-		"nobody listens":              {refuses: true, want: "connection refused", trips: true},
-		"it does not answer":          {answer: silent, want: "deadline exceeded", took: timeout, trips: true},
-		"it does not begin TLS":       {raw: true, want: "TLS handshake timeout", took: handshakeTimeout, trips: true},
-		"it hangs up":                 {answer: ends(""), want: "EOF", trips: true},
-		"half a header":               {answer: ends("HTTP/1.1 200"), want: "unexpected EOF", trips: true},
-		"half an answer":              {answer: ends("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), want: "unexpected EOF", trips: true},
-		"half an answer and silence":  {answer: says("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), want: "deadline exceeded", took: timeout, trips: true},
-		"a byte a second":             {answer: repeats("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", "x", time.Second), want: "deadline exceeded", took: timeout, trips: true},
-		"an endless answer":           {answer: repeats("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "9\r\n123456789\r\n", 0), want: "larger than 1000 bytes"},
-		"a large answer":              {answer: says("HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + strings.Repeat("x", 1001)), want: "larger than 1000 bytes"},
-		"as large as may be":          {answer: says("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + strings.Repeat("x", 1000))},
-		"an endless header":           {answer: repeats("HTTP/1.1 200 OK\r\n", "x: "+strings.Repeat("x", 1<<10)+"\r\n", 0), want: "headers exceeded 1048576 bytes", trips: true},
-		"it speaks something else":    {answer: ends("SSH-2.0-OpenSSH\r\n"), want: "malformed HTTP", trips: true},
-		"an unknown certificate":      {answer: says(ok), other: true, want: "x509: certificate signed by unknown authority", trips: true},
-		"another name's certificate":  {answer: says(ok), named: "other.example.com", want: "x509: certificate is valid for other.example.com", trips: true},
-		"another protocol, unasked":   {answer: says(switched), want: "not asked for", trips: true},
-		"and endless":                 {answer: repeats(switched, strings.Repeat("x", 1<<10), 0), want: "not asked for", trips: true},
-		"an error":                    {answer: says("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n")},
-		"a redirect":                  {answer: says("HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
-		"a redirect of the same kind": {answer: says("HTTP/1.1 307 Temporary Redirect\r\nLocation: https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
+		"success":            {answer: writes(ok)},
+		"connection refused": {refuses: true, want: "connection refused", trips: true},
+		"no response":        {answer: silent, want: "deadline exceeded", took: timeout, trips: true},
+		"no TLS handshake":   {raw: true, want: "TLS handshake timeout", took: handshakeTimeout, trips: true},
+		"connection closed":  {answer: writesAndCloses(""), want: "EOF", trips: true},
+		"half a header":      {answer: writesAndCloses("HTTP/1.1 200"), want: "unexpected EOF", trips: true},
+		"half a response": {answer: writesAndCloses("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+			want: "unexpected EOF", trips: true},
+		"half a response and a stall": {answer: writes("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+			want: "deadline exceeded", took: timeout, trips: true},
+		"a byte a second": {answer: repeats("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", "x",
+			time.Second), want: "deadline exceeded", took: timeout, trips: true},
+		"an endless response": {answer: repeats("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+			"9\r\n123456789\r\n", 0), want: "larger than 1000 bytes"},
+		"a large response": {answer: writes("HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" +
+			strings.Repeat("x", 1001)), want: "larger than 1000 bytes"},
+		"response of the maximum size": {answer: writes("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" +
+			strings.Repeat("x", 1000))},
+		"an endless header": {answer: repeats("HTTP/1.1 200 OK\r\n", "x: "+strings.Repeat("x", 1<<10)+"\r\n",
+			0), want: "headers exceeded 1048576 bytes", trips: true},
+		"another protocol": {answer: writesAndCloses("SSH-2.0-OpenSSH\r\n"), want: "malformed HTTP",
+			trips: true},
+		"an unknown certificate": {answer: writes(ok), other: true,
+			want: "x509: certificate signed by unknown authority", trips: true},
+		"another name's certificate": {answer: writes(ok), named: "other.example.com",
+			want: "x509: certificate is valid for other.example.com", trips: true},
+		"unexpected 101": {answer: writes(switched), want: "without an Upgrade header", trips: true},
+		"unexpected 101, endless": {answer: repeats(switched, strings.Repeat("x", 1<<10), 0),
+			want: "without an Upgrade header", trips: true},
+		"an error": {answer: writes("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n")},
+		"a redirect": {answer: writes("HTTP/1.1 302 Found\r\nLocation: " +
+			"https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
+		"a redirect of the same kind": {answer: writes("HTTP/1.1 307 Temporary Redirect\r\nLocation: " +
+			"https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -67,21 +81,23 @@ func TestFaults(t *testing.T) {
 				}
 				if c.raw {
 					client.template.DialContext = func(context.Context, string, string) (net.Conn, error) {
-						ours, _ := net.Pipe()
-						return ours, nil
+						clientSide, _ := net.Pipe()
+						return clientSide, nil
 					}
 				}
 				for range tripAfter {
 					began := time.Now()
 					_, _, err := client.call(t.Context())
-					if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-						t.Fatalf("%v, want %q", err, c.want)
+					if c.want == "" && err != nil || c.want != "" &&
+						(err == nil || !strings.Contains(err.Error(), c.want)) {
+						t.Fatalf("got error %v, want %q", err, c.want)
 					}
 					if took := time.Since(began); took != c.took && c.took != 0 {
-						t.Errorf("it took %s, want %s", took, c.took)
+						t.Errorf("the call took %s, want %s", took, c.took)
 					}
 				}
-				if want := map[bool]string{true: "open", false: "closed"}[c.trips]; client.state() != want || (client.Err() != nil) != c.trips {
+				if want := map[bool]string{true: "open", false: "closed"}[c.trips]; client.state() != want ||
+					(client.Err() != nil) != c.trips {
 					t.Errorf("the circuit breaker is %s: %v", client.state(), client.Err())
 				}
 				client.Close()
@@ -91,10 +107,10 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Requests get new connections after the client certificate has changed.
+// TestRotations checks that requests use new connections after the client certificate has changed.
 func TestRotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDestination(t, host, says(ok))
+		d := newDestination(t, host, writes(ok))
 		var n atomic.Uint64
 		client := newCaller(t, d, Options{Timeout: time.Minute, MaxBytes: 1000, Rotations: n.Load})
 		for _, want := range []int64{1, 1, 2, 2} {
@@ -114,10 +130,12 @@ func TestRotations(t *testing.T) {
 	})
 }
 
-// A redirect is the answer, and has nobody be called elsewhere.
+// TestRedirects checks that a redirect is returned to the caller and not followed.
 func TestRedirects(t *testing.T) {
-	for _, status := range []string{"301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"} {
-		d := newDestination(t, host, says("HTTP/1.1 "+status+"\r\nLocation: https://"+host+"/elsewhere\r\nContent-Length: 0\r\n\r\n"))
+	for _, status := range []string{"301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect",
+		"308 Permanent Redirect"} {
+		d := newDestination(t, host, writes("HTTP/1.1 "+status+"\r\nLocation: https://"+host+
+			"/elsewhere\r\nContent-Length: 0\r\n\r\n"))
 		client := newCaller(t, d, Options{MaxBytes: 1000})
 		code, _, err := client.call(t.Context())
 		if err != nil || !strings.HasPrefix(status, strconv.Itoa(code)) || d.requests.Load() != 1 {
@@ -127,15 +145,15 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// A server that goes away says so over HTTP/2, with GOAWAY. That is told once, and the next request goes elsewhere; what is
-// under way ends well.
+// TestGoAway checks that a server that shuts down with HTTP/2 GOAWAY is reported as disconnected once. The next request
+// uses another server, and requests in flight succeed.
 func TestGoAway(t *testing.T) {
-	broke, entered, leave := make(chan struct{}, 9), make(chan struct{}), make(chan struct{})
+	disconnected, entered, release := make(chan struct{}, 9), make(chan struct{}), make(chan struct{})
 	serve := func() *httptest.Server {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/wait" {
 				entered <- struct{}{}
-				<-leave
+				<-release
 			}
 			_, _ = io.WriteString(w, r.Proto)
 		}))
@@ -149,7 +167,9 @@ func TestGoAway(t *testing.T) {
 	dialer := &Dialer{ControlPlane: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, to)
 	}}
-	transport, err := dialer.NewTransport(Options{Address: "example.com:443", MaxBytes: 1000, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Certificate().Raw}), Disconnected: func() { broke <- struct{}{} }})
+	transport, err := dialer.NewTransport(Options{Address: "example.com:443", MaxBytes: 1000,
+		CABundle:     pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Certificate().Raw}),
+		Disconnected: func() { disconnected <- struct{}{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,26 +195,26 @@ func TestGoAway(t *testing.T) {
 	to = second.Listener.Addr().String()
 	gone := make(chan error)
 	go func() { gone <- first.Config.Shutdown(context.Background()) }()
-	close(leave)
+	close(release)
 	if err := errors.Join(<-ended, <-gone); err != nil {
 		t.Error(err)
 	}
 	select {
-	case <-broke:
+	case <-disconnected:
 	case <-time.After(30 * time.Second):
-		t.Error("not told")
+		t.Error("Disconnected was not called")
 	}
 	if got, err := get("/"); got != "HTTP/2.0" || err != nil {
 		t.Error(got, err)
 	}
 	select {
-	case <-broke:
-		t.Error("told twice")
+	case <-disconnected:
+		t.Error("Disconnected was called twice")
 	default:
 	}
 }
 
-// pipes is a listener without a network; accept takes the server's side of a connection.
+// pipes is an in-memory listener. Each value sent to it is the server's side of a connection.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -211,7 +231,7 @@ func (p pipes) Close() error {
 
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// cut is a connection on which nothing arrives any longer, as when a machine has lost its power.
+// cut is a connection that loses everything written to it once now is set, as when the peer's machine loses its power.
 type cut struct {
 	net.Conn
 	now *atomic.Bool
@@ -224,14 +244,17 @@ func (c cut) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Pings find a connection over HTTP/2 that is dead without having ended, long before the time-out of a request.
+// TestPings checks that pings detect a dead HTTP/2 connection long before the timeout of a request.
 func TestPings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDestination(t, host, nil)
-		listener, dead, broke := make(pipes), new(atomic.Bool), new(atomic.Int64)
+		listener, dead, disconnected := make(pipes), new(atomic.Bool), new(atomic.Int64)
 		server := &http.Server{
 			TLSConfig: &tls.Config{Certificates: []tls.Certificate{d.certificate}},
-			Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }),
+			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_,
+					_ = io.WriteString(w, r.Proto)
+			}),
 		}
 		go func() { _ = server.ServeTLS(listener, "", "") }()
 		dialer := &Dialer{ControlPlane: func(context.Context, string, string) (net.Conn, error) {
@@ -239,7 +262,8 @@ func TestPings(t *testing.T) {
 			listener <- server
 			return cut{client, dead}, nil
 		}}
-		transport, err := dialer.NewTransport(Options{Address: host + ":443", MaxBytes: 1000, Timeout: time.Hour, CABundle: d.ca, Disconnected: func() { broke.Add(1) }})
+		transport, err := dialer.NewTransport(Options{Address: host + ":443", MaxBytes: 1000, Timeout: time.Hour,
+			CABundle: d.ca, Disconnected: func() { disconnected.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,8 +273,9 @@ func TestPings(t *testing.T) {
 		}
 		dead.Store(true)
 		began := time.Now()
-		if _, _, err := client.call(t.Context()); err == nil || time.Since(began) > 2*pingTimeout || broke.Load() != 1 {
-			t.Errorf("after %s: %v, told %d times", time.Since(began), err, broke.Load())
+		if _, _, err := client.call(t.Context()); err == nil || time.Since(began) > 2*pingTimeout ||
+			disconnected.Load() != 1 {
+			t.Errorf("after %s: %v, Disconnected called %d times", time.Since(began), err, disconnected.Load())
 		}
 		transport.Close()
 		_ = server.Close()
@@ -258,12 +283,13 @@ func TestPings(t *testing.T) {
 	})
 }
 
-// A stream has no bound, and is an answer as soon as it begins: a watch that runs does not keep the circuit breaker half-open.
+// TestStream checks that a stream has no size limit and counts as a response as soon as it begins. A running watch must
+// not keep the circuit breaker half-open.
 func TestStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDestination(t, host, ends(""))
+		d := newDestination(t, host, writesAndCloses(""))
 		client := newCaller(t, d, Options{Timeout: 10 * time.Second})
-		client.fails()
+		client.openBreaker()
 		stream := repeats("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "9\r\n123456789\r\n", time.Second)
 		d.answer.Store(&stream)
 		<-time.After(2 * openFor)
@@ -276,20 +302,20 @@ func TestStream(t *testing.T) {
 			t.Errorf("the circuit breaker is %s while a stream runs", got)
 		}
 		if n, err := io.CopyN(io.Discard, resp.Body, 600); err != nil { // for over a minute
-			t.Errorf("it ended after %d bytes: %v", n, err)
+			t.Errorf("the stream ended after %d bytes: %v", n, err)
 		}
 		resp.Body.Close()
 		answer := silent
 		d.answer.Store(&answer)
 		began := time.Now()
 		if _, err := client.RoundTrip(req); err == nil || time.Since(began) != 10*time.Second {
-			t.Errorf("a header that does not come is waited for %s: %v", time.Since(began), err)
+			t.Errorf("waiting for a response header took %s: %v", time.Since(began), err)
 		}
 		client.Close()
 	})
 }
 
-// The connection of an upgrade is the caller's.
+// TestUpgrade checks that the caller owns the connection after an upgrade.
 func TestUpgrade(t *testing.T) {
 	d := newDestination(t, host, func(c net.Conn, _ *http.Request) {
 		_, _ = io.WriteString(c, switched)
@@ -306,7 +332,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	conn, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok {
-		t.Fatal("nothing can be written")
+		t.Fatal("the body of the response is not an io.ReadWriteCloser")
 	}
 	defer conn.Close()
 	_, _ = io.WriteString(conn, "hello")
@@ -315,14 +341,14 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("%q %v", echo, err)
 	}
 	if n := client.breaker.circuit.Load().Counts().TotalSuccesses; n != 1 {
-		t.Errorf("it counts as %d answers", n)
+		t.Errorf("counted %d successes, want 1", n)
 	}
 }
 
-// What is refused or broken off is sent once more, with its body, if two requests do no harm; a time-out is not.
+// TestReplay checks that a replayable request whose connection fails is sent once more, with its body. Others are not.
 func TestReplay(t *testing.T) {
 	for _, replayable := range []bool{true, false} {
-		d := newDestination(t, host, ends(""))
+		d := newDestination(t, host, writesAndCloses(""))
 		client := newCaller(t, d, Options{MaxBytes: 1000, Replayable: replayable})
 		var bodies []int64
 		breaks := func(c net.Conn, r *http.Request) {
@@ -330,7 +356,7 @@ func TestReplay(t *testing.T) {
 				c.Close()
 				return
 			}
-			says(ok)(c, r)
+			writes(ok)(c, r)
 		}
 		d.answer.Store(&breaks)
 		_, _, err := client.call(t.Context())
@@ -341,9 +367,9 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A host may be any bytes: "https://%ff/" is a URL.
+// TestMetricsOfOddHosts checks that a host in metrics may consist of any bytes: "https://%ff/" is a valid URL.
 func TestMetricsOfOddHosts(t *testing.T) {
-	d := newDestination(t, host, says(ok))
+	d := newDestination(t, host, writes(ok))
 	dialer := &Dialer{ControlPlane: d.dial, Metrics: NewMetrics()}
 	transport, err := dialer.NewTransport(Options{Name: "test", Address: "\xff:443", MaxBytes: 1000, CABundle: d.ca})
 	if err != nil {
@@ -356,9 +382,9 @@ func TestMetricsOfOddHosts(t *testing.T) {
 	}
 }
 
-// A client's own word for a method is not kept for ever.
+// TestMetricsOfOddMethods checks that unknown methods, which clients choose, share one label value.
 func TestMetricsOfOddMethods(t *testing.T) {
-	d := newDestination(t, host, says(ok))
+	d := newDestination(t, host, writes(ok))
 	client := newCaller(t, d, Options{MaxBytes: 1000})
 	defer client.Close()
 	for _, method := range []string{"PROPFIND", "X", "Y"} {
@@ -369,26 +395,27 @@ func TestMetricsOfOddMethods(t *testing.T) {
 		}
 		_ = resp.Body.Close()
 	}
-	if got := client.shows()["rest_client_requests_total{200,"+client.host+",OTHER}"]; got != 3 {
-		t.Errorf("%v are counted: %v", got, client.shows())
+	if got := client.metricValues()["rest_client_requests_total{200,"+client.host+",OTHER}"]; got != 3 {
+		t.Errorf("got %v requests with method OTHER, want 3: %v", got, client.metricValues())
 	}
 }
 
-// Metrics count each request that is sent, and forget a host that nobody calls any longer.
+// TestMetrics checks that each request is counted, and that the metrics of a host are deleted when its last Transport
+// closes.
 func TestMetrics(t *testing.T) {
-	d := newDestination(t, host, says(ok))
+	d := newDestination(t, host, writes(ok))
 	client := newCaller(t, d, Options{MaxBytes: 1000})
 	for range 3 {
 		if _, _, err := client.call(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	breaks := ends("")
+	breaks := writesAndCloses("")
 	d.answer.Store(&breaks)
 	for range tripAfter + 4 {
 		_, _, _ = client.call(t.Context())
 	}
-	got := client.shows()
+	got := client.metricValues()
 	for name, want := range map[string]float64{
 		"rest_client_requests_total{200," + client.host + ",POST}":            3,
 		"rest_client_requests_total{<error>," + client.host + ",POST}":        tripAfter,
@@ -402,12 +429,12 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	client.Close()
-	if got := client.shows(); len(got) != 0 {
-		t.Errorf("still there: %v", got)
+	if got := client.metricValues(); len(got) != 0 {
+		t.Errorf("metrics after Close: %v", got)
 	}
 	client.breaker.reset()
 	_, _, _ = client.call(t.Context())
-	if got := client.shows(); len(got) != 0 {
-		t.Errorf("there again: %v", got)
+	if got := client.metricValues(); len(got) != 0 {
+		t.Errorf("metrics of a request after Close: %v", got)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A Transport is a rest.Config's, too.
+// TestRESTClient checks that a Transport can be used in a rest.Config.
 func TestRESTClient(t *testing.T) {
-	d := newDestination(t, host, says("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+	d := newDestination(t, host, writes("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
 	c := newCaller(t, d, Options{MaxBytes: 1000})
 	defer c.Close()
 	client, err := rest.HTTPClientFor(&rest.Config{Host: "https://" + host, Transport: c.Transport})
@@ -20,7 +20,7 @@ func TestRESTClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if got := c.shows()["rest_client_requests_total{200,"+c.host+",GET}"]; got != 1 {
-		t.Errorf("%v requests are counted", got)
+	if got := c.metricValues()["rest_client_requests_total{200,"+c.host+",GET}"]; got != 1 {
+		t.Errorf("counted %v requests, want 1", got)
 	}
 }

@@ -108,7 +108,7 @@ func badHooks(t *testing.T) []badHook {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
 			<-ended
 			_ = c.Close()
-		}), code: 500, message: "101 Switching Protocols, which was not asked for"},
+		}), code: 500, message: "unexpected response 101 Switching Protocols"},
 		{name: "half an answer", handler: hijacked(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 			_ = c.Close()

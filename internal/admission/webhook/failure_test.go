@@ -56,7 +56,7 @@ var badResponses = map[string]struct {
 		}
 		defer conn.Close()
 		_, _ = io.Copy(io.Discard, conn) // until the client closes the connection
-	}, "101 Switching Protocols, which was not asked for"},
+	}, "unexpected response 101 Switching Protocols"},
 	"a closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { panic(http.ErrAbortHandler) }, "EOF"},
 	"a half-closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 		conn, _, err := http.NewResponseController(w).Hijack()
