@@ -10,46 +10,47 @@ import (
 	"golang.org/x/net/proxy"
 )
 
-// Dial opens a connection to a host and port; a proxy looks the host up.
+// Dial opens a connection to a host and port. A proxy resolves the host itself.
 type Dial = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// New returns the Dial through the proxy at a URL, of the schemes that net/http.Transport takes; nil: directly. As there, secure is for
-// the server and for a proxy of https alike: unless it has a ServerName, the proxy's certificate has to be for the host of the URL.
-func New(at *url.URL, secure *tls.Config) (Dial, error) {
+// New returns a Dial that connects through the proxy at a URL, or directly if the URL is nil. It supports the schemes
+// that net/http.Transport supports. config is used for the TLS connection to an https proxy. If it has no ServerName,
+// the proxy's certificate must be valid for the URL's host.
+func New(proxyURL *url.URL, config *tls.Config) (Dial, error) {
 	direct := &net.Dialer{}
-	if at == nil {
+	if proxyURL == nil {
 		return direct.DialContext, nil
 	}
-	switch at.Scheme {
+	switch proxyURL.Scheme {
 	case "http":
-		return connecting(at, "80", direct.DialContext), nil
+		return viaConnect(proxyURL, "80", direct.DialContext), nil
 	case "https":
-		config := &tls.Config{MinVersion: tls.VersionTLS12}
-		if secure != nil {
-			config = secure.Clone()
+		client := &tls.Config{MinVersion: tls.VersionTLS12}
+		if config != nil {
+			client = config.Clone()
 		}
-		config.NextProtos = nil // CONNECT is asked for by HTTP/1.1
-		return connecting(at, "443", (&tls.Dialer{Config: config}).DialContext), nil
+		client.NextProtos = nil // CONNECT requests use HTTP/1.1
+		return viaConnect(proxyURL, "443", (&tls.Dialer{Config: client}).DialContext), nil
 	case "socks5", "socks5h":
-		d, err := proxy.FromURL(at, direct)
+		d, err := proxy.FromURL(proxyURL, direct)
 		if err != nil {
-			return nil, fmt.Errorf("the proxy %s: %w", at.Redacted(), err)
+			return nil, fmt.Errorf("proxy %s: %w", proxyURL.Redacted(), err)
 		}
 		return d.(proxy.ContextDialer).DialContext, nil
 	}
-	return nil, fmt.Errorf("the proxy %s: its scheme must be http, https, socks5 or socks5h", at.Redacted())
+	return nil, fmt.Errorf("proxy %s: the scheme must be http, https, socks5 or socks5h", proxyURL.Redacted())
 }
 
-// connecting is the Dial of a proxy that speaks HTTP.
-func connecting(at *url.URL, port string, dial Dial) Dial {
-	if at.Port() != "" {
-		port = at.Port()
+// viaConnect returns a Dial that connects to the proxy with dial and sends a CONNECT request.
+func viaConnect(proxyURL *url.URL, port string, dial Dial) Dial {
+	if proxyURL.Port() != "" {
+		port = proxyURL.Port()
 	}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, net.JoinHostPort(at.Hostname(), port))
+		conn, err := dial(ctx, network, net.JoinHostPort(proxyURL.Hostname(), port))
 		if err != nil {
-			return nil, fmt.Errorf("connect to the proxy %s: %w", at.Redacted(), err)
+			return nil, fmt.Errorf("connect to proxy %s: %w", proxyURL.Redacted(), err)
 		}
-		return Connect(ctx, conn, at.Redacted(), address, at.User)
+		return Connect(ctx, conn, proxyURL.Redacted(), address, proxyURL.User)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// far is a host that proxies alone know: what it is sent comes back.
+// far is an address that only proxies can resolve. The server there sends back all that it receives.
 const far = "far.example:6443"
 
 func dialFar(t *testing.T) proxydial.Dial {
@@ -53,17 +53,17 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// connects is a proxy of HTTP that somebody with a password may use.
-func connects(dial proxydial.Dial) http.HandlerFunc {
+// proxyHandler returns an HTTP proxy that requires a user and password.
+func proxyHandler(dial proxydial.Dial) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		said := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
-		if name, password, _ := said.BasicAuth(); name != "somebody" || password != "pass word" {
-			http.Error(w, "who are you?", http.StatusProxyAuthRequired)
+		sent := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
+		if name, password, _ := sent.BasicAuth(); name != "jane" || password != "pass word" {
+			http.Error(w, "wrong user or password", http.StatusProxyAuthRequired)
 			return
 		}
 		to, err := dial(r.Context(), "tcp", r.Host)
 		if err != nil || r.Method != http.MethodConnect {
-			http.Error(w, "no way", http.StatusBadGateway)
+			http.Error(w, "cannot connect", http.StatusBadGateway)
 			return
 		}
 		w.WriteHeader(http.StatusOK)
@@ -100,68 +100,74 @@ func dial(t *testing.T, at string, config *tls.Config, address string) error {
 		return err
 	}
 	if _, err := io.ReadFull(conn, got); err != nil || string(got) != "hello" {
-		t.Errorf("%s: %q, %v", at, got, err)
+		t.Errorf("%s: read %q, %v; want \"hello\"", at, got, err)
 	}
 	return nil
 }
 
-// SOX-004 SOX-013: a connection is got through a proxy of each scheme, which looks the host up; errors say of whom, and no password.
+// TestSchemes checks connections through a proxy of each scheme. The proxy resolves the host. Errors contain the
+// proxy's URL without the password. SOX-004 SOX-013
 func TestSchemes(t *testing.T) {
-	way := dialFar(t)
-	plain, secured := httptest.NewServer(connects(way)), httptest.NewTLSServer(connects(way))
+	dialTarget := dialFar(t)
+	plain, secured := httptest.NewServer(proxyHandler(dialTarget)), httptest.NewTLSServer(proxyHandler(dialTarget))
 	defer plain.Close()
 	defer secured.Close()
 	trusted := &tls.Config{RootCAs: x509.NewCertPool()}
 	trusted.RootCAs.AddCert(secured.Certificate())
 	l := listen(t)
-	socks := &socks5.Server{MaxConnections: 9, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout, Dial: way, Logger: slog.New(slog.DiscardHandler)}
+	socks := &socks5.Server{MaxConnections: 9, HandshakeTimeout: socks5.HandshakeTimeout,
+		DialTimeout: socks5.DialTimeout, Dial: dialTarget, Logger: slog.New(slog.DiscardHandler)}
 	go socks.Serve(t.Context(), l)
-	user := func(at string) string { return strings.Replace(at, "://", "://somebody:pass%20word@", 1) }
+	user := func(at string) string { return strings.Replace(at, "://", "://jane:pass%20word@", 1) }
 	other := trusted.Clone()
 	other.ServerName = "other.name"
 	for _, c := range []struct {
 		at      string
 		config  *tls.Config
 		address string
-		want    string // of the error
+		want    string // in the error
 	}{
 		{user(plain.URL), nil, far, ""},
-		{plain.URL, nil, far, "code 407: 407 Proxy Authentication Required: who are you?"},
-		{user(plain.URL), nil, "near.example:1", `somebody:xxxxx@127.0.0.1`},
-		{user(plain.URL), nil, "near.example:1", `while dialing "near.example:1", code 502: 502 Bad Gateway: no way`},
+		{plain.URL, nil, far, "code 407: 407 Proxy Authentication Required: wrong user or password"},
+		{user(plain.URL), nil, "near.example:1", `jane:xxxxx@127.0.0.1`},
+		{user(plain.URL), nil, "near.example:1",
+			`while dialing "near.example:1", code 502: 502 Bad Gateway: cannot connect`},
 		{user(secured.URL), trusted, far, ""},
 		{user(secured.URL), nil, far, "certificate signed by unknown authority"},
 		{user(secured.URL), &tls.Config{InsecureSkipVerify: true}, far, ""},
-		{user(secured.URL), other, far, "other.name"}, // as with net/http
-		{"http://somebody:x@" + secured.Listener.Addr().String(), nil, far, "no answer of HTTP/1"},
+		{user(secured.URL), other, far, "other.name"}, // like net/http
+		{"http://jane:x@" + secured.Listener.Addr().String(), nil, far, "not an HTTP/1 response"},
 		{"socks5://" + l.Addr().String(), nil, far, ""},
 		{"socks5h://" + l.Addr().String(), nil, far, ""},
 		{"socks5://" + l.Addr().String(), nil, "near.example:1", "host unreachable"},
-		{"ftp://127.0.0.1", nil, far, "its scheme must be"},
+		{"ftp://127.0.0.1", nil, far, "the scheme must be"},
 	} {
-		if err := dial(t, c.at, c.config, c.address); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s to %s: %v, want %q", c.at, c.address, err, c.want)
+		if err := dial(t, c.at, c.config, c.address); (err == nil) != (c.want == "") || err != nil &&
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s to %s: got error %v, want %q", c.at, c.address, err, c.want)
 		}
 	}
 }
 
-// SOX-013: a proxy that wants to know who comes is shown the certificate, as by net/http.
+// TestClientCertificate checks that the client certificate is sent to a proxy that requests one, as net/http does.
+// SOX-013
 func TestClientCertificate(t *testing.T) {
-	p := httptest.NewUnstartedServer(connects(dialFar(t)))
+	p := httptest.NewUnstartedServer(proxyHandler(dialFar(t)))
 	p.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
 	p.StartTLS()
 	defer p.Close()
-	at := strings.Replace(p.URL, "://", "://somebody:pass%20word@", 1)
+	at := strings.Replace(p.URL, "://", "://jane:pass%20word@", 1)
 	known := &tls.Config{InsecureSkipVerify: true, Certificates: p.TLS.Certificates}
 	if err := dial(t, at, known, far); err != nil {
 		t.Error(err)
 	}
-	if err := dial(t, at, &tls.Config{InsecureSkipVerify: true}, far); err == nil || !strings.Contains(err.Error(), "tls:") {
+	if err := dial(t, at, &tls.Config{InsecureSkipVerify: true}, far); err == nil ||
+		!strings.Contains(err.Error(), "tls:") {
 		t.Errorf("without a certificate: %v", err)
 	}
 }
 
-// SOX-013: who says nothing is left when the time is over.
+// TestSilentProxy checks that a dial through a proxy that does not respond ends with its context. SOX-013
 func TestSilentProxy(t *testing.T) {
 	l := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -169,9 +175,9 @@ func TestSilentProxy(t *testing.T) {
 	go func() {
 		conn, err := l.Accept()
 		if err == nil {
-			_, err = conn.Read(make([]byte, 1)) // the request has come
+			_, err = conn.Read(make([]byte, 1)) // the request has arrived
 			cancel()
-			_, _ = io.Copy(io.Discard, conn) // until its end
+			_, _ = io.Copy(io.Discard, conn) // until the client closes the connection
 		}
 		ended <- err
 	}()

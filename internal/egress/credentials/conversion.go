@@ -13,9 +13,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ForConversion reads the kubeconfig of conversion webhooks. Only a user with the exact name of a webhook's host applies. A webhook by URL
-// gets nothing but a client certificate: a CRD's author chooses the URL, and would learn a token or password. It returns nil for the
-// file "". The warnings list the users that never apply; a file without another one is refused.
+// ForConversion reads the kubeconfig for conversion webhooks. Credentials apply to a webhook only if the user has the
+// exact name of the webhook's host. A webhook called by URL receives only a client certificate, because the author of a
+// CRD chooses the URL and could collect tokens and passwords. ForConversion returns nil for the file "". The warnings
+// list the users that never apply. A file with no other users is an error.
 func ForConversion(file string) (s *Source, warnings []string, err error) {
 	if file == "" {
 		return nil, nil, nil
@@ -42,9 +43,11 @@ func ForConversion(file string) (s *Source, warnings []string, err error) {
 	return s, warnings, nil
 }
 
-// review returns a warning about the credentials of a user that do not apply to conversion webhooks, and whether none of them applies.
+// review returns a warning about the credentials of a user that do not apply to conversion webhooks, and whether none
+// of them applies.
 func review(name string, user *api.AuthInfo) (warning string, unused bool) {
-	headers := user.Token != "" || user.TokenFile != "" || user.Username != "" || user.Password != "" || user.Impersonate != ""
+	headers := user.Token != "" || user.TokenFile != "" || user.Username != "" || user.Password != "" ||
+		user.Impersonate != ""
 	certificate := hasCertificate(user) || user.Exec != nil
 	service := strings.HasSuffix(hostOf(name), ".svc")
 	switch {
@@ -57,7 +60,8 @@ func review(name string, user *api.AuthInfo) (warning string, unused bool) {
 	case !headers && !certificate:
 		return "ignored: it has no credentials", true
 	case headers && !certificate && !service:
-		return "ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate", true
+		return "ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate",
+			true
 	case headers && !service:
 		return "its token or password is not sent, only its client certificate: " + name + " is not a Service", false
 	}

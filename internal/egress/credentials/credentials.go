@@ -1,5 +1,5 @@
-// Package credentials reads the kubeconfigs that name the credentials for webhooks. It opens no connection, and must not import the
-// packages that call webhooks.
+// Package credentials reads the kubeconfigs that contain the credentials for webhooks. It opens no connection, and must
+// not import the packages that call webhooks.
 package credentials
 
 import (
@@ -23,12 +23,12 @@ import (
 type Source struct {
 	resolver webhook.AuthenticationInfoResolver
 	users    map[string]*api.AuthInfo
-	// conversion selects the rules of conversion webhooks, which clients with the right to write CRDs choose.
+	// conversion selects the rules for conversion webhooks, whose URLs are chosen by the authors of CRDs.
 	conversion bool
 }
 
-// ForAdmission reads the kubeconfig of admission webhooks, which selects users as kube-apiserver does: by host and port, by host for
-// port 443, by wildcards, and at last the user of the current context. It returns nil for the file "".
+// ForAdmission reads the kubeconfig for admission webhooks. It selects users as kube-apiserver does: by host and port,
+// by host for port 443, by wildcards, and finally the user of the current context. It returns nil for the file "".
 func ForAdmission(file string) (*Source, error) {
 	if file == "" {
 		return nil, nil
@@ -40,7 +40,7 @@ func ForAdmission(file string) (*Source, error) {
 	return s, nil
 }
 
-// read reads a kubeconfig, and the files that its users name.
+// read reads a kubeconfig and the files that its users refer to.
 func read(file string) (*Source, error) {
 	resolver, err := webhook.NewDefaultAuthenticationInfoResolver(file)
 	if err != nil {
@@ -60,7 +60,7 @@ func read(file string) (*Source, error) {
 	return s, nil
 }
 
-// check returns why the credentials of a user cannot be used.
+// check returns an error if the credentials of a user cannot be used.
 func (s *Source) check(name string) error {
 	user := s.users[name]
 	if hasCertificate(user) != (user.ClientKey != "" || len(user.ClientKeyData) > 0) {
@@ -83,14 +83,15 @@ func hasCertificate(user *api.AuthInfo) bool {
 	return user.ClientCertificate != "" || len(user.ClientCertificateData) > 0
 }
 
-// config returns the credentials for a target: a host and port, or the name of a user. certificate, unless nil, reads its files again
-// when they change.
-func (s *Source) config(target string) (config *transport.Config, certificate func() (*tls.Certificate, error), err error) {
+// config returns the credentials for target, which is a host and port or the name of a user. certificate is nil without
+// a client certificate. It reads the certificate's files again when they change.
+func (s *Source) config(target string) (config *transport.Config, certificate func() (*tls.Certificate, error),
+	err error) {
 	found, err := s.resolver.ClientConfigFor(target)
 	if err != nil {
 		return nil, nil, err
 	}
-	found.UserAgent = "" // no credential
+	found.UserAgent = "" // the User-Agent is not a credential
 	if config, err = found.TransportConfig(); err != nil {
 		return nil, nil, err
 	}
@@ -104,7 +105,7 @@ func (s *Source) config(target string) (config *transport.Config, certificate fu
 	return config, certificate, nil
 }
 
-// Add adds the credentials for the webhook that o names to o.
+// Add adds the credentials for the webhook in o to o.
 func (s *Source) Add(o *egress.Options) error {
 	if s == nil {
 		return nil
@@ -114,7 +115,7 @@ func (s *Source) Add(o *egress.Options) error {
 		target = o.Service.HostPort()
 	}
 	if s.conversion {
-		if target = s.exactly(target); target == "" {
+		if target = s.userFor(target); target == "" {
 			return nil
 		}
 	}
@@ -133,8 +134,9 @@ func (s *Source) Add(o *egress.Options) error {
 	return nil
 }
 
-// exactly returns the user whose name is a host and port, or a host for port 443; "" where there is none.
-func (s *Source) exactly(target string) (user string) {
+// userFor returns the user whose name is the given host and port, or the host if the port is 443. It returns "" if
+// there is none.
+func (s *Source) userFor(target string) (user string) {
 	host, port, err := net.SplitHostPort(target)
 	switch {
 	case wildcard(target):

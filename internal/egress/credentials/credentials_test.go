@@ -43,7 +43,8 @@ func newPair(t *testing.T, name string, hosts ...string) pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: hosts}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: hosts}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -53,21 +54,22 @@ func newPair(t *testing.T, name string, hosts ...string) pair {
 		t.Fatal(err)
 	}
 	return pair{tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})}
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})}
 }
 
 func (p pair) user() *api.AuthInfo {
 	return &api.AuthInfo{ClientCertificateData: p.cert, ClientKeyData: p.key}
 }
 
-// with is the user of a certificate with a token as well.
-func (p pair) with(token string) *api.AuthInfo {
+// withToken returns a user with the certificate and a token.
+func (p pair) withToken(token string) *api.AuthInfo {
 	user := p.user()
 	user.Token = token
 	return user
 }
 
-// write puts the pair into files.
+// write writes the pair to files.
 func (p pair) write(t *testing.T, dir string) {
 	t.Helper()
 	for name, data := range map[string][]byte{"client.crt": p.cert, "client.key": p.key} {
@@ -77,17 +79,18 @@ func (p pair) write(t *testing.T, dir string) {
 	}
 }
 
-// hosts are names of the webhooks of a test.
-var hosts = []string{"hook.example.com", "other.example.com", "*.example.com", "web.default.svc", "kubernetes.default.svc"}
+// hosts are the host names in the certificate of a webhook.
+var hosts = []string{"hook.example.com", "other.example.com", "*.example.com", "web.default.svc",
+	"kubernetes.default.svc"}
 
-// webhook is a server for hosts, which answers with the credentials that it got.
+// webhook is a server that returns the credentials it received.
 type webhook struct {
 	*httptest.Server
 	caPEM []byte
 	calls atomic.Int64
 }
 
-// newWebhook starts a webhook. Unless known is nil, it demands that certificate of its clients.
+// newWebhook starts a webhook. If known is not nil, clients must present that certificate.
 func newWebhook(t *testing.T, known *pair) *webhook {
 	own, w := newPair(t, "webhook", hosts...), &webhook{}
 	w.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
@@ -111,10 +114,13 @@ func newWebhook(t *testing.T, known *pair) *webhook {
 	return w
 }
 
-// dialer leads to the webhook, whatever is called.
+// dialer returns a Dialer whose connections all reach the webhook.
 func (w *webhook) dialer() *egress.Dialer {
 	return &egress.Dialer{
-		Resolve: func(context.Context, string, string, int32) (string, error) { return w.Listener.Addr().String(), nil },
+		Resolve: func(context.Context, string, string, int32) (string, error) {
+			return w.Listener.Addr().String(),
+				nil
+		},
 		IsLocal: func(string, string) bool { return true },
 		ControlPlane: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, w.Listener.Addr().String())
@@ -122,11 +128,13 @@ func (w *webhook) dialer() *egress.Dialer {
 	}
 }
 
-// call calls the webhook at HOST:PORT, as a Service or by URL, and returns what it got.
+// call calls the webhook as the given Service or URL host, and returns the credentials that it received.
 func (w *webhook) call(from *credentials.Source, dialer *egress.Dialer, target string) (string, error) {
-	o := egress.Options{Name: "test", CABundle: w.caPEM, MaxBytes: 1000, Timeout: 10 * time.Second, Address: strings.TrimPrefix(target, "service ")}
+	o := egress.Options{Name: "test", CABundle: w.caPEM, MaxBytes: 1000, Timeout: 10 * time.Second,
+		Address: strings.TrimPrefix(target, "service ")}
 	if o.Address != target {
-		o.Service = &egress.Service{Namespace: "default", Name: strings.TrimSuffix(strings.Split(o.Address, ":")[0], ".default.svc"), Port: 443}
+		o.Service = &egress.Service{Namespace: "default", Name: strings.TrimSuffix(strings.Split(o.Address, ":")[0],
+			".default.svc"), Port: 443}
 	}
 	if err := from.Add(&o); err != nil {
 		return "", err
@@ -145,7 +153,7 @@ func (w *webhook) call(from *credentials.Source, dialer *egress.Dialer, target s
 	return string(got), err
 }
 
-// kubeconfig writes a kubeconfig whose current context has the user "context", if there is one.
+// kubeconfig writes a kubeconfig. If users contains "context", the current context has that user.
 func kubeconfig(t *testing.T, users map[string]*api.AuthInfo) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -159,45 +167,69 @@ func kubeconfig(t *testing.T, users map[string]*api.AuthInfo) string {
 	return file
 }
 
-// refused is what a webhook gets that refuses the handshake. The error is that of TLS or of a connection that is already closed.
+// refused is the expected result if the webhook rejects the handshake. The error then comes from TLS or from a closed
+// connection.
 const refused = "none"
 
-// CNV-014: a webhook that demands a client certificate gets the one that the kubeconfig names for it. A conversion webhook gets the
-// credentials under its exact host and port alone, and by URL no token and no password. An admission webhook gets what kube-apiserver sends.
+// TestCredentials checks that a webhook that requires a client certificate receives the one from the kubeconfig. A
+// conversion webhook receives only the credentials under its exact host and port. If it is called by URL, it receives
+// no token and no password. An admission webhook receives the credentials that kube-apiserver sends. CNV-014
 func TestCredentials(t *testing.T) {
 	known := newPair(t, "known")
 	demanding, open := newWebhook(t, &known), newWebhook(t, nil)
-	unrelated := known.user() // which keeps a file from being refused
+	unrelated := known.user() // so that the file has a user that applies
 	type users = map[string]*api.AuthInfo
 	for name, c := range map[string]struct {
 		users                 users
 		target                string
-		conversion, admission string // what the webhook gets, or the error
-		open                  bool   // it demands nothing
+		conversion, admission string // credentials that the webhook receives, or refused
+		open                  bool   // the webhook does not require a certificate
 	}{
-		"host":                      {users{"hook.example.com": known.user()}, "hook.example.com:443", "known", "known", false},
-		"host and port":             {users{"hook.example.com:443": known.user()}, "hook.example.com:443", "known", "known", false},
-		"host and other port":       {users{"hook.example.com:8443": known.user()}, "hook.example.com:8443", "known", "known", false},
-		"no port, port 8443":        {users{"hook.example.com": known.user()}, "hook.example.com:8443", refused, refused, false},
-		"port 8443, port 443":       {users{"hook.example.com:8443": known.user()}, "hook.example.com:443", refused, refused, false},
-		"another host":              {users{"other.example.com": known.user()}, "hook.example.com:443", refused, refused, false},
-		"another certificate":       {users{"hook.example.com": newPair(t, "stranger").user()}, "hook.example.com:443", refused, refused, false},
-		"every host":                {users{"*": known.user(), "x": unrelated}, "hook.example.com:443", refused, "known", false},
-		"every host, open":          {users{"*": known.with("secret"), "x": unrelated}, "hook.example.com:443", "", "Bearer secret known", true},
-		"every host, Service":       {users{"*": known.with("secret"), "x": unrelated}, "service web.default.svc:443", refused, "Bearer secret known", false},
-		"wildcard":                  {users{"*.example.com": known.user(), "x": unrelated}, "hook.example.com:443", refused, "known", false},
-		"wildcard of Services":      {users{"*.default.svc": known.user(), "x": unrelated}, "service web.default.svc:443", refused, "known", false},
-		"a host that is a wildcard": {users{"*.example.com": known.user(), "x": unrelated}, "*.example.com:443", refused, "known", false},
-		"current context":           {users{"context": known.user()}, "hook.example.com:443", refused, "known", false},
-		"token by URL":              {users{"hook.example.com": known.with("secret")}, "hook.example.com:443", "known", "Bearer secret known", false},
-		"token alone by URL":        {users{"hook.example.com": {Token: "secret"}, "x": unrelated}, "hook.example.com:443", "", "Bearer secret", true},
-		"password by URL":           {users{"hook.example.com": {Username: "u", Password: "p"}, "x": unrelated}, "hook.example.com:443", "", "Basic dTpw", true},
-		"user by URL":               {users{"hook.example.com": {Impersonate: "jane"}, "x": unrelated}, "hook.example.com:443", "", "jane", true},
-		"Service":                   {users{"web.default.svc": known.with("secret")}, "service web.default.svc:443", "Bearer secret known", "Bearer secret known", false},
-		"Service, token alone":      {users{"web.default.svc:443": {Token: "secret"}}, "service web.default.svc:443", "Bearer secret", "Bearer secret", true},
-		"Service, password":         {users{"web.default.svc": {Username: "u", Password: "p"}}, "service web.default.svc:443", "Basic dTpw", "Basic dTpw", true},
-		"Service, other port":       {users{"web.default.svc:8443": known.with("secret")}, "service web.default.svc:443", refused, refused, false},
-		"Service by URL":            {users{"web.default.svc": known.with("secret")}, "web.default.svc:443", "known", "Bearer secret known", false},
+		"host": {users{"hook.example.com": known.user()}, "hook.example.com:443", "known", "known",
+			false},
+		"host and port": {users{"hook.example.com:443": known.user()}, "hook.example.com:443", "known",
+			"known", false},
+		"host and other port": {users{"hook.example.com:8443": known.user()}, "hook.example.com:8443", "known",
+			"known", false},
+		"no port, port 8443": {users{"hook.example.com": known.user()}, "hook.example.com:8443", refused,
+			refused, false},
+		"port 8443, port 443": {users{"hook.example.com:8443": known.user()}, "hook.example.com:443", refused,
+			refused, false},
+		"another host": {users{"other.example.com": known.user()}, "hook.example.com:443", refused,
+			refused, false},
+		"another certificate": {users{"hook.example.com": newPair(t, "unknown").user()}, "hook.example.com:443",
+			refused, refused, false},
+		"every host": {users{"*": known.user(), "x": unrelated}, "hook.example.com:443", refused,
+			"known", false},
+		"every host, open": {users{"*": known.withToken("secret"), "x": unrelated}, "hook.example.com:443", "",
+			"Bearer secret known", true},
+		"every host, Service": {users{"*": known.withToken("secret"), "x": unrelated},
+			"service web.default.svc:443", refused, "Bearer secret known", false},
+		"wildcard": {users{"*.example.com": known.user(), "x": unrelated}, "hook.example.com:443",
+			refused, "known", false},
+		"wildcard of Services": {users{"*.default.svc": known.user(), "x": unrelated},
+			"service web.default.svc:443", refused, "known", false},
+		"a host that is a wildcard": {users{"*.example.com": known.user(), "x": unrelated}, "*.example.com:443",
+			refused, "known", false},
+		"current context": {users{"context": known.user()}, "hook.example.com:443", refused, "known", false},
+		"token by URL": {users{"hook.example.com": known.withToken("secret")}, "hook.example.com:443", "known",
+			"Bearer secret known", false},
+		"token alone by URL": {users{"hook.example.com": {Token: "secret"}, "x": unrelated}, "hook.example.com:443",
+			"", "Bearer secret", true},
+		"password by URL": {users{"hook.example.com": {Username: "u", Password: "p"}, "x": unrelated},
+			"hook.example.com:443", "", "Basic dTpw", true},
+		"user by URL": {users{"hook.example.com": {Impersonate: "jane"}, "x": unrelated},
+			"hook.example.com:443", "", "jane", true},
+		"Service": {users{"web.default.svc": known.withToken("secret")}, "service web.default.svc:443",
+			"Bearer secret known", "Bearer secret known", false},
+		"Service, token alone": {users{"web.default.svc:443": {Token: "secret"}}, "service web.default.svc:443",
+			"Bearer secret", "Bearer secret", true},
+		"Service, password": {users{"web.default.svc": {Username: "u", Password: "p"}}, "service web.default.svc:443",
+			"Basic dTpw", "Basic dTpw", true},
+		"Service, other port": {users{"web.default.svc:8443": known.withToken("secret")}, "service web.default.svc:443",
+			refused, refused, false},
+		"Service by URL": {users{"web.default.svc": known.withToken("secret")}, "web.default.svc:443", "known",
+			"Bearer secret known", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, w := kubeconfig(t, c.users), demanding
@@ -212,21 +244,23 @@ func TestCredentials(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for want, from := range map[*string]*credentials.Source{&c.conversion: conversion, &c.admission: admission} {
+			for want, from := range map[*string]*credentials.Source{&c.conversion: conversion,
+				&c.admission: admission} {
 				before := w.calls.Load()
 				got, err := w.call(from, w.dialer(), c.target)
 				if w.calls.Load() == before {
 					got = refused
 				}
 				if got != *want || (err != nil) != (got == refused) {
-					t.Errorf("conversion %t: %q, %v; want %q", from == conversion, got, err, *want)
+					t.Errorf("conversion %t: got %q, %v; want %q", from == conversion, got, err, *want)
 				}
 			}
 		})
 	}
 }
 
-// A webhook that redirects gets its credentials, and the host that it names gets neither a request nor credentials.
+// TestRedirectsCarryNoCredentials checks that a webhook that redirects receives credentials, but that the target of the
+// redirect receives neither a request nor credentials.
 func TestRedirectsCarryNoCredentials(t *testing.T) {
 	known := newPair(t, "known")
 	other := newWebhook(t, nil)
@@ -237,7 +271,8 @@ func TestRedirectsCarryNoCredentials(t *testing.T) {
 		to.WriteHeader(http.StatusTemporaryRedirect)
 		answer.ServeHTTP(to, r)
 	})
-	file := kubeconfig(t, map[string]*api.AuthInfo{"hook.example.com": known.with("secret"), "web.default.svc": known.with("secret"), "other.example.com": known.with("secret")})
+	file := kubeconfig(t, map[string]*api.AuthInfo{"hook.example.com": known.withToken("secret"),
+		"web.default.svc": known.withToken("secret"), "other.example.com": known.withToken("secret")})
 	conversion, _, err := credentials.ForConversion(file)
 	if err != nil {
 		t.Fatal(err)
@@ -255,20 +290,23 @@ func TestRedirectsCarryNoCredentials(t *testing.T) {
 	}
 	for _, from := range []*credentials.Source{conversion, admission} {
 		for _, target := range []string{"hook.example.com:443", "service web.default.svc:443"} {
-			if got, err := w.call(from, dialer, target); err != nil || !strings.Contains(got, "known") || other.calls.Load() != 0 {
+			if got, err := w.call(from, dialer, target); err != nil || !strings.Contains(got, "known") ||
+				other.calls.Load() != 0 {
 				t.Errorf("%s: %q, %v; %d requests at the other host", target, got, err, other.calls.Load())
 			}
 		}
 	}
 }
 
-// The server calls itself under its own identity, whatever the kubeconfig names for the Service default/kubernetes.
+// TestOwnServiceGetsNoCredentials checks that requests to Service default/kubernetes use the server's own identity,
+// whatever the kubeconfig contains for that host.
 func TestOwnServiceGetsNoCredentials(t *testing.T) {
 	known := newPair(t, "known")
 	w := newWebhook(t, &known)
 	dialer := w.dialer()
 	dialer.Self = self{t}
-	file := kubeconfig(t, map[string]*api.AuthInfo{"kubernetes.default.svc": known.with("secret"), "x": known.user()})
+	file := kubeconfig(t, map[string]*api.AuthInfo{"kubernetes.default.svc": known.withToken("secret"),
+		"x": known.user()})
 	conversion, _, err := credentials.ForConversion(file)
 	if err != nil {
 		t.Fatal(err)
@@ -286,23 +324,25 @@ func TestOwnServiceGetsNoCredentials(t *testing.T) {
 	}
 }
 
-// self answers in place of this server.
+// self handles requests in place of this server.
 type self struct{ testing.TB }
 
 func (s self) RoundTrip(r *http.Request) (*http.Response, error) {
 	if got := r.Header.Get("Authorization"); got != "" {
-		s.Errorf("this server gets %q", got)
+		s.Errorf("this server received credentials %q", got)
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("self"))}, nil
 }
 
-// Relative paths start at the folder of the kubeconfig. A renewed certificate is presented to the next connection.
+// TestFilesAreReadAgain checks that relative paths start at the directory of the kubeconfig, and that the next
+// connection uses a renewed certificate.
 func TestFilesAreReadAgain(t *testing.T) {
 	known := newPair(t, "known")
 	w, dir := newWebhook(t, &known), t.TempDir()
-	newPair(t, "stranger").write(t, dir)
+	newPair(t, "unknown").write(t, dir)
 	file := filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(file, []byte("users: [{name: hook.example.com, user: {client-certificate: client.crt, client-key: ./client.key}}]"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("users: [{name: hook.example.com, user: {client-certificate: client.crt, "+
+		"client-key: ./client.key}}]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	from, _, err := credentials.ForConversion(file)
@@ -326,7 +366,7 @@ func TestFilesAreReadAgain(t *testing.T) {
 		return err
 	}
 	if err := call(); err == nil {
-		t.Fatal("a stranger may call")
+		t.Fatal("the webhook accepted an unknown certificate")
 	}
 	known.write(t, dir)
 	deadline := time.After(20 * time.Second)
@@ -334,19 +374,20 @@ func TestFilesAreReadAgain(t *testing.T) {
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-deadline:
-			t.Fatal("the renewed certificate is not presented")
+			t.Fatal("the renewed certificate is not used")
 		}
 	}
 }
 
-// A certificate whose files change is a rotation within a minute, after which the connections that have the old one are replaced. Files that
-// cannot be read are none.
+// TestRotations checks that a changed certificate file is counted as a rotation within a minute, after which
+// connections with the old certificate are replaced. Unreadable files do not count.
 func TestRotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second, dir := newPair(t, "first"), newPair(t, "second"), t.TempDir()
 		first.write(t, dir)
 		file := filepath.Join(dir, "kubeconfig")
-		if err := os.WriteFile(file, []byte("users: [{name: hook.example.com, user: {client-certificate: client.crt, client-key: client.key}}]"), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte("users: [{name: hook.example.com, user: {client-certificate: "+
+			"client.crt, client-key: client.key}}]"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		from, err := credentials.ForAdmission(file)
@@ -375,21 +416,24 @@ func TestRotations(t *testing.T) {
 			}
 			<-time.After(time.Minute)
 			if got := o.Rotations(); got != step.want {
-				t.Errorf("%d rotations, want %d", got, step.want)
+				t.Errorf("got %d rotations, want %d", got, step.want)
 			}
 		}
 	})
 }
 
-// A kubeconfig that cannot be used is refused at the start, with the name of the user.
+// TestUnusableFiles checks that an unusable kubeconfig is rejected at the start, and that the error contains the user's
+// name.
 func TestUnusableFiles(t *testing.T) {
 	known, other := newPair(t, "known"), newPair(t, "other")
-	mixed, both := known.user(), known.with("secret")
+	mixed, both := known.user(), known.withToken("secret")
 	mixed.ClientKeyData = other.key
 	both.Username = "u"
 	users := map[string]*api.AuthInfo{
-		"no such file or directory":                             {ClientCertificate: "/none.crt", ClientKey: "/none.key"},
-		"open /none.key: no such file or directory":             {ClientCertificateData: known.cert, ClientKey: "/none.key"},
+		"no such file or directory": {ClientCertificate: "/none.crt",
+			ClientKey: "/none.key"},
+		"open /none.key: no such file or directory": {ClientCertificateData: known.cert,
+			ClientKey: "/none.key"},
 		"client-certificate and client-key must be set":         {ClientCertificateData: known.cert},
 		"must be set together":                                  {ClientKeyData: known.key},
 		"private key does not match public key":                 mixed,
@@ -399,30 +443,36 @@ func TestUnusableFiles(t *testing.T) {
 	}
 	files := map[string]string{}
 	for want, user := range users {
-		files[kubeconfig(t, map[string]*api.AuthInfo{"web.default.svc": user})] = `user "web.default.svc": ` + "\x00" + want
+		files[kubeconfig(t, map[string]*api.AuthInfo{"web.default.svc": user})] = `user "web.default.svc": ` + "\x00" +
+			want
 	}
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	files[broken], files["/none"], files[t.TempDir()] = "error loading config file", "stat /none: no such file or directory", "is a directory"
+	files[broken], files["/none"], files[t.TempDir()] = "error loading config file",
+		"stat /none: no such file or directory", "is a directory"
 	for file, want := range files {
 		_, admission := credentials.ForAdmission(file)
 		_, _, conversion := credentials.ForConversion(file)
 		for _, part := range strings.Split("kubeconfig "+file+"\x00"+want, "\x00") {
-			if admission == nil || conversion == nil || !strings.Contains(admission.Error(), part) || !strings.Contains(conversion.Error(), part) {
+			if admission == nil || conversion == nil || !strings.Contains(admission.Error(), part) ||
+				!strings.Contains(conversion.Error(), part) {
 				t.Errorf("%v, %v; want %q", admission, conversion, part)
 			}
 		}
 	}
 }
 
-// Users that never apply to a conversion webhook are reported, and a file with no other one is refused.
+// TestIgnoredUsers checks that users that never apply to a conversion webhook are reported, and that a file with no
+// other users is rejected.
 func TestIgnoredUsers(t *testing.T) {
 	known := newPair(t, "known")
 	users := map[string]*api.AuthInfo{
-		"*": known.user(), "*.example.com": known.user(), "admin@cluster": known.user(), "hook.example.com:https": known.user(), "hook.example.com:0": known.user(),
-		"kubernetes.default.svc": known.user(), "empty.example.com": {}, "token.example.com": {Token: "secret"}, "password.example.com:8443": {Username: "u", Password: "p"},
+		"*": known.user(), "*.example.com": known.user(), "admin@cluster": known.user(),
+		"hook.example.com:https": known.user(), "hook.example.com:0": known.user(),
+		"kubernetes.default.svc": known.user(), "empty.example.com": {}, "token.example.com": {Token: "secret"},
+		"password.example.com:8443": {Username: "u", Password: "p"},
 	}
 	want := []string{
 		`user "*": ignored: wildcards do not apply to conversion webhooks; name the exact host`,
@@ -436,29 +486,32 @@ func TestIgnoredUsers(t *testing.T) {
 		`user "token.example.com": ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate`,
 	}
 	file := kubeconfig(t, users)
-	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+": no user applies to a conversion webhook; "+strings.Join(want, "; ") {
+	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+
+		": no user applies to a conversion webhook; "+strings.Join(want, "; ") {
 		t.Errorf("%v", err)
 	}
 	file = kubeconfig(t, nil)
-	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+": no user applies to a conversion webhook" {
+	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+
+		": no user applies to a conversion webhook" {
 		t.Errorf("without a user: %v", err)
 	}
 	for _, name := range []string{"127.0.0.1:8443", "[::1]:8443", "::1", "hook.example.com", "Hook.example.com:1"} {
 		users[name] = known.user()
 	}
 	users["web.default.svc"] = &api.AuthInfo{Token: "secret"}
-	users["z.example.com"] = known.with("secret")
+	users["z.example.com"] = known.withToken("secret")
 	want = append(want, `user "z.example.com": its token or password is not sent, only its client certificate: z.example.com is not a Service`)
 	if _, got, err := credentials.ForConversion(kubeconfig(t, users)); err != nil || !slices.Equal(got, want) {
-		t.Errorf("%v, %v", strings.Join(got, "\n"), err)
+		t.Errorf("got warnings:\n%v\nerror: %v", strings.Join(got, "\n"), err)
 	}
 }
 
-// Without a file there are no credentials.
+// TestNoFile checks that there are no credentials without a file.
 func TestNoFile(t *testing.T) {
 	conversion, warnings, err := credentials.ForConversion("")
 	admission, problem := credentials.ForAdmission("")
-	if o := (&egress.Options{}); conversion != nil || admission != nil || warnings != nil || err != nil || problem != nil || admission.Add(o) != nil || o.Wrap != nil {
+	if o := (&egress.Options{}); conversion != nil || admission != nil || warnings != nil || err != nil ||
+		problem != nil || admission.Add(o) != nil || o.Wrap != nil {
 		t.Errorf("%v, %v, %v, %v, %v", conversion, admission, warnings, err, problem)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// rotationCheck is the interval at which the files of a certificate that is in use are read again.
+// rotationCheck is the interval at which the files of a certificate in use are read again.
 const rotationCheck = time.Minute
 
 // rotations counts the changes of a certificate.
@@ -21,7 +21,7 @@ type rotations struct {
 	n       uint64
 }
 
-// count returns the number of changes up to the last check. A certificate that cannot be read is no change.
+// count returns the number of changes up to the last check. An unreadable certificate does not count as a change.
 func (r *rotations) count() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

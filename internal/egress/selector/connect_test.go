@@ -21,10 +21,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// patience bounds what should be there at once.
-const patience = 20 * time.Second
+// timeout limits the wait for things that happen at once.
+const timeout = 20 * time.Second
 
-// echo is the address of a host, which only a tunnel finds, where all that comes is sent back, and what ends is ended.
+// echo starts a server that sends back all that it receives, and returns an address of it that only a tunnel can reach.
 func (f *folder) echo() string {
 	l := f.listen("tcp", "127.0.0.1:0")
 	go func() {
@@ -43,8 +43,9 @@ func (f *folder) echo() string {
 	return net.JoinHostPort("203.0.113.1", port)
 }
 
-// answers serves one connection after the other at the socket: the request is read, and then text is written; "" ends.
-func (f *folder) answers(text string) (requests chan *http.Request) {
+// respond serves one connection at a time on the socket. It reads a request and writes text, or closes the connection
+// if text is "".
+func (f *folder) respond(text string) (requests chan *http.Request) {
 	requests = make(chan *http.Request, 10)
 	l := f.socket()
 	go func() {
@@ -71,8 +72,8 @@ func (f *folder) answers(text string) (requests chan *http.Request) {
 	return requests
 }
 
-// says writes text, ends that direction, and compares what comes back until the other ends.
-func says(t *testing.T, conn net.Conn, text, want string) {
+// exchange writes text, closes the write side, and compares all that it reads with want.
+func exchange(t *testing.T, conn net.Conn, text, want string) {
 	t.Helper()
 	_, err := io.WriteString(conn, text)
 	if err == nil {
@@ -80,16 +81,18 @@ func says(t *testing.T, conn net.Conn, text, want string) {
 	}
 	got, readErr := io.ReadAll(conn)
 	if err = errors.Join(err, readErr, conn.Close()); err != nil || string(got) != want {
-		t.Errorf("%q came back, want %q: %v", got, want, err)
+		t.Errorf("read %q, want %q: %v", got, want, err)
 	}
 }
 
-// KON-001 KON-004 KON-007 KON-008 KON-051: by HTTPConnect a connection is asked for by address, whoever may look it up, over a socket
-// and over TCP, where both sides show certificates. Each direction ends by itself.
+// TestHTTPConnect checks dials with HTTPConnect over a Unix socket and over TCP with mutual TLS. The tunnel server
+// receives the address unresolved. Each direction of a connection can be closed separately. KON-001 KON-004 KON-007
+// KON-008 KON-051
 func TestHTTPConnect(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")
-	for transport, far := range map[string]*fixture.Server{overUDS: f.tunnel(f.socket(), server.ModeHTTPConnect, nil), overTCP(tcp): f.tunnel(tcp, server.ModeHTTPConnect, f.mutual())} {
+	for transport, far := range map[string]*fixture.Server{overUDS: f.tunnel(f.socket(), server.ModeHTTPConnect, nil),
+		overTCP(tcp): f.tunnel(tcp, server.ModeHTTPConnect, f.mutual())} {
 		defer far.Close()
 		dial, address := f.cluster("HTTPConnect", transport), f.echo()
 		kind := "uds"
@@ -102,79 +105,88 @@ func TestHTTPConnect(t *testing.T) {
 			t.Fatalf("%s: %v", transport, err)
 		}
 		long := strings.Repeat("0123456789abcdef", 1<<14)
-		says(t, conn, long, long)
-		if asked := far.Requests(); len(asked) != 1 || asked[0] != address {
-			t.Errorf("asked for %q", asked)
+		exchange(t, conn, long, long)
+		if requests := far.Requests(); len(requests) != 1 || requests[0] != address {
+			t.Errorf("the tunnel server got requests for %q, want %q", requests, address)
 		}
 		if after := dials(t, "http_connect", kind, ""); after != before+1 {
-			t.Errorf("%d dials are counted, want %d", after, before+1)
+			t.Errorf("counted %d dials, want %d", after, before+1)
 		}
-		if conn, err := dial(t.Context(), "udp", address); err == nil || !strings.Contains(err.Error(), "udp is not tcp") {
+		if conn, err := dial(t.Context(), "udp", address); err == nil ||
+			!strings.Contains(err.Error(), "network udp is not supported") {
 			t.Errorf("%v, %v", conn, err)
 		}
 	}
 }
 
-// KON-051: what is sent is a CONNECT of HTTP/1.1 with the host and its port; whatever an address has, it is no more than that. What
-// comes with the 200, which may be one of HTTP/1.0, is not lost.
+// TestConnectRequest checks that the request is an HTTP/1.1 CONNECT with the host and port, and that no address can add
+// anything to it. Data that arrives with the 200 response is not lost. The response may be HTTP/1.0. KON-051
 func TestConnectRequest(t *testing.T) {
-	for _, answer := range []string{"HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.0 200 Connection established\r\nContent-Length: 3\r\n\r\n"} {
+	for _, answer := range []string{"HTTP/1.1 200 OK\r\n\r\n",
+		"HTTP/1.0 200 Connection established\r\nContent-Length: 3\r\n\r\n"} {
 		f := newFolder(t)
-		requests := f.answers(answer + "early")
+		requests := f.respond(answer + "early")
 		dial := f.cluster("HTTPConnect", overUDS)
 		conn, err := dial(t.Context(), "tcp", "[2001:db8::1]:8443")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r := <-requests; r.Method != "CONNECT" || r.RequestURI != "[2001:db8::1]:8443" || r.Proto != "HTTP/1.1" || r.Host != r.RequestURI || r.ContentLength > 0 {
+		if r := <-requests; r.Method != "CONNECT" || r.RequestURI != "[2001:db8::1]:8443" || r.Proto != "HTTP/1.1" ||
+			r.Host != r.RequestURI || r.ContentLength > 0 {
 			t.Errorf("%+v", r)
 		}
-		says(t, conn, "late", "earlylate")
-		<-requests // it has ended
+		exchange(t, conn, "late", "earlylate")
+		<-requests // closed with the connection
 		for _, address := range []string{"a b:1", "a:1\r\nX: y", "a:1/"} {
 			if _, err := dial(t.Context(), "tcp", address); err == nil {
-				t.Errorf("%q is asked for", address)
+				t.Errorf("dial %q succeeded", address)
 			}
 		}
 	}
 }
 
-// KON-051 KON-054: who is refused is told by whom, with the status and the reason, and nothing stays open.
+// TestRefused checks that the error of a refused dial contains the tunnel server's address, the status and the reason,
+// and that the connection is closed. KON-051 KON-054
 func TestRefused(t *testing.T) {
 	for answer, want := range map[string]string{
-		"HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\ncurrently no tunnels available: No agent available\nx": `code 500: 500 Internal Server Error: currently no tunnels available: No agent available`,
-		"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n":                                                               "code 503: 503 Service Unavailable",
-		"HTTP/1.1 403 Forbidden\r\n\r\n" + strings.Repeat("x", 1<<20):                                                                 "code 403: 403 Forbidden: xxx",
-		"HTTP/1.1 204 No Content\r\n\r\n":                                                                                             "code 204: 204 No Content",
-		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<16):                                                                         "its answer: ",
-		"HTTP/1.1 x\r\n\r\n": "its answer: ",
+		"HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\ncurrently no tunnels available: No " +
+			"agent available\nx": `code 500: 500 Internal Server Error: currently no tunnels available: No agent available`,
+		"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n": "code 503: 503 Service Unavailable",
+		"HTTP/1.1 403 Forbidden\r\n\r\n" + strings.Repeat("x", 1<<20):   "code 403: 403 Forbidden: xxx",
+		"HTTP/1.1 204 No Content\r\n\r\n":                               "code 204: 204 No Content",
+		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<16):           "read the response: ",
+		"HTTP/1.1 x\r\n\r\n": "read the response: ",
 	} {
 		f := newFolder(t)
-		requests := f.answers(answer)
+		requests := f.respond(answer)
 		before := dials(t, "http_connect", "uds", "proxy")
 		_, err := f.cluster("HTTPConnect", overUDS)(t.Context(), "tcp", "203.0.113.1:10250")
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "egress selection cluster: ") ||
-			!strings.Contains(err.Error(), f.path("s")) || !strings.Contains(err.Error(), "203.0.113.1:10250") || strings.ContainsAny(err.Error(), "\r\n") || len(err.Error()) > 2048 {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.HasPrefix(err.Error(), "egress selection cluster: ") ||
+			!strings.Contains(err.Error(), f.path("s")) || !strings.Contains(err.Error(), "203.0.113.1:10250") ||
+			strings.ContainsAny(err.Error(), "\r\n") || len(err.Error()) > 2048 {
 			t.Errorf("%.40q: %.400v, want %s", answer, err, want)
 		}
 		<-requests
-		<-requests // which ends with the connection
+		<-requests // closed with the connection
 		if after := dials(t, "http_connect", "uds", "proxy"); after != before+1 {
-			t.Errorf("%d failures are counted, want %d", after, before+1)
+			t.Errorf("counted %d failures, want %d", after, before+1)
 		}
 	}
 }
 
-// KON-054: without a tunnel server, or with one that says nothing, there is an error within the time that a dial has.
+// TestNobodyThere checks that a dial fails within its timeout if the tunnel server does not run or does not respond.
+// KON-054
 func TestNobodyThere(t *testing.T) {
 	f := newFolder(t)
 	dial := f.cluster("HTTPConnect", overUDS)
 	before := dials(t, "http_connect", "uds", "connect")
-	if _, err := dial(t.Context(), "tcp", "203.0.113.1:1"); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "connect to the tunnel server at "+f.path("s")) {
+	if _, err := dial(t.Context(), "tcp", "203.0.113.1:1"); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "connect to the tunnel server at "+f.path("s")) {
 		t.Errorf("no server: %v", err)
 	}
 	if after := dials(t, "http_connect", "uds", "connect"); after != before+1 {
-		t.Errorf("%d failures are counted, want %d", after, before+1)
+		t.Errorf("counted %d failures, want %d", after, before+1)
 	}
 	l := f.socket()
 	ends := make(chan error, 1)
@@ -187,13 +199,14 @@ func TestNobodyThere(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := dial(ctx, "tcp", "203.0.113.1:1"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "203.0.113.1:1") {
+	if _, err := dial(ctx, "tcp", "203.0.113.1:1"); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "203.0.113.1:1") {
 		t.Errorf("a silent server: %v", err)
 	}
 	if err := <-ends; err != nil {
 		t.Error(err)
 	}
-	for _, listens := range []bool{true, false} { // TLS has its part of the time, too
+	for _, listens := range []bool{true, false} { // the timeout includes the TLS handshake
 		tcp := f.listen("tcp", "127.0.0.1:0")
 		dial := f.cluster("HTTPConnect", overTCP(tcp))
 		if !listens {
@@ -202,13 +215,14 @@ func TestNobodyThere(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		before := dials(t, "http_connect", "tcp", "connect")
-		if _, err := dial(ctx, "tcp", "203.0.113.1:1"); listens && !errors.Is(err, context.DeadlineExceeded) || err == nil || dials(t, "http_connect", "tcp", "connect") != before+1 {
+		if _, err := dial(ctx, "tcp", "203.0.113.1:1"); listens && !errors.Is(err, context.DeadlineExceeded) ||
+			err == nil || dials(t, "http_connect", "tcp", "connect") != before+1 {
 			t.Errorf("%v", err)
 		}
 	}
 }
 
-// KON-006: a tunnel server that runs in the other mode is told from one that is ill.
+// TestConnectToGRPC checks that the error contains a hint if the tunnel server runs in the other mode. KON-006
 func TestConnectToGRPC(t *testing.T) {
 	f := newFolder(t)
 	server := rpc.NewServer()
@@ -217,17 +231,19 @@ func TestConnectToGRPC(t *testing.T) {
 	defer server.Stop()
 	dial := f.cluster("HTTPConnect", overUDS)
 	_, err := dial(t.Context(), "tcp", "203.0.113.1:1")
-	if err == nil || !strings.Contains(err.Error(), "this server has proxyProtocol HTTPConnect: does that one run with --mode=http-connect, or with --mode=grpc?") {
+	if err == nil || !strings.Contains(err.Error(), hintConnect) {
 		t.Errorf("a gRPC server: %v", err)
 	}
 	other := newFolder(t)
-	other.answers("")
-	if _, err := other.cluster("HTTPConnect", overUDS)(t.Context(), "tcp", "203.0.113.1:1"); err == nil || !strings.Contains(err.Error(), "it has closed the connection; this server has proxyProtocol HTTPConnect") {
-		t.Errorf("one that hangs up: %v", err)
+	other.respond("")
+	if _, err := other.cluster("HTTPConnect", overUDS)(t.Context(), "tcp", "203.0.113.1:1"); err == nil ||
+		!strings.Contains(err.Error(), "the proxy closed the connection; this server has proxyProtocol HTTPConnect") {
+		t.Errorf("a server that closes the connection: %v", err)
 	}
 }
 
-// KON-008: neither side believes one whose certificate another CA has signed. Certificates are read again when their files change.
+// TestCertificates checks that each side rejects a certificate that another CA issued, and that certificates are
+// reloaded when their files change. KON-008
 func TestCertificates(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")
@@ -241,8 +257,10 @@ func TestCertificates(t *testing.T) {
 		"clientCert: DIR/admin.crt, clientKey: DIR/admin.key":                                                        "certificate signed by unknown authority",
 		"caBundle: OTHER/ca.crt, clientCert: OTHER/admin.crt, clientKey: OTHER/admin.key, tlsServerName: other.name": "other.name",
 	} {
-		transport := strings.ReplaceAll("tcp: {url: 'https://"+tcp.Addr().String()+"', tlsConfig: {"+files+"}}", "OTHER", other.dir)
-		if _, err := f.cluster("HTTPConnect", transport)(t.Context(), "tcp", address); err == nil || !strings.Contains(err.Error(), want) {
+		transport := strings.ReplaceAll("tcp: {url: 'https://"+tcp.Addr().String()+"', tlsConfig: {"+files+"}}",
+			"OTHER", other.dir)
+		if _, err := f.cluster("HTTPConnect", transport)(t.Context(), "tcp", address); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", files, err)
 		}
 	}
@@ -266,13 +284,14 @@ func TestCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 3*patience, true, func(ctx context.Context) (bool, error) {
-		conn, err := s.To(egressselector.Etcd)(ctx, "tcp", address)
-		if err == nil {
-			says(t, conn, "told", "told")
-		}
-		return err == nil, nil
-	})
+	err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 3*timeout, true,
+		func(ctx context.Context) (bool, error) {
+			conn, err := s.To(egressselector.Etcd)(ctx, "tcp", address)
+			if err == nil {
+				exchange(t, conn, "hello", "hello")
+			}
+			return err == nil, nil
+		})
 	if err != nil {
 		t.Errorf("the new certificates are not used: %v", err)
 	}
@@ -280,7 +299,8 @@ func TestCertificates(t *testing.T) {
 	<-ended
 }
 
-// dials is how often upstream's metrics say that a tunnel was dialled, and, of a stage, failed there.
+// dials returns upstream's metric of dials through a tunnel. With a stage, it returns the number of failures in that
+// stage.
 func dials(t *testing.T, protocol, transport, stage string) int {
 	t.Helper()
 	name := "apiserver_egress_dialer_dial_start_total"

@@ -11,29 +11,36 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// hintGRPC is what a tunnel server may be that is not understood.
-const hintGRPC = "this server has proxyProtocol GRPC: does that one run with --mode=grpc, or with --mode=http-connect?"
+// Hints about a tunnel server that uses another protocol than this server.
+const (
+	hintGRPC    = "this server has proxyProtocol GRPC, so the tunnel server must run with --mode=grpc"
+	hintConnect = "this server has proxyProtocol HTTPConnect, so the tunnel server must run with --mode=http-connect"
+)
 
-// hintCertificate is what to look at where the tunnel server does not accept this server's certificate. Its alert of TLS has no error
-// value, and with TLS 1.3 comes only when the connection is there.
-const hintCertificate = "is clientCert of this server's egress configuration of the CA in --server-ca-cert of that one, and in force?"
+// hintCertificate is the hint if the tunnel server rejects this server's certificate. Go has no error value for that
+// TLS alert, and with TLS 1.3 the alert arrives only after the handshake.
+const hintCertificate = "check that clientCert in the egress configuration is valid and issued by the tunnel " +
+	"server's --server-ca-cert"
 
-// hinted says what to do about an alert of the tunnel server about certificates.
-func hinted(err error) error {
+// withHint adds a hint to an error that is the tunnel server's TLS alert about a certificate.
+func withHint(err error) error {
 	const alert = "remote error: tls: "
-	for _, what := range []string{"certificate required", "bad certificate", "expired certificate", "unknown certificate authority", "unknown certificate"} {
-		if err != nil && strings.Contains(err.Error(), alert+what) {
+	for _, text := range []string{"certificate required", "bad certificate", "expired certificate",
+		"unknown certificate authority", "unknown certificate"} {
+		if err != nil && strings.Contains(err.Error(), alert+text) {
 			return fmt.Errorf("%w; %s", err, hintCertificate)
 		}
 	}
 	return err
 }
 
-// viaGRPC asks for connections by the gRPC service ProxyService, over one connection to the tunnel server that they share.
-func (s *Selector) viaGRPC(to *entrance) func(ctx context.Context, address string) (net.Conn, error) {
+// viaGRPC returns a function that dials through the gRPC service ProxyService. All dials share one connection to the
+// tunnel server.
+func (s *Selector) viaGRPC(to *tunnelServer) func(ctx context.Context, address string) (net.Conn, error) {
 	shared := client.New(func(ctx context.Context) (net.Conn, error) {
 		conn, err := to.connect(ctx)
-		if err != nil && strings.Contains(err.Error(), "no application protocol") { // an alert of TLS, for which there is no error value
+		// a TLS alert that has no error value
+		if err != nil && strings.Contains(err.Error(), "no application protocol") {
 			return nil, unreachableError{fmt.Errorf("%w; %s", err, hintGRPC)}
 		}
 		return conn, err
@@ -42,13 +49,13 @@ func (s *Selector) viaGRPC(to *entrance) func(ctx context.Context, address strin
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		conn, err := shared.DialContext(ctx, "tcp", address)
 		if unreachable := (unreachableError{}); errors.As(err, &unreachable) {
-			return nil, unreachableError{hinted(unreachable.error)}
+			return nil, unreachableError{withHint(unreachable.error)}
 		}
 		if errors.Is(err, h2.ErrNotHTTP2) {
 			err = fmt.Errorf("%w; %s", err, hintGRPC)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("ask the tunnel server at %s for %s: %w", to.address, address, hinted(err))
+			return nil, fmt.Errorf("tunnel server at %s: dial %s: %w", to.address, address, withHint(err))
 		}
 		return conn, nil
 	}

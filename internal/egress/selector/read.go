@@ -11,22 +11,25 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver/v1beta1"
 )
 
-// read decodes an EgressSelectorConfiguration of apiserver.k8s.io/v1beta1 or v1alpha1, as upstream does, or of
-// apiserver.config.k8s.io/v1beta1, which documents have and upstream does not know. No unknown field is accepted.
+// read decodes an EgressSelectorConfiguration. It accepts apiserver.k8s.io/v1beta1 and v1alpha1, as upstream does, and
+// apiserver.config.k8s.io/v1beta1, which documentation uses but upstream rejects. Unknown fields are errors.
 func read(text []byte) (*apiserver.EgressSelectorConfiguration, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	scheme.AddKnownTypes(v1beta1.ConfigSchemeGroupVersion, &v1beta1.EgressSelectorConfiguration{})
 	utilruntime.Must(scheme.SetVersionPriority(v1beta1.SchemeGroupVersion))
-	decoded, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder().Decode(text, nil, nil)
-	said, ok := decoded.(*apiserver.EgressSelectorConfiguration)
+	decoded, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder().Decode(text, nil,
+		nil)
+	config, ok := decoded.(*apiserver.EgressSelectorConfiguration)
 	switch {
-	case runtime.IsNotRegisteredError(err) || runtime.IsMissingKind(err) || runtime.IsMissingVersion(err) || err == nil && !ok:
-		return nil, errOther // upstream's names a file of its source
+	case runtime.IsNotRegisteredError(err) || runtime.IsMissingKind(err) || runtime.IsMissingVersion(err) ||
+		err == nil && !ok:
+		return nil, errUnknown // upstream's error contains the path of a Go source file
 	case err != nil:
 		return nil, err
 	}
-	return said, nil
+	return config, nil
 }
 
-var errOther = fmt.Errorf("it is no configuration that is known here: want \"apiVersion: %s\" and \"kind: EgressSelectorConfiguration\"", v1beta1.SchemeGroupVersion)
+var errUnknown = fmt.Errorf("unknown configuration: want \"apiVersion: %s\" and \"kind: EgressSelectorConfiguration\"",
+	v1beta1.SchemeGroupVersion)

@@ -1,5 +1,5 @@
-// Package selector turns the file of --egress-selector-config-file into ways out of the server: directly, or through the tunnel of
-// a Konnectivity server
+// Package selector reads the file of --egress-selector-config-file and returns dialers for it. A dialer opens
+// connections directly or through the tunnel of a Konnectivity server
 // (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-konnectivity/, KEP-1281).
 package selector
 
@@ -22,26 +22,28 @@ import (
 // Dial opens a connection to a host and port.
 type Dial = utilnet.DialFunc
 
-// Selector has the way to each destination that a file selects one for. The zero value is that of no file.
+// Selector holds the dialers that a file configures for destinations. The zero value represents no file.
 type Selector struct {
-	ways  map[egressselector.EgressType]Dial // nil: directly
-	run   []func(context.Context)
-	close []func()
+	dialers map[egressselector.EgressType]Dial // a nil value means a direct connection
+	run     []func(context.Context)
+	close   []func()
 }
 
-// To is the way to a destination; nil: directly.
-func (s *Selector) To(destination egressselector.EgressType) Dial { return s.ways[destination] }
+// To returns the dialer for a destination. nil means a direct connection.
+func (s *Selector) To(destination egressselector.EgressType) Dial { return s.dialers[destination] }
 
-// Lookup is the same for upstream's clients, as an egressselector.Lookup: nil is a destination that the file says nothing of.
+// Lookup is To for upstream's clients, as an egressselector.Lookup. It returns nil if the file does not configure the
+// destination.
 func (s *Selector) Lookup(of egressselector.NetworkContext) (Dial, error) {
-	way, said := s.ways[of.EgressSelectionName]
-	if said && way == nil {
+	dialer, configured := s.dialers[of.EgressSelectionName]
+	if configured && dialer == nil {
 		return (&net.Dialer{KeepAlive: keepAlive}).DialContext, nil
 	}
-	return way, nil
+	return dialer, nil
 }
 
-// Open reads a file; "" is none. Its mistakes are told all at once, by their fields. Nothing is connected to yet.
+// Open reads a file. "" means no file. The error lists all mistakes with their fields. Open does not connect to tunnel
+// servers.
 func Open(file string) (*Selector, error) {
 	s := &Selector{}
 	if file == "" {
@@ -51,9 +53,9 @@ func Open(file string) (*Selector, error) {
 	if err != nil {
 		return nil, err
 	}
-	said, err := read(text)
+	config, err := read(text)
 	if err == nil {
-		err = s.open(said.EgressSelections).ToAggregate()
+		err = s.open(config.EgressSelections).ToAggregate()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
@@ -61,30 +63,32 @@ func Open(file string) (*Selector, error) {
 	return s, nil
 }
 
-// open makes the way of each selection.
+// open creates the dialer of each selection.
 func (s *Selector) open(selections []apiserver.EgressSelection) (errs field.ErrorList) {
-	s.ways = map[egressselector.EgressType]Dial{}
+	s.dialers = map[egressselector.EgressType]Dial{}
 	destinations := map[string]egressselector.EgressType{}
-	for _, d := range []egressselector.EgressType{egressselector.Cluster, egressselector.ControlPlane, egressselector.Etcd} {
+	for _, d := range []egressselector.EgressType{egressselector.Cluster, egressselector.ControlPlane,
+		egressselector.Etcd} {
 		destinations[d.String()] = d
 	}
-	for i, one := range selections {
-		at, name := field.NewPath("egressSelections").Index(i), strings.ToLower(one.Name) // as upstream
+	for i, selection := range selections {
+		path, name := field.NewPath("egressSelections").Index(i), strings.ToLower(selection.Name) // like upstream
 		to, known := destinations[name]
 		if !known {
-			errs = append(errs, field.NotSupported(at.Child("name"), one.Name, slices.Sorted(maps.Keys(destinations))))
+			errs = append(errs, field.NotSupported(path.Child("name"), selection.Name,
+				slices.Sorted(maps.Keys(destinations))))
 			continue
 		}
-		if _, twice := s.ways[to]; twice { // master is controlplane by now
-			errs = append(errs, field.Duplicate(at.Child("name"), name))
+		if _, twice := s.dialers[to]; twice { // decoding has changed "master" to "controlplane"
+			errs = append(errs, field.Duplicate(path.Child("name"), name))
 		}
-		way, wrong := s.way(name, one.Connection, at.Child("connection"))
-		s.ways[to], errs = way, append(errs, wrong...)
+		dialer, problems := s.dialer(name, selection.Connection, path.Child("connection"))
+		s.dialers[to], errs = dialer, append(errs, problems...)
 	}
 	return errs
 }
 
-// Run reads certificates again when their files change, until ctx is done.
+// Run reloads certificates when their files change, until ctx is done.
 func (s *Selector) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	for _, run := range s.run {
@@ -93,9 +97,9 @@ func (s *Selector) Run(ctx context.Context) {
 	running.Wait()
 }
 
-// Close ends the connections to tunnel servers that are shared, and what goes through them.
+// Close closes the shared connections to tunnel servers, which ends all connections through them.
 func (s *Selector) Close() {
-	for _, end := range s.close {
-		end()
+	for _, closeConn := range s.close {
+		closeConn()
 	}
 }

@@ -13,62 +13,63 @@ import (
 	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
-// keepAlive is how often TCP asks a tunnel server that is silent whether it is there.
+// keepAlive is the interval of TCP keep-alive probes on connections to tunnel servers.
 const keepAlive = 30 * time.Second
 
-// entrance is where a tunnel server takes connections.
-type entrance struct {
-	kind             string // as metrics call it
+// tunnelServer is the address of a tunnel server, with the TLS configuration to connect to it.
+type tunnelServer struct {
+	kind             string // value of the metrics' transport label
 	network, address string
-	secured          func() (*tls.Config, error) // nil: not at all
+	tlsConfig        func() (*tls.Config, error) // nil means no TLS
 }
 
-// unreachableError says that there is no connection to the tunnel server.
+// unreachableError is the error of a failed connection to the tunnel server.
 type unreachableError struct{ error }
 
-// Unwrap is for errors.Is.
+// Unwrap returns the cause.
 func (e unreachableError) Unwrap() error { return e.error }
 
 // connect opens a connection to the tunnel server. Its errors are unreachableErrors.
-func (e *entrance) connect(ctx context.Context) (net.Conn, error) {
-	conn, err := (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, e.network, e.address)
-	if err == nil && e.secured != nil {
-		conn, err = e.secure(ctx, conn)
+func (s *tunnelServer) connect(ctx context.Context) (net.Conn, error) {
+	conn, err := (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, s.network, s.address)
+	if err == nil && s.tlsConfig != nil {
+		conn, err = s.handshake(ctx, conn)
 	}
 	if err != nil {
-		return nil, unreachableError{fmt.Errorf("connect to the tunnel server at %s: %w", e.address, err)}
+		return nil, unreachableError{fmt.Errorf("connect to the tunnel server at %s: %w", s.address, err)}
 	}
 	return conn, nil
 }
 
-func (e *entrance) secure(ctx context.Context, conn net.Conn) (net.Conn, error) {
-	config, err := e.secured()
+func (s *tunnelServer) handshake(ctx context.Context, conn net.Conn) (net.Conn, error) {
+	config, err := s.tlsConfig()
 	if err == nil {
-		secured := tls.Client(tlsbatch.Conn(conn), config)
-		if err = secured.HandshakeContext(ctx); err == nil {
-			return secured, nil
+		client := tls.Client(tlsbatch.Conn(conn), config)
+		if err = client.HandshakeContext(ctx); err == nil {
+			return client, nil
 		}
 	}
 	_ = conn.Close()
 	return nil, err
 }
 
-// tunnel is the way through a tunnel server.
+// tunnel dials through a tunnel server.
 type tunnel struct {
 	name     string // of the selection
-	protocol string // as metrics call it
-	*entrance
-	ask func(ctx context.Context, address string) (net.Conn, error)
+	protocol string // value of the metrics' protocol label
+	*tunnelServer
+	via func(ctx context.Context, address string) (net.Conn, error)
 }
 
-// dial is a Dial. Names are looked up where the tunnel ends. Metrics are upstream's.
+// dial implements Dial. The tunnel's other end resolves host names. The metrics are upstream's.
 func (t *tunnel) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "tcp" {
-		return nil, fmt.Errorf("egress selection %s: %s is not tcp, which is all that goes through a tunnel", t.name, network)
+		return nil, fmt.Errorf("egress selection %s: network %s is not supported: a tunnel supports only tcp", t.name,
+			network)
 	}
 	began := time.Now()
 	metrics.Metrics.ObserveDialStart(t.protocol, t.kind)
-	conn, err := t.ask(ctx, address)
+	conn, err := t.via(ctx, address)
 	if err != nil {
 		stage := metrics.StageProxy
 		if errors.As(err, new(unreachableError)) {

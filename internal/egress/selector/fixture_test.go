@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// folder is where the files of a test lie: a CA, certificates, and the socket of a tunnel server.
+// folder is a directory with the files of a test: a CA, certificates, and the socket of a tunnel server.
 type folder struct {
 	testing.TB
 	dir string
@@ -36,7 +36,7 @@ func newFolder(t testing.TB) *folder {
 	return f
 }
 
-// certificates makes those of a CA of their own.
+// certificates creates a CA and certificates issued by it.
 func (f *folder) certificates() {
 	f.Helper()
 	if _, err := pki.Ensure(f.dir, []string{"127.0.0.1"}, time.Now()); err != nil {
@@ -46,7 +46,7 @@ func (f *folder) certificates() {
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 
-// file writes one and returns its path. DIR in the text is the folder.
+// file writes a file and returns its path. It replaces DIR in the text by the directory's path.
 func (f *folder) file(name, text string) string {
 	f.Helper()
 	if err := os.WriteFile(f.path(name), []byte(strings.ReplaceAll(text, "DIR", f.dir)), 0o600); err != nil {
@@ -55,16 +55,18 @@ func (f *folder) file(name, text string) string {
 	return f.path(name)
 }
 
-// open is the Selector of a configuration that says this of egressSelections.
+// open returns the Selector for a configuration with the given egressSelections.
 func (f *folder) open(selections string) (*Selector, error) {
 	f.Helper()
-	return Open(f.file("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections: ["+selections+"]\n"))
+	return Open(f.file("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: "+
+		"EgressSelectorConfiguration\negressSelections: ["+selections+"]\n"))
 }
 
-// cluster is the way to the cluster by a protocol and transport.
+// cluster returns the dialer for the cluster with the given protocol and transport.
 func (f *folder) cluster(protocol, transport string) Dial {
 	f.Helper()
-	s, err := f.open(fmt.Sprintf("{name: cluster, connection: {proxyProtocol: %s, transport: {%s}}}", protocol, transport))
+	s, err := f.open(fmt.Sprintf("{name: cluster, connection: {proxyProtocol: %s, transport: {%s}}}", protocol,
+		transport))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -74,12 +76,13 @@ func (f *folder) cluster(protocol, transport string) Dial {
 
 const overUDS = "uds: {udsName: DIR/s}"
 
-// overTCP is a transport to a listener.
+// overTCP returns the transport configuration for a listener.
 func overTCP(l net.Listener) string {
-	return fmt.Sprintf("tcp: {url: 'https://%s', tlsConfig: {caBundle: DIR/ca.crt, clientCert: DIR/admin.crt, clientKey: DIR/admin.key}}", l.Addr())
+	return fmt.Sprintf("tcp: {url: 'https://%s', tlsConfig: {caBundle: DIR/ca.crt, clientCert: DIR/admin.crt, "+
+		"clientKey: DIR/admin.key}}", l.Addr())
 }
 
-// socket listens at the one of overUDS.
+// socket listens at the path in overUDS.
 func (f *folder) socket() net.Listener { return f.listen("unix", f.path("s")) }
 
 func (f *folder) listen(network, address string) net.Listener {
@@ -92,7 +95,7 @@ func (f *folder) listen(network, address string) net.Listener {
 	return l
 }
 
-// mutual is the TLS of a tunnel server, which wants a certificate of the CA.
+// mutual returns the TLS configuration of a tunnel server that requires a client certificate of the CA.
 func (f *folder) mutual() *tls.Config {
 	f.Helper()
 	own, err := tls.LoadX509KeyPair(f.path("apiserver.crt"), f.path("apiserver.key"))
@@ -108,7 +111,7 @@ func (f *folder) mutual() *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
 }
 
-// tunnel starts a tunnel server on a listener; a nil config is that of one without TLS.
+// tunnel starts a tunnel server on a listener. It uses no TLS if c is nil.
 func (f *folder) tunnel(l net.Listener, mode server.Mode, c *tls.Config) *fixture.Server {
 	f.Helper()
 	s, err := fixture.Start(l, mode, c)
