@@ -93,7 +93,7 @@ func TestUpgradeHeaderHasADeadline(t *testing.T) {
 	within(t, func() bool { return u.counted(len(all), len(all)/2) })
 	for i, in := range all {
 		resp, err := http.ReadResponse(in, nil)
-		if text := body(t, resp, err, http.StatusGatewayTimeout); text != "the API server that serves this did not answer within the allotted time\n" {
+		if text := body(t, resp, err, http.StatusGatewayTimeout); text != "the backend API server did not respond within the allotted time\n" {
 			t.Errorf("request %d: %s", i, text)
 		}
 	}

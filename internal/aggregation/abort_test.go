@@ -21,11 +21,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// counted is a listener that knows how many of its connections are open.
+// counted is a listener that counts its open connections.
 type counted struct {
 	net.Listener
 	open    atomic.Int64
-	instead atomic.Value // unless nil, a func(net.Conn) that gets the connections in place of who listens
+	instead atomic.Value // a func(net.Conn) that handles connections in place of Accept's caller; nil means none
 }
 
 type countedConn struct {
@@ -55,7 +55,7 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// counting has a server like another one, with that its connections are counted.
+// counting starts a copy of a server whose connections are counted.
 func counting(t *testing.T, like *httptest.Server, http2 bool) (*httptest.Server, *counted) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(like.Config.Handler)
@@ -69,31 +69,32 @@ func counting(t *testing.T, like *httptest.Server, http2 bool) (*httptest.Server
 	return s, l
 }
 
-// held is what a server has in its hands.
-type held struct {
+// usage is the resource usage of the process.
+type usage struct {
 	goroutines        int
 	connections, heap int64
 }
 
-func hold(l *counted) held {
+func measure(l *counted) usage {
 	var memory runtime.MemStats
 	debug.SetGCPercent(100)
-	for range 2 { // what finalizers and pools let go of
+	for range 2 { // the second run frees objects with finalizers and in pools
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&memory)
-	return held{goroutines: runtime.NumGoroutine(), connections: l.open.Load(), heap: int64(memory.HeapAlloc)}
+	return usage{goroutines: runtime.NumGoroutine(), connections: l.open.Load(), heap: int64(memory.HeapAlloc)}
 }
 
-// settles waits until there is no more than there was before do, but for so many bytes.
-func (w *world) settles(l *counted, heap int64, do func()) {
-	w.Helper()
-	before, now := hold(l), held{}
+// wantNoLeaks calls do and waits until the resource usage is as before, with a tolerance for the heap in bytes.
+func (e *env) wantNoLeaks(l *counted, heap int64, do func()) {
+	e.Helper()
+	before, now := measure(l), usage{}
 	until := func(ok func() bool) {
-		w.Helper()
-		err := wait.PollUntilContextTimeout(w.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return ok(), nil })
+		e.Helper()
+		err := wait.PollUntilContextTimeout(e.Context(), 20*time.Millisecond, time.Minute, true,
+			func(context.Context) (bool, error) { return ok(), nil })
 		if err != nil {
-			w.Errorf("%+v, before %+v", now, before)
+			e.Errorf("resource usage is %+v, was %+v before", now, before)
 		}
 	}
 	do()
@@ -102,40 +103,41 @@ func (w *world) settles(l *counted, heap int64, do func()) {
 		return now.connections <= before.connections
 	})
 	until(func() bool {
-		now = hold(l)
+		now = measure(l)
 		return now.goroutines <= before.goroutines+5 && now.heap <= before.heap+heap
 	})
 }
 
-// abandon sends a request, and goes away when gone says so, which is given what comes back.
-func (w *world) abandon(request string, gone func(*bufio.Reader)) {
-	conn, err := net.Dial("tcp", w.served.Listener.Addr().String())
+// abandon sends a request, and disconnects when wait returns. wait receives a reader of the response.
+func (e *env) abandon(request string, wait func(*bufio.Reader)) {
+	conn, err := net.Dial("tcp", e.served.Listener.Addr().String())
 	if err != nil {
-		w.Error(err)
+		e.Error(err)
 		return
 	}
 	defer conn.Close()
 	if _, err := fmt.Fprint(conn, request); err != nil {
-		w.Error(err)
+		e.Error(err)
 	}
-	gone(bufio.NewReader(conn))
+	wait(bufio.NewReader(conn))
 	_ = conn.(*net.TCPConn).SetLinger(0)
 }
 
-// workers ask at the same time.
+// workers is the number of concurrent clients.
 const workers = 10
 
-// aborting does to a request what the end of its path says. came is told of those that are to wait, worker by worker.
-func aborting(came *[workers]chan struct{}) http.HandlerFunc {
+// aborting returns a handler whose behavior is the last element of the request's path. It signals arrived, indexed by
+// worker, when a request is waiting.
+func aborting(arrived *[workers]chan struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var worker int
 		_, _ = fmt.Sscan(r.URL.Query().Get("worker"), &worker)
 		switch name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]; name {
 		case "hangs":
-			came[worker] <- struct{}{}
+			arrived[worker] <- struct{}{}
 			<-r.Context().Done()
 		case "reads":
-			came[worker] <- struct{}{}
+			arrived[worker] <- struct{}{}
 			_, _ = io.Copy(io.Discard, r.Body)
 		case "streams", "breaks":
 			fmt.Fprintln(w, "a line")
@@ -152,7 +154,8 @@ func aborting(came *[workers]chan struct{}) http.HandlerFunc {
 				panic(err)
 			}
 			defer conn.Close()
-			fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", map[bool]string{false: "x", true: "another"}[name == "turns"])
+			fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+				map[bool]string{false: "x", true: "another"}[name == "turns"])
 			if name != "leaves" {
 				_, _ = io.Copy(io.Discard, both)
 			}
@@ -160,24 +163,27 @@ func aborting(came *[workers]chan struct{}) http.HandlerFunc {
 	}
 }
 
-// TestAborted: AGG-058. After 10,000 requests and 1,000 upgrades of clients that go away before the answer, within it, or within the
-// request, and of backends that do, there are as many goroutines and connections as before, and as much memory.
+// TestAborted checks that aborted requests leak no goroutines, connections or memory. It makes 10,000 requests and
+// 1,000 upgrades that the client aborts before or within the response or within the request, or that the backend
+// aborts. AGG-058
 func TestAborted(t *testing.T) {
-	var came [workers]chan struct{}
-	for i := range came {
-		came[i] = make(chan struct{})
+	var signals [workers]chan struct{}
+	for i := range signals {
+		signals[i] = make(chan struct{})
 	}
-	server, ca := extension(t, aborting(&came))
-	arrived := func(worker int, _ *bufio.Reader) { <-came[worker] }
+	server, ca := extension(t, aborting(&signals))
+	arrived := func(worker int, _ *bufio.Reader) { <-signals[worker] }
 	begun := func(_ int, in *bufio.Reader) { _, _ = in.ReadString('\n') }
 	ended := func(_ int, in *bufio.Reader) { _, _ = io.Copy(io.Discard, in) }
 	type kind struct {
 		request, rest string
-		gone          func(worker int, in *bufio.Reader)
+		wait          func(worker int, in *bufio.Reader)
 	}
 	const upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n\r\n"
-	requests := []kind{{"GET hangs", "\r\n", arrived}, {"GET streams", "\r\n", begun}, {"POST reads", "Content-Length: 1000\r\n\r\nhalf", arrived}, {"GET breaks", "\r\n", ended}}
-	upgrades := []kind{{"GET stays", upgrade, begun}, {"GET leaves", upgrade, ended}, {"GET refuses", upgrade, begun}, {"GET turns", upgrade, begun}}
+	requests := []kind{{"GET hangs", "\r\n", arrived}, {"GET streams", "\r\n", begun},
+		{"POST reads", "Content-Length: 1000\r\n\r\nhalf", arrived}, {"GET breaks", "\r\n", ended}}
+	upgrades := []kind{{"GET stays", upgrade, begun}, {"GET leaves", upgrade, ended}, {"GET refuses", upgrade, begun},
+		{"GET turns", upgrade, begun}}
 	for _, c := range []struct {
 		name  string
 		http2 bool
@@ -185,15 +191,15 @@ func TestAborted(t *testing.T) {
 		kinds []kind
 	}{
 		{"requests", true, 10_000, requests},
-		{"requests of HTTP/1.1", false, 1_000, requests}, // each is a handshake
+		{"requests over HTTP/1.1", false, 1_000, requests}, // each requires a TLS handshake
 		{"upgrades", true, 1_000, upgrades},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server, l := counting(t, server, c.http2)
-			w := newWorld(t)
-			w.at(nil, server)
-			w.register(object.Tree{"caBundle": ca})
-			w.until("available", available)
+			e := newEnv(t)
+			e.setEndpoints(nil, server)
+			e.register(object.Tree{"caBundle": ca})
+			e.awaitReport("available", available)
 			do := func(n int) {
 				var working sync.WaitGroup
 				for worker := range workers {
@@ -201,16 +207,17 @@ func TestAborted(t *testing.T) {
 						for i := range n / workers {
 							k := c.kinds[i%len(c.kinds)]
 							request := strings.Replace(k.request, " ", " /apis/wardle.example.com/v1alpha1/", 1)
-							request = fmt.Sprintf("%s?watch=1&worker=%d HTTP/1.1\r\nHost: x\r\n%s", request, worker, k.rest)
-							w.abandon(request, func(in *bufio.Reader) { k.gone(worker, in) })
+							request = fmt.Sprintf("%s?watch=1&worker=%d HTTP/1.1\r\nHost: x\r\n%s", request, worker,
+								k.rest)
+							e.abandon(request, func(in *bufio.Reader) { k.wait(worker, in) })
 						}
 					})
 				}
 				working.Wait()
 			}
 			do(20 * workers)
-			w.settles(l, int64(c.n)<<10/2, func() {
-				if c.name == "upgrades" { // whose connections no goroutine holds: lost ones would be collected, and closed by that
+			e.wantNoLeaks(l, int64(c.n)<<10/2, func() {
+				if c.name == "upgrades" { // a garbage collection would close leaked connections and hide them
 					debug.SetGCPercent(-1)
 				}
 				do(c.n)

@@ -1,5 +1,6 @@
-// Package aggregation has other API servers serve group versions of this one: it finds the endpoints of an APIService, judges
-// whether they answer, and proxies requests to them. It knows neither who may ask nor what is asked for.
+// Package aggregation serves group versions through other API servers. It resolves the endpoints of an APIService,
+// checks their availability, and proxies requests to them. It must not depend on authorization or on the kinds of
+// requested objects.
 package aggregation
 
 import (
@@ -17,35 +18,39 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Config is what an Aggregator works with.
+// Config configures an Aggregator.
 type Config struct {
-	// Catalog returns the APIServices of now.
+	// Catalog returns the current catalog with its APIServices.
 	Catalog func() *resource.Catalog
-	// Dialer connects to endpoints, and Endpoints finds those of a Service.
-	Dialer    *egress.Dialer
+	// Dialer connects to endpoints.
+	Dialer *egress.Dialer
+	// Endpoints returns the endpoints of a Service.
 	Endpoints func(namespace, name string, port int32) ([]string, error)
-	// Certificate is who this server is to the others, which believe what Headers say of a user because of it.
+	// Certificate returns this server's client certificate. The other API servers trust Headers because of it.
 	Certificate func() (*tls.Certificate, error)
-	Headers     proxy.Headers
-	// Report is told of the Condition of an APIService when it is first known, and when it changes. It must not block.
+	// Headers are the headers that contain the user's identity.
+	Headers proxy.Headers
+	// Report is called with the Condition of an APIService when it is first known and when it changes. It must not
+	// block.
 	Report func(s *resource.APIService, c Condition)
-	Clock  clock.WithTicker // nil: the machine's
+	// Clock measures intervals. nil means the real clock.
+	Clock clock.WithTicker
 }
 
-// Aggregator is the way to the API servers of all APIServices.
+// Aggregator connects to the API servers of all APIServices.
 type Aggregator struct {
 	config Config
-	ctx    context.Context // ends what it does by itself
+	ctx    context.Context // ends the background goroutines
 	end    context.CancelFunc
 	loops  sync.WaitGroup
 
-	failures *prometheus.CounterVec // of what was available, by name of the APIService and reason
+	failures *prometheus.CounterVec // transitions to unavailable, by name of the APIService and reason
 
 	mu       sync.RWMutex
 	backends map[string]*backend // by name of the APIService
 }
 
-// New returns an Aggregator that knows no APIService yet. The caller closes it.
+// New returns an Aggregator without APIServices. The caller must close it.
 func New(c Config) *Aggregator {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
@@ -55,7 +60,7 @@ func New(c Config) *Aggregator {
 	return a
 }
 
-// Close ends what goes on by itself, and waits for it. Requests under way go on.
+// Close stops all background goroutines and waits for them. Requests in flight continue.
 func (a *Aggregator) Close() {
 	a.mu.Lock()
 	a.end()
@@ -66,7 +71,7 @@ func (a *Aggregator) Close() {
 	a.loops.Wait()
 }
 
-// Follow takes note that the APIServices have changed: it begins to watch those that are new, and forgets those that are gone.
+// Follow applies changes of the APIServices. It starts to watch new ones and stops watching deleted ones.
 func (a *Aggregator) Follow() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,7 +87,7 @@ func (a *Aggregator) Follow() {
 		}
 		b := newBackend(a, s)
 		if last != nil {
-			b.takeOver(last)
+			b.inherit(last)
 			last.close()
 		}
 		a.backends[s.Name] = b
@@ -97,13 +102,13 @@ func (a *Aggregator) Follow() {
 	}
 }
 
-// backend returns who serves s, or what has become of s since: nobody, if it is gone.
+// backend returns the current backend of s. It returns a closed backend if s has been deleted.
 func (a *Aggregator) backend(s *resource.APIService) *backend {
-	if b := a.known(s); b != nil {
+	if b := a.lookup(s); b != nil {
 		return b
 	}
 	a.Follow()
-	if b := a.known(s); b != nil {
+	if b := a.lookup(s); b != nil {
 		return b
 	}
 	gone := newBackend(a, s)
@@ -111,7 +116,8 @@ func (a *Aggregator) backend(s *resource.APIService) *backend {
 	return gone
 }
 
-func (a *Aggregator) known(s *resource.APIService) *backend {
+// lookup returns the backend of s, or nil.
+func (a *Aggregator) lookup(s *resource.APIService) *backend {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if b := a.backends[s.Name]; b != nil && b.service.UID == s.UID {
@@ -120,14 +126,14 @@ func (a *Aggregator) known(s *resource.APIService) *backend {
 	return nil
 }
 
-// Discovery returns what is known of the resources of s, which may be out of date, and says so; nil before anything is known. It is
-// the same pointer until it changes.
+// Discovery returns the known resources of s, or nil if they are not known yet. They are marked as stale if they may be
+// out of date. The pointer stays the same until they change.
 func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersionDiscovery {
 	return a.backend(s).resources.Load()
 }
 
-// LastResources returns the resources of the APIService with a UID and a name as its API server last listed them, nil if it has not
-// listed them since the APIService exists and a is open.
+// LastResources returns the resources that the API server of an APIService listed last. It returns nil if the API
+// server has not listed them since the APIService was created and a was opened.
 func (a *Aggregator) LastResources(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

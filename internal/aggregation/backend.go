@@ -16,100 +16,104 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// backend is who serves a group version: the endpoints of a Service.
+// backend is the API server of an APIService: the endpoints of a Service.
 type backend struct {
-	of         *Aggregator
+	aggregator *Aggregator
 	service    *resource.APIService
-	host       string // what requests call it
+	host       string // Host header of requests
 	generation func() uint64
 	ctx        context.Context
 	cancel     context.CancelFunc
-	poked      chan struct{} // receives when something may have changed
+	triggered  chan struct{} // requests a check from watch
 
 	condition atomic.Pointer[Condition]
 	resources atomic.Pointer[apidiscoveryv2.APIVersionDiscovery]
-	listed    atomic.Bool       // resources are those of an answer
-	list      [sha256.Size]byte // the hash of what resources were made of; of the watch
-	index     *document         // of OpenAPI v3
-	whole     *document         // of v2
+	listed    atomic.Bool       // resources is from a response
+	list      [sha256.Size]byte // hash of the list that resources was created from, used only by watch
+	openAPIV3 *document         // index of the documents
+	openAPIV2 *document
 
-	mu   sync.Mutex // for who changes endpoints
-	now  atomic.Pointer[endpoints]
-	turn atomic.Uint32
+	mu      sync.Mutex // held while endpoints change
+	current atomic.Pointer[endpoints]
+	next    atomic.Uint32 // endpoint for the next request
 }
 
-// endpoints are those of one generation.
+// endpoints holds the endpoints of one generation.
 type endpoints struct {
 	generation uint64
 	all        []*endpoint
-	err        error // why there are none
+	err        error // the error of resolving them
 }
 
 func newBackend(a *Aggregator, s *resource.APIService) *backend {
-	b := &backend{of: a, service: s, poked: make(chan struct{}, 1), index: &document{}, whole: &document{}, generation: func() uint64 { return 0 }}
+	b := &backend{
+		aggregator: a, service: s, triggered: make(chan struct{}, 1), openAPIV3: &document{}, openAPIV2: &document{},
+		generation: func() uint64 { return 0 },
+	}
 	b.host = egress.Service{Namespace: s.Namespace, Name: s.Service, Port: s.Port}.HostPort()
 	b.ctx, b.cancel = context.WithCancel(a.ctx)
 	if g := a.config.Dialer.Generation; g != nil {
 		b.generation = g(s.Namespace, s.Service)
 	}
 	b.condition.Store(&Condition{})
-	b.now.Store(&endpoints{err: errors.New("not looked for yet")})
+	b.current.Store(&endpoints{err: errors.New("endpoints are not resolved yet")})
 	return b
 }
 
-// takeOver has b know what is known of its predecessor. Whether that is available may say nothing of b, if it is elsewhere.
-func (b *backend) takeOver(last *backend) {
-	if is, was := b.service, last.service; is.UID != was.UID || is.Namespace != was.Namespace || is.Service != was.Service || is.Port != was.Port {
+// inherit copies the state of the backend's predecessor, unless that had another Service or UID.
+func (b *backend) inherit(last *backend) {
+	if is, was := b.service, last.service; is.UID != was.UID ||
+		is.Namespace != was.Namespace || is.Service != was.Service || is.Port != was.Port {
 		return
 	}
 	b.condition.Store(last.condition.Load())
 	b.resources.Store(last.resources.Load())
 	b.listed.Store(last.listed.Load())
-	b.index, b.whole = last.index, last.whole
+	b.openAPIV3, b.openAPIV2 = last.openAPIV3, last.openAPIV2
 }
 
-// close ends the watch, and lets go of connections that are idle.
+// close stops watch and closes idle connections.
 func (b *backend) close() {
 	b.cancel()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, e := range b.now.Load().all {
+	for _, e := range b.current.Load().all {
 		e.close()
 	}
-	b.now.Store(&endpoints{err: b.ctx.Err()})
+	b.current.Store(&endpoints{err: b.ctx.Err()})
 }
 
-// poke has the watch look at once.
-func (b *backend) poke() {
+// trigger makes watch check the backend at once.
+func (b *backend) trigger() {
 	select {
-	case b.poked <- struct{}{}:
+	case b.triggered <- struct{}{}:
 	default:
 	}
 }
 
-// endpoints returns those that there are now.
+// endpoints returns the current endpoints, and resolves them again if their generation has changed.
 func (b *backend) endpoints() *endpoints {
 	generation := b.generation()
-	if now := b.now.Load(); now.generation == generation && now.err == nil {
-		return now
+	if current := b.current.Load(); current.generation == generation && current.err == nil {
+		return current
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	last := b.now.Load()
+	last := b.current.Load()
 	if b.ctx.Err() != nil || last.generation == generation && last.err == nil {
 		return last
 	}
 	next := &endpoints{generation: generation}
 	s := b.service
-	addresses, err := b.of.config.Endpoints(s.Namespace, s.Service, s.Port)
+	addresses, err := b.aggregator.config.Endpoints(s.Namespace, s.Service, s.Port)
 	next.err = err
-	kept := map[string]*endpoint{}
+	previous := map[string]*endpoint{}
 	for _, e := range last.all {
-		kept[e.address] = e
+		previous[e.address] = e
 	}
 	for _, address := range addresses {
-		e := kept[address]
-		if delete(kept, address); e == nil {
+		e := previous[address]
+		if delete(previous, address); e == nil {
 			if e, err = b.newEndpoint(address); err != nil {
 				next.err = err
 				continue
@@ -117,10 +121,10 @@ func (b *backend) endpoints() *endpoints {
 		}
 		next.all = append(next.all, e)
 	}
-	for _, e := range kept {
+	for _, e := range previous {
 		e.close()
 	}
-	b.now.Store(next)
+	b.current.Store(next)
 	return next
 }
 
@@ -128,37 +132,38 @@ func (b *backend) endpoints() *endpoints {
 type endpoint struct {
 	address string
 	traffic *egress.Transport
-	// probe has a connection of its own, which is pinged often: to lose it in error harms nobody.
-	probe    *egress.Transport
-	upgrades *egress.Transport
-	well     atomic.Bool // it answered when it was last asked, and has not broken off since
-	asked    atomic.Bool // it is being asked
-	breaks   atomic.Int64
+	// probe uses a separate connection that is pinged often. Ending it by mistake affects no request.
+	probe       *egress.Transport
+	upgrades    *egress.Transport
+	healthy     atomic.Bool // the last probe succeeded and the connection has not broken since
+	probing     atomic.Bool // a probe is running
+	disconnects atomic.Int64
 }
 
 func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
 	e = &endpoint{address: address}
 	options := egress.Options{
-		Name: "aggregation", Address: address, EndpointOf: &egress.Service{Namespace: b.service.Namespace, Name: b.service.Service, Port: b.service.Port},
-		CABundle: b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.of.config.Certificate,
+		Name: "aggregation", Address: address,
+		EndpointOf: &egress.Service{Namespace: b.service.Namespace, Name: b.service.Service, Port: b.service.Port},
+		CABundle:   b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.aggregator.config.Certificate,
 	}
 	probing := options
 	options.ClientTimeouts = true
 	upgrading := options
 	probing.PingEvery, probing.MaxBytes, probing.Timeout = pingEvery, maxDiscovery, probeTimeout
 	probing.Disconnected = func() {
-		e.breaks.Add(1)
-		e.well.Store(false)
-		b.poke()
+		e.disconnects.Add(1)
+		e.healthy.Store(false)
+		b.trigger()
 	}
 	upgrading.Upgrades = true
-	if e.traffic, err = b.of.config.Dialer.NewTransport(options); err != nil {
+	if e.traffic, err = b.aggregator.config.Dialer.NewTransport(options); err != nil {
 		return nil, err
 	}
-	if e.probe, err = b.of.config.Dialer.NewTransport(probing); err != nil {
+	if e.probe, err = b.aggregator.config.Dialer.NewTransport(probing); err != nil {
 		return nil, err
 	}
-	if e.upgrades, err = b.of.config.Dialer.NewTransport(upgrading); err != nil {
+	if e.upgrades, err = b.aggregator.config.Dialer.NewTransport(upgrading); err != nil {
 		return nil, err
 	}
 	return e, nil
@@ -170,32 +175,32 @@ func (e *endpoint) close() {
 	e.upgrades.Close()
 }
 
-// RoundTrip implements http.RoundTripper: it sends a request to one of the endpoints, and one that changes nothing to another if
-// no answer comes from the first.
+// RoundTrip implements http.RoundTripper. It sends a request to one of the endpoints. If that does not respond, it
+// sends a request without side effects to another one.
 func (b *backend) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := b.endpoints()
-	if now.err != nil {
-		return nil, now.err
+	current := b.endpoints()
+	if current.err != nil {
+		return nil, current.err
 	}
-	first := b.pick(now.all, nil)
+	first := b.pick(current.all, nil)
 	resp, err := first.send(req)
 	if err == nil || !isSafe(req) || req.Context().Err() != nil {
 		return resp, err
 	}
-	if second := b.pick(now.all, first); second != nil {
+	if second := b.pick(current.all, first); second != nil {
 		return second.send(req)
 	}
 	return nil, err
 }
 
-// pick takes the next endpoint in turn, one that answers if there is any, but never not.
-func (b *backend) pick(all []*endpoint, not *endpoint) (found *endpoint) {
-	turn := int(b.turn.Add(1))
+// pick returns the next endpoint in round-robin order, other than exclude. It prefers healthy ones.
+func (b *backend) pick(all []*endpoint, exclude *endpoint) (found *endpoint) {
+	start := int(b.next.Add(1))
 	for i := range all {
-		e := all[(turn+i)%len(all)]
+		e := all[(start+i)%len(all)]
 		switch {
-		case e == not:
-		case e.well.Load() && e.traffic.Err() == nil:
+		case e == exclude:
+		case e.healthy.Load() && e.traffic.Err() == nil:
 			return e
 		case found == nil:
 			found = e
@@ -215,7 +220,7 @@ func (e *endpoint) send(req *http.Request) (*http.Response, error) {
 	return e.traffic.RoundTrip(&out)
 }
 
-// isSafe says that it does no harm to send a request twice.
+// isSafe reports whether a request has no side effects, so that it can be sent twice.
 func isSafe(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -224,8 +229,8 @@ func isSafe(req *http.Request) bool {
 	return false
 }
 
-// refreshAfter is how long what is known of a backend that answers is good for, unless its connection breaks: only that of HTTP/2 is
-// known to be alive in between.
+// refreshAfter returns how long the result of a successful check is valid. Pings detect the end of an HTTP/2 connection
+// in between, so that checks can be less frequent.
 func refreshAfter(http2 bool) time.Duration {
 	if http2 {
 		return 30 * time.Second

@@ -37,22 +37,22 @@ const (
 		{"name":"flunders/status","singularName":"","namespaced":true,"kind":"Flunder","verbs":["get"]}]}`
 )
 
-// world is an Aggregator, and the API servers that it finds.
-type world struct {
+// env is an Aggregator with the API servers that it connects to.
+type env struct {
 	*fixture.Env
 	*aggregation.Aggregator
 	reports chan aggregation.Condition
-	served  *httptest.Server // proxies everything to the one APIService
+	served  *httptest.Server // proxies all requests to the APIService
 
 	mu         sync.Mutex
 	addresses  []string
-	other      string // the address of Service other
-	unresolved error  // instead of addresses
+	other      string // address of Service other
+	unresolved error  // returned in place of addresses
 	generation atomic.Uint64
 	clock      fastClock
 }
 
-// fastClock is the machine's clock, put forward.
+// fastClock is the real clock with an offset.
 type fastClock struct {
 	clock.RealClock
 	forward atomic.Int64
@@ -61,51 +61,53 @@ type fastClock struct {
 func (c *fastClock) Now() time.Time                  { return time.Now().Add(time.Duration(c.forward.Load())) }
 func (c *fastClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-func newWorld(t *testing.T) *world {
-	w := &world{Env: fixture.Open(t, kinds.Config{}), reports: make(chan aggregation.Condition, 100)}
+func newEnv(t *testing.T) *env {
+	e := &env{Env: fixture.Open(t, kinds.Config{}), reports: make(chan aggregation.Condition, 100)}
 	client, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Aggregator = aggregation.New(aggregation.Config{
-		Clock:       &w.clock,
-		Catalog:     w.Live.Load,
-		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }, IsLocal: func(string, string) bool { return true }},
-		Endpoints:   w.endpoints,
+	e.Aggregator = aggregation.New(aggregation.Config{
+		Clock:   &e.clock,
+		Catalog: e.Live.Load,
+		Dialer: &egress.Dialer{Generation: func(string, string) func() uint64 { return e.generation.Load },
+			IsLocal: func(string, string) bool { return true }},
+		Endpoints:   e.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     proxy.Headers{}.Default(),
-		Report:      func(_ *resource.APIService, c aggregation.Condition) { w.reports <- c },
+		Report:      func(_ *resource.APIService, c aggregation.Condition) { e.reports <- c },
 	})
-	t.Cleanup(w.Close)
-	w.Live.OnUpdate(func(*resource.Catalog) { w.Follow() })
-	return w
+	t.Cleanup(e.Close)
+	e.Live.OnUpdate(func(*resource.Catalog) { e.Follow() })
+	return e
 }
 
-func (w *world) endpoints(_, name string, _ int32) ([]string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (e *env) endpoints(_, name string, _ int32) ([]string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if name == "other" {
-		return []string{w.other}, nil
+		return []string{e.other}, nil
 	}
-	return w.addresses, w.unresolved
+	return e.addresses, e.unresolved
 }
 
-// at says where the endpoints are from now on.
-func (w *world) at(err error, servers ...*httptest.Server) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.addresses, w.unresolved = nil, err
+// setEndpoints sets the endpoints, or the error of resolving them.
+func (e *env) setEndpoints(err error, servers ...*httptest.Server) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.addresses, e.unresolved = nil, err
 	for _, s := range servers {
-		w.addresses = append(w.addresses, s.Listener.Addr().String())
+		e.addresses = append(e.addresses, s.Listener.Addr().String())
 	}
-	w.generation.Add(1)
+	e.generation.Add(1)
 }
 
-var jane = &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "ops"}, Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
+var jane = &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "ops"},
+	Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
 
-// register makes an APIService, and a server that proxies to it as jane.
-func (w *world) register(spec object.Tree) *resource.APIService {
-	w.Helper()
+// register creates an APIService, and a server that proxies requests to it as jane.
+func (e *env) register(spec object.Tree) *resource.APIService {
+	e.Helper()
 	s := object.Tree{
 		"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
 		"service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443},
@@ -113,41 +115,42 @@ func (w *world) register(spec object.Tree) *resource.APIService {
 	for k, v := range spec {
 		s[k] = v
 	}
-	w.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": "1"}, "spec": s})
-	_, service := w.Catalog().Route("wardle.example.com", "v1alpha1", "flunders")
+	e.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+		"metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": "1"}, "spec": s})
+	_, service := e.Catalog().Route("wardle.example.com", "v1alpha1", "flunders")
 	if service == nil {
-		w.Fatal("nobody serves flunders")
+		e.Fatal("flunders is not served")
 	}
-	w.served = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	e.served = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()["Audit-Id"] = []string{"the-audit-id"}
 		rw.Header()["Cache-Control"] = []string{"no-cache, private"}
 		stream := r.URL.Query().Get("watch") != ""
 		if !stream {
-			ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second) // for tests of requests that end by it
+			ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second) // for tests of requests that time out
 			defer cancel()
 			r = r.WithContext(ctx)
 		}
-		w.ServeHTTP(rw, r, service, jane, stream)
+		e.ServeHTTP(rw, r, service, jane, stream)
 	}))
-	w.served.Start()
-	w.Cleanup(w.served.Close)
+	e.served.Start()
+	e.Cleanup(e.served.Close)
 	return service
 }
 
-// until waits for a report.
-func (w *world) until(what string, ok func(aggregation.Condition) bool) {
-	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+// awaitReport waits for a report that satisfies ok.
+func (e *env) awaitReport(want string, ok func(aggregation.Condition) bool) {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), time.Minute)
 	defer cancel()
 	for {
 		select {
-		case c := <-w.reports:
+		case c := <-e.reports:
 			if ok(c) {
 				return
 			}
-			w.Logf("reported %+v", c)
+			e.Logf("reported %+v", c)
 		case <-ctx.Done():
-			w.Fatal("not reported: ", what)
+			e.Fatal("not reported: ", want)
 		}
 	}
 }
@@ -157,7 +160,7 @@ type condition = aggregation.Condition
 func available(c condition) bool   { return c.Available }
 func unavailable(c condition) bool { return !c.Available }
 
-// extension is an API server: it answers discovery, and handler the rest.
+// extension starts an API server. It serves discovery itself, and other requests with handler.
 func extension(t *testing.T, handler http.HandlerFunc) (server *httptest.Server, ca []byte) {
 	t.Helper()
 	keys, err := pki.Ensure("", []string{serviceName}, time.Now())
@@ -165,7 +168,8 @@ func extension(t *testing.T, handler http.HandlerFunc) (server *httptest.Server,
 		t.Fatal(err)
 	}
 	server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/apis/wardle.example.com/v1alpha1" && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+		if r.URL.Path == "/apis/wardle.example.com/v1alpha1" &&
+			r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
 			w.Header().Set("Content-Type", "application/json")
 			fmt.Fprint(w, resources)
 			return
@@ -179,13 +183,13 @@ func extension(t *testing.T, handler http.HandlerFunc) (server *httptest.Server,
 	return server, keys.CAPEM
 }
 
-// TestConditions: AGG-056. The reasons and messages are kube-apiserver's.
+// TestConditions checks that conditions have kube-apiserver's reasons and messages. AGG-056
 func TestConditions(t *testing.T) {
 	server, ca := extension(t, http.NotFound)
-	stranger, _ := extension(t, http.NotFound)
-	w := newWorld(t)
-	w.at(egressError(t, nil, nil))
-	w.register(object.Tree{"caBundle": ca})
+	untrusted, _ := extension(t, http.NotFound)
+	e := newEnv(t)
+	e.setEndpoints(egressError(t, nil, nil))
+	e.register(object.Tree{"caBundle": ca})
 	service := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}}
 	service.Name = "wardle-server"
 	other := service.DeepCopy()
@@ -199,25 +203,29 @@ func TestConditions(t *testing.T) {
 		message string
 	}{
 		{egressError(t, nil, nil), nil, "ServiceNotFound", `service/wardle-server in "wardle" is not present`},
-		{egressError(t, other, nil), nil, "ServicePortError", `service/wardle-server in "wardle" is not listening on port 443`},
-		{egressError(t, service, nil), nil, "EndpointsNotFound", `cannot find endpointslices for service/wardle-server in "wardle"`},
-		{egressError(t, service, slice), nil, "MissingEndpoints", `endpointslices for service/wardle-server in "wardle" have no addresses with port name "https"`},
-		{errors.New("what else"), nil, "FailedDiscoveryCheck", "what else"},
-		{nil, stranger, "FailedDiscoveryCheck", "certificate signed by unknown authority"},
+		{egressError(t, other, nil), nil, "ServicePortError",
+			`service/wardle-server in "wardle" is not listening on port 443`},
+		{egressError(t, service, nil), nil, "EndpointsNotFound",
+			`cannot find endpointslices for service/wardle-server in "wardle"`},
+		{egressError(t, service, slice), nil, "MissingEndpoints",
+			`endpointslices for service/wardle-server in "wardle" have no addresses with port name "https"`},
+		{errors.New("other error"), nil, "FailedDiscoveryCheck", "other error"},
+		{nil, untrusted, "FailedDiscoveryCheck", "certificate signed by unknown authority"},
 		{nil, server, "Passed", "all checks passed"},
 	} {
 		if c.at == nil {
-			w.at(c.err)
+			e.setEndpoints(c.err)
 		} else {
-			w.at(nil, c.at)
+			e.setEndpoints(nil, c.at)
 		}
-		w.until(c.reason, func(got aggregation.Condition) bool {
-			return got.Reason == c.reason && strings.Contains(got.Message, c.message) && got.Available == (c.reason == "Passed")
+		e.awaitReport(c.reason, func(got aggregation.Condition) bool {
+			return got.Reason == c.reason && strings.Contains(got.Message, c.message) &&
+				got.Available == (c.reason == "Passed")
 		})
 	}
 }
 
-// egressError is what finding the endpoints of a Service says that is stored like this.
+// egressError returns the error of resolving a Service from the given objects.
 func egressError(t *testing.T, service, slice any) error {
 	t.Helper()
 	raw := func(o any) []byte {
@@ -249,36 +257,37 @@ func egressError(t *testing.T, service, slice any) error {
 	return err
 }
 
-// TestBackendDies: AGG-057, EXT-028. A backend that goes is known to be gone because its connection breaks, with no request
-// having been made, and known to be back once it is; what is known of its resources is out of date meanwhile.
+// TestBackendDies checks that a backend becomes unavailable when its connection breaks, without a request, and
+// available again when it is back. Its resources are stale in between. AGG-057, EXT-028
 func TestBackendDies(t *testing.T) {
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "here") })
-	w := newWorld(t)
-	w.at(nil, server)
-	service := w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	if d := w.Discovery(service); d.Freshness != "Current" || len(d.Resources) != 1 || d.Resources[0].Resource != "flunders" || len(d.Resources[0].Subresources) != 1 {
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	service := e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	if d := e.Discovery(service); d.Freshness != "Current" || len(d.Resources) != 1 ||
+		d.Resources[0].Resource != "flunders" || len(d.Resources[0].Subresources) != 1 {
 		t.Errorf("discovery: %+v", d)
 	}
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
 	address := server.Listener.Addr().String()
 	server.CloseClientConnections()
 	server.Close()
-	w.until("unavailable", unavailable)
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
-	if d := w.Discovery(service); d.Freshness != "Stale" || len(d.Resources) != 1 {
+	e.awaitReport("unavailable", unavailable)
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
+	if d := e.Discovery(service); d.Freshness != "Stale" || len(d.Resources) != 1 {
 		t.Errorf("discovery: %+v", d)
 	}
-	w.at(nil, again(t, server, address))
-	w.until("available again", available)
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
-	w.RemoveAPIService("v1alpha1.wardle.example.com")
-	w.Catalog()
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
+	e.setEndpoints(nil, restart(t, server, address))
+	e.awaitReport("available again", available)
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	e.RemoveAPIService("v1alpha1.wardle.example.com")
+	e.Catalog()
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
 }
 
-// TestDocumentsAreFetchedAgain: AGG-059. The documents of an extension server are fetched by the main server's own requests, and once more
-// when they are old, so that a change there shows here.
+// TestDocumentsAreFetchedAgain checks that the server fetches the OpenAPI documents of an extension server with its own
+// identity, and fetches old documents again. AGG-059
 func TestDocumentsAreFetchedAgain(t *testing.T) {
 	var edition atomic.Int64
 	fetched := make(chan string, 10)
@@ -290,12 +299,12 @@ func TestDocumentsAreFetchedAgain(t *testing.T) {
 		}
 		fmt.Fprintf(w, `{"swagger":"2.0","info":{"version":"%d"}}`, edition.Load())
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	service := w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	v2 := func() string { text, _ := w.OpenAPIV2(t.Context(), service); return string(text) }
-	v3 := func() string { return w.OpenAPIV3Hash(t.Context(), service) }
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	service := e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	v2 := func() string { text, _ := e.OpenAPIV2(t.Context(), service); return string(text) }
+	v3 := func() string { return e.OpenAPIV3Hash(t.Context(), service) }
 	for path, get := range map[string]func() string{"/openapi/v2": v2, "/openapi/v3": v3} {
 		edition.Store(1)
 		if first := get(); !strings.Contains(first, "1") || <-fetched != path+" by system:aggregator" {
@@ -305,7 +314,7 @@ func TestDocumentsAreFetchedAgain(t *testing.T) {
 		if soon := get(); !strings.Contains(soon, "1") || len(fetched) > 0 {
 			t.Errorf("%s is fetched for each request: %s", path, soon)
 		}
-		w.clock.forward.Add(int64(time.Minute))
+		e.clock.forward.Add(int64(time.Minute))
 		for late := time.After(10 * time.Second); !strings.Contains(get(), "2"); {
 			select {
 			case <-time.After(time.Millisecond):
@@ -317,20 +326,20 @@ func TestDocumentsAreFetchedAgain(t *testing.T) {
 	}
 }
 
-// expect asks through the aggregator.
-func (w *world) expect(path string, status int, body string) {
-	w.Helper()
-	resp, err := http.Get(w.served.URL + path)
+// expect sends a GET request through the aggregator and compares the response.
+func (e *env) expect(path string, status int, body string) {
+	e.Helper()
+	resp, err := http.Get(e.served.URL + path)
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if got := read(w.Env, resp); resp.StatusCode != status || got != body {
-		w.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
+	if got := read(e.Env, resp); resp.StatusCode != status || got != body {
+		e.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
 	}
 }
 
-// TestSpecChanges: AGG-048. A change of an APIService breaks nothing while the backend is looked at anew.
+// TestSpecChanges checks that a changed APIService stays available while its backend is checked again. AGG-048
 func TestSpecChanges(t *testing.T) {
 	var slow atomic.Bool
 	server, ca := extension(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") })
@@ -342,19 +351,19 @@ func TestSpecChanges(t *testing.T) {
 		}
 		well.ServeHTTP(w, r)
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	slow.Store(true)
-	service := w.register(object.Tree{"caBundle": ca, "versionPriority": 16})
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
-	if d := w.Discovery(service); d == nil || len(d.Resources) != 1 {
+	service := e.register(object.Tree{"caBundle": ca, "versionPriority": 16})
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	if d := e.Discovery(service); d == nil || len(d.Resources) != 1 {
 		t.Errorf("discovery: %+v", d)
 	}
 }
 
-// TestOneEndpointIsEnough: AGG-056. Whether a backend is available is known as soon as one of its endpoints has answered.
+// TestOneEndpointIsEnough checks that a backend is available as soon as one of its endpoints has responded. AGG-056
 func TestOneEndpointIsEnough(t *testing.T) {
 	good, ca := extension(t, http.NotFound)
 	ended := make(chan struct{})
@@ -365,18 +374,18 @@ func TestOneEndpointIsEnough(t *testing.T) {
 	mute.EnableHTTP2, mute.TLS = true, good.TLS.Clone()
 	mute.StartTLS()
 	t.Cleanup(mute.Close)
-	w := newWorld(t)
-	w.at(nil, mute, good)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, mute, good)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	select {
 	case <-ended:
-		t.Error("it waited until the mute endpoint was given up")
+		t.Error("the check waited for the silent endpoint")
 	default:
 	}
 }
 
-// TestSlowRequests: AGG-057. That some requests are not answered in time says nothing of others.
+// TestSlowRequests checks that requests that time out do not affect others. AGG-057
 func TestSlowRequests(t *testing.T) {
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/slow") {
@@ -384,16 +393,17 @@ func TestSlowRequests(t *testing.T) {
 		}
 		fmt.Fprint(w, "here")
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			w.expect("/apis/wardle.example.com/v1alpha1/slow", http.StatusGatewayTimeout, "the API server that serves this did not answer within the allotted time\n")
+			e.expect("/apis/wardle.example.com/v1alpha1/slow", http.StatusGatewayTimeout,
+				"the backend API server did not respond within the allotted time\n")
 		})
 	}
 	all.Wait()
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
 }

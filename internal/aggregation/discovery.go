@@ -9,12 +9,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxResources is how many a group version may have: everybody who asks for discovery gets them.
+// maxResources limits the resources of a group version, because each response to a discovery request contains all of
+// them.
 const maxResources = 10_000
 
-// describe stores a resource list as the resources that are served. It keeps the last list if this one cannot be read: the API
-// server is available all the same.
-func (b *backend) describe(list []byte) {
+// storeResources stores a resource list. It keeps the previous resources if the list is invalid. The API server counts
+// as available all the same.
+func (b *backend) storeResources(list []byte) {
 	hash := sha256.Sum256(list)
 	var all metav1.APIResourceList
 	if hash == b.list {
@@ -29,51 +30,54 @@ func (b *backend) describe(list []byte) {
 	b.listed.Store(true)
 }
 
-// freshen marks what is known of the resources as current, or as out of date.
-func (b *backend) freshen(available bool) {
-	is := apidiscoveryv2.DiscoveryFreshnessStale
+// setFreshness marks the known resources as current or stale.
+func (b *backend) setFreshness(available bool) {
+	freshness := apidiscoveryv2.DiscoveryFreshnessStale
 	if available {
-		is = apidiscoveryv2.DiscoveryFreshnessCurrent
+		freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
 	}
 	last := b.resources.Load()
 	if last == nil {
 		last = b.discovery(nil)
 	}
-	if last.Freshness != is {
+	if last.Freshness != freshness {
 		next := *last
-		next.Freshness = is
+		next.Freshness = freshness
 		b.resources.Store(&next)
 	}
 }
 
-// discovery is a resource list in the form of aggregated discovery (KEP-3352), where subresources are within their resources.
+// discovery converts a resource list to aggregated discovery (KEP-3352), where a resource contains its subresources.
 func (b *backend) discovery(list []metav1.APIResource) *apidiscoveryv2.APIVersionDiscovery {
-	out := &apidiscoveryv2.APIVersionDiscovery{Version: b.service.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
-	places := map[string]int{}
+	out := &apidiscoveryv2.APIVersionDiscovery{Version: b.service.GroupVersion.Version,
+		Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
+	indices := map[string]int{}
 	for _, r := range list {
 		kind := b.kind(&r)
 		name, subresource, isSub := strings.Cut(r.Name, "/")
 		if !isSub {
-			places[name] = len(out.Resources)
+			indices[name] = len(out.Resources)
 			out.Resources = append(out.Resources, apidiscoveryv2.APIResourceDiscovery{
 				Resource: name, ResponseKind: kind, Scope: scope(&r), SingularResource: r.SingularName, Verbs: r.Verbs,
 				ShortNames: r.ShortNames, Categories: r.Categories,
 			})
 			continue
 		}
-		at, ok := places[name]
-		if !ok { // a resource that has nothing but subresources
-			at = len(out.Resources)
-			places[name] = at
-			out.Resources = append(out.Resources, apidiscoveryv2.APIResourceDiscovery{Resource: name, ResponseKind: &metav1.GroupVersionKind{}, Scope: scope(&r)})
+		i, ok := indices[name]
+		if !ok { // the list contains only subresources of this resource
+			i = len(out.Resources)
+			indices[name] = i
+			out.Resources = append(out.Resources, apidiscoveryv2.APIResourceDiscovery{Resource: name,
+				ResponseKind: &metav1.GroupVersionKind{}, Scope: scope(&r)})
 		}
-		parent := &out.Resources[at]
-		parent.Subresources = append(parent.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: subresource, ResponseKind: kind, Verbs: r.Verbs})
+		parent := &out.Resources[i]
+		parent.Subresources = append(parent.Subresources,
+			apidiscoveryv2.APISubresourceDiscovery{Subresource: subresource, ResponseKind: kind, Verbs: r.Verbs})
 	}
 	return out
 }
 
-// kind is what a resource answers with: of the same group version, unless it says another.
+// kind returns the kind of a resource's responses. Its default is a kind in the same group version.
 func (b *backend) kind(r *metav1.APIResource) *metav1.GroupVersionKind {
 	k := &metav1.GroupVersionKind{Group: r.Group, Version: r.Version, Kind: r.Kind}
 	if k.Group == "" && k.Version == "" {

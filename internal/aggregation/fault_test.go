@@ -18,21 +18,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fault is what a backend of HTTP/1.1 does that has been well until then, and what clients get.
+// fault is a fault of an HTTP/1.1 backend that was healthy before, with the response that clients receive.
 type fault struct {
-	connect func(net.Conn)                    // to connections that it accepts
-	respond func(net.Conn, *bufio.ReadWriter) // to those of requests
+	connect func(net.Conn)                    // handles accepted connections
+	respond func(net.Conn, *bufio.ReadWriter) // handles requests
 	status  int
-	says    string // in the body
-	broken  bool   // which breaks off, maybe before anything of the answer has been sent on
+	body    string // part of the response body
+	broken  bool   // the response breaks off, maybe before its header
 }
 
 const (
-	late  = "the API server that serves this did not answer within the allotted time"
+	late  = "the backend API server did not respond within the allotted time"
 	whole = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
 )
 
-func until(r io.Reader) { _, _ = io.Copy(io.Discard, r) } // the other side has gone
+// drain reads until the peer closes the connection.
+func drain(r io.Reader) { _, _ = io.Copy(io.Discard, r) }
 
 func reset(c net.Conn) {
 	if over, ok := c.(*tls.Conn); ok {
@@ -42,7 +43,7 @@ func reset(c net.Conn) {
 	_ = c.Close()
 }
 
-// endless sends what does not end, a piece at each tick.
+// endless writes begin, and then piece at each tick.
 func endless(c net.Conn, begin, piece string, tick time.Duration) {
 	_, err := fmt.Fprint(c, begin)
 	for ticker := time.NewTicker(tick); err == nil; _, err = fmt.Fprint(c, piece) {
@@ -50,17 +51,17 @@ func endless(c net.Conn, begin, piece string, tick time.Duration) {
 	}
 }
 
-func faults(stranger tls.Certificate) map[string]fault {
+func faults(untrusted tls.Certificate) map[string]fault {
 	const kB = 1 << 10
 	const slow, quick = 20 * time.Millisecond, time.Microsecond
 	sends := func(text string) func(net.Conn, *bufio.ReadWriter) {
 		return func(c net.Conn, _ *bufio.ReadWriter) { fmt.Fprint(c, text) }
 	}
 	hangs := func(text string) func(net.Conn, *bufio.ReadWriter) {
-		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); until(r) }
+		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); drain(r) }
 	}
 	halfCloses := func(text string) func(net.Conn, *bufio.ReadWriter) {
-		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); _ = c.(*tls.Conn).CloseWrite(); until(r) }
+		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); _ = c.(*tls.Conn).CloseWrite(); drain(r) }
 	}
 	resets := func(text string) func(net.Conn, *bufio.ReadWriter) {
 		return func(c net.Conn, _ *bufio.ReadWriter) { fmt.Fprint(c, text); reset(c) }
@@ -69,48 +70,56 @@ func faults(stranger tls.Certificate) map[string]fault {
 		return func(c net.Conn, _ *bufio.ReadWriter) { endless(c, begin, piece, tick) }
 	}
 	return map[string]fault{
-		"refuses":                {status: 503, says: "connection refused"},
-		"resets connections":     {connect: reset, status: 503, says: "connection reset by peer"},
+		"refuses":                {status: 503, body: "connection refused"},
+		"resets connections":     {connect: reset, status: 503, body: "connection reset by peer"},
 		"closes connections":     {connect: func(net.Conn) {}, status: 503},
-		"hangs in the handshake": {connect: func(c net.Conn) { until(c) }, status: 504, says: late},
-		"is somebody else": {connect: func(c net.Conn) {
-			_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{stranger}}).Handshake()
-		}, status: 503, says: "certificate signed by unknown authority"},
-		"is no TLS": {connect: func(c net.Conn) { fmt.Fprint(c, "220 mail.example.com\r\n"); until(c) }, status: 503, says: "first record does not look like a TLS handshake"},
+		"hangs in the handshake": {connect: func(c net.Conn) { drain(c) }, status: 504, body: late},
+		"has an untrusted certificate": {connect: func(c net.Conn) {
+			_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{untrusted}}).Handshake()
+		}, status: 503, body: "certificate signed by unknown authority"},
+		"is no TLS": {connect: func(c net.Conn) { fmt.Fprint(c, "220 mail.example.com\r\n"); drain(c) }, status: 503,
+			body: "first record does not look like a TLS handshake"},
 
-		"hangs before the header":       {respond: hangs(""), status: 504, says: late},
-		"hangs within the header":       {respond: hangs("HTTP/1.1 200 OK\r\nA: "), status: 504, says: late},
+		"hangs before the header":       {respond: hangs(""), status: 504, body: late},
+		"hangs within the header":       {respond: hangs("HTTP/1.1 200 OK\r\nA: "), status: 504, body: late},
 		"hangs within the body":         {respond: hangs(whole), status: 200, broken: true},
-		"closes at once":                {respond: sends(""), status: 503, says: "EOF"},
-		"half closes before the header": {respond: halfCloses(""), status: 503, says: "EOF"},
+		"closes at once":                {respond: sends(""), status: 503, body: "EOF"},
+		"half closes before the header": {respond: halfCloses(""), status: 503, body: "EOF"},
 		"half closes within the body":   {respond: halfCloses(whole), status: 200, broken: true},
-		"resets before the header":      {respond: resets(""), status: 503, says: "connection reset by peer"},
+		"resets before the header":      {respond: resets(""), status: 503, body: "connection reset by peer"},
 		"resets within the body":        {respond: resets(whole), status: 200, broken: true},
-		"is no HTTP":                    {respond: sends("220 mail.example.com\r\n"), status: 503, says: "malformed HTTP"},
-		"promises more than it sends":   {respond: sends(whole), status: 200, broken: true},
-		"sends more than it promises":   {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef"), status: 200, says: "abc"},
-		"promises two lengths":          {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"), status: 503, says: "Content-Length"},
-		"sends a bad chunk":             {respond: sends("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nxyz\r\n"), status: 200, broken: true},
-		"has endless headers":           {respond: sendsOn("HTTP/1.1 200 OK\r\n", "A: "+strings.Repeat("x", kB)+"\r\n", quick), status: 503, says: "response headers exceeded"},
-		"has an endless header":         {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", strings.Repeat("x", kB), quick), status: 503, says: "response headers exceeded"},
-		"has an endless body":           {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", strings.Repeat("x", 64*kB), quick), status: 200, says: "xxx", broken: true},
-		"has a slow header":             {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", "x", slow), status: 504, says: late},
-		"has a slow body":               {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", "x", slow), status: 200, says: "x", broken: true},
+		"is no HTTP": {respond: sends("220 mail.example.com\r\n"), status: 503,
+			body: "malformed HTTP"},
+		"promises more than it sends": {respond: sends(whole), status: 200, broken: true},
+		"sends more than it promises": {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef"),
+			status: 200, body: "abc"},
+		"promises two lengths": {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"), status: 503, body: "Content-Length"},
+		"sends a bad chunk": {respond: sends("HTTP/1.1 200 OK\r\nTransfer-Encoding: " +
+			"chunked\r\n\r\n3\r\nabc\r\nxyz\r\n"), status: 200, broken: true},
+		"has endless headers": {respond: sendsOn("HTTP/1.1 200 OK\r\n", "A: "+strings.Repeat("x", kB)+"\r\n", quick),
+			status: 503, body: "response headers exceeded"},
+		"has an endless header": {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", strings.Repeat("x", kB), quick),
+			status: 503, body: "response headers exceeded"},
+		"has an endless body": {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", strings.Repeat("x", 64*kB), quick),
+			status: 200, body: "xxx", broken: true},
+		"has a slow header": {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", "x", slow), status: 504, body: late},
+		"has a slow body": {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", "x", slow), status: 200, body: "x",
+			broken: true},
 	}
 }
 
-// TestFaults: AGG-057. Whatever a backend does, its clients get an answer or a broken one, other backends answer meanwhile, and
-// nothing of it stays: no goroutine, no connection.
+// TestFaults checks that clients of a faulty backend receive a response or a broken one, that other backends respond in
+// the meantime, and that no goroutine and no connection leaks. AGG-057
 func TestFaults(t *testing.T) {
 	here := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }
 	server, ca := extension(t, here)
 	other, _ := extension(t, here)
 	for name, f := range faults(other.TLS.Certificates[0]) {
-		t.Run(name, func(t *testing.T) { f.happens(t, server, ca, other) })
+		t.Run(name, func(t *testing.T) { f.run(t, server, ca, other) })
 	}
 }
 
-func (f fault) happens(t *testing.T, like *httptest.Server, ca []byte, other *httptest.Server) {
+func (f fault) run(t *testing.T, like *httptest.Server, ca []byte, other *httptest.Server) {
 	begun := make(chan struct{})
 	begin := sync.OnceFunc(func() { close(begun) })
 	well := like.Config.Handler
@@ -130,12 +139,12 @@ func (f fault) happens(t *testing.T, like *httptest.Server, ca []byte, other *ht
 	}))
 	bad.TLS = like.TLS
 	server, l := counting(t, bad, false)
-	w := newWorld(t)
-	w.at(nil, server)
-	ask := w.beside(other)
-	w.settles(l, 1<<20, func() {
-		w.register(object.Tree{"caBundle": ca})
-		w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	getOther := e.addOther(other)
+	e.wantNoLeaks(l, 1<<20, func() {
+		e.register(object.Tree{"caBundle": ca})
+		e.awaitReport("available", available)
 		switch {
 		case f.connect != nil:
 			l.instead.Store(func(c net.Conn) {
@@ -149,27 +158,27 @@ func (f fault) happens(t *testing.T, like *httptest.Server, ca []byte, other *ht
 		}
 		var clients sync.WaitGroup
 		for range 10 {
-			clients.Go(func() { f.meets(w) })
+			clients.Go(func() { f.request(e) })
 		}
 		<-begun
 		for range 20 {
-			if status, body := ask(); status != http.StatusOK || body != "here" {
+			if status, body := getOther(); status != http.StatusOK || body != "here" {
 				t.Errorf("the other backend: %d %q", status, body)
 			}
 		}
 		clients.Wait()
-		w.RemoveAPIService("v1alpha1.wardle.example.com") // with which go connections that are of use yet
-		w.Catalog()
+		e.RemoveAPIService("v1alpha1.wardle.example.com") // closes idle connections
+		e.Catalog()
 	})
 }
 
-// meets is a client.
-func (f fault) meets(w *world) {
+// request sends a request as a client and compares the response.
+func (f fault) request(e *env) {
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders")
+	resp, err := client.Get(e.served.URL + "/apis/wardle.example.com/v1alpha1/flunders")
 	if err != nil {
 		if !f.broken || errors.Is(err, os.ErrDeadlineExceeded) {
-			w.Error(err)
+			e.Error(err)
 		}
 		return
 	}
@@ -181,26 +190,29 @@ func (f fault) meets(w *world) {
 	} else if err == io.ErrUnexpectedEOF && int64(n) == resp.ContentLength || err == io.EOF {
 		err = nil
 	}
-	if resp.StatusCode != f.status || (err != nil) != f.broken || !strings.Contains(string(start[:n]), f.says) {
-		w.Errorf("%d %q %v, want %d %q, broken %t", resp.StatusCode, start[:n], err, f.status, f.says, f.broken)
+	if resp.StatusCode != f.status || (err != nil) != f.broken || !strings.Contains(string(start[:n]), f.body) {
+		e.Errorf("got %d %q %v, want %d %q, broken: %t", resp.StatusCode, start[:n], err, f.status, f.body, f.broken)
 	}
 }
 
-// beside registers another APIService, and returns a way to ask its backend.
-func (w *world) beside(server *httptest.Server) (ask func() (int, string)) {
-	w.Helper()
-	w.mu.Lock()
-	w.other = server.Listener.Addr().String()
-	w.mu.Unlock()
-	w.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": "v1.other.example.com", "uid": "2"}, "spec": object.Tree{
-		"group": "other.example.com", "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "insecureSkipTLSVerify": true,
-		"service": object.Tree{"namespace": "wardle", "name": "other", "port": 443},
-	}})
-	_, service := w.Catalog().Route("other.example.com", "v1", "things")
-	w.until("the other backend is available", available)
+// addOther registers another APIService, and returns a function that sends a request to its backend.
+func (e *env) addOther(server *httptest.Server) (get func() (int, string)) {
+	e.Helper()
+	e.mu.Lock()
+	e.other = server.Listener.Addr().String()
+	e.mu.Unlock()
+	e.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+		"metadata": object.Tree{"name": "v1.other.example.com", "uid": "2"}, "spec": object.Tree{
+			"group": "other.example.com", "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15,
+			"insecureSkipTLSVerify": true,
+			"service":               object.Tree{"namespace": "wardle", "name": "other", "port": 443},
+		}})
+	_, service := e.Catalog().Route("other.example.com", "v1", "things")
+	e.awaitReport("the other backend is available", available)
 	return func() (int, string) {
 		recorder := httptest.NewRecorder()
-		w.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/apis/other.example.com/v1/things", nil), service, jane, false)
+		e.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/apis/other.example.com/v1/things", nil), service,
+			jane, false)
 		return recorder.Code, recorder.Body.String()
 	}
 }

@@ -2,7 +2,7 @@ package aggregation
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// The names are kube-apiserver's.
+// The metric has kube-apiserver's name.
 var unavailableDesc = prometheus.NewDesc("aggregator_unavailable_apiservice",
 	"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
 

@@ -19,59 +19,60 @@ import (
 )
 
 const (
-	// fetchTimeout is how long a document that all others wait for may take, and fetchAgain how long it is taken as it is.
+	// fetchTimeout limits how long a request waits for a document that is fetched for the first time.
 	fetchTimeout = 2 * time.Second
-	fetchAgain   = 10 * time.Second
+	// refetchAfter is the age at which a document is fetched again.
+	refetchAfter = 10 * time.Second
 	maxDocument  = 16 << 20 // bytes of an OpenAPI document
 )
 
-// reader is who this server is when it reads the documents of others, as to kube-apiserver.
-var reader = &user.DefaultInfo{Name: "system:aggregator", Groups: []string{user.AllAuthenticated}}
+// aggregatorUser is this server's identity when it fetches documents. It equals kube-apiserver's.
+var aggregatorUser = &user.DefaultInfo{Name: "system:aggregator", Groups: []string{user.AllAuthenticated}}
 
-// ServeOpenAPIV3 answers with the document of a group version, as the server has it that serves the group version.
+// ServeOpenAPIV3 serves the OpenAPI v3 document of a group version from the backend of s.
 func (a *Aggregator) ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService) {
-	a.ServeHTTP(w, r, s, reader, false)
+	a.ServeHTTP(w, r, s, aggregatorUser, false)
 }
 
-// OpenAPIV3Hash names the content of that document; "" where there is none.
+// OpenAPIV3Hash returns the hash of the OpenAPI v3 document, or "" if there is none.
 func (a *Aggregator) OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string {
 	b := a.backend(s)
 	var index struct {
 		Paths map[string]struct{ ServerRelativeURL string }
 	}
-	if text, _ := b.index.get(ctx, b, "/openapi/v3"); json.Unmarshal(text, &index) != nil {
+	if text, _ := b.openAPIV3.get(ctx, b, "/openapi/v3"); json.Unmarshal(text, &index) != nil {
 		return ""
 	}
-	at, err := url.Parse(index.Paths[strings.TrimPrefix(b.path(), "/")].ServerRelativeURL)
+	location, err := url.Parse(index.Paths[strings.TrimPrefix(b.path(), "/")].ServerRelativeURL)
 	if err != nil {
 		return ""
 	}
-	return at.Query().Get("hash")
+	return location.Query().Get("hash")
 }
 
-// OpenAPIV2 returns the document of all that the server of s serves, and its hash; nil where there is none.
+// OpenAPIV2 returns the backend's OpenAPI v2 document and its hash. The document is nil if there is none.
 func (a *Aggregator) OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string) {
 	b := a.backend(s)
-	return b.whole.get(ctx, b, "/openapi/v2")
+	return b.openAPIV2.get(ctx, b, "/openapi/v2")
 }
 
-// document is one of a backend, as it was when it could last be read.
+// document is a document of a backend, as last fetched.
 type document struct {
 	mu      sync.Mutex
-	asked   time.Time
-	reading chan struct{} // closed when it has been read; nil: nobody reads it
+	started time.Time     // of the last fetch
+	reading chan struct{} // closed when the running fetch ends; nil means that none is running
 	text    []byte
 	sum     string // hash of text
 	etag    string
 }
 
-// get returns what is known of the document at a path. What was read some time ago is read again meanwhile; only for what has
-// never been read does it wait, and not longer than ctx.
+// get returns the document at a path. It starts to fetch an old document again in the background and returns the old
+// one. Only the first fetch is waited for, until ctx is done.
 func (d *document) get(ctx context.Context, b *backend, path string) (text []byte, sum string) {
 	d.mu.Lock()
-	now := b.of.config.Clock.Now()
-	if b.condition.Load().Available && d.reading == nil && now.Sub(d.asked) >= fetchAgain {
-		d.asked, d.reading = now, make(chan struct{})
+	now := b.aggregator.config.Clock.Now()
+	if b.condition.Load().Available && d.reading == nil && now.Sub(d.started) >= refetchAfter {
+		d.started, d.reading = now, make(chan struct{})
 		go d.read(b, path)
 	}
 	text, sum, reading := d.text, d.sum, d.reading
@@ -88,7 +89,7 @@ func (d *document) get(ctx context.Context, b *backend, path string) (text []byt
 	return d.text, d.sum
 }
 
-// read reads the document, which stays as it was if it cannot be read.
+// read fetches the document. It keeps the previous one if that fails.
 func (d *document) read(b *backend, path string) {
 	text, etag, err := b.fetch(path, d.etag)
 	d.mu.Lock()
@@ -102,7 +103,7 @@ func (d *document) read(b *backend, path string) {
 
 var errUnchanged = errors.New("not modified")
 
-// fetch reads a document as no user; a status that is no success is that there is none.
+// fetch fetches a document as aggregatorUser. A response other than 200 or 304 means that there is no document.
 func (b *backend) fetch(path, known string) (text []byte, etag string, err error) {
 	ctx, cancel := context.WithTimeout(b.ctx, fetchTimeout)
 	defer cancel()
@@ -114,7 +115,7 @@ func (b *backend) fetch(path, known string) (text []byte, etag string, err error
 	if known != "" {
 		req.Header.Set("If-None-Match", known)
 	}
-	b.of.config.Headers.Set(req.Header, reader)
+	b.aggregator.config.Headers.Set(req.Header, aggregatorUser)
 	resp, err := b.RoundTrip(req)
 	if err != nil {
 		return nil, "", err

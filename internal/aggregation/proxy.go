@@ -13,9 +13,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP forwards a request of u to the server of s. The context of r bounds it; stream reports that it is long-running, which only
-// selects the size of the buffers. ServeHTTP answers 503 and returns false where that server is not available.
-func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) (available bool) {
+// ServeHTTP forwards a request of u to the server of s. The context of r limits its duration. stream selects small copy
+// buffers for a long-running request. ServeHTTP responds with 503 and returns false if that server is not available.
+func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info,
+	stream bool) (available bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
@@ -38,7 +39,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	return true
 }
 
-// forwardedURI returns the path that the client has requested, in its shortest form, as k8s.io/apimachinery/pkg/util/proxy writes it.
+// forwardedURI returns the cleaned path of the request, as k8s.io/apimachinery/pkg/util/proxy does.
 func forwardedURI(u *url.URL) string {
 	uri := path.Join("", u.EscapedPath())
 	if strings.HasSuffix(u.Path, "/") {

@@ -30,16 +30,17 @@ func read(t *fixture.Env, resp *http.Response) string {
 	return string(body)
 }
 
-// The path that was authorized, which is the decoded one, is the path that the backend gets and reads in X-Forwarded-Uri.
+// TestDecodedPathIsForwarded checks that the backend receives the decoded path, which was authorized, also in
+// X-Forwarded-Uri.
 func TestDecodedPathIsForwarded(t *testing.T) {
 	paths := make(chan [2]string, 1)
 	server, ca := extension(t, func(_ http.ResponseWriter, r *http.Request) {
 		paths <- [2]string{r.URL.EscapedPath(), r.Header.Get("X-Forwarded-Uri")}
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	const below = "/apis/wardle.example.com/v1alpha1/"
 	for sent, want := range map[string][2]string{
 		"flunders/x":                       {"flunders/x"},
@@ -53,7 +54,7 @@ func TestDecodedPathIsForwarded(t *testing.T) {
 		"flunders//x":                      {"flunders//x", "flunders/x"},
 		"namespaces/a/flunders/x%2F%2Fy?a": {"namespaces/a/flunders/x//y", "namespaces/a/flunders/x/y"},
 	} {
-		resp, err := http.Get(w.served.URL + below + sent)
+		resp, err := http.Get(e.served.URL + below + sent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,8 +68,8 @@ func TestDecodedPathIsForwarded(t *testing.T) {
 	}
 }
 
-// again is a server like another one that is closed, at its address.
-func again(t *testing.T, like *httptest.Server, address string) *httptest.Server {
+// restart starts a copy of a closed server at its address.
+func restart(t *testing.T, like *httptest.Server, address string) *httptest.Server {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -82,9 +83,10 @@ func again(t *testing.T, like *httptest.Server, address string) *httptest.Server
 	return s
 }
 
-// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-020, AGG-030, AGG-058. The backend is told who asks, in headers that upstream's own
-// authenticator reads, and by a client certificate why to believe it; nothing that the client says of these gets through, nor do its credentials.
-func TestWhoAsks(t *testing.T) {
+// TestUserHeaders checks that the backend receives the user in headers that upstream's authenticator reads, together
+// with a client certificate. The client's own identity headers and credentials are not forwarded. AGG-006, AGG-011,
+// AGG-015 to AGG-018, AGG-020, AGG-030, AGG-058
+func TestUserHeaders(t *testing.T) {
 	var got *http.Request
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
 		got = r
@@ -94,16 +96,18 @@ func TestWhoAsks(t *testing.T) {
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.Copy(w, r.Body)
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	req, err := http.NewRequest(http.MethodPost, w.served.URL+"/apis/wardle.example.com/v1alpha1/namespaces/a%2Fb/flunders?fieldManager=me", strings.NewReader("the body"))
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	req, err := http.NewRequest(http.MethodPost, e.served.URL+
+		"/apis/wardle.example.com/v1alpha1/namespaces/a%2Fb/flunders?fieldManager=me", strings.NewReader("the body"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{
-		"Authorization": "Bearer secret", "X-Remote-User": "admin", "x-remote-group": "system:masters", "X-Remote-Extra-Scopes": "all", "X-Remote-Uid": "0",
+		"Authorization": "Bearer secret", "X-Remote-User": "admin", "x-remote-group": "system:masters",
+		"X-Remote-Extra-Scopes": "all", "X-Remote-Uid": "0",
 		"Traceparent": "00-1-2-3", "Accept": "application/json",
 	} {
 		req.Header.Set(name, value)
@@ -113,56 +117,62 @@ func TestWhoAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if body := read(w.Env, resp); resp.StatusCode != http.StatusTeapot || body != "the body" {
+	if body := read(e.Env, resp); resp.StatusCode != http.StatusTeapot || body != "the body" {
 		t.Errorf("%d %q", resp.StatusCode, body)
 	}
-	for name, want := range map[string]string{"Audit-Id": "the-audit-id", "Cache-Control": "public", "Warning": `299 - "careful"`} {
+	for name, want := range map[string]string{"Audit-Id": "the-audit-id", "Cache-Control": "public",
+		"Warning": `299 - "careful"`} {
 		if got := resp.Header[name]; !slices.Equal(got, []string{want}) {
 			t.Errorf("%s: %q, want %q once", name, got, want)
 		}
 	}
-	if got.URL.RequestURI() != "/apis/wardle.example.com/v1alpha1/namespaces/a/b/flunders?fieldManager=me" || got.Header.Get("Traceparent") != "00-1-2-3" || got.Header.Get("Audit-Id") != "the-audit-id" {
+	if got.URL.RequestURI() != "/apis/wardle.example.com/v1alpha1/namespaces/a/b/flunders?fieldManager=me" ||
+		got.Header.Get("Traceparent") != "00-1-2-3" || got.Header.Get("Audit-Id") != "the-audit-id" {
 		t.Errorf("%s %v", got.URL.RequestURI(), got.Header)
 	}
 	if got.Header.Get("Authorization") != "" {
-		t.Error("the backend got the client's credentials")
+		t.Error("the backend received the client's credentials")
 	}
 	if cn := got.TLS.PeerCertificates[0].Subject.CommonName; cn != "front-proxy-client" {
-		t.Errorf("the server is %q to the backend", cn)
+		t.Errorf("the client certificate is for %q", cn)
 	}
-	reader, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
+	reader, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"},
+		[]string{"X-Remote-Extra-"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	who, ok, err := reader.AuthenticateRequest(got)
-	if err != nil || !ok || who.User.GetName() != "jane" || who.User.GetUID() != "7" || !slices.Equal(who.User.GetGroups(), []string{"dev", "ops"}) ||
-		len(who.User.GetExtra()) != 1 || !slices.Equal(who.User.GetExtra()["example.com/what%"], []string{"a", "b"}) {
-		t.Errorf("%+v %v %v", who, ok, err)
+	identity, ok, err := reader.AuthenticateRequest(got)
+	if err != nil || !ok || identity.User.GetName() != "jane" || identity.User.GetUID() != "7" ||
+		!slices.Equal(identity.User.GetGroups(), []string{"dev", "ops"}) ||
+		len(identity.User.GetExtra()) != 1 || !slices.Equal(identity.User.GetExtra()["example.com/what%"],
+		[]string{"a", "b"}) {
+		t.Errorf("%+v %v %v", identity, ok, err)
 	}
 }
 
-// TestCVE20223172: a redirect would have clients send their requests, and credentials, elsewhere.
+// TestCVE20223172 checks that a redirect of a backend is rejected, because it would send clients with their credentials
+// elsewhere.
 func TestCVE20223172(t *testing.T) {
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "https://evil.example.com", http.StatusFound)
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusBadGateway, "the backend attempted to redirect this request, which is not permitted")
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusBadGateway,
+		"the backend attempted to redirect this request, which is not permitted")
 }
 
-// TestStream: AGG-058. What a backend sends arrives before it sends more, and so does what a client sends: lines of a watch or of any
-// other answer whose length nobody says, large bodies both ways, and the trailers of answers. TestUpgrade shows upgrades, and
-// TestWhoAsks headers.
+// TestStream checks that data in both directions arrives before more is sent: lines of a watch, responses of unknown
+// length, large bodies and trailers. TestUpgrade tests upgrades, and TestUserHeaders tests headers. AGG-058
 func TestStream(t *testing.T) {
 	const large = 1 << 20
-	const held = 64 << 10 // may be in buffers
+	const held = 64 << 10 // maximum size of all buffers
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	next, gotHalf := make(chan string), make(chan struct{})
-	said := func() string {
+	receive := func() string {
 		select {
 		case s := <-next:
 			return s
@@ -170,7 +180,7 @@ func TestStream(t *testing.T) {
 			return ""
 		}
 	}
-	say := func(s string) {
+	send := func(s string) {
 		select {
 		case next <- s:
 		case <-ctx.Done():
@@ -186,47 +196,47 @@ func TestStream(t *testing.T) {
 		case strings.HasSuffix(r.URL.Path, "/large"):
 			w.Header().Set("Content-Length", strconv.Itoa(2*large))
 			_, _ = w.Write(make([]byte, large))
-			said()
+			receive()
 			_, _ = w.Write(make([]byte, large))
 		default:
 			w.Header().Set("Trailer", "X-Sum")
-			for line := said(); line != ""; line = said() {
+			for line := receive(); line != ""; line = receive() {
 				fmt.Fprintln(w, line)
 				w.(http.Flusher).Flush()
 			}
 			w.Header().Set("X-Sum", "3")
 		}
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	url := w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders"
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	url := e.served.URL + "/apis/wardle.example.com/v1alpha1/flunders"
 	for _, query := range []string{"?watch=1", ""} {
-		go say("one")
-		resp := w.ask(ctx, http.MethodGet, url+query, nil)
+		go send("one")
+		resp := e.do(ctx, http.MethodGet, url+query, nil)
 		lines := bufio.NewReader(resp.Body)
 		for _, want := range []string{"one", "two", "three"} {
 			if want != "one" {
-				say(want)
+				send(want)
 			}
 			if line, err := lines.ReadString('\n'); line != want+"\n" {
 				t.Fatal(line, err)
 			}
 		}
-		say("")
+		send("")
 		if rest, err := io.ReadAll(lines); len(rest) != 0 || err != nil || resp.Trailer.Get("X-Sum") != "3" {
-			t.Errorf("%q %v, after it %v", rest, err, resp.Trailer)
+			t.Errorf("got rest %q, error %v, trailer %v", rest, err, resp.Trailer)
 		}
 		resp.Body.Close()
 	}
 
-	resp := w.ask(ctx, http.MethodGet, url+"/large", nil)
+	resp := e.do(ctx, http.MethodGet, url+"/large", nil)
 	defer resp.Body.Close()
 	if _, err := io.CopyN(io.Discard, resp.Body, large-held); err != nil {
 		t.Fatal(err)
 	}
-	say("more")
+	send("more")
 	if n, err := io.Copy(io.Discard, resp.Body); n != large+held || err != nil {
 		t.Error(n, err)
 	}
@@ -241,28 +251,28 @@ func TestStream(t *testing.T) {
 		_, _ = write.Write(make([]byte, large))
 		write.Close()
 	}()
-	resp = w.ask(ctx, http.MethodPost, url, body)
+	resp = e.do(ctx, http.MethodPost, url, body)
 	defer resp.Body.Close()
-	if got, want := read(w.Env, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
+	if got, want := read(e.Env, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
 
-func (w *world) ask(ctx context.Context, method, url string, body io.Reader) *http.Response {
-	w.Helper()
+func (e *env) do(ctx context.Context, method, url string, body io.Reader) *http.Response {
+	e.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 	return resp
 }
 
-// TestUpgrade: AGG-058, CVE-2018-1002105. A connection that the backend has turned into another protocol's is the client's, both
-// ways; one that it has not is closed, and carries nothing that the client sends after.
+// TestUpgrade checks that the client owns a connection that the backend has upgraded, in both directions. A connection
+// that was not upgraded is closed, and forwards no further data from the client. AGG-058, CVE-2018-1002105
 func TestUpgrade(t *testing.T) {
 	var smuggled atomic.Int32
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
@@ -279,16 +289,17 @@ func TestUpgrade(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+r.Header.Get("Upgrade")+"\r\n\r\n")
+		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+r.Header.Get("Upgrade")+
+			"\r\n\r\n")
 		line, _ := both.ReadString('\n')
 		fmt.Fprint(conn, "echo "+line)
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	for _, protocol := range []string{"websocket", "SPDY/3.1"} {
-		conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec", protocol)
+		conn, in := e.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec", protocol)
 		if status, err := in.ReadString('\n'); !strings.Contains(status, "101") {
 			t.Fatalf("%s: %q %v", protocol, status, err)
 		}
@@ -298,7 +309,7 @@ func TestUpgrade(t *testing.T) {
 		}
 		conn.Close()
 	}
-	conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec?refuse=1", "SPDY/3.1")
+	conn, in := e.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec?refuse=1", "SPDY/3.1")
 	defer conn.Close()
 	if status, err := in.ReadString('\n'); !strings.Contains(status, "403") {
 		t.Fatal(status, err)
@@ -306,11 +317,12 @@ func TestUpgrade(t *testing.T) {
 	fmt.Fprint(conn, "GET /secret HTTP/1.1\r\nHost: x\r\nX-Remote-User: admin\r\nConnection: close\r\n\r\n")
 	_, _ = io.ReadAll(in)
 	if smuggled.Load() != 0 {
-		t.Error("what the client sent after an upgrade that was refused came to the backend as it was")
+		t.Error("data that followed a refused upgrade reached the backend")
 	}
 }
 
-// TestAnotherProtocol: AGG-058. A backend that turns the connection into what was not asked for loses it.
+// TestAnotherProtocol checks that the connection is closed if the backend switches to another protocol than requested.
+// AGG-058
 func TestAnotherProtocol(t *testing.T) {
 	ended := make(chan struct{})
 	server, ca := extension(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -323,35 +335,35 @@ func TestAnotherProtocol(t *testing.T) {
 		_, _ = io.Copy(io.Discard, conn)
 		close(ended)
 	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	_, in := w.upgrade("/apis/wardle.example.com/v1alpha1/x", "websocket")
+	e := newEnv(t)
+	e.setEndpoints(nil, server)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
+	_, in := e.upgrade("/apis/wardle.example.com/v1alpha1/x", "websocket")
 	if status, err := in.ReadString('\n'); !strings.Contains(status, "503") {
 		t.Error(status, err)
 	}
 	select {
 	case <-ended:
 	case <-t.Context().Done():
-		t.Error("the connection stays")
+		t.Error("the connection is still open")
 	}
 }
 
-// upgrade asks for another protocol.
-func (w *world) upgrade(path, protocol string) (net.Conn, *bufio.Reader) {
-	w.Helper()
-	conn, err := net.Dial("tcp", w.served.Listener.Addr().String())
+// upgrade sends a request to upgrade to a protocol.
+func (e *env) upgrade(path, protocol string) (net.Conn, *bufio.Reader) {
+	e.Helper()
+	conn, err := net.Dial("tcp", e.served.Listener.Addr().String())
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
-	w.Cleanup(func() { conn.Close() })
+	e.Cleanup(func() { conn.Close() })
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", path, protocol)
 	return conn, bufio.NewReader(conn)
 }
 
-// TestSafeRequestsGoElsewhere: a request that changes nothing is sent to another endpoint where one breaks off; one that may have
-// changed something is not sent again.
+// TestSafeRequestsGoElsewhere checks that a request without side effects is sent to another endpoint if one fails, and
+// that other requests are not sent again.
 func TestSafeRequestsGoElsewhere(t *testing.T) {
 	var posts atomic.Int32
 	breaks := func(w http.ResponseWriter, r *http.Request) {
@@ -372,16 +384,17 @@ func TestSafeRequestsGoElsewhere(t *testing.T) {
 	broken.TLS, broken.EnableHTTP2 = works.TLS.Clone(), true
 	broken.StartTLS()
 	t.Cleanup(broken.Close)
-	w := newWorld(t)
-	w.at(nil, works, broken)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
+	e := newEnv(t)
+	e.setEndpoints(nil, works, broken)
+	e.register(object.Tree{"caBundle": ca})
+	e.awaitReport("available", available)
 	for range 4 {
-		w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+		e.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
 	}
 	failed := 0
-	for posts.Load() == 0 { // once the broken endpoint is known to be well, too, it is its turn
-		resp, err := http.Post(w.served.URL+"/apis/wardle.example.com/v1alpha1/flunders", "application/json", strings.NewReader("{}"))
+	for posts.Load() == 0 { // the broken endpoint gets a request once its probe has succeeded
+		resp, err := http.Post(e.served.URL+"/apis/wardle.example.com/v1alpha1/flunders", "application/json",
+			strings.NewReader("{}"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -391,6 +404,6 @@ func TestSafeRequestsGoElsewhere(t *testing.T) {
 		}
 	}
 	if n := int(posts.Load()); n != failed || n == 0 {
-		t.Errorf("%d failed, and the broken endpoint got %d", failed, n)
+		t.Errorf("%d requests failed, and the broken endpoint received %d", failed, n)
 	}
 }

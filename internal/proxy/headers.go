@@ -10,43 +10,46 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Headers are the names of the headers that say who a user is, the first of each list; an authenticating proxy's
-// (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer).
+// Headers lists the names of the headers with a user's identity, as an authenticating proxy sends them
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer). Set uses the first name of each
+// list.
 type Headers struct{ Username, UID, Group, ExtraPrefix []string }
 
-// Default has, in place of a list that is empty, what everybody has there.
+// Default returns h with the usual name in place of each empty list.
 func (h Headers) Default() Headers {
-	fill := func(names []string, with string) []string {
+	fill := func(names []string, usual string) []string {
 		if len(names) == 0 {
-			return []string{with}
+			return []string{usual}
 		}
 		return names
 	}
-	return Headers{fill(h.Username, "X-Remote-User"), fill(h.UID, "X-Remote-Uid"), fill(h.Group, "X-Remote-Group"), fill(h.ExtraPrefix, "X-Remote-Extra-")}
+	return Headers{fill(h.Username, "X-Remote-User"), fill(h.UID, "X-Remote-Uid"), fill(h.Group, "X-Remote-Group"),
+		fill(h.ExtraPrefix, "X-Remote-Extra-")}
 }
 
-// usual are the names that an API server may go by whatever this one's flags say.
-var usual = Headers{}.Default()
+// defaults holds the names that an API server may trust whatever this server's flags are.
+var defaults = Headers{}.Default()
 
-// Clear removes what a client has said of these, and its credentials, which are none of the other server's business. Some
-// programs take "_" for "-".
+// Clear removes these headers and the client's credentials, which must not reach the other server. It treats "_" like
+// "-", as some programs do.
 func (h Headers) Clear(header http.Header) {
 	for name := range header {
-		plain := strings.ReplaceAll(name, "_", "-")
-		is := func(listed string) bool { return strings.EqualFold(listed, plain) }
-		begins := func(prefix string) bool {
-			return len(plain) >= len(prefix) && strings.EqualFold(prefix, plain[:len(prefix)])
+		canonical := strings.ReplaceAll(name, "_", "-")
+		is := func(listed string) bool { return strings.EqualFold(listed, canonical) }
+		hasPrefix := func(prefix string) bool {
+			return len(canonical) >= len(prefix) && strings.EqualFold(prefix, canonical[:len(prefix)])
 		}
-		says := func(h Headers) bool {
-			return slices.ContainsFunc(h.Username, is) || slices.ContainsFunc(h.UID, is) || slices.ContainsFunc(h.Group, is) || slices.ContainsFunc(h.ExtraPrefix, begins)
+		isIdentity := func(h Headers) bool {
+			return slices.ContainsFunc(h.Username, is) || slices.ContainsFunc(h.UID, is) ||
+				slices.ContainsFunc(h.Group, is) || slices.ContainsFunc(h.ExtraPrefix, hasPrefix)
 		}
-		if is("Authorization") || says(h) || says(usual) {
+		if is("Authorization") || isIdentity(h) || isIdentity(defaults) {
 			delete(header, name)
 		}
 	}
 }
 
-// Set says who the user is.
+// Set sets the headers to the identity of the user.
 func (h Headers) Set(header http.Header, u user.Info) {
 	header[textproto.CanonicalMIMEHeaderKey(h.Username[0])] = []string{u.GetName()}
 	if uid := u.GetUID(); uid != "" {
@@ -60,7 +63,7 @@ func (h Headers) Set(header http.Header, u user.Info) {
 	}
 }
 
-// escape makes a key one that a header can have. Who reads it unescapes it (k8s.io/apiserver's headerrequest).
+// escape returns key as part of a valid header name. The receiver unescapes it (k8s.io/apiserver's headerrequest).
 func escape(key string) string {
 	const digits = "0123456789ABCDEF"
 	var out strings.Builder

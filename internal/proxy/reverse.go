@@ -1,5 +1,5 @@
-// Package proxy forwards what is not for this server to another one, and takes out of it what is none of that one's business. It knows
-// neither who may ask nor what is asked for.
+// Package proxy forwards requests to other servers and removes the client's credentials from them. It must not depend
+// on authorization or on the kinds of requested objects.
 package proxy
 
 import (
@@ -18,11 +18,18 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// Reverse passes a request on to another API server, once rewrite has changed it, and its answer back, whose headers ours are. The answer
-// may be a stream, which lasts.
-func Reverse(ours http.Header, to http.RoundTripper, stream bool, rewrite func(*httputil.ProxyRequest)) httputil.ReverseProxy {
+// Reverse returns a proxy to another API server. rewrite changes the request. responseHeader is the header of this
+// server's response, which receives the backend's headers. stream selects small copy buffers for a response that may
+// last.
+func Reverse(
+	responseHeader http.Header,
+	transport http.RoundTripper,
+	stream bool,
+	rewrite func(*httputil.ProxyRequest),
+) httputil.ReverseProxy {
 	p := httputil.ReverseProxy{
-		Transport: to, Rewrite: rewrite, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(ours), ErrorLog: quiet,
+		Transport: transport, Rewrite: rewrite, BufferPool: &large, ErrorHandler: fail,
+		ModifyResponse: modifyResponse(responseHeader), ErrorLog: quiet,
 		FlushInterval: flushAfter,
 	}
 	if stream {
@@ -31,50 +38,56 @@ func Reverse(ours http.Header, to http.RoundTripper, stream bool, rewrite func(*
 	return p
 }
 
-// flushAfter is how long a piece of an answer of a known length waits for more; others go out at once.
+// flushAfter is the flush interval for responses of a known length. Other responses are flushed immediately.
 const flushAfter = 200 * time.Millisecond
 
-// settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would
-// have a client of this server follow whom this server trusts (CVE-2022-3172).
-func settle(ours http.Header) func(*http.Response) error {
-	id, control := ours["Audit-Id"], ours["Cache-Control"]
+// modifyResponse returns a function that prepares the backend's response. It rejects redirects, because a client of
+// this server could follow them to a server that trusts this one (CVE-2022-3172). The backend's Cache-Control header
+// replaces the one in responseHeader. The backend's Audit-Id header is removed.
+func modifyResponse(responseHeader http.Header) func(*http.Response) error {
+	id, control := responseHeader["Audit-Id"], responseHeader["Cache-Control"]
 	return func(resp *http.Response) error {
 		switch resp.StatusCode {
 		case http.StatusSwitchingProtocols:
-			if asked := resp.Request.Header.Get("Upgrade"); !strings.EqualFold(asked, resp.Header.Get("Upgrade")) {
-				return fmt.Errorf("the backend turned the connection to %q, not to %q", resp.Header.Get("Upgrade"), asked) // which closes it
+			want, got := resp.Request.Header.Get("Upgrade"), resp.Header.Get("Upgrade")
+			if !strings.EqualFold(want, got) { // the error closes the connection
+				return fmt.Errorf("the backend switched to protocol %q, want %q", got, want)
 			}
-		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
+			http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
 			const message = "the backend attempted to redirect this request, which is not permitted"
 			_ = resp.Body.Close()
-			resp.StatusCode, resp.Header, resp.Body = http.StatusBadGateway, http.Header{}, io.NopCloser(strings.NewReader(message))
+			resp.StatusCode, resp.Header, resp.Body = http.StatusBadGateway, http.Header{},
+				io.NopCloser(strings.NewReader(message))
 			resp.ContentLength = int64(len(message))
 		}
 		delete(resp.Header, "Audit-Id")
-		ours["Audit-Id"], ours["Cache-Control"] = id, control // an answer before the answer has taken them away
+		// An informational response (1xx) may have removed these headers.
+		responseHeader["Audit-Id"], responseHeader["Cache-Control"] = id, control
 		if resp.Header["Cache-Control"] != nil {
-			delete(ours, "Cache-Control")
+			delete(responseHeader, "Cache-Control")
 		}
 		return nil
 	}
 }
 
-// fail answers where no answer has come.
+// fail writes the response for a request that the backend did not respond to.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
-	case errors.Is(context.Cause(r.Context()), context.DeadlineExceeded): // which err does not say over HTTP/2
-		http.Error(w, "the API server that serves this did not answer within the allotted time", http.StatusGatewayTimeout)
+	case errors.Is(context.Cause(r.Context()), context.DeadlineExceeded): // over HTTP/2, err does not wrap it
+		http.Error(w, "the backend API server did not respond within the allotted time", http.StatusGatewayTimeout)
 	default:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	}
 }
 
-// IsUpgrade reports whether a request asks for an upgrade of its connection. Nothing but the answer can grant it.
+// IsUpgrade reports whether a request requests an upgrade of its connection. Only a response can grant it.
 func IsUpgrade(r *http.Request) bool {
 	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
-// logged has httputil tell what an answer that breaks off means for the client: nothing that an operator has to know.
+// logged writes the messages of httputil to the debug log. They concern responses that broke off, which an operator
+// need not know.
 type logged struct{}
 
 var quiet = log.New(logged{}, "", 0)
@@ -85,7 +98,7 @@ func (logged) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// buffers are those that answers are copied through: large ones, and small ones for what lasts.
+// buffers is a pool of buffers for copying responses: large ones, and small ones for streams.
 type buffers struct {
 	size int
 	pool sync.Pool

@@ -1,5 +1,5 @@
-// Package socks5 is a SOCKS5 proxy (RFC 1928) that behaves like the one of "ssh -D": the command CONNECT alone, nobody is asked who they
-// are, and names are resolved where it runs.
+// Package socks5 implements a SOCKS5 proxy (RFC 1928) that behaves like the one of "ssh -D": it supports only the
+// command CONNECT and no authentication, and resolves host names itself.
 package socks5
 
 import (
@@ -19,38 +19,38 @@ import (
 	"github.com/things-go/go-socks5/statute"
 )
 
-// Limits of a Server that names none.
+// Default limits of a Server.
 const (
-	MaxConnections   = 1000             // at a time; "ssh -D" has as many as it has file descriptors
-	HandshakeTimeout = 10 * time.Second // until a client has said where it wants to go
-	DialTimeout      = 10 * time.Second // until a connection to there is made
+	MaxConnections   = 1000             // concurrent connections; "ssh -D" is limited by its file descriptors
+	HandshakeTimeout = 10 * time.Second // limit for receiving a client's request
+	DialTimeout      = 10 * time.Second // limit for connecting to the destination
 )
 
 const (
-	// acceptPause is how long a listener that fails, as for want of file descriptors, is let be.
+	// acceptPause is the pause after a failed Accept, for example because there are no file descriptors left.
 	acceptPause = 100 * time.Millisecond
-	// copyBytes are copied at a time, where the system does not copy by itself.
+	// copyBytes is the size of a copy buffer. It is used if the kernel cannot copy between the connections.
 	copyBytes = 32 << 10
 )
 
-// Server is a proxy. Its fields are set before Serve, and all but Dial have to be.
+// Server is a proxy. All fields except Dial must be set before Serve is called.
 type Server struct {
 	MaxConnections                int
 	HandshakeTimeout, DialTimeout time.Duration
-	// Dial connects to a host, which may be a name, and its port; nil: a net.Dialer does.
+	// Dial connects to a host name or IP address and a port. nil means a net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Logger hears of each connection that ends badly.
+	// Logger logs each connection that fails.
 	Logger *slog.Logger
 }
 
-// Serve answers what comes in until ctx is done, or somebody closes the listener. Both end all connections, which are gone when it returns.
+// Serve serves connections until ctx is done or the listener is closed. Before it returns, it closes all connections.
 func (s *Server) Serve(ctx context.Context, l net.Listener) {
 	var open sync.WaitGroup
 	defer open.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = l.Close() })
-	seats, buffers := make(chan struct{}, s.MaxConnections), bufferpool.NewPool(copyBytes)
+	slots, buffers := make(chan struct{}, s.MaxConnections), bufferpool.NewPool(copyBytes)
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -65,37 +65,38 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 			continue
 		}
 		select {
-		case seats <- struct{}{}:
+		case slots <- struct{}{}:
 			open.Go(func() {
-				defer func() { <-seats }()
+				defer func() { <-slots }()
 				s.serve(ctx, conn, buffers)
 			})
 		default:
 			_ = conn.Close()
-			s.Logger.Warn("refused a connection: there are as many as there may be", "connections", s.MaxConnections, "from", conn.RemoteAddr())
+			s.Logger.Warn("rejected a connection: the maximum number of connections is reached", "connections",
+				s.MaxConnections, "from", conn.RemoteAddr())
 		}
 	}
 }
 
-// serve answers one connection until its end, or that of ctx.
+// serve serves one connection until it ends or ctx is done.
 func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.BufPool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error would come back with the first read
-	client, err := speaksSOCKS5(conn)
+	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error recurs at the first read
+	client, err := checkVersion(conn)
 	if err == nil {
 		err = s.proxy(ctx, buffers).ServeConn(client)
 	}
 	_ = conn.Close()
-	if err != nil && !leaving(err) {
-		s.Logger.Warn("a connection has failed", "error", err, "from", conn.RemoteAddr())
+	if err != nil && !isDisconnect(err) {
+		s.Logger.Warn("connection failed", "error", err, "from", conn.RemoteAddr())
 	}
 }
 
-// speaksSOCKS5 refuses clients that begin otherwise, which the library would wait for, or not name. The connection that it returns has all
-// that came.
-func speaksSOCKS5(conn net.Conn) (net.Conn, error) {
+// checkVersion rejects clients that use another protocol. The library would wait for more data, or return an error
+// without the protocol's name. The returned connection again starts with the first byte.
+func checkVersion(conn net.Conn) (net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return conn, nil
@@ -104,28 +105,30 @@ func speaksSOCKS5(conn net.Conn) (net.Conn, error) {
 	if _, err := io.ReadFull(conn, first); err != nil {
 		return conn, err
 	}
-	what := fmt.Sprintf("what begins with the byte %d", first[0])
+	protocol := fmt.Sprintf("an unknown protocol that begins with the byte %d", first[0])
 	switch {
 	case first[0] == statute.VersionSocks5:
-		return &begunConn{tcp, first}, nil
+		return &peekedConn{tcp, first}, nil
 	case first[0] == 4:
-		what = "SOCKS4"
+		protocol = "SOCKS4"
 	case first[0] == 0x16:
-		what = "TLS"
+		protocol = "TLS"
 	case 'A' <= first[0] && first[0] <= 'Z':
-		what = "HTTP"
+		protocol = "HTTP"
 	}
-	return conn, fmt.Errorf("the client speaks %s, and this is a SOCKS5 proxy: name it socks5:// there", what)
+	return conn, fmt.Errorf("the client uses %s, but this is a SOCKS5 proxy: configure it as socks5:// in the client",
+		protocol)
 }
 
-// begunConn is a connection of which a byte has been read. The system may still copy what follows by itself.
-type begunConn struct {
+// peekedConn is a TCP connection whose first byte has been read and is returned again. The kernel can still copy the
+// following data.
+type peekedConn struct {
 	*net.TCPConn
 	first []byte
 }
 
 // Read implements net.Conn.
-func (c *begunConn) Read(b []byte) (int, error) {
+func (c *peekedConn) Read(b []byte) (int, error) {
 	if n := copy(b, c.first); n > 0 {
 		c.first = c.first[n:]
 		return n, nil
@@ -133,8 +136,9 @@ func (c *begunConn) Read(b []byte) (int, error) {
 	return c.TCPConn.Read(b)
 }
 
-// leaving is true of how connections end when one side just goes. Of most errors the library keeps the text alone.
-func leaving(err error) bool {
+// isDisconnect reports whether an error means that one side closed the connection. It compares texts, because the
+// library does not wrap most errors.
+func isDisconnect(err error) bool {
 	for _, end := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if strings.HasSuffix(err.Error(), end.Error()) {
 			return true
@@ -143,8 +147,8 @@ func leaving(err error) bool {
 	return false
 }
 
-// proxy is the library's server for one connection. It begins nothing by itself. Where it has connected to is left with ctx: a client
-// that says no more would not have it end.
+// proxy returns the library's server for one connection. It starts no goroutines. The connection to the destination is
+// closed when ctx is done, because a client that sends nothing would not end it.
 func (s *Server) proxy(ctx context.Context, buffers bufferpool.BufPool) *socks5.Server {
 	dial := s.Dial
 	if dial == nil {
@@ -163,15 +167,16 @@ func (s *Server) proxy(ctx context.Context, buffers bufferpool.BufPool) *socks5.
 			return to, err
 		}),
 		socks5.WithConnectMiddleware(func(_ context.Context, client io.Writer, _ *socks5.Request) error {
-			return client.(net.Conn).SetDeadline(time.Time{}) // it has said where to, and may be silent for days now
+			return client.(net.Conn).SetDeadline(time.Time{}) // an established connection may be idle for days
 		}),
 		socks5.WithAssociateHandle(func(_ context.Context, client io.Writer, r *socks5.Request) error {
-			return errors.Join(fmt.Errorf("UDP to %s: only CONNECT is served", r.DestAddr), socks5.SendReply(client, statute.RepCommandNotSupported, nil))
+			return errors.Join(fmt.Errorf("UDP to %s is not supported: only CONNECT is", r.DestAddr),
+				socks5.SendReply(client, statute.RepCommandNotSupported, nil))
 		}),
 	)
 }
 
-// unresolved leaves names to the dialer, which tries all addresses of both families.
+// unresolved leaves host names to the dialer, which tries all addresses of both IP families.
 type unresolved struct{}
 
 // Resolve implements socks5.NameResolver.

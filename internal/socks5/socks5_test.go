@@ -19,10 +19,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// patience bounds what a test waits for. It is none of what is tested.
-const patience = 30 * time.Second
+// timeout limits how long a test waits. The tests do not depend on its value.
+const timeout = 30 * time.Second
 
-// record is a log that tests read.
+// record collects a log.
 type record struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -40,21 +40,22 @@ func (r *record) String() string {
 	return r.text.String()
 }
 
-// running is a proxy.
-type running struct {
-	at  string
-	log *record
-	// stop ends it, and the test if it does not end.
+// server is a running proxy.
+type server struct {
+	address string
+	log     *record
+	// stop stops the proxy. The test fails if it does not stop.
 	stop func()
 }
 
-// serve runs a proxy until the end of the test at most.
-func serve(t testing.TB, change func(*socks5.Server)) running {
+// serve starts a proxy, which stops at the end of the test.
+func serve(t testing.TB, change func(*socks5.Server)) server {
 	t.Helper()
 	log := &record{}
 	s := &socks5.Server{
-		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout,
-		Logger: slog.New(slog.NewTextHandler(log, nil)),
+		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout,
+		DialTimeout: socks5.DialTimeout,
+		Logger:      slog.New(slog.NewTextHandler(log, nil)),
 	}
 	if change != nil {
 		change(s)
@@ -70,12 +71,12 @@ func serve(t testing.TB, change func(*socks5.Server)) running {
 		cancel()
 		select {
 		case <-ended:
-		case <-time.After(patience):
-			t.Error("the proxy does not end")
+		case <-time.After(timeout):
+			t.Error("the proxy does not stop")
 		}
 	}
 	t.Cleanup(stop)
-	return running{l.Addr().String(), log, stop}
+	return server{l.Addr().String(), log, stop}
 }
 
 func listen(t testing.TB, address string) net.Listener {
@@ -88,7 +89,7 @@ func listen(t testing.TB, address string) net.Listener {
 	return l
 }
 
-// echo answers with what it is sent, and says "bye" when there is no more.
+// echo starts a server that sends back all that it receives, and "bye" at the end.
 func echo(t *testing.T, address string) netip.AddrPort {
 	t.Helper()
 	l := listen(t, address)
@@ -115,33 +116,33 @@ func open(t *testing.T, address string) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(timeout))
 	return conn.(*net.TCPConn)
 }
 
-// asks sends bytes, and reads as many as are wanted.
-func asks(t *testing.T, conn net.Conn, send, want []byte) {
+// exchange sends bytes, and reads and compares as many as are wanted.
+func exchange(t *testing.T, conn net.Conn, send, want []byte) {
 	t.Helper()
 	if _, err := conn.Write(send); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(want))
 	if n, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("after % x: % x, %v, want % x", send, got[:n], err, want)
+		t.Fatalf("after sending % x: got % x, %v, want % x", send, got[:n], err, want)
 	}
 }
 
-// ends reads to the end of a connection, which the proxy must close.
-func ends(t *testing.T, conn net.Conn) {
+// wantClosed reads to the end of a connection, which the proxy must close.
+func wantClosed(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if rest, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("it is open still: %q, %v", rest, err)
+		t.Fatalf("the connection is still open: %q, %v", rest, err)
 	}
 }
 
 var greeting, noAuthentication = []byte{5, 1, 0}, []byte{5, 0}
 
-// connect is a request for an address of IPv4 or IPv6.
+// connect returns a CONNECT request for an IPv4 or IPv6 address.
 func connect(to netip.AddrPort) []byte {
 	kind := byte(1)
 	if to.Addr().Is6() {
@@ -151,10 +152,10 @@ func connect(to netip.AddrPort) []byte {
 	return append(request, byte(to.Port()>>8), byte(to.Port()))
 }
 
-// tunnel is a connection through a proxy, by a client that is none of the library's.
-func tunnel(t *testing.T, at, to string) *net.TCPConn {
+// tunnel opens a connection through a proxy with a client of another library.
+func tunnel(t *testing.T, server, to string) *net.TCPConn {
 	t.Helper()
-	d, err := proxy.SOCKS5("tcp", at, nil, proxy.Direct)
+	d, err := proxy.SOCKS5("tcp", server, nil, proxy.Direct)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,42 +164,43 @@ func tunnel(t *testing.T, at, to string) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(timeout))
 	return conn.(*net.TCPConn)
 }
 
-// SOX-005: connections to IPv4, to IPv6, and to names of both, without authentication. Either side may end what it has to say first.
+// TestConnects checks connections to IPv4 and IPv6 addresses and to host names, without authentication. Either side may
+// close its direction first. SOX-005
 func TestConnects(t *testing.T) {
-	at := serve(t, nil).at
+	proxyAddress := serve(t, nil).address
 	addresses := []string{"127.0.0.1:0"}
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
 		addresses = append(addresses, "[::1]:0")
 	} else {
-		t.Log("without IPv6, which this machine does not have on its loopback interface")
+		t.Log("IPv6 is not tested: the loopback interface has no IPv6 address")
 	}
 	for _, address := range addresses {
 		to := echo(t, address)
-		conn := open(t, at)
-		asks(t, conn, greeting, noAuthentication)
-		asks(t, conn, connect(to), []byte{5, 0, 0})
+		conn := open(t, proxyAddress)
+		exchange(t, conn, greeting, noAuthentication)
+		exchange(t, conn, connect(to), []byte{5, 0, 0})
 		reply := make([]byte, 1)
 		if _, err := io.ReadFull(conn, reply); err != nil || reply[0] != connect(to)[3] {
-			t.Errorf("a bound address of kind %v, %v", reply, err)
+			t.Errorf("got a bound address of type %v, %v", reply, err)
 		}
 		if _, err := io.CopyN(io.Discard, conn, int64(to.Addr().BitLen()/8+2)); err != nil {
 			t.Fatal(err)
 		}
-		asks(t, conn, []byte("hello"), []byte("hello"))
+		exchange(t, conn, []byte("hello"), []byte("hello"))
 		_ = conn.CloseWrite()
 		if rest, err := io.ReadAll(conn); string(rest) != "bye" || err != nil {
-			t.Errorf("after the end of one direction the other says %q, %v", rest, err)
+			t.Errorf("after closing one direction, read %q, %v from the other", rest, err)
 		}
-		asks(t, tunnel(t, at, to.String()), []byte("hello"), []byte("hello"))
+		exchange(t, tunnel(t, proxyAddress, to.String()), []byte("hello"), []byte("hello"))
 	}
 }
 
-// SOX-004: a name goes to the far end as it is, and is resolved there.
+// TestNamesAreResolvedAtTheFarEnd checks that a host name is passed to Dial unresolved. SOX-004
 func TestNamesAreResolvedAtTheFarEnd(t *testing.T) {
 	to := echo(t, "127.0.0.1:0")
 	p := serve(t, func(s *socks5.Server) {
@@ -209,36 +211,39 @@ func TestNamesAreResolvedAtTheFarEnd(t *testing.T) {
 			return (&net.Dialer{}).DialContext(ctx, network, to.String())
 		}
 	})
-	asks(t, tunnel(t, p.at, "far.example:6443"), []byte("hello"), []byte("hello"))
-	d, _ := proxy.SOCKS5("tcp", p.at, nil, proxy.Direct)
-	if _, err := d.Dial("tcp", "nowhere.invalid:6443"); err == nil || !strings.Contains(err.Error(), "host unreachable") {
-		t.Errorf("a name that there is not: %v", err)
+	exchange(t, tunnel(t, p.address, "far.example:6443"), []byte("hello"), []byte("hello"))
+	d, _ := proxy.SOCKS5("tcp", p.address, nil, proxy.Direct)
+	if _, err := d.Dial("tcp", "nowhere.invalid:6443"); err == nil ||
+		!strings.Contains(err.Error(), "host unreachable") {
+		t.Errorf("unknown host name: %v", err)
 	}
 	await(t, p.log, "nowhere.invalid")
 }
 
-// SOX-005: without a Dial of somebody else's, names are this machine's.
+// TestNamesOfThisMachine checks that host names are resolved by this machine if Dial is nil. SOX-005
 func TestNamesOfThisMachine(t *testing.T) {
-	at := serve(t, nil).at
+	proxyAddress := serve(t, nil).address
 	_, port, _ := net.SplitHostPort(echo(t, "127.0.0.1:0").String())
-	asks(t, tunnel(t, at, "localhost:"+port), []byte("hello"), []byte("hello"))
+	exchange(t, tunnel(t, proxyAddress, "localhost:"+port), []byte("hello"), []byte("hello"))
 }
 
 func await(t *testing.T, log *record, text string) {
 	t.Helper()
-	for tick, deadline := time.NewTicker(time.Millisecond), time.After(patience); !strings.Contains(log.String(), text); {
+	for tick, deadline := time.NewTicker(time.Millisecond), time.After(timeout); !strings.Contains(log.String(),
+		text); {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("the log does not have %q:\n%s", text, log)
+			t.Fatalf("the log does not contain %q:\n%s", text, log)
 		}
 	}
 }
 
-// SOX-005: what it does not do, it says in the protocol's words, and then hangs up.
+// TestRefuses checks that unsupported and failed requests get the protocol's reply and that the connection is then
+// closed. SOX-005
 func TestRefuses(t *testing.T) {
 	closed := listen(t, "127.0.0.1:0")
-	nobody := closed.Addr().(*net.TCPAddr).AddrPort()
+	unused := closed.Addr().(*net.TCPAddr).AddrPort()
 	_ = closed.Close()
 	to := echo(t, "127.0.0.1:0")
 	command := func(c byte) []byte {
@@ -252,57 +257,61 @@ func TestRefuses(t *testing.T) {
 	}{
 		{"BIND", command(2), []byte{5, 7}},
 		{"UDP ASSOCIATE", command(3), []byte{5, 7}},
-		{"a command that there is not", command(9), []byte{5, 7}},
-		{"a kind of address that there is not", []byte{5, 1, 0, 9, 1, 2, 3, 4, 0, 80}, []byte{5, 8}},
-		{"where nobody listens", connect(nobody), []byte{5, 5}},
+		{"unknown command", command(9), []byte{5, 7}},
+		{"unknown address type", []byte{5, 1, 0, 9, 1, 2, 3, 4, 0, 80}, []byte{5, 8}},
+		{"closed port", connect(unused), []byte{5, 5}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			at := serve(t, nil).at
-			conn := open(t, at)
-			asks(t, conn, greeting, noAuthentication)
-			asks(t, conn, c.request, c.want)
-			ends(t, conn)
+			proxyAddress := serve(t, nil).address
+			conn := open(t, proxyAddress)
+			exchange(t, conn, greeting, noAuthentication)
+			exchange(t, conn, c.request, c.want)
+			wantClosed(t, conn)
 		})
 	}
-	t.Run("a client that wants to say who it is", func(t *testing.T) {
-		at := serve(t, nil).at
-		conn := open(t, at)
-		asks(t, conn, []byte{5, 1, 2}, []byte{5, 0xff})
-		ends(t, conn)
+	t.Run("client that requires authentication", func(t *testing.T) {
+		proxyAddress := serve(t, nil).address
+		conn := open(t, proxyAddress)
+		exchange(t, conn, []byte{5, 1, 2}, []byte{5, 0xff})
+		wantClosed(t, conn)
 	})
 }
 
-// SOX-005: who speaks another protocol is turned away at once, however little that is, and the log says what it was and what is wanted.
+// TestOtherProtocols checks that a client of another protocol is rejected at its first byte, and that the log contains
+// the protocol. SOX-005
 func TestOtherProtocols(t *testing.T) {
-	for what, begins := range map[string]string{
-		"SOCKS4": "\x04\x01\x00\x50\x7f\x00\x00\x01\x00", "HTTP": "CONNECT a:1 HTTP/1.1\r\n\r\n", "TLS": "\x16\x03\x01", "what begins with the byte 7": "\x07",
+	for protocol, begins := range map[string]string{
+		"SOCKS4": "\x04\x01\x00\x50\x7f\x00\x00\x01\x00", "HTTP": "CONNECT a:1 HTTP/1.1\r\n\r\n", "TLS": "\x16\x03\x01",
+		"an unknown protocol that begins with the byte 7": "\x07",
 	} {
 		p := serve(t, nil)
-		conn := open(t, p.at)
+		conn := open(t, p.address)
 		if _, err := io.WriteString(conn, begins); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: %d bytes, %v, want an end", what, n, err)
+			t.Errorf("%s: read %d bytes, %v, want a closed connection", protocol, n, err)
 		}
-		p.stop() // it has said all that it says
-		if want := "the client speaks " + what + ", and this is a SOCKS5 proxy"; !strings.Contains(p.log.String(), want) {
-			t.Errorf("%s: %s, want %s", what, p.log, want)
+		p.stop() // so that the log is complete
+		if want := "the client uses " + protocol + ", but this is a SOCKS5 proxy"; !strings.Contains(p.log.String(),
+			want) {
+			t.Errorf("%s: got log %s, want %s", protocol, p.log, want)
 		}
 	}
 }
 
-// SOX-005: a client that does not say where it wants to go is cut off; one that has said it may be silent for longer than that.
+// TestHandshakeTimeout checks that a client that sends no request is disconnected, and that an established connection
+// may be idle for longer than the timeout. SOX-005
 func TestHandshakeTimeout(t *testing.T) {
 	p := serve(t, func(s *socks5.Server) { s.HandshakeTimeout = 200 * time.Millisecond })
-	said := tunnel(t, p.at, echo(t, "127.0.0.1:0").String())
-	silent := open(t, p.at)
-	asks(t, silent, greeting, noAuthentication)
-	ends(t, silent)
-	asks(t, said, []byte("hello"), []byte("hello"))
+	established := tunnel(t, p.address, echo(t, "127.0.0.1:0").String())
+	silent := open(t, p.address)
+	exchange(t, silent, greeting, noAuthentication)
+	wantClosed(t, silent)
+	exchange(t, established, []byte("hello"), []byte("hello"))
 }
 
-// SOX-005: where a connection is not made in time, the client hears of it.
+// TestDialTimeout checks the reply to a client if the dial takes too long. SOX-005
 func TestDialTimeout(t *testing.T) {
 	p := serve(t, func(s *socks5.Server) {
 		s.DialTimeout = time.Millisecond
@@ -311,23 +320,24 @@ func TestDialTimeout(t *testing.T) {
 			return nil, ctx.Err()
 		}
 	})
-	conn := open(t, p.at)
-	asks(t, conn, greeting, noAuthentication)
-	asks(t, conn, connect(netip.MustParseAddrPort("192.0.2.1:1")), []byte{5, 4})
-	ends(t, conn)
+	conn := open(t, p.address)
+	exchange(t, conn, greeting, noAuthentication)
+	exchange(t, conn, connect(netip.MustParseAddrPort("192.0.2.1:1")), []byte{5, 4})
+	wantClosed(t, conn)
 }
 
-// SOX-005: one more than there may be is cut off at once, and there is room again when another has ended.
+// TestMaxConnections checks that a connection above the limit is closed at once, and that another is accepted after one
+// has ended. SOX-005
 func TestMaxConnections(t *testing.T) {
 	p := serve(t, func(s *socks5.Server) { s.MaxConnections = 1 })
 	to := echo(t, "127.0.0.1:0").String()
-	first := tunnel(t, p.at, to)
-	ends(t, open(t, p.at))
-	await(t, p.log, "there are as many as there may be")
-	asks(t, first, []byte("hello"), []byte("hello"))
+	first := tunnel(t, p.address, to)
+	wantClosed(t, open(t, p.address))
+	await(t, p.log, "the maximum number of connections is reached")
+	exchange(t, first, []byte("hello"), []byte("hello"))
 	_ = first.Close()
-	d, _ := proxy.SOCKS5("tcp", p.at, nil, proxy.Direct)
-	for deadline := time.Now().Add(patience); ; {
+	d, _ := proxy.SOCKS5("tcp", p.address, nil, proxy.Direct)
+	for deadline := time.Now().Add(timeout); ; {
 		conn, err := d.Dial("tcp", to)
 		if err == nil {
 			_ = conn.Close()
@@ -339,8 +349,8 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// deaf is a destination that takes connections and leaves them alone.
-func deaf(t *testing.T) (address string, accepted chan net.Conn) {
+// silentServer starts a server that accepts one connection and does nothing with it.
+func silentServer(t *testing.T) (address string, accepted chan net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -351,7 +361,7 @@ func deaf(t *testing.T) (address string, accepted chan net.Conn) {
 	go func() {
 		conn, err := l.Accept()
 		if err == nil {
-			_ = conn.SetDeadline(time.Now().Add(patience))
+			_ = conn.SetDeadline(time.Now().Add(timeout))
 			t.Cleanup(func() { _ = conn.Close() })
 			accepted <- conn
 		}
@@ -359,50 +369,51 @@ func deaf(t *testing.T) (address string, accepted chan net.Conn) {
 	return l.Addr().String(), accepted
 }
 
-// SOX-011: the end of the proxy is the end of what goes through it, and nothing of it is left.
+// TestEndsAll checks that all connections end with the proxy. SOX-011
 func TestEndsAll(t *testing.T) {
 	p := serve(t, nil)
-	through, half := tunnel(t, p.at, echo(t, "127.0.0.1:0").String()), open(t, p.at)
-	asks(t, half, greeting, noAuthentication)
-	to, accepted := deaf(t)
-	silent := tunnel(t, p.at, to)
+	through, half := tunnel(t, p.address, echo(t, "127.0.0.1:0").String()), open(t, p.address)
+	exchange(t, half, greeting, noAuthentication)
+	to, accepted := silentServer(t)
+	silent := tunnel(t, p.address, to)
 	if err := silent.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
 	far := <-accepted
-	ends(t, far) // it is told of the end, and says nothing
+	wantClosed(t, far) // the destination sees the end of one direction and sends nothing
 	p.stop()
-	ends(t, silent)
-	ends(t, through)
-	ends(t, half)
-	if conn, err := net.Dial("tcp", p.at); err == nil {
+	wantClosed(t, silent)
+	wantClosed(t, through)
+	wantClosed(t, half)
+	if conn, err := net.Dial("tcp", p.address); err == nil {
 		_ = conn.Close()
-		t.Error("it listens still")
+		t.Error("the proxy still listens")
 	}
 }
 
-// SOX-005: nobody is warned of clients that just go, wherever they are in what they have to say.
+// TestLeaving checks that nothing is logged about clients that disconnect, at any stage of the protocol. SOX-005
 func TestLeaving(t *testing.T) {
 	p := serve(t, nil)
 	to := echo(t, "127.0.0.1:0")
-	for _, linger := range []int{-1, 0} { // with an end, and with a reset
-		through := tunnel(t, p.at, to.String())
-		asks(t, through, []byte("hello"), []byte("hello"))
+	for _, linger := range []int{-1, 0} { // close regularly, and with a reset
+		through := tunnel(t, p.address, to.String())
+		exchange(t, through, []byte("hello"), []byte("hello"))
 		_ = through.SetLinger(linger)
 		_ = through.Close()
-		for _, said := range [][]byte{nil, {5}, {5, 1, 0}, {5, 1, 0, 5}, {5, 1, 0, 5, 1, 0, 1, 127}, {5, 1, 0, 5, 1, 0, 3, 9, 'a'}} {
-			conn := open(t, p.at)
-			asks(t, conn, said, nil)
+		for _, sent := range [][]byte{nil, {5}, {5, 1, 0}, {5, 1, 0, 5}, {5, 1, 0, 5, 1, 0, 1, 127},
+			{5, 1, 0, 5, 1, 0, 3, 9, 'a'}} {
+			conn := open(t, p.address)
+			exchange(t, conn, sent, nil)
 			_ = conn.SetLinger(linger)
 			_ = conn.Close()
 		}
 	}
 	if p.stop(); p.log.String() != "" {
-		t.Errorf("the log has:\n%s", p.log)
+		t.Errorf("the log is not empty:\n%s", p.log)
 	}
 }
 
-// SOX-005: whatever a client sends, the proxy goes on, and its connection ends with it.
+// FuzzServe checks that no input stops the proxy, and that the connection ends. SOX-005
 func FuzzServe(f *testing.F) {
 	f.Add([]byte{5, 1, 0, 5, 1, 0, 1, 127, 0, 0, 1, 0, 80})
 	f.Add([]byte{5, 1, 0, 5, 1, 0, 3, 0, 0, 80})
@@ -412,15 +423,15 @@ func FuzzServe(f *testing.F) {
 	p := serve(f, func(s *socks5.Server) {
 		s.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 	})
-	f.Fuzz(func(t *testing.T, said []byte) {
-		conn, err := net.Dial("tcp", p.at)
+	f.Fuzz(func(t *testing.T, input []byte) {
+		conn, err := net.Dial("tcp", p.address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = conn.Close() }()
-		_ = conn.SetDeadline(time.Now().Add(patience))
-		_, _ = conn.Write(said)
+		_ = conn.SetDeadline(time.Now().Add(timeout))
+		_, _ = conn.Write(input)
 		_ = conn.(*net.TCPConn).CloseWrite()
-		ends(t, conn)
+		wantClosed(t, conn)
 	})
 }

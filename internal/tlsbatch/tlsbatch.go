@@ -1,5 +1,5 @@
-// Package tlsbatch writes what crypto/tls makes of large pieces to the system in large pieces. crypto/tls cuts them into records of at most
-// 16 KiB, each of which would be a system call of its own, and that costs more than to encrypt it.
+// Package tlsbatch combines the writes of crypto/tls into fewer system calls. crypto/tls splits large data into records
+// of at most 16 KiB. One system call for each record would cost more than the encryption.
 package tlsbatch
 
 import (
@@ -10,15 +10,16 @@ import (
 )
 
 const (
-	// fullRecord is what a write has at least that is part of a large piece.
+	// fullRecord is the minimum size of a write that contains a full TLS record.
 	fullRecord = 16 << 10
-	// gatherBytes is how much is written to the system at once, and how much more may wait meanwhile.
-	gatherBytes = 128 << 10
-	// linger is how long the other side may take to accept what waits when a connection is closed; crypto/tls's.
+	// batchBytes limits the size of one write to the system, and of the data that waits for the next one.
+	batchBytes = 128 << 10
+	// linger limits how long the peer may take to accept pending data when a connection is closed. crypto/tls uses the
+	// same value.
 	linger = 5 * time.Second
 )
 
-// Listener accepts connections to be used by crypto/tls, as Conn makes them.
+// Listener accepts connections for use by crypto/tls and wraps them with Conn.
 type Listener struct{ net.Listener }
 
 // Accept implements net.Listener.
@@ -30,38 +31,39 @@ func (l Listener) Accept() (net.Conn, error) {
 	return Conn(c), nil
 }
 
-// Conn returns a connection to be used by crypto/tls in place of c.
-func Conn(c net.Conn) net.Conn { return gather(c) }
+// Conn returns a connection that crypto/tls can use in place of c.
+func Conn(c net.Conn) net.Conn { return newBatchedConn(c) }
 
-// gathered is a connection as crypto/tls uses it, which writes from one goroutine at a time. What is small is written at
-// once. A full record is taken over and written by a goroutine that lives as long as there is something to write; all that
-// follows meanwhile, up to gatherBytes, is its next write. An error is that of the next Write, as with the buffers of the system.
-type gathered struct {
+// batchedConn is a connection for crypto/tls, which writes from one goroutine at a time. Small writes are passed on at
+// once. A full record is buffered and written by another goroutine, which exits when nothing is pending. Writes in the
+// meantime are buffered up to batchBytes and combined. The next Write returns an error of that goroutine, like an error
+// of the kernel's buffers.
+type batchedConn struct {
 	net.Conn
 
-	mu      sync.Mutex
-	changed sync.Cond // waiting or writing or failed
-	waiting *[]byte   // of gatherBuffers, nil if nothing waits
-	writing bool
-	patient bool // takes everything over, and heeds no deadlines
-	failed  error
+	mu        sync.Mutex
+	changed   sync.Cond // pending, writing or failed
+	pending   *[]byte   // from batchBuffers, nil if nothing is pending
+	writing   bool
+	unlimited bool // buffer everything and ignore deadlines
+	failed    error
 }
 
-var gatherBuffers = sync.Pool{New: func() any { b := make([]byte, 0, gatherBytes); return &b }}
+var batchBuffers = sync.Pool{New: func() any { b := make([]byte, 0, batchBytes); return &b }}
 
-func gather(c net.Conn) *gathered {
-	g := &gathered{Conn: c}
+func newBatchedConn(c net.Conn) *batchedConn {
+	g := &batchedConn{Conn: c}
 	g.changed.L = &g.mu
 	return g
 }
 
-// NetConn is the connection below, as tls.Conn's.
-func (g *gathered) NetConn() net.Conn { return g.Conn }
+// NetConn returns the wrapped connection, like tls.Conn.NetConn.
+func (g *batchedConn) NetConn() net.Conn { return g.Conn }
 
 // Write implements net.Conn.
-func (g *gathered) Write(p []byte) (int, error) {
+func (g *batchedConn) Write(p []byte) (int, error) {
 	g.mu.Lock()
-	if !g.writing && !g.patient && len(p) < fullRecord {
+	if !g.writing && !g.unlimited && len(p) < fullRecord {
 		failed := g.failed
 		g.mu.Unlock()
 		if failed != nil {
@@ -70,16 +72,16 @@ func (g *gathered) Write(p []byte) (int, error) {
 		return g.Conn.Write(p)
 	}
 	defer g.mu.Unlock()
-	for g.failed == nil && !g.patient && g.waiting != nil && len(*g.waiting)+len(p) > gatherBytes {
+	for g.failed == nil && !g.unlimited && g.pending != nil && len(*g.pending)+len(p) > batchBytes {
 		g.changed.Wait()
 	}
 	if g.failed != nil {
 		return 0, g.failed
 	}
-	if g.waiting == nil {
-		g.waiting = gatherBuffers.Get().(*[]byte)
+	if g.pending == nil {
+		g.pending = batchBuffers.Get().(*[]byte)
 	}
-	*g.waiting = append(*g.waiting, p...)
+	*g.pending = append(*g.pending, p...)
 	if !g.writing {
 		g.writing = true
 		go g.write()
@@ -87,13 +89,13 @@ func (g *gathered) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// write writes what waits until nothing does, or until it cannot.
-func (g *gathered) write() {
+// write writes pending data until there is none or a write fails.
+func (g *batchedConn) write() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for g.waiting != nil {
-		b := g.waiting
-		g.waiting = nil
+	for g.pending != nil {
+		b := g.pending
+		g.pending = nil
 		if g.failed == nil {
 			g.changed.Broadcast()
 			g.mu.Unlock()
@@ -101,22 +103,22 @@ func (g *gathered) write() {
 			g.mu.Lock()
 			g.failed = err
 		}
-		if cap(*b) == gatherBytes {
+		if cap(*b) == batchBytes {
 			*b = (*b)[:0]
-			gatherBuffers.Put(b)
+			batchBuffers.Put(b)
 		}
 	}
 	g.writing = false
 	g.changed.Broadcast()
 }
 
-// SetWriteDeadline implements net.Conn. A time that is past, which crypto/tls sets as soon as it has said good-bye, is for what
-// comes later: what has been taken over is written first.
-func (g *gathered) SetWriteDeadline(t time.Time) error {
+// SetWriteDeadline implements net.Conn. crypto/tls sets a deadline in the past after it has sent close_notify. That
+// deadline must not affect earlier data, so pending data is written first.
+func (g *batchedConn) SetWriteDeadline(t time.Time) error {
 	g.mu.Lock()
-	patient := g.patient
+	unlimited := g.unlimited
 	g.mu.Unlock()
-	if patient {
+	if unlimited {
 		return nil
 	}
 	if !t.IsZero() && !t.After(time.Now()) {
@@ -127,21 +129,23 @@ func (g *gathered) SetWriteDeadline(t time.Time) error {
 	return g.Conn.SetWriteDeadline(t)
 }
 
-// CloseWrite is that of c, and does not wait until all that was written is with the system: Flush does. By itself crypto/tls waits 5
-// seconds for that, and what is not written by then is lost. A deadline that is set before it returns may not hold.
+// CloseWrite calls c.CloseWrite without waiting until all data has been passed to the system, which Flush does.
+// crypto/tls itself would wait 5 seconds and then lose the rest. Deadlines that are set before CloseWrite returns may
+// have no effect.
 func CloseWrite(c *tls.Conn) error {
-	g, ok := c.NetConn().(*gathered)
+	g, ok := c.NetConn().(*batchedConn)
 	if !ok {
 		return c.CloseWrite()
 	}
-	g.bePatient(true)
-	defer g.bePatient(false)
+	g.setUnlimited(true)
+	defer g.setUnlimited(false)
 	return c.CloseWrite()
 }
 
-// Flush returns when all that was written to c is with the system, however slowly the other side reads, unless there is a deadline.
+// Flush blocks until all data written to c has been passed to the system. Only a deadline limits how long a slow peer
+// can block it.
 func Flush(c *tls.Conn) error {
-	g, ok := c.NetConn().(*gathered)
+	g, ok := c.NetConn().(*batchedConn)
 	if !ok {
 		return nil
 	}
@@ -153,14 +157,14 @@ func Flush(c *tls.Conn) error {
 	return g.failed
 }
 
-func (g *gathered) bePatient(patient bool) {
+func (g *batchedConn) setUnlimited(unlimited bool) {
 	g.mu.Lock()
-	g.patient = patient
+	g.unlimited = unlimited
 	g.mu.Unlock()
 }
 
-// drain returns when nothing waits any longer.
-func (g *gathered) drain() error {
+// drain blocks until no data is pending, or for linger.
+func (g *batchedConn) drain() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.writing {

@@ -28,7 +28,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// connected are the two ends of a connection of the system.
+// connected returns the two ends of a TCP connection.
 func connected(t testing.TB) (here *counted, there net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,17 +48,18 @@ func connected(t testing.TB) (here *counted, there net.Conn) {
 	return &counted{Conn: c}, there
 }
 
-// What is written in pieces of any size comes as it was written, all of it before the end.
-func TestGatheredKeepsTheOrder(t *testing.T) {
+// TestBatchedKeepsTheOrder checks that data written in pieces of any size arrives in order and completely before the
+// end.
+func TestBatchedKeepsTheOrder(t *testing.T) {
 	conn, there := connected(t)
-	here := gather(conn)
+	here := newBatchedConn(conn)
 	text := make([]byte, 8<<20)
 	random := rand.NewChaCha8([32]byte{})
 	_, _ = random.Read(text)
 	go func() {
 		sizes := rand.New(random)
 		for rest := text; len(rest) > 0; {
-			n := min(len(rest), []int{1, 40, 5000, fullRecord, fullRecord + 22, 3 * gatherBytes}[sizes.IntN(6)])
+			n := min(len(rest), []int{1, 40, 5000, fullRecord, fullRecord + 22, 3 * batchBytes}[sizes.IntN(6)])
 			if _, err := here.Write(rest[:n]); err != nil {
 				t.Error(err)
 			}
@@ -69,16 +70,16 @@ func TestGatheredKeepsTheOrder(t *testing.T) {
 	}()
 	got, err := io.ReadAll(there)
 	if err != nil || !bytes.Equal(got, text) {
-		t.Errorf("%d bytes, %v", len(got), err)
+		t.Errorf("read %d bytes, %v; want all bytes in order", len(got), err)
 	}
-	if here.waiting != nil {
-		t.Error("a buffer is kept")
+	if here.pending != nil {
+		t.Error("a buffer was not released")
 	}
 }
 
-// A response over TLS ends with all of its bytes and a good-bye even where the connection is closed right behind it, and is
-// written in a fraction of the system calls.
-func TestGatheredUnderTLS(t *testing.T) {
+// TestBatchedUnderTLS checks that a TLS response arrives completely, with close_notify, if the connection is closed
+// right after it. It must take fewer system calls than without batching.
+func TestBatchedUnderTLS(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	server.StartTLS()
 	defer server.Close()
@@ -110,20 +111,21 @@ func TestGatheredUnderTLS(t *testing.T) {
 		return got
 	}
 	conn, there := connected(t)
-	if got := respond(gather(conn), there); !bytes.Equal(got, text) {
-		t.Errorf("%d bytes", len(got))
+	if got := respond(newBatchedConn(conn), there); !bytes.Equal(got, text) {
+		t.Errorf("read %d bytes, want all", len(got))
 	}
 	plain, there := connected(t)
 	respond(plain, there)
 	if conn.writes.Load() >= plain.writes.Load() {
-		t.Errorf("%d writes, %d without", conn.writes.Load(), plain.writes.Load())
+		t.Errorf("got %d writes with batching, %d without", conn.writes.Load(), plain.writes.Load())
 	}
 }
 
-// A client that does not read is noticed by the deadline, at the latest with the write after it, and the goroutine ends.
-func TestGatheredTimesOut(t *testing.T) {
+// TestBatchedTimesOut checks that a write to a peer that does not read fails after the deadline, and that the goroutine
+// exits.
+func TestBatchedTimesOut(t *testing.T) {
 	conn, _ := connected(t)
-	here := gather(conn)
+	here := newBatchedConn(conn)
 	if err := here.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
@@ -136,17 +138,17 @@ func TestGatheredTimesOut(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if _, again := here.Write([]byte("x")); again != err {
-		t.Errorf("a small write after it: %v", again)
+		t.Errorf("small write after the timeout: %v", again)
 	}
-	if err := here.drain(); err != nil || here.writing || here.waiting != nil {
-		t.Errorf("%v: still writing", err)
+	if err := here.drain(); err != nil || here.writing || here.pending != nil {
+		t.Errorf("drain: %v; data is still pending", err)
 	}
 }
 
-// What is small is written at once, by whoever writes it.
-func TestGatheredWritesTheSmallAtOnce(t *testing.T) {
+// TestBatchedWritesTheSmallAtOnce checks that a small write is passed on at once, by the same goroutine.
+func TestBatchedWritesTheSmallAtOnce(t *testing.T) {
 	conn, _ := connected(t)
-	here := gather(conn)
+	here := newBatchedConn(conn)
 	for n := int64(1); n < 10; n++ {
 		if _, err := here.Write(make([]byte, 100)); err != nil || conn.writes.Load() != n || here.writing {
 			t.Fatalf("%d: %d writes, %v", n, conn.writes.Load(), err)
@@ -154,17 +156,20 @@ func TestGatheredWritesTheSmallAtOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkLargeResponse is 16 MiB over HTTPS and HTTP/2, client included.
+// BenchmarkLargeResponse measures 16 MiB over HTTPS and HTTP/2, including the client.
 func BenchmarkLargeResponse(b *testing.B) {
 	// On a busy machine, Trellis sent a list of 56 MB in 112 to 177 ms of processor time, net/http the same bytes from
 	// memory in 121 to 152 ms. A document of 5 MB took 13 to 16 ms, with net/http 18 to 24 ms.
 	body := make([]byte, 16<<20)
 	for name, wrap := range map[string]func(net.Listener) net.Listener{
-		"gathered": func(l net.Listener) net.Listener { return Listener{Listener: l} },
-		"plain":    func(l net.Listener) net.Listener { return l },
+		"batched": func(l net.Listener) net.Listener { return Listener{Listener: l} },
+		"plain":   func(l net.Listener) net.Listener { return l },
 	} {
 		b.Run(name, func(b *testing.B) {
-			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }))
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_,
+					_ = w.Write(body)
+			}))
 			server.EnableHTTP2 = true
 			server.Listener = wrap(server.Listener)
 			server.StartTLS()
@@ -185,16 +190,17 @@ func BenchmarkLargeResponse(b *testing.B) {
 	}
 }
 
-// Half of a connection ends behind all that was written, however slowly the other side reads; a deadline that is set meanwhile ends it.
+// TestCloseWrite checks that one direction of a connection ends after all written data, however slowly the peer reads.
+// A deadline that is set in the meantime limits that.
 func TestCloseWrite(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	server.StartTLS()
 	defer server.Close()
 	for _, limit := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
-			near, far := net.Pipe() // which holds nothing
+			near, far := net.Pipe() // without a buffer
 			config := server.TLS.Clone()
-			config.SessionTicketsDisabled, config.DynamicRecordSizingDisabled = true, true // what is small waits to be read
+			config.SessionTicketsDisabled, config.DynamicRecordSizingDisabled = true, true // small writes would block
 			here, there := tls.Server(Conn(near), config), tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 			text := make([]byte, 64<<10)
 			ended := make(chan error, 1)

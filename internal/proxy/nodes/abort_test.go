@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 )
 
-// copyAll is io.Copy, for which the end of a connection by the other side is an end.
+// copyAll is like io.Copy, but treats a connection reset by the peer as the end.
 func copyAll(to io.Writer, from net.Conn) (int64, error) {
 	n, err := io.Copy(to, from)
 	if err != nil && strings.Contains(err.Error(), "connection reset") {
@@ -25,94 +25,98 @@ func copyAll(to io.Writer, from net.Conn) (int64, error) {
 	return n, err
 }
 
-// What clients leave leaves nothing behind: neither in the middle of a stream, nor where a kubelet accepts connections and says nothing.
+// TestAborted checks that a client that disconnects leaves no goroutines behind: in the middle of a stream, and while a
+// kubelet accepts connections without responding.
 func TestAborted(t *testing.T) {
-	upgrade := map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Version": "v4.channel.k8s.io"}
+	upgrade := map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1",
+		"X-Stream-Protocol-Version": "v4.channel.k8s.io"}
 	t.Run("stream", func(t *testing.T) {
-		w := newWorld(t)
+		c := newCluster(t)
 		for range 5 {
 			for _, url := range []string{
-				w.serve("p", &core.PodExecOptions{Stdin: true, Stdout: true, Command: []string{"cat"}}),
-				w.serve("p", &core.PodAttachOptions{Stdin: true, Stdout: true}),
-				w.serve("p", &core.PodPortForwardOptions{}),
+				c.serve("p", &core.PodExecOptions{Stdin: true, Stdout: true, Command: []string{"cat"}}),
+				c.serve("p", &core.PodAttachOptions{Stdin: true, Stdout: true}),
+				c.serve("p", &core.PodPortForwardOptions{}),
 			} {
-				w.abandon(url, upgrade, func(conn net.Conn) { w.read(conn) })
+				c.abandon(url, upgrade, func(conn net.Conn) { c.read(conn) })
 			}
-			w.abandon(w.serve("p", &core.PodLogOptions{Follow: true}), nil, func(conn net.Conn) { w.read(conn) })
+			c.abandon(c.serve("p", &core.PodLogOptions{Follow: true}), nil, func(conn net.Conn) { c.read(conn) })
 		}
 		nothingLeft(t)
 	})
 	t.Run("mute", func(t *testing.T) {
-		dialled := make(chan struct{})
-		w := newWorld(t, func(c *nodes.Config) {
+		dialed := make(chan struct{})
+		c := newCluster(t, func(c *nodes.Config) {
 			c.Dialer.Cluster = func(context.Context, string, string) (net.Conn, error) {
-				here, there := net.Pipe()
-				go func() { _, _ = io.Copy(io.Discard, there) }() // until here is closed
-				dialled <- struct{}{}
-				return here, nil
+				clientSide, serverSide := net.Pipe()
+				go func() { _, _ = io.Copy(io.Discard, serverSide) }() // until the other side is closed
+				dialed <- struct{}{}
+				return clientSide, nil
 			}
 		})
 		for range 5 {
 			for _, url := range []string{
-				w.serve("p", &core.PodExecOptions{Stdout: true, Command: []string{"cat"}}),
-				w.serve("p", &core.PodPortForwardOptions{}),
-				w.serve("p", &core.PodProxyOptions{Path: "/"}),
-				w.serve("n", &core.NodeProxyOptions{Path: "/"}),
+				c.serve("p", &core.PodExecOptions{Stdout: true, Command: []string{"cat"}}),
+				c.serve("p", &core.PodPortForwardOptions{}),
+				c.serve("p", &core.PodProxyOptions{Path: "/"}),
+				c.serve("n", &core.NodeProxyOptions{Path: "/"}),
 			} {
-				w.abandon(url, upgrade, func(net.Conn) { <-dialled })
+				c.abandon(url, upgrade, func(net.Conn) { <-dialed })
 			}
-			w.abandon(w.serve("p", &core.PodLogOptions{Follow: true}), nil, func(net.Conn) { <-dialled })
+			c.abandon(c.serve("p", &core.PodLogOptions{Follow: true}), nil, func(net.Conn) { <-dialed })
 		}
 		nothingLeft(t)
 	})
 }
 
-// abandon begins a request, and leaves once it is under way.
-func (w *world) abandon(url string, headers map[string]string, underWay func(net.Conn)) {
-	w.Helper()
+// abandon sends a request, and disconnects after inFlight has returned.
+func (c *cluster) abandon(url string, headers map[string]string, inFlight func(net.Conn)) {
+	c.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 	if err != nil {
-		w.Fatal(err)
+		c.Fatal(err)
 	}
 	defer conn.Close()
 	r, err := http.NewRequest("GET", url+"/", nil)
 	if err != nil {
-		w.Fatal(err)
+		c.Fatal(err)
 	}
 	for name, value := range headers {
 		r.Header.Set(name, value)
 	}
 	r.Header.Add("X-Stream-Protocol-Version", "portforward.k8s.io")
 	if err := r.Write(conn); err != nil {
-		w.Fatal(err)
+		c.Fatal(err)
 	}
-	underWay(conn)
+	inFlight(conn)
 }
 
-func (w *world) read(from net.Conn) {
-	w.Helper()
+func (c *cluster) read(from net.Conn) {
+	c.Helper()
 	if _, err := from.Read(make([]byte, 1)); err != nil {
-		w.Fatal(err)
+		c.Fatal(err)
 	}
 }
 
-// nothingLeft waits until nobody passes anything on any longer.
+// nothingLeft waits until no goroutine proxies a request.
 func nothingLeft(t *testing.T) {
 	t.Helper()
 	var left []string
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		all := make([]byte, 4<<20)
-		left = nil
-		for _, stack := range strings.Split(string(all[:runtime.Stack(all, true)]), "\n\n") {
-			for _, at := range []string{"/util/proxy.", "/internal/proxy.", "net/http.(*Transport).dialConn"} {
-				if strings.Contains(stack, at) && !strings.Contains(stack, "TestAborted") {
-					left = append(left, stack)
-					break
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			all := make([]byte, 4<<20)
+			left = nil
+			for _, stack := range strings.Split(string(all[:runtime.Stack(all, true)]), "\n\n") {
+				for _, function := range []string{"/util/proxy.", "/internal/proxy.",
+					"net/http.(*Transport).dialConn"} {
+					if strings.Contains(stack, function) && !strings.Contains(stack, "TestAborted") {
+						left = append(left, stack)
+						break
+					}
 				}
 			}
-		}
-		return len(left) == 0, nil
-	})
+			return len(left) == 0, nil
+		})
 	if err != nil {
 		t.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
 	}

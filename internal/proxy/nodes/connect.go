@@ -13,22 +13,32 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// command connects to a command in a container; WebSockets are translated to SPDY.
-func (p *Proxy) command(location *url.URL, kubelet *client.ConnectionInfo, streams translator.Options, fail Fail) http.Handler {
-	return upgrading(location, kubelet, fail, wsstream.IsWebSocketRequestWithStreamCloseProtocol, func(http.Handler) http.Handler {
-		return translator.NewStreamTranslatorHandler(location, kubelet.Transport, 0, streams)
-	})
+// command connects to a command in a container. It translates WebSockets to SPDY.
+func (p *Proxy) command(location *url.URL, kubelet *client.ConnectionInfo, streams translator.Options,
+	fail Fail) http.Handler {
+	return translate(location, kubelet, fail, wsstream.IsWebSocketRequestWithStreamCloseProtocol,
+		func(http.Handler) http.Handler {
+			return translator.NewStreamTranslatorHandler(location, kubelet.Transport, 0, streams)
+		})
 }
 
-// ports connects to ports of a Pod; WebSockets are taken for tunnels of SPDY.
+// ports connects to ports of a Pod. It treats WebSockets as tunnels for SPDY.
 func (p *Proxy) ports(location *url.URL, kubelet *client.ConnectionInfo, fail Fail) http.Handler {
-	return upgrading(location, kubelet, fail, wsstream.IsWebSocketRequestWithTunnelingProtocol, func(direct http.Handler) http.Handler {
-		return translator.NewTunnelingHandler(direct)
-	})
+	return translate(location, kubelet, fail, wsstream.IsWebSocketRequestWithTunnelingProtocol,
+		func(direct http.Handler) http.Handler {
+			return translator.NewTunnelingHandler(direct)
+		})
 }
 
-// upgrading passes upgrades on as they are, but for WebSockets of one kind, which by translates, unless the kubelet understands them itself.
-func upgrading(location *url.URL, kubelet *client.ConnectionInfo, fail Fail, is func(*http.Request) bool, by func(direct http.Handler) http.Handler) http.Handler {
+// translate forwards upgrades unchanged, except WebSockets for which is reports true. The handler from translated
+// serves these, unless the kubelet supports them itself.
+func translate(
+	location *url.URL,
+	kubelet *client.ConnectionInfo,
+	fail Fail,
+	is func(*http.Request) bool,
+	translated func(direct http.Handler) http.Handler,
+) http.Handler {
 	if location == nil {
 		return nil
 	}
@@ -36,16 +46,16 @@ func upgrading(location *url.URL, kubelet *client.ConnectionInfo, fail Fail, is 
 	if slices.Contains(kubelet.NodeFeatures, string(features.ExtendWebSocketsToKubelet)) {
 		return direct
 	}
-	return translator.NewTranslatingHandler(direct, by(direct), is)
+	return translator.NewTranslatingHandler(direct, translated(direct), is)
 }
 
-// pass passes requests on, and upgrades them if they want that. What an answer in HTML refers to is found by way of this server, too.
-func (p *Proxy) pass(location *url.URL, by way, path string, fail Fail) http.Handler {
+// forward forwards requests and upgrades. It rewrites links in HTML responses so that they lead through this server.
+func (p *Proxy) forward(location *url.URL, via transports, path string, fail Fail) http.Handler {
 	if location == nil {
 		return nil
 	}
 	location.Path = utilnet.JoinPreservingTrailingSlash(location.Path, path)
-	h := proxy.NewUpgradeAwareHandler(location, by.requests, true, false, fail)
-	h.UpgradeTransport = proxy.NewUpgradeRequestRoundTripper(by.upgrades, proxy.MirrorRequest)
+	h := proxy.NewUpgradeAwareHandler(location, via.requests, true, false, fail)
+	h.UpgradeTransport = proxy.NewUpgradeRequestRoundTripper(via.upgrades, proxy.MirrorRequest)
 	return h
 }

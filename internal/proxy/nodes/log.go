@@ -15,25 +15,27 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// log reads what a container has printed.
-func (p *Proxy) log(ctx context.Context, pods getter, name string, o *core.PodLogOptions, fail Fail) (http.Handler, error) {
+// log returns a handler for the log of a container.
+func (p *Proxy) log(ctx context.Context, pods getter, name string, o *core.PodLogOptions, fail Fail) (http.Handler,
+	error) {
 	if errs := validation.ValidatePodLogOptions(o, false); len(errs) > 0 {
 		return nil, apierrors.NewInvalid(core.Kind("PodLogOptions"), name, errs)
 	}
-	location, by, err := pod.LogLocation(ctx, pods, p.kubelets(p.kubelet.requests), name, o)
+	location, transport, err := pod.LogLocation(ctx, pods, p.kubelets(p.kubelet.requests), name, o)
 	if err != nil {
 		return nil, err
 	}
 	streamer := &rest.LocationStreamer{
-		Location: location, Transport: by, ContentType: "text/plain", Flush: o.Follow,
-		ResponseChecker: rest.NewGenericHttpResponseChecker(core.Resource("pods/log"), name), RedirectChecker: rest.PreventRedirects,
+		Location: location, Transport: transport, ContentType: "text/plain", Flush: o.Follow,
+		ResponseChecker: rest.NewGenericHttpResponseChecker(core.Resource("pods/log"),
+			name), RedirectChecker: rest.PreventRedirects,
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out, follow, contentType, err := streamer.InputStream(r.Context(), "", "")
 		switch {
 		case err != nil:
 			fail(w, r, err)
-		case out == nil: // it has no node yet, and has printed nothing
+		case out == nil: // the Pod has no node yet, so its log is empty
 			w.WriteHeader(http.StatusNoContent)
 		default:
 			defer func() { _ = out.Close() }()
@@ -42,7 +44,7 @@ func (p *Proxy) log(ctx context.Context, pods getter, name string, o *core.PodLo
 	}), nil
 }
 
-// answer copies a log as it comes. Where it breaks off, so does the answer, which has begun.
+// answer copies a log to the response as it arrives. If the log breaks off, the response breaks off, too.
 func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, contentType string) {
 	if wsstream.IsWebSocketRequest(r) {
 		_ = wsstream.NewReader(out, true, wsstream.NewDefaultReaderProtocols()).Copy(w, r)
@@ -52,18 +54,18 @@ func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, 
 	w.WriteHeader(http.StatusOK)
 	_ = http.NewResponseController(w).Flush()
 	to := io.Writer(w)
-	if follow { // each piece at once
+	if follow { // flush each write
 		to = flushwriter.Wrap(w)
 	}
 	from := &source{Reader: out}
-	_, _ = io.Copy(to, from) // a client that has gone need not be told
+	_, _ = io.Copy(to, from) // errors are checked below
 	if from.broken && !errors.Is(r.Context().Err(), context.Canceled) {
-		_ = http.NewResponseController(w).Flush() // what has come is worth reading
-		panic(http.ErrAbortHandler)               // the client must not take what it got for all
+		_ = http.NewResponseController(w).Flush() // send the part that has arrived
+		panic(http.ErrAbortHandler)               // so that the client does not take it for the complete log
 	}
 }
 
-// source knows whether it broke off.
+// source is a reader that records whether it broke off.
 type source struct {
 	io.Reader
 	broken bool

@@ -1,5 +1,5 @@
-// Package nodes is the way to nodes and what runs on them: to kubelets, and to Pods, by themselves or behind a Service. It knows neither
-// who may ask nor how objects are stored.
+// Package nodes connects requests to nodes, to Pods and to the Pods of Services. It must not depend on authorization or
+// on storage.
 package nodes
 
 import (
@@ -20,51 +20,53 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxy"
 )
 
-// Config is what a Proxy works with.
+// Config configures a Proxy.
 type Config struct {
 	Dialer  *egress.Dialer
 	Kubelet Kubelet
-	// Get reads an object of the core group in its internal form, and Slices the JSON of every EndpointSlice of a Service.
-	Get    func(ctx context.Context, plural, namespace, name string) (runtime.Object, error)
+	// Get returns an object of the core group in its internal version.
+	Get func(ctx context.Context, plural, namespace, name string) (runtime.Object, error)
+	// Slices yields the JSON of every EndpointSlice of a Service.
 	Slices func(namespace, service string) iter.Seq[[]byte]
-	Family corev1.IPFamily // of the addresses of Services that are taken first
-	// Headers say who a user is to this server, and are none of anybody else's business.
+	Family corev1.IPFamily // preferred IP family for endpoints of Services
+	// Headers are the headers with a user's identity, which must not be forwarded.
 	Headers proxy.Headers
 }
 
-// Proxy is the way to nodes, Pods and what runs in them.
+// Proxy connects requests to nodes, Pods and Services.
 type Proxy struct {
-	config  Config
-	kubelet way // of the certificate that it has to have
-	anybody way // whatever certificate a kubelet has
-	pod     way
+	config          Config
+	kubelet         transports
+	insecureKubelet transports // accepts any certificate
+	pod             transports
 }
 
-// New returns a Proxy that the caller closes.
+// New returns a Proxy that the caller must close.
 func New(c Config) *Proxy {
 	p := &Proxy{config: c}
-	p.kubelet = newWay(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(false))
-	p.anybody = newWay(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(true))
-	p.pod = newWay(c.Dialer.DialNode, strangers())
+	p.kubelet = newTransports(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(false))
+	p.insecureKubelet = newTransports(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(true))
+	p.pod = newTransports(c.Dialer.DialNode, insecureTLS())
 	return p
 }
 
-// Close closes the connections that are idle. Requests under way go on.
+// Close closes idle connections. Requests in flight continue.
 func (p *Proxy) Close() {
-	for _, w := range []way{p.kubelet, p.anybody, p.pod} {
-		w.requests.CloseIdleConnections()
+	for _, t := range []transports{p.kubelet, p.insecureKubelet, p.pod} {
+		t.requests.CloseIdleConnections()
 	}
 }
 
-// Fail answers where whoever is asked for does not.
+// Fail writes the response for an error.
 type Fail func(http.ResponseWriter, *http.Request, error)
 
 // Error implements upstream's proxy.ErrorResponder.
 func (f Fail) Error(w http.ResponseWriter, r *http.Request, err error) { f(w, r, err) }
 
-// Handler returns what connects a request to whom options (core.PodExecOptions and the like) of an object lead to; name may be the
-// "scheme:name:port" of a proxy.
-func (p *Proxy) Handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler, error) {
+// Handler returns a handler that connects a request to the target of options, such as core.PodExecOptions. name is the
+// name of the object, or "scheme:name:port" for a proxy.
+func (p *Proxy) Handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler,
+	error) {
 	h, err := p.handler(ctx, namespace, name, options, fail)
 	if err != nil {
 		return nil, err
@@ -77,7 +79,8 @@ func (p *Proxy) Handler(ctx context.Context, namespace, name string, options run
 	}), nil
 }
 
-func (p *Proxy) handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler, error) {
+func (p *Proxy) handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler,
+	error) {
 	pods := getter{p, "pods", namespace}
 	switch o := options.(type) {
 	case *core.PodLogOptions:
@@ -95,21 +98,21 @@ func (p *Proxy) handler(ctx context.Context, namespace, name string, options run
 		return p.ports(location, kubelet, fail), err
 	case *core.PodProxyOptions:
 		location, _, err := pod.ResourceLocation(ctx, pods, nil, name)
-		return p.pass(location, p.pod, o.Path, fail), err
+		return p.forward(location, p.pod, o.Path, fail), err
 	case *core.NodeProxyOptions:
 		location, to, err := node.ResourceLocation(nil, p.kubelets(p.kubelet.requests), p.pod.requests, ctx, name)
 		if to == p.pod.requests {
-			return p.pass(location, p.pod, o.Path, fail), err
+			return p.forward(location, p.pod, o.Path, fail), err
 		}
-		return p.pass(location, p.kubelet, o.Path, fail), err
+		return p.forward(location, p.kubelet, o.Path, fail), err
 	case *core.ServiceProxyOptions:
 		location, err := p.service(ctx, namespace, name)
-		return p.pass(location, p.pod, o.Path, fail), err
+		return p.forward(location, p.pod, o.Path, fail), err
 	}
-	return nil, fmt.Errorf("proxy: nothing is known of %T", options)
+	return nil, fmt.Errorf("proxy: unsupported options %T", options)
 }
 
-// getter reads objects of a kind and namespace for upstream's code.
+// getter reads objects of a kind in a namespace for upstream's code.
 type getter struct {
 	*Proxy
 	plural, namespace string

@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 )
 
-// service finds a Pod behind a port of a Service, which the port's number or its name says.
+// service returns the URL of a random Pod behind a port of a Service. id contains the port's number or name.
 func (p *Proxy) service(ctx context.Context, namespace, id string) (*url.URL, error) {
 	scheme, name, port, valid := utilnet.SplitSchemeNamePort(id)
 	if !valid {
@@ -34,14 +34,15 @@ func (p *Proxy) service(ctx context.Context, namespace, id string) (*url.URL, er
 		}
 		all = append(all, slice)
 	}
-	host, err := endpoints.RandomEndpoint(name, all, port, p.config.Family, func(e *discoveryv1.Endpoint) bool { return p.isOfPod(ctx, namespace, e) })
+	host, err := endpoints.RandomEndpoint(name, all, port, p.config.Family,
+		func(e *discoveryv1.Endpoint) bool { return p.isOfPod(ctx, namespace, e) })
 	if err != nil {
 		return nil, err
 	}
 	return &url.URL{Scheme: scheme, Host: host}, nil
 }
 
-// portName is what the port of a number is called.
+// portName returns the name of the port with the given number.
 func (p *Proxy) portName(ctx context.Context, namespace, name string, number int64) (string, error) {
 	obj, err := p.config.Get(ctx, "services", namespace, name)
 	if err != nil {
@@ -55,8 +56,8 @@ func (p *Proxy) portName(ctx context.Context, namespace, name string, number int
 	return all[i].Name, nil
 }
 
-// isOfPod says that an endpoint is the Pod that it names: who may write EndpointSlices has no say in where this server connects to
-// (CVE-2021-25740).
+// isOfPod reports whether an endpoint has an address of the Pod that it refers to. The writers of EndpointSlices must
+// not be able to choose other addresses (CVE-2021-25740).
 func (p *Proxy) isOfPod(ctx context.Context, namespace string, e *discoveryv1.Endpoint) bool {
 	if e.TargetRef == nil || e.TargetRef.Namespace != namespace || len(e.Addresses) == 0 {
 		return false
@@ -65,6 +66,6 @@ func (p *Proxy) isOfPod(ctx context.Context, namespace string, e *discoveryv1.En
 	if err != nil {
 		return false
 	}
-	of, ok := obj.(*core.Pod)
-	return ok && slices.ContainsFunc(of.Status.PodIPs, func(ip core.PodIP) bool { return ip.IP == e.Addresses[0] })
+	pod, ok := obj.(*core.Pod)
+	return ok && slices.ContainsFunc(pod.Status.PodIPs, func(ip core.PodIP) bool { return ip.IP == e.Addresses[0] })
 }
