@@ -4,5 +4,5 @@ package ownership
 
 import "io/fs"
 
-// owner knows no user: files have other permissions here.
+// owner reports that the owner is unknown, because files have other permissions on this system.
 func owner(fs.FileInfo) (uid int, known bool) { return 0, false }

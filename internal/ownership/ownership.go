@@ -1,5 +1,5 @@
-// Package ownership checks that folders and files of keys belong to this process, and that no other user can change
-// them. It imports nothing of the project.
+// Package ownership checks that directories and files with keys belong to this process's user, and that no other user
+// can change them. It must not import other packages of this module.
 package ownership
 
 import (
@@ -21,16 +21,17 @@ const (
 	groupWrite  = 0o020
 )
 
-// Error reports a folder or file that cannot be trusted, and the command that corrects it.
+// Error describes a directory or file that cannot be trusted, and the command that corrects it.
 type Error struct{ Path, Reason, Command string }
 
 func (e *Error) Error() string {
 	return fmt.Sprintf("cannot trust %s: %s; check its content, then run: %s", e.Path, e.Reason, e.Command)
 }
 
-// Folder checks a folder. Its owner must be the user of this process or root, and so must the owner of each symbolic
-// link on its path. Other users must not be able to write to it. Warnings name what is allowed and still weak: a folder
-// that its group can write to, as the fsGroup of a Pod makes it, and a parent folder in which others can rename it.
+// Folder checks a directory. Its owner must be the user of this process or root, and so must the owner of each symbolic
+// link on its path. Other users must not have write permission. The warnings describe weak permissions that are
+// allowed: write permission of the group, which the fsGroup of a Pod requires, and a parent directory in which all
+// users can rename files.
 func Folder(path string) (warnings []string, err error) {
 	path, err = filepath.Abs(path)
 	if err != nil {
@@ -53,12 +54,14 @@ func Folder(path string) (warnings []string, err error) {
 		return nil, nil
 	}
 	if info.Mode()&groupWrite != 0 {
-		warnings = append(warnings, fmt.Sprintf("its group can write to %s; unless that is the fsGroup of a Pod, run: chmod g-w %s", path, quote(path)))
+		warnings = append(warnings, fmt.Sprintf("its group can write to %s; unless that is the fsGroup of a Pod, "+
+			"run: chmod g-w %s", path, quote(path)))
 	}
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
 		if err == nil && info.Mode()&othersWrite != 0 && info.Mode()&fs.ModeSticky == 0 {
-			warnings = append(warnings, fmt.Sprintf("all users can rename what is in %s; run: chmod o-w %s", dir, quote(dir)))
+			warnings = append(warnings, fmt.Sprintf("all users can rename files in %s; run: chmod o-w %s", dir,
+				quote(dir)))
 		}
 		if dir == filepath.Dir(dir) {
 			return warnings, nil
@@ -66,7 +69,8 @@ func Folder(path string) (warnings []string, err error) {
 	}
 }
 
-// Folders checks a folder and those below it that exist, by name, as Folder does.
+// Folders checks a directory and its subdirectories with the given names, like Folder. The subdirectories may be
+// missing.
 func Folders(path string, below ...string) (warnings []string, err error) {
 	warnings, err = Folder(path)
 	for _, name := range below {
@@ -95,14 +99,14 @@ func links(path string) error {
 	return nil
 }
 
-// ReadKey reads a file that holds a private key. Its owner must be the user of this process or root, and other users
-// must not be able to read or write it. The group may, as in a volume with an fsGroup.
+// ReadKey reads the file of a private key. Its owner must be the user of this process or root, and other users must not
+// have read or write permission. The group may have both, as in a volume with an fsGroup.
 func ReadKey(path string) ([]byte, error) { return read(path, othersRead|othersWrite) }
 
-// ReadFile reads a file that others may read, as a certificate. They must not be able to write it.
+// ReadFile reads a file that others may read, such as a certificate. They must not have write permission.
 func ReadFile(path string) ([]byte, error) { return read(path, othersWrite) }
 
-// read checks the file that it has opened, so that another one cannot take its place in between.
+// read checks the opened file, so that it cannot be replaced between the check and the reading.
 func read(path string, denied fs.FileMode) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -119,7 +123,7 @@ func read(path string, denied fs.FileMode) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// check checks an owner and the permissions that other users must not have.
+// check checks the owner, and that other users have none of the denied permissions.
 func check(path string, info fs.FileInfo, denied fs.FileMode) error {
 	uid, known := owner(info)
 	if !known {
@@ -139,7 +143,7 @@ func check(path string, info fs.FileInfo, denied fs.FileMode) error {
 	}
 }
 
-// without is the argument of chmod that takes permissions from other users.
+// without returns the argument of chmod that removes the denied permissions.
 func without(denied fs.FileMode) string {
 	if denied&othersRead != 0 {
 		return "o-rw"
@@ -149,7 +153,7 @@ func without(denied fs.FileMode) string {
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./+:@%-]+$`)
 
-// quote returns a path as an argument of a shell.
+// quote returns a path quoted for a shell.
 func quote(path string) string {
 	if plain.MatchString(path) {
 		return path

@@ -12,17 +12,17 @@ import (
 	"testing"
 )
 
-const stranger = 12345
+const otherUser = 12345
 
-// obey runs the command that an error names.
-func obey(t *testing.T, err error) {
+// runCommand runs the command in an error.
+func runCommand(t *testing.T, err error) {
 	t.Helper()
-	var refused *Error
-	if !errors.As(err, &refused) || !strings.HasSuffix(err.Error(), refused.Command) {
+	var untrusted *Error
+	if !errors.As(err, &untrusted) || !strings.HasSuffix(err.Error(), untrusted.Command) {
 		t.Fatalf("no command: %v", err)
 	}
-	if out, err := exec.Command("sh", "-c", refused.Command).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", refused.Command, err, out)
+	if out, err := exec.Command("sh", "-c", untrusted.Command).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", untrusted.Command, err, out)
 	}
 }
 
@@ -40,7 +40,8 @@ func mkdir(t *testing.T, path string, mode os.FileMode) string {
 	return path
 }
 
-// A folder that all users can write to is refused, with the command that corrects it; one of a group is a warning.
+// TestFolder checks that a directory writable by all users is rejected with the command that corrects it. A group with
+// write permission causes a warning.
 func TestFolder(t *testing.T) {
 	for mode, want := range map[os.FileMode]string{
 		0o700: "", 0o755: "", 0o750: "",
@@ -62,18 +63,19 @@ func TestFolder(t *testing.T) {
 		if want != "error" {
 			continue
 		}
-		obey(t, err)
+		runCommand(t, err)
 		if _, err := Folder(dir); err != nil {
 			t.Errorf("%v, after the command: %v", mode, err)
 		}
 	}
 }
 
-// In a folder without the sticky bit all users can rename what is in it.
+// TestParentFolder checks the warning about a parent directory that is writable by all users and has no sticky bit.
 func TestParentFolder(t *testing.T) {
 	parent := mkdir(t, filepath.Join(t.TempDir(), "parent"), 0o777)
 	dir := mkdir(t, filepath.Join(parent, "between", "data"), 0o700)
-	if warnings, err := Folder(dir); err != nil || len(warnings) != 1 || !strings.HasSuffix(warnings[0], "chmod o-w "+parent) {
+	if warnings, err := Folder(dir); err != nil || len(warnings) != 1 ||
+		!strings.HasSuffix(warnings[0], "chmod o-w "+parent) {
 		t.Errorf("%v %v", warnings, err)
 	}
 	mkdir(t, parent, 0o777|fs.ModeSticky)
@@ -82,22 +84,24 @@ func TestParentFolder(t *testing.T) {
 	}
 }
 
-// The folder and each file belong to the user of this process, or to root.
+// TestOwner checks that the directory and each file must belong to the user of this process or to root.
 func TestOwner(t *testing.T) {
 	asRoot(t)
 	dir := mkdir(t, filepath.Join(t.TempDir(), "data"), 0o700)
 	key := filepath.Join(dir, "ca.key")
-	if err := errors.Join(os.WriteFile(key, []byte("key"), 0o600), os.Chown(key, stranger, -1), os.Chown(dir, stranger, -1)); err != nil {
+	if err := errors.Join(os.WriteFile(key, []byte("key"), 0o600), os.Chown(key, otherUser, -1),
+		os.Chown(dir, otherUser, -1)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := ReadKey(key)
 	if err == nil {
-		t.Error("a key of another user is read")
+		t.Error("read a key of another user")
 	}
-	if _, err = Folders(filepath.Dir(dir), "data", "none"); err == nil || !strings.Contains(err.Error(), "belongs to user 12345") {
+	if _, err = Folders(filepath.Dir(dir), "data", "none"); err == nil ||
+		!strings.Contains(err.Error(), "belongs to user 12345") {
 		t.Fatalf("the folder of another user: %v", err)
 	}
-	obey(t, err)
+	runCommand(t, err)
 	if _, err := Folders(filepath.Dir(dir), "data", "none"); err != nil {
 		t.Errorf("after the command: %v", err)
 	}
@@ -106,7 +110,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// Who owns a symbolic link on the path can let it lead elsewhere at any time.
+// TestLinks checks that a symbolic link on the path must not belong to another user, who could change its target.
 func TestLinks(t *testing.T) {
 	base := t.TempDir()
 	mkdir(t, filepath.Join(base, "real", "data"), 0o700)
@@ -115,23 +119,24 @@ func TestLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Folder(filepath.Join(link, "data")); err != nil {
-		t.Errorf("a link of our own: %v", err)
+		t.Errorf("link of this user: %v", err)
 	}
 	asRoot(t)
-	if err := os.Lchown(link, stranger, -1); err != nil {
+	if err := os.Lchown(link, otherUser, -1); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Folder(filepath.Join(link, "data"))
 	if err == nil {
-		t.Fatal("a link of another user")
+		t.Fatal("a link of another user is accepted")
 	}
-	obey(t, err)
+	runCommand(t, err)
 	if _, err := Folder(filepath.Join(link, "data")); err != nil {
 		t.Errorf("after the command: %v", err)
 	}
 }
 
-// Other users neither read nor write a key; they may read a certificate. The group may read a key, by an fsGroup.
+// TestFiles checks that other users must not have read or write permission for a key, and no write permission for a
+// certificate. The group may read a key.
 func TestFiles(t *testing.T) {
 	for mode, want := range map[os.FileMode]struct{ key, file bool }{
 		0o600: {true, true}, 0o400: {true, true}, 0o640: {true, true}, 0o660: {true, true},
@@ -152,7 +157,7 @@ func TestFiles(t *testing.T) {
 			}
 		}
 		if _, err := ReadKey(path); err != nil {
-			obey(t, err)
+			runCommand(t, err)
 			if _, err := ReadKey(path); err != nil {
 				t.Errorf("%v, after the command: %v", mode, err)
 			}

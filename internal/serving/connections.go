@@ -17,57 +17,58 @@ import (
 )
 
 const (
-	// A quarter of the process's file descriptors is not for connections of clients, and at least reservedFiles, but never
-	// more than a half: it is for the store, which opens 266 at most, for the log, for connections to webhooks and other
-	// servers, and for files that are read again.
+	// Some of the process's file descriptors are reserved: a quarter, at least reservedFiles, and at most a half. They
+	// are for the store, which opens up to 266 files, for the log, for connections to webhooks and other servers, and
+	// for files that are read again. Clients' connections use the others.
 	reservedShare = 4
 	reservedFiles = 320
-	// unauthenticatedConnections is the number of connections that authenticated clients can never use up. Health checks
-	// and clients that are about to authenticate use them.
+	// unauthenticatedConnections is the number of connections that authenticated clients cannot use. They are for
+	// health checks and for clients that have not authenticated yet.
 	unauthenticatedConnections = 8
-	// unknownFiles is the limit of descriptors where the system does not report one.
+	// unknownFiles is the limit of file descriptors if the system does not report one.
 	unknownFiles = 1024
 )
 
-// maxConnections returns the number of connections of a server whose process may have the given number of files open.
+// maxConnections returns the maximum number of connections for a process with the given limit of open files.
 func maxConnections(files uint64) int {
 	reserved := min(max(files/reservedShare, reservedFiles), files/2)
 	return int(min(max(files-reserved, 2*unauthenticatedConnections), math.MaxInt32))
 }
 
-// openFiles returns the limit of the process. Go raises the soft limit to the hard one at the start of a process.
+// openFiles returns the process's limit of open files. Go raises the soft limit to the hard limit when a process
+// starts.
 func openFiles() uint64 {
 	files := syscall.Rlimit{Cur: unknownFiles}
 	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
 	return uint64(files.Cur)
 }
 
-// connections is a listener that bounds the number of its open connections. At the limit it closes the oldest connection that never
-// authenticated, in favour of the new one. Authenticated connections are never closed, and never use up the limit.
+// connections is a listener that limits the number of its open connections. At the limit, it closes the oldest
+// unauthenticated connection for a new one. Authenticated connections are never closed, and cannot use up the limit.
 type connections struct {
 	net.Listener
-	most   int
+	limit  int
 	logger *slog.Logger
 	often  rate.Sometimes
 
 	mu            sync.Mutex
 	open          int
 	authenticated int
-	waiting       list.List // of *connection that have not authenticated, the oldest first
-	closed        int       // of these, to make space for another one
-	refused       int       // that authenticated while there were too many of them
+	waiting       list.List // unauthenticated *connections, the oldest first
+	closed        int       // number of waiting connections closed for others
+	refused       int       // number of authentications refused at the limit
 }
 
-func newConnections(l net.Listener, most int, logger *slog.Logger) *connections {
-	return &connections{Listener: l, most: most, logger: logger, often: rate.Sometimes{Interval: time.Second}}
+func newConnections(l net.Listener, limit int, logger *slog.Logger) *connections {
+	return &connections{Listener: l, limit: limit, logger: logger, often: rate.Sometimes{Interval: time.Second}}
 }
 
-// connection is one that a client has opened.
+// connection is a connection opened by a client.
 type connection struct {
 	net.Conn
-	of     *connections
-	place  *list.Element // in waiting; nil: it has authenticated
-	closed bool
+	listener *connections
+	element  *list.Element // in waiting; nil means authenticated
+	closed   bool
 
 	reading, writing pace
 }
@@ -84,8 +85,8 @@ func (conn *connection) Write(p []byte) (int, error) {
 	return conn.Conn.Write(p)
 }
 
-// Accept implements net.Listener. The process may reach its limit in spite of the reserve: then the oldest connection that never
-// authenticated is closed as well, and the caller accepts again.
+// Accept implements net.Listener. The process may reach its limit of files in spite of the reserve. Accept then closes
+// the oldest unauthenticated connection, and the caller calls it again.
 func (c *connections) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
@@ -94,7 +95,8 @@ func (c *connections) Accept() (net.Conn, error) {
 		c.mu.Unlock()
 		oldest.drop()
 		c.often.Do(func() {
-			c.logger.Warn("accept a connection: the process has no file descriptor left; raise its limit (ulimit -n)", "error", err)
+			c.logger.Warn("accept a connection: the process has no file descriptor left; raise its limit (ulimit -n)",
+				"error", err)
 		})
 	}
 	if err != nil {
@@ -103,29 +105,30 @@ func (c *connections) Accept() (net.Conn, error) {
 	return c.add(conn), nil
 }
 
-// add counts a new connection.
+// add adds a new connection.
 func (c *connections) add(conn net.Conn) *connection {
 	c.mu.Lock()
 	var oldest *connection
-	if c.open >= c.most {
+	if c.open >= c.limit {
 		oldest = c.evict()
 	}
 	c.open++
-	added := &connection{Conn: conn, of: c}
-	added.place = c.waiting.PushBack(added)
+	added := &connection{Conn: conn, listener: c}
+	added.element = c.waiting.PushBack(added)
 	closed := c.closed
 	c.mu.Unlock()
 	if oldest.drop() {
 		c.often.Do(func() {
-			c.logger.Warn("too many connections: the oldest one that never authenticated is closed; raise the limit of open files (ulimit -n)",
-				"connections", c.most, "closed", closed, "from", oldest.RemoteAddr())
+			c.logger.Warn("too many connections: closed the oldest unauthenticated one; raise the limit of open "+
+				"files (ulimit -n)",
+				"connections", c.limit, "closed", closed, "from", oldest.RemoteAddr())
 		})
 	}
 	return added
 }
 
-// evict takes the oldest connection that never authenticated out of the count. It returns nil where there is none. The caller holds mu,
-// and drops the connection once it does not.
+// evict removes the oldest unauthenticated connection. It returns nil if there is none. The caller must hold mu, and
+// call drop on the connection after it has released mu.
 func (c *connections) evict() *connection {
 	oldest := c.waiting.Front()
 	if oldest == nil {
@@ -133,25 +136,26 @@ func (c *connections) evict() *connection {
 	}
 	c.closed++
 	conn := oldest.Value.(*connection)
-	c.forget(conn)
+	c.remove(conn)
 	return conn
 }
 
-// forget takes a connection out of the count. The caller holds mu.
-func (c *connections) forget(conn *connection) {
+// remove removes a connection from the counts. The caller must hold mu.
+func (c *connections) remove(conn *connection) {
 	if conn.closed {
 		return
 	}
 	conn.closed = true
 	c.open--
-	if conn.place == nil {
+	if conn.element == nil {
 		c.authenticated--
 		return
 	}
-	c.waiting.Remove(conn.place)
+	c.waiting.Remove(conn.element)
 }
 
-// drop closes an evicted connection without an orderly end, which its client could delay. It returns false for nil.
+// drop closes an evicted connection without a TLS close_notify, which the client could delay. It returns false if conn
+// is nil.
 func (conn *connection) drop() bool {
 	if conn == nil {
 		return false
@@ -163,60 +167,65 @@ func (conn *connection) drop() bool {
 // Close implements net.Conn.
 func (conn *connection) Close() error {
 	err := conn.Conn.Close()
-	conn.of.mu.Lock()
-	defer conn.of.mu.Unlock()
-	conn.of.forget(conn)
+	conn.listener.mu.Lock()
+	defer conn.listener.mu.Unlock()
+	conn.listener.remove(conn)
 	return err
 }
 
-// admit counts the connection as authenticated. It returns false where there are too many of these already: the connection then stays
-// one that may be closed for another.
+// admit counts the connection as authenticated. It returns false if there are too many authenticated connections. The
+// connection then remains unauthenticated and may be evicted.
 func (conn *connection) admit() bool {
-	c := conn.of
+	c := conn.listener
 	c.mu.Lock()
-	admitted := conn.place == nil || conn.closed || c.authenticated < c.most-unauthenticatedConnections
+	admitted := conn.element == nil || conn.closed || c.authenticated < c.limit-unauthenticatedConnections
 	if !admitted {
 		c.refused++
-	} else if conn.place != nil && !conn.closed {
-		c.waiting.Remove(conn.place)
-		conn.place = nil
+	} else if conn.element != nil && !conn.closed {
+		c.waiting.Remove(conn.element)
+		conn.element = nil
 		c.authenticated++
 	}
 	refused := c.refused
 	c.mu.Unlock()
 	if !admitted {
 		c.often.Do(func() {
-			c.logger.Warn("too many connections: a client that authenticated is refused; raise the limit of open files (ulimit -n)",
-				"connections", c.most, "refused", refused, "from", conn.RemoteAddr())
+			c.logger.Warn("too many connections: rejected an authenticated client; raise the limit of open files "+
+				"(ulimit -n)",
+				"connections", c.limit, "refused", refused, "from", conn.RemoteAddr())
 		})
 	}
 	return admitted
 }
 
-// admission returns the function that counts a connection of the http.Server as authenticated.
+// admission returns the admit method of a connection of the http.Server, or nil.
 func admission(c net.Conn) func() bool {
-	if secure, ok := c.(*tls.Conn); ok {
-		if below, ok := secure.NetConn().(interface{ NetConn() net.Conn }); ok {
-			if mine, ok := below.NetConn().(*connection); ok {
-				return mine.admit
+	if tlsConn, ok := c.(*tls.Conn); ok {
+		if below, ok := tlsConn.NetConn().(interface{ NetConn() net.Conn }); ok {
+			if conn, ok := below.NetConn().(*connection); ok {
+				return conn.admit
 			}
 		}
 	}
 	return nil
 }
 
-// listener returns what the http.Server accepts connections from.
+// listener returns the listener for the http.Server.
 func (c *connections) listener() net.Listener { return tlsbatch.Listener{Listener: c} }
 
-// Connections are the figures of the connections of a Server.
+// Connections contains statistics about the connections of a Server.
 type Connections struct {
 	Limit, Open, Authenticated int
-	Closed, Refused            int // since the start: closed for newer ones; refused though they authenticated
+	// Closed is the number of unauthenticated connections closed for others since the start.
+	Closed int
+	// Refused is the number of authenticated clients rejected since the start.
+	Refused int
 }
 
-// count returns the figures of now.
+// count returns the current statistics.
 func (c *connections) count() Connections {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Connections{Limit: c.most, Open: c.open, Authenticated: c.authenticated, Closed: c.closed, Refused: c.refused}
+	return Connections{Limit: c.limit, Open: c.open, Authenticated: c.authenticated, Closed: c.closed,
+		Refused: c.refused}
 }

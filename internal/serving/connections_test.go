@@ -17,11 +17,11 @@ import (
 
 var aLongTimeAgo = time.Unix(1, 0)
 
-// pipes is a listener whose connections are pipes, or errors.
+// pipes is a listener whose Accept returns an in-memory connection, or the error in next.
 type pipes struct {
 	net.Listener
-	next  error
-	there []net.Conn // the clients' ends
+	next    error
+	clients []net.Conn // the clients' ends
 }
 
 func (p *pipes) Accept() (net.Conn, error) {
@@ -29,17 +29,17 @@ func (p *pipes) Accept() (net.Conn, error) {
 		p.next = nil
 		return nil, err
 	}
-	here, there := net.Pipe()
-	p.there = append(p.there, there)
-	return here, nil
+	server, client := net.Pipe()
+	p.clients = append(p.clients, client)
+	return server, nil
 }
 
 // ended reports whether the server has closed connection i.
 func (p *pipes) ended(i int) bool {
-	if err := p.there[i].SetReadDeadline(aLongTimeAgo); err != nil {
+	if err := p.clients[i].SetReadDeadline(aLongTimeAgo); err != nil {
 		return true
 	}
-	_, err := p.there[i].Read(make([]byte, 1))
+	_, err := p.clients[i].Read(make([]byte, 1))
 	return errors.Is(err, io.EOF)
 }
 
@@ -52,37 +52,37 @@ func accept(t *testing.T, c *connections) *connection {
 	return conn.(*connection)
 }
 
-// TestConnectionsAtTheLimit checks that the oldest connection that never authenticated is closed for a new one, that authenticated
-// connections never are, and that they leave space for others.
+// TestConnectionsAtTheLimit checks that the oldest unauthenticated connection is closed for a new one. Authenticated
+// connections are never closed, and do not use up the limit.
 func TestConnectionsAtTheLimit(t *testing.T) {
-	const most, trusted = 20, 20 - unauthenticatedConnections
+	const limit, trusted = 20, 20 - unauthenticatedConnections
 	clients := &pipes{}
 	var log strings.Builder
-	c := newConnections(clients, most, slog.New(slog.NewTextHandler(&log, nil)))
-	for range most {
+	c := newConnections(clients, limit, slog.New(slog.NewTextHandler(&log, nil)))
+	for range limit {
 		accept(t, c)
 	}
-	for i := range most {
+	for i := range limit {
 		if clients.ended(i) {
 			t.Fatalf("connection %d was closed below the limit", i)
 		}
 	}
 	newest := accept(t, c)
-	for i := range most + 1 {
+	for i := range limit + 1 {
 		if clients.ended(i) != (i == 0) {
-			t.Errorf("connection %d: closed: %t", i, i != 0)
+			t.Errorf("connection %d is closed: %t, want %t", i, i != 0, i == 0)
 		}
 	}
 	if n := strings.Count(log.String(), "\n"); n != 1 {
-		t.Errorf("%d lines: %s", n, log.String())
+		t.Errorf("got %d lines in the log, want 1: %s", n, log.String())
 	}
-	if newest.Close(); c.count().Open != most-1 || newest.Close() != nil || c.count().Open != most-1 {
+	if newest.Close(); c.count().Open != limit-1 || newest.Close() != nil || c.count().Open != limit-1 {
 		t.Errorf("%+v", c.count())
 	}
 	var admitted []*connection
 	for range trusted {
 		conn := accept(t, c)
-		for range 2 { // the second request on it is admitted as well
+		for range 2 { // a second request on the connection is also admitted
 			if !conn.admit() {
 				t.Fatalf("refused: %+v", c.count())
 			}
@@ -93,8 +93,8 @@ func TestConnectionsAtTheLimit(t *testing.T) {
 	if late.admit() {
 		t.Error("authenticated connections used up the limit")
 	}
-	first := len(clients.there) - trusted - 1
-	for range 10 * most {
+	first := len(clients.clients) - trusted - 1
+	for range 10 * limit {
 		accept(t, c)
 	}
 	for i := range trusted {
@@ -102,22 +102,23 @@ func TestConnectionsAtTheLimit(t *testing.T) {
 			t.Errorf("authenticated connection %d was closed", i)
 		}
 	}
-	if got := c.count(); got.Open != most || got.Authenticated != trusted || got.Refused != 1 {
+	if got := c.count(); got.Open != limit || got.Authenticated != trusted || got.Refused != 1 {
 		t.Errorf("%+v", got)
 	}
 	if !clients.ended(first + trusted) {
-		t.Error("a refused connection counts as an authenticated one")
+		t.Error("a refused connection counts as authenticated")
 	}
 	admitted[0].Close()
 	if another := accept(t, c); !another.admit() {
 		t.Errorf("refused: %+v", c.count())
 	}
 	if n := strings.Count(log.String(), "\n"); n != 1 {
-		t.Errorf("%d lines within a second: %s", n, log.String())
+		t.Errorf("got %d lines in the log within a second, want 1: %s", n, log.String())
 	}
 }
 
-// TestDescriptorsRunOut checks that a connection that never authenticated is closed when the system has no descriptor for a new one.
+// TestDescriptorsRunOut checks that an unauthenticated connection is closed if the system has no file descriptor for a
+// new one.
 func TestDescriptorsRunOut(t *testing.T) {
 	clients := &pipes{}
 	c := newConnections(clients, 100, slog.New(slog.DiscardHandler))
@@ -134,7 +135,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	}
 }
 
-// TestAdmission checks that the connection of a request is found below TLS.
+// TestAdmission checks that admission finds the connection below TLS.
 func TestAdmission(t *testing.T) {
 	clients := &pipes{}
 	c := newConnections(clients, 100, slog.New(slog.DiscardHandler))
@@ -148,11 +149,12 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestReserve checks how many of the descriptors are for connections.
+// TestReserve checks how many file descriptors are available for connections.
 func TestReserve(t *testing.T) {
-	for files, want := range map[uint64]int{0: 16, 20: 16, 64: 32, 256: 128, 1024: 704, 4096: 3072, 1 << 20: 3 << 18, 1<<63 - 1: 1<<31 - 1} {
+	for files, want := range map[uint64]int{0: 16, 20: 16, 64: 32, 256: 128, 1024: 704, 4096: 3072, 1 << 20: 3 << 18,
+		1<<63 - 1: 1<<31 - 1} {
 		if got := maxConnections(files); got != want {
-			t.Errorf("of %d files %d are for connections, want %d", files, got, want)
+			t.Errorf("got %[2]d connections for %[1]d files, want %[3]d", files, got, want)
 		}
 	}
 }

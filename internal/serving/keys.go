@@ -10,34 +10,35 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// RenewalCheck is how often a server looks whether its certificates are to be renewed, or have been by trellis certs. The
-// former could be seldom, for they are renewed long before they end; it costs reading nine small files.
+// RenewalCheck is the interval at which a server checks whether its certificates must be renewed, or have been renewed
+// by trellis certs. A check reads nine small files. Renewal itself could be checked less often, because it happens long
+// before expiry.
 const RenewalCheck = time.Hour
 
-// Keys are what a server has made for itself. Certificates show the newest.
+// Keys holds the keys and certificates that a server has created. It passes the newest certificate to Certificates.
 type Keys struct {
 	atomic.Pointer[pki.Bundle]
-	shownBy *Certificates
+	certificates *Certificates
 }
 
-// Make reads what is in dir, or makes it.
+// Make reads the files in dir, or creates them.
 func (k *Keys) Make(c *Certificates, dir string, hosts []string, now time.Time) error {
-	k.shownBy = c
+	k.certificates = c
 	return k.use(pki.Ensure(dir, hosts, now))
 }
 
-// Renew replaces certificates that end soon.
+// Renew replaces certificates that expire soon.
 func (k *Keys) Renew(now time.Time) error { return k.use(k.Load().Renew(now)) }
 
 func (k *Keys) use(b *pki.Bundle, err error) error {
 	if err == nil {
 		k.Store(b)
-		k.shownBy.SetOwn(&b.Serving)
+		k.certificates.SetOwn(&b.Serving)
 	}
 	return err
 }
 
-// Every is a loop that runs do again and again until ctx is done. The first period has begun when it is returned.
+// Every returns a loop that calls do in each period until ctx is done. The first period starts when Every is called.
 func Every(ctx context.Context, c clock.WithTicker, period time.Duration, do func()) (loop func()) {
 	tick := c.NewTicker(period)
 	return func() {

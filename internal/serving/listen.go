@@ -1,5 +1,5 @@
-// Package serving is how connections come in: addresses, certificates, limits, large answers in large pieces, and the end of all
-// of it. It does not know what is served.
+// Package serving accepts HTTPS connections: addresses, certificates, limits and shutdown. It must not depend on the
+// handler of requests.
 package serving
 
 import (
@@ -17,13 +17,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// quietHandshakes logs the messages of net/http. Those of handshakes that fail, and of descriptors that are used up, have the level debug:
-// every client can cause them at any rate, and connections logs the latter once a second.
+// quietHandshakes logs the messages of net/http. Messages about failed TLS handshakes and exhausted file descriptors
+// have the level debug, because any client can cause them at any rate. The type connections logs the latter once a
+// second.
 type quietHandshakes struct{ logger *slog.Logger }
 
 func (q quietHandshakes) Write(p []byte) (int, error) {
 	level := slog.LevelWarn
-	if text := string(p); strings.Contains(text, "TLS handshake error") || strings.Contains(text, "too many open files") {
+	if text := string(p); strings.Contains(text, "TLS handshake error") ||
+		strings.Contains(text, "too many open files") {
 		level = slog.LevelDebug
 	}
 	q.logger.Log(context.Background(), level, strings.TrimSpace(string(p)))
@@ -32,19 +34,20 @@ func (q quietHandshakes) Write(p []byte) (int, error) {
 
 var _ io.Writer = quietHandshakes{}
 
-// Listen opens the address that clients will connect to.
+// Listen opens a listener at the server's address.
 func Listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("listen: %w (another server may be running; choose another port with --secure-port, 0 picks a free one)", err)
+			return nil, fmt.Errorf("listen: %w (another server may be running; choose another port with "+
+				"--secure-port, 0 picks a free one)", err)
 		}
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return l, nil
 }
 
-// Hosts are the names and addresses that the serving certificate has to carry, besides others.
+// Hosts returns the host names and addresses for the serving certificate, including others.
 func Hosts(bound net.Addr, others ...string) []string {
 	names := append(others, LoopbackName, "localhost", "127.0.0.1", "::1")
 	if name, err := os.Hostname(); err == nil {
@@ -75,7 +78,7 @@ func Hosts(bound net.Addr, others ...string) []string {
 	return names
 }
 
-// URL is how a client on this machine reaches the listener.
+// URL returns the URL of the listener for a client on this machine.
 func URL(bound net.Addr) string {
 	host, port, err := net.SplitHostPort(bound.String())
 	if err != nil {
@@ -85,7 +88,7 @@ func URL(bound net.Addr) string {
 	case ip == nil || !ip.IsUnspecified():
 	case ip.To4() != nil:
 		host = "127.0.0.1"
-	default: // a socket on :: takes IPv4 as well where the system allows it
+	default: // a socket on :: also accepts IPv4 if the system allows it
 		host = "localhost"
 	}
 	return "https://" + net.JoinHostPort(host, port)

@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	// paceCalls is the number of reads, or of writes, after which the time is read.
+	// paceCalls is the number of reads or writes between two readings of the clock.
 	paceCalls = 4
-	// A connection that has been busy for paceTime yields. It is busy while paceCalls take less than that.
+	// A connection is busy while paceCalls take less than paceTime. It yields after it has been busy for paceTime.
 	paceTime = 2 * time.Millisecond
 )
 
-// pace is the rate of one connection's reads or of its writes. It is not safe for concurrent use.
+// pace measures the rate of a connection's reads or writes. It is not safe for concurrent use.
 type pace struct {
 	calls uint
-	last  time.Time // when the time was read last
-	since time.Time // when the connection became busy, or yielded last
+	last  time.Time // of the last reading of the clock
+	since time.Time // when the connection became busy or last yielded
 }
 
-// yield lets all other goroutines run first if the connection is busy. A client that sends small frames without a pause would otherwise
-// keep a processor for 10 ms at a time, after which Go preempts a goroutine.
+// yield lets other goroutines run first if the connection is busy. A client that sends small frames without a pause
+// would otherwise occupy a processor for 10 ms at a time, until Go preempts the goroutine.
 func (p *pace) yield() {
 	if p.calls++; p.calls%paceCalls != 0 {
 		return

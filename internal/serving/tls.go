@@ -16,38 +16,41 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
-// LoopbackName is upstream's: by it the administrator's clients ask for the server's own certificate where there are others.
+// LoopbackName is the server name for the server's own certificate. It equals upstream's. The administrator's clients
+// use it if the server has other certificates.
 const LoopbackName = "apiserver-loopback-client"
 
-// TLS is what kube-apiserver's flags --tls-* say. Its zero value shows a certificate of the cluster's own CA.
+// TLS holds the values of kube-apiserver's --tls-* flags. The zero value uses a certificate of the cluster's own CA.
 type TLS struct {
-	CertFile, KeyFile string // shown instead; PEM, read again when they change
+	CertFile, KeyFile string // PEM files of the serving certificate, read again when they change
 	SNI               []SNICertKey
-	MinVersion        uint16   // 0: 1.2
-	CipherSuites      []uint16 // up to TLS 1.2; nil: Go's
+	MinVersion        uint16   // 0 means TLS 1.2
+	CipherSuites      []uint16 // for TLS 1.2; nil means Go's default
 }
 
-// SNICertKey is shown to clients that ask for one of its names: patterns, or if there are none, those in the certificate.
+// SNICertKey is a certificate for clients that request one of its names. Names are patterns. No names means the names
+// in the certificate.
 type SNICertKey struct {
 	CertFile, KeyFile string
 	Names             []string
 }
 
-// IsSet reports whether there are other certificates than the server's own.
+// IsSet reports whether there are certificates other than the server's own.
 func (t TLS) IsSet() bool { return t.CertFile != "" || len(t.SNI) > 0 }
 
-// check refuses what HTTP/2 does not go with (RFC 9113, 9.2.2).
+// check returns an error for cipher suites that HTTP/2 does not permit (RFC 9113, section 9.2.2).
 func (t TLS) check() error {
 	if t.CipherSuites == nil || t.MinVersion >= tls.VersionTLS13 ||
 		slices.Contains(t.CipherSuites, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256) ||
 		slices.Contains(t.CipherSuites, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256) {
 		return nil
 	}
-	return errors.New("--tls-cipher-suites: HTTP/2 needs TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+	return errors.New("--tls-cipher-suites: HTTP/2 requires TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or " +
+		"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
 }
 
-// Config is for connections. Client certificates are asked for and read, not demanded: who a request is from is for
-// the handler to say.
+// Config returns the TLS configuration for connections. Client certificates are requested but neither required nor
+// verified, because the handler authenticates requests.
 func (t TLS) Config(c *Certificates) *tls.Config {
 	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
@@ -62,36 +65,39 @@ func (t TLS) Config(c *Certificates) *tls.Config {
 	return config
 }
 
-// Certificates are what the server shows its clients. Which of them, is upstream's rule; what has changed, new connections see.
+// Certificates selects the certificate for each connection, by upstream's rules. New connections use changed
+// certificates.
 type Certificates struct {
-	main *dynamiccertificates.DynamicCertKeyPairContent // nil: the server's own
+	main *dynamiccertificates.DynamicCertKeyPairContent // nil means the server's own
 	sni  []*dynamiccertificates.DynamicFileSNIContent
 
 	changing sync.Mutex
 	own      *tls.Certificate
-	now      atomic.Pointer[choice]
+	current  atomic.Pointer[choice]
 }
 
-// choice is of certificates as they are at a time.
+// choice holds the certificates to choose from.
 type choice struct {
 	byName map[string]*tls.Certificate // by name or pattern
 	all    []*tls.Certificate          // the first is the default
 }
 
-// NewCertificates reads the files that t names. There is nothing to be shown before SetOwn.
+// NewCertificates reads the files of t. The Certificates have no certificate of the server itself before SetOwn.
 func NewCertificates(t TLS) (c *Certificates, err error) {
 	c = &Certificates{}
 	if err := t.check(); err != nil {
 		return nil, err
 	}
 	if t.CertFile != "" || t.KeyFile != "" {
-		if c.main, err = dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", t.CertFile, t.KeyFile); err != nil {
+		if c.main, err = dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", t.CertFile,
+			t.KeyFile); err != nil {
 			return nil, fmt.Errorf("--tls-cert-file %s, --tls-private-key-file %s: %w", t.CertFile, t.KeyFile, err)
 		}
 		c.main.AddListener(c)
 	}
 	for _, s := range t.SNI {
-		file, err := dynamiccertificates.NewDynamicSNIContentFromFiles("sni-serving-cert", s.CertFile, s.KeyFile, s.Names...)
+		file, err := dynamiccertificates.NewDynamicSNIContentFromFiles("sni-serving-cert", s.CertFile, s.KeyFile,
+			s.Names...)
 		if err != nil {
 			return nil, fmt.Errorf("--tls-sni-cert-key %s,%s: %w", s.CertFile, s.KeyFile, err)
 		}
@@ -111,7 +117,7 @@ func (c *Certificates) Run(ctx context.Context) {
 	}
 }
 
-// SetOwn shows own in place of the server's own certificate until now.
+// SetOwn replaces the server's own certificate.
 func (c *Certificates) SetOwn(own *tls.Certificate) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -126,7 +132,8 @@ func (c *Certificates) Enqueue() {
 	c.update()
 }
 
-// update chooses anew. Earlier files go before later ones, and names that were typed before those in certificates.
+// update rebuilds the choice. Earlier files take precedence over later ones, and configured names over names in
+// certificates.
 func (c *Certificates) update() {
 	next := &choice{byName: map[string]*tls.Certificate{}, all: []*tls.Certificate{c.own}}
 	if c.main != nil {
@@ -144,10 +151,10 @@ func (c *Certificates) update() {
 	}
 	next.all = append(next.all, sni...)
 	next.add([]string{LoopbackName}, c.own)
-	c.now.Store(next)
+	c.current.Store(next)
 }
 
-// pair is what the provider has, which it has checked.
+// pair returns the provider's certificate and key. The provider has validated them.
 func pair(p dynamiccertificates.CertKeyContentProvider) *tls.Certificate {
 	c, err := tls.X509KeyPair(p.CurrentCertKeyContent())
 	if err != nil {
@@ -156,13 +163,13 @@ func pair(p dynamiccertificates.CertKeyContentProvider) *tls.Certificate {
 	return &c
 }
 
-func (c *choice) add(names []string, of *tls.Certificate) {
+func (c *choice) add(names []string, certificate *tls.Certificate) {
 	for _, n := range names {
-		c.byName[strings.ToLower(n)] = of
+		c.byName[strings.ToLower(n)] = certificate
 	}
 }
 
-// namesOf are those by which clients ask for a certificate that nobody gave other names.
+// namesOf returns the names in a certificate.
 func namesOf(c *x509.Certificate) []string {
 	cn := c.Subject.CommonName
 	if net.ParseIP(cn) == nil && (cn == "*" || len(validation.IsDNS1123Subdomain(strings.TrimPrefix(cn, "*."))) == 0) {
@@ -171,28 +178,28 @@ func namesOf(c *x509.Certificate) []string {
 	return c.DNSNames
 }
 
-// get implements the GetCertificate of a tls.Config. A client that names no server has called it by its address.
+// get implements tls.Config.GetCertificate. A client that sends no server name has connected to an IP address.
 func (c *Certificates) get(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	now := c.now.Load()
+	current := c.current.Load()
 	name := strings.ToLower(hello.ServerName)
 	if name == "" {
 		name, _, _ = net.SplitHostPort(hello.Conn.LocalAddr().String())
 	}
-	if found := now.byName[name]; found != nil {
+	if found := current.byName[name]; found != nil {
 		return found, nil
 	}
-	if found := now.byName[wildcard(hello.ServerName)]; found != nil {
+	if found := current.byName[wildcard(hello.ServerName)]; found != nil {
 		return found, nil
 	}
-	for _, one := range now.all {
-		if len(now.all) > 1 && hello.SupportsCertificate(one) == nil {
-			return one, nil
+	for _, certificate := range current.all {
+		if len(current.all) > 1 && hello.SupportsCertificate(certificate) == nil {
+			return certificate, nil
 		}
 	}
-	return now.all[0], nil
+	return current.all[0], nil
 }
 
-// wildcard is the pattern that a name fits.
+// wildcard returns the pattern that matches a name.
 func wildcard(name string) string {
 	if dot := strings.IndexByte(name, '.'); dot >= 0 {
 		return "*" + strings.ToLower(name[dot:])

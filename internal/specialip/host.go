@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Parse returns the address that a host spells: an IP address in any notation that inet_aton of the C library reads, or a name with a
-// fixed meaning. Other names need a look-up.
+// Parse returns the address that a host represents: an IP address in any notation that the C function inet_aton
+// accepts, or a name with a fixed meaning. It returns false for other names, which require a DNS lookup.
 func Parse(host string) (addr netip.Addr, ok bool) {
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 	if addr, err := netip.ParseAddr(host); err == nil {
@@ -34,8 +34,8 @@ var (
 	metadata = netip.AddrFrom4([4]byte{169, 254, 169, 254})
 )
 
-// parseIPv4 reads up to four parts that are decimal, octal after "0" or hexadecimal after "0x". The last part fills the octets that
-// remain.
+// parseIPv4 parses up to four parts. Each is decimal, octal with the prefix "0", or hexadecimal with the prefix "0x".
+// The last part fills the remaining octets.
 func parseIPv4(text string) (addr netip.Addr, ok bool) {
 	parts := strings.Split(text, ".")
 	if len(parts) > 4 {
@@ -56,7 +56,7 @@ func parseIPv4(text string) (addr netip.Addr, ok bool) {
 	return netip.AddrFrom4([4]byte{byte(value >> 24), byte(value >> 16), byte(value >> 8), byte(value)}), true
 }
 
-// base keeps ParseUint from the prefixes of Go that C does not have.
+// base returns "" for a number with a prefix that ParseUint accepts but C does not.
 func base(part string) string {
 	if len(part) > 1 && part[0] == '0' && (part[1] == 'b' || part[1] == 'o') {
 		return ""

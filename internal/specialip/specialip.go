@@ -1,5 +1,5 @@
-// Package specialip recognizes addresses that lead to the dialing machine, to its link, or to the metadata service of its cloud, in
-// every spelling. It must not import other packages of this module.
+// Package specialip recognizes addresses of the dialing machine, of its link and of cloud metadata services, in every
+// spelling. It must not import other packages of this module.
 package specialip
 
 import (
@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// Check returns an error unless an ordinary unicast address is behind addr. It refuses loopback, link-local, multicast, unspecified
-// and broadcast addresses, those of metadata services, and IPv6 addresses that embed one of these.
+// Check returns an error if addr is not an ordinary unicast address. It rejects loopback, link-local, multicast,
+// unspecified and broadcast addresses, addresses of metadata services, and IPv6 addresses that embed one of these.
 func Check(addr netip.Addr) error {
 	if why := reason(addr); why != "" {
 		return fmt.Errorf("cannot connect to %s: it is %s", addr, why)
@@ -21,7 +21,7 @@ func Check(addr netip.Addr) error {
 	return nil
 }
 
-// reason returns why an address is special, without regard to embedded addresses, or "".
+// reason returns why an address is special, or "". It does not consider embedded addresses.
 func reason(addr netip.Addr) string {
 	addr = addr.Unmap().WithZone("")
 	switch {
@@ -41,10 +41,10 @@ func reason(addr netip.Addr) string {
 	return ""
 }
 
-// thisNetwork is the network of 0.0.0.0, which Linux routes to the machine itself or to its link.
+// thisNetwork is the network of 0.0.0.0, which Linux routes to the machine itself or its link.
 var thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 
-// isMetadata reports whether a metadata service has an address that is not link-local.
+// isMetadata reports whether addr is the address of a metadata service outside the link-local range.
 func isMetadata(addr netip.Addr) bool {
 	switch addr.String() {
 	case "100.100.100.200", // Alibaba Cloud
@@ -59,41 +59,41 @@ func isMetadata(addr netip.Addr) bool {
 	return false
 }
 
-// embeddedIn returns the IPv4 addresses that an IPv6 address stands for: by translation, or as the far end of a tunnel.
+// embeddedIn returns the IPv4 addresses that an IPv6 address embeds: for translation, or as the other end of a tunnel.
 func embeddedIn(addr netip.Addr) (all []netip.Addr) {
 	addr = addr.WithZone("")
 	if !addr.Is6() || addr.Is4In6() {
 		return nil // an IPv4-mapped address is an IPv4 address, see reason
 	}
 	b := addr.As16()
-	at := func(octets ...int) {
+	add := func(octets ...int) {
 		all = append(all, netip.AddrFrom4([4]byte{b[octets[0]], b[octets[1]], b[octets[2]], b[octets[3]]}))
 	}
 	for _, form := range lastFour {
 		if form.Contains(addr) {
-			at(12, 13, 14, 15)
+			add(12, 13, 14, 15)
 		}
 	}
 	switch {
-	case localNAT64.Contains(addr): // the length of its prefix is unknown: RFC 6052 skips octet 8
-		at(6, 7, 9, 10)
-		at(7, 9, 10, 11)
-		at(9, 10, 11, 12)
-		at(12, 13, 14, 15)
+	case localNAT64.Contains(addr): // the prefix length is unknown, and RFC 6052 skips octet 8
+		add(6, 7, 9, 10)
+		add(7, 9, 10, 11)
+		add(9, 10, 11, 12)
+		add(12, 13, 14, 15)
 	case sixToFour.Contains(addr):
-		at(2, 3, 4, 5)
+		add(2, 3, 4, 5)
 	case teredo.Contains(addr):
-		at(4, 5, 6, 7)
+		add(4, 5, 6, 7)
 		all = append(all, netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}))
 	}
 	if b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe { // ISATAP, RFC 5214
-		at(12, 13, 14, 15)
+		add(12, 13, 14, 15)
 	}
 	return all
 }
 
 var (
-	// lastFour are the forms whose last four octets are an IPv4 address.
+	// lastFour lists the prefixes of addresses whose last four octets are an IPv4 address.
 	lastFour = []netip.Prefix{
 		netip.MustParsePrefix("::/96"),           // IPv4-compatible, RFC 4291
 		netip.MustParsePrefix("::ffff:0:0:0/96"), // IPv4-translated, RFC 2765
