@@ -69,7 +69,7 @@ func Folder(path string) (warnings []string, err error) {
 	}
 }
 
-// Folders checks a directory and its subdirectories with the given names, like Folder. The subdirectories may be
+// Folders checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may be
 // missing.
 func Folders(path string, below ...string) (warnings []string, err error) {
 	warnings, err = Folder(path)

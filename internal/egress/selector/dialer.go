@@ -14,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector/metrics"
 )
 
-// dialer returns the dialer for a connection, or nil for a direct one. path is the location of c in the configuration.
-func (s *Selector) dialer(name string, c apiserver.Connection, path *field.Path) (Dial, field.ErrorList) {
+// newDialer returns the dialer for a connection, or nil for a direct one. path is the location of c in the configuration.
+func (s *Selector) newDialer(name string, c apiserver.Connection, path *field.Path) (Dial, field.ErrorList) {
 	transport := path.Child("transport")
 	switch c.ProxyProtocol {
 	case apiserver.ProtocolDirect:

@@ -82,7 +82,7 @@ func (s *Selector) open(selections []apiserver.EgressSelection) (errs field.Erro
 		if _, twice := s.dialers[to]; twice { // decoding has changed "master" to "controlplane"
 			errs = append(errs, field.Duplicate(path.Child("name"), name))
 		}
-		dialer, problems := s.dialer(name, selection.Connection, path.Child("connection"))
+		dialer, problems := s.newDialer(name, selection.Connection, path.Child("connection"))
 		s.dialers[to], errs = dialer, append(errs, problems...)
 	}
 	return errs
