@@ -23,7 +23,8 @@ var errExcluded = errors.New("request abandoned by the caller")
 type breaker struct {
 	circuit atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
 	lastErr atomic.Pointer[error] // the last failure
-	// unreachable reports whether the last attempt to connect failed. A successful probe then closes the breaker.
+	// unreachable is set when an attempt to connect fails, until the breaker is closed again. A successful probe then
+	// closes the breaker.
 	unreachable atomic.Bool
 	// tripOnFirst makes one failure open the breaker. HalfOpen sets it, and the first response clears it.
 	tripOnFirst atomic.Bool
@@ -78,8 +79,8 @@ func (b *breaker) failed(done func(error), err error, connected bool) {
 	done(err)
 }
 
-// probed records the result of an attempt to connect. A success closes the breaker if the previous attempt failed, and
-// recovered reports that.
+// probed records the result of an attempt to connect. A success closes the breaker if the destination was
+// unreachable before. recovered reports whether that happened.
 func (b *breaker) probed(err error) (recovered bool) {
 	if err != nil {
 		b.unreachable.Store(true)

@@ -46,7 +46,7 @@ func post(t *testing.T, tr *Transport) (string, error) {
 
 // TestWebhookAtTheAPI checks that this server handles the requests to a webhook at port 443 of Service
 // default/kubernetes itself, whatever the CA, as kube-apiserver does. Other ports and other kinds of requests use
-// connections: requests with content chosen by users must not use the server's identity.
+// connections, because a user's own requests must not use the server's identity.
 func TestWebhookAtTheAPI(t *testing.T) {
 	d := newSelf(func(r *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("self"))}, nil

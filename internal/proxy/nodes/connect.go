@@ -30,14 +30,14 @@ func (p *Proxy) ports(location *url.URL, kubelet *client.ConnectionInfo, fail Fa
 		})
 }
 
-// translate forwards upgrades unchanged, except WebSockets for which is reports true. The handler from translated
-// serves these, unless the kubelet supports them itself.
+// translate forwards upgrades unchanged, except requests for WebSockets that match. The handler from newTranslator
+// serves these, unless the kubelet supports WebSockets itself.
 func translate(
 	location *url.URL,
 	kubelet *client.ConnectionInfo,
 	fail Fail,
-	is func(*http.Request) bool,
-	translated func(direct http.Handler) http.Handler,
+	match func(*http.Request) bool,
+	newTranslator func(direct http.Handler) http.Handler,
 ) http.Handler {
 	if location == nil {
 		return nil
@@ -46,7 +46,7 @@ func translate(
 	if slices.Contains(kubelet.NodeFeatures, string(features.ExtendWebSocketsToKubelet)) {
 		return direct
 	}
-	return translator.NewTranslatingHandler(direct, translated(direct), is)
+	return translator.NewTranslatingHandler(direct, newTranslator(direct), match)
 }
 
 // forward forwards requests and upgrades. It rewrites links in HTML responses so that they lead through this server.

@@ -86,7 +86,7 @@ type kubelets struct {
 	transport, insecure http.RoundTripper
 }
 
-// kubelets returns the kubelets, to be connected to with a transport.
+// kubelets returns upstream's getter of kubelets. Requests to them use transport.
 func (p *Proxy) kubelets(transport http.RoundTripper) client.ConnectionInfoGetter {
 	nodes := func(ctx context.Context, name string, _ metav1.GetOptions) (*corev1.Node, error) {
 		obj, err := p.config.Get(ctx, "nodes", "", name)

@@ -58,7 +58,7 @@ func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, 
 		to = flushwriter.Wrap(w)
 	}
 	from := &source{Reader: out}
-	_, _ = io.Copy(to, from) // errors are checked below
+	_, _ = io.Copy(to, from) // a write fails only when the client has gone
 	if from.broken && !errors.Is(r.Context().Err(), context.Canceled) {
 		_ = http.NewResponseController(w).Flush() // send the part that has arrived
 		panic(http.ErrAbortHandler)               // so that the client does not take it for the complete log
