@@ -133,7 +133,7 @@ func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersio
 }
 
 // LastResources returns the resources that the API server of an APIService listed last. It returns nil if the API
-// server has not listed them since the APIService was created and a was opened.
+// server has not listed them since the APIService and the Aggregator were created.
 func (a *Aggregator) LastResources(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

@@ -155,8 +155,8 @@ func (b *backend) unresolved(err error) Condition {
 	case unresolved == nil:
 		return Condition{Reason: "FailedDiscoveryCheck", Message: err.Error()}
 	case unresolved.Cause == egress.NoService:
-		return Condition{Reason: "ServiceNotFound", Message: fmt.Sprintf("service/%s in %q is not present", s.Service,
-			s.Namespace)}
+		return Condition{Reason: "ServiceNotFound",
+			Message: fmt.Sprintf("service/%s in %q is not present", s.Service, s.Namespace)}
 	case unresolved.Cause == egress.NoPort:
 		return Condition{Reason: "ServicePortError",
 			Message: fmt.Sprintf("service/%s in %q is not listening on port %d", s.Service, s.Namespace, s.Port)}
@@ -165,8 +165,8 @@ func (b *backend) unresolved(err error) Condition {
 			Message: fmt.Sprintf("cannot find endpointslices for service/%s in %q", s.Service, s.Namespace)}
 	}
 	return Condition{Reason: "MissingEndpoints",
-		Message: fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q", s.Service,
-			s.Namespace, unresolved.PortName)}
+		Message: fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q",
+			s.Service, s.Namespace, unresolved.PortName)}
 }
 
 // probe requests the resource list of the group version from an endpoint. An endpoint that was not healthy before must

@@ -15,8 +15,13 @@ import (
 
 // ServeHTTP forwards a request of u to the server of s. The context of r limits its duration. stream selects small copy
 // buffers for a long-running request. ServeHTTP responds with 503 and returns false if that server is not available.
-func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info,
-	stream bool) (available bool) {
+func (a *Aggregator) ServeHTTP(
+	w http.ResponseWriter,
+	r *http.Request,
+	s *resource.APIService,
+	u user.Info,
+	stream bool,
+) (available bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)

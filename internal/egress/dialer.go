@@ -104,8 +104,8 @@ func (d *Dialer) DialEndpoint(ctx context.Context, s Service, network, address s
 		if d.IsLocal != nil && d.IsLocal(s.Namespace, s.Name) {
 			return nil
 		}
-		return fmt.Errorf("%w; --allow-local-services=%s/%s permits it for a Service of type ExternalName", err,
-			s.Namespace, s.Name)
+		return fmt.Errorf("%w; --allow-local-services=%s/%s permits it for a Service of type ExternalName",
+			err, s.Namespace, s.Name)
 	})
 }
 
@@ -124,8 +124,11 @@ func (d *Dialer) check(addr netip.Addr) error {
 // dialChecked calls check with the address to connect to. It does so before the dial if the host is an IP address, and
 // again when the kernel receives the address, because a name can change its address in between. A tunnel resolves host
 // names at its other end, where this function cannot check them.
-func (d *Dialer) dialChecked(ctx context.Context, network, address string, check func(netip.Addr) error) (net.Conn,
-	error) {
+func (d *Dialer) dialChecked(
+	ctx context.Context,
+	network, address string,
+	check func(netip.Addr) error,
+) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err

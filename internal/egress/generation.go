@@ -12,8 +12,10 @@ import (
 // also grows when the written content is unchanged, because a webhook that is replaced at its address is not ready for
 // a moment. head returns the newest snapshot of the store. key returns the storage key of an object, or the key prefix
 // of a namespace if name is "".
-func Generations(head func() *storage.Snapshot, key func(group, resource, namespace,
-	name string) string) func(namespace, name string) func() uint64 {
+func Generations(
+	head func() *storage.Snapshot,
+	key func(group, resource, namespace, name string) string,
+) func(namespace, name string) func() uint64 {
 	g := &generations{head: head, key: key}
 	return func(namespace, name string) func() uint64 {
 		e := &endpoints{shared: g, namespace: namespace, name: name}

@@ -22,8 +22,8 @@ type Metrics struct {
 }
 
 var breakersDesc = prometheus.NewDesc("trellis_egress_circuit_breakers",
-	"Number of circuit breakers for outgoing requests, by kind of request, host and state.", []string{"name", "host",
-		"state"}, nil)
+	"Number of circuit breakers for outgoing requests, by kind of request, host and state.",
+	[]string{"name", "host", "state"}, nil)
 
 // NewMetrics returns empty Metrics.
 func NewMetrics() *Metrics {

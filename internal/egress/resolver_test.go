@@ -71,8 +71,12 @@ func service(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) 
 		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}
 }
 
-func slice(of, name, portName string, port int32, family discoveryv1.AddressType,
-	endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+func slice(
+	of, name, portName string,
+	port int32,
+	family discoveryv1.AddressType,
+	endpoints ...discoveryv1.Endpoint,
+) *discoveryv1.EndpointSlice {
 	m := named(name)
 	m.Labels = map[string]string{discoveryv1.LabelServiceName: of}
 	return &discoveryv1.EndpointSlice{ObjectMeta: m, AddressType: family, Endpoints: endpoints,

@@ -89,8 +89,7 @@ func TestSpecialAddresses(t *testing.T) {
 		for name, dial := range map[string]func() (net.Conn, error){
 			"service": func() (net.Conn, error) { return d.DialService(t.Context(), Service{"n", "s", 443}) },
 			"endpoint": func() (net.Conn, error) {
-				return d.DialEndpoint(t.Context(), Service{"n", "s", 443}, "tcp",
-					address)
+				return d.DialEndpoint(t.Context(), Service{"n", "s", 443}, "tcp", address)
 			},
 			"node": func() (net.Conn, error) { return d.DialNode(t.Context(), "tcp", address) },
 		} {

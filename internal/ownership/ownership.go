@@ -30,7 +30,7 @@ func (e *Error) Error() string {
 
 // Folder checks a directory. Its owner must be the user of this process or root, and so must the owner of each symbolic
 // link on its path. Other users must not have write permission. The warnings describe weak permissions that are
-// allowed: write permission of the group, which the fsGroup of a Pod requires, and a parent directory in which all
+// allowed: write permission of the group, which the fsGroup of a Pod sets, and a parent directory in which all
 // users can rename files.
 func Folder(path string) (warnings []string, err error) {
 	path, err = filepath.Abs(path)
@@ -60,8 +60,8 @@ func Folder(path string) (warnings []string, err error) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
 		if err == nil && info.Mode()&othersWrite != 0 && info.Mode()&fs.ModeSticky == 0 {
-			warnings = append(warnings, fmt.Sprintf("all users can rename files in %s; run: chmod o-w %s", dir,
-				quote(dir)))
+			warnings = append(warnings, fmt.Sprintf(
+				"all users can rename files in %s; run: chmod o-w %s", dir, quote(dir)))
 		}
 		if dir == filepath.Dir(dir) {
 			return warnings, nil

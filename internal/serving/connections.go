@@ -119,8 +119,8 @@ func (c *connections) add(conn net.Conn) *connection {
 	c.mu.Unlock()
 	if oldest.drop() {
 		c.often.Do(func() {
-			c.logger.Warn("too many connections: closed the oldest unauthenticated one; raise the limit of open "+
-				"files (ulimit -n)",
+			c.logger.Warn("too many connections: closed the oldest unauthenticated one; "+
+				"raise the limit of open files (ulimit -n)",
 				"connections", c.limit, "closed", closed, "from", oldest.RemoteAddr())
 		})
 	}
@@ -190,8 +190,8 @@ func (conn *connection) admit() bool {
 	c.mu.Unlock()
 	if !admitted {
 		c.often.Do(func() {
-			c.logger.Warn("too many connections: rejected an authenticated client; raise the limit of open files "+
-				"(ulimit -n)",
+			c.logger.Warn("too many connections: rejected an authenticated client; "+
+				"raise the limit of open files (ulimit -n)",
 				"connections", c.limit, "refused", refused, "from", conn.RemoteAddr())
 		})
 	}

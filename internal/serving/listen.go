@@ -47,7 +47,7 @@ func Listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// Hosts returns the host names and addresses for the serving certificate, including others.
+// Hosts returns the host names and addresses for the serving certificate, together with others.
 func Hosts(bound net.Addr, others ...string) []string {
 	names := append(others, LoopbackName, "localhost", "127.0.0.1", "::1")
 	if name, err := os.Hostname(); err == nil {

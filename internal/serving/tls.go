@@ -22,7 +22,7 @@ const LoopbackName = "apiserver-loopback-client"
 
 // TLS holds the values of kube-apiserver's --tls-* flags. The zero value uses a certificate of the cluster's own CA.
 type TLS struct {
-	CertFile, KeyFile string // PEM files of the serving certificate, read again when they change
+	CertFile, KeyFile string // PEM files of a certificate to use instead, read again when they change
 	SNI               []SNICertKey
 	MinVersion        uint16   // 0 means TLS 1.2
 	CipherSuites      []uint16 // for TLS 1.2; nil means Go's default

@@ -72,8 +72,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 			})
 		default:
 			_ = conn.Close()
-			s.Logger.Warn("rejected a connection: the maximum number of connections is reached", "connections",
-				s.MaxConnections, "from", conn.RemoteAddr())
+			s.Logger.Warn("rejected a connection: the maximum number of connections is reached",
+				"connections", s.MaxConnections, "from", conn.RemoteAddr())
 		}
 	}
 }

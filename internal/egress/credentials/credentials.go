@@ -85,8 +85,9 @@ func hasCertificate(user *api.AuthInfo) bool {
 
 // config returns the credentials for target, which is a host and port or the name of a user. certificate is nil without
 // a client certificate. It reads the certificate's files again when they change.
-func (s *Source) config(target string) (config *transport.Config, certificate func() (*tls.Certificate, error),
-	err error) {
+func (s *Source) config(
+	target string,
+) (config *transport.Config, certificate func() (*tls.Certificate, error), err error) {
 	found, err := s.resolver.ClientConfigFor(target)
 	if err != nil {
 		return nil, nil, err

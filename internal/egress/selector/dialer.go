@@ -94,8 +94,11 @@ func urlProblem(u *url.URL) string {
 
 // overTCP returns a tunnel server that is reached over TCP. TLS is required, because the traffic in the tunnel may be
 // unencrypted.
-func (s *Selector) overTCP(c *apiserver.TCPTransport, protocol apiserver.ProtocolType, path *field.Path) (*tunnelServer,
-	field.ErrorList) {
+func (s *Selector) overTCP(
+	c *apiserver.TCPTransport,
+	protocol apiserver.ProtocolType,
+	path *field.Path,
+) (*tunnelServer, field.ErrorList) {
 	u, err := url.Parse(c.URL)
 	switch {
 	case err != nil:

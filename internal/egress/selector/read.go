@@ -18,8 +18,8 @@ func read(text []byte) (*apiserver.EgressSelectorConfiguration, error) {
 	install.Install(scheme)
 	scheme.AddKnownTypes(v1beta1.ConfigSchemeGroupVersion, &v1beta1.EgressSelectorConfiguration{})
 	utilruntime.Must(scheme.SetVersionPriority(v1beta1.SchemeGroupVersion))
-	decoded, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder().Decode(text, nil,
-		nil)
+	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
+	decoded, _, err := codecs.UniversalDecoder().Decode(text, nil, nil)
 	config, ok := decoded.(*apiserver.EgressSelectorConfiguration)
 	switch {
 	case runtime.IsNotRegisteredError(err) || runtime.IsMissingKind(err) || runtime.IsMissingVersion(err) ||

@@ -64,8 +64,8 @@ type tunnel struct {
 // dial implements Dial. The tunnel's other end resolves host names. The metrics are upstream's.
 func (t *tunnel) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "tcp" {
-		return nil, fmt.Errorf("egress selection %s: network %s is not supported: a tunnel supports only tcp", t.name,
-			network)
+		return nil, fmt.Errorf("egress selection %s: network %s is not supported: a tunnel supports only tcp",
+			t.name, network)
 	}
 	began := time.Now()
 	metrics.Metrics.ObserveDialStart(t.protocol, t.kind)

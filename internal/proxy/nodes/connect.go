@@ -14,8 +14,12 @@ import (
 )
 
 // command connects to a command in a container. It translates WebSockets to SPDY.
-func (p *Proxy) command(location *url.URL, kubelet *client.ConnectionInfo, streams translator.Options,
-	fail Fail) http.Handler {
+func (p *Proxy) command(
+	location *url.URL,
+	kubelet *client.ConnectionInfo,
+	streams translator.Options,
+	fail Fail,
+) http.Handler {
 	return translate(location, kubelet, fail, wsstream.IsWebSocketRequestWithStreamCloseProtocol,
 		func(http.Handler) http.Handler {
 			return translator.NewStreamTranslatorHandler(location, kubelet.Transport, 0, streams)

@@ -16,8 +16,13 @@ import (
 )
 
 // log returns a handler for the log of a container.
-func (p *Proxy) log(ctx context.Context, pods getter, name string, o *core.PodLogOptions, fail Fail) (http.Handler,
-	error) {
+func (p *Proxy) log(
+	ctx context.Context,
+	pods getter,
+	name string,
+	o *core.PodLogOptions,
+	fail Fail,
+) (http.Handler, error) {
 	if errs := validation.ValidatePodLogOptions(o, false); len(errs) > 0 {
 		return nil, apierrors.NewInvalid(core.Kind("PodLogOptions"), name, errs)
 	}

@@ -65,8 +65,12 @@ func (f Fail) Error(w http.ResponseWriter, r *http.Request, err error) { f(w, r,
 
 // Handler returns a handler that connects a request to the target of options, such as core.PodExecOptions. name is the
 // name of the object, or "scheme:name:port" for a proxy.
-func (p *Proxy) Handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler,
-	error) {
+func (p *Proxy) Handler(
+	ctx context.Context,
+	namespace, name string,
+	options runtime.Object,
+	fail Fail,
+) (http.Handler, error) {
 	h, err := p.handler(ctx, namespace, name, options, fail)
 	if err != nil {
 		return nil, err
@@ -79,8 +83,12 @@ func (p *Proxy) Handler(ctx context.Context, namespace, name string, options run
 	}), nil
 }
 
-func (p *Proxy) handler(ctx context.Context, namespace, name string, options runtime.Object, fail Fail) (http.Handler,
-	error) {
+func (p *Proxy) handler(
+	ctx context.Context,
+	namespace, name string,
+	options runtime.Object,
+	fail Fail,
+) (http.Handler, error) {
 	pods := getter{p, "pods", namespace}
 	switch o := options.(type) {
 	case *core.PodLogOptions:
