@@ -69,8 +69,8 @@ func Folder(path string) (warnings []string, err error) {
 	}
 }
 
-// Folders checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may be
-// missing.
+// Folders checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may
+// be missing.
 func Folders(path string, below ...string) (warnings []string, err error) {
 	warnings, err = Folder(path)
 	for _, name := range below {

@@ -14,7 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector/metrics"
 )
 
-// newDialer returns the dialer for a connection, or nil for a direct one. path is the location of c in the configuration.
+// newDialer returns the dialer for a connection, or nil for a direct one. path is the location of c in the
+// configuration.
 func (s *Selector) newDialer(name string, c apiserver.Connection, path *field.Path) (Dial, field.ErrorList) {
 	transport := path.Child("transport")
 	switch c.ProxyProtocol {
