@@ -93,7 +93,7 @@ type side struct {
 	ends []*modelEnd
 }
 
-// Credit implements Creditor.
+// Credit implements Window.
 func (m *side) Credit(n int) { m.due.Add(int64(-n)) }
 
 func (m *side) add(s *Stream) *modelEnd {
