@@ -16,37 +16,38 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// balanced is several tunnel servers behind one address, whose connections lead to the one that is ready.
-type balanced struct {
-	t     *testing.T
-	ready tunnel.DialFunc
-	most  uint32 // streams of a connection; 0: no limit
-	made  int    // connections
+// balancer is one address of several tunnel servers. New connections lead to the server that is ready.
+type balancer struct {
+	t           *testing.T
+	dial        tunnel.DialFunc // the dialer of the server that is ready
+	maxStreams  uint32          // maximum number of streams of a connection; 0 means no limit
+	connections int
 }
 
-func (b *balanced) connect(context.Context) (net.Conn, error) {
-	b.made++
+func (b *balancer) connect(context.Context) (net.Conn, error) {
+	b.connections++
 	near, far := net.Pipe()
-	dials := b.ready
-	server := h2.NewServer(far, h2.Options{MaxStreams: b.most, Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
-		p := &tunnel.Packets{Dialer: dials}
-		p.Bind(s)
-		s.Header(wire.Response(), false)
-		return p
-	}})
+	dial := b.dial
+	server := h2.NewServer(far, h2.Options{MaxStreams: b.maxStreams,
+		Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+			p := &tunnel.Packets{Dialer: dial}
+			p.Bind(s)
+			s.Header(wire.Response(), false)
+			return p
+		}})
 	go func() { _ = server.Run() }()
 	b.t.Cleanup(func() { server.Close(nil) })
 	return near, nil
 }
 
-// noAgents is a server without one.
-func noAgents(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+// dialNoAgent is the dialer of a tunnel server without agents.
+func dialNoAgent(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	answered(nil, errors.New(wire.NoAgent))
 	return func() {}
 }
 
-// echoes is a server with an agent.
-func echoes(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+// dialEcho is the dialer of a tunnel server with an agent. Its destination echoes.
+func dialEcho(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 	near, far := net.Pipe()
 	go func() {
 		_, _ = io.Copy(far, far)
@@ -57,27 +58,28 @@ func echoes(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel fun
 	return func() {}
 }
 
-// dials fails the test unless a dial ends as it should, "" for a connection, which is returned.
-func dials(t *testing.T, c *Client, want string) net.Conn {
+// checkDial dials and fails the test unless the error is want. "" means that the dial must succeed. The
+// connection is returned.
+func checkDial(t *testing.T, c *Client, want string) net.Conn {
 	t.Helper()
 	conn, err := c.DialContext(t.Context(), "tcp", "192.0.2.1:80")
 	if (err == nil) != (want == "") || err != nil && err.Error() != want {
-		t.Fatalf("%v, want %q", err, want)
+		t.Fatalf("DialContext: error %v, want %q", err, want)
 	}
 	return conn
 }
 
-// KON-054, KON-055: a server that has lost its agents is left for one that has some, by the dial that finds out, and by all others that
-// find out at the same time.
-func TestServerWithoutAgentsIsLeft(t *testing.T) {
+// TestReconnectWithoutAgents checks that a client whose tunnel server has lost its agents reconnects to one
+// that has some. Concurrent dials that receive the same error share the new connection (KON-054, KON-055).
+func TestReconnectWithoutAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &balanced{t: t, ready: noAgents}
-		asked, answers := 0, make(chan struct{})
-		b.ready = func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
-			asked++
+		b := &balancer{t: t, dial: dialNoAgent}
+		requests, respond := 0, make(chan struct{})
+		b.dial = func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+			requests++
 			go func() {
-				<-answers // to all at once
-				noAgents(address, answered)
+				<-respond // answers all dials at the same time
+				dialNoAgent(address, answered)
 			}()
 			return func() {}
 		}
@@ -94,58 +96,59 @@ func TestServerWithoutAgentsIsLeft(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		b.ready = echoes
-		close(answers)
+		b.dial = dialEcho
+		close(respond)
 		for range cap(ended) {
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}
 		}
-		if asked != cap(ended) || b.made != 2 {
-			t.Errorf("the first server was asked %d times, and %d connections were made", asked, b.made)
+		if requests != cap(ended) || b.connections != 2 {
+			t.Errorf("first server: %d dials, want %d; %d connections, want 2", requests, cap(ended), b.connections)
 		}
 	})
 }
 
-// KON-054: where no server has an agent a dial says so at once, and connections are made one a second and no more.
+// TestNoServerHasAgents checks that dials fail at once if no server has an agent, and that the client
+// reconnects at most once per second (KON-054).
 func TestNoServerHasAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &balanced{t: t, ready: noAgents}
+		b := &balancer{t: t, dial: dialNoAgent}
 		c := New(b.connect)
 		defer c.Close()
 		began := time.Now()
 		for range 20 {
-			dials(t, c, wire.NoAgent)
+			checkDial(t, c, wire.NoAgent)
 		}
-		if b.made != 2 || time.Now() != began {
-			t.Errorf("%d connections in %v, want 2", b.made, time.Since(began))
+		if b.connections != 2 || time.Now() != began {
+			t.Errorf("%d connections in %v, want 2 at once", b.connections, time.Since(began))
 		}
-		<-time.After(reconnectInterval) // of a clock that does not wait
-		dials(t, c, wire.NoAgent)
-		dials(t, c, wire.NoAgent)
-		if b.made != 3 {
-			t.Errorf("%d connections a second later, want 3", b.made)
+		<-time.After(reconnectInterval)
+		checkDial(t, c, wire.NoAgent)
+		checkDial(t, c, wire.NoAgent)
+		if b.connections != 3 {
+			t.Errorf("%d connections a second later, want 3", b.connections)
 		}
 	})
 }
 
-// KON-053: what goes through a connection that is left, as there are no agents for something else, goes on.
-func TestLeftConnectionGoesOn(t *testing.T) {
+// TestReconnectKeepsStreams checks that open streams of a replaced connection continue (KON-053).
+func TestReconnectKeepsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		has := true
-		b := &balanced{t: t, ready: func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
-			if has {
-				return echoes(address, answered)
+		hasAgent := true
+		b := &balancer{t: t, dial: func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+			if hasAgent {
+				return dialEcho(address, answered)
 			}
-			return noAgents(address, answered)
+			return dialNoAgent(address, answered)
 		}}
 		c := New(b.connect)
 		defer c.Close()
-		conn := dials(t, c, "")
-		has = false
-		dials(t, c, wire.NoAgent)
-		if b.made != 2 {
-			t.Errorf("%d connections, want 2", b.made)
+		conn := checkDial(t, c, "")
+		hasAgent = false
+		checkDial(t, c, wire.NoAgent)
+		if b.connections != 2 {
+			t.Errorf("%d connections, want 2", b.connections)
 		}
 		if _, err := io.WriteString(conn, "x"); err != nil {
 			t.Fatal(err)
@@ -157,16 +160,16 @@ func TestLeftConnectionGoesOn(t *testing.T) {
 	})
 }
 
-// KON-044: what is between an API server and the tunnel server may take fewer streams of a connection than there are connections to make:
-// then there is another one.
-func TestFewStreamsOfAConnection(t *testing.T) {
+// TestStreamLimit checks that the client opens another connection when the limit of streams is reached. A
+// proxy between the API server and the tunnel server may set a low limit (KON-044).
+func TestStreamLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &balanced{t: t, ready: echoes, most: 2}
+		b := &balancer{t: t, dial: dialEcho, maxStreams: 2}
 		c := New(b.connect)
 		defer c.Close()
 		var all []net.Conn
 		for range 5 {
-			all = append(all, dials(t, c, ""))
+			all = append(all, checkDial(t, c, ""))
 			synctest.Wait()
 		}
 		for _, conn := range all {
@@ -178,20 +181,21 @@ func TestFewStreamsOfAConnection(t *testing.T) {
 			}
 			_ = conn.Close()
 		}
-		if b.made != 3 {
-			t.Errorf("%d connections for 5 dials, with 2 streams each", b.made)
+		if b.connections != 3 {
+			t.Errorf("%d connections for 5 dials with 2 streams each, want 3", b.connections)
 		}
 	})
 }
 
-// KON-053: a connection whose stream ends without a word of the connection is broken, though gRPC calls it OK.
-func TestStreamEndsInOrder(t *testing.T) {
+// TestStreamEndWithoutClose checks that a stream which ends with status OK, but without a CLOSE packet, breaks
+// its connection (KON-053).
+func TestStreamEndWithoutClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var stream *h2.Stream
 		near, far := net.Pipe()
 		server := h2.NewServer(far, h2.Options{Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 			stream = s
-			p := &tunnel.Packets{Dialer: echoes}
+			p := &tunnel.Packets{Dialer: dialEcho}
 			p.Bind(s)
 			s.Header(wire.Response(), false)
 			return p
@@ -200,10 +204,10 @@ func TestStreamEndsInOrder(t *testing.T) {
 		defer server.Close(nil)
 		c := New(func(context.Context) (net.Conn, error) { return near, nil })
 		defer c.Close()
-		conn := dials(t, c, "")
+		conn := checkDial(t, c, "")
 		stream.Header(wire.Trailer(wire.OK, ""), true)
 		if _, err := conn.Read(make([]byte, 1)); err == nil || err == io.EOF {
-			t.Errorf("it ends with %v", err)
+			t.Errorf("the connection ends with %v, want an error other than EOF", err)
 		}
 	})
 }
