@@ -23,7 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
-const patience = time.Minute
+const testTimeout = time.Minute
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -32,20 +32,21 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func until(t testing.TB, what string, true func() bool) {
+// waitFor blocks until a condition holds, and fails the test after testTimeout.
+func waitFor(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
-	limit := time.After(patience)
-	for !true() {
+	limit := time.After(testTimeout)
+	for !holds() {
 		select {
 		case <-limit:
-			t.Fatalf("not within %v: %s", patience, what)
+			t.Fatalf("condition not met within %v: %s", testTimeout, condition)
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
-// wires returns both ends of a TCP connection.
-func wires(t testing.TB) (client, server net.Conn) {
+// tcpPair returns both ends of a TCP connection.
+func tcpPair(t testing.TB) (client, server net.Conn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer l.Close()
@@ -66,20 +67,20 @@ func wires(t testing.TB) (client, server net.Conn) {
 	return client, server
 }
 
-// stream is a Receiver that keeps what arrives, or echoes it.
-type stream struct {
+// testReceiver is a Receiver that records what arrives, or echoes it.
+type testReceiver struct {
 	echo  bool
-	stall bool // gives no credit
+	stall bool // holds Buffers without releasing them
 
 	mu     sync.Mutex
 	header []hpack.HeaderField
 	data   []byte
-	kept   []*Buffer
+	held   []*Buffer
 	end    bool
 	err    error
 }
 
-func (r *stream) Header(s *Stream, fields []hpack.HeaderField, end bool) {
+func (r *testReceiver) Header(s *Stream, fields []hpack.HeaderField, end bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.header = append(r.header, fields...)
@@ -88,7 +89,7 @@ func (r *stream) Header(s *Stream, fields []hpack.HeaderField, end bool) {
 	}
 }
 
-func (r *stream) Data(s *Stream, b *Buffer, end bool) {
+func (r *testReceiver) Data(s *Stream, b *Buffer, end bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -96,7 +97,7 @@ func (r *stream) Data(s *Stream, b *Buffer, end bool) {
 	case r.echo:
 		s.Send(b)
 	case r.stall:
-		r.kept = append(r.kept, b)
+		r.held = append(r.held, b)
 		r.data = append(r.data, b.Bytes()...)
 	default:
 		r.data = append(r.data, b.Bytes()...)
@@ -108,33 +109,34 @@ func (r *stream) Data(s *Stream, b *Buffer, end bool) {
 	}
 }
 
-func (r *stream) Ended(_ *Stream, err error) {
+func (r *testReceiver) Ended(_ *Stream, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.err = err
 }
 
-func (r *stream) look(f func()) {
+func (r *testReceiver) withLock(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 }
 
-func (r *stream) got() (n int, end bool, err error) {
+func (r *testReceiver) received() (n int, end bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.data), r.end, r.err
 }
 
-func open(t testing.TB, c *Conn, r Receiver) *Stream {
-	s, err := c.Open(func(*Stream) Receiver { return r }, []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: "a:1"}}, false)
+func openStream(t testing.TB, c *Conn, r Receiver) *Stream {
+	s, err := c.Open(func(*Stream) Receiver { return r }, []hpack.HeaderField{{Name: ":method", Value: "CONNECT"},
+		{Name: ":authority", Value: "a:1"}}, false)
 	must(t, err)
 	return s
 }
 
-// pair returns both ends of a connection, and what the server was asked for.
+// pair returns both ends of an HTTP/2 connection. The server passes each new stream to accept.
 func pair(t testing.TB, accept func(*Stream, []hpack.HeaderField) Receiver) (client, server *Conn) {
-	a, b := wires(t)
+	a, b := tcpPair(t)
 	client, server = NewClient(a, Options{}), NewServer(b, Options{Accept: accept})
 	var both sync.WaitGroup
 	both.Go(func() { _ = client.Run() })
@@ -147,19 +149,19 @@ func pair(t testing.TB, accept func(*Stream, []hpack.HeaderField) Receiver) (cli
 	return client, server
 }
 
-func echoes(s *Stream, _ []hpack.HeaderField) Receiver {
+func acceptEcho(s *Stream, _ []hpack.HeaderField) Receiver {
 	s.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
-	return &stream{echo: true}
+	return &testReceiver{echo: true}
 }
 
-func noise(n int) []byte {
+func randomBytes(n int) []byte {
 	p := make([]byte, n)
 	_, _ = rand.Read(p)
 	return p
 }
 
-// send sends all of it, in pieces.
-func send(s *Stream, p []byte) {
+// sendAll sends p in Buffers of at most MaxPiece.
+func sendAll(s *Stream, p []byte) {
 	for len(p) > 0 {
 		n := min(len(p), MaxPiece)
 		s.Send(BufferOf(p[:n]))
@@ -167,10 +169,13 @@ func send(s *Stream, p []byte) {
 	}
 }
 
-// KON-050: what golang.org/x/net/http2 sends to this server comes back, larger than any window, with a trailer of either side.
-func TestServerWithAnotherClient(t *testing.T) {
-	a, b := wires(t)
-	server := NewServer(b, Options{Accept: func(s *Stream, header []hpack.HeaderField) Receiver { return echoes(s, header) }})
+// TestServerWithGoClient checks that the server echoes requests of the client of golang.org/x/net/http2. The
+// requests are larger than every window, and both sides send trailers (KON-050).
+func TestServerWithGoClient(t *testing.T) {
+	a, b := tcpPair(t)
+	server := NewServer(b, Options{Accept: func(s *Stream, header []hpack.HeaderField) Receiver {
+		return acceptEcho(s, header)
+	}})
 	go func() { _ = server.Run() }()
 	tr := &http2.Transport{AllowHTTP: true, DialTLSContext: nil, MaxReadFrameSize: 1 << 20}
 	c, err := tr.NewClientConn(a)
@@ -178,57 +183,60 @@ func TestServerWithAnotherClient(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			data := noise(3 << 20)
-			resp, err := c.RoundTrip(httptestRequest(data))
+			data := randomBytes(3 << 20)
+			resp, err := c.RoundTrip(echoRequest(data))
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			got, err := io.ReadAll(resp.Body)
 			if err != nil || !bytes.Equal(got, data) {
-				t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+				t.Errorf("received %d of %d bytes, error %v", len(got), len(data), err)
 			}
 		})
 	}
 	all.Wait()
-	until(t, "all streams are forgotten", func() bool { return server.StreamCount() == 0 })
+	waitFor(t, "the server has no streams", func() bool { return server.StreamCount() == 0 })
 }
 
-func httptestRequest(body []byte) *http.Request {
+func echoRequest(body []byte) *http.Request {
 	req, _ := http.NewRequest(http.MethodPost, "http://a/", io.NopCloser(bytes.NewReader(body)))
 	req.Trailer = http.Header{"X-End": {"1"}}
 	req.Header.Set("X-Large", strings.Repeat("x", 8<<10))
 	return req
 }
 
-// KON-050: this client with the server of golang.org/x/net/http2.
-func TestClientWithAnotherServer(t *testing.T) {
-	a, b := wires(t)
-	go (&http2.Server{MaxReadFrameSize: 16 << 10}).ServeConn(b, &http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Trailer", "X-End")
-		_ = http.NewResponseController(w).EnableFullDuplex()
-		w.WriteHeader(http.StatusOK)
-		_, _ = io.Copy(w, r.Body)
-		w.Header().Set("X-End", r.URL.Path)
-	})})
+// TestClientWithGoServer checks that the client exchanges data with the server of golang.org/x/net/http2
+// (KON-050).
+func TestClientWithGoServer(t *testing.T) {
+	a, b := tcpPair(t)
+	go (&http2.Server{MaxReadFrameSize: 16 << 10}).ServeConn(b,
+		&http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Trailer", "X-End")
+			_ = http.NewResponseController(w).EnableFullDuplex()
+			w.WriteHeader(http.StatusOK)
+			_, _ = io.Copy(w, r.Body)
+			w.Header().Set("X-End", r.URL.Path)
+		})})
 	c := NewClient(a, Options{})
 	go func() { _ = c.Run() }()
 	for range 4 {
-		r := &stream{}
-		s, err := c.Open(func(*Stream) Receiver { return r }, []hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
-			{Name: ":path", Value: "/path"}, {Name: ":authority", Value: "a"}}, false)
+		r := &testReceiver{}
+		s, err := c.Open(func(*Stream) Receiver { return r },
+			[]hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
+				{Name: ":path", Value: "/path"}, {Name: ":authority", Value: "a"}}, false)
 		must(t, err)
-		data := noise(3 << 20)
-		send(s, data)
+		data := randomBytes(3 << 20)
+		sendAll(s, data)
 		s.End(nil)
-		until(t, "the answer ends", func() bool { _, end, err := r.got(); return end || err != nil })
-		r.look(func() {
+		waitFor(t, "the response ends", func() bool { _, end, err := r.received(); return end || err != nil })
+		r.withLock(func() {
 			if r.err != nil || !bytes.Equal(r.data, data) || !strings.Contains(headers(r.header), "x-end: /path") {
-				t.Errorf("%d bytes of %d, %v, %v", len(r.data), len(data), r.err, r.header)
+				t.Errorf("received %d of %d bytes, error %v, header %v", len(r.data), len(data), r.err, r.header)
 			}
 		})
 	}
-	until(t, "all streams are forgotten", func() bool { return c.StreamCount() == 0 })
+	waitFor(t, "the client has no streams", func() bool { return c.StreamCount() == 0 })
 	c.Close(nil)
 }
 
@@ -240,74 +248,80 @@ func headers(fields []hpack.HeaderField) string {
 	return all.String()
 }
 
-// A reader that stalls holds up its own stream alone, of which no more than a window is kept.
+// TestStalledReader checks that a stalled reader blocks only its own stream, and that at most one window of
+// its data is buffered.
 func TestStalledReader(t *testing.T) {
-	stalled, other := &stream{stall: true}, &stream{}
+	stalled, other := &testReceiver{stall: true}, &testReceiver{}
 	receivers := make(chan Receiver, 2)
 	receivers <- stalled
 	receivers <- other
 	client, _ := pair(t, func(*Stream, []hpack.HeaderField) Receiver { return <-receivers })
-	first := open(t, client, &stream{})
-	send(first, noise(4<<20))
-	until(t, "a window has arrived", func() bool { n, _, _ := stalled.got(); return n == initialStreamWindow })
-	second := open(t, client, &stream{})
-	send(second, noise(4<<20))
-	until(t, "all has arrived beside it", func() bool { n, _, _ := other.got(); return n == 4<<20 })
-	if n, _, _ := stalled.got(); n != initialStreamWindow {
-		t.Errorf("%d bytes have come to a reader that stalls", n)
+	first := openStream(t, client, &testReceiver{})
+	sendAll(first, randomBytes(4<<20))
+	waitFor(t, "one window of data arrives", func() bool {
+		n, _, _ := stalled.received()
+		return n == initialStreamWindow
+	})
+	second := openStream(t, client, &testReceiver{})
+	sendAll(second, randomBytes(4<<20))
+	waitFor(t, "all data of the other stream arrives", func() bool { n, _, _ := other.received(); return n == 4<<20 })
+	if n, _, _ := stalled.received(); n != initialStreamWindow {
+		t.Errorf("the stalled reader has received %d bytes, want %d", n, initialStreamWindow)
 	}
 	client.mu.Lock()
 	queued := first.queued
 	client.mu.Unlock()
 	if queued != 4<<20-initialStreamWindow {
-		t.Errorf("%d bytes wait", queued)
+		t.Errorf("%d bytes are queued, want %d", queued, 4<<20-initialStreamWindow)
 	}
 	first.Reset(http2.ErrCodeCancel)
-	until(t, "it is broken off", func() bool { _, _, err := stalled.got(); return err != nil })
-	for _, b := range stalled.kept {
-		b.Release() // of a stream that is no more
+	waitFor(t, "the reset arrives", func() bool { _, _, err := stalled.received(); return err != nil })
+	for _, b := range stalled.held {
+		b.Release() // the stream has ended
 	}
 }
 
-// A few bytes go before the many that others have waiting, and many are not held up by few for ever.
-func TestFewBytesGoFirst(t *testing.T) {
+// TestShortQueueFirst checks that streams with little queued data are sent first, without starving the streams
+// with much queued data.
+func TestShortQueueFirst(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
 	c.sendWindow = 1 << 30
 	var many []*Stream
 	for range 100 {
-		s := open(t, c, &stream{})
-		send(s, make([]byte, initialStreamWindow))
+		s := openStream(t, c, &testReceiver{})
+		sendAll(s, make([]byte, initialStreamWindow))
 		many = append(many, s)
 	}
-	small := open(t, c, &stream{})
+	small := openStream(t, c, &testReceiver{})
 	small.Send(BufferOf(make([]byte, 100)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.control = c.control[:0]
 	_, done := c.fillBatch(nil, nil)
 	if small.queued != 0 || small.firstBuffer != nil {
-		t.Error("the few bytes are not in the first batch")
+		t.Error("the short stream is not in the first batch")
 	}
 	if many[0].queued == initialStreamWindow {
-		t.Error("nor is anything of the others")
+		t.Error("the first batch has no data of the long streams")
 	}
 	for c.longQueue.first != nil || c.shortQueue.first != nil {
 		_, done = c.fillBatch(nil, done)
 	}
 	for i, s := range many {
 		if want := initialStreamWindow - defaultWindow; s.queued != want {
-			t.Errorf("stream %d has %d bytes left, not %d: all have their turn", i, s.queued, want)
+			t.Errorf("stream %d has %d bytes queued, want %d", i, s.queued, want)
 		}
 	}
 }
 
-// What was sent as one piece goes out in one frame, as far as the window lets it, with others where they find room.
-func TestWholePieces(t *testing.T) {
+// TestWholeBuffers checks that a Buffer is sent in one frame if the window allows it, and that smaller rests
+// share a frame.
+func TestWholeBuffers(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
 	c.sendWindow, c.peerSettings.maxFrame = 1<<30, MaxPiece
-	s := open(t, c, &stream{})
+	s := openStream(t, c, &testReceiver{})
 	for range 4 {
 		s.Send(NewBuffer(40 << 10))
 	}
@@ -328,75 +342,86 @@ func TestWholePieces(t *testing.T) {
 		c.schedule(s)
 	}
 	if want := []int{40, 40, 20, 20 + 40}; !slices.Equal(lengths, want) {
-		t.Errorf("frames of %v KiB, not %v", lengths, want)
+		t.Errorf("frames of %v KiB, want %v", lengths, want)
 	}
 }
 
-// The window of a stream follows what is read of it: also where a round trip takes long, and not where nobody reads.
+// TestWindowsGrow checks that the receive window of a stream grows when its data is consumed quickly, also on
+// links with a long round trip. It must not grow when the reader stalls.
 func TestWindowsGrow(t *testing.T) {
-	for name, at := range map[string]struct {
-		roundTrip, took time.Duration
-		held            int
-		want            int32
+	for name, c := range map[string]struct {
+		roundTrip, duration time.Duration
+		held                int // bytes received but not released
+		want                int32
 	}{
-		"near":           {0, 10 * time.Millisecond, 0, 2 * initialStreamWindow},
-		"slow":           {0, 100 * time.Millisecond, 0, initialStreamWindow},
-		"far":            {200 * time.Millisecond, 100 * time.Millisecond, 0, 2 * initialStreamWindow},
-		"it is not read": {0, 10 * time.Millisecond, initialStreamWindow, initialStreamWindow},
+		"near":   {0, 10 * time.Millisecond, 0, 2 * initialStreamWindow},
+		"slow":   {0, 100 * time.Millisecond, 0, initialStreamWindow},
+		"far":    {200 * time.Millisecond, 100 * time.Millisecond, 0, 2 * initialStreamWindow},
+		"unread": {0, 10 * time.Millisecond, initialStreamWindow, initialStreamWindow},
 	} {
 		a, _ := net.Pipe()
-		c := NewClient(a, Options{})
-		c.recvWindow.roundTrip = at.roundTrip
-		s := open(t, c, &stream{})
-		s.uncredited = int32(at.held + initialStreamWindow/2)
-		s.lastUpdate = now() - int64(at.took)
-		if s.Credit(initialStreamWindow / 2); s.recvWindow != at.want {
-			t.Errorf("%s: the window is %d, not %d", name, s.recvWindow, at.want)
+		conn := NewClient(a, Options{})
+		conn.recvWindow.roundTrip = c.roundTrip
+		s := openStream(t, conn, &testReceiver{})
+		s.uncredited = int32(c.held + initialStreamWindow/2)
+		s.lastUpdate = now() - int64(c.duration)
+		if s.Credit(initialStreamWindow / 2); s.recvWindow != c.want {
+			t.Errorf("%s: the window is %d, want %d", name, s.recvWindow, c.want)
 		}
 	}
 }
 
-// One direction ends before the other, and Close ends both once all is sent.
-func TestEnds(t *testing.T) {
+// TestEndAndClose checks that one direction can end before the other, and that Close ends both after the
+// queued data is sent.
+func TestEndAndClose(t *testing.T) {
 	accepted := make(chan *Stream, 1)
-	theirs := &stream{}
+	serverSide := &testReceiver{}
 	client, server := pair(t, func(s *Stream, _ []hpack.HeaderField) Receiver {
 		accepted <- s
-		return theirs
+		return serverSide
 	})
-	ours := &stream{}
-	s := open(t, client, ours)
-	data := noise(200 << 10)
-	send(s, data)
+	clientSide := &testReceiver{}
+	s := openStream(t, client, clientSide)
+	data := randomBytes(200 << 10)
+	sendAll(s, data)
 	s.End(nil)
-	until(t, "the end", func() bool { _, end, _ := theirs.got(); return end })
+	waitFor(t, "the server sees the end", func() bool { _, end, _ := serverSide.received(); return end })
 	back := <-accepted
-	send(back, data)
+	sendAll(back, data)
 	back.Close(nil)
-	until(t, "the other end", func() bool { _, end, _ := ours.got(); return end })
-	theirs.look(func() {
-		ours.look(func() {
-			if !bytes.Equal(theirs.data, data) || !bytes.Equal(ours.data, data) {
-				t.Errorf("%d and %d bytes, not %d", len(theirs.data), len(ours.data), len(data))
+	waitFor(t, "the client sees the end", func() bool { _, end, _ := clientSide.received(); return end })
+	serverSide.withLock(func() {
+		clientSide.withLock(func() {
+			if !bytes.Equal(serverSide.data, data) || !bytes.Equal(clientSide.data, data) {
+				t.Errorf("server received %d bytes and client %d, want %d", len(serverSide.data), len(clientSide.data),
+					len(data))
 			}
 		})
 	})
-	until(t, "both forget it", func() bool { return client.StreamCount() == 0 && server.StreamCount() == 0 })
+	waitFor(t, "both ends have no streams", func() bool {
+		return client.StreamCount() == 0 && server.StreamCount() == 0
+	})
 
-	theirs, ours = &stream{}, &stream{}
-	s = open(t, client, ours)
+	serverSide, clientSide = &testReceiver{}, &testReceiver{}
+	s = openStream(t, client, clientSide)
 	<-accepted
-	send(s, data)
+	sendAll(s, data)
 	s.Close(nil)
-	until(t, "all of it, and that nothing is wanted", func() bool { n, end, err := theirs.got(); return n == len(data) && end && err != nil })
+	waitFor(t, "all data, the end and the reset arrive", func() bool {
+		n, end, err := serverSide.received()
+		return n == len(data) && end && err != nil
+	})
 	var reset http2.StreamError
-	if _, _, err := theirs.got(); !errors.As(err, &reset) || reset.Code != http2.ErrCodeNo {
-		t.Errorf("%v", err)
+	if _, _, err := serverSide.received(); !errors.As(err, &reset) || reset.Code != http2.ErrCodeNo {
+		t.Errorf("the stream ends with %v, want a reset with NO_ERROR", err)
 	}
-	until(t, "both forget it", func() bool { return client.StreamCount() == 0 && server.StreamCount() == 0 })
+	waitFor(t, "both ends have no streams", func() bool {
+		return client.StreamCount() == 0 && server.StreamCount() == 0
+	})
 }
 
-// A connection that is lost ends its streams, once each, and its goroutines.
+// TestLostConnection checks that the loss of a connection ends each of its streams with an error, and leaves
+// no goroutine.
 func TestLostConnection(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for _, cut := range []func(client, server net.Conn){
@@ -404,34 +429,35 @@ func TestLostConnection(t *testing.T) {
 		func(_, server net.Conn) { _ = server.Close() },
 		func(client, _ net.Conn) { _ = client.(*net.TCPConn).CloseWrite() },
 	} {
-		a, b := wires(t)
-		client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: echoes})
+		a, b := tcpPair(t)
+		client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: acceptEcho})
 		var both sync.WaitGroup
 		both.Go(func() { _ = client.Run() })
 		both.Go(func() { _ = server.Run() })
-		all := make([]*stream, 100)
+		all := make([]*testReceiver, 100)
 		for i := range all {
-			all[i] = &stream{}
-			send(open(t, client, all[i]), make([]byte, 100<<10))
+			all[i] = &testReceiver{}
+			sendAll(openStream(t, client, all[i]), make([]byte, 100<<10))
 		}
 		cut(a, b)
 		both.Wait()
 		for _, r := range all {
-			if _, _, err := r.got(); err == nil {
-				t.Fatal("a stream has not ended")
+			if _, _, err := r.received(); err == nil {
+				t.Fatal("a stream has not ended with an error")
 			}
 		}
 		if _, err := client.Open(func(*Stream) Receiver { return nil }, nil, false); err == nil {
-			t.Error("a stream of a connection that is no more")
+			t.Error("Open succeeds on a lost connection")
 		}
 	}
-	until(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+	waitFor(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// The other end may be gone without a word: it does not answer a ping.
-func TestSilence(t *testing.T) {
-	a, b := wires(t)
-	server := NewServer(b, Options{Accept: echoes})
+// TestKeepAlive checks that a peer that does not answer pings is disconnected, and that one that answers is
+// not.
+func TestKeepAlive(t *testing.T) {
+	a, b := tcpPair(t)
+	server := NewServer(b, Options{Accept: acceptEcho})
 	server.KeepAlive(time.Hour)
 	server.KeepAlive(20 * time.Millisecond)
 	_, err := io.WriteString(a, http2.ClientPreface)
@@ -443,11 +469,11 @@ func TestSilence(t *testing.T) {
 		t.Error(err)
 	}
 
-	client, server := pair(t, echoes)
-	open(t, client, &stream{})
+	client, server := pair(t, acceptEcho)
+	openStream(t, client, &testReceiver{})
 	client.KeepAlive(20 * time.Millisecond)
 	began := client.lastReceived.Load()
-	until(t, "it is pinged ten times", func() bool {
+	waitFor(t, "ten pings are answered", func() bool {
 		return client.Err() != nil || time.Duration(client.lastReceived.Load()-began) > 200*time.Millisecond
 	})
 	if client.Err() != nil {
@@ -456,9 +482,9 @@ func TestSilence(t *testing.T) {
 	server.Close(nil)
 }
 
-// Who asks for answers and does not read them is sent away.
-func TestFlood(t *testing.T) {
-	a, b := wires(t)
+// TestPingFlood checks that a peer that sends pings without reading the replies is disconnected.
+func TestPingFlood(t *testing.T) {
+	a, b := tcpPair(t)
 	server := NewServer(b, Options{})
 	go func() {
 		_, _ = io.WriteString(a, http2.ClientPreface)
@@ -472,35 +498,37 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// The other side says how many streams it takes, and when it takes none.
-func TestStreamsThatAreNotTaken(t *testing.T) {
-	a, b := wires(t)
-	client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: echoes, MaxStreams: 2})
+// TestStreamLimit checks that Open fails when the peer's limit of streams is reached, and after GOAWAY.
+func TestStreamLimit(t *testing.T) {
+	a, b := tcpPair(t)
+	client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: acceptEcho, MaxStreams: 2})
 	go func() { _ = client.Run() }()
 	go func() { _ = server.Run() }()
-	first := open(t, client, &stream{})
-	r := &stream{}
-	open(t, client, r)
-	until(t, "an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.header) > 0 })
+	first := openStream(t, client, &testReceiver{})
+	r := &testReceiver{}
+	openStream(t, client, r)
+	waitFor(t, "the server accepts the stream",
+		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.header) > 0 })
 	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrTooManyStreams) {
 		t.Error(err)
 	}
 	first.Reset(http2.ErrCodeCancel)
 	server.GoAway()
-	until(t, "it is going away", func() bool { return !client.Usable() })
+	waitFor(t, "the client has received GOAWAY", func() bool { return !client.Usable() })
 	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) {
 		t.Error(err)
 	}
-	if _, _, err := r.got(); err != nil {
-		t.Error("a stream that is open has ended")
+	if _, _, err := r.received(); err != nil {
+		t.Error("GOAWAY has ended an open stream")
 	}
 	client.Close(nil)
 	server.Close(nil)
 }
 
-// KON-053: that the other end takes no more streams is told while those that are open go on; so is the end of the connection.
-func TestLeaving(t *testing.T) {
-	leaving := func(c *Conn) bool {
+// TestGoingAway checks that GOAWAY closes the channel GoingAway while open streams continue. The end of the
+// connection closes the channel too (KON-053).
+func TestGoingAway(t *testing.T) {
+	goingAway := func(c *Conn) bool {
 		select {
 		case <-c.GoingAway():
 			return true
@@ -508,50 +536,52 @@ func TestLeaving(t *testing.T) {
 			return false
 		}
 	}
-	client, server := pair(t, echoes)
-	r := &stream{}
-	s := open(t, client, r)
-	send(s, noise(1000))
-	until(t, "an answer", func() bool { n, _, _ := r.got(); return n == 1000 })
-	if leaving(client) || leaving(server) {
-		t.Error("nobody has said so")
+	client, server := pair(t, acceptEcho)
+	r := &testReceiver{}
+	s := openStream(t, client, r)
+	sendAll(s, randomBytes(1000))
+	waitFor(t, "the data is echoed", func() bool { n, _, _ := r.received(); return n == 1000 })
+	if goingAway(client) || goingAway(server) {
+		t.Error("GoingAway is closed without GOAWAY")
 	}
-	for range 2 { // as gRPC does
+	for range 2 { // gRPC sends it twice
 		server.GoAway()
 	}
-	until(t, "it is told", func() bool { return leaving(client) })
-	send(s, noise(1000))
-	until(t, "what is open goes on", func() bool { n, _, _ := r.got(); return n == 2000 })
-	if leaving(server) {
-		t.Error("the client has not said so")
+	waitFor(t, "the client has received GOAWAY", func() bool { return goingAway(client) })
+	sendAll(s, randomBytes(1000))
+	waitFor(t, "the open stream continues", func() bool { n, _, _ := r.received(); return n == 2000 })
+	if goingAway(server) {
+		t.Error("GoingAway of the server is closed, but the client has sent no GOAWAY")
 	}
 	client.Close(nil)
-	until(t, "the end is told", func() bool { return leaving(server) })
+	waitFor(t, "the end of the connection closes the channel", func() bool { return goingAway(server) })
 }
 
-// KON-053: a connection that is retired opens no more streams, and is closed with the last of those that it has; at once if it has none.
+// TestRetire checks that a retired connection opens no new streams and is closed when its last stream has
+// ended. A retired connection without streams is closed at once (KON-053).
 func TestRetire(t *testing.T) {
-	client, _ := pair(t, echoes)
-	r := &stream{}
-	s := open(t, client, r)
+	client, _ := pair(t, acceptEcho)
+	r := &testReceiver{}
+	s := openStream(t, client, r)
 	client.Retire()
-	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) || client.Usable() {
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) ||
+		client.Usable() {
 		t.Error(err)
 	}
-	send(s, noise(1000))
-	until(t, "what it has goes on", func() bool { n, _, _ := r.got(); return n == 1000 })
+	sendAll(s, randomBytes(1000))
+	waitFor(t, "the open stream continues", func() bool { n, _, _ := r.received(); return n == 1000 })
 	s.End(nil)
-	until(t, "it is closed", func() bool { return client.Err() != nil })
-	until(t, "it has ended in order", func() bool { _, end, err := r.got(); return end && err == nil })
+	waitFor(t, "the connection is closed", func() bool { return client.Err() != nil })
+	waitFor(t, "the stream has ended normally", func() bool { _, end, err := r.received(); return end && err == nil })
 	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) {
 		t.Error(err)
 	}
-	client, _ = pair(t, echoes)
+	client, _ = pair(t, acceptEcho)
 	client.Retire()
-	until(t, "one without streams is closed", func() bool { return client.Err() != nil })
+	waitFor(t, "a retired connection without streams is closed", func() bool { return client.Err() != nil })
 }
 
-// FuzzRead: no bytes of the other side do harm.
+// FuzzRead checks that arbitrary bytes from the peer end the connection with an error and leave no stream.
 func FuzzRead(f *testing.F) {
 	var seed bytes.Buffer
 	w := http2.NewFramer(&seed, nil)
@@ -565,7 +595,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(seed.Bytes())
 	f.Fuzz(func(t *testing.T, frames []byte) {
 		a, b := net.Pipe()
-		server := NewServer(b, Options{Accept: echoes, MaxStreams: 10})
+		server := NewServer(b, Options{Accept: acceptEcho, MaxStreams: 10})
 		go func() { _, _ = io.Copy(io.Discard, a) }()
 		go func() {
 			_, _ = io.WriteString(a, http2.ClientPreface)
@@ -573,22 +603,22 @@ func FuzzRead(f *testing.F) {
 			_ = a.Close()
 		}()
 		if err := server.Run(); err == nil || server.StreamCount() != 0 {
-			t.Error("it has not ended")
+			t.Errorf("Run returns %v, %d streams are open; want an error and no streams", err, server.StreamCount())
 		}
 	})
 }
 
-// mute is a connection whose other side takes nothing, and that heeds no deadline in time.
-type mute struct {
+// blockedConn is a connection whose peer reads nothing. It ignores deadlines.
+type blockedConn struct {
 	net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-func (m *mute) SetWriteDeadline(time.Time) error { return nil }
-func (m *mute) SetDeadline(time.Time) error      { return nil }
+func (m *blockedConn) SetWriteDeadline(time.Time) error { return nil }
+func (m *blockedConn) SetDeadline(time.Time) error      { return nil }
 
-func (m *mute) Write(p []byte) (int, error) {
+func (m *blockedConn) Write(p []byte) (int, error) {
 	if len(p) < 16<<10 {
 		return m.Conn.Write(p)
 	}
@@ -596,19 +626,20 @@ func (m *mute) Write(p []byte) (int, error) {
 	return 0, net.ErrClosed
 }
 
-func (m *mute) Close() error {
+func (m *blockedConn) Close() error {
 	m.once.Do(func() { close(m.closed) })
 	return m.Conn.Close()
 }
 
-// KON-053: a connection over TLS to one that takes nothing is closed at once, whatever is on its way: TLS would wait for that.
-func TestCloseToTheMute(t *testing.T) {
+// TestCloseBlockedConn checks that Close does not wait for a peer that reads nothing. The close of a TLS
+// connection would wait for the pending write (KON-053).
+func TestCloseBlockedConn(t *testing.T) {
 	certificate := httptest.NewUnstartedServer(nil)
-	certificate.StartTLS() // for its configuration alone
+	certificate.StartTLS() // only for its TLS configuration
 	defer certificate.Close()
 	near, far := net.Pipe()
-	m := &mute{Conn: near, closed: make(chan struct{})}
-	certificate.TLS.DynamicRecordSizingDisabled = true // else the first records are small
+	m := &blockedConn{Conn: near, closed: make(chan struct{})}
+	certificate.TLS.DynamicRecordSizingDisabled = true // otherwise the first records are small
 	server := tls.Server(tlsbatch.Conn(m), certificate.TLS)
 	client := tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 	go func() { _ = server.Handshake() }()
@@ -616,7 +647,7 @@ func TestCloseToTheMute(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, client) }()
 	conn := NewClient(server, Options{})
 	go func() { _ = conn.Run() }()
-	_, err := server.Write(make([]byte, 100<<10)) // is taken over
+	_, err := server.Write(make([]byte, 100<<10)) // tlsbatch accepts it and writes it later
 	must(t, err)
 	ended := make(chan struct{})
 	go func() {
@@ -625,48 +656,50 @@ func TestCloseToTheMute(t *testing.T) {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(time.Minute):
-		t.Error("the connection is not closed within a minute")
+	case <-time.After(testTimeout):
+		t.Errorf("Close blocks for longer than %v", testTimeout)
 	}
 }
 
-// KON-053: a connection that is retired and has no streams waits for one that takes nothing for a time, not for ever.
-func TestRetireToTheMute(t *testing.T) {
+// TestRetireUnreadConn checks that a retired connection without streams is closed after lingerTimeout, even if
+// its peer reads nothing (KON-053).
+func TestRetireUnreadConn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		near, far := net.Pipe() // which holds nothing
+		near, far := net.Pipe() // has no buffer
 		defer far.Close()
 		client := NewClient(near, Options{})
 		go func() { _ = client.Run() }()
 		must(t, http2.NewFramer(far, nil).WriteSettings())
-		s := open(t, client, &stream{})
-		synctest.Wait() // until a batch is on its way
+		s := openStream(t, client, &testReceiver{})
+		synctest.Wait() // until the first batch is being written
 		s.Reset(http2.ErrCodeCancel)
 		client.Retire()
 		<-time.After(lingerTimeout - time.Millisecond)
 		if err := client.Err(); err != nil {
-			t.Errorf("it is closed before its time: %v", err)
+			t.Errorf("closed before lingerTimeout: %v", err)
 		}
-		<-time.After(closeNoticeTimeout + 2*time.Millisecond) // it listens for a reason
+		<-time.After(closeNoticeTimeout + 2*time.Millisecond) // the connection waits for a GOAWAY of the peer
 		synctest.Wait()
 		if client.Err() == nil {
-			t.Errorf("it is open after %s", lingerTimeout)
+			t.Errorf("still open after %s", lingerTimeout)
 			client.Close(nil)
 		}
 	})
 }
 
-// KON-044: the last that goes through a connection that is retired arrives before that is closed.
-func TestRetireAfterTheLast(t *testing.T) {
+// TestRetireDeliversData checks that a retired connection delivers the data of its last stream before it is
+// closed (KON-044).
+func TestRetireDeliversData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		near, far := net.Pipe() // which holds nothing
+		near, far := net.Pipe() // has no buffer
 		client := NewClient(near, Options{})
 		go func() { _ = client.Run() }()
 		f := http2.NewFramer(far, far)
 		go func() { _, _ = io.ReadFull(far, make([]byte, len(http2.ClientPreface))) }()
 		synctest.Wait()
 		must(t, f.WriteSettings())
-		s := open(t, client, &stream{})
-		frames := func(last http2.FrameType, flags http2.Flags) (n int) {
+		s := openStream(t, client, &testReceiver{})
+		readUntil := func(last http2.FrameType, flags http2.Flags) (n int) {
 			for {
 				frame, err := f.ReadFrame()
 				if err != nil {
@@ -680,18 +713,20 @@ func TestRetireAfterTheLast(t *testing.T) {
 				}
 			}
 		}
-		frames(http2.FrameHeaders, 0)
-		must(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: []byte{0x88}, EndHeaders: true, EndStream: true})) // :status 200
+		readUntil(http2.FrameHeaders, 0)
+		// :status 200
+		must(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: []byte{0x88}, EndHeaders: true,
+			EndStream: true}))
 		client.Retire()
-		send(s, noise(1000))
+		sendAll(s, randomBytes(1000))
 		s.End(nil)
-		synctest.Wait() // until it is on its way, to one who does not read yet
-		if n := frames(http2.FrameData, http2.FlagDataEndStream); n != 1000 {
-			t.Errorf("%d bytes of 1000 arrive", n)
+		synctest.Wait() // until the data is being written; the peer does not read yet
+		if n := readUntil(http2.FrameData, http2.FlagDataEndStream); n != 1000 {
+			t.Errorf("%d of 1000 bytes arrive", n)
 		}
 		synctest.Wait()
 		if client.Err() == nil {
-			t.Error("it is not closed")
+			t.Error("the connection is not closed")
 		}
 	})
 }

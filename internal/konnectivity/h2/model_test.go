@@ -11,23 +11,23 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// modelEnd is one end of a stream, as it should be, and its Receiver.
-type modelEnd struct {
-	client bool
-	sent   int         // by the goroutine that works with this end
-	rough  atomic.Bool // it was broken off or closed at this end: what is on its way may be lost
+// modelEndpoint is the Receiver of one side of a stream, and the expected state of that side.
+type modelEndpoint struct {
+	client  bool
+	sent    int         // used only by the goroutine that drives this side
+	aborted atomic.Bool // this side aborted or closed the stream, so that data in flight may be lost
 
-	mu      sync.Mutex
-	stream  *Stream
-	got     int
-	stalled bool
-	kept    []*Buffer
-	ends    int // how often its end was told
-	lost    int // how often, that it is broken off
-	wrong   string
+	mu       sync.Mutex
+	stream   *Stream
+	received int
+	stalled  bool
+	held     []*Buffer
+	ends     int // how often the end of the data was reported
+	lost     int // how often Ended was called
+	problem  string
 }
 
-// sequence is a byte of what one end of a stream sends.
+// sequence returns byte i of the data that one side of a stream sends.
 func sequence(id uint32, client bool, i int) byte {
 	if client {
 		id += 128
@@ -35,18 +35,18 @@ func sequence(id uint32, client bool, i int) byte {
 	return byte(i*7) ^ byte(i>>8) ^ byte(i>>16) + byte(id)
 }
 
-func (e *modelEnd) told(what string, s *Stream) {
-	if e.wrong == "" && (e.lost > 0 || e.ends > 0 && what != "it is broken off" || s != e.stream) {
-		e.wrong = what + " after the end"
+func (e *modelEndpoint) checkOpen(event string, s *Stream) {
+	if e.problem == "" && (e.lost > 0 || e.ends > 0 && event != "Ended" || s != e.stream) {
+		e.problem = event + " after the end"
 	}
 }
 
-func (e *modelEnd) Header(s *Stream, _ []hpack.HeaderField, end bool) { e.Data(s, nil, end) }
+func (e *modelEndpoint) Header(s *Stream, _ []hpack.HeaderField, end bool) { e.Data(s, nil, end) }
 
-func (e *modelEnd) Data(s *Stream, b *Buffer, end bool) {
+func (e *modelEndpoint) Data(s *Stream, b *Buffer, end bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.told("something arrives", s)
+	e.checkOpen("Data", s)
 	if end {
 		e.ends++
 	}
@@ -54,64 +54,64 @@ func (e *modelEnd) Data(s *Stream, b *Buffer, end bool) {
 		return
 	}
 	for i, c := range b.Bytes() {
-		if c != sequence(s.id, !e.client, e.got+i) && e.wrong == "" {
-			e.wrong = "a byte that is another"
+		if c != sequence(s.id, !e.client, e.received+i) && e.problem == "" {
+			e.problem = "wrong byte"
 		}
 	}
-	if e.got += b.Len(); e.stalled {
-		e.kept = append(e.kept, b)
+	if e.received += b.Len(); e.stalled {
+		e.held = append(e.held, b)
 		return
 	}
 	b.Release()
 }
 
-func (e *modelEnd) Ended(s *Stream, _ error) {
+func (e *modelEndpoint) Ended(s *Stream, _ error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.told("it is broken off", s)
+	e.checkOpen("Ended", s)
 	e.lost++
 }
 
-// stall has it give no credit, or all again that it owes.
-func (e *modelEnd) stall(on bool) {
+// stall makes the Receiver hold Buffers, or releases all held Buffers.
+func (e *modelEndpoint) stall(on bool) {
 	e.mu.Lock()
-	kept := e.kept
-	e.stalled, e.kept = on, nil
+	held := e.held
+	e.stalled, e.held = on, nil
 	e.mu.Unlock()
-	for _, b := range kept {
+	for _, b := range held {
 		b.Release()
 	}
 }
 
-// side is all that happens at one end of a connection.
+// side is one side of the connection, with its streams.
 type side struct {
-	conn   *Conn
-	client bool
-	due    atomic.Int64 // of the Buffers that were sent and have not been released
+	conn       *Conn
+	client     bool
+	unreleased atomic.Int64 // bytes of sent Buffers that have not been released
 
 	mu   sync.Mutex
-	ends []*modelEnd
+	ends []*modelEndpoint
 }
 
 // Credit implements Window.
-func (m *side) Credit(n int) { m.due.Add(int64(-n)) }
+func (m *side) Credit(n int) { m.unreleased.Add(int64(-n)) }
 
-func (m *side) add(s *Stream) *modelEnd {
+func (m *side) add(s *Stream) *modelEndpoint {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := &modelEnd{client: m.client, stream: s}
+	e := &modelEndpoint{client: m.client, stream: s}
 	m.ends = append(m.ends, e)
 	return e
 }
 
-func (m *side) all() []*modelEnd {
+func (m *side) all() []*modelEndpoint {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]*modelEnd(nil), m.ends...)
+	return append([]*modelEndpoint(nil), m.ends...)
 }
 
-// pick is one of the newest ends; nil: there is none.
-func (m *side) pick(random *rand.Rand) *modelEnd {
+// pick returns one of the newest streams, or nil if there is none.
+func (m *side) pick(random *rand.Rand) *modelEndpoint {
 	const newest = 30
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,12 +121,12 @@ func (m *side) pick(random *rand.Rand) *modelEnd {
 	return m.ends[max(0, len(m.ends)-1-random.IntN(newest))]
 }
 
-func (m *side) send(e *modelEnd, n int) {
+func (m *side) send(e *modelEndpoint, n int) {
 	b := NewBuffer(n)
 	for i := range b.Bytes() {
 		b.Bytes()[i] = sequence(e.stream.id, m.client, e.sent+i)
 	}
-	m.due.Add(int64(n))
+	m.unreleased.Add(int64(n))
 	b.SetWindow(m, n)
 	e.stream.Send(b)
 	e.sent += n
@@ -134,40 +134,40 @@ func (m *side) send(e *modelEnd, n int) {
 
 var trailer = []hpack.HeaderField{{Name: "a", Value: "trailer"}}
 
-// step does something with some stream.
+// step performs a random operation on a random stream.
 func (m *side) step(random *rand.Rand) {
-	what := random.IntN(100)
-	if m.client && what < 5 {
+	operation := random.IntN(100)
+	if m.client && operation < 5 {
 		_, _ = m.conn.Open(func(s *Stream) Receiver { return m.add(s) }, trailer, false)
 		return
 	}
 	e := m.pick(random)
 	switch {
 	case e == nil:
-	case what < 75:
+	case operation < 75:
 		m.sendSome(e, random)
-	case what < 85:
+	case operation < 85:
 		e.stall(true)
-	case what < 96:
+	case operation < 96:
 		e.stall(false)
-	case what == 96:
-		e.rough.Store(true)
+	case operation == 96:
+		e.aborted.Store(true)
 		e.stream.Close([][]hpack.HeaderField{nil, trailer}[random.IntN(2)])
-	case what == 97:
-		e.rough.Store(true)
+	case operation == 97:
+		e.aborted.Store(true)
 		e.stream.Abort(trailer)
-	case what == 98:
-		e.rough.Store(true)
+	case operation == 98:
+		e.aborted.Store(true)
 		e.stream.Reset(http2.ErrCodeCancel)
-	case what == 99:
-		e.rough.Store(true)
+	case operation == 99:
+		e.aborted.Store(true)
 		e.stream.ResetAfterSend(http2.ErrCodeCancel)
 	}
 }
 
-// sendSome sends few or many bytes, or says that there are no more.
-func (m *side) sendSome(e *modelEnd, random *rand.Rand) {
-	if e.sent < 0 { // it has ended
+// sendSome sends few or many bytes, or ends the direction.
+func (m *side) sendSome(e *modelEndpoint, random *rand.Rand) {
+	if e.sent < 0 { // the direction has ended
 		return
 	}
 	switch random.IntN(20) {
@@ -180,36 +180,41 @@ func (m *side) sendSome(e *modelEnd, random *rand.Rand) {
 	}
 }
 
-// end ends what is sent; sent is then below zero, and says it still.
-func (m *side) end(e *modelEnd, trailer []hpack.HeaderField) {
+// end ends the sending direction. e.sent becomes the complement of the number of sent bytes, which is
+// negative.
+func (m *side) end(e *modelEndpoint, trailer []hpack.HeaderField) {
 	if e.sent >= 0 {
 		e.stream.End(trailer)
 		e.sent = ^e.sent
 	}
 }
 
-// check compares what has arrived with what the other end has sent.
-func (m *side) check(t *testing.T, others map[uint32]*modelEnd) {
+// check compares the received data with the data that the other side sent.
+func (m *side) check(t *testing.T, others map[uint32]*modelEndpoint) {
 	for _, e := range m.all() {
 		other := others[e.stream.id]
 		sent := ^other.sent
-		orderly := !e.rough.Load() && !other.rough.Load()
-		if e.wrong != "" || e.ends > 1 || e.lost > 1 || e.got > sent || orderly && (e.got != sent || e.ends != 1 || e.lost != 0) {
-			t.Errorf("client %v, stream %d, orderly %v: %d bytes of %d, %d ends, broken off %d times, %s", m.client, e.stream.id, orderly, e.got, sent, e.ends, e.lost, e.wrong)
+		normal := !e.aborted.Load() && !other.aborted.Load()
+		if e.problem != "" || e.ends > 1 || e.lost > 1 || e.received > sent || normal &&
+			(e.received != sent || e.ends != 1 || e.lost != 0) {
+			t.Errorf("client %v, stream %d, normal %v: received %d of %d bytes, %d ends, Ended called %d times, %s",
+				m.client, e.stream.id, normal, e.received, sent, e.ends, e.lost, e.problem)
 		}
 		m.conn.mu.Lock()
-		if s := e.stream; s.uncredited != 0 || s.recvAvailable+s.unannounced != s.recvWindow || s.firstBuffer != nil || s.queued != 0 {
-			t.Errorf("client %v, stream %d: a window of %d with %d left, %d spare, %d held; %d queued", m.client, s.id, s.recvWindow, s.recvAvailable, s.unannounced, s.uncredited, s.queued)
+		if s := e.stream; s.uncredited != 0 || s.recvAvailable+s.unannounced != s.recvWindow || s.firstBuffer != nil ||
+			s.queued != 0 {
+			t.Errorf("client %v, stream %d: window of %d: %d available, %d unannounced, %d uncredited; %d queued",
+				m.client, s.id, s.recvWindow, s.recvAvailable, s.unannounced, s.uncredited, s.queued)
 		}
 		m.conn.mu.Unlock()
 	}
-	if due := m.due.Load(); due != 0 {
-		t.Errorf("client %v: Buffers of %d bytes were not released", m.client, due)
+	if unreleased := m.unreleased.Load(); unreleased != 0 {
+		t.Errorf("client %v: Buffers of %d bytes were not released", m.client, unreleased)
 	}
 }
 
-// KON-053: whatever both ends do with their streams, bytes arrive in order and once, all of them where nothing is broken off; every
-// credit is given back, and no stream or Buffer is left.
+// TestModel checks random operations of both sides. Bytes must arrive once and in order, completely unless a
+// stream was aborted. All credit is returned, and no stream or Buffer is left (KON-053).
 func TestModel(t *testing.T) {
 	for range 4 {
 		seed := rand.Uint64()
@@ -220,8 +225,9 @@ func TestModel(t *testing.T) {
 
 func model(t *testing.T, seed uint64) {
 	near, far := &side{client: true}, &side{}
-	a, b := wires(t)
-	near.conn, far.conn = NewClient(a, Options{}), NewServer(b, Options{Accept: func(s *Stream, _ []hpack.HeaderField) Receiver { return far.add(s) }})
+	a, b := tcpPair(t)
+	near.conn, far.conn = NewClient(a, Options{}), NewServer(b,
+		Options{Accept: func(s *Stream, _ []hpack.HeaderField) Receiver { return far.add(s) }})
 	var both, conns sync.WaitGroup
 	conns.Go(func() { _ = near.conn.Run() })
 	conns.Go(func() { _ = far.conn.Run() })
@@ -234,7 +240,7 @@ func model(t *testing.T, seed uint64) {
 		})
 	}
 	both.Wait()
-	until(t, "all streams are known", func() bool { return len(far.all()) == len(near.all()) })
+	waitFor(t, "the server has accepted all streams", func() bool { return len(far.all()) == len(near.all()) })
 	for _, m := range []*side{near, far} {
 		for _, e := range m.all() {
 			e.stall(false)
@@ -242,11 +248,12 @@ func model(t *testing.T, seed uint64) {
 		}
 	}
 	began := time.Now()
-	until(t, "nothing is left", func() bool {
-		return near.conn.StreamCount() == 0 && far.conn.StreamCount() == 0 && near.due.Load() == 0 && far.due.Load() == 0
+	waitFor(t, "no stream and no Buffer is left", func() bool {
+		return near.conn.StreamCount() == 0 && far.conn.StreamCount() == 0 && near.unreleased.Load() == 0 &&
+			far.unreleased.Load() == 0
 	})
 	if time.Since(began) > lingerTimeout {
-		t.Error("a stream was left until nobody waited for it any more")
+		t.Errorf("streams ended only after %v, by a timeout", time.Since(began))
 	}
 	near.conn.Close(nil)
 	far.conn.Close(nil)
@@ -256,8 +263,8 @@ func model(t *testing.T, seed uint64) {
 	t.Logf("%d streams", len(near.all()))
 }
 
-func byID(m *side) map[uint32]*modelEnd {
-	ends := map[uint32]*modelEnd{}
+func byID(m *side) map[uint32]*modelEndpoint {
+	ends := map[uint32]*modelEndpoint{}
 	for _, e := range m.all() {
 		ends[e.stream.id] = e
 	}
