@@ -13,13 +13,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-func answer(h http.Handler, path string) (int, string) {
+func getFrom(h http.Handler, path string) (int, string) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	return w.Code, w.Body.String()
 }
 
-// KON-040, KON-052: alive always, ready while there is a session, in the reference's words.
+// TestHealth checks the health endpoints: the agent is always alive, and ready while it has a session. The
+// responses are the reference's (KON-040, KON-052).
 func TestHealth(t *testing.T) {
 	const notReady = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
 	m := NewMetrics()
@@ -29,7 +30,8 @@ func TestHealth(t *testing.T) {
 		if ready {
 			s.sessions["one"] = &fakeSession{}
 		}
-		want := map[string]string{"/healthz": "ok", "/livez": "ok", "/readyz": "ok", "/ready": "ok", "/readyz?verbose": "[+]ping ok\n[+]server-connected ok\ncheck passed\n"}
+		want := map[string]string{"/healthz": "ok", "/livez": "ok", "/readyz": "ok", "/ready": "ok",
+			"/readyz?verbose": "[+]ping ok\n[+]server-connected ok\ncheck passed\n"}
 		if !ready {
 			want["/readyz"], want["/ready"], want["/readyz?verbose"] = notReady, notReady, notReady
 		}
@@ -38,14 +40,15 @@ func TestHealth(t *testing.T) {
 			if text == notReady {
 				status = http.StatusServiceUnavailable
 			}
-			if code, body := answer(h, path); code != status || body != text {
-				t.Errorf("ready %t, %s: %d %q, want %d %q", ready, path, code, body, status, text)
+			if code, body := getFrom(h, path); code != status || body != text {
+				t.Errorf("ready %t, %s: got %d %q, want %d %q", ready, path, code, body, status, text)
 			}
 		}
 	}
 }
 
-// KON-052: metrics are at the admin port, and at the health port as the reference has them, under the reference's names.
+// TestMetrics checks that the admin port and the health port serve the metrics, with the names of the
+// reference (KON-052).
 func TestMetrics(t *testing.T) {
 	m := NewMetrics()
 	m.ObserveDial(30*time.Millisecond, nil)
@@ -58,8 +61,9 @@ func TestMetrics(t *testing.T) {
 	m.servers.Set(2)
 	m.knownServers.Set(3)
 	m.onPacket(99, true)
-	for _, h := range []http.Handler{admin.AdminHandler(m.registry, false, false), admin.HealthHandler(m.registry, newServers(&Config{}, m).serveReady)} {
-		_, text := answer(h, "/metrics")
+	for _, h := range []http.Handler{admin.AdminHandler(m.registry, false, false),
+		admin.HealthHandler(m.registry, newServers(&Config{}, m).serveReady)} {
+		_, text := getFrom(h, "/metrics")
 		for _, want := range []string{
 			`dial_duration_seconds_bucket{le="0.1"} 1`,
 			`dial_duration_seconds_count 1`,
@@ -77,24 +81,27 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("no %s in\n%s", want, text)
 			}
 		}
-		for _, help := range []string{"endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
-			"open_endpoint_connections Current number of open endpoint connections."} { // the reference's, whose tests compare it
+		// The tests of the reference compare these texts.
+		for _, help := range []string{
+			"endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
+			"open_endpoint_connections Current number of open endpoint connections.",
+		} {
 			if !strings.Contains(text, "\n# HELP konnectivity_network_proxy_agent_"+help+"\n") {
 				t.Errorf("no %q in\n%s", help, text)
 			}
 		}
 		if !strings.Contains(text, "\ngo_goroutines ") {
-			t.Error("no metrics of the process")
+			t.Error("no metric go_goroutines")
 		}
 	}
 }
 
-// KON-040: profiles are served where they are asked for.
+// TestProfiles checks that profiles are served only if profiling is enabled (KON-040).
 func TestProfiles(t *testing.T) {
 	for profiling, want := range map[bool]int{true: http.StatusOK, false: http.StatusNotFound} {
 		for _, path := range []string{"/debug/pprof/", "/debug/pprof/block", "/debug/pprof/symbol"} {
-			if code, _ := answer(admin.AdminHandler(NewMetrics().registry, profiling, false), path); code != want {
-				t.Errorf("profiling %t, %s: %d", profiling, path, code)
+			if code, _ := getFrom(admin.AdminHandler(NewMetrics().registry, profiling, false), path); code != want {
+				t.Errorf("profiling %t, %s: got %d, want %d", profiling, path, code, want)
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// lease is that of a server, renewed so long ago.
+// lease returns the Lease of a server that was renewed the given time ago.
 func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
 	seconds, at := int32(30), metav1.NewMicroTime(time.Now().Add(-renewed))
 	return &coordinationv1.Lease{
@@ -25,26 +25,29 @@ func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
 	}
 }
 
-// KON-055: servers are counted by Leases that hold, as the reference does. The addresses of these alone are dialled.
+// TestCountLeases checks that only valid Leases count and that only their addresses are dialled, as in the
+// reference (KON-055).
 func TestCountLeases(t *testing.T) {
 	acquired, never, endless := lease("acquired", "", 0), lease("never", "n:1", 0), lease("endless", "e:1", 0)
 	acquired.Spec.AcquireTime, acquired.Spec.RenewTime = acquired.Spec.RenewTime, nil
 	never.Spec.RenewTime = nil
 	endless.Spec.LeaseDurationSeconds = nil
 	all := []any{
-		lease("one", "192.0.2.1:8132", 29*time.Second), lease("two", "[::1]:8132, two:8132", 0), lease("wrong", "no port", 0),
+		lease("one", "192.0.2.1:8132", 29*time.Second), lease("two", "[::1]:8132, two:8132", 0),
+		lease("wrong", "no port", 0),
 		acquired, lease("expired", "x:1", 31*time.Second), never, endless, "something else",
 	}
 	count, addresses := countLeases(all, time.Now())
 	if want := []string{"192.0.2.1:8132", "[::1]:8132", "two:8132"}; count != 4 || !slices.Equal(addresses, want) {
-		t.Errorf("%d servers at %q, want 4 at %q", count, addresses, want)
+		t.Errorf("got %d servers at %q, want 4 at %q", count, addresses, want)
 	}
 	if count, _ := countLeases(nil, time.Now()); count != 0 {
-		t.Errorf("%d servers without Leases", count)
+		t.Errorf("got %d servers without Leases, want 0", count)
 	}
 }
 
-// KON-055: the Leases of a namespace with a label are followed, and a change is told.
+// TestFollowLeases checks that the informer watches the Leases in the namespace that match the selector, and
+// reports changes (KON-055).
 func TestFollowLeases(t *testing.T) {
 	other, elsewhere := lease("other", "", 0), lease("elsewhere", "", 0)
 	other.Labels, elsewhere.Namespace = nil, "default"
@@ -54,7 +57,8 @@ func TestFollowLeases(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes := make(chan struct{}, 10)
-	informer := leaseInformer(client, &Config{LeaseNamespace: "kube-system", LeaseSelector: selector}, func() { changes <- struct{}{} })
+	informer := leaseInformer(client, &Config{LeaseNamespace: "kube-system", LeaseSelector: selector},
+		func() { changes <- struct{}{} })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -76,10 +80,10 @@ func TestFollowLeases(t *testing.T) {
 		select {
 		case <-changes:
 		case <-time.After(30 * time.Second):
-			t.Fatalf("change %d is not told", i)
+			t.Fatalf("change %d is not reported", i)
 		}
 	}
 	if all := informer.GetStore().ListKeys(); !slices.Equal(all, []string{"kube-system/two"}) {
-		t.Errorf("follows %v", all)
+		t.Errorf("the informer has %v, want only kube-system/two", all)
 	}
 }

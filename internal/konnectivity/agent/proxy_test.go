@@ -18,7 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// proxies starts proxies of both protocols by which the name servers.example leads to a server, and no other does.
+// proxies starts an HTTP and a SOCKS proxy that resolve the name servers.example to a server. Nothing else
+// resolves this name.
 func proxies(t *testing.T, to string) (connect, socks string) {
 	t.Helper()
 	_, port, _ := net.SplitHostPort(to)
@@ -29,10 +30,11 @@ func proxies(t *testing.T, to string) (connect, socks string) {
 		return new(net.Dialer).DialContext(ctx, network, to)
 	}
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		said := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
+		credentials := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
 		far, err := dial(r.Context(), "tcp", r.Host)
-		if name, password, _ := said.BasicAuth(); err != nil || r.Method != http.MethodConnect || name != "agent" || password != "pass" {
-			http.Error(w, "not you", http.StatusForbidden)
+		if name, password, _ := credentials.BasicAuth(); err != nil || r.Method != http.MethodConnect ||
+			name != "agent" || password != "pass" {
+			http.Error(w, "forbidden", http.StatusForbidden)
 			return
 		}
 		w.WriteHeader(http.StatusOK)
@@ -52,21 +54,28 @@ func proxies(t *testing.T, to string) (connect, socks string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &socks5.Server{MaxConnections: 9, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout, Dial: dial, Logger: slog.New(slog.DiscardHandler)}
+	s := &socks5.Server{MaxConnections: 9, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout,
+		Dial: dial, Logger: slog.New(slog.DiscardHandler)}
 	go s.Serve(t.Context(), l)
 	return strings.Replace(h.URL, "://", "://agent:pass@", 1), "socks5://" + l.Addr().String()
 }
 
-// SOX-013: an agent comes to its server through the proxy of HTTPS_PROXY, which looks the server's name up.
+// TestThroughProxy checks that an agent connects to its server through the proxy in HTTPS_PROXY, which
+// resolves the server's name (SOX-013).
 func TestThroughProxy(t *testing.T) {
 	dir := t.TempDir()
-	caFile, _, certificate := pair(t, dir, "server")
-	c := Config{Host: "servers.example", ID: "a", CAFile: caFile, TokenFile: write(t, dir, "token", []byte("a.b.c")), KeepaliveTime: time.Minute,
-		SyncInterval: time.Millisecond, SyncIntervalCap: time.Second, HealthAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0"}
+	caFile, _, certificate := serverPair(t, dir, "server")
+	c := Config{
+		Host: "servers.example", ID: "a", CAFile: caFile, TokenFile: write(t, dir, "token", []byte("a.b.c")),
+		KeepaliveTime: time.Minute, SyncInterval: time.Millisecond, SyncIntervalCap: time.Second,
+		HealthAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0",
+	}
 	for i := range 2 {
-		s := server.New(server.Options{ID: "s", Count: 1, Strategies: []server.Strategy{server.Default}, KeepaliveTime: time.Minute,
-			Authenticate: func(context.Context, string) error { return nil }, Logger: slog.New(slog.DiscardHandler)})
-		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}})
+		s := server.New(server.Options{ID: "s", Count: 1, Strategies: []server.Strategy{server.Default},
+			KeepaliveTime: time.Minute, Authenticate: func(context.Context, string) error { return nil },
+			Logger: slog.New(slog.DiscardHandler)})
+		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate},
+			NextProtos: []string{"h2"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +90,7 @@ func TestThroughProxy(t *testing.T) {
 			select {
 			case <-tick.C:
 			case <-limit:
-				t.Fatalf("no agent has come through %s", []string{connect, socks}[i])
+				t.Fatalf("no agent has connected through %s", []string{connect, socks}[i])
 			}
 		}
 		cancel()
@@ -92,13 +101,14 @@ func TestThroughProxy(t *testing.T) {
 	}
 }
 
-// SOX-013: NO_PROXY has the name of the servers looked up here, and them connected to directly; so it does with an address of theirs.
+// TestNoProxy checks that a server name in NO_PROXY is resolved locally and dialled directly. An address in
+// NO_PROXY is also dialled directly (SOX-013).
 func TestNoProxy(t *testing.T) {
-	over, cancel := context.WithCancel(t.Context()) // so that nothing is connected to
+	canceled, cancel := context.WithCancel(t.Context()) // prevents real connections
 	cancel()
 	t.Setenv("HTTPS_PROXY", "http://proxy.example:3128")
 	c := &Config{Host: "servers.example", Port: 8132}
-	for no, want := range map[string]struct{ looksUp, name, address bool }{
+	for noProxy, want := range map[string]struct{ resolved, nameDirect, addressDirect bool }{
 		"":                {false, false, false},
 		".example":        {true, true, true},
 		"servers.example": {true, true, true},
@@ -106,15 +116,16 @@ func TestNoProxy(t *testing.T) {
 		"192.0.2.1:1":     {false, false, false},
 		"other.example":   {false, false, false},
 	} {
-		t.Setenv("NO_PROXY", no)
-		hosts, err := c.lookupHost(over, c.Host)
-		if looksUp := !slices.Equal(hosts, []string{c.Host}); looksUp != want.looksUp {
-			t.Errorf("NO_PROXY=%q: the name is looked up as %q, %v", no, hosts, err)
+		t.Setenv("NO_PROXY", noProxy)
+		hosts, err := c.lookupHost(canceled, c.Host)
+		if resolved := !slices.Equal(hosts, []string{c.Host}); resolved != want.resolved {
+			t.Errorf("NO_PROXY=%q: got hosts %q, error %v; want resolved %t", noProxy, hosts, err, want.resolved)
 		}
-		for address, direct := range map[string]bool{"servers.example:" + strconv.Itoa(c.Port): want.name, "192.0.2.1:8132": want.address} {
-			_, err := dialServer(over, address, &tls.Config{ServerName: c.Host})
+		for address, direct := range map[string]bool{"servers.example:" + strconv.Itoa(c.Port): want.nameDirect,
+			"192.0.2.1:8132": want.addressDirect} {
+			_, err := dialServer(canceled, address, &tls.Config{ServerName: c.Host})
 			if err == nil || strings.Contains(err.Error(), "proxy.example") == direct {
-				t.Errorf("NO_PROXY=%q: %s: %v", no, address, err)
+				t.Errorf("NO_PROXY=%q: %s: got error %v, want direct %t", noProxy, address, err, direct)
 			}
 		}
 	}

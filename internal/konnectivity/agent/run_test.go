@@ -26,8 +26,9 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// pair writes a certificate of a CA of its own, for 127.0.0.1 and servers.example, and its key. The CA lies behind it.
-func pair(t *testing.T, dir, name string) (certFile, keyFile string, loaded tls.Certificate) {
+// serverPair writes a self-signed certificate for 127.0.0.1 and servers.example, and its key. It returns their
+// files and the loaded certificate. The file also contains the CA, after the certificate.
+func serverPair(t *testing.T, dir, name string) (certFile, keyFile string, loaded tls.Certificate) {
 	t.Helper()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("servers.example", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
 	if err != nil {
@@ -39,14 +40,15 @@ func pair(t *testing.T, dir, name string) (certFile, keyFile string, loaded tls.
 	return write(t, dir, name+".crt", certificate), write(t, dir, name+".key", key), loaded
 }
 
-// clientPair writes a certificate of a client, which is its own CA.
+// clientPair writes a self-signed client certificate and its key. It returns their files and the DER encoding.
 func clientPair(t *testing.T, dir string) (certFile, keyFile string, raw []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "agent"}, NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "agent"},
+		NotAfter: time.Now().Add(time.Hour)}
 	raw, err = x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -68,8 +70,9 @@ func write(t *testing.T, dir, name string, data []byte) string {
 	return file
 }
 
-// shake has an agent's options and a server's shake hands, and returns what the server saw.
-func shake(t *testing.T, c *Config, server *tls.Config) (tls.ConnectionState, error) {
+// handshake performs a TLS handshake of the agent with a server, and returns the connection state of the
+// server.
+func handshake(t *testing.T, c *Config, server *tls.Config) (tls.ConnectionState, error) {
 	t.Helper()
 	o, err := c.options(NewMetrics())
 	if err != nil {
@@ -80,14 +83,14 @@ func shake(t *testing.T, c *Config, server *tls.Config) (tls.ConnectionState, er
 		t.Fatal(err)
 	}
 	defer l.Close()
-	saw := make(chan tls.ConnectionState, 1)
+	states := make(chan tls.ConnectionState, 1)
 	go func() {
-		defer close(saw)
+		defer close(states)
 		if conn, err := l.Accept(); err == nil {
 			defer conn.Close()
 			x := conn.(*tls.Conn)
 			_ = x.Handshake()
-			saw <- x.ConnectionState()
+			states <- x.ConnectionState()
 			_, _ = io.Copy(io.Discard, x)
 		}
 	}()
@@ -95,86 +98,98 @@ func shake(t *testing.T, c *Config, server *tls.Config) (tls.ConnectionState, er
 	if err == nil {
 		err = conn.Close()
 	}
-	return <-saw, err
+	return <-states, err
 }
 
-// KON-038: the CA of --ca-cert alone says whose certificate is good, for the name of --proxy-server-host.
+// TestServerIsVerified checks that the server's certificate must be issued by --ca-cert for the name in
+// --proxy-server-host (KON-038).
 func TestServerIsVerified(t *testing.T) {
 	dir := t.TempDir()
-	caFile, _, ours := pair(t, dir, "ours")
-	_, _, theirs := pair(t, dir, "theirs")
+	caFile, _, trusted := serverPair(t, dir, "trusted")
+	_, _, untrusted := serverPair(t, dir, "untrusted")
 	for _, c := range []struct {
 		host, ca string
 		server   *tls.Config
 		want     string
 	}{
-		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{ours}}, ""},
-		{"127.0.0.1", caFile, &tls.Config{Certificates: []tls.Certificate{ours}}, ""},
-		{"other.example", caFile, &tls.Config{Certificates: []tls.Certificate{ours}}, "not other.example"},
-		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{theirs}}, "unknown authority"},
-		{"servers.example", "", &tls.Config{Certificates: []tls.Certificate{ours}}, "unknown authority"},
-		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{ours}, MaxVersion: tls.VersionTLS11}, "protocol version"},
+		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{trusted}}, ""},
+		{"127.0.0.1", caFile, &tls.Config{Certificates: []tls.Certificate{trusted}}, ""},
+		{"other.example", caFile, &tls.Config{Certificates: []tls.Certificate{trusted}}, "not other.example"},
+		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{untrusted}}, "unknown authority"},
+		{"servers.example", "", &tls.Config{Certificates: []tls.Certificate{trusted}}, "unknown authority"},
+		{"servers.example", caFile, &tls.Config{Certificates: []tls.Certificate{trusted}, MaxVersion: tls.VersionTLS11},
+			"protocol version"},
 	} {
-		_, err := shake(t, &Config{Host: c.host, CAFile: c.ca}, c.server)
+		_, err := handshake(t, &Config{Host: c.host, CAFile: c.ca}, c.server)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%s by %q: %v, want %q", c.host, c.ca, err, c.want)
+			t.Errorf("host %s, CA %q: got error %v, want %q", c.host, c.ca, err, c.want)
 		}
 	}
 }
 
-// KON-038: the files are read at each connection, so that CAs and certificates are changed under a running agent.
+// TestFilesAreReadAgain checks that the CA and the certificate are read for each connection, so that they can
+// be replaced while the agent runs (KON-038).
 func TestFilesAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	c := &Config{Host: "servers.example", ALPN: []string{"tunnel"}}
 	for range 2 {
 		var server tls.Certificate
-		var shown []byte
-		c.CAFile, _, server = pair(t, dir, "ca")
-		c.CertFile, c.KeyFile, shown = clientPair(t, dir)
-		state, err := shake(t, c, &tls.Config{Certificates: []tls.Certificate{server}, ClientAuth: tls.RequireAnyClientCert, NextProtos: []string{"h2"}})
-		if err != nil || len(state.PeerCertificates) != 1 || !slices.Equal(state.PeerCertificates[0].Raw, shown) {
-			t.Errorf("the server saw %d certificates, not the one of the file now: %v", len(state.PeerCertificates), err)
+		var want []byte
+		c.CAFile, _, server = serverPair(t, dir, "ca")
+		c.CertFile, c.KeyFile, want = clientPair(t, dir)
+		state, err := handshake(t, c, &tls.Config{Certificates: []tls.Certificate{server},
+			ClientAuth: tls.RequireAnyClientCert, NextProtos: []string{"h2"}})
+		if err != nil || len(state.PeerCertificates) != 1 || !slices.Equal(state.PeerCertificates[0].Raw, want) {
+			t.Errorf("the server received %d certificates, want the one in the file; error %v",
+				len(state.PeerCertificates), err)
 		}
 		if state.NegotiatedProtocol != "h2" {
-			t.Errorf("speaks %q", state.NegotiatedProtocol)
+			t.Errorf("negotiated protocol %q, want h2", state.NegotiatedProtocol)
 		}
-		if state, err = shake(t, c, &tls.Config{Certificates: []tls.Certificate{server}, NextProtos: []string{"tunnel"}}); err != nil || state.NegotiatedProtocol != "tunnel" {
-			t.Errorf("--alpn-proto is not offered: %q, %v", state.NegotiatedProtocol, err)
+		if state, err = handshake(t, c, &tls.Config{Certificates: []tls.Certificate{server},
+			NextProtos: []string{"tunnel"}}); err != nil || state.NegotiatedProtocol != "tunnel" {
+			t.Errorf("negotiated protocol %q, want the one of --alpn-proto; error %v", state.NegotiatedProtocol, err)
 		}
 	}
 }
 
-// KON-038, KON-039: of a certificate that the server refuses, the error says what to look at.
-func TestRefusedCertificate(t *testing.T) {
+// TestRejectedCertificate checks that the error names the flags to check when the server rejects the agent's
+// certificate (KON-038, KON-039).
+func TestRejectedCertificate(t *testing.T) {
 	dir := t.TempDir()
-	caFile, _, ours := pair(t, dir, "ca")
+	caFile, _, trusted := serverPair(t, dir, "ca")
 	certFile, keyFile, _ := clientPair(t, dir)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
-		for shown, c := range map[string]*Config{
-			"none":         {Host: "127.0.0.1", CAFile: caFile},
-			"of nobody":    {Host: "127.0.0.1", CAFile: caFile, CertFile: certFile, KeyFile: keyFile},
-			"by the agent": {Host: "other.example", CAFile: caFile}, // which refuses the server's
+		for name, c := range map[string]*Config{
+			"no certificate":      {Host: "127.0.0.1", CAFile: caFile},
+			"unknown certificate": {Host: "127.0.0.1", CAFile: caFile, CertFile: certFile, KeyFile: keyFile},
+			// the agent rejects the server's certificate
+			"invalid server": {Host: "other.example", CAFile: caFile},
 		} {
-			l := listens(t, &tls.Config{Certificates: []tls.Certificate{ours}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool(), MaxVersion: version})
+			l := acceptTLS(t, &tls.Config{Certificates: []tls.Certificate{trusted},
+				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool(), MaxVersion: version})
 			_, err := c.connectOnce(t.Context(), l, NewMetrics())
-			want := shown == "of nobody" || shown == "none" && version == tls.VersionTLS13 // the one before says that the handshake has failed
-			if err == nil || strings.Contains(err.Error(), "--agent-cert") != want || strings.Contains(err.Error(), "--cluster-ca-cert") != want {
-				t.Errorf("%x, %s: %v", version, shown, err)
+			// TLS 1.2 reports only a failed handshake
+			want := name == "unknown certificate" || name == "no certificate" && version == tls.VersionTLS13
+			if err == nil || strings.Contains(err.Error(), "--agent-cert") != want ||
+				strings.Contains(err.Error(), "--cluster-ca-cert") != want {
+				t.Errorf("TLS version %x, %s: got error %v, explained %t", version, name, err, want)
 			}
 		}
 	}
 }
 
-// What the agent itself says of a certificate is not of its own.
-func TestCertificateIsNotTheAgents(t *testing.T) {
+// TestLocalTLSError checks that an error of the agent's own verification is not explained as a rejected agent
+// certificate.
+func TestLocalTLSError(t *testing.T) {
 	local := &net.OpError{Op: "local error", Err: errors.New("tls: bad certificate")}
 	if err := explainTLSError(local); err != local {
 		t.Error(err)
 	}
 }
 
-// listens shakes hands with one client, and reads what that sends.
-func listens(t *testing.T, c *tls.Config) (address string) {
+// acceptTLS performs the handshake with one client and discards its data.
+func acceptTLS(t *testing.T, c *tls.Config) (address string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +205,8 @@ func listens(t *testing.T, c *tls.Config) (address string) {
 	return l.Addr().String()
 }
 
-// KON-041: the token is read at each connection, as it is renewed in its file.
+// TestTokenIsReadAgain checks that the token is read for each connection, because its file is renewed
+// (KON-041).
 func TestTokenIsReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	c := &Config{Host: "servers", TokenFile: write(t, dir, "token", []byte("first\n"))}
@@ -201,20 +217,21 @@ func TestTokenIsReadAgain(t *testing.T) {
 	for _, want := range []string{"first", "second"} {
 		write(t, dir, "token", []byte(want+"\n"))
 		if got, err := o.Token(); got != want || err != nil {
-			t.Errorf("%q, %v; want %q", got, err, want)
+			t.Errorf("got token %q, error %v; want %q", got, err, want)
 		}
 	}
 	write(t, dir, "token", nil)
-	if _, err := o.Token(); err == nil || !strings.Contains(err.Error(), "--service-account-token-path: "+c.TokenFile+" contains no token") {
-		t.Errorf("an empty file: %v", err)
+	if _, err := o.Token(); err == nil || !strings.Contains(err.Error(),
+		"--service-account-token-path: "+c.TokenFile+" contains no token") {
+		t.Errorf("empty token file: got error %v", err)
 	}
 	if o, err := (&Config{Host: "servers"}).options(NewMetrics()); err != nil || o.Token != nil {
-		t.Errorf("without a file: %v", err)
+		t.Errorf("no token file: error %v, or Token is set", err)
 	}
 }
 
-// started is the Config of an agent of a server that listens at l.
-func started(t *testing.T, l net.Listener) Config {
+// runConfig returns the Config of an agent whose server listens on l.
+func runConfig(t *testing.T, l net.Listener) Config {
 	t.Helper()
 	free := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -225,12 +242,13 @@ func started(t *testing.T, l net.Listener) Config {
 		return l.Addr().String()
 	}
 	return Config{
-		Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, SyncInterval: 10 * time.Millisecond, SyncIntervalCap: 50 * time.Millisecond,
-		LeaseSelector: labels.Everything(), HealthAddress: free(), AdminAddress: free(),
+		Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, SyncInterval: 10 * time.Millisecond,
+		SyncIntervalCap: 50 * time.Millisecond,
+		LeaseSelector:   labels.Everything(), HealthAddress: free(), AdminAddress: free(),
 	}
 }
 
-// get asks until there is an answer.
+// get requests a URL until it receives a response.
 func get(t *testing.T, url string) (status int, body string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); <-time.After(10 * time.Millisecond) {
@@ -240,19 +258,19 @@ func get(t *testing.T, url string) (status int, body string) {
 			return r.StatusCode, string(data)
 		}
 	}
-	t.Fatalf("%s: no answer", url)
+	t.Fatalf("%s: no response", url)
 	return 0, ""
 }
 
-// KON-039, KON-043, KON-040, KON-052: an agent dials its server, again and again until it is there, has its health and admin ports
-// meanwhile, and ends with its context.
+// TestRun checks that the agent retries until its server is reachable, serves its health and admin ports
+// meanwhile, and stops when its context ends (KON-039, KON-043, KON-040, KON-052).
 func TestRun(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c := started(t, l)
+	c := runConfig(t, l)
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- Run(ctx, c) }()
@@ -261,27 +279,29 @@ func TestRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.Close() // is no server
+		conn.Close()
 	}
-	for path, want := range map[string]int{"/healthz": 200, "/livez": 200, "/readyz": 503, "/ready": 503, "/metrics": 200} {
+	for path, want := range map[string]int{"/healthz": 200, "/livez": 200, "/readyz": 503, "/ready": 503,
+		"/metrics": 200} {
 		if status, body := get(t, "http://"+c.HealthAddress+path); status != want {
-			t.Errorf("%s: %d %s", path, status, body)
+			t.Errorf("%s: got %d %s, want %d", path, status, body, want)
 		}
 	}
-	if _, body := get(t, "http://"+c.AdminAddress+"/metrics"); !strings.Contains(body, "\nkonnectivity_network_proxy_agent_open_server_connections 0\n") {
-		t.Errorf("metrics: %s", body)
+	if _, body := get(t, "http://"+c.AdminAddress+"/metrics"); !strings.Contains(body,
+		"\nkonnectivity_network_proxy_agent_open_server_connections 0\n") {
+		t.Errorf("unexpected metrics: %s", body)
 	}
 	end()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 	if _, err := http.Get("http://" + c.HealthAddress + "/healthz"); err == nil {
-		t.Error("the health port is open at the end")
+		t.Error("the health port is open after Run")
 	}
 }
 
-// What cannot work is said at the start, with the flag it is about.
-func TestRunRefuses(t *testing.T) {
+// TestRunInvalidConfig checks that Run fails for an invalid configuration, with an error that names the flag.
+func TestRunInvalidConfig(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -295,40 +315,43 @@ func TestRunRefuses(t *testing.T) {
 		"--admin-server-port":   func(c *Config) { c.AdminAddress = l.Addr().String() },
 		"--count-server-leases": func(c *Config) { c.CountLeases, c.Kubeconfig = true, empty },
 	} {
-		c := started(t, l)
+		c := runConfig(t, l)
 		change(&c)
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want something about %s", err, want)
+			t.Errorf("got error %v, want one that contains %s", err, want)
 		}
 		cancel()
 	}
 }
 
-// KON-055: Leases are read by the kubeconfig, in its namespace and by the selector.
+// TestRunReadsLeases checks that Leases are read with the kubeconfig, the namespace and the label selector of
+// the flags (KON-055).
 func TestRunReadsLeases(t *testing.T) {
-	asked := make(chan string, 100)
+	requests := make(chan string, 100)
 	api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked <- r.URL.Path + "?" + r.URL.Query().Get("labelSelector") + " " + r.Header.Get("Accept")
+		requests <- r.URL.Path + "?" + r.URL.Query().Get("labelSelector") + " " + r.Header.Get("Accept")
 		http.Error(w, "no", http.StatusForbidden)
 	})}
-	apiAt, err := net.Listen("tcp", "127.0.0.1:0")
+	apiListener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = api.Serve(apiAt) }()
+	go func() { _ = api.Serve(apiListener) }()
 	defer api.Close()
-	c := started(t, apiAt)
+	c := runConfig(t, apiListener)
 	c.CountLeases, c.LeaseNamespace, c.APIContentType = true, "tunnels", "application/vnd.kubernetes.protobuf"
 	c.LeaseSelector = labels.SelectorFromSet(labels.Set{"tunnel": "server"})
 	c.Kubeconfig = write(t, t.TempDir(), "kubeconfig", fmt.Appendf(nil,
-		"apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: 'http://%s'}}]\ncontexts: [{name: c, context: {cluster: c, user: ''}}]\n", apiAt.Addr()))
+		"apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: "+
+			"'http://%s'}}]\ncontexts: [{name: c, context: {cluster: c, user: ''}}]\n", apiListener.Addr()))
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- Run(ctx, c) }()
-	path := <-asked // TLS to this server, which does not speak it, asks for nothing
-	if want := "/apis/coordination.k8s.io/v1/namespaces/tunnels/leases?tunnel=server application/vnd.kubernetes.protobuf"; !strings.HasPrefix(path, want) {
-		t.Errorf("asked for %s, want %s", path, want)
+	request := <-requests // the agent's TLS connections to this plain HTTP server cause no requests
+	if want := "/apis/coordination.k8s.io/v1/namespaces/tunnels/leases?tunnel=server " +
+		"application/vnd.kubernetes.protobuf"; !strings.HasPrefix(request, want) {
+		t.Errorf("got request %s, want %s", request, want)
 	}
 	end()
 	if err := <-ended; err != nil {
@@ -336,7 +359,8 @@ func TestRunReadsLeases(t *testing.T) {
 	}
 }
 
-// KON-044: an address is dialled as it is; a name that stands for this machine is not.
+// TestNamesOfThisMachine checks that an IP address of this machine is dialled, and a name that resolves to
+// this machine is not (KON-044).
 func TestNamesOfThisMachine(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -349,7 +373,8 @@ func TestNamesOfThisMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if c, err := dialDestination(t.Context(), "tcp", "localhost:"+port); err == nil || !strings.Contains(err.Error(), "must not resolve to") {
-		t.Errorf("%v, %v", c, err)
+	if c, err := dialDestination(t.Context(), "tcp", "localhost:"+port); err == nil ||
+		!strings.Contains(err.Error(), "must not resolve to") {
+		t.Errorf("localhost: got %v, error %v", c, err)
 	}
 }

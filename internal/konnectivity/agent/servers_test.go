@@ -15,443 +15,472 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// growing fails the test unless pauses begin at the sync interval, grow, and stay at its cap: 1 s and 10 s, and some jitter.
-func growing(t *testing.T, all []time.Duration) {
+// checkBackoff fails the test unless the intervals grow from SyncInterval (1 s) to SyncIntervalCap (10 s),
+// with jitter.
+func checkBackoff(t *testing.T, intervals []time.Duration) {
 	t.Helper()
-	if len(all) < 8 || all[0] < time.Second || all[0] > 1200*time.Millisecond {
-		t.Errorf("pauses %v… do not begin at a second", all[:min(len(all), 8)])
+	if len(intervals) < 8 || intervals[0] < time.Second || intervals[0] > 1200*time.Millisecond {
+		t.Errorf("got intervals %v…, want at least 8 that start at 1 s", intervals[:min(len(intervals), 8)])
 	}
-	for i, p := range all {
-		if p > 12*time.Second || i > 0 && all[i-1] < 8*time.Second && float64(p) < 1.2*float64(all[i-1]) || i > 6 && p < 10*time.Second {
-			t.Errorf("pause %d of %v… does not grow from 1 s to 10 s", i, all[:i+1])
+	for i, interval := range intervals {
+		growing := i == 0 || intervals[i-1] >= 8*time.Second || float64(interval) >= 1.2*float64(intervals[i-1])
+		if interval > 12*time.Second || !growing || i > 6 && interval < 10*time.Second {
+			t.Errorf("interval %d of %v… does not grow from 1 s to 10 s", i, intervals[:i+1])
 			return
 		}
 	}
 }
 
-// KON-055: all servers behind a load balancer are found by their answers, one session each. Then it is left alone (reference: #394). A second one
-// takes leave of its server, but not of the reference's: that takes the first that it has for the agent, and this may be it.
+// TestLoadBalancer checks that the agent finds all servers behind a load balancer by their IDs, opens one
+// session to each and then dials no more (reference issue 394). It drains a second session to a server of
+// Trellis. It does not drain one to the reference, which may use any session of the agent (KON-055).
 func TestLoadBalancer(t *testing.T) {
-	t.Run("ours", func(t *testing.T) { balances(t, false) })
-	t.Run("the reference's", func(t *testing.T) { balances(t, true) })
+	t.Run("Trellis servers", func(t *testing.T) { checkLoadBalancer(t, false) })
+	t.Run("reference servers", func(t *testing.T) { checkLoadBalancer(t, true) })
 }
 
-func balances(t *testing.T, theirs bool) {
-	inWorld(t, func(w *world) {
-		w.count, w.theirs = 3, theirs
-		w.behind["a:1"] = []string{"A", "A", "A", "B", "B", "C"}
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.connected("A", "B", "C")
-		if len(w.dials) != 6 {
-			t.Errorf("%d dials, want 6", len(w.dials))
+func checkLoadBalancer(t *testing.T, reference bool) {
+	runFixture(t, func(f *fixture) {
+		f.count, f.reference = 3, reference
+		f.backends["a:1"] = []string{"A", "A", "A", "B", "B", "C"}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.checkSessions("A", "B", "C")
+		if len(f.dials) != 6 {
+			t.Errorf("%d dials, want 6", len(f.dials))
 		}
-		for i, x := range w.open {
-			if kept := w.s.sessions[x.id] == session(x); x.drained != (x.ours && !kept) || x.alive() != kept {
-				t.Errorf("session %d: kept %t, has taken leave %t, is open %t", i, kept, x.drained, x.alive())
+		for i, x := range f.sessions {
+			if registered := f.servers.sessions[x.id] == session(x); x.drained != (x.trellis && !registered) ||
+				x.alive() != registered {
+				t.Errorf("session %d: registered %t, drained %t, open %t", i, registered, x.drained, x.alive())
 			}
 		}
-		if again := w.after(24 * time.Hour); len(again) > 0 {
-			t.Errorf("%d dials when all servers are connected to", len(again))
+		if dials := f.advance(24 * time.Hour); len(dials) > 0 {
+			t.Errorf("%d dials when all servers are connected to", len(dials))
 		}
-		w.fail("B")
-		if w.after(time.Minute); len(w.dials) < 7 || len(w.dials) > 12 {
-			t.Errorf("%d dials for the one that was lost", len(w.dials)-6)
+		f.breakSessions("B")
+		if f.advance(time.Minute); len(f.dials) < 7 || len(f.dials) > 12 {
+			t.Errorf("%d dials for the lost session, want 1 to 6", len(f.dials)-6)
 		}
-		w.connected("A", "B", "C")
+		f.checkSessions("A", "B", "C")
 	})
 }
 
-// KON-055: where a load balancer takes turns, and another agent dials whenever this one does, all servers are found nevertheless.
+// TestAgentsInStep checks that the agent finds all servers behind a round-robin load balancer, even if another
+// agent dials whenever it dials (KON-055).
 func TestAgentsInStep(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.s.connect = func(ctx context.Context, address string) (session, error) {
-			if n := len(w.dials); n == 0 || time.Since(w.dials[n-1].at) > 0 { // the other one has had its turns
-				w.behind["a:1"] = []string{"A", "B"}
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.servers.connect = func(ctx context.Context, address string) (session, error) {
+			if n := len(f.dials); n == 0 || time.Since(f.dials[n-1].at) > 0 { // the other agent has dialled as often
+				f.backends["a:1"] = []string{"A", "B"}
 			}
-			return w.connect(ctx, address)
+			return f.connect(ctx, address)
 		}
-	}, func(w *world) {
-		w.after(10 * time.Second)
-		w.connected("A", "B")
+	}, func(f *fixture) {
+		f.advance(10 * time.Second)
+		f.checkSessions("A", "B")
 	})
 }
 
-// KON-055: where servers are missing, they are looked for at a bounded rate, and connected to when they are there.
+// TestMissingServers checks that the agent dials at a limited rate while servers are missing, and connects to
+// them when they appear (KON-055).
 func TestMissingServers(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.behind["a:1"] = []string{"A"}
-	}, func(w *world) {
-		w.after(time.Hour)
-		growing(t, slices.DeleteFunc(pauses(w.dials), func(p time.Duration) bool { return p == 0 })) // they come in twos
-		if at := w.dials; len(at) < 4 || at[len(at)-1].at.Equal(at[len(at)-3].at) {
-			t.Errorf("dials at once are more than two: %v", pauses(at))
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.backends["a:1"] = []string{"A"}
+	}, func(f *fixture) {
+		f.advance(time.Hour)
+		// dials come in pairs
+		checkBackoff(t, slices.DeleteFunc(intervals(f.dials), func(p time.Duration) bool { return p == 0 }))
+		if d := f.dials; len(d) < 4 || d[len(d)-1].at.Equal(d[len(d)-3].at) {
+			t.Errorf("more than two dials at the same time: intervals %v", intervals(d))
 		}
-		w.connected("A")
-		w.behind["a:1"] = []string{"B", "A"}
-		w.after(12 * time.Second)
-		w.connected("A", "B")
+		f.checkSessions("A")
+		f.backends["a:1"] = []string{"B", "A"}
+		f.advance(12 * time.Second)
+		f.checkSessions("A", "B")
 	})
 }
 
-// KON-055: fewer servers than there were: the next answer says so, and the search ends.
-func TestCountGoesDown(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.behind["a:1"] = []string{"A"}
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.count = 1
-		w.after(time.Minute)
-		if again := w.after(time.Hour); len(again) > 0 {
-			t.Errorf("%d dials", len(again))
+// TestCountDecreases checks that the agent stops dialling when a server reports a smaller number of servers
+// (KON-055).
+func TestCountDecreases(t *testing.T) {
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.backends["a:1"] = []string{"A"}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.count = 1
+		f.advance(time.Minute)
+		if dials := f.advance(time.Hour); len(dials) > 0 {
+			t.Errorf("%d dials", len(dials))
 		}
 	})
 }
 
-// KON-055, KON-039: each address of the servers' name is dialled by itself, whatever the count, and once. The name is resolved anew.
-func TestAddressesOfTheName(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.hosts("a", "b", "::1")
-		w.behind = map[string][]string{"a:1": {"A"}, "b:1": {"B"}, "[::1]:1": {"A"}, "c:1": {"C"}} // A has two addresses
-	}, func(w *world) {
-		w.after(time.Hour)
-		w.connected("A", "B")
-		w.hosts("a", "b", "c")
-		if all := addresses(w.after(time.Hour)); !slices.Equal(all, []string{"c:1"}) {
-			t.Errorf("dialled %v, want c:1 alone, which the name has got", all)
+// TestAddressesOfName checks that each address of the servers' name is dialled once, independently of the
+// server count. The name is resolved again (KON-055, KON-039).
+func TestAddressesOfName(t *testing.T) {
+	runFixture(t, func(f *fixture) {
+		f.setHosts("a", "b", "::1")
+		// A has two addresses
+		f.backends = map[string][]string{"a:1": {"A"}, "b:1": {"B"}, "[::1]:1": {"A"}, "c:1": {"C"}}
+	}, func(f *fixture) {
+		f.advance(time.Hour)
+		f.checkSessions("A", "B")
+		f.setHosts("a", "b", "c")
+		if all := addresses(f.advance(time.Hour)); !slices.Equal(all, []string{"c:1"}) {
+			t.Errorf("dialled %v, want only the new address c:1", all)
 		}
-		w.connected("A", "B", "C")
-		w.hosts("a", "c")
-		w.after(time.Minute)
-		w.connected("A", "B", "C") // as long as it lasts
-		w.fail("B")
-		if all := w.after(time.Hour); len(all) > 0 {
-			t.Errorf("dialled %v, which the name has no more", all)
+		f.checkSessions("A", "B", "C")
+		f.setHosts("a", "c")
+		f.advance(time.Minute)
+		f.checkSessions("A", "B", "C") // the session to B stays open
+		f.breakSessions("B")
+		if all := f.advance(time.Hour); len(all) > 0 {
+			t.Errorf("dialled %v after the name lost the address", all)
 		}
-		w.connected("A", "C")
-		w.s.mu.Lock()
-		w.s.resolve = func(context.Context, string) ([]string, error) { return nil, errors.New("no such host") }
-		w.s.mu.Unlock()
-		w.after(time.Minute)
-		w.fail("A")
-		w.after(time.Second)
-		w.connected("A", "C")
+		f.checkSessions("A", "C")
+		f.servers.mu.Lock()
+		f.servers.resolve = func(context.Context, string) ([]string, error) { return nil, errors.New("no such host") }
+		f.servers.mu.Unlock()
+		f.advance(time.Minute)
+		f.breakSessions("A")
+		f.advance(time.Second)
+		f.checkSessions("A", "C")
 	})
 }
 
-// KON-055: with a server gone that has an address of its own, the others are not dialled again in search of it.
+// TestOneOfSeveralAddressesFails checks that only the address of the failed server is dialled again, if that
+// address leads to no other server (KON-055).
 func TestOneOfSeveralAddressesFails(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.hosts("a", "b")
-		w.behind = map[string][]string{"a:1": {"A"}, "b:1": {"B"}}
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.behind["b:1"] = nil
-		w.fail("B")
-		w.after(time.Hour)
-		if a := addresses(w.dials[2:]); a[0] != "b:1" {
-			t.Errorf("dialled %v, want b:1 alone", a)
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.setHosts("a", "b")
+		f.backends = map[string][]string{"a:1": {"A"}, "b:1": {"B"}}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.backends["b:1"] = nil
+		f.breakSessions("B")
+		f.advance(time.Hour)
+		if a := addresses(f.dials[2:]); a[0] != "b:1" {
+			t.Errorf("dialled %v, want only b:1", a)
 		}
-		growing(t, pauses(w.dials[2:]))
+		checkBackoff(t, intervals(f.dials[2:]))
 	})
 }
 
-// KON-055: of a load balancer with two addresses one dies, and the name still has it: the servers that were met by way of it are met by way of
-// the other, which is then left alone.
-func TestOneAddressOfALoadBalancerDies(t *testing.T) {
+// TestLoadBalancerAddressFails checks that the agent uses the other address of a load balancer when one fails
+// while DNS still lists it. When all servers are connected again, it dials no more (KON-055).
+func TestLoadBalancerAddressFails(t *testing.T) {
 	all := []string{"A", "B", "C"}
-	inWorld(t, func(w *world) {
-		w.count = len(all)
-		w.behind["a:1"] = all
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.connected(all...)
-		w.hosts("a", "b")
-		w.after(time.Minute)
-		w.behind["a:1"] = nil
-		w.fail("A")
-		w.fail("B")
-		w.fail("C")
-		w.connected()
-		w.behind["b:1"] = all // C, which the other address led to last, is met last
-		w.after(time.Minute)
-		w.connected(all...)
-		if again := w.after(time.Hour); len(again) > 0 {
-			t.Errorf("%d dials when all servers are connected to", len(again))
+	runFixture(t, func(f *fixture) {
+		f.count = len(all)
+		f.backends["a:1"] = all
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.checkSessions(all...)
+		f.setHosts("a", "b")
+		f.advance(time.Minute)
+		f.backends["a:1"] = nil
+		f.breakSessions("A")
+		f.breakSessions("B")
+		f.breakSessions("C")
+		f.checkSessions()
+		f.backends["b:1"] = all // server C is the last one in turn behind both addresses
+		f.advance(time.Minute)
+		f.checkSessions(all...)
+		if dials := f.advance(time.Hour); len(dials) > 0 {
+			t.Errorf("%d dials when all servers are connected to", len(dials))
 		}
 	})
 }
 
-// KON-055: an address that leads nowhere, as one of IPv6 where there is none, does not end the search behind another.
-func TestLoadBalancerWithADeadAddress(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.hosts("a", "::1")
-		w.behind["a:1"] = []string{"A", "B"}
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.connected("A", "B")
+// TestLoadBalancerWithDeadAddress checks that an unreachable address, such as IPv6 without a route, does not
+// stop the dials of another address (KON-055).
+func TestLoadBalancerWithDeadAddress(t *testing.T) {
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.setHosts("a", "::1")
+		f.backends["a:1"] = []string{"A", "B"}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.checkSessions("A", "B")
 	})
 }
 
-// KON-055: where Leases have addresses, these are dialled straight, and no search behind the name is needed.
+// TestAddressesOfLeases checks that the addresses in Leases are dialled directly, without further dials of the
+// name (KON-055).
 func TestAddressesOfLeases(t *testing.T) {
 	leased := []string{"x:8132", "y:8132"}
-	inWorld(t, func(w *world) {
-		w.behind = map[string][]string{"a:1": {"X"}, "x:8132": {"X"}, "y:8132": {"Y"}, "z:8132": {"Z"}}
-		w.s.leases = func() (int, []string) { return len(leased), leased }
-	}, func(w *world) {
-		w.after(time.Hour)
-		w.connected("X", "Y")
-		if all := addresses(w.dials); !slices.Equal(all, []string{"a:1", "x:8132", "y:8132"}) {
-			t.Errorf("dialled %v", all)
+	runFixture(t, func(f *fixture) {
+		f.backends = map[string][]string{"a:1": {"X"}, "x:8132": {"X"}, "y:8132": {"Y"}, "z:8132": {"Z"}}
+		f.servers.leases = func() (int, []string) { return len(leased), leased }
+	}, func(f *fixture) {
+		f.advance(time.Hour)
+		f.checkSessions("X", "Y")
+		if all := addresses(f.dials); !slices.Equal(all, []string{"a:1", "x:8132", "y:8132"}) {
+			t.Errorf("dialled %v, want each address once", all)
 		}
-		w.s.mu.Lock()
+		f.servers.mu.Lock()
 		leased = append(leased, "z:8132")
-		w.s.mu.Unlock()
-		w.s.trigger()
-		w.connected("X", "Y", "Z")
+		f.servers.mu.Unlock()
+		f.servers.trigger()
+		f.checkSessions("X", "Y", "Z")
 	})
 }
 
-// KON-053, KON-055: while the control plane is away, Leases expire: the servers that they were of stay known, and as many, until another holds.
+// TestLeasesExpire checks that the count and the addresses of expired Leases stay in use until another Lease
+// is valid. Leases expire while the control plane is down (KON-053, KON-055).
 func TestLeasesExpire(t *testing.T) {
 	leased := []string{"x:8132", "y:8132"}
-	inWorld(t, func(w *world) {
-		w.hosts()
-		w.behind = map[string][]string{"x:8132": {"X"}, "y:8132": {"Y"}, "z:8132": {"Z"}}
-		w.s.leases = func() (int, []string) { return len(leased), leased }
-	}, func(w *world) {
-		hold := func(addresses ...string) {
-			w.s.mu.Lock()
-			defer w.s.mu.Unlock()
+	runFixture(t, func(f *fixture) {
+		f.setHosts()
+		f.backends = map[string][]string{"x:8132": {"X"}, "y:8132": {"Y"}, "z:8132": {"Z"}}
+		f.servers.leases = func() (int, []string) { return len(leased), leased }
+	}, func(f *fixture) {
+		setLeases := func(addresses ...string) {
+			f.servers.mu.Lock()
+			defer f.servers.mu.Unlock()
 			leased = addresses
 		}
-		w.after(time.Minute)
-		hold()
-		w.after(time.Minute)
-		w.fail("X")
-		w.after(time.Minute)
-		w.connected("X", "Y")
-		if n := testutil.ToFloat64(w.s.metrics.knownServers); n != 2 {
-			t.Errorf("%v servers are counted, want 2", n)
+		f.advance(time.Minute)
+		setLeases()
+		f.advance(time.Minute)
+		f.breakSessions("X")
+		f.advance(time.Minute)
+		f.checkSessions("X", "Y")
+		if n := testutil.ToFloat64(f.servers.metrics.knownServers); n != 2 {
+			t.Errorf("known_server_count is %v, want 2", n)
 		}
-		hold("z:8132")
-		w.after(time.Minute)
-		w.fail("X")
-		w.fail("Y")
-		w.after(time.Minute)
-		w.connected("Z")
+		setLeases("z:8132")
+		f.advance(time.Minute)
+		f.breakSessions("X")
+		f.breakSessions("Y")
+		f.advance(time.Minute)
+		f.checkSessions("Z")
 	})
 }
 
-// KON-039: a name that cannot be resolved is told by what it means: whether there are addresses of before.
+// TestNameIsNotResolved checks that the log of a failed DNS lookup depends on whether addresses of an earlier
+// lookup exist (KON-039).
 func TestNameIsNotResolved(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		var log bytes.Buffer
 		defer klog.CaptureState().Restore()
 		klog.SetLogger(funcr.New(func(_, args string) { log.WriteString(args) }, funcr.Options{}))
-		fail := func(w *world) {
-			w.s.mu.Lock()
-			defer w.s.mu.Unlock()
-			w.s.resolve = func(context.Context, string) ([]string, error) { return nil, errors.New("no such host") }
-		}
-		inWorld(t, func(w *world) {
-			if !before {
-				fail(w)
+		fail := func(f *fixture) {
+			f.servers.mu.Lock()
+			defer f.servers.mu.Unlock()
+			f.servers.resolve = func(context.Context, string) ([]string, error) {
+				return nil, errors.New("no such host")
 			}
-		}, func(w *world) {
-			w.after(time.Minute)
-			fail(w)
-			w.after(time.Minute)
+		}
+		runFixture(t, func(f *fixture) {
+			if !before {
+				fail(f)
+			}
+		}, func(f *fixture) {
+			f.advance(time.Minute)
+			fail(f)
+			f.advance(time.Minute)
 		})
-		if kept, none := strings.Contains(log.String(), "stay in use"), strings.Contains(log.String(), "--proxy-server-host"); kept != before || none == before {
-			t.Errorf("addresses before: %t; the log is %s", before, &log)
+		logsUse := strings.Contains(log.String(), "stay in use")
+		logsFlag := strings.Contains(log.String(), "--proxy-server-host")
+		if logsUse != before || logsFlag == before {
+			t.Errorf("earlier addresses %t: unexpected log %s", before, &log)
 		}
 	}
 }
 
-// KON-055: how many servers there are, by Leases and by what servers answer, as --server-count-source says.
+// TestCountSource checks the number of servers, from Leases and from the servers' responses, for both values
+// of --server-count-source (KON-055).
 func TestCountSource(t *testing.T) {
 	for _, c := range []struct {
 		larger               bool
 		answer, leases, want int
-	}{{false, 5, 2, 2}, {true, 5, 2, 5}, {true, 2, 5, 5}, {false, 0, 1, 1}, {true, 0, 1, 1}, {false, 5, 0, 1}, {true, 5, 0, 5}} {
+	}{{false, 5, 2, 2}, {true, 5, 2, 5}, {true, 2, 5, 5}, {false, 0, 1, 1}, {true, 0, 1, 1}, {false, 5, 0, 1},
+		{true, 5, 0, 5}} {
 		s := newServers(&Config{LargerCount: c.larger}, NewMetrics())
 		s.reportedCount, s.leases = c.answer, func() (int, []string) { return c.leases, nil }
 		if got := s.updateAddresses(); got != c.want {
-			t.Errorf("%+v: %d", c, got)
+			t.Errorf("%+v: got %d servers", c, got)
 		}
 	}
 }
 
-// KON-055: --sync-forever finds servers that nobody has said to be there, at the cap.
+// TestSyncForever checks that --sync-forever finds servers beyond the reported count, with dials at the
+// interval of the cap (KON-055).
 func TestSyncForever(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.s.SyncForever = true
-		w.behind["a:1"] = []string{"A"}
-	}, func(w *world) {
-		w.after(time.Minute)
-		all := w.after(time.Hour)
+	runFixture(t, func(f *fixture) {
+		f.servers.SyncForever = true
+		f.backends["a:1"] = []string{"A"}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		all := f.advance(time.Hour)
 		if len(all) < 200 {
-			t.Errorf("%d dials in an hour, want one each 10 s", len(all))
+			t.Errorf("%d dials in an hour, want one every 10 s", len(all))
 		}
-		for _, p := range pauses(all) {
+		for _, p := range intervals(all) {
 			if p < 10*time.Second {
-				t.Fatalf("a pause of %v", p)
+				t.Fatalf("interval of %v, want at least 10 s", p)
 			}
 		}
-		w.behind["a:1"] = []string{"B"}
-		w.after(12 * time.Second)
-		w.connected("A", "B")
+		f.backends["a:1"] = []string{"B"}
+		f.advance(12 * time.Second)
+		f.checkSessions("A", "B")
 	})
 }
 
-// KON-053: a session that is lost is replaced at once, or with back-off until the server is there again.
+// TestServerRestarts checks that a lost session is replaced at once, or with backoff while the server is down
+// (KON-053).
 func TestServerRestarts(t *testing.T) {
-	inWorld(t, func(w *world) { w.behind["a:1"] = []string{"A"} }, func(w *world) {
-		w.after(time.Minute)
-		w.connected("A")
-		w.fail("A")
-		w.connected("A") // in no time
-		w.after(time.Minute)
-		w.behind["a:1"] = nil
-		w.fail("A")
-		w.connected()
-		if w.s.ready() {
+	runFixture(t, func(f *fixture) { f.backends["a:1"] = []string{"A"} }, func(f *fixture) {
+		f.advance(time.Minute)
+		f.checkSessions("A")
+		f.breakSessions("A")
+		f.checkSessions("A") // without delay
+		f.advance(time.Minute)
+		f.backends["a:1"] = nil
+		f.breakSessions("A")
+		f.checkSessions()
+		if f.servers.ready() {
 			t.Error("ready without a server")
 		}
-		if n := testutil.ToFloat64(w.s.metrics.serverFailures); n != 2 { // KON-052
-			t.Errorf("%v lost connections were counted, want 2", n)
+		if n := testutil.ToFloat64(f.servers.metrics.serverFailures); n != 2 { // KON-052
+			t.Errorf("%v failures were counted, want 2", n)
 		}
-		w.after(time.Hour)
-		growing(t, pauses(w.dials[2:]))
-		w.behind["a:1"] = []string{"B"} // its ID is a new one
-		w.after(12 * time.Second)
-		w.connected("B")
+		f.advance(time.Hour)
+		checkBackoff(t, intervals(f.dials[2:]))
+		f.backends["a:1"] = []string{"B"} // with a new ID
+		f.advance(12 * time.Second)
+		f.checkSessions("B")
 	})
 }
 
-// KON-053, KON-055: a server that is leaving does not count: its successor is found by each kind of address, also by the same ID, while what goes
-// through the session to it goes on. Nothing is dialled in search of it again when that ends.
-func TestServerIsLeaving(t *testing.T) {
+// TestServerGoesAway checks that a server after GOAWAY no longer counts. The agent connects to its successor,
+// with another or the same ID, for each kind of address. The old session stays open, and its end triggers no
+// dials (KON-053, KON-055).
+func TestServerGoesAway(t *testing.T) {
 	for _, next := range []string{"A", "B"} {
 		for _, leased := range []bool{false, true} {
-			inWorld(t, func(w *world) {
-				w.behind["a:1"] = []string{"A"}
+			runFixture(t, func(f *fixture) {
+				f.backends["a:1"] = []string{"A"}
 				if leased {
-					w.hosts()
-					w.s.leases = func() (int, []string) { return 1, []string{"a:1"} }
+					f.setHosts()
+					f.servers.leases = func() (int, []string) { return 1, []string{"a:1"} }
 				}
-			}, func(w *world) {
-				w.after(time.Minute)
-				w.behind["a:1"] = nil
-				old := w.leave("A")
-				if w.s.ready() {
-					t.Error("ready with no server that takes connections")
+			}, func(f *fixture) {
+				f.advance(time.Minute)
+				f.backends["a:1"] = nil
+				old := f.goAway("A")
+				if f.servers.ready() {
+					t.Error("ready, but the only server has sent GOAWAY")
 				}
-				w.behind["a:1"] = []string{next}
-				w.after(12 * time.Second)
-				w.connected(next)
+				f.backends["a:1"] = []string{next}
+				f.advance(12 * time.Second)
+				f.checkSessions(next)
 				if !old.alive() {
-					t.Error("the session to the old server has been closed")
+					t.Error("the session to the old server is closed")
 				}
 				old.Close()
-				if again := w.after(time.Hour); len(again) > 0 {
-					t.Errorf("%d dials when the old server has gone", len(again))
+				if dials := f.advance(time.Hour); len(dials) > 0 {
+					t.Errorf("%d dials after the end of the old session", len(dials))
 				}
-				w.connected(next)
+				f.checkSessions(next)
 			})
 		}
 	}
 }
 
-// KON-055: behind a load balancer the successor of a server that is leaving is searched at once, and the others are left alone.
-func TestOneOfSeveralIsLeaving(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.count = 2
-		w.behind["a:1"] = []string{"A", "B"}
-	}, func(w *world) {
-		w.after(time.Minute)
-		w.behind["a:1"] = []string{"C"}
-		w.leave("A")
-		w.connected("B", "C")
+// TestOneOfSeveralGoesAway checks that the agent dials at once for the successor of a server behind a load
+// balancer, and keeps its other sessions (KON-055).
+func TestOneOfSeveralGoesAway(t *testing.T) {
+	runFixture(t, func(f *fixture) {
+		f.count = 2
+		f.backends["a:1"] = []string{"A", "B"}
+	}, func(f *fixture) {
+		f.advance(time.Minute)
+		f.backends["a:1"] = []string{"C"}
+		f.goAway("A")
+		f.checkSessions("B", "C")
 	})
 }
 
-// KON-053: a server that takes nothing new from the first is not dialled again and again.
-func TestServerLeavesAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.behind["a:1"] = []string{"A"}
-		connect := w.s.connect
-		w.s.connect = func(ctx context.Context, address string) (session, error) {
+// TestServerGoesAwayAtOnce checks that a server which always sends GOAWAY immediately is dialled with backoff
+// (KON-053).
+func TestServerGoesAwayAtOnce(t *testing.T) {
+	runFixture(t, func(f *fixture) {
+		f.backends["a:1"] = []string{"A"}
+		connect := f.servers.connect
+		f.servers.connect = func(ctx context.Context, address string) (session, error) {
 			x, err := connect(ctx, address)
-			x.(*fakeSession).leave()
+			x.(*fakeSession).goAway()
 			time.AfterFunc(time.Millisecond, x.Close)
 			return x, err
 		}
-	}, func(w *world) {
-		w.after(time.Hour)
-		growing(t, pauses(w.dials))
+	}, func(f *fixture) {
+		f.advance(time.Hour)
+		checkBackoff(t, intervals(f.dials))
 	})
 }
 
-// KON-053: a server that breaks off each session at once is not dialled again and again.
+// TestServerFlaps checks that a server which closes each session immediately is dialled with backoff
+// (KON-053).
 func TestServerFlaps(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.behind["a:1"] = []string{"A"}
-		w.lasts = time.Millisecond
-	}, func(w *world) {
-		w.after(time.Hour)
-		growing(t, pauses(w.dials))
+	runFixture(t, func(f *fixture) {
+		f.backends["a:1"] = []string{"A"}
+		f.sessionLifetime = time.Millisecond
+	}, func(f *fixture) {
+		f.advance(time.Hour)
+		checkBackoff(t, intervals(f.dials))
 	})
 }
 
-// A server without an ID could not be told from others.
+// TestServerWithoutID checks that the agent rejects a server without an ID, which cannot be distinguished from
+// other servers.
 func TestServerWithoutID(t *testing.T) {
-	inWorld(t, func(w *world) { w.behind["a:1"] = []string{""} }, func(w *world) {
-		w.after(time.Hour)
-		w.connected()
-		growing(t, pauses(w.dials))
+	runFixture(t, func(f *fixture) { f.backends["a:1"] = []string{""} }, func(f *fixture) {
+		f.advance(time.Hour)
+		f.checkSessions()
+		checkBackoff(t, intervals(f.dials))
 	})
 }
 
-// KON-053: at the end servers are asked for no new connections, and those that are open may end, for a time. So it is when the only server is
-// leaving.
+// TestDrain checks that an agent which stops sends DRAIN, opens no sessions, and waits for its connections up
+// to drainTimeout. It does the same if its only server has sent GOAWAY (KON-053).
 func TestDrain(t *testing.T) {
-	for _, lasts := range []time.Duration{0, 10 * time.Second, time.Hour} {
-		t.Run("", func(t *testing.T) { drains(t, lasts, false) })
-		t.Run("leaving", func(t *testing.T) { drains(t, lasts, true) })
+	for _, duration := range []time.Duration{0, 10 * time.Second, time.Hour} {
+		t.Run("", func(t *testing.T) { checkDrain(t, duration, false) })
+		t.Run("GOAWAY", func(t *testing.T) { checkDrain(t, duration, true) })
 	}
 }
 
-func drains(t *testing.T, lasts time.Duration, leaving bool) {
-	inWorld(t, func(w *world) { w.behind["a:1"] = []string{"A"} }, func(w *world) {
-		w.after(time.Minute)
-		if leaving {
-			w.hosts() // and has no successor
-			w.after(12 * time.Second)
-			w.leave("A")
+func checkDrain(t *testing.T, duration time.Duration, goingAway bool) {
+	runFixture(t, func(f *fixture) { f.backends["a:1"] = []string{"A"} }, func(f *fixture) {
+		f.advance(time.Minute)
+		if goingAway {
+			f.setHosts() // the server has no successor
+			f.advance(12 * time.Second)
+			f.goAway("A")
 		}
-		busy := make(chan struct{})
-		w.open[0].busy = busy
-		time.AfterFunc(lasts, func() { close(busy) })
+		idle := make(chan struct{})
+		f.sessions[0].idle = idle
+		time.AfterFunc(duration, func() { close(idle) })
 		began := time.Now()
-		w.end()
+		f.stop()
 		synctest.Wait()
-		if x := w.open[0]; !x.drained || x.alive() != (lasts > 0) {
-			t.Errorf("drained %t, open %t", x.drained, x.alive())
+		if x := f.sessions[0]; !x.drained || x.alive() != (duration > 0) {
+			t.Errorf("drained %t, open %t; want true, %t", x.drained, x.alive(), duration > 0)
 		}
-		<-w.ended
-		if took := time.Since(began); took < min(lasts, drainTimeout) || took > min(lasts, drainTimeout)+time.Second {
-			t.Errorf("ended after %v, with a connection that lasts %v", took, lasts)
+		<-f.ended
+		if elapsed := time.Since(began); elapsed < min(duration, drainTimeout) ||
+			elapsed > min(duration, drainTimeout)+time.Second {
+			t.Errorf("the agent stops after %v, with a connection of %v", elapsed, duration)
 		}
-		if n := testutil.ToFloat64(w.s.metrics.serverFailures); len(w.dials) != 1 || n != 0 {
-			t.Errorf("%d dials at the end and %v failures, want none", len(w.dials)-1, n)
+		if n := testutil.ToFloat64(f.servers.metrics.serverFailures); len(f.dials) != 1 || n != 0 {
+			t.Errorf("%d dials at the end and %v failures, want none", len(f.dials)-1, n)
 		}
 	})
 }

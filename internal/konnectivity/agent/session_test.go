@@ -16,28 +16,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// leavingServer is a tunnel server with one agent, whose dials wait until they are let.
-type leavingServer struct {
+// testServer is a tunnel server with one agent, whose dials wait until they are allowed.
+type testServer struct {
 	tunnel.Packets
 	t           *testing.T
 	conn        *h2.Conn
 	dial        tunnel.DialFunc
 	session     *Session
-	reads       *gate
-	let         chan struct{}
+	gate        *gatedConn
+	allowDials  chan struct{} // closed when dials may continue
 	destination net.Conn
-	ended       chan struct{} // the session has, as the agent sees it
+	ended       chan struct{} // closed when the agent's session has ended
 }
 
-// newLeavingServer is called in a bubble of synctest. It ends its side of a tunnel that the agent ends, unless it is deaf.
-func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
-	s := &leavingServer{t: t, let: make(chan struct{}), ended: make(chan struct{})}
+// newTestServer returns a testServer. It must be called in a synctest bubble. When the agent ends its Connect
+// stream, the server ends it too, unless ignoresEnd is set.
+func newTestServer(t *testing.T, packets, ignoresEnd bool) *testServer {
+	s := &testServer{t: t, allowDials: make(chan struct{}), ended: make(chan struct{})}
 	near, far := net.Pipe()
-	s.reads = &gate{Conn: far}
-	s.conn = h2.NewServer(s.reads, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+	s.gate = &gatedConn{Conn: far}
+	s.conn = h2.NewServer(s.gate, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		s.Shared = true
 		s.OnEnd = func(error) {
-			if !deaf {
+			if !ignoresEnd {
 				stream.Close(wire.Trailer(wire.OK, ""))
 			}
 		}
@@ -56,7 +57,7 @@ func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 		t.Fatal(err)
 	}
 	if s.session.ServerIsTrellis() == packets {
-		t.Errorf("the session to one that asks by packets: %v takes the server for Trellis': %v", packets, s.session.ServerIsTrellis())
+		t.Errorf("packets %v: ServerIsTrellis returns %v", packets, s.session.ServerIsTrellis())
 	}
 	go func() {
 		defer close(s.ended)
@@ -65,62 +66,63 @@ func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 	return s
 }
 
-// gate is a connection of which nothing more is read, once it is shut, until that is closed.
-type gate struct {
+// gatedConn is a connection whose Read can be blocked.
+type gatedConn struct {
 	net.Conn
-	shut atomic.Pointer[chan struct{}]
+	blocked atomic.Pointer[chan struct{}] // if not nil, Read blocks until the channel is closed
 }
 
-func (g *gate) Read(p []byte) (int, error) {
+func (g *gatedConn) Read(p []byte) (int, error) {
 	n, err := g.Conn.Read(p)
-	if shut := g.shut.Load(); shut != nil {
-		<-*shut
+	if blocked := g.blocked.Load(); blocked != nil {
+		<-*blocked
 	}
 	return n, err
 }
 
-func (s *leavingServer) connect(context.Context, string, string) (net.Conn, error) {
-	<-s.let
+func (s *testServer) connect(context.Context, string, string) (net.Conn, error) {
+	<-s.allowDials
 	near, far := net.Pipe()
 	s.destination = near
 	return far, nil
 }
 
-// lasts fails the test unless the session goes on for a time.
-func (s *leavingServer) lasts(while string) {
+// checkOpen fails the test if the session ends within a minute.
+func (s *testServer) checkOpen(state string) {
 	s.t.Helper()
 	<-time.After(time.Minute)
 	if synctest.Wait(); isClosed(s.ended) {
-		s.t.Fatalf("the session has ended while %s", while)
+		s.t.Fatalf("the session has ended while %s", state)
 	}
 }
 
-func (s *leavingServer) endsWithin(d time.Duration) {
+func (s *testServer) checkEndsWithin(d time.Duration) {
 	s.t.Helper()
 	<-time.After(d)
 	if synctest.Wait(); !isClosed(s.ended) {
-		s.t.Error("the session goes on without a connection")
+		s.t.Errorf("the session is still open %v after its last connection", d)
 	}
 	s.session.Close()
 }
 
-// KON-053: the session to a server that is leaving goes on while a connection is open on it or dialled, also one that was asked for when the server
-// had said so, and ends with the last. So it is with a session that leaves its server, as the agent has another to it (KON-055).
-func TestSessionThatEndsWithItsLastConnection(t *testing.T) {
-	for name, leave := range map[string]func(*leavingServer){
-		"the server leaves":  func(s *leavingServer) { s.conn.GoAway() },
-		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.CloseWhenIdle() }() },
+// TestSessionEndsWithLastConnection checks that a session after GOAWAY stays open while it has a connection or
+// a dial, even one requested after GOAWAY. It ends with the last one. A session that the agent
+// itself ends with CloseWhenIdle does the same (KON-053, KON-055).
+func TestSessionEndsWithLastConnection(t *testing.T) {
+	for name, goAway := range map[string]func(*testServer){
+		"GOAWAY":        func(s *testServer) { s.conn.GoAway() },
+		"CloseWhenIdle": func(s *testServer) { go func() { _ = s.session.CloseWhenIdle() }() },
 	} {
-		t.Run(name+", streams", func(t *testing.T) { endsWithItsLast(t, false, leave) })
-		t.Run(name+", packets", func(t *testing.T) { endsWithItsLast(t, true, leave) })
+		t.Run(name+", streams", func(t *testing.T) { checkSessionEnd(t, false, goAway) })
+		t.Run(name+", packets", func(t *testing.T) { checkSessionEnd(t, true, goAway) })
 	}
 }
 
-func endsWithItsLast(t *testing.T, packets bool, leave func(*leavingServer)) {
+func checkSessionEnd(t *testing.T, packets bool, goAway func(*testServer)) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newLeavingServer(t, packets, false)
-		s.lasts("the server stays")
-		leave(s)
+		s := newTestServer(t, packets, false)
+		s.checkOpen("the server is running")
+		goAway(s)
 		var conn net.Conn
 		s.dial("destination:1", func(other tunnel.UnpairedEndpoint, err error) {
 			if err != nil {
@@ -129,44 +131,46 @@ func endsWithItsLast(t *testing.T, packets bool, leave func(*leavingServer)) {
 			}
 			conn = tunnel.NewConn(other, "")
 		})
-		s.lasts("a destination is dialled")
-		close(s.let)
-		s.lasts("a connection is open")
-		go func() { _, _ = io.WriteString(s.destination, "still there") }()
-		if _, err := io.ReadFull(conn, make([]byte, len("still there"))); err != nil {
+		s.checkOpen("a destination is dialled")
+		close(s.allowDials)
+		s.checkOpen("a connection is open")
+		go func() { _, _ = io.WriteString(s.destination, "data") }()
+		if _, err := io.ReadFull(conn, make([]byte, len("data"))); err != nil {
 			t.Error(err)
 		}
 		_ = conn.Close()
-		s.endsWithin(2 * drainPollInterval)
+		s.checkEndsWithin(2 * drainPollInterval)
 	})
 }
 
-// KON-053: it ends also when the server does not answer by its own end.
-func TestSessionOfServerThatDoesNotEnd(t *testing.T) {
+// TestSessionEndsWithoutServer checks that a session after GOAWAY also ends if the server does not end its side
+// (KON-053).
+func TestSessionEndsWithoutServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newLeavingServer(t, true, true)
+		s := newTestServer(t, true, true)
 		s.conn.GoAway()
-		s.endsWithin(drainTimeout + 2*drainPollInterval)
+		s.checkEndsWithin(drainTimeout + 2*drainPollInterval)
 	})
 }
 
-// asks has the server ask for a connection, which comes once dials are let.
-func (s *leavingServer) asks() <-chan net.Conn {
-	answers := make(chan net.Conn, 1)
+// requestConn makes the server request a connection. The connection is sent to the returned channel when dials
+// are allowed.
+func (s *testServer) requestConn() <-chan net.Conn {
+	result := make(chan net.Conn, 1)
 	s.dial("destination:1", func(other tunnel.UnpairedEndpoint, err error) {
 		if err != nil {
 			s.t.Error(err)
-			close(answers)
+			close(result)
 			return
 		}
-		answers <- tunnel.NewConn(other, "")
+		result <- tunnel.NewConn(other, "")
 	})
 	synctest.Wait()
-	return answers
+	return result
 }
 
-// drains ends the agent, which has this session alone.
-func (s *leavingServer) drains() (drained chan struct{}) {
+// startDrain stops the agent, whose only session is this one.
+func (s *testServer) startDrain() (drained chan struct{}) {
 	agent, drained := newServers(&Config{}, s.session.options.Metrics), make(chan struct{})
 	agent.sessions["A"] = s.session
 	go func() {
@@ -176,36 +180,37 @@ func (s *leavingServer) drains() (drained chan struct{}) {
 	return drained
 }
 
-// KON-053: an agent that ends waits for destinations that are dialled, and until all that they have said has gone out.
-func TestDrainIsNotTheEnd(t *testing.T) {
+// TestDrainCompletesConnections checks that a stopping agent completes pending dials, and sends all data of
+// the destinations (KON-053).
+func TestDrainCompletesConnections(t *testing.T) {
 	for name, packets := range map[string]bool{"streams": false, "packets": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				server := newLeavingServer(t, packets, false)
-				answers := server.asks()
-				drained := server.drains()
+				server := newTestServer(t, packets, false)
+				result := server.requestConn()
+				drained := server.startDrain()
 				<-time.After(3 * time.Second)
-				close(server.let)
-				conn := <-answers
+				close(server.allowDials)
+				conn := <-result
 				if conn == nil {
 					return
 				}
-				said := make([]byte, 100<<10)
+				data := make([]byte, 100<<10)
 				go func() {
-					shut := make(chan struct{})
-					server.reads.shut.Store(&shut)
-					_, _ = server.destination.Write(said)
+					blocked := make(chan struct{})
+					server.gate.blocked.Store(&blocked)
+					_, _ = server.destination.Write(data)
 					_ = server.destination.Close()
 					<-time.After(3 * time.Second)
-					close(shut)
+					close(blocked)
 				}()
-				if n, err := io.Copy(io.Discard, conn); n != int64(len(said)) || err != nil {
-					t.Errorf("%d bytes of %d: %v", n, len(said), err)
+				if n, err := io.Copy(io.Discard, conn); n != int64(len(data)) || err != nil {
+					t.Errorf("received %d of %d bytes, error %v", n, len(data), err)
 				}
 				_ = conn.Close()
 				<-time.After(2 * drainPollInterval)
 				if synctest.Wait(); !isClosed(drained) {
-					t.Error("the agent goes on without a connection")
+					t.Error("the agent has not stopped after its last connection")
 				}
 				server.session.Close()
 			})
@@ -213,76 +218,78 @@ func TestDrainIsNotTheEnd(t *testing.T) {
 	}
 }
 
-// KON-053: it waits as well for what destinations have yet to read of connections that are closed, also where the session that these came by
-// has ended; but not for one that reads nothing.
+// TestDrainWaitsForDestinations checks that a stopping agent also waits until destinations have read the data
+// of closed connections, even if the session has ended. It does not wait longer than drainTimeout for a
+// destination that reads nothing (KON-053).
 func TestDrainWaitsForDestinations(t *testing.T) {
 	for name, packets := range map[string]bool{"streams": false, "packets": true} {
-		t.Run(name, func(t *testing.T) { drainWaits(t, packets, false, 3*time.Second) })
-		t.Run(name+", no session", func(t *testing.T) { drainWaits(t, packets, true, 3*time.Second) })
-		t.Run(name+", nothing is read", func(t *testing.T) { drainWaits(t, packets, false, time.Hour) })
+		t.Run(name, func(t *testing.T) { checkDrainWaits(t, packets, false, 3*time.Second) })
+		t.Run(name+", no session", func(t *testing.T) { checkDrainWaits(t, packets, true, 3*time.Second) })
+		t.Run(name+", unread", func(t *testing.T) { checkDrainWaits(t, packets, false, time.Hour) })
 	}
 }
 
-func drainWaits(t *testing.T, packets, gone bool, idle time.Duration) {
+func checkDrainWaits(t *testing.T, packets, sessionLost bool, readDelay time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		const all = 50 << 10
-		server := newLeavingServer(t, packets, false)
-		close(server.let)
-		conn := <-server.asks()
+		server := newTestServer(t, packets, false)
+		close(server.allowDials)
+		conn := <-server.requestConn()
 		if conn == nil {
 			return
 		}
 		_, _ = conn.Write(make([]byte, all))
 		_ = conn.Close()
-		synctest.Wait() // until all is at the agent
-		if gone {
+		synctest.Wait() // until all data has arrived at the agent
+		if sessionLost {
 			server.conn.Close(nil)
 		}
 		began := time.Now()
-		drained := server.drains()
-		<-time.After(min(idle, drainTimeout) - 1)
+		drained := server.startDrain()
+		<-time.After(min(readDelay, drainTimeout) - 1)
 		if synctest.Wait(); isClosed(drained) {
-			t.Error("the agent has ended before the destination has read anything")
+			t.Error("the agent has stopped before the destination has read")
 		}
-		if idle < drainTimeout {
+		if readDelay < drainTimeout {
 			if n, err := io.Copy(io.Discard, server.destination); n != all || err != nil {
-				t.Errorf("%d bytes of %d: %v", n, all, err)
+				t.Errorf("received %d of %d bytes, error %v", n, all, err)
 			}
 		}
 		<-drained
-		if took := time.Since(began); took > min(idle, drainTimeout)+drainPollInterval {
-			t.Errorf("the agent has ended after %v", took)
+		if elapsed := time.Since(began); elapsed > min(readDelay, drainTimeout)+drainPollInterval {
+			t.Errorf("the agent has stopped only after %v", elapsed)
 		}
 		server.session.Close()
 		_ = server.destination.Close()
 	})
 }
 
-// numbered is a tunnel server's end of a tunnel, that is told the numbers of connections.
-type numbered struct {
-	messages wire.PacketReader
-	told     chan int64
+// connIDReceiver is the Receiver of a Connect stream. It sends the IDs of opened connections to ids.
+type connIDReceiver struct {
+	reader wire.PacketReader
+	ids    chan int64
 }
 
-func (n *numbered) Header(*h2.Stream, []hpack.HeaderField, bool) {}
-func (n *numbered) Ended(*h2.Stream, error)                      {}
+func (n *connIDReceiver) Header(*h2.Stream, []hpack.HeaderField, bool) {}
+func (n *connIDReceiver) Ended(*h2.Stream, error)                      {}
 
-func (n *numbered) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
-	_ = n.messages.Read(b, func(p wire.Packet, data *h2.Buffer) error {
+func (n *connIDReceiver) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
+	_ = n.reader.Read(b, func(p wire.Packet, data *h2.Buffer) error {
 		data.Release()
 		if p.Type == wire.DialRsp {
-			n.told <- p.ConnectID
+			n.ids <- p.ConnectID
 		}
 		return nil
 	})
 }
 
-// KON-005: connections of an agent have different numbers, also when they go through different tunnels: the reference's server keeps them together.
-func TestNumbersOfConnections(t *testing.T) {
+// TestConnectionIDs checks that the connection IDs of an agent differ across its sessions. The reference
+// server uses them as keys for all sessions (KON-005).
+func TestConnectionIDs(t *testing.T) {
 	m := NewMetrics()
-	ask := func() int64 {
+	openConn := func() int64 {
 		near, far := net.Pipe()
-		n := &numbered{told: make(chan int64)}
+		n := &connIDReceiver{ids: make(chan int64)}
 		server := h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 			stream.Header(wire.Response(wire.ServerID, "A", wire.ServerCount, "1"), false)
 			stream.Send(wire.Packet{Type: wire.DialReq, Protocol: "tcp", Address: "destination:1", Random: 1}.Message())
@@ -290,17 +297,18 @@ func TestNumbersOfConnections(t *testing.T) {
 		}})
 		go server.Run()
 		t.Cleanup(func() { server.Close(nil) })
-		s, err := newSession(t.Context(), near, "a:1", Options{ID: "agent", Metrics: m, Dial: func(context.Context, string, string) (net.Conn, error) {
-			conn, _ := net.Pipe()
-			return conn, nil
-		}})
+		s, err := newSession(t.Context(), near, "a:1", Options{ID: "agent", Metrics: m,
+			Dial: func(context.Context, string, string) (net.Conn, error) {
+				conn, _ := net.Pipe()
+				return conn, nil
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(s.Close)
-		return <-n.told
+		return <-n.ids
 	}
-	if one, other := ask(), ask(); one == other {
-		t.Errorf("two connections have the number %d", one)
+	if first, second := openConn(), openConn(); first == second {
+		t.Errorf("two connections have the ID %d", first)
 	}
 }
