@@ -13,42 +13,48 @@ import (
 
 var agentAccount = Account{Audience: "system:konnectivity-server", Namespace: "kube-system", Name: "konnectivity-agent"}
 
-// reviewer is an API server that is made to say something.
+// reviewer is an API server whose review is set by respond.
 type reviewer struct {
 	clientv1.TokenReviewInterface
-	answer func(*authenticationv1.TokenReview) error
+	respond func(*authenticationv1.TokenReview) error
 }
 
-func (r reviewer) Create(_ context.Context, review *authenticationv1.TokenReview, _ metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
-	return review, r.answer(review)
+func (r reviewer) Create(_ context.Context, review *authenticationv1.TokenReview,
+	_ metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
+	return review, r.respond(review)
 }
 
-func reviewed(answer func(*authenticationv1.TokenReview) error) func(context.Context, string) error {
-	return agentAccount.Authenticate(reviewer{answer: answer})
+func authenticatorOf(respond func(*authenticationv1.TokenReview) error) func(context.Context, string) error {
+	return agentAccount.Authenticate(reviewer{respond: respond})
 }
 
-// KON-045: an API server that knows of no audiences, or answers with a user that is no ServiceAccount, makes nobody an agent; and
-// one that repeats the token does not get it into a message.
-func TestOddReviews(t *testing.T) {
+// TestUnusualReviews checks that an agent is rejected if the API server ignores audiences, or returns a user
+// that is not a ServiceAccount. A token that the API server repeats in its error must not appear in the
+// message (KON-045).
+func TestUnusualReviews(t *testing.T) {
 	for _, c := range []struct {
-		want   string
-		answer func(*authenticationv1.TokenReview) error
+		want    string
+		respond func(*authenticationv1.TokenReview) error
 	}{
 		{"is for the audiences", func(r *authenticationv1.TokenReview) error {
-			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:konnectivity-agent"}}
+			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true,
+				User: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:konnectivity-agent"}}
 			return nil
 		}},
 		{"not of a ServiceAccount", func(r *authenticationv1.TokenReview) error {
-			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: r.Spec.Audiences, User: authenticationv1.UserInfo{Username: "konnectivity-agent"}}
+			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: r.Spec.Audiences,
+				User: authenticationv1.UserInfo{Username: "konnectivity-agent"}}
 			return nil
 		}},
 		{"[token] is bad", func(r *authenticationv1.TokenReview) error {
 			r.Status.Error = r.Spec.Token + " is bad"
 			return nil
 		}},
-		{"[token] is worse", func(r *authenticationv1.TokenReview) error { return errors.New(r.Spec.Token + " is worse") }},
+		{"[token] is worse", func(r *authenticationv1.TokenReview) error {
+			return errors.New(r.Spec.Token + " is worse")
+		}},
 	} {
-		err := reviewed(c.answer)(t.Context(), "secret")
+		err := authenticatorOf(c.respond)(t.Context(), "secret")
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("got %v, want %s", err, c.want)
 		}

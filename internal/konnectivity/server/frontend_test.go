@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// fronts opens the port for API servers, without TLS.
-func fronts(t *testing.T, s *Server, mode Mode) (address string) {
+// serveFrontends accepts API servers without TLS.
+func serveFrontends(t *testing.T, s *Server, mode Mode) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -30,55 +30,59 @@ func fronts(t *testing.T, s *Server, mode Mode) (address string) {
 	return l.Addr().String()
 }
 
-// mute is a connection of which nothing arrives from when it is silent.
-type mute struct {
+// silentConn is a connection that discards all writes while it is silent.
+type silentConn struct {
 	net.Conn
 	silent atomic.Bool
 }
 
-func (m *mute) Write(p []byte) (int, error) {
+func (m *silentConn) Write(p []byte) (int, error) {
 	if m.silent.Load() {
 		return len(p), nil
 	}
 	return m.Conn.Write(p)
 }
 
-// welcomed is told that a stream has been answered.
-type welcomed chan bool
+// headerSignal is a Receiver that closes the channel when the response header arrives.
+type headerSignal chan bool
 
-func (w welcomed) Header(*h2.Stream, []hpack.HeaderField, bool) { close(w) }
-func (w welcomed) Data(*h2.Stream, *h2.Buffer, bool)            {}
-func (w welcomed) Ended(*h2.Stream, error)                      {}
+func (w headerSignal) Header(*h2.Stream, []hpack.HeaderField, bool) { close(w) }
+func (w headerSignal) Data(*h2.Stream, *h2.Buffer, bool)            {}
+func (w headerSignal) Ended(*h2.Stream, error)                      {}
 
-// KON-034, KON-053: an API server that has gone without a word is given up after --frontend-keepalive-time and as long again.
-func TestSilentFront(t *testing.T) {
-	s := New(Options{Strategies: []Strategy{Default}, Logger: slog.New(slog.DiscardHandler), KeepaliveTime: time.Hour, FrontendKeepaliveTime: 50 * time.Millisecond})
-	link := &mute{Conn: dialFrom(t, "127.0.0.1", fronts(t, s, ModeGRPC))}
-	front := h2.NewClient(link, h2.Options{})
-	go func() { _ = front.Run() }()
-	defer front.Close(nil)
-	answered := make(welcomed)
-	if _, err := front.Open(func(*h2.Stream) h2.Receiver { return answered }, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
+// TestSilentFrontend checks that a silent API server is disconnected after twice --frontend-keepalive-time
+// (KON-034, KON-053).
+func TestSilentFrontend(t *testing.T) {
+	s := New(Options{Strategies: []Strategy{Default}, Logger: slog.New(slog.DiscardHandler), KeepaliveTime: time.Hour,
+		FrontendKeepaliveTime: 50 * time.Millisecond})
+	link := &silentConn{Conn: dialFrom(t, "127.0.0.1", serveFrontends(t, s, ModeGRPC))}
+	frontend := h2.NewClient(link, h2.Options{})
+	go func() { _ = frontend.Run() }()
+	defer frontend.Close(nil)
+	answered := make(headerSignal)
+	if _, err := frontend.Open(func(*h2.Stream) h2.Receiver { return answered },
+		wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
 	<-answered
 	link.silent.Store(true)
 	select {
-	case <-front.Done():
-	case <-time.After(patience):
-		t.Errorf("it is kept after %v", patience)
+	case <-frontend.Done():
+	case <-time.After(testTimeout):
+		t.Errorf("the API server is not disconnected within %v", testTimeout)
 	}
 }
 
-// KON-051, KON-054: a dial that an agent does not answer in time is answered with 504, and the reference's words.
-func TestConnectTimesOut(t *testing.T) {
-	s, agents := door(t, nil, slog.DiscardHandler)
+// TestConnectTimeout checks that a dial which the agent does not answer in time gets status 504 with the
+// reference's text (KON-051, KON-054).
+func TestConnectTimeout(t *testing.T) {
+	s, agents := startServer(t, nil, slog.DiscardHandler)
 	s.options.DialTimeout = 10 * time.Millisecond
-	if err := knockAt(t, agents, "says nothing", "").told(t); err != nil {
+	if err := connectAgent(t, agents, "silent", "").waitResponse(t); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agent is there", s.Ready)
-	c := dialFrom(t, "127.0.0.1", fronts(t, s, ModeHTTPConnect))
+	waitFor(t, "the agent is connected", s.Ready)
+	c := dialFrom(t, "127.0.0.1", serveFrontends(t, s, ModeHTTPConnect))
 	if _, err := fmt.Fprint(c, "CONNECT 192.0.2.1:80 HTTP/1.1\r\nHost: 192.0.2.1:80\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +90,8 @@ func TestConnectTimesOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	why, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode != http.StatusGatewayTimeout || !strings.Contains(string(why), errDialTimeout.Error()) {
-		t.Errorf("answered with %s: %s", resp.Status, why)
+	body, _ := io.ReadAll(resp.Body)
+	if resp.StatusCode != http.StatusGatewayTimeout || !strings.Contains(string(body), errDialTimeout.Error()) {
+		t.Errorf("got %s: %s", resp.Status, body)
 	}
 }

@@ -17,47 +17,50 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// patience is how long a test waits for what must come.
-const patience = time.Minute
+// testTimeout is the maximum time that a test waits for a condition.
+const testTimeout = time.Minute
 
 var leaseLabels = map[string]string{"k8s-app": "konnectivity-server"}
 
-func keeper(c kubernetes.Interface) *leaseManager {
+func newLeaseManager(c kubernetes.Interface) *leaseManager {
 	return &leaseManager{
 		Lease:   Lease{Client: c, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1:8132"}},
 		metrics: New(Options{}).metrics, logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
 	}
 }
 
-// eventually polls until done.
-func eventually(t *testing.T, what string, done func() bool) {
+// waitFor blocks until a condition holds, and fails the test after testTimeout.
+func waitFor(t *testing.T, condition string, holds func() bool) {
 	t.Helper()
-	polled := func(context.Context) (bool, error) { return done(), nil }
-	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, polled); err != nil {
-		t.Fatalf("%s: %v", what, err)
+	poll := func(context.Context) (bool, error) { return holds(), nil }
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, testTimeout, true, poll); err != nil {
+		t.Fatalf("condition not met: %s: %v", condition, err)
 	}
 }
 
-// KON-055: Leases that have expired are removed, others are not: those that are renewed, and those with other labels.
+// TestExpiredLeases checks that only expired Leases with the server's labels are deleted (KON-055).
 func TestExpiredLeases(t *testing.T) {
 	ago := func(d time.Duration) *metav1.MicroTime { return &metav1.MicroTime{Time: time.Now().Add(-d)} }
 	var all []*coordinationv1.Lease
 	for name, spec := range map[string]coordinationv1.LeaseSpec{
-		"renewed":       {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Hour), RenewTime: ago(time.Second)},
+		"renewed": {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Hour),
+			RenewTime: ago(time.Second)},
 		"acquired":      {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Second)},
 		"old":           {LeaseDurationSeconds: ptr.To[int32](30), RenewTime: ago(time.Minute)},
 		"without times": {LeaseDurationSeconds: ptr.To[int32](30)},
 		"without end":   {RenewTime: ago(time.Second)},
 	} {
-		all = append(all, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", Labels: leaseLabels}, Spec: spec})
+		all = append(all, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system",
+			Labels: leaseLabels}, Spec: spec})
 	}
-	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "kube-system"}})
+	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other",
+		Namespace: "kube-system"}})
 	for _, l := range all {
 		if err := client.Tracker().Add(l); err != nil {
 			t.Fatal(err)
 		}
 	}
-	l := keeper(client)
+	l := newLeaseManager(client)
 	l.cull(t.Context())
 	left, err := client.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -68,9 +71,9 @@ func TestExpiredLeases(t *testing.T) {
 		names.Insert(one.Name)
 	}
 	if !names.Equal(sets.New("renewed", "acquired", "other")) {
-		t.Errorf("left: %v", sets.List(names))
+		t.Errorf("Leases left: %v", sets.List(names))
 	}
 	if n := testutil.ToFloat64(l.metrics.culled); n != 3 {
-		t.Errorf("%v were counted, want 3", n)
+		t.Errorf("%v deleted Leases were counted, want 3", n)
 	}
 }

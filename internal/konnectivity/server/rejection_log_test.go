@@ -16,30 +16,30 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// logged is a log that may be read meanwhile.
-type logged struct {
+// logBuffer is a buffer for a log that can be read concurrently.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *logged) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *logged) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// guarded is a server with mTLS at one of its ports, and what it logs.
-func guarded(t *testing.T, ours *authority, side string) (s *Server, address string, log *logged) {
+// startTLSServer returns a server with mTLS on one of its ports, and its log.
+func startTLSServer(t *testing.T, ca *authority, side string) (s *Server, address string, log *logBuffer) {
 	t.Helper()
-	log = &logged{}
+	log = &logBuffer{}
 	s = New(Options{Strategies: []Strategy{Default}, Logger: slog.New(slog.NewTextHandler(log, nil))})
-	l, err := listenTLS(t.Context(), side+"-port", "127.0.0.1:0", side, ours.files(), "h2")
+	l, err := listenTLS(t.Context(), side+"-port", "127.0.0.1:0", side, ca.files(), "h2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,89 +52,96 @@ func guarded(t *testing.T, ours *authority, side string) (s *Server, address str
 	return s, l.Addr().String(), log
 }
 
-// KON-034: who comes without a certificate, or with one of another CA, is refused, and the log says who it was, why, and by which flag.
-func TestRefusedHandshakesAreLogged(t *testing.T) {
-	ours := newAuthority(t)
+// TestHandshakeErrorsAreLogged checks that clients without a certificate, or with one of another CA, are
+// rejected. The log contains the address, the reason and the flag (KON-034).
+func TestHandshakeErrorsAreLogged(t *testing.T) {
+	ca := newAuthority(t)
 	other := newAuthority(t).issue("other")
 	for _, side := range []string{"cluster", "server"} {
-		for why, with := range map[string]*tls.Certificate{"didn't provide a certificate": nil, "signed by unknown authority": other} {
-			_, address, log := guarded(t, ours, side)
-			_, _ = ours.call(address, with)
-			eventually(t, "a warning of "+why, func() bool { return log.String() != "" })
-			for _, want := range []string{"level=WARN", why, "--" + side + "-ca-cert", "from=127.0.0.1:"} {
+		for reason, certificate := range map[string]*tls.Certificate{"didn't provide a certificate": nil,
+			"signed by unknown authority": other} {
+			_, address, log := startTLSServer(t, ca, side)
+			_, _ = ca.connect(address, certificate)
+			waitFor(t, "the log contains a warning about "+reason, func() bool { return log.String() != "" })
+			for _, want := range []string{"level=WARN", reason, "--" + side + "-ca-cert", "from=127.0.0.1:"} {
 				if !strings.Contains(log.String(), want) {
-					t.Errorf("no %q in %s", want, log)
+					t.Errorf("the log does not contain %q: %s", want, log)
 				}
 			}
 		}
 	}
 }
 
-// KON-034: strangers do not flood the log.
-func TestRefusedHandshakesDoNotFloodTheLog(t *testing.T) {
-	const strangers = 50
-	ours := newAuthority(t)
-	s, address, log := guarded(t, ours, "cluster")
+// TestHandshakeErrorLogRate checks that many failed handshakes cause at most one log line per second
+// (KON-034).
+func TestHandshakeErrorLogRate(t *testing.T) {
+	const clients = 50
+	ca := newAuthority(t)
+	s, address, log := startTLSServer(t, ca, "cluster")
 	began := time.Now()
-	for range strangers {
-		_, _ = ours.call(address, nil)
+	for range clients {
+		_, _ = ca.connect(address, nil)
 	}
-	eventually(t, "all have gone", func() bool { return log.String() != "" && s.knocking() == 0 })
+	waitFor(t, "all clients are disconnected", func() bool {
+		return log.String() != "" && s.unauthenticatedCount() == 0
+	})
 	lines, seconds := strings.Count(log.String(), "\n"), int(time.Since(began)/time.Second)
 	if lines > seconds+1 {
-		t.Errorf("%d lines in %d seconds", lines, seconds)
+		t.Errorf("%d log lines in %d seconds", lines, seconds)
 	}
 }
 
-// KON-034: nor do those that come without a token, or with one that is not reviewed, as it does not get its turn or they do not wait. Of
-// one that was reviewed the log says why it is refused, whatever others do.
-func TestRefusedAgentsDoNotFloodTheLog(t *testing.T) {
-	const strangers = 50
-	log, through := &logged{}, make(chan struct{})
-	s, address := door(t, func(_ context.Context, token string) error {
-		if token == "of.many.strangers" {
-			<-through
+// TestRejectedAgentLogRate checks that many agents rejected without a review cause at most one log line per
+// second. They have no token, get no review slot, or disconnect. The rejection of a reviewed token is always
+// logged (KON-034).
+func TestRejectedAgentLogRate(t *testing.T) {
+	const clients = 50
+	log, finishReviews := &logBuffer{}, make(chan struct{})
+	s, address := startServer(t, func(_ context.Context, token string) error {
+		if token == "many.unknown.agents" {
+			<-finishReviews
 		}
-		return errors.New("nobody")
+		return errors.New("rejected")
 	}, slog.NewTextHandler(log, nil))
 	s.reviews.unknown.timeout = time.Second
 	began := time.Now()
-	for token, refused := range map[string]int{"": strangers, "Bearer of.many.strangers": strangers - maxReviews} {
-		var all []*knock
-		for i := range strangers {
-			all = append(all, knockFrom(t, fmt.Sprint("127.0.1.", i), address, h2.Options{}, wire.AgentID, "stranger", wire.Authorization, token))
+	for token, rejections := range map[string]int{"": clients, "Bearer many.unknown.agents": clients - maxReviews} {
+		var all []*fakeAgent
+		for i := range clients {
+			all = append(all, connectAgentFrom(t, fmt.Sprint("127.0.1.", i), address, h2.Options{}, wire.AgentID,
+				"unknown", wire.Authorization, token))
 		}
-		eventually(t, "they are refused", func() bool {
-			told := 0
+		waitFor(t, "the agents are rejected", func() bool {
+			responses := 0
 			for _, k := range all {
-				told += len(k.answered)
+				responses += len(k.answered)
 			}
-			return told == refused
+			return responses == rejections
 		})
 		for _, k := range all {
 			k.conn.Close(nil)
 		}
-		eventually(t, "all have gone", func() bool { return s.knocking() == 0 })
+		waitFor(t, "all clients are disconnected", func() bool { return s.unauthenticatedCount() == 0 })
 	}
-	close(through)
-	_ = knockAt(t, address, "agent", "Bearer of.another.cluster").told(t)
+	close(finishReviews)
+	_ = connectAgent(t, address, "agent", "Bearer other.cluster.token").waitResponse(t)
 	if !strings.Contains(log.String(), "agent=agent") {
-		t.Errorf("nothing is said of who was reviewed: %s", log)
+		t.Errorf("the rejection after a review is not logged: %s", log)
 	}
-	lines, seconds := strings.Count(log.String(), "agent=stranger"), int(time.Since(began)/time.Second)
+	lines, seconds := strings.Count(log.String(), "agent=unknown"), int(time.Since(began)/time.Second)
 	if lines == 0 || lines > seconds+1 {
-		t.Errorf("%d lines in %d seconds", lines, seconds)
+		t.Errorf("%d log lines in %d seconds", lines, seconds)
 	}
 }
 
-// KON-027: a probe that connects and goes is nothing to be told of.
+// TestProbesAreNotLogged checks that a probe which connects and disconnects is not logged (KON-027).
 func TestProbesAreNotLogged(t *testing.T) {
-	s, address, log := guarded(t, newAuthority(t), "cluster")
+	s, address, log := startTLSServer(t, newAuthority(t), "cluster")
 	probe := dialFrom(t, "127.0.0.1", address)
-	eventually(t, "it is accepted", func() bool { return s.knocking() == 1 })
+	waitFor(t, "the probe is accepted", func() bool { return s.unauthenticatedCount() == 1 })
 	_ = probe.Close()
-	eventually(t, "it has gone", func() bool { return s.knocking() == 0 })
+	waitFor(t, "the probe is disconnected", func() bool { return s.unauthenticatedCount() == 0 })
 	if log.String() != "" {
-		t.Errorf("the log has %s", log)
+		t.Errorf("unexpected log: %s", log)
 	}
 }

@@ -25,18 +25,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// configured is a server on free ports and a socket.
-func configured(t *testing.T) Config {
+// testConfig returns the Config of a server with free ports and a socket.
+func testConfig(t *testing.T) Config {
 	files := newAuthority(t).files()
 	files.ClientCAFile = ""
 	return Config{
-		Options: Options{ID: "one", Count: 1, Strategies: []Strategy{Default}, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Logger: slog.New(slog.DiscardHandler)},
-		Mode:    ModeGRPC, Socket: filepath.Join(t.TempDir(), "s"), AgentAddress: "127.0.0.1:0", AgentTLS: files,
+		Options: Options{ID: "one", Count: 1, Strategies: []Strategy{Default}, KeepaliveTime: time.Minute,
+			FrontendKeepaliveTime: time.Minute, Logger: slog.New(slog.DiscardHandler)},
+		Mode: ModeGRPC, Socket: filepath.Join(t.TempDir(), "s"), AgentAddress: "127.0.0.1:0", AgentTLS: files,
 		AdminAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0", Profiling: true,
 	}
 }
 
-// get is a status and a body.
+// get returns the status and the body of a response.
 func get(t *testing.T, s *http.Server, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + s.Addr + path)
@@ -51,10 +52,12 @@ func get(t *testing.T, s *http.Server, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// KON-025, KON-026, KON-027, KON-052: what the ports serve while no agent is connected; and all of it ends, the Lease with it.
+// TestRun checks the responses of the ports without an agent. At shutdown, the ports are closed and the Lease
+// is deleted (KON-025, KON-026, KON-027, KON-052).
 func TestRun(t *testing.T) {
-	c, client := configured(t), fake.NewClientset()
-	c.Lease = &Lease{Client: client, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1", "[2001:db8::1]", "b.example:9"}}
+	c, client := testConfig(t), fake.NewClientset()
+	c.Lease = &Lease{Client: client, Namespace: "kube-system", Labels: leaseLabels,
+		Addresses: []string{"192.0.2.1", "[2001:db8::1]", "b.example:9"}}
 	r, err := start(c)
 	if err != nil {
 		t.Fatal(err)
@@ -63,16 +66,18 @@ func TestRun(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- r.run(ctx) }()
 	const none = "no connection to any proxy agent"
-	for path, want := range map[string]string{"/healthz": "200 ok", "/livez": "200 ok", "/readyz": "500 " + none, "/ready": "500 " + none} {
+	for path, want := range map[string]string{"/healthz": "200 ok", "/livez": "200 ok", "/readyz": "500 " + none,
+		"/ready": "500 " + none} {
 		if status, body := get(t, r.health, path); fmt.Sprint(status, " ", body) != want {
-			t.Errorf("%s: %d %s, want %s", path, status, body, want)
+			t.Errorf("%s: got %d %s, want %s", path, status, body, want)
 		}
 	}
-	if status, body := get(t, r.admin, "/metrics"); status != 200 || !strings.Contains(body, "konnectivity_network_proxy_server_pending_backend_dials 0") {
-		t.Errorf("/metrics: %d %s", status, body)
+	if status, body := get(t, r.admin, "/metrics"); status != 200 ||
+		!strings.Contains(body, "konnectivity_network_proxy_server_pending_backend_dials 0") {
+		t.Errorf("/metrics: got %d %s", status, body)
 	}
 	if status, _ := get(t, r.admin, "/debug/pprof/"); status != 200 {
-		t.Errorf("/debug/pprof/: %d", status)
+		t.Errorf("/debug/pprof/: got %d, want 200", status)
 	}
 	var advertised string
 	leases := func() int {
@@ -85,33 +90,34 @@ func TestRun(t *testing.T) {
 		}
 		return len(all.Items)
 	}
-	eventually(t, "a Lease", func() bool { return leases() == 1 })
-	port := r.agents.Addr().(*net.TCPAddr).Port // KON-055: agents dial what it has, where --agent-port is 0
+	waitFor(t, "the Lease exists", func() bool { return leases() == 1 })
+	port := r.agents.Addr().(*net.TCPAddr).Port // KON-055: if --agent-port is 0, the Lease has the actual port
 	if want := fmt.Sprintf("192.0.2.1:%d,[2001:db8::1]:%d,b.example:9", port, port); advertised != want {
-		t.Errorf("agents are told %s, want %s", advertised, want)
+		t.Errorf("the Lease has the addresses %s, want %s", advertised, want)
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 	if n := leases(); n != 0 {
-		t.Errorf("%d Leases are left", n)
+		t.Errorf("%d Leases are left, want none", n)
 	}
 	w := httptest.NewRecorder()
 	if r.ready(w, nil); w.Code != 500 || w.Body.String() != "the server is shutting down" {
-		t.Errorf("ready at the end: %d %s", w.Code, w.Body)
+		t.Errorf("readiness during shutdown: got %d %s", w.Code, w.Body)
 	}
-	for network, addresses := range map[string][]string{"tcp": {r.agents.Addr().String(), r.admin.Addr, r.health.Addr}, "unix": {r.frontends.Addr().String()}} {
-		for _, at := range addresses {
-			if c, err := net.Dial(network, at); err == nil {
+	for network, addresses := range map[string][]string{"tcp": {r.agents.Addr().String(), r.admin.Addr, r.health.Addr},
+		"unix": {r.frontends.Addr().String()}} {
+		for _, address := range addresses {
+			if c, err := net.Dial(network, address); err == nil {
 				_ = c.Close()
-				t.Errorf("something still listens at %s", at)
+				t.Errorf("%s still accepts connections", address)
 			}
 		}
 	}
 }
 
-// KON-052: ready is who has an agent; the reference's texts.
+// TestReady checks that a server with an agent is ready. The texts are the reference's (KON-052).
 func TestReady(t *testing.T) {
 	r := &running{server: New(Options{Strategies: []Strategy{Default}})}
 	h := admin.HealthHandler(r.server.metrics.registry, r.ready)
@@ -120,22 +126,25 @@ func TestReady(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 			if got := fmt.Sprint(w.Code, " ", w.Body); got != want {
-				t.Errorf("%s: %s, want %s", path, got, want)
+				t.Errorf("%s: got %s, want %s", path, got, want)
 			}
 		}
-		r.server.agents.add(someAgent(t, "a", 0, ""))
+		r.server.agents.add(testAgent(t, "a", 0, ""))
 	}
 }
 
-// KON-034, KON-052: an agent that no strategy can choose makes nobody ready, as nothing can be dialled.
+// TestReadyByStrategy checks that a server is not ready if no strategy can select its agent (KON-034,
+// KON-052).
 func TestReadyByStrategy(t *testing.T) {
 	const route, host = "default-route=true", "host=a.example"
 	for _, c := range []struct {
 		strategies, agent string
 		ready             bool
 	}{
-		{"default", "", true}, {"default", route, true}, {"defaultRoute", "", false}, {"defaultRoute", host, false}, {"defaultRoute", route, true},
-		{"destHost", "", false}, {"destHost", route, false}, {"destHost", host, true}, {"destHost,defaultRoute", "", false},
+		{"default", "", true}, {"default", route, true},
+		{"defaultRoute", "", false}, {"defaultRoute", host, false}, {"defaultRoute", route, true},
+		{"destHost", "", false}, {"destHost", route, false}, {"destHost", host, true},
+		{"destHost,defaultRoute", "", false},
 		{"destHost,defaultRoute", route, true}, {"destHost,default", "", true},
 	} {
 		strategies, err := ParseStrategies(c.strategies)
@@ -143,9 +152,9 @@ func TestReadyByStrategy(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := New(Options{Strategies: strategies})
-		a := someAgent(t, "a", 0, c.agent)
+		a := testAgent(t, "a", 0, c.agent)
 		if s.agents.add(a); s.Ready() != c.ready {
-			t.Errorf("%s, an agent with %q: ready is %t", c.strategies, c.agent, s.Ready())
+			t.Errorf("%s, agent with %q: ready is %t, want %t", c.strategies, c.agent, s.Ready(), c.ready)
 		}
 		if s.agents.remove(a); s.Ready() {
 			t.Errorf("%s: ready without an agent", c.strategies)
@@ -153,54 +162,59 @@ func TestReadyByStrategy(t *testing.T) {
 	}
 }
 
-// endings is told how a stream ends.
-type endings chan error
+// endRecorder is a Receiver that records the end of a stream.
+type endRecorder chan error
 
-func (e endings) Header(*h2.Stream, []hpack.HeaderField, bool) {
-	e <- errors.New("it has been answered")
+func (e endRecorder) Header(*h2.Stream, []hpack.HeaderField, bool) {
+	e <- errors.New("unexpected response")
 }
-func (e endings) Data(*h2.Stream, *h2.Buffer, bool) {}
-func (e endings) Ended(_ *h2.Stream, err error)     { e <- err }
+func (e endRecorder) Data(*h2.Stream, *h2.Buffer, bool) {}
+func (e endRecorder) Ended(_ *h2.Stream, err error)     { e <- err }
 
-// KON-053: what an API server asks for in the moment that the server begins to leave is refused so that it knows to ask another.
-func TestRefusedWhileLeaving(t *testing.T) {
+// TestRefusedDuringShutdown checks that a request of an API server during shutdown is refused such that it can
+// be retried with another server (KON-053).
+func TestRefusedDuringShutdown(t *testing.T) {
 	s := New(Options{Strategies: []Strategy{Default}})
-	over, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	near, far := net.Pipe()
-	asks, answers := h2.NewClient(near, h2.Options{}), h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-		s.Shutdown(over)
-		return s.acceptFrontend(stream, header)
-	}})
-	for _, c := range []*h2.Conn{asks, answers} {
+	client, server := h2.NewClient(near, h2.Options{}), h2.NewServer(far,
+		h2.Options{Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+			s.Shutdown(canceled)
+			return s.acceptFrontend(stream, header)
+		}})
+	for _, c := range []*h2.Conn{client, server} {
 		go func() { _ = c.Run() }()
 		defer c.Close(nil)
 	}
-	ended := make(endings, 2)
-	if _, err := asks.Open(func(*h2.Stream) h2.Receiver { return ended }, wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
+	ended := make(endRecorder, 2)
+	if _, err := client.Open(func(*h2.Stream) h2.Receiver { return ended },
+		wire.Request(wire.ProxyMethod, "tunnel", false), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; !errors.Is(err, h2.ErrRefused) {
-		t.Errorf("%v, want %v", err, h2.ErrRefused)
+		t.Errorf("the stream ends with %v, want %v", err, h2.ErrRefused)
 	}
 }
 
-// KON-026: counters have the reference's names, and a packet of no known type is counted as well.
+// TestMetrics checks that metrics have the reference's names, and that packets of unknown types are counted
+// (KON-026).
 func TestMetrics(t *testing.T) {
 	s := New(Options{Strategies: []Strategy{Default}})
 	m := s.metrics
 	_ = s.dial("a:1", func(tunnel.UnpairedEndpoint, error) {})
-	s.agents.add(someAgent(t, "a", 3, ""))
-	s.agents.add(someAgent(t, "a", 0, ""))
-	for _, among := range []prometheus.Gauge{m.frontendStreams, m.frontendStreams, m.httpConnections, m.httpConnections, m.httpConnections} {
-		leave, err := s.trackConnection(among)
+	s.agents.add(testAgent(t, "a", 3, ""))
+	s.agents.add(testAgent(t, "a", 0, ""))
+	for _, gauge := range []prometheus.Gauge{m.frontendStreams, m.frontendStreams, m.httpConnections, m.httpConnections,
+		m.httpConnections} {
+		done, err := s.trackConnection(gauge)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer leave()
+		defer done()
 	}
-	leave, _ := s.trackConnection(m.frontendStreams)
-	leave()
+	done, _ := s.trackConnection(m.frontendStreams)
+	done()
 	m.stalled.Inc()
 	m.onFrontendPacket(wire.DialReq, true)
 	m.onAgentPacket(wire.DialCls, false)
@@ -230,17 +244,18 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// KON-025: a port that is taken is an error that names the flag, and leaves nothing behind.
-func TestPortIsTaken(t *testing.T) {
-	c := configured(t)
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+// TestPortInUse checks that the error of a port in use names the flag, and that the socket is closed
+// (KON-025).
+func TestPortInUse(t *testing.T) {
+	c := testConfig(t)
+	inUse, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
-	c.HealthAddress = taken.Addr().String()
+	defer inUse.Close()
+	c.HealthAddress = inUse.Addr().String()
 	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "--health-port") {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v, want one that names --health-port", err)
 	}
 	if conn, err := net.Dial("unix", c.Socket); err == nil {
 		_ = conn.Close()

@@ -8,22 +8,22 @@ import (
 	"testing"
 )
 
-// refused fails unless the error names a flag and holds the words; nothing may listen.
-func refused(t *testing.T, l net.Listener, err error, words ...string) {
+// checkListenError fails the test unless err contains all words.
+func checkListenError(t *testing.T, l net.Listener, err error, words ...string) {
 	t.Helper()
 	if err == nil {
 		_ = l.Close()
-		t.Fatalf("it listens; want an error with %q", words)
+		t.Fatalf("listenSocket succeeds, want an error with %q", words)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%v: lacks %q", err, w)
+			t.Errorf("error %v does not contain %q", err, w)
 		}
 	}
 }
 
-// leftOver makes a socket that nobody listens on any longer.
-func leftOver(t *testing.T, path string) {
+// createStaleSocket creates a socket without a listener.
+func createStaleSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -35,7 +35,7 @@ func leftOver(t *testing.T, path string) {
 	}
 }
 
-// KON-020: the socket is for the server's user alone.
+// TestSocket checks that only the server's user may use the socket (KON-020).
 func TestSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.socket")
 	l, err := listenSocket(path, false)
@@ -45,24 +45,25 @@ func TestSocket(t *testing.T) {
 	defer l.Close()
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v, want 0600", info.Mode(), err)
+		t.Errorf("mode %v, error %v, want 0600", info.Mode(), err)
 	}
 	if f, err := os.Create(filepath.Join(filepath.Dir(path), "other")); err != nil {
 		t.Error(err)
 	} else if info, err := f.Stat(); err != nil || info.Mode().Perm() == 0o600 {
-		t.Errorf("%v, %v: the umask has stayed", info.Mode(), err)
+		t.Errorf("mode %v, error %v: the umask is not restored", info.Mode(), err)
 	}
 }
 
-// KON-021: --delete-existing-uds-file removes what is left over, and nothing else.
-func TestSocketThatExists(t *testing.T) {
+// TestExistingSocket checks that --delete-existing-uds-file deletes a stale socket, but neither a socket in
+// use nor a file (KON-021).
+func TestExistingSocket(t *testing.T) {
 	dir := t.TempDir()
 	old, alive, file := filepath.Join(dir, "old"), filepath.Join(dir, "alive"), filepath.Join(dir, "file")
-	leftOver(t, old)
+	createStaleSocket(t, old)
 	l, err := listenSocket(old, false)
-	refused(t, l, err, "--uds-name", "stale socket", "--delete-existing-uds-file")
+	checkListenError(t, l, err, "--uds-name", "stale socket", "--delete-existing-uds-file")
 	if l, err = listenSocket(old, true); err != nil {
-		t.Fatalf("what is left over: %v", err)
+		t.Fatalf("stale socket: %v", err)
 	}
 	_ = l.Close()
 
@@ -72,28 +73,28 @@ func TestSocketThatExists(t *testing.T) {
 	}
 	defer first.Close()
 	l, err = listenSocket(alive, true)
-	refused(t, l, err, "--uds-name", "another server answers")
+	checkListenError(t, l, err, "--uds-name", "another server answers")
 	if c, err := net.Dial("unix", alive); err != nil {
-		t.Errorf("the first server has lost its socket: %v", err)
+		t.Errorf("the socket of the first server is not reachable: %v", err)
 	} else {
 		_ = c.Close()
 	}
 
-	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l, err = listenSocket(file, true)
-	refused(t, l, err, "--uds-name", "not a socket")
-	if data, err := os.ReadFile(file); err != nil || string(data) != "precious" {
-		t.Errorf("the file: %q, %v", data, err)
+	checkListenError(t, l, err, "--uds-name", "not a socket")
+	if data, err := os.ReadFile(file); err != nil || string(data) != "content" {
+		t.Errorf("file content %q, error %v", data, err)
 	}
 }
 
-// KON-020: a socket that cannot be is an error that says why.
-func TestSocketThatCannotBe(t *testing.T) {
+// TestInvalidSocketPath checks the errors of paths at which no socket can be created (KON-020).
+func TestInvalidSocketPath(t *testing.T) {
 	dir := t.TempDir()
 	l, err := listenSocket(filepath.Join(dir, "none", "s"), true)
-	refused(t, l, err, "--uds-name", "directory", "create")
+	checkListenError(t, l, err, "--uds-name", "directory", "create")
 	l, err = listenSocket(filepath.Join(dir, strings.Repeat("x", maxSocketPath)), true)
-	refused(t, l, err, "--uds-name", "at most")
+	checkListenError(t, l, err, "--uds-name", "at most")
 }

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// authority is a CA for a test.
+// authority is a certificate authority.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -33,7 +33,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue signs a certificate for 127.0.0.1, servers and clients; the first is its own.
+// issue returns a certificate for 127.0.0.1, valid for servers and clients. The first one is the certificate
+// of the authority itself.
 func (a *authority) issue(name string) *tls.Certificate {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,8 +42,10 @@ func (a *authority) issue(name string) *tls.Certificate {
 		a.t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, IsCA: a.cert == nil, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, IsCA: a.cert == nil,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	parent, signer := a.cert, a.key
 	if parent == nil {
@@ -59,30 +62,32 @@ func (a *authority) issue(name string) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// write puts a certificate, and the key if there is one, into files.
+// write writes a certificate to certFile and its key to keyFile. If keyFile is "", it writes no key.
 func (a *authority) write(c *tls.Certificate, certFile, keyFile string) {
 	a.t.Helper()
 	err := os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Leaf.Raw}), 0o600)
 	if keyFile != "" {
 		key, keyErr := x509.MarshalECPrivateKey(c.PrivateKey.(*ecdsa.PrivateKey))
-		err = errors.Join(err, keyErr, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: key}), 0o600))
+		err = errors.Join(err, keyErr, os.WriteFile(keyFile,
+			pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: key}), 0o600))
 	}
 	if err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-// files are those of a server whose clients have certificates of the same CA.
+// files returns the TLS files of a server, whose clients have certificates of the same authority.
 func (a *authority) files() TLS {
 	dir := a.t.TempDir()
-	f := TLS{CertFile: filepath.Join(dir, "s.crt"), KeyFile: filepath.Join(dir, "s.key"), ClientCAFile: filepath.Join(dir, "ca.crt"), MinVersion: tls.VersionTLS12}
+	f := TLS{CertFile: filepath.Join(dir, "s.crt"), KeyFile: filepath.Join(dir, "s.key"),
+		ClientCAFile: filepath.Join(dir, "ca.crt"), MinVersion: tls.VersionTLS12}
 	a.write(a.issue("server"), f.CertFile, f.KeyFile)
 	a.write(&tls.Certificate{Leaf: a.cert}, f.ClientCAFile, "")
 	return f
 }
 
-// greets serves one greeting for each connection.
-func greets(t *testing.T, l net.Listener) {
+// serveGreeting sends a greeting on each connection and closes it.
+func serveGreeting(t *testing.T, l net.Listener) {
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -98,8 +103,9 @@ func greets(t *testing.T, l net.Listener) {
 	}()
 }
 
-// call is what a client sees: the server's certificate, and the error if it is not greeted.
-func (a *authority) call(address string, with *tls.Certificate) (*x509.Certificate, error) {
+// connect connects with a client certificate and returns the server's certificate. It fails if it does not
+// receive the greeting.
+func (a *authority) connect(address string, with *tls.Certificate) (*x509.Certificate, error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(a.cert)
 	config := &tls.Config{RootCAs: roots, NextProtos: []string{"h2"}}
@@ -112,68 +118,68 @@ func (a *authority) call(address string, with *tls.Certificate) (*x509.Certifica
 	}
 	defer c.Close()
 	if data, err := io.ReadAll(c); err != nil || string(data) != "hello" {
-		return nil, errors.Join(err, errors.New("not greeted: "+string(data)))
+		return nil, errors.Join(err, errors.New("no greeting: "+string(data)))
 	}
 	return c.ConnectionState().PeerCertificates[0], nil
 }
 
-// KON-034: with --server-ca-cert (and with --cluster-ca-cert) a client needs a certificate of that CA. KON-022: agents see
-// --cluster-cert.
+// TestClientCertificates checks that clients need a certificate of --server-ca-cert or --cluster-ca-cert, and
+// that agents receive --cluster-cert (KON-034, KON-022).
 func TestClientCertificates(t *testing.T) {
-	ours, others := newAuthority(t), newAuthority(t)
-	files := ours.files()
+	ca, otherCA := newAuthority(t), newAuthority(t)
+	files := ca.files()
 	l, err := listenTLS(t.Context(), "server-port", "127.0.0.1:0", "server", files, "h2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	greets(t, l)
-	if _, err := ours.call(l.Addr().String(), ours.issue("front")); err != nil {
-		t.Errorf("with a certificate: %v", err)
+	serveGreeting(t, l)
+	if _, err := ca.connect(l.Addr().String(), ca.issue("frontend")); err != nil {
+		t.Errorf("with a certificate: got error %v", err)
 	}
-	if _, err := ours.call(l.Addr().String(), nil); err == nil {
-		t.Error("greeted without a certificate")
+	if _, err := ca.connect(l.Addr().String(), nil); err == nil {
+		t.Error("connected without a certificate")
 	}
-	if _, err := ours.call(l.Addr().String(), others.issue("front")); err == nil {
-		t.Error("greeted with a certificate of another CA")
+	if _, err := ca.connect(l.Addr().String(), otherCA.issue("frontend")); err == nil {
+		t.Error("connected with a certificate of another CA")
 	}
 	files.ClientCAFile = ""
 	open, err := listenTLS(t.Context(), "agent-port", "127.0.0.1:0", "cluster", files, "h2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	greets(t, open)
-	if seen, err := ours.call(open.Addr().String(), nil); err != nil || seen.Subject.CommonName != "server" {
-		t.Errorf("no CA, and no certificate is needed: %v", err)
+	serveGreeting(t, open)
+	if received, err := ca.connect(open.Addr().String(), nil); err != nil || received.Subject.CommonName != "server" {
+		t.Errorf("without a client CA: got error %v", err)
 	}
 }
 
-// KON-022, KON-034: certificates and CAs are read again when their files change.
-func TestCertificatesAreFollowed(t *testing.T) {
-	ours, others := newAuthority(t), newAuthority(t)
-	files := ours.files()
+// TestCertificatesAreReloaded checks that changed certificate and CA files are reloaded (KON-022, KON-034).
+func TestCertificatesAreReloaded(t *testing.T) {
+	ca, otherCA := newAuthority(t), newAuthority(t)
+	files := ca.files()
 	l, err := listenTLS(t.Context(), "server-port", "127.0.0.1:0", "server", files, "h2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	greets(t, l)
-	ours.write(ours.issue("next"), files.CertFile, files.KeyFile)
-	eventually(t, "the new certificate", func() bool {
-		seen, err := ours.call(l.Addr().String(), ours.issue("front"))
-		return err == nil && seen.Subject.CommonName == "next"
+	serveGreeting(t, l)
+	ca.write(ca.issue("next"), files.CertFile, files.KeyFile)
+	waitFor(t, "the new certificate is used", func() bool {
+		received, err := ca.connect(l.Addr().String(), ca.issue("frontend"))
+		return err == nil && received.Subject.CommonName == "next"
 	})
-	ours.write(&tls.Certificate{Leaf: others.cert}, files.ClientCAFile, "")
-	eventually(t, "the new CA", func() bool {
-		_, err := ours.call(l.Addr().String(), others.issue("front"))
+	ca.write(&tls.Certificate{Leaf: otherCA.cert}, files.ClientCAFile, "")
+	waitFor(t, "the new CA is used", func() bool {
+		_, err := ca.connect(l.Addr().String(), otherCA.issue("frontend"))
 		return err == nil
 	})
-	if _, err := ours.call(l.Addr().String(), ours.issue("front")); err == nil {
-		t.Error("greeted with a certificate of the CA before")
+	if _, err := ca.connect(l.Addr().String(), ca.issue("frontend")); err == nil {
+		t.Error("connected with a certificate of the old CA")
 	}
 }
 
-// KON-033: files that are no certificates are errors that name the flag.
+// TestBadCertificates checks that the error for an invalid file names its flag (KON-033).
 func TestBadCertificates(t *testing.T) {
-	ours := newAuthority(t)
+	ca := newAuthority(t)
 	bad := filepath.Join(t.TempDir(), "bad")
 	if err := os.WriteFile(bad, []byte("bad"), 0o600); err != nil {
 		t.Fatal(err)
@@ -183,25 +189,26 @@ func TestBadCertificates(t *testing.T) {
 		"--cluster-key":     func(f *TLS) { f.KeyFile = bad },
 		"--cluster-ca-cert": func(f *TLS) { f.ClientCAFile = bad },
 	} {
-		files := ours.files()
+		files := ca.files()
 		spoil(&files)
 		if _, err := files.config(t.Context(), "cluster", "h2"); err == nil || !strings.Contains(err.Error(), flag) {
-			t.Errorf("%s: %v", flag, err)
+			t.Errorf("%s: got error %v", flag, err)
 		}
 	}
 }
 
-// KON-034: the least version and --cipher-suites hold at both ports: who has less is refused.
+// TestVersionsAndCipherSuites checks that the minimum TLS version and --cipher-suites apply to both ports
+// (KON-034).
 func TestVersionsAndCipherSuites(t *testing.T) {
-	const ours, other = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+	const allowed, other = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
 	ca := newAuthority(t)
-	shake := func(least uint16, version, suite uint16) (agents, fronts error) {
+	handshake := func(minVersion uint16, version, suite uint16) (agents, frontends error) {
 		t.Helper()
-		c := configured(t)
+		c := testConfig(t)
 		c.Socket, c.FrontendAddress = "", "127.0.0.1:0"
 		c.AgentTLS, c.FrontendTLS = ca.files(), ca.files()
 		for _, files := range []*TLS{&c.AgentTLS, &c.FrontendTLS} {
-			files.MinVersion, files.CipherSuites = least, []uint16{ours}
+			files.MinVersion, files.CipherSuites = minVersion, []uint16{allowed}
 		}
 		r, err := start(c)
 		if err != nil {
@@ -212,7 +219,8 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 		go func() { _ = r.server.ServeFrontends(r.frontends, r.Mode) }()
 		roots := x509.NewCertPool()
 		roots.AddCert(ca.cert)
-		config := &tls.Config{RootCAs: roots, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*ca.issue("client")}, MaxVersion: version, CipherSuites: []uint16{suite}}
+		config := &tls.Config{RootCAs: roots, NextProtos: []string{"h2"},
+			Certificates: []tls.Certificate{*ca.issue("client")}, MaxVersion: version, CipherSuites: []uint16{suite}}
 		try := func(address string) error {
 			conn, err := tls.Dial("tcp", address, config)
 			if err == nil {
@@ -223,18 +231,19 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 		return try(r.agents.Addr().String()), try(r.frontends.Addr().String())
 	}
 	for _, c := range []struct {
-		least, version, suite uint16
-		want                  string // "": it is agreed
+		minVersion, version, suite uint16
+		want                       string // "" means that the handshake succeeds
 	}{
-		{tls.VersionTLS12, tls.VersionTLS12, ours, ""},
+		{tls.VersionTLS12, tls.VersionTLS12, allowed, ""},
 		{tls.VersionTLS12, tls.VersionTLS12, other, "handshake failure"},
-		{tls.VersionTLS13, tls.VersionTLS12, ours, "protocol version"},
-		{tls.VersionTLS13, tls.VersionTLS13, other, ""}, // which has suites of its own
+		{tls.VersionTLS13, tls.VersionTLS12, allowed, "protocol version"},
+		{tls.VersionTLS13, tls.VersionTLS13, other, ""}, // TLS 1.3 has separate cipher suites
 	} {
-		agents, fronts := shake(c.least, c.version, c.suite)
-		for port, err := range map[string]error{"agents": agents, "API servers": fronts} {
+		agents, frontends := handshake(c.minVersion, c.version, c.suite)
+		for port, err := range map[string]error{"agents": agents, "API servers": frontends} {
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%s: %x with %x where %x is the least: %v, want %q", port, c.version, c.suite, c.least, err, c.want)
+				t.Errorf("%s: version %x, suite %x, minimum version %x: got error %v, want %q", port, c.version,
+					c.suite, c.minVersion, err, c.want)
 			}
 		}
 	}
