@@ -25,21 +25,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// runs is an end as its program runs it.
-type runs struct {
+// program is a tunnel server or an agent that runs as its command does, with health and admin ports.
+type program struct {
 	health, admin string     // addresses
-	leave         func()     // as by SIGTERM
-	ended         chan error // when it has left; nil: it does not by itself
+	stop          func()     // as SIGTERM does
+	exited        chan error // receives the result; nil for the reference
 }
 
-// ready says whether it is connected to the other end.
-func (r *runs) ready() bool { return answersOK("http://" + r.health + "/readyz") }
+// ready reports whether the readiness endpoint returns 200.
+func (r *program) ready() bool { return answersOK("http://" + r.health + "/readyz") }
 
-// open is how many connections an agent has.
-func (r *runs) open(t testing.TB) int { return r.metric(t, "agent_open_endpoint_connections") }
+// openConns returns the number of open connections of an agent.
+func (r *program) openConns(t testing.TB) int { return r.metric(t, "agent_open_endpoint_connections") }
 
-// metric is the value of one. Their names are the reference's.
-func (r *runs) metric(t testing.TB, name string) int {
+// metric returns the value of a metric.
+func (r *program) metric(t testing.TB, name string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + r.admin + "/metrics")
 	must(t, err)
@@ -48,82 +48,88 @@ func (r *runs) metric(t testing.TB, name string) int {
 	_ = resp.Body.Close()
 	found := regexp.MustCompile(`(?m)^konnectivity_network_proxy_` + name + ` (\d+)$`).FindSubmatch(text)
 	if found == nil {
-		t.Fatalf("there is no metric %s in %s", name, text)
+		t.Fatalf("no metric %s in %s", name, text)
 	}
 	n, err := strconv.Atoi(string(found[1]))
 	must(t, err)
 	return n
 }
 
-// left fails the test unless the end has left at once.
-func (r *runs) left(t testing.TB) {
+// checkExited fails the test unless the program exits within promptLimit.
+func (r *program) checkExited(t testing.TB) {
 	t.Helper()
 	select {
-	case err := <-r.ended:
+	case err := <-r.exited:
 		must(t, err)
-	case <-time.After(lingers):
-		t.Errorf("it has not left after %v, with nothing open", lingers)
+	case <-time.After(promptLimit):
+		t.Errorf("the program has not exited within %v, without open connections", promptLimit)
 	}
 }
 
-func background(t testing.TB, run func(context.Context) error) (leave func(), ended chan error) {
+func runInBackground(t testing.TB, run func(context.Context) error) (stop func(), exited chan error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	ended = make(chan error, 1)
-	over := make(chan struct{})
+	exited = make(chan error, 1)
+	finished := make(chan struct{})
 	go func() {
-		ended <- run(ctx)
-		close(over)
+		exited <- run(ctx)
+		close(finished)
 	}()
 	t.Cleanup(func() {
 		cancel()
-		<-over
+		<-finished
 	})
-	return cancel, ended
+	return cancel, exited
 }
 
-func runAgent(t testing.TB, p *pki, id, address string) *runs {
+func runAgent(t testing.TB, p *pki, id, address string) *program {
 	_, port, err := net.SplitHostPort(address)
 	must(t, err)
-	c := agent.Config{Host: "127.0.0.1", ID: id, CAFile: p.ca, CertFile: p.crt, KeyFile: p.key, KeepaliveTime: time.Minute, SyncInterval: 10 * time.Millisecond, SyncIntervalCap: 50 * time.Millisecond,
-		LeaseSelector: labels.Everything(), HealthAddress: "127.0.0.1:" + freePort(t), AdminAddress: "127.0.0.1:" + freePort(t)}
+	c := agent.Config{Host: "127.0.0.1", ID: id, CAFile: p.ca, CertFile: p.crt, KeyFile: p.key,
+		KeepaliveTime: time.Minute, SyncInterval: 10 * time.Millisecond, SyncIntervalCap: 50 * time.Millisecond,
+		LeaseSelector: labels.Everything(), HealthAddress: "127.0.0.1:" + freePort(t),
+		AdminAddress: "127.0.0.1:" + freePort(t)}
 	c.Port, err = strconv.Atoi(port)
 	must(t, err)
-	r := &runs{health: c.HealthAddress, admin: c.AdminAddress}
-	r.leave, r.ended = background(t, func(ctx context.Context) error { return agent.Run(ctx, c) })
+	r := &program{health: c.HealthAddress, admin: c.AdminAddress}
+	r.stop, r.exited = runInBackground(t, func(ctx context.Context) error { return agent.Run(ctx, c) })
 	return r
 }
 
-func runReferenceAgent(t testing.TB, p *pki, id, address string) *runs {
+func runReferenceAgent(t testing.TB, p *pki, id, address string) *program {
 	_, port, err := net.SplitHostPort(address)
 	must(t, err)
 	health, admin := freePort(t), freePort(t)
-	cmd := start(t, reference(t, "proxy-agent"), "--proxy-server-host=127.0.0.1", "--proxy-server-port="+port, "--ca-cert="+p.ca, "--agent-cert="+p.crt, "--agent-key="+p.key,
+	cmd := start(t, reference(t, "proxy-agent"), "--proxy-server-host=127.0.0.1", "--proxy-server-port="+port,
+		"--ca-cert="+p.ca, "--agent-cert="+p.crt, "--agent-key="+p.key,
 		"--health-server-port="+health, "--admin-server-port="+admin, "--agent-id="+id)
-	return &runs{health: "127.0.0.1:" + health, admin: "127.0.0.1:" + admin, leave: func() { _ = cmd.Process.Signal(syscall.SIGTERM) }}
+	return &program{health: "127.0.0.1:" + health, admin: "127.0.0.1:" + admin,
+		stop: func() { _ = cmd.Process.Signal(syscall.SIGTERM) }}
 }
 
-// runServer has a socket for fronts.
-func runServer(t testing.TB, p *pki, mode server.Mode, id string) (r *runs, socket, agents string) {
-	socket, agents = filepath.Join(t.TempDir(), "front"), "127.0.0.1:"+freePort(t)
+// runServer runs a tunnel server whose frontend is a Unix socket.
+func runServer(t testing.TB, p *pki, mode server.Mode, id string) (r *program, socket, agents string) {
+	socket, agents = filepath.Join(t.TempDir(), "sock"), "127.0.0.1:"+freePort(t)
 	c := server.Config{
-		Options: server.Options{ID: id, Count: 2, Strategies: []server.Strategy{server.Default}, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Logger: slog.New(slog.DiscardHandler)},
-		Mode:    mode, Socket: socket, AgentAddress: agents, AgentTLS: server.TLS{CertFile: p.crt, KeyFile: p.key, ClientCAFile: p.ca},
-		AdminAddress: "127.0.0.1:" + freePort(t), HealthAddress: "127.0.0.1:" + freePort(t), GracePeriod: patience,
+		Options: server.Options{ID: id, Count: 2, Strategies: []server.Strategy{server.Default},
+			KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Logger: slog.New(slog.DiscardHandler)},
+		Mode: mode, Socket: socket, AgentAddress: agents,
+		AgentTLS:     server.TLS{CertFile: p.crt, KeyFile: p.key, ClientCAFile: p.ca},
+		AdminAddress: "127.0.0.1:" + freePort(t), HealthAddress: "127.0.0.1:" + freePort(t), GracePeriod: testTimeout,
 	}
-	r = &runs{health: c.HealthAddress, admin: c.AdminAddress}
-	r.leave, r.ended = background(t, func(ctx context.Context) error { return server.Run(ctx, c) })
+	r = &program{health: c.HealthAddress, admin: c.AdminAddress}
+	r.stop, r.exited = runInBackground(t, func(ctx context.Context) error { return server.Run(ctx, c) })
 	return r, socket, agents
 }
 
-// echoes has something go there and back.
-func echoes(t testing.TB, conns ...net.Conn) {
+// checkEcho checks that each connection echoes.
+func checkEcho(t testing.TB, conns ...net.Conn) {
 	t.Helper()
 	for _, c := range conns {
-		_ = c.SetDeadline(time.Now().Add(patience))
-		if _, err := io.WriteString(c, "still there"); err != nil {
+		_ = c.SetDeadline(time.Now().Add(testTimeout))
+		if _, err := io.WriteString(c, "data"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.ReadFull(c, make([]byte, len("still there"))); err != nil {
+		if _, err := io.ReadFull(c, make([]byte, len("data"))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,103 +141,108 @@ func closeAll(conns []net.Conn) {
 	}
 }
 
-func sendsBack(c net.Conn) {
+func echoConn(c net.Conn) {
 	_, _ = io.Copy(c, c)
 	_ = c.Close()
 }
 
-// KON-050 KON-053 KON-055: an agent that is told to end asks for nothing new: what goes through it goes on until it ends, what is asked for after
-// that goes to another, and the agent leaves when its last connection has ended.
-func TestAgentLeaves(t *testing.T) {
+// TestAgentShutdown checks that an agent that gets SIGTERM accepts no new connections, finishes its open ones
+// and then exits. New connections use another agent (KON-050, KON-053, KON-055).
+func TestAgentShutdown(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		server  func(testing.TB, *pki, transport) *tunnelServer
-		agent   func(t testing.TB, p *pki, id, address string) *runs
+		agent   func(t testing.TB, p *pki, id, address string) *program
 		packets bool
 	}{
-		{"our server, our agent", ourServer, runAgent, false},
-		{"our server, our agent, packets", ourServer, runAgent, true},
-		{"our server, the reference's agent", ourServer, runReferenceAgent, false},
-		{"the reference's server, our agent", referenceServer, runAgent, false},
+		{"Trellis server, Trellis agent", startTrellisServer, runAgent, false},
+		{"Trellis server, Trellis agent, packets", startTrellisServer, runAgent, true},
+		{"Trellis server, reference agent", startTrellisServer, runReferenceAgent, false},
+		{"reference server, Trellis agent", startReferenceServer, runAgent, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPKI(t)
 			s := c.server(t, p, transports[0])
-			at := s.agents
+			address := s.agents
 			if c.packets {
-				l := agentLink(t, p, func() string { return s.agents })
+				l := newAgentLink(t, p, func() string { return s.agents })
 				l.packets = true
 				go l.serve()
 				t.Cleanup(l.cut)
-				at = l.Addr().String()
+				address = l.Addr().String()
 			}
-			agentLeaves(t, s, ourFront(t, p, transports[0], s.front), func(id string) *runs { return c.agent(t, p, id, at) })
+			checkAgentShutdown(t, s, trellisClient(t, p, transports[0], s.frontend),
+				func(id string) *program { return c.agent(t, p, id, address) })
 		})
 	}
 }
 
-func agentLeaves(t *testing.T, s *tunnelServer, dial dialer, run func(id string) *runs) {
-	echo := serve(t, sendsBack)
+func checkAgentShutdown(t *testing.T, s *tunnelServer, dial dialer, run func(id string) *program) {
+	echo := serve(t, echoConn)
 	first := run("first")
-	until(t, "the server is ready", func() bool { return s.ready() && first.ready() })
+	waitFor(t, "the server is ready", func() bool { return s.ready() && first.ready() })
 	var before, after []net.Conn
 	for range 3 {
-		before = append(before, open(t, dial, echo))
+		before = append(before, mustDial(t, dial, echo))
 	}
 	second := run("second")
-	until(t, "the second agent is connected", second.ready)
-	until(t, "the second agent is asked", func() bool {
-		before = append(before, open(t, dial, echo))
-		return second.open(t) > 0
+	waitFor(t, "the second agent is connected", second.ready)
+	waitFor(t, "the second agent opens connections", func() bool {
+		before = append(before, mustDial(t, dial, echo))
+		return second.openConns(t) > 0
 	})
-	echoes(t, before...)
-	had := first.open(t)
-	first.leave()
-	until(t, "the first agent is asked no more", func() bool {
+	checkEcho(t, before...)
+	open := first.openConns(t)
+	first.stop()
+	waitFor(t, "the first agent opens no more connections", func() bool {
 		closeAll(after)
-		until(t, "connections that are closed end", func() bool { return first.open(t) == had })
+		waitFor(t, "closed connections end", func() bool { return first.openConns(t) == open })
 		after = nil
-		for range 20 { // some would be the first's
-			after = append(after, open(t, dial, echo))
+		for range 20 { // enough that the first agent would get some
+			after = append(after, mustDial(t, dial, echo))
 		}
-		return first.open(t) == had
+		return first.openConns(t) == open
 	})
-	echoes(t, before...)
+	checkEcho(t, before...)
 	closeAll(before)
-	if first.ended != nil {
-		first.left(t)
+	if first.exited != nil {
+		first.checkExited(t)
 	} else {
-		until(t, "the first agent has nothing open", func() bool { return first.open(t) == 0 })
+		waitFor(t, "the first agent has no open connections", func() bool { return first.openConns(t) == 0 })
 	}
-	after = append(after, open(t, dial, echo))
-	echoes(t, after...)
-	second.leave()
+	after = append(after, mustDial(t, dial, echo))
+	checkEcho(t, after...)
+	second.stop()
 	closeAll(after)
 }
 
-// KON-053 KON-055: a server that is told to end takes nothing new: what goes through it goes on until it ends, what is asked for after that goes
-// through another, and it leaves when its last connection has ended.
-func TestServerLeaves(t *testing.T) {
+// TestServerShutdown checks that a server that gets SIGTERM accepts no new connections, finishes its open ones
+// and then exits. New connections use another server (KON-053, KON-055).
+func TestServerShutdown(t *testing.T) {
 	for _, mode := range []server.Mode{server.ModeGRPC, server.ModeHTTPConnect} {
 		for _, packets := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, our agent, packets=%v", mode, packets), func(t *testing.T) { serverLeaves(t, mode, packets, runAgent) })
+			t.Run(fmt.Sprintf("%s, Trellis agent, packets=%v", mode, packets),
+				func(t *testing.T) { checkServerShutdown(t, mode, packets, runAgent) })
 		}
-		t.Run(string(mode)+", the reference's agent", func(t *testing.T) { serverLeaves(t, mode, false, runReferenceAgent) })
+		t.Run(string(mode)+", reference agent",
+			func(t *testing.T) { checkServerShutdown(t, mode, false, runReferenceAgent) })
 	}
 }
 
-func serverLeaves(t *testing.T, mode server.Mode, packets bool, run func(t testing.TB, p *pki, id, address string) *runs) {
+func checkServerShutdown(t *testing.T, mode server.Mode, packets bool,
+	run func(t testing.TB, p *pki, id, address string) *program) {
 	p := newPKI(t)
 	first, firstSocket, firstAgents := runServer(t, p, mode, "first")
 	second, secondSocket, secondAgents := runServer(t, p, mode, "second")
-	balancer := agentLink(t, p, func() string { // by chance, as the reference's agent may dial in step with turns
+	// random, because the reference agent could stay in step with a fixed order
+	balancer := newAgentLink(t, p, func() string {
 		return []string{firstAgents, secondAgents}[rand.IntN(2)]
 	})
 	balancer.packets = packets
 	go balancer.serve()
 	t.Cleanup(balancer.cut)
 	run(t, p, "a", balancer.Addr().String())
-	until(t, "both servers have the agent", func() bool { return first.ready() && second.ready() })
+	waitFor(t, "both servers have the agent", func() bool { return first.ready() && second.ready() })
 	connect := func(ctx context.Context) (net.Conn, error) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", firstSocket)
 		if err != nil {
@@ -243,63 +254,65 @@ func serverLeaves(t *testing.T, mode server.Mode, packets bool, run func(t testi
 	t.Cleanup(c.Close)
 	dial := func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }
 	if mode == server.ModeHTTPConnect {
-		dial = func(ctx context.Context, address string) (net.Conn, error) { return byConnect(ctx, connect, address) }
+		dial = func(ctx context.Context, address string) (net.Conn, error) { return dialConnect(ctx, connect, address) }
 	}
-	echo := serve(t, sendsBack)
-	before := []net.Conn{open(t, dial, echo), open(t, dial, echo)}
-	echoes(t, before...)
-	first.leave()
-	until(t, "the first server takes nothing new", func() bool {
+	echo := serve(t, echoConn)
+	before := []net.Conn{mustDial(t, dial, echo), mustDial(t, dial, echo)}
+	checkEcho(t, before...)
+	first.stop()
+	waitFor(t, "the first server accepts no new connections", func() bool {
 		conn, err := net.Dial("unix", firstSocket)
 		if err == nil {
 			_ = conn.Close()
 		}
 		return err != nil
 	})
-	after := []net.Conn{open(t, dial, echo), open(t, dial, echo)}
-	echoes(t, append(after, before...)...)
+	after := []net.Conn{mustDial(t, dial, echo), mustDial(t, dial, echo)}
+	checkEcho(t, append(after, before...)...)
 	closeAll(before)
-	first.left(t)
-	after = append(after, open(t, dial, echo))
-	echoes(t, after...)
+	first.checkExited(t)
+	after = append(after, mustDial(t, dial, echo))
+	checkEcho(t, after...)
 	closeAll(after)
 }
 
-// KON-053: when the API server's client is closed so is all that goes through it, also by a server that takes nothing new.
-func TestClientCloses(t *testing.T) {
+// TestClientClose checks that closing the API server's client closes all its connections, including those
+// through a server that is shutting down (KON-053).
+func TestClientClose(t *testing.T) {
 	p, tr := newPKI(t), transport{server.ModeGRPC, true}
-	first, second := ourServer(t, p, tr), ourServer(t, p, tr)
-	ourAgent(t, p, first.agents)
-	ourAgent(t, p, second.agents)
-	until(t, "both servers have an agent", func() bool { return first.ready() && second.ready() })
-	fronts := make(chan string, 2)
-	fronts <- first.front
-	fronts <- second.front
-	c := client.New(func(ctx context.Context) (net.Conn, error) { return tr.connect(p, <-fronts)(ctx) })
+	first, second := startTrellisServer(t, p, tr), startTrellisServer(t, p, tr)
+	connectTrellisAgent(t, p, first.agents)
+	connectTrellisAgent(t, p, second.agents)
+	waitFor(t, "both servers have an agent", func() bool { return first.ready() && second.ready() })
+	frontends := make(chan string, 2)
+	frontends <- first.frontend
+	frontends <- second.frontend
+	c := client.New(func(ctx context.Context) (net.Conn, error) { return tr.connect(p, <-frontends)(ctx) })
 	dial := func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }
-	echo := serve(t, sendsBack)
-	conns := []net.Conn{open(t, dial, echo)}
-	go first.ours.Shutdown(t.Context())
-	until(t, "what is new goes through the second", func() bool {
-		conns = append(conns, open(t, dial, echo))
-		return len(fronts) == 0
+	echo := serve(t, echoConn)
+	conns := []net.Conn{mustDial(t, dial, echo)}
+	go first.trellis.Shutdown(t.Context())
+	waitFor(t, "new connections use the second server", func() bool {
+		conns = append(conns, mustDial(t, dial, echo))
+		return len(frontends) == 0
 	})
-	echoes(t, conns...)
+	checkEcho(t, conns...)
 	c.Close()
 	for i, conn := range conns {
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(testTimeout))
 		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("connection %d of %d: %v", i, len(conns), err)
+			t.Errorf("connection %d of %d: got error %v, want it closed", i, len(conns), err)
 		}
 	}
 }
 
-// KON-053: what a server has refused, as it begins to leave, is asked for of another.
-func TestRefusedByServerThatLeaves(t *testing.T) {
+// TestRetryAfterGoAway checks that a stream which a server refuses during shutdown is retried with another
+// server (KON-053).
+func TestRetryAfterGoAway(t *testing.T) {
 	p, tr := newPKI(t), transport{server.ModeGRPC, true}
-	s := ourServer(t, p, tr)
-	ourAgent(t, p, s.agents)
-	until(t, "the server has the agent", s.ready)
+	s := startTrellisServer(t, p, tr)
+	connectTrellisAgent(t, p, s.agents)
+	waitFor(t, "the server has the agent", s.ready)
 	near, far := net.Pipe()
 	defer far.Close()
 	go func() {
@@ -311,23 +324,23 @@ func TestRefusedByServerThatLeaves(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if frame.Header().Type == http2.FrameHeaders { // it was under way
+			if frame.Header().Type == http2.FrameHeaders { // refuse the stream that was already sent
 				_ = f.WriteGoAway(1, http2.ErrCodeNo, nil)
 				_ = f.WriteRSTStream(1, http2.ErrCodeRefusedStream)
 			}
 		}
 	}()
-	leaving := make(chan net.Conn, 1)
-	leaving <- near
+	draining := make(chan net.Conn, 1)
+	draining <- near
 	c := client.New(func(ctx context.Context) (net.Conn, error) {
 		select {
-		case conn := <-leaving:
+		case conn := <-draining:
 			return conn, nil
 		default:
-			return tr.connect(p, s.front)(ctx)
+			return tr.connect(p, s.frontend)(ctx)
 		}
 	})
 	defer c.Close()
-	conn := open(t, func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }, serve(t, sendsBack))
-	echoes(t, conn)
+	dial := func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }
+	checkEcho(t, mustDial(t, dial, serve(t, echoConn)))
 }

@@ -18,75 +18,86 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// moment is when something is killed: as a script goes on, right after a packet was passed on.
-type moment struct {
-	script string
-	at     *place
-	packet wire.Type
-	back   bool // the packet comes from the agent's side
+// killPoint defines when a process is killed: directly after a certain packet of a script was forwarded.
+type killPoint struct {
+	script    string
+	at        *linkSide
+	packet    wire.Type
+	fromAgent bool // the packet comes from the agent's side
 }
 
-// place is a link, and the ends that it has.
-type place struct {
+// linkSide is one of the two links, with the processes that it connects.
+type linkSide struct {
 	name string
 	ends [2]string
 }
 
-var atFront, atAgent = &place{"front", [2]string{"front", "server"}}, &place{"agent", [2]string{"server", "agent"}}
+var (
+	atFrontend = &linkSide{"frontend", [2]string{"frontend", "server"}}
+	atAgent    = &linkSide{"agent", [2]string{"server", "agent"}}
+)
 
-func (m moment) String() string {
-	way := "forth"
-	if m.back {
-		way = "back"
+func (m killPoint) String() string {
+	direction := "to the agent"
+	if m.fromAgent {
+		direction = "from the agent"
 	}
-	return fmt.Sprintf("%s, %v %s at the %s", m.script, m.packet, way, m.at.name)
+	return fmt.Sprintf("%s, %v %s at the %s", m.script, m.packet, direction, m.at.name)
 }
 
-// moments are all packets that there are, in each way that they go.
-func moments(mode server.Mode, packets bool) (all []moment) {
-	for _, at := range []*place{atFront, atAgent} {
-		all = append(all, moment{"given up", at, wire.DialReq, false}, moment{"exchange", at, wire.DialReq, false}, moment{"exchange", at, wire.DialRsp, true}, moment{"exchange", at, wire.Data, false},
-			moment{"exchange", at, wire.Data, true}, moment{"exchange", at, wire.CloseReq, false})
+// killPoints returns a point for each packet type, in each direction in which it is sent.
+func killPoints(mode server.Mode, packets bool) (all []killPoint) {
+	for _, at := range []*linkSide{atFrontend, atAgent} {
+		all = append(all, []killPoint{
+			{"cancelled dial", at, wire.DialReq, false},
+			{"exchange", at, wire.DialReq, false}, {"exchange", at, wire.DialRsp, true},
+			{"exchange", at, wire.Data, false}, {"exchange", at, wire.Data, true},
+			{"exchange", at, wire.CloseReq, false},
+		}...)
 	}
 	if mode == server.ModeGRPC {
-		all = append(all, moment{"exchange", atFront, wire.CloseRsp, true}, moment{"given up", atFront, wire.DialCls, false})
+		all = append(all, killPoint{"exchange", atFrontend, wire.CloseRsp, true},
+			killPoint{"cancelled dial", atFrontend, wire.DialCls, false})
 	} else {
-		all = append(all, moment{"destination closes", atFront, wire.CloseRsp, true}, moment{"given up", atFront, wire.CloseReq, false})
+		all = append(all, killPoint{"destination closes", atFrontend, wire.CloseRsp, true},
+			killPoint{"cancelled dial", atFrontend, wire.CloseReq, false})
 	}
-	if packets { // otherwise, who closes does not wait for an answer
-		all = append(all, moment{"exchange", atAgent, wire.CloseRsp, true})
+	if packets { // a CONNECT stream ends without a response
+		all = append(all, killPoint{"exchange", atAgent, wire.CloseRsp, true})
 	}
-	return append(all, moment{"destination closes", atAgent, wire.CloseRsp, true}, moment{"given up", atAgent, wire.DialCls, false}, moment{"drain", atAgent, wire.Drain, true})
+	return append(all, killPoint{"destination closes", atAgent, wire.CloseRsp, true},
+		killPoint{"cancelled dial", atAgent, wire.DialCls, false}, killPoint{"drain", atAgent, wire.Drain, true})
 }
 
-// KON-050 KON-053: an end that is killed right after it has sent a packet, or has been sent one, of whatever type, takes nothing with it but its
-// connections, in every mode: what is asked ends, what is left goes on with the next one, and nothing of the other stays.
+// TestKilledAtEachPacket kills a process directly after each packet that it sends or receives, in every mode.
+// It checks that the operation ends, that the other processes continue with a new process, and that nothing is
+// left of the old one (KON-050, KON-053).
 func TestKilledAtEachPacket(t *testing.T) {
 	p := newPKI(t)
 	for _, mode := range []server.Mode{server.ModeGRPC, server.ModeHTTPConnect} {
 		for _, packets := range []bool{false, true} {
-			for _, m := range moments(mode, packets) {
+			for _, m := range killPoints(mode, packets) {
 				for _, victim := range m.at.ends {
 					name := fmt.Sprintf("%s, packets=%v, %v, %s killed", mode, packets, m, victim)
-					rest := atRest(t)
-					t.Run(name, func(t *testing.T) { newStage(t, p, mode, packets).kills(t, m, victim) })
-					rest()
+					noLeaks := leakCheck(t)
+					t.Run(name, func(t *testing.T) { newKillRig(t, p, mode, packets).run(t, m, victim) })
+					noLeaks()
 				}
 			}
 		}
 	}
 }
 
-// stage is a tunnel of which each end can be killed and set up anew, and the links between them.
-type stage struct {
-	p            *pki
-	mode         server.Mode
-	front, agent *link
-	dialling     chan struct{} // the agent dials who does not answer
-	destination  net.Listener
-	open         atomic.Int64 // connections at the destination
-	dials        atomic.Int64 // of the agent, to who does not answer
-	overdue      atomic.Int64 // of these, that nobody has given up
+// killRig is a tunnel whose processes can be killed and restarted, and the links between them.
+type killRig struct {
+	p               *pki
+	mode            server.Mode
+	frontend, agent *link
+	dialling        chan struct{} // receives when the agent dials the unresponsive destination
+	destination     net.Listener
+	open            atomic.Int64 // connections at the destination
+	dials           atomic.Int64 // pending dials of the unresponsive destination
+	uncancelled     atomic.Int64 // dials that ended by timeout
 
 	mu      sync.Mutex
 	server  *tunnelServer
@@ -94,35 +105,35 @@ type stage struct {
 	client  *client.Client
 }
 
-func newStage(t *testing.T, p *pki, mode server.Mode, packets bool) *stage {
-	s := &stage{p: p, mode: mode, dialling: make(chan struct{}, 1), destination: listen(t, "tcp", "127.0.0.1:0")}
+func newKillRig(t *testing.T, p *pki, mode server.Mode, packets bool) *killRig {
+	r := &killRig{p: p, mode: mode, dialling: make(chan struct{}, 1), destination: listen(t, "tcp", "127.0.0.1:0")}
 	relay := relayFrames
 	if mode == server.ModeHTTPConnect {
 		relay = relayBytes
 	}
-	s.setUp(t, "server")
-	s.front = frontLink(t, func() string { return s.now().front }, relay)
-	s.agent = agentLink(t, p, func() string { return s.now().agents })
-	s.agent.packets = packets
-	go serveOn(s.destination, s.serve)
+	r.start(t, "server")
+	r.frontend = newFrontendLink(t, func() string { return r.current().frontend }, relay)
+	r.agent = newAgentLink(t, p, func() string { return r.current().agents })
+	r.agent.packets = packets
+	go serveOn(r.destination, r.serve)
 	t.Cleanup(func() {
-		s.front.cut()
-		s.agent.cut()
+		r.frontend.cut()
+		r.agent.cut()
 	})
-	return s
+	return r
 }
 
-// now is the server that there is.
-func (s *stage) now() *tunnelServer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.server
+// current returns the running server.
+func (r *killRig) current() *tunnelServer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.server
 }
 
-// serve sends back what comes, and ends after an exclamation mark.
-func (s *stage) serve(c net.Conn) {
-	s.open.Add(1)
-	defer s.open.Add(-1)
+// serve echoes, and closes the connection after an exclamation mark.
+func (r *killRig) serve(c net.Conn) {
+	r.open.Add(1)
+	defer r.open.Add(-1)
 	defer c.Close()
 	for buf := make([]byte, 100); ; {
 		n, err := c.Read(buf)
@@ -135,98 +146,101 @@ func (s *stage) serve(c net.Conn) {
 	}
 }
 
-// setUp starts an end.
-func (s *stage) setUp(t *testing.T, end string) {
-	switch end {
+// start starts a process.
+func (r *killRig) start(t *testing.T, process string) {
+	switch process {
 	case "server":
-		next := ourServer(t, s.p, transport{s.mode, true})
-		s.mu.Lock()
-		s.server = next
-		s.mu.Unlock()
-	case "front":
-		s.client = client.New(func(ctx context.Context) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", s.front.Addr().String())
+		next := startTrellisServer(t, r.p, transport{r.mode, true})
+		r.mu.Lock()
+		r.server = next
+		r.mu.Unlock()
+	case "frontend":
+		r.client = client.New(func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", r.frontend.Addr().String())
 		})
-		t.Cleanup(s.client.Close)
+		t.Cleanup(r.client.Close)
 	case "agent":
 		var err error
-		s.session, err = agent.Connect(t.Context(), s.agent.Addr().String(), agent.Options{ID: "a", TLS: s.p.agent, KeepaliveTime: time.Minute, Metrics: agent.NewMetrics(), Dial: s.dialDestination})
+		r.session, err = agent.Connect(t.Context(), r.agent.Addr().String(),
+			agent.Options{ID: "a", TLS: r.p.agent, KeepaliveTime: time.Minute, Metrics: agent.NewMetrics(),
+				Dial: r.dialDestination})
 		must(t, err)
-		t.Cleanup(s.session.Close)
-		until(t, "the server has the agent", s.now().ready)
+		t.Cleanup(r.session.Close)
+		waitFor(t, "the server has the agent", r.current().ready)
 	}
 }
 
-const nobody = "nobody.example:1"
+const unresponsive = "unresponsive.example:1" // a dial of it never ends
 
-func (s *stage) dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
-	if address == nobody {
-		s.dials.Add(1)
-		defer s.dials.Add(-1)
-		s.dialling <- struct{}{}
+func (r *killRig) dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
+	if address == unresponsive {
+		r.dials.Add(1)
+		defer r.dials.Add(-1)
+		r.dialling <- struct{}{}
 		if <-ctx.Done(); errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.overdue.Add(1)
+			r.uncancelled.Add(1)
 		}
 		return nil, ctx.Err()
 	}
 	return (&net.Dialer{}).DialContext(ctx, network, address)
 }
 
-// kill ends an end without a word to anybody.
-func (s *stage) kill(end string) {
-	if end != "agent" {
-		s.front.cut()
+// kill ends a process without a close notice.
+func (r *killRig) kill(process string) {
+	if process != "agent" {
+		r.frontend.cut()
 	}
-	if end != "front" {
-		s.agent.cut()
+	if process != "frontend" {
+		r.agent.cut()
 	}
-	switch end {
+	switch process {
 	case "server":
-		over, cancel := context.WithCancel(context.Background())
+		canceled, cancel := context.WithCancel(context.Background())
 		cancel()
-		s.now().ours.Shutdown(over)
-	case "front":
-		s.client.Close()
+		r.current().trellis.Shutdown(canceled)
+	case "frontend":
+		r.client.Close()
 	case "agent":
-		s.session.Close()
+		r.session.Close()
 	}
 }
 
-func (s *stage) dial(ctx context.Context, address string) (net.Conn, error) {
-	if s.mode == server.ModeGRPC {
-		return s.client.DialContext(ctx, "tcp", address)
+func (r *killRig) dial(ctx context.Context, address string) (net.Conn, error) {
+	if r.mode == server.ModeGRPC {
+		return r.client.DialContext(ctx, "tcp", address)
 	}
-	return byConnect(ctx, func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", s.front.Addr().String())
+	return dialConnect(ctx, func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.frontend.Addr().String())
 	}, address)
 }
 
-// play goes through a script. The error is that it could not.
-func (s *stage) play(ctx context.Context, script string) error {
-	if script == "given up" {
+// runScript runs a script. It returns an error if the script fails.
+func (r *killRig) runScript(ctx context.Context, script string) error {
+	if script == "cancelled dial" {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go func() {
 			select {
-			case <-s.dialling:
+			case <-r.dialling:
 				cancel()
 			case <-ctx.Done():
 			}
 		}()
-		_, err := s.dial(ctx, nobody)
+		_, err := r.dial(ctx, unresponsive)
 		return err
 	}
-	conn, err := s.dial(ctx, s.destination.Addr().String())
+	conn, err := r.dial(ctx, r.destination.Addr().String())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	if _, err := io.WriteString(conn, map[bool]string{true: "!", false: "."}[script == "destination closes"]); err != nil {
+	_ = conn.SetDeadline(time.Now().Add(testTimeout))
+	request := map[bool]string{true: "!", false: "."}[script == "destination closes"]
+	if _, err := io.WriteString(conn, request); err != nil {
 		return err
 	}
 	if script == "drain" {
-		s.session.Drain()
+		r.session.Drain()
 	}
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		return err
@@ -237,59 +251,61 @@ func (s *stage) play(ctx context.Context, script string) error {
 	return err
 }
 
-// kills plays a script up to a moment at which an end is killed, and has all go on.
-func (s *stage) kills(t *testing.T, m moment, victim string) {
+// run runs a script, kills a process at a point of it, restarts the process and runs another script.
+func (r *killRig) run(t *testing.T, m killPoint, victim string) {
 	var once sync.Once
 	killed := make(chan struct{})
-	watch := func(at *place) func(wire.Type, bool) {
+	watch := func(at *linkSide) func(wire.Type, bool) {
 		return func(packet wire.Type, up bool) {
-			if m.at == at && m.packet == packet && m.back == (up == (at == atAgent)) {
+			if m.at == at && m.packet == packet && m.fromAgent == (up == (at == atAgent)) {
 				once.Do(func() {
-					s.kill(victim)
+					r.kill(victim)
 					close(killed)
 				})
 			}
 		}
 	}
-	s.front.saw, s.agent.saw = watch(atFront), watch(atAgent)
-	go s.front.serve()
-	go s.agent.serve()
-	s.setUp(t, "agent")
-	s.setUp(t, "front")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	r.frontend.onPacket, r.agent.onPacket = watch(atFrontend), watch(atAgent)
+	go r.frontend.serve()
+	go r.agent.serve()
+	r.start(t, "agent")
+	r.start(t, "frontend")
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	if err := s.play(ctx, m.script); ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("it does not end: %v", err)
+	if err := r.runScript(ctx, m.script); ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the script does not end: %v", err)
 	}
 	select {
 	case <-killed:
 	case <-ctx.Done():
-		t.Fatal("the packet has not come")
+		t.Fatal("the packet was not sent")
 	}
-	s.recover(t, victim)
-	until(t, "what the agent has opened and dials ends", func() bool { return s.open.Load() == 0 && s.dials.Load() == 0 })
-	if s.overdue.Load() > 0 {
-		t.Error("a dial has been left to itself")
+	r.restart(t, victim)
+	waitFor(t, "connections and dials of the agent end", func() bool {
+		return r.open.Load() == 0 && r.dials.Load() == 0
+	})
+	if r.uncancelled.Load() > 0 {
+		t.Error("a dial was not cancelled")
 	}
-	must(t, s.play(ctx, "exchange"))
-	until(t, "the agent has nothing open", func() bool { return s.session.ConnCount() == 0 })
-	atOnce(t, s.now().ours)
+	must(t, r.runScript(ctx, "exchange"))
+	waitFor(t, "the agent has no open connections", func() bool { return r.session.ConnCount() == 0 })
+	shutDownPromptly(t, r.current().trellis)
 }
 
-// recover sets up what was killed, once those who are left have noticed.
-func (s *stage) recover(t *testing.T, victim string) {
+// restart restarts the killed process, after the others have detected its end.
+func (r *killRig) restart(t *testing.T, victim string) {
 	switch victim {
 	case "server":
-		if s.session.Wait() == nil {
-			t.Error("the agent does not notice")
+		if r.session.Wait() == nil {
+			t.Error("Wait returns nil for a killed server")
 		}
-		s.setUp(t, "server")
-		s.setUp(t, "agent")
+		r.start(t, "server")
+		r.start(t, "agent")
 	case "agent":
-		until(t, "the server has no agent", func() bool { return !s.now().ready() })
-		s.setUp(t, "agent")
-	case "front":
-		until(t, "the agent has nothing open", func() bool { return s.session.ConnCount() == 0 })
-		s.setUp(t, "front")
+		waitFor(t, "the server has no agent", func() bool { return !r.current().ready() })
+		r.start(t, "agent")
+	case "frontend":
+		waitFor(t, "the agent has no open connections", func() bool { return r.session.ConnCount() == 0 })
+		r.start(t, "frontend")
 	}
 }

@@ -14,13 +14,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// link is a relay in the clear that knows the packets it passes on.
+// link is an unencrypted relay that reports the packets it forwards.
 type link struct {
 	net.Listener
-	to      func() (net.Conn, error)
-	relay   func(l *link, to, from net.Conn, up bool) // one direction; up: to the tunnel server
-	packets bool                                      // it hides that the agent can have a stream for each connection, as the reference's cannot
-	saw     func(t wire.Type, up bool)                // is told after a packet has been passed on
+	dial  func() (net.Conn, error)
+	relay func(l *link, to, from net.Conn, up bool) // relays one direction; up means to the tunnel server
+	// packets hides h2.SettingTunnel, so that the agent uses packets as the reference does.
+	packets  bool
+	onPacket func(t wire.Type, up bool) // called after a packet was forwarded
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -28,7 +29,7 @@ type link struct {
 
 func (l *link) serve() {
 	serveOn(l, func(from net.Conn) {
-		to, err := l.to()
+		to, err := l.dial()
 		if err != nil {
 			_ = from.Close()
 			return
@@ -44,7 +45,7 @@ func (l *link) serve() {
 	})
 }
 
-// cut breaks all connections off, as a system does of a process that has been killed.
+// cut resets all connections, as the system does when a process is killed.
 func (l *link) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,21 +61,24 @@ func (l *link) cut() {
 	l.conns = nil
 }
 
-// frontLink leads to the front of a tunnel server, a Unix socket.
-func frontLink(t testing.TB, to func() (socket string), relay func(l *link, to, from net.Conn, up bool)) *link {
-	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) { return net.Dial("unix", to()) }}
+// newFrontendLink returns a link to the frontend of a tunnel server, a Unix socket.
+func newFrontendLink(t testing.TB, to func() (socket string), relay func(l *link, to, from net.Conn, up bool)) *link {
+	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, onPacket: ignorePacket,
+		dial: func() (net.Conn, error) { return net.Dial("unix", to()) }}
 }
 
-// agentLink leads agents to a tunnel server.
-func agentLink(t testing.TB, p *pki, to func() (address string)) *link {
-	return &link{Listener: tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server), relay: relayFrames, saw: ignored, to: func() (net.Conn, error) {
-		return tls.Dial("tcp", to(), p.agent)
-	}}
+// newAgentLink returns a link from agents to a tunnel server. It terminates TLS.
+func newAgentLink(t testing.TB, p *pki, to func() (address string)) *link {
+	return &link{Listener: tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server), relay: relayFrames,
+		onPacket: ignorePacket, dial: func() (net.Conn, error) {
+			return tls.Dial("tcp", to(), p.agent)
+		}}
 }
 
-func ignored(wire.Type, bool) {}
+func ignorePacket(wire.Type, bool) {}
 
-// relayBytes is of a front that asks by HTTP CONNECT: a request and its answer, and what follows, are like packets.
+// relayBytes relays one direction of HTTP CONNECT. It reports the request, the response, data and the end as
+// packets.
 func relayBytes(l *link, to, from net.Conn, up bool) {
 	first, last := wire.DialRsp, wire.CloseRsp
 	if up {
@@ -86,18 +90,18 @@ func relayBytes(l *link, to, from net.Conn, up bool) {
 		if err != nil {
 			_ = to.(*net.UnixConn).CloseWrite()
 			if err == io.EOF {
-				l.saw(last, up)
+				l.onPacket(last, up)
 			}
 			return
 		}
 		if _, err := to.Write(buf[:n]); err != nil {
 			return
 		}
-		l.saw(next, up)
+		l.onPacket(next, up)
 	}
 }
 
-// relayFrames is of HTTP/2.
+// relayFrames relays one direction of HTTP/2.
 func relayFrames(l *link, to, from net.Conn, up bool) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	if up {
@@ -121,11 +125,11 @@ func relayFrames(l *link, to, from net.Conn, up bool) {
 		if out.WriteRawFrame(head.Type, head.Flags, head.StreamID, payload) != nil {
 			return
 		}
-		l.tell(head, payload, up, streams)
+		l.report(head, payload, up, streams)
 	}
 }
 
-// withoutTunnel takes a setting away (RFC 9113, 6.5.1).
+// withoutTunnel removes h2.SettingTunnel from a SETTINGS frame (RFC 9113, 6.5.1).
 func withoutTunnel(payload []byte) (rest []byte) {
 	for ; len(payload) >= 6; payload = payload[6:] {
 		if id := http2.SettingID(payload[0])<<8 | http2.SettingID(payload[1]); id != h2.SettingTunnel {
@@ -135,21 +139,22 @@ func withoutTunnel(payload []byte) (rest []byte) {
 	return rest
 }
 
-// tell says what a frame has been: the packets in it or, of a stream that a tunnel server has opened, what is there in their place.
-func (l *link) tell(head http2.FrameHeader, payload []byte, up bool, streams map[uint32]*wire.PacketReader) {
-	ofServer := head.StreamID%2 == 0 && head.StreamID > 0
+// report reports the packets of a frame. On a stream that a tunnel server has opened, it reports the packets
+// that correspond to the frame.
+func (l *link) report(head http2.FrameHeader, payload []byte, up bool, streams map[uint32]*wire.PacketReader) {
+	serverStream := head.StreamID%2 == 0 && head.StreamID > 0
 	switch {
-	case ofServer && head.Type == http2.FrameHeaders:
-		l.saw(pick(up, wire.DialRsp, wire.DialReq), up)
-	case ofServer && head.Type == http2.FrameRSTStream && payload[3] == byte(http2.ErrCodeCancel):
-		l.saw(wire.DialCls, up)
+	case serverStream && head.Type == http2.FrameHeaders:
+		l.onPacket(choose(up, wire.DialRsp, wire.DialReq), up)
+	case serverStream && head.Type == http2.FrameRSTStream && payload[3] == byte(http2.ErrCodeCancel):
+		l.onPacket(wire.DialCls, up)
 	case head.Type != http2.FrameData:
-	case ofServer:
+	case serverStream:
 		if len(payload) > 0 {
-			l.saw(wire.Data, up)
+			l.onPacket(wire.Data, up)
 		}
 		if head.Flags.Has(http2.FlagDataEndStream) {
-			l.saw(pick(up, wire.CloseRsp, wire.CloseReq), up)
+			l.onPacket(choose(up, wire.CloseRsp, wire.CloseReq), up)
 		}
 	default:
 		if streams[head.StreamID] == nil {
@@ -157,13 +162,13 @@ func (l *link) tell(head http2.FrameHeader, payload []byte, up bool, streams map
 		}
 		_ = streams[head.StreamID].Read(h2.BufferOf(payload), func(p wire.Packet, data *h2.Buffer) error {
 			data.Release()
-			l.saw(p.Type, up)
+			l.onPacket(p.Type, up)
 			return nil
 		})
 	}
 }
 
-func pick(first bool, a, b wire.Type) wire.Type {
+func choose(first bool, a, b wire.Type) wire.Type {
 	if first {
 		return a
 	}

@@ -16,34 +16,41 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// KON-004 KON-005 KON-007 KON-008 KON-043 KON-044 KON-050 KON-051: every server with every agent, over every transport, by every client:
-// users see no difference.
+// TestMatrix runs the same tests with every combination of server, agent, client and transport (KON-004,
+// KON-005, KON-007, KON-008, KON-043, KON-044, KON-050, KON-051).
 func TestMatrix(t *testing.T) {
 	for _, tr := range transports {
-		for server, startServer := range map[string]func(testing.TB, *pki, transport) *tunnelServer{"our server": ourServer, "the reference's server": referenceServer} {
+		for server, startServer := range map[string]func(testing.TB, *pki, transport) *tunnelServer{
+			"Trellis server": startTrellisServer, "reference server": startReferenceServer,
+		} {
 			for agent, startAgent := range map[string]func(testing.TB, *pki, string) (open func() int){
-				"our agent": func(t testing.TB, p *pki, address string) func() int { return ourAgent(t, p, address).ConnCount },
-				"the reference's agent": func(t testing.TB, p *pki, address string) func() int {
-					referenceAgent(t, p, address)
+				"Trellis agent": func(t testing.TB, p *pki, address string) func() int {
+					return connectTrellisAgent(t, p, address).ConnCount
+				},
+				"reference agent": func(t testing.TB, p *pki, address string) func() int {
+					startReferenceAgent(t, p, address)
 					return func() int { return 0 }
 				},
 			} {
-				for client, front := range map[string]func(testing.TB, *pki, transport, string) dialer{"our client": ourFront, "the reference's client": referenceFront} {
+				for client, newDialer := range map[string]func(testing.TB, *pki, transport, string) dialer{
+					"Trellis client": trellisClient, "reference client": referenceClient,
+				} {
 					t.Run(strings.Join([]string{tr.String(), server, agent, client}, ", "), func(t *testing.T) {
 						p := newPKI(t)
 						s := startServer(t, p, tr)
 						open := startAgent(t, p, s.agents)
-						dial := front(t, p, tr, s.front)
-						until(t, "the server is ready", s.ready)
-						nobodyListens(t, dial) // what is opened once is open
-						rest := atRest(t)
-						suite(t, dial, server, agent, client)
-						soon(t, "the agent has nothing open", func() bool { return open() == 0 })
-						if client == "our client" { // its own leaves connections to the garbage collector
-							rest()
+						dial := newDialer(t, p, tr, s.frontend)
+						waitFor(t, "the server is ready", s.ready)
+						connectionRefused(t, dial) // opens the client's connection before leakCheck
+						noLeaks := leakCheck(t)
+						checkTunnel(t, dial, server, agent, client)
+						waitPromptly(t, "the agent has no open connections", func() bool { return open() == 0 })
+						// the reference client closes connections only by garbage collection
+						if client == "Trellis client" {
+							noLeaks()
 						}
-						if s.ours != nil {
-							atOnce(t, s.ours)
+						if s.trellis != nil {
+							shutDownPromptly(t, s.trellis)
 						}
 					})
 				}
@@ -52,48 +59,48 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// lingers is less than how long anything is left to itself at the end of a connection, and more than it takes to end.
-const lingers = 20 * time.Second
+// promptLimit is shorter than any timeout at the end of a connection, and longer than a normal end takes.
+const promptLimit = 20 * time.Second
 
-// soon waits for something to become true while nothing that lingers ends.
-func soon(t testing.TB, what string, true func() bool) {
+// waitPromptly waits for a condition, and fails the test if it takes as long as a timeout.
+func waitPromptly(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
 	began := time.Now()
-	if until(t, what, true); time.Since(began) > lingers {
-		t.Errorf("only after %v: %s", time.Since(began), what)
+	if waitFor(t, condition, holds); time.Since(began) > promptLimit {
+		t.Errorf("condition met only after %v: %s", time.Since(began), condition)
 	}
 }
 
-// atOnce has a server shut down that has nothing open, and so does not wait.
-func atOnce(t testing.TB, s *server.Server) {
+// shutDownPromptly shuts down a server without open connections, and fails the test if the server waits.
+func shutDownPromptly(t testing.TB, s *server.Server) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), lingers)
+	ctx, cancel := context.WithTimeout(t.Context(), promptLimit)
 	defer cancel()
 	if s.Shutdown(ctx); ctx.Err() != nil {
-		t.Error("the server waits for a connection that nobody has")
+		t.Error("the server waits although no connection is open")
 	}
 }
 
-// suite is what every tunnel does, but for what the reference's programs do not.
-func suite(t *testing.T, dial dialer, server, agent, client string) {
+// checkTunnel runs all tests that this combination supports.
+func checkTunnel(t *testing.T, dial dialer, server, agent, client string) {
 	tests := map[string]func(*testing.T, dialer){
-		"many connections":             manyConnections,
-		"nobody listens":               nobodyListens,
-		"the destination closes":       destinationCloses,
-		"the client closes":            clientCloses,
-		"a dial that is given up":      dialGivenUp,
-		"the destination speaks first": speaksFirst,
-		"half-close":                   halfClose,
-		"what is written ends":         writtenEnds,
-		"many that end":                manyEnd,
+		"many connections":            manyConnections,
+		"connection refused":          connectionRefused,
+		"the destination closes":      destinationCloses,
+		"the client closes":           clientCloses,
+		"a cancelled dial":            cancelledDial,
+		"the destination sends first": destinationSendsFirst,
+		"half-close":                  halfClose,
+		"the end after CloseWrite":    endAfterCloseWrite,
+		"many closes":                 manyCloses,
 	}
-	if client != "our client" || server != "our server" {
-		delete(tests, "the destination speaks first") // its client drops, and its server garbles, what comes right after the connection
+	if client != "Trellis client" || server != "Trellis server" {
+		delete(tests, "the destination sends first") // the reference client drops, and its server corrupts, early data
 	}
-	if agent != "our agent" {
-		delete(tests, "the client closes") // its agent drops what it has not written by then
+	if agent != "Trellis agent" {
+		delete(tests, "the client closes") // the reference agent drops queued data
 	}
-	if server != "our server" || agent != "our agent" || client != "our client" {
+	if server != "Trellis server" || agent != "Trellis agent" || client != "Trellis client" {
 		delete(tests, "half-close")
 	}
 	for name, test := range tests {
@@ -101,9 +108,9 @@ func suite(t *testing.T, dial dialer, server, agent, client string) {
 	}
 }
 
-func open(t *testing.T, dial dialer, address string) net.Conn {
+func mustDial(t *testing.T, dial dialer, address string) net.Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	conn, err := dial(ctx, address)
 	if err != nil {
@@ -112,7 +119,7 @@ func open(t *testing.T, dial dialer, address string) net.Conn {
 	return conn
 }
 
-func noise(n int) []byte {
+func randomBytes(n int) []byte {
 	p := make([]byte, n)
 	for i := range p {
 		p[i] = byte(rand.Uint32())
@@ -120,7 +127,7 @@ func noise(n int) []byte {
 	return p
 }
 
-// manyConnections sends data there and back on many at once.
+// manyConnections echoes data on many connections at the same time.
 func manyConnections(t *testing.T, dial dialer) {
 	echo := serve(t, func(c net.Conn) {
 		_, _ = io.Copy(c, c)
@@ -134,11 +141,11 @@ func manyConnections(t *testing.T, dial dialer) {
 				t.Error(err)
 				return
 			}
-			data := noise(rand.IntN(1 << 20))
+			data := randomBytes(rand.IntN(1 << 20))
 			go func() { _, _ = conn.Write(data) }()
 			got := make([]byte, len(data))
 			if n, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, data) {
-				t.Errorf("%d bytes of %d came back, %v", n, len(data), err)
+				t.Errorf("received %d of %d bytes, error %v", n, len(data), err)
 			}
 			_ = conn.Close()
 		})
@@ -146,16 +153,16 @@ func manyConnections(t *testing.T, dial dialer) {
 	all.Wait()
 }
 
-func nobodyListens(t *testing.T, dial dialer) {
+func connectionRefused(t *testing.T, dial dialer) {
 	_, err := dial(t.Context(), "127.0.0.1:1")
 	if err == nil || !strings.Contains(err.Error(), "connection refused") {
-		t.Errorf("%v", err)
+		t.Errorf("got error %v, want connection refused", err)
 	}
 }
 
 func destinationCloses(t *testing.T, dial dialer) {
-	data := noise(300_000)
-	conn := open(t, dial, serve(t, func(c net.Conn) {
+	data := randomBytes(300_000)
+	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
 		_, _ = c.Write(data)
 		_ = c.Close()
@@ -165,14 +172,14 @@ func destinationCloses(t *testing.T, dial dialer) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+		t.Errorf("received %d of %d bytes, error %v", len(got), len(data), err)
 	}
 }
 
 func clientCloses(t *testing.T, dial dialer) {
-	data := noise(300_000)
+	data := randomBytes(300_000)
 	got := make(chan []byte, 1)
-	conn := open(t, dial, serve(t, func(c net.Conn) {
+	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		all, _ := io.ReadAll(c)
 		got <- all
 		_ = c.Close()
@@ -184,16 +191,17 @@ func clientCloses(t *testing.T, dial dialer) {
 	select {
 	case all := <-got:
 		if !bytes.Equal(all, data) {
-			t.Errorf("%d bytes of %d arrived", len(all), len(data))
+			t.Errorf("%d of %d bytes arrived", len(all), len(data))
 		}
-	case <-time.After(patience):
-		t.Error("the destination does not see the end")
+	case <-time.After(testTimeout):
+		t.Error("the destination does not receive the end")
 	}
 }
 
-// writtenEnds: after the end of what is written there is an end of what is read, be it an error where halves are not known.
-func writtenEnds(t *testing.T, dial dialer) {
-	conn := open(t, dial, serve(t, func(c net.Conn) {
+// endAfterCloseWrite checks that reading ends after CloseWrite. It may end with an error if half-close is not
+// supported.
+func endAfterCloseWrite(t *testing.T, dial dialer) {
+	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		_, _ = io.Copy(c, c)
 		_ = c.Close()
 	}))
@@ -204,52 +212,52 @@ func writtenEnds(t *testing.T, dial dialer) {
 	}
 	half, ok := conn.(interface{ CloseWrite() error })
 	if !ok {
-		return // the reference's client knows none
+		return // the reference client does not support it
 	}
 	_ = half.CloseWrite()
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(testTimeout))
 	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("it does not end")
+		t.Error("reading does not end after CloseWrite")
 	}
 }
 
-// manyEnd ends connections by either end, and by both.
-func manyEnd(t *testing.T, dial dialer) {
-	says := serve(t, func(c net.Conn) {
+// manyCloses closes connections from either side, and from both.
+func manyCloses(t *testing.T, dial dialer) {
+	closesFirst := serve(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
 		_, _ = io.WriteString(c, "0123456789")
 		_ = c.(*net.TCPConn).CloseWrite()
 		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
 	})
-	hears := serve(t, func(c net.Conn) {
+	closesSecond := serve(t, func(c net.Conn) {
 		_, _ = io.Copy(c, c)
 		_ = c.Close()
 	})
 	for range 10 {
-		conn := open(t, dial, says)
+		conn := mustDial(t, dial, closesFirst)
 		_, _ = conn.Write([]byte("x"))
 		_, _ = io.ReadAll(conn)
 		_ = conn.Close()
-		conn = open(t, dial, hears)
+		conn = mustDial(t, dial, closesSecond)
 		_, _ = conn.Write([]byte("x"))
 		_, _ = io.ReadFull(conn, make([]byte, 1))
 		_ = conn.Close()
 	}
 }
 
-func dialGivenUp(t *testing.T, dial dialer) {
+func cancelledDial(t *testing.T, dial dialer) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	conn, err := dial(ctx, "192.0.2.1:80") // for documentation, RFC 5737: nobody answers, or the network says that it is not there
+	conn, err := dial(ctx, "192.0.2.1:80") // reserved for documentation (RFC 5737): no response or unreachable
 	if err == nil {
 		_ = conn.Close()
-		t.Error("connected to nobody")
+		t.Error("connected to a documentation address")
 	}
 }
 
-func speaksFirst(t *testing.T, dial dialer) {
-	conn := open(t, dial, serve(t, func(c net.Conn) {
+func destinationSendsFirst(t *testing.T, dial dialer) {
+	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		_, _ = io.WriteString(c, "SSH-2.0")
 		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
@@ -257,14 +265,14 @@ func speaksFirst(t *testing.T, dial dialer) {
 	defer conn.Close()
 	got := make([]byte, 7)
 	if _, err := io.ReadFull(conn, got); err != nil || string(got) != "SSH-2.0" {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("received %q, error %v", got, err)
 	}
 }
 
-// halfClose: what is asked has an end, after which there is an answer.
+// halfClose checks that a destination can respond after the end of the request.
 func halfClose(t *testing.T, dial dialer) {
-	data := noise(300_000)
-	conn := open(t, dial, serve(t, func(c net.Conn) {
+	data := randomBytes(300_000)
+	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		all, _ := io.ReadAll(c)
 		_, _ = c.Write(all)
 		_ = c.Close()
@@ -277,6 +285,6 @@ func halfClose(t *testing.T, dial dialer) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+		t.Errorf("received %d of %d bytes, error %v", len(got), len(data), err)
 	}
 }
