@@ -7,32 +7,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// maxSteps bounds the time of one walk, some ten seconds where every step is a slow one. A step is
-// one instruction of a regular expression for one byte, or as much of other work. Who may write a CRD
-// could make any write take hours otherwise: 100,000 branches for each of 100,000 values.
+// maxSteps limits the time of one walk to about ten seconds in the worst case. A step is one regular expression
+// instruction for one byte, or a similar amount of other work. Without the limit, a CRD with 100,000 schemas under
+// anyOf for 100,000 values could make a write take hours.
 const (
-	maxSteps      = 1 << 31
-	stepsOfSchema = 16
-	stepsOfLook   = 1 << 22 // between two looks at the context
+	maxSteps             = 1 << 31
+	stepsPerNode         = 16
+	stepsPerContextCheck = 1 << 22 // steps between two checks of the context
 )
 
-// spend counts work and reports whether the walk may go on. If not, its verdict does not count.
+// spend counts steps and reports whether the walk may continue. The result of a walk that may not continue is
+// invalid.
 func (w *walk) spend(steps int) bool {
 	before := w.steps
 	w.steps += steps
-	if before/stepsOfLook != w.steps/stepsOfLook && w.ctx.Err() != nil {
+	if before/stepsPerContextCheck != w.steps/stepsPerContextCheck && w.ctx.Err() != nil {
 		w.steps = maxSteps + 1
 	}
 	return w.steps <= maxSteps
 }
 
-// tooComplex is the error of a walk that may not go on. Rules are not evaluated after an error
-// of its type.
+// tooComplex returns the error of a walk that exceeded maxSteps or whose context ended. Rules are not evaluated
+// after an error of this type.
 func tooComplex(at *field.Path) *field.Error {
-	return field.TypeInvalid(at, "", "was not validated to its end: the schema is too complex for a value of this size")
+	return field.TypeInvalid(at, "", "validation was not completed: the schema is too complex for a value of this size")
 }
 
-// instructions is about how long the program of a regular expression is.
+// instructions estimates the number of instructions in the program of a regular expression.
 func instructions(pattern string) int {
 	if !strings.Contains(pattern, "{") {
 		return len(pattern)

@@ -4,25 +4,26 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Default drops the nulls of fields that are not nullable and have no default, and fills in defaults, in
-// place. The defaults themselves are copied, so that t may be changed at will. A schema without defaults costs
-// nothing beyond the look for nulls.
+// Default modifies t in place. It drops the nulls of fields that are not nullable and have no default, and fills
+// in defaults. Default values are copied, so the caller may change t. Without defaults in the schema, only the
+// search for nulls costs time.
 func (s *Schema) Default(t object.Tree) {
 	s.dropNulls(t)
 	s.FillDefaults(t)
 }
 
-// FillDefaults is Default without the look for nulls, as upstream's defaulter does it after an apply and after
-// admission: only a null with a default is replaced.
+// FillDefaults does the same as Default without dropping nulls. It replaces only nulls that have a default.
+// Upstream's defaulter does this after an apply and after admission.
 func (s *Schema) FillDefaults(t object.Tree) {
-	if root := s.shaping(); root.has(defaults) {
+	if root := s.structuralRoot(); root.has(defaults) {
 		root.fill(t)
 	}
 }
 
-// shaping is the tree that prunes, defaults and checks objects, its defaults read; nil where there is none.
-func (s *Schema) shaping() *node {
-	if s.loose {
+// structuralRoot returns the tree that prunes, defaults and validates objects, with its defaults decoded. It
+// returns nil if the version has no structural schema.
+func (s *Schema) structuralRoot() *node {
+	if s.nonStructural {
 		return nil
 	}
 	if s.root.has(defaults) {
@@ -31,10 +32,10 @@ func (s *Schema) shaping() *node {
 	return s.root
 }
 
-// dropNulls drops the members of objects that are null but may not be. List items stay, null or not. The
-// metadata of t is left to those who know its Go type; a kind that preserves unknown fields keeps all.
+// dropNulls removes the fields of objects that are null but not nullable. Null items of lists remain. The metadata
+// of t is skipped, because its Go type handles nulls. A kind that preserves unknown fields keeps all nulls.
 func (s *Schema) dropNulls(t object.Tree) {
-	root := s.shaping()
+	root := s.structuralRoot()
 	if root == nil || s.preserve {
 		return
 	}
@@ -70,16 +71,16 @@ func (n *node) dropNulls(v any) {
 	}
 }
 
-// drops reports that v is a null that has to go.
+// drops reports whether v is a null that must be removed.
 func (n *node) drops(v any) bool {
 	return v == nil && n != nil && !n.nullable && !n.defaulted()
 }
 
-// defaulted reports that the node has a default. Within embedded metadata, the server may know better than
-// the schema, which shows when the defaults are read.
-func (n *node) defaulted() bool { return n.defaultJSON != "" && !n.filling.voided }
+// defaulted reports whether the node has a default. A default within embedded metadata can be invalid as a whole,
+// which readDefaults detects.
+func (n *node) defaulted() bool { return n.defaultJSON != "" && !n.nodeDefaults.discarded }
 
-// fill puts defaults into the members and items of v.
+// fill sets defaults in the fields and items of v.
 func (n *node) fill(v any) {
 	switch v := v.(type) {
 	case object.Tree:
@@ -99,14 +100,14 @@ func (n *node) fill(v any) {
 }
 
 func (n *node) fillTree(t object.Tree) {
-	if n.filling == nil {
+	if n.nodeDefaults == nil {
 		return
 	}
-	for _, f := range n.filling.below {
+	for _, f := range n.nodeDefaults.properties {
 		v, found := t[f.name]
 		switch {
 		case f.node.defaulted() && (!found || v == nil && !f.node.nullable):
-			t[f.name] = object.CopyValue(f.node.filling.value)
+			t[f.name] = object.CopyValue(f.node.nodeDefaults.value)
 		case v != nil:
 			f.node.fill(v)
 		}
@@ -126,29 +127,29 @@ func (n *node) fillTree(t object.Tree) {
 	}
 }
 
-// fillNull is what a null becomes as an item or an additional property.
+// fillNull returns the value that replaces a null item or a null additional property.
 func (n *node) fillNull() any {
 	if n.nullable || !n.defaulted() {
 		return nil
 	}
-	return object.CopyValue(n.filling.value)
+	return object.CopyValue(n.nodeDefaults.value)
 }
 
-// filling is what a node with a default, or with one below it, has to fill in.
-type filling struct {
-	value  any  // the default, completed by those below it
-	voided bool // nothing of the default may stay
-	below  []filled
+// nodeDefaults holds the defaults at and below a node.
+type nodeDefaults struct {
+	value      any  // the default, completed with the defaults below it
+	discarded  bool // normalization removes the default completely
+	properties []defaultedProperty
 }
 
-// filled is one property that has a default, or one below it.
-type filled struct {
+// defaultedProperty is a property with a default at or below it.
+type defaultedProperty struct {
 	name string
 	node *node
 }
 
-// readDefaults decodes all defaults. Each is pruned and coerced where it will stand, and completed by the
-// defaults below it, so that filling it in later is a copy.
+// readDefaults decodes all defaults. It prunes and coerces each default at its position, and completes it with the
+// defaults below. Filling in a default is then only a copy.
 func (s *Schema) readDefaults() {
 	r := defaultReader{schema: s}
 	r.read(s.root)
@@ -163,11 +164,11 @@ func (r *defaultReader) read(n *node) {
 	if !n.has(defaults) {
 		return
 	}
-	n.filling = &filling{}
+	n.nodeDefaults = &nodeDefaults{}
 	for name, child := range n.properties {
 		if child.has(defaults) {
 			r.below(step{name, -1}, child)
-			n.filling.below = append(n.filling.below, filled{name, child})
+			n.nodeDefaults.properties = append(n.nodeDefaults.properties, defaultedProperty{name, child})
 		}
 	}
 	if n.additional != nil {
@@ -177,12 +178,12 @@ func (r *defaultReader) read(n *node) {
 	if n.defaultJSON == "" {
 		return
 	}
-	value, ok := r.fitted(n)
-	if n.filling.voided = !ok || value == nil; n.filling.voided {
+	value, ok := r.normalizedDefault(n)
+	if n.nodeDefaults.discarded = !ok || value == nil; n.nodeDefaults.discarded {
 		return
 	}
 	n.fill(value)
-	n.filling.value = value
+	n.nodeDefaults.value = value
 }
 
 func (r *defaultReader) below(at step, n *node) {
@@ -191,8 +192,9 @@ func (r *defaultReader) below(at step, n *node) {
 	r.path = r.path[:len(r.path)-1]
 }
 
-// fitted is the default of n as it may stay in an object around it; false where nothing of it may.
-func (r *defaultReader) fitted(n *node) (any, bool) {
+// normalizedDefault returns the default of n, pruned and coerced in its enclosing object. It returns false if
+// nothing remains.
+func (r *defaultReader) normalizedDefault(n *node) (any, bool) {
 	value, ok := decodeDefault(n)
 	if !ok {
 		return nil, false
@@ -200,9 +202,9 @@ func (r *defaultReader) fitted(n *node) (any, bool) {
 	if r.schema.preserve || len(r.path) == 0 || isScalar(value) && !r.schema.root.has(embedded) {
 		return value, true
 	}
-	t := surrounding(value, r.path)
+	t := wrapAtPath(value, r.path)
 	c := coercer{drop: true}
-	_ = c.children(t, r.schema.root, nil) // it drops what it cannot coerce
+	_ = c.children(t, r.schema.root, nil) // drop is set: no error
 	r.schema.Prune(t)
 	return at(t, r.path)
 }
@@ -215,7 +217,7 @@ func isScalar(v any) bool {
 	return true
 }
 
-// at is the value at a path.
+// at returns the value at a path.
 func at(v any, path []step) (any, bool) {
 	for _, s := range path {
 		switch parent := v.(type) {

@@ -14,45 +14,46 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CheckDefaults checks the defaults of s, which lies at path, as a write of a CRD does: each fits
-// the schema of its node. If pruned, none may have fields that the schema does not know, other than in
-// the metadata of an object. Defaults below additionalProperties are not looked at, as upstream.
+// CheckDefaults validates the defaults of s as a write of a CRD does. path is the path of s in the CRD. Each
+// default must be valid for the schema of its node. If pruned is true, defaults must not have unknown fields,
+// except in the metadata of an object. Defaults below additionalProperties are not checked, as in upstream.
 func (s *Schema) CheckDefaults(ctx context.Context, path *field.Path, pruned bool) field.ErrorList {
 	if !s.root.has(defaults) {
 		return nil
 	}
 	root := s.asResource()
-	c := defaultChecker{ctx: ctx, pruned: pruned, budget: celconfig.RuntimeCELCostBudget, compiler: newTreeCompiler(root)}
-	c.node(root, defaultPlace{}, path)
+	c := defaultChecker{ctx: ctx, pruned: pruned, budget: celconfig.RuntimeCELCostBudget,
+		compiler: newTreeCompiler(root)}
+	c.node(root, defaultPosition{}, path)
 	return c.errs
 }
 
 type defaultChecker struct {
 	ctx      context.Context
 	pruned   bool
-	budget   int64 // of all rules; nothing more is checked once it is negative
+	budget   int64 // cost budget of all rules; checking ends when it is negative
 	compiler *treeCompiler
 	errs     field.ErrorList
 }
 
-// defaultPlace is where a node lies in the resource around it.
-type defaultPlace struct {
+// defaultPosition is the position of a node in the enclosing resource.
+type defaultPosition struct {
 	resource *node
 	steps    []step
 	meta     bool // at or below apiVersion, kind or metadata
 }
 
-func (p defaultPlace) below(at step) defaultPlace {
+func (p defaultPosition) below(at step) defaultPosition {
 	p.steps = append(slices.Clip(p.steps), at)
 	return p
 }
 
-func (c *defaultChecker) node(n *node, at defaultPlace, path *field.Path) {
+func (c *defaultChecker) node(n *node, at defaultPosition, path *field.Path) {
 	if !n.has(defaults) || c.budget < 0 {
 		return
 	}
 	if n.embedded {
-		at = defaultPlace{resource: n}
+		at = defaultPosition{resource: n}
 	}
 	if v, ok := decodeDefault(n); ok {
 		c.value(v, n, at, path.Child("default"))
@@ -65,7 +66,7 @@ func (c *defaultChecker) node(n *node, at defaultPlace, path *field.Path) {
 	}
 }
 
-// decodeDefault is the default of n as it is written; false where there is none.
+// decodeDefault returns the default of n before normalization, or false if there is none.
 func decodeDefault(n *node) (any, bool) {
 	if n.defaultJSON == "" {
 		return nil, false
@@ -74,8 +75,8 @@ func decodeDefault(n *node) (any, bool) {
 	return wrapped[""], err == nil
 }
 
-// value checks one default. The first kind of error is the only one.
-func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path) {
+// value checks one default. It reports only the first kind of error.
+func (c *defaultChecker) value(v any, n *node, at defaultPosition, path *field.Path) {
 	if at.meta {
 		if problem := c.metadata(object.CopyValue(v), at); problem != nil {
 			c.errs = append(c.errs, field.Invalid(path, v, fmt.Sprintf("must result in valid metadata: %v", problem)))
@@ -94,19 +95,20 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 		e := embeddedChecker{ctx: c.ctx}
 		e.value(v, n, nil)
 		if len(e.errs) > 0 {
-			c.errs = append(c.errs, under(path, e.errs)...)
+			c.errs = append(c.errs, prefixErrors(path, e.errs)...)
 			return
 		}
 	}
-	if errs := checkValues(context.Background(), v, asWritten(n), path, func() *correlation { return nil }); len(errs) > 0 {
+	if errs := checkValues(context.Background(), v, asWritten(n), path,
+		func() *correlation { return nil }); len(errs) > 0 {
 		c.errs = append(c.errs, errs...)
 		return
 	}
 	c.rules(v, n, at, path)
 }
 
-// asWritten is n for the validation of defaults. There upstream takes the schema as it is written: x-kubernetes-int-or-string
-// does not stand for the two types, and formats that an object's validation leaves out do count.
+// asWritten returns n for the validation of defaults. Upstream uses the schema without interpretation for this.
+// x-kubernetes-int-or-string does not imply the two types, and formats that are ignored for objects are checked.
 func asWritten(n *node) *node {
 	if n == nil {
 		return nil
@@ -114,8 +116,8 @@ func asWritten(n *node) *node {
 	c := *n
 	c.intOrString = false
 	c.types = typesOf(&c)
-	if n.more != nil {
-		m := *n.more
+	if n.checks != nil {
+		m := *n.checks
 		m.not = asWritten(m.not)
 		for _, list := range []*[]*node{&m.allOf, &m.anyOf, &m.oneOf} {
 			*list = slices.Clone(*list)
@@ -123,10 +125,10 @@ func asWritten(n *node) *node {
 				(*list)[i] = asWritten(branch)
 			}
 		}
-		c.more = &m
+		c.checks = &m
 	}
 	if c.format != "" {
-		c.rare().format = cmp.Or(formatOf(&c), textFormatOf(&c), formatElse)
+		c.ensureChecks().format = cmp.Or(formatOf(&c), textFormatOf(&c), formatOther)
 	}
 	c.items = asWritten(c.items)
 	c.properties = maps.Clone(c.properties)
@@ -139,22 +141,22 @@ func asWritten(n *node) *node {
 	return &c
 }
 
-// rules evaluates the rules at and below n for a default that stays as it was, and for one that is new.
-func (c *defaultChecker) rules(v any, n *node, at defaultPlace, path *field.Path) {
+// rules evaluates the rules at and below n twice: for an unchanged default and for a new default.
+func (c *defaultChecker) rules(v any, n *node, at defaultPosition, path *field.Path) {
 	if !n.hasRules() {
 		return
 	}
-	seen := visible(n)
+	celNode := celNodeOf(n)
 	if n == at.resource {
-		seen = n.asResource()
+		celNode = n.asResource()
 	}
-	tree, budget := newRuleTree(n, seen, c.compiler), c.budget
-	if tree == nil { // no rule sees what it stands on
+	tree, budget := newRuleTree(n, celNode, c.compiler), c.budget
+	if tree == nil { // no rule can be evaluated
 		return
 	}
 	for _, old := range []any{v, nil} {
 		e := evaluation{ctx: c.ctx, budget: budget}
-		e.value(tree, &level{value: v, old: old, at: path})
+		e.value(tree, &valuePair{value: v, old: old, base: path})
 		c.budget = min(c.budget, e.budget)
 		if len(e.errs) > 0 {
 			c.errs = append(c.errs, e.errs...)
@@ -163,8 +165,8 @@ func (c *defaultChecker) rules(v any, n *node, at defaultPlace, path *field.Path
 	}
 }
 
-// under puts errors of a value that lies at path under it.
-func under(path *field.Path, errs field.ErrorList) field.ErrorList {
+// prefixErrors prepends path to the paths of errs.
+func prefixErrors(path *field.Path, errs field.ErrorList) field.ErrorList {
 	var none *field.Path
 	for _, err := range errs {
 		switch {
@@ -179,9 +181,9 @@ func under(path *field.Path, errs field.ErrorList) field.ErrorList {
 	return errs
 }
 
-// metadata checks a default inside of metadata by an object that has nothing else.
-func (c *defaultChecker) metadata(v any, at defaultPlace) error {
-	around := surrounding(v, at.steps)
+// metadata checks a default inside metadata, in an otherwise empty object.
+func (c *defaultChecker) metadata(v any, at defaultPosition) error {
+	around := wrapAtPath(v, at.steps)
 	for key, value := range map[string]string{"apiVersion": "validation/v1", "kind": "Validation"} {
 		if _, ok := around[key]; !ok {
 			around[key] = value
@@ -197,8 +199,8 @@ func (c *defaultChecker) metadata(v any, at defaultPlace) error {
 	return nil
 }
 
-// surrounding is the smallest object with v at a path, which begins in an object.
-func surrounding(v any, path []step) object.Tree {
+// wrapAtPath returns the smallest object that contains v at path. path begins in an object.
+func wrapAtPath(v any, path []step) object.Tree {
 	for _, at := range slices.Backward(path) {
 		if at.index >= 0 {
 			v = []any{v}
@@ -210,8 +212,7 @@ func surrounding(v any, path []step) object.Tree {
 	return t
 }
 
-// HasUnprunedDefaults reports whether a default of s has something that does not stay when it
-// is filled in.
+// HasUnprunedDefaults reports whether filling in a default of s would remove a part of it.
 func (s *Schema) HasUnprunedDefaults() bool {
 	if s.root == nil {
 		return false
@@ -221,7 +222,7 @@ func (s *Schema) HasUnprunedDefaults() bool {
 	if v, ok := decodeDefault(root); ok {
 		kept, isTree := object.CopyValue(v).(object.Tree)
 		if !isTree {
-			return false // upstream gives up on such a schema
+			return false // upstream does not check such a schema
 		}
 		c := coercer{drop: true}
 		_ = c.value(kept, root, nil) // it drops what it cannot coerce
@@ -234,7 +235,7 @@ func (s *Schema) HasUnprunedDefaults() bool {
 	return r.anyUnpruned(&without)
 }
 
-// asResource is the root as an embedded resource, which is what defaults are put into.
+// asResource returns the root as an embedded resource, because defaults are filled into whole objects.
 func (s *Schema) asResource() *node {
 	root := *s.root
 	root.embedded = true
@@ -247,7 +248,7 @@ func (r *defaultReader) anyUnpruned(n *node) bool {
 		return false
 	}
 	if written, ok := decodeDefault(n); ok {
-		kept, ok := r.fitted(n)
+		kept, ok := r.normalizedDefault(n)
 		if !ok || !object.Equal(kept, written) {
 			return true
 		}

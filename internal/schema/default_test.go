@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// withDefaults gives some nodes of s a default, fitting or not, and makes some nullable.
+// withDefaults adds valid and invalid defaults to some nodes of s and makes some nodes nullable.
 func withDefaults(r *rand.Rand, s *apiextensionsv1.JSONSchemaProps, depth int) {
 	for name, child := range s.Properties {
 		withDefaults(r, &child, depth+1)
@@ -46,7 +46,7 @@ func withDefaults(r *rand.Rand, s *apiextensionsv1.JSONSchemaProps, depth int) {
 	}
 }
 
-// plainMetadata takes out embedded resources inside of metadata, which no accepted CRD has.
+// plainMetadata removes embedded resources inside metadata, which no valid CRD has.
 func plainMetadata(s *apiextensionsv1.JSONSchemaProps, inside bool) {
 	s.XEmbeddedResource = s.XEmbeddedResource && !inside
 	for name, child := range s.Properties {
@@ -98,9 +98,11 @@ func withNulls(r *rand.Rand, v any) {
 	}
 }
 
-// upstreamShape is what unstructuredSchemaCoercer and unstructuredDefaulter do below the metadata of the root.
-func upstreamShape(t object.Tree, s *structuralschema.Structural, drop bool) ([]string, *field.Error) {
-	unknown := pruning.PruneWithOptions(t, s, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
+// upstreamNormalize does the work of unstructuredSchemaCoercer and unstructuredDefaulter below the metadata of the
+// root.
+func upstreamNormalize(t object.Tree, s *structuralschema.Structural, drop bool) ([]string, *field.Error) {
+	unknown := pruning.PruneWithOptions(t, s, true,
+		structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
 	kept := object.Tree{}
 	for _, k := range []string{"apiVersion", "kind", "metadata"} {
 		if v, ok := t[k]; ok {
@@ -108,13 +110,14 @@ func upstreamShape(t object.Tree, s *structuralschema.Structural, drop bool) ([]
 		}
 	}
 	defaulting.PruneNonNullableNullsWithoutDefaults(t, s)
-	err, more := objectmeta.CoerceWithOptions(nil, t, s, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true, DropInvalidFields: drop})
+	err, more := objectmeta.CoerceWithOptions(nil, t, s, false,
+		objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true, DropInvalidFields: drop})
 	maps.Copy(t, kept)
 	defaulting.Default(t, s)
 	return append(unknown, more...), err
 }
 
-// randomCase is a schema both ways, and objects for it.
+// randomCase returns a schema, compiled by both implementations, and objects for it.
 func randomCase(t *testing.T, seed uint64) (ours *Schema, theirs *structuralschema.Structural, objects []object.Tree) {
 	r := rand.New(rand.NewPCG(seed, 17))
 	props := randomSchema(r, 0)
@@ -139,16 +142,16 @@ func randomCase(t *testing.T, seed uint64) (ours *Schema, theirs *structuralsche
 	return ours, theirs, objects
 }
 
-// DEF-003, DEF-004, DEF-006, DEF-012, DEF-014, DEF-016, DEF-017, DEF-018, DEF-019, DEF-022: objects become what upstream makes of them,
-// from a request and from storage.
-func TestShapeAgainstUpstream(t *testing.T) {
-	filled, refused, unsettled := 0, 0, 0
+// TestNormalizeAgainstUpstream checks that objects from requests and from storage are normalized as upstream does.
+// DEF-003, DEF-004, DEF-006, DEF-012, DEF-014, DEF-016, DEF-017, DEF-018, DEF-019, DEF-022
+func TestNormalizeAgainstUpstream(t *testing.T) {
+	filled, refused, notNormalized := 0, 0, 0
 	for seed := range uint64(8000) {
 		ours, theirs, objects := randomCase(t, seed)
 		for _, tree := range objects {
 			for _, drop := range []bool{false, true} {
 				a, b := object.Copy(tree), object.Copy(tree)
-				want, wantErr := upstreamShape(b, theirs, drop)
+				want, wantErr := upstreamNormalize(b, theirs, drop)
 				if drop {
 					ours.NormalizeStored(a)
 				} else if got, err := ours.Normalize(a); (err == nil) != (wantErr == nil) {
@@ -160,7 +163,8 @@ func TestShapeAgainstUpstream(t *testing.T) {
 					t.Fatalf("seed %d: unknown fields\nours     %q\nupstream %q", seed, got, want)
 				}
 				if !object.Equal(a, b) {
-					t.Fatalf("seed %d (from storage: %v)\nobject   %v\nours     %v\nupstream %v", seed, drop, tree, a, b)
+					t.Fatalf("seed %d (from storage: %v)\nobject   %v\nours     %v\nupstream %v", seed, drop, tree, a,
+						b)
 				}
 				if !object.Equal(a, tree) {
 					filled++
@@ -168,23 +172,25 @@ func TestShapeAgainstUpstream(t *testing.T) {
 				again := object.Copy(a)
 				ours.NormalizeStored(again)
 				if settled := ours.IsNormalized(a); settled && !object.Equal(again, a) {
-					t.Fatalf("seed %d: settled, but becomes other\nbefore %v\nafter  %v", seed, a, again)
+					t.Fatalf("seed %d: IsNormalized is true, but the object changes\nbefore %v\nafter  %v", seed, a,
+						again)
 				} else if !settled {
-					unsettled++
+					notNormalized++
 				}
 				if ours.IsNormalized(tree) && !ours.root.has(embedded) && !object.Equal(tree, a) {
-					t.Fatalf("seed %d: settled, but becomes other\nbefore %v\nafter  %v", seed, tree, a)
+					t.Fatalf("seed %d: IsNormalized is true, but the object changes\nbefore %v\nafter  %v", seed, tree,
+						a)
 				}
 			}
 		}
 	}
 	if filled < 5000 || refused < 20 {
-		t.Errorf("changed %d, refused %d, unsettled %d", filled, refused, unsettled)
+		t.Errorf("changed %d, rejected %d, not normalized %d", filled, refused, notNormalized)
 	}
-	t.Logf("changed %d, refused %d, unsettled %d", filled, refused, unsettled)
+	t.Logf("changed %d, rejected %d, not normalized %d", filled, refused, notNormalized)
 }
 
-// DEF-016..DEF-019: Default alone.
+// TestDefaultAgainstUpstream checks that Default equals upstream's defaulting. DEF-016..DEF-019
 func TestDefaultAgainstUpstream(t *testing.T) {
 	for seed := range uint64(3000) {
 		ours, theirs, objects := randomCase(t, seed)
@@ -209,14 +215,16 @@ func sortedErrors(errs field.ErrorList) []string {
 	return out
 }
 
-// SCH-051: sets and maps have no item twice.
+// TestListTypesAgainstUpstream checks that repeated items of sets and list-type maps have upstream's errors.
+// SCH-051
 func TestListTypesAgainstUpstream(t *testing.T) {
 	found := 0
 	for seed := range uint64(6000) {
 		ours, theirs, objects := randomCase(t, seed)
 		for _, tree := range objects {
-			doubled(rand.New(rand.NewPCG(seed, 1)), tree)
-			got, want := sortedErrors(ours.duplicates(tree, nil)), sortedErrors(listtype.ValidateListSetsAndMaps(nil, theirs, tree))
+			repeatItems(rand.New(rand.NewPCG(seed, 1)), tree)
+			got, want := sortedErrors(ours.duplicates(tree, nil)),
+				sortedErrors(listtype.ValidateListSetsAndMaps(nil, theirs, tree))
 			if !slices.Equal(got, want) {
 				t.Fatalf("seed %d: %v\nours     %q\nupstream %q", seed, tree, got, want)
 			}
@@ -228,8 +236,8 @@ func TestListTypesAgainstUpstream(t *testing.T) {
 	}
 }
 
-// doubled makes lists longer by items that they have.
-func doubled(r *rand.Rand, v any) {
+// repeatItems appends copies of existing items to lists.
+func repeatItems(r *rand.Rand, v any) {
 	switch v := v.(type) {
 	case object.Tree:
 		for _, k := range sortedKeys(v) {
@@ -239,27 +247,30 @@ func doubled(r *rand.Rand, v any) {
 					case len(list) > 0 && r.IntN(3) > 0:
 						list = append(list, list[r.IntN(len(list))])
 					default:
-						list = append(list, []any{int64(1), 1.0, "1", true, nil, object.Tree{"p0": int64(1)}, object.Tree{"p0": 1.0, "p1": nil}, object.Tree{"p0": object.Tree{"q": 1.0}}, object.Tree{"p0": object.Tree{"q": int64(1)}}}[r.IntN(9)])
+						list = append(list, []any{int64(1), 1.0, "1", true, nil, object.Tree{"p0": int64(1)},
+							object.Tree{"p0": 1.0, "p1": nil}, object.Tree{"p0": object.Tree{"q": 1.0}},
+							object.Tree{"p0": object.Tree{"q": int64(1)}}}[r.IntN(9)])
 					}
 				}
 				v[k] = list
 			}
-			doubled(r, v[k])
+			repeatItems(r, v[k])
 		}
 	case []any:
 		for i := range v {
-			doubled(r, v[i])
+			repeatItems(r, v[i])
 		}
 	}
 }
 
-// SCH-045: apiVersion, kind and metadata of embedded resources.
+// TestEmbeddedAgainstUpstream checks the validation of apiVersion, kind and metadata of embedded resources.
+// SCH-045
 func TestEmbeddedAgainstUpstream(t *testing.T) {
 	found := 0
 	for seed := range uint64(6000) {
 		ours, theirs, objects := randomCase(t, seed)
 		for _, tree := range objects {
-			resources(rand.New(rand.NewPCG(seed, 2)), tree)
+			makeResources(rand.New(rand.NewPCG(seed, 2)), tree)
 			got := sortedErrors(ours.validateEmbedded(context.Background(), tree))
 			want := sortedErrors(objectmeta.Validate(context.Background(), nil, tree, theirs, false))
 			if !slices.Equal(got, want) {
@@ -273,12 +284,12 @@ func TestEmbeddedAgainstUpstream(t *testing.T) {
 	}
 }
 
-// resources makes objects look like resources, more or less.
-func resources(r *rand.Rand, v any) {
+// makeResources gives objects some of the fields of resources.
+func makeResources(r *rand.Rand, v any) {
 	switch v := v.(type) {
 	case object.Tree:
 		for _, k := range sortedKeys(v) {
-			resources(r, v[k])
+			makeResources(r, v[k])
 		}
 		pick := func(key string, values ...any) {
 			if i := r.IntN(2 * len(values)); i < len(values) {
@@ -287,11 +298,12 @@ func resources(r *rand.Rand, v any) {
 		}
 		pick("apiVersion", "v1", "", "a/b/c", int64(1), nil)
 		pick("kind", "Pod", "", "9", "po_d", true)
-		pick("metadata", object.Tree{"name": "ok"}, object.Tree{"name": "not/ok", "labels": object.Tree{"a b": "c d"}}, "text", nil,
+		pick("metadata", object.Tree{"name": "ok"}, object.Tree{"name": "not/ok", "labels": object.Tree{"a b": "c d"}},
+			"text", nil,
 			object.Tree{"labels": object.Tree{"a": int64(1)}}, object.Tree{"namespace": "x", "generateName": "%"})
 	case []any:
 		for i := range v {
-			resources(r, v[i])
+			makeResources(r, v[i])
 		}
 	}
 }

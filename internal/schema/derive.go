@@ -20,38 +20,39 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Derivation computes one field of an object at one version from the object at another, by a CEL expression
-// in which self is that object, as the rules at the root of its schema see it. It is immutable and safe for
-// concurrent use.
+// Derivation computes one field of an object in one version from the object in another version. It evaluates a CEL
+// expression in which self is the source object, with the type that rules at the root of its schema see. It is
+// immutable and safe for concurrent use.
 type Derivation struct {
-	Target []string   // the fields on the way to the one that is computed
-	Reads  [][]string // the fields of self that the expression reads, or computes with all that is below them
-	Texts  []string   // the strings that stand in the expression
-	Cost   uint64     // estimated, at most
+	Target []string   // path of the computed field
+	Reads  [][]string // paths of the fields of self that the expression uses
+	Texts  []string   // string literals of the expression
+	Cost   uint64     // estimated maximum
 
-	program cel.Program
-	seen    *node
-	target  *node
-	plain   []string // the expression is this field of self, and nothing else
+	program  cel.Program
+	celNode  *node
+	target   *node
+	selfPath []string // set if the expression only selects this field of self
 }
 
-// NewDerivation compiles an expression for an object of schema from, the value of which has to fit the field
-// target of schema to. A stored one may use what new ones may not. An error says what is wrong, in CEL's words where
-// that is the expression.
+// NewDerivation compiles an expression for objects of schema from. The result must be assignable to the field
+// target of schema to. stored specifies that the expression is stored already and may use functions that new
+// expressions may not. Compile errors are in CEL's words.
 func NewDerivation(from, to *Schema, expression string, target []string, stored bool) (*Derivation, error) {
 	if from.root == nil || to.root == nil {
 		return nil, errors.New("both versions need a schema")
 	}
-	d := &Derivation{Target: target, seen: from.root.asResource()}
-	if d.target = to.root.at(target); d.target == nil {
+	d := &Derivation{Target: target, celNode: from.root.asResource()}
+	if d.target = to.root.descendant(target); d.target == nil {
 		return nil, errors.New("the schema has no such field")
 	}
 	l := newLanguage()
 	if stored {
 		l = storedLanguage()
 	}
-	s := newScope(l, d.seen, fmt.Sprintf("selfType%d", crc32.ChecksumIEEE([]byte(expression))))
-	chk, err := checker.NewEnv(l.env.Container, s, checker.CrossTypeNumericComparisons(true), checker.ValidatedDeclarations(l.declared))
+	s := newScope(l, d.celNode, fmt.Sprintf("selfType%d", crc32.ChecksumIEEE([]byte(expression))))
+	chk, err := checker.NewEnv(l.env.Container, s, checker.CrossTypeNumericComparisons(true),
+		checker.ValidatedDeclarations(l.declared))
 	if err == nil {
 		err = chk.AddIdents(decls.NewVariable(selfVar, s.self))
 	}
@@ -62,10 +63,10 @@ func NewDerivation(from, to *Schema, expression string, target []string, stored 
 	if issues.Err() != nil {
 		return nil, fmt.Errorf("compilation failed: %s", issues.String())
 	}
-	if err := s.fits(checked.OutputType(), d.target); err != nil {
+	if err := s.checkAssignable(checked.OutputType(), d.target); err != nil {
 		return nil, err
 	}
-	cost, err := l.env.EstimateCost(checked, newEstimator(d.seen, checked.NativeRep()))
+	cost, err := l.env.EstimateCost(checked, newEstimator(d.celNode, checked.NativeRep()))
 	if err != nil {
 		return nil, fmt.Errorf("cost estimation failed: %w", err)
 	}
@@ -73,13 +74,13 @@ func NewDerivation(from, to *Schema, expression string, target []string, stored 
 	if d.program, err = l.env.Program(checked, cel.InterruptCheckFrequency(celconfig.CheckFrequency)); err != nil {
 		return nil, fmt.Errorf("program instantiation failed: %w", err)
 	}
-	d.read(checked.NativeRep().Expr())
+	d.collectReads(checked.NativeRep().Expr())
 	return d, nil
 }
 
-// read notes what the expression reads: "self.spec" in "self.spec.host" is no read of all of spec.
-func (d *Derivation) read(e ast.Expr) {
-	d.plain, _ = fieldOf(e)
+// collectReads sets the paths that the expression reads. "self.spec.host" reads spec.host, but not all of spec.
+func (d *Derivation) collectReads(e ast.Expr) {
+	d.selfPath, _ = fieldOf(e)
 	paths, whole := map[string][]string{}, map[string]int{}
 	count := func(e ast.Expr, by int) {
 		if path, ok := fieldOf(e); ok {
@@ -107,7 +108,7 @@ func (d *Derivation) read(e ast.Expr) {
 	}
 }
 
-// selected takes "a.b" and "a.?b" apart; has(a.b) is neither.
+// selected splits "a.b" and "a.?b" into operand and field. has(a.b) is neither.
 func selected(e ast.Expr) (operand ast.Expr, field string, ok bool) {
 	switch e.Kind() {
 	case ast.SelectKind:
@@ -122,7 +123,7 @@ func selected(e ast.Expr) (operand ast.Expr, field string, ok bool) {
 	return nil, "", false
 }
 
-// fieldOf is the field of self that e is.
+// fieldOf returns the path of e if e is a field of self.
 func fieldOf(e ast.Expr) (path []string, ok bool) {
 	if e.Kind() == ast.IdentKind {
 		return nil, e.AsIdent() == selfVar
@@ -138,22 +139,23 @@ func fieldOf(e ast.Expr) (path []string, ok bool) {
 	return append(path, name), ok
 }
 
-// noSuchKey begins the error of an expression that reads a field that is not there.
+// noSuchKey is the start of the error of an expression that reads a missing field.
 const noSuchKey = "no such key: "
 
-// Value computes the field. ok is false where it is to be left out: the expression is optional.none(), or reads
-// a field that self does not have. What it costs is taken from budget. The value shares nothing with self.
+// Value computes the field. ok is false if the field must be omitted. This is the case if the result is
+// optional.none(), or if the expression reads a field that self does not have. The cost is subtracted from budget.
+// The value shares no memory with self.
 func (d *Derivation) Value(ctx context.Context, self object.Tree, budget *int64) (v any, ok bool, err error) {
-	if len(d.plain) > 0 {
-		v, ok = lookUp(self, d.plain)
+	if len(d.selfPath) > 0 {
+		v, ok = lookUp(self, d.selfPath)
 		return object.CopyValue(v), ok, nil
 	}
 	e := evaluation{ctx: ctx, budget: *budget}
-	result, err := e.run(d.program, &variables{self: d.seen.view(self)})
+	result, err := e.run(d.program, &variables{self: d.celNode.view(self)})
 	*budget = e.budget
 	switch {
 	case err == errBudget:
-		return nil, false, errors.New("the cost budget of the conversion is used up")
+		return nil, false, errors.New("the conversion exceeded its cost budget")
 	case err != nil && strings.HasPrefix(err.Error(), noSuchKey):
 		return nil, false, nil
 	case err != nil:
@@ -165,13 +167,13 @@ func (d *Derivation) Value(ctx context.Context, self object.Tree, budget *int64)
 		}
 		result = o.GetValue()
 	}
-	if v, err = d.target.native(result); err != nil {
+	if v, err = d.target.fromCEL(result); err != nil {
 		return nil, false, err
 	}
-	return v, true, d.target.accepts(v)
+	return v, true, d.target.validateTypes(v)
 }
 
-// lookUp is the value at a path of fields.
+// lookUp returns the value at a path of field names.
 func lookUp(t object.Tree, path []string) (v any, ok bool) {
 	for i, name := range path {
 		if v, ok = t[name]; !ok {
@@ -184,8 +186,8 @@ func lookUp(t object.Tree, path []string) (v any, ok bool) {
 	return v, true
 }
 
-// at is the node at a path of fields that have names; nil if there is none.
-func (n *node) at(path []string) *node {
+// descendant returns the node at a path of property names, or nil.
+func (n *node) descendant(path []string) *node {
 	for _, name := range path {
 		if n == nil || n.types != isObject {
 			return nil

@@ -16,14 +16,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// scalarTypes are the JSON types that the scalars of CEL become.
+// scalarTypes maps the scalar types of CEL to JSON types.
 var scalarTypes = map[types.Kind]typeSet{
 	types.StringKind: isString, types.BytesKind: isString, types.TimestampKind: isString, types.DurationKind: isString,
-	types.IntKind: isInteger | isNumber, types.UintKind: isInteger | isNumber, types.DoubleKind: isNumber, types.BoolKind: isBoolean,
+	types.IntKind: isInteger | isNumber, types.UintKind: isInteger | isNumber, types.DoubleKind: isNumber,
+	types.BoolKind: isBoolean,
 }
 
-// fits is an error where values of t cannot be values of n. Of dyn, and of maps for objects, values decide.
-func (s *scope) fits(t *types.Type, n *node) error {
+// checkAssignable returns an error if values of the CEL type t cannot be values of n. It accepts dyn, and maps for
+// objects; validateTypes checks these at run time.
+func (s *scope) checkAssignable(t *types.Type, n *node) error {
 	if t.TypeName() == "optional_type" {
 		t = t.Parameters()[0]
 	}
@@ -32,9 +34,9 @@ func (s *scope) fits(t *types.Type, n *node) error {
 	case kind == types.DynKind, n.types == 0:
 		return nil
 	case kind == types.ListKind && n.types == isArray && n.items != nil:
-		return s.fits(t.Parameters()[0], n.items)
+		return s.checkAssignable(t.Parameters()[0], n.items)
 	case kind == types.MapKind && n.isMap():
-		return s.fits(t.Parameters()[1], n.additional.schema)
+		return s.checkAssignable(t.Parameters()[1], n.additional.schema)
 	case (kind == types.MapKind || kind == types.StructKind) && n.types == isObject:
 		return nil
 	case kind == types.NullTypeKind && n.nullable, scalarTypes[kind]&n.types != 0:
@@ -43,8 +45,8 @@ func (s *scope) fits(t *types.Type, n *node) error {
 	return wrong
 }
 
-// native is a value of CEL as a value of n lies in a tree.
-func (n *node) native(v ref.Val) (any, error) {
+// fromCEL converts a CEL value to a JSON value of n.
+func (n *node) fromCEL(v ref.Val) (any, error) {
 	switch v := v.(type) {
 	case *objectView:
 		return object.CopyValue(v.tree), nil
@@ -74,21 +76,21 @@ func (n *node) native(v ref.Val) (any, error) {
 		}
 		return v.Format(time.RFC3339Nano), nil
 	case celtraits.Lister:
-		return n.nativeList(v)
+		return n.fromCELList(v)
 	case celtraits.Mapper:
-		return n.nativeMap(v)
+		return n.fromCELMap(v)
 	}
-	return nil, fmt.Errorf("the result %v has no form in JSON", v)
+	return nil, fmt.Errorf("the result %v cannot be represented in JSON", v)
 }
 
-func (n *node) nativeList(l celtraits.Lister) (any, error) {
+func (n *node) fromCELList(l celtraits.Lister) (any, error) {
 	var items *node
 	if n != nil {
 		items = n.items
 	}
 	list := []any{}
 	for it := l.Iterator(); it.HasNext() == types.True; {
-		v, err := items.native(it.Next())
+		v, err := items.fromCEL(it.Next())
 		if err != nil {
 			return nil, err
 		}
@@ -97,15 +99,15 @@ func (n *node) nativeList(l celtraits.Lister) (any, error) {
 	return list, nil
 }
 
-func (n *node) nativeMap(m celtraits.Mapper) (any, error) {
+func (n *node) fromCELMap(m celtraits.Mapper) (any, error) {
 	tree := object.Tree{}
 	for it := m.Iterator(); it.HasNext() == types.True; {
 		key := it.Next()
 		name, ok := key.(types.String)
 		if !ok {
-			return nil, fmt.Errorf("the key %v is no string", key)
+			return nil, fmt.Errorf("the key %v is not a string", key)
 		}
-		v, err := n.child(string(name)).native(m.Get(key))
+		v, err := n.child(string(name)).fromCEL(m.Get(key))
 		if err != nil {
 			return nil, err
 		}
@@ -114,9 +116,9 @@ func (n *node) nativeMap(m celtraits.Mapper) (any, error) {
 	return tree, nil
 }
 
-// accepts is an error where v, or something in it, is of a type that n does not allow. What n does not know will be
-// pruned, and a null dropped.
-func (n *node) accepts(v any) error {
+// validateTypes returns an error if v or a value in it has a type that n does not allow. Unknown fields and nulls
+// are accepted, because normalization removes them.
+func (n *node) validateTypes(v any) error {
 	if n == nil || v == nil {
 		return nil
 	}
@@ -126,13 +128,13 @@ func (n *node) accepts(v any) error {
 	switch v := v.(type) {
 	case []any:
 		for _, item := range v {
-			if err := n.items.accepts(item); err != nil {
+			if err := n.items.validateTypes(item); err != nil {
 				return err
 			}
 		}
 	case object.Tree:
 		for _, name := range slices.Sorted(maps.Keys(v)) {
-			if err := n.child(name).accepts(v[name]); err != nil {
+			if err := n.child(name).validateTypes(v[name]); err != nil {
 				return err
 			}
 		}

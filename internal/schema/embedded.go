@@ -19,12 +19,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CoerceEmbedded gives apiVersion, kind and metadata of every embedded resource in t
-// (x-kubernetes-embedded-resource) the types they have on any object. It drops the fields of metadata
-// that nobody knows and returns their paths, sorted. The first value of a wrong type is the
-// error. Those of t itself are not looked at. It costs nothing where the schema embeds none.
+// CoerceEmbedded converts apiVersion, kind and metadata of every embedded resource in t
+// (x-kubernetes-embedded-resource) to their types. It drops unknown fields of metadata and returns their sorted
+// paths. It returns an error for the first value of a wrong type. The metadata of t itself is not checked. Without
+// embedded resources in the schema, it costs nothing.
 func (s *Schema) CoerceEmbedded(t object.Tree) (unknown []string, err *field.Error) {
-	root := s.shaping()
+	root := s.structuralRoot()
 	if !root.has(embedded) {
 		return nil, nil
 	}
@@ -36,7 +36,7 @@ func (s *Schema) CoerceEmbedded(t object.Tree) (unknown []string, err *field.Err
 
 type coercer struct {
 	unknown paths
-	drop    bool // what cannot be coerced, rather than to give an error
+	drop    bool // drop values that cannot be coerced instead of returning an error
 }
 
 func (c *coercer) value(v any, n *node, path *field.Path) *field.Error {
@@ -76,7 +76,7 @@ func (c *coercer) children(t object.Tree, n *node, path *field.Path) *field.Erro
 	return nil
 }
 
-// embedded coerces one resource.
+// embedded coerces one embedded resource.
 func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	for _, k := range []string{"apiVersion", "kind"} {
 		if v, ok := t[k]; ok {
@@ -112,7 +112,7 @@ func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	return nil
 }
 
-// wellFormed is what remains of malformed metadata: each field that by itself is in order.
+// wellFormed returns the fields of malformed metadata that are valid on their own.
 func wellFormed(v object.Tree) object.Tree {
 	kept := object.Tree{}
 	for k, w := range v {
@@ -127,7 +127,7 @@ func wellFormed(v object.Tree) object.Tree {
 	return md
 }
 
-// objectMetaOf takes v through the Go type of metadata.
+// objectMetaOf decodes v into metav1.ObjectMeta and converts the result back to a tree.
 func objectMetaOf(v any) (out object.Tree, unknown []string, err error) {
 	var md metav1.ObjectMeta
 	strict, err := kjson.UnmarshalStrict(object.AppendJSON(nil, v), &md)
@@ -140,7 +140,7 @@ func objectMetaOf(v any) (out object.Tree, unknown []string, err error) {
 		}
 	}
 	if out, err = runtime.DefaultUnstructuredConverter.ToUnstructured(&md); err != nil {
-		return nil, nil, fmt.Errorf("schema: tree of metadata: %w", err)
+		return nil, nil, fmt.Errorf("schema: convert metadata to a tree: %w", err)
 	}
 	if md.CreationTimestamp.IsZero() {
 		delete(out, "creationTimestamp")
@@ -150,7 +150,7 @@ func objectMetaOf(v any) (out object.Tree, unknown []string, err error) {
 
 // validateEmbedded checks apiVersion, kind and metadata of every embedded resource in t.
 func (s *Schema) validateEmbedded(ctx context.Context, t object.Tree) field.ErrorList {
-	root := s.shaping()
+	root := s.structuralRoot()
 	if !root.has(embedded) {
 		return nil
 	}
@@ -164,7 +164,7 @@ type embeddedChecker struct {
 	errs field.ErrorList
 }
 
-func (e *embeddedChecker) value(v any, n *node, at *place) {
+func (e *embeddedChecker) value(v any, n *node, at *position) {
 	if !n.has(embedded) {
 		return
 	}
@@ -175,19 +175,19 @@ func (e *embeddedChecker) value(v any, n *node, at *place) {
 		}
 		for _, k := range sortedKeys(v) {
 			if child, ok := n.properties[k]; ok {
-				e.value(v[k], child, &place{up: at, key: k})
+				e.value(v[k], child, &position{parent: at, key: k})
 			} else if n.additional != nil {
-				e.value(v[k], n.additional.schema, &place{up: at, key: k, kind: atKey})
+				e.value(v[k], n.additional.schema, &position{parent: at, key: k, kind: atKey})
 			}
 		}
 	case []any:
 		for i := range v {
-			e.value(v[i], n.items, &place{up: at, index: i, kind: atIndex})
+			e.value(v[i], n.items, &position{parent: at, index: i, kind: atIndex})
 		}
 	}
 }
 
-// resource checks one of them. metadata may be missing, and so may its name.
+// resource checks one embedded resource. metadata and its name are optional.
 func (e *embeddedChecker) resource(t object.Tree, path *field.Path) {
 	e.text(t, "apiVersion", path, func(v string) string {
 		if _, err := schema.ParseGroupVersion(v); err != nil {
@@ -214,7 +214,8 @@ func (e *embeddedChecker) resource(t object.Tree, path *field.Path) {
 	if md.Name == "" {
 		md.Name = "fakename"
 	}
-	e.errs = append(e.errs, apivalidation.ValidateObjectMetaDeclaratively(e.ctx, operation.Create, &md, nil, md.Namespace != "", pathSegment, path, true)...)
+	e.errs = append(e.errs, apivalidation.ValidateObjectMetaDeclaratively(e.ctx, operation.Create, &md, nil,
+		md.Namespace != "", pathSegment, path, true)...)
 }
 
 // text checks a required string.
@@ -237,7 +238,7 @@ func (e *embeddedChecker) text(t object.Tree, key string, path *field.Path, prob
 	}
 }
 
-// pathSegment is what every name must at least be.
+// pathSegment checks the minimum requirements for every name.
 func pathSegment(name string, prefix bool) []string {
 	if prefix {
 		return content.IsPathSegmentPrefix(name)

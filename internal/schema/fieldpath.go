@@ -8,14 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ErrNoField is for a step of WalkFieldPath to a field that the schema does not have.
+// ErrNoField is the error of a step of WalkFieldPath to a field that the schema does not have.
 var ErrNoField = errors.New("does not refer to a valid field")
 
 var errPathEnded = errors.New("unexpected end of JSON path")
 
-// WalkFieldPath reads a JSON path of fields and, if brackets are allowed, names in brackets and single
-// quotes: fieldPath of x-kubernetes-validations, jsonPath of selectable fields. It calls step with one
-// name after the other and ends with the first error, its own or that of step.
+// WalkFieldPath parses a JSON path of field names. If brackets is true, names in brackets and single quotes are
+// allowed. Examples are fieldPath of x-kubernetes-validations and jsonPath of selectable fields. WalkFieldPath
+// calls step with each name in order. It returns the first error, from parsing or from step.
 func WalkFieldPath(path string, brackets bool, step func(name string) error) error {
 	for path != "" {
 		name, rest, err := "", "", error(nil)
@@ -56,7 +56,8 @@ func WalkFieldPath(path string, brackets bool, step func(name string) error) err
 	return nil
 }
 
-// normalizedFieldPath is path, which is relative to n, as errors show it; "" if it leads nowhere.
+// normalizedFieldPath returns path, which is relative to n, in the form that errors use. It returns "" if the path
+// does not exist in the schema.
 func normalizedFieldPath(path string, n *node) string {
 	var out *field.Path
 	err := WalkFieldPath(path, true, func(name string) error {
@@ -77,7 +78,7 @@ func normalizedFieldPath(path string, n *node) string {
 	return out.String()
 }
 
-// token cuts off a delimiter, a name in single quotes or a name.
+// token splits off a delimiter, a name in single quotes, or a name.
 func token(s string) (tok, rest string) {
 	if s == "" {
 		return "", ""
@@ -100,7 +101,7 @@ func token(s string) (tok, rest string) {
 	}
 }
 
-// bracketed reads the name behind an opening bracket.
+// bracketed parses the name after an opening bracket.
 func bracketed(s string) (name, rest string, err error) {
 	tok, rest := token(s)
 	switch {

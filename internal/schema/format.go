@@ -6,12 +6,12 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
 )
 
-// format is a format that is checked; 0 is one that is not. Below textFormat are those
-// of numbers, from there on it is an index into textFormats.
+// format identifies a format that is checked; 0 is none. Values below textFormat are formats of numbers. Values
+// from textFormat on are indices into textFormats.
 type format uint8
 
 const (
-	formatElse format = iota + 1 // one that says nothing, but is there: see asWritten
+	formatOther format = iota + 1 // a format that has no check; see asWritten
 	formatInt32
 	formatInt64
 	formatFloat
@@ -20,7 +20,7 @@ const (
 )
 
 var textFormats = []struct {
-	name  string // without dashes, for they do not count
+	name  string // without dashes, which are ignored
 	valid func(string) bool
 }{
 	{"datetime", isDateTime},
@@ -51,12 +51,12 @@ var textFormats = []struct {
 	{"k8slongname", strfmt.IsLongName},
 }
 
-// registered is for formats whose check kube-openapi exports by name only.
+// registered returns the check of a format that kube-openapi exports only by name.
 func registered(name string) func(string) bool {
 	return func(s string) bool { return strfmt.Default.Validates(name, s) }
 }
 
-// formatOf is the format of n as far as it is checked for n's type: others count for nothing.
+// formatOf returns the format of n if it is checked for n's type, or 0.
 func formatOf(n *node) format {
 	if n.format == "" {
 		return 0
@@ -86,7 +86,7 @@ func formatOf(n *node) format {
 	return 0
 }
 
-// textFormatOf is formatOf if n is for text.
+// textFormatOf returns the format of n if it is a format of strings, or 0.
 func textFormatOf(n *node) format {
 	name := strings.ReplaceAll(n.format, "-", "")
 	for i := range textFormats {
@@ -97,23 +97,23 @@ func textFormatOf(n *node) format {
 	return 0
 }
 
-// isNumeric reports whether f bounds numbers.
+// isNumeric reports whether f limits the range of numbers.
 func (f format) isNumeric() bool { return f >= formatInt32 && f < textFormat }
 
-// checkedFormat is what formatOf found.
+// checkedFormat returns the format that the validation of n checks, or 0.
 func (n *node) checkedFormat() format {
-	if n.more == nil {
+	if n.checks == nil {
 		return 0
 	}
-	return n.more.format
+	return n.checks.format
 }
 
-// valid checks a string, which the formats of numbers say nothing of.
+// valid checks a string. Formats of numbers accept all strings.
 func (f format) valid(s string) bool {
 	return f < textFormat || textFormats[f-textFormat].valid(s)
 }
 
-// isDateTime knows the form that everybody writes, and leaves the others to the library.
+// isDateTime checks the usual form of a timestamp itself and passes other forms to strfmt.
 func isDateTime(s string) bool {
 	const form = "dddd-dd-ddTdd:dd:ddZ"
 	if len(s) != len(form) {
@@ -131,7 +131,7 @@ func isDateTime(s string) bool {
 	return s[11:13] <= "23" && s[14:16] <= "59" && s[17:19] <= "59"
 }
 
-// isBase64 wants the standard alphabet, padded, and at least one byte.
+// isBase64 requires the standard alphabet with padding, and at least one byte.
 func isBase64(s string) bool {
 	if len(s) == 0 || len(s)%4 != 0 {
 		return false

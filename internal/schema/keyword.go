@@ -23,10 +23,10 @@ const (
 	isInteger
 	isNumber
 	isBoolean
-	isUnheardOf
+	isUnknownType
 )
 
-// typesOf is what n allows by name; 0 where it says nothing.
+// typesOf returns the types that n allows, 0 for any type.
 func typesOf(n *node) typeSet {
 	if n.intOrString {
 		return isInteger | isString
@@ -47,10 +47,10 @@ func typesOf(n *node) typeSet {
 	case "boolean":
 		return isBoolean
 	}
-	return isUnheardOf
+	return isUnknownType
 }
 
-// typeText is n's type as errors name it.
+// typeText returns n's type as errors print it.
 func typeText(n *node) string {
 	if n.intOrString {
 		return "integer,string"
@@ -58,7 +58,7 @@ func typeText(n *node) string {
 	return n.typ
 }
 
-// typeOf is the type of a value other than null.
+// typeOf returns the type of a value other than null.
 func typeOf(v any) typeSet {
 	switch v.(type) {
 	case string:
@@ -75,7 +75,7 @@ func typeOf(v any) typeSet {
 	return isNumber
 }
 
-// String is the name of one type.
+// String returns the name of a single type.
 func (t typeSet) String() string {
 	switch t {
 	case isObject:
@@ -92,7 +92,7 @@ func (t typeSet) String() string {
 	return "number"
 }
 
-// goFormat is the format that upstream derives from the Go type.
+// goFormat returns the format that upstream derives from the Go type.
 func (t typeSet) goFormat() string {
 	switch t {
 	case isInteger:
@@ -103,8 +103,8 @@ func (t typeSet) goFormat() string {
 	return ""
 }
 
-// numberFits reports whether v is a number that counts as one of the types too: each integer is a number,
-// and whole floats are integers.
+// numberFits reports whether v is a number that is also a value of one of the types in t. Each integer is a
+// number, and each whole float is an integer.
 func numberFits(v any, t typeSet) bool {
 	switch v := v.(type) {
 	case int64:
@@ -115,13 +115,13 @@ func numberFits(v any, t typeSet) bool {
 	return false
 }
 
-// pattern is compiled when the first string asks for it.
+// pattern is a regular expression that is compiled on first use.
 type pattern struct {
 	text string
 	once sync.Once
 	re   *regexp.Regexp
 	err  error
-	cost int // of one byte
+	cost int // steps for one byte
 }
 
 func (w *walk) matchesPattern(s string, p *pattern) bool {
@@ -132,17 +132,17 @@ func (w *walk) matchesPattern(s string, p *pattern) bool {
 	return p.err == nil && w.spend(len(s)*p.cost) && p.re.MatchString(s)
 }
 
-// enumeration is decoded when the first value asks for it.
+// enumeration is an enum that is decoded on first use.
 type enumeration struct {
 	text string // a JSON array
 	once sync.Once
 	list []any
 
-	scalars map[any]bool // those in list, where it is long: many values may ask
+	scalars map[any]bool // the scalars of a long list, for fast lookups
 
-	worded sync.Once
-	said   string
-	names  []string
+	printOnce sync.Once
+	printed   string
+	names     []string
 }
 
 func (e *enumeration) values() []any {
@@ -165,11 +165,11 @@ func (e *enumeration) values() []any {
 	return e.list
 }
 
-// shortEnum is how many values are faster to compare than to look up.
+// shortEnum is the maximum length of a list that is faster to scan than to index.
 const shortEnum = 16
 
-// has compares as upstream does, by what Go converts: 65 is "A", and 1.5 is 1. Null
-// is in no enumeration.
+// has compares values as upstream does, with Go's conversions: 65 equals "A", and 1.5 equals 1. Null is in no
+// enumeration.
 func (e *enumeration) has(v any) bool {
 	list := e.values()
 	if e.scalars != nil {
@@ -222,10 +222,10 @@ func runeText(i int64) string {
 	return string(rune(i))
 }
 
-// wording is how upstream prints the values for itself, and how an error lists them.
-func (e *enumeration) wording() (said string, names []string) {
-	e.worded.Do(func() {
-		e.said = fmt.Sprint(e.values())
+// messageTexts returns the values as upstream's internal message prints them, and as errors list them.
+func (e *enumeration) messageTexts() (printed string, names []string) {
+	e.printOnce.Do(func() {
+		e.printed = fmt.Sprint(e.values())
 		for _, v := range e.values() {
 			if s, ok := v.(string); ok {
 				e.names = append(e.names, s)
@@ -235,7 +235,7 @@ func (e *enumeration) wording() (said string, names []string) {
 			e.names = append(e.names, string(js))
 		}
 	})
-	return e.said, e.names
+	return e.printed, e.names
 }
 
 // longer reports whether s has more than n characters.
@@ -248,8 +248,8 @@ func shorter(s string, n int64) bool {
 	return int64(len(s)) < n || n > 0 && int64(utf8.RuneCountInString(s)) < n
 }
 
-// isWhole reports whether a float counts as an integer: JSON has room for 53 bits, and what differs from a
-// whole number by a billionth part counts as one.
+// isWhole reports whether a float counts as an integer. It must fit in 53 bits and may differ from a whole number
+// by a relative error of 1e-9.
 func isWhole(f float64) bool {
 	const most, epsilon = 1<<53 - 1, 1e-9
 	if math.IsNaN(f) || f < -most || f > most {
@@ -259,7 +259,7 @@ func isWhole(f float64) bool {
 	return f == rounded || math.Abs(f-rounded) < epsilon*math.Abs(rounded)
 }
 
-// inRange reports whether a float is a value of n's type and format.
+// inRange reports whether a float is in the range of n's type and format.
 func inRange(f float64, n *node) bool {
 	switch n.types {
 	case isInteger:
@@ -268,7 +268,7 @@ func inRange(f float64, n *node) bool {
 			bits = 31
 		}
 		limit := math.Ldexp(1, bits)
-		// -2⁶³ in as few digits as tell it from its neighbours is less than -2⁶³.
+		// The shortest decimal form of -2⁶³ is less than -2⁶³, so upstream's check rejects it.
 		return f == math.Trunc(f) && f < limit && (f > -limit || f == -limit && bits == 31)
 	case isNumber:
 		return n.checkedFormat() != formatFloat || !math.IsInf(float64(float32(f)), 0)
@@ -276,7 +276,7 @@ func inRange(f float64, n *node) bool {
 	return true
 }
 
-// isMultiple reports whether f is a multiple of factor, which is positive.
+// isMultiple reports whether f is a multiple of factor, which must be positive.
 func isMultiple(f, factor float64) bool {
 	if factor < 1 {
 		return isWhole(1 / factor * f)

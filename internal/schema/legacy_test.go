@@ -13,22 +13,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// SCH-024, SCH-025: of a schema that is not structural only the validation of values is left; it is upstream's
-// reader of structural schemas that decides.
-func TestSchemaThatIsNotStructural(t *testing.T) {
+// TestNonStructuralSchema checks that a schema that is not structural only validates values. Upstream's parser of
+// structural schemas defines which schemas are structural. SCH-024, SCH-025
+func TestNonStructuralSchema(t *testing.T) {
 	for _, below := range []string{
-		`{}`, `{"id":"a"}`, `{"id":""}`, `{"$ref":"#/definitions/a"}`, `{"patternProperties":{"a":{}}}`, `{"patternProperties":{}}`, `{"definitions":{"a":{"type":"string"}}}`,
-		`{"dependencies":{"a":["b"]}}`, `{"additionalItems":false}`, `{"items":[{"type":"string"}]}`, `{"items":{"type":"string"}}`, `{"x-kubernetes-preserve-unknown-fields":false}`,
-		`{"x-kubernetes-preserve-unknown-fields":true}`, `{"not":{"id":"a"}}`, `{"anyOf":[{},{"properties":{"a":{"$ref":"b"}}}]}`, `{"additionalProperties":{"additionalProperties":{"id":"a"}}}`,
+		`{}`, `{"id":"a"}`, `{"id":""}`, `{"$ref":"#/definitions/a"}`, `{"patternProperties":{"a":{}}}`,
+		`{"patternProperties":{}}`, `{"definitions":{"a":{"type":"string"}}}`,
+		`{"dependencies":{"a":["b"]}}`, `{"additionalItems":false}`, `{"items":[{"type":"string"}]}`,
+		`{"items":{"type":"string"}}`, `{"x-kubernetes-preserve-unknown-fields":false}`,
+		`{"x-kubernetes-preserve-unknown-fields":true}`, `{"not":{"id":"a"}}`,
+		`{"anyOf":[{},{"properties":{"a":{"$ref":"b"}}}]}`,
+		`{"additionalProperties":{"additionalProperties":{"id":"a"}}}`,
 		`{"additionalProperties":true}`, `{"$schema":"x"}`,
 	} {
-		js := []byte(`{"properties":{"spec":{"type":"object","properties":{"a":` + below + `,"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}}}}}}`)
+		js := []byte(`{"properties":{"spec":{"type":"object","properties":{"a":` + below +
+			`,"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}}}}}}`)
 		var props apiextensionsv1.JSONSchemaProps
 		var internal apiextensions.JSONSchemaProps
 		if err := json.Unmarshal(js, &props); err != nil {
 			t.Fatal(err)
 		}
-		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&props, &internal, nil); err != nil {
+		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&props, &internal,
+			nil); err != nil {
 			t.Fatal(err)
 		}
 		_, refused := structuralschema.NewStructural(&internal)
@@ -40,12 +46,12 @@ func TestSchemaThatIsNotStructural(t *testing.T) {
 		before := object.Copy(tree)
 		unknown, wrong := s.Normalize(tree)
 		if len(unknown) > 0 || wrong != nil || !object.Equal(tree, before) {
-			t.Errorf("%s: nothing is to be pruned: %q %v, left %v", below, unknown, wrong, tree)
+			t.Errorf("%s: unknown fields %q, error %v, result %v; want no pruning", below, unknown, wrong, tree)
 		}
 		errs := s.Validate(t.Context(), tree, nil, nil)
 		isDuplicate := func(e *field.Error) bool { return e.Type == field.ErrorTypeDuplicate }
 		if twice := slices.ContainsFunc(errs, isDuplicate); twice != (refused == nil) {
-			t.Errorf("%s: upstream says %v, and here the list is checked: %v", below, refused, twice)
+			t.Errorf("%s: upstream error %v, list errors here %v", below, refused, twice)
 		}
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// duplicates finds the items that x-kubernetes-list-type forbids: in a set, those that are there before;
-// in a map, those whose keys are. Each is reported once, where it appears for the second time. Lists that are the same in
-// the old object, if there is one, are left out.
+// duplicates returns an error for each repeated item in a set and each repeated key in a list-type map
+// (x-kubernetes-list-type). The error is at the second occurrence. If old is not nil, lists that are unchanged
+// from old are skipped.
 func (s *Schema) duplicates(t, old object.Tree) field.ErrorList {
-	root := s.shaping()
+	root := s.structuralRoot()
 	if !root.has(listTypes) {
 		return nil
 	}
@@ -24,8 +24,8 @@ func (s *Schema) duplicates(t, old object.Tree) field.ErrorList {
 
 type listChecker struct{ errs field.ErrorList }
 
-// value checks a value. old is the value in its place in the old object, nil if there is none.
-func (l *listChecker) value(v, old any, n *node, at *place) {
+// value checks v. old is the corresponding value of the old object, or nil.
+func (l *listChecker) value(v, old any, n *node, at *position) {
 	if !n.has(listTypes) {
 		return
 	}
@@ -41,19 +41,20 @@ func (l *listChecker) value(v, old any, n *node, at *place) {
 		case "set":
 			l.set(v, at)
 		case "map":
-			l.keyed(v, n.listKeys, at)
+			l.mapList(v, n.listKeys, at)
 		}
 		if !n.items.has(listTypes) {
 			return
 		}
 		before := elementsByKey(old, n)
 		for i, w := range v {
-			l.value(w, before[elementKey(w, n)], n.items, &place{up: at, index: i, kind: atIndex})
+			l.value(w, before[elementKey(w, n)], n.items, &position{parent: at, index: i, kind: atIndex})
 		}
 	}
 }
 
-// elementsByKey returns the elements of an old list of type map by their keys. Those of other lists have no place.
+// elementsByKey returns the items of an old list-type map by their keys. It returns nil for other lists, whose
+// items cannot be matched.
 func elementsByKey(old any, n *node) map[string]any {
 	list, ok := old.([]any)
 	if !ok || n.listType != "map" {
@@ -79,34 +80,35 @@ func elementKey(e any, n *node) string {
 	return string(object.AppendJSON(nil, key))
 }
 
-// tree goes on below an object. As upstream, it looks at a property by additionalProperties, too.
-func (l *listChecker) tree(t, old object.Tree, n *node, at *place) {
+// tree checks the fields of t. As upstream does, it also checks properties against additionalProperties.
+func (l *listChecker) tree(t, old object.Tree, n *node, at *position) {
 	if n.additional != nil && n.additional.schema.has(listTypes) {
 		for _, k := range sortedKeys(t) {
-			l.value(t[k], old[k], n.additional.schema, &place{up: at, key: k, kind: atKey})
+			l.value(t[k], old[k], n.additional.schema, &position{parent: at, key: k, kind: atKey})
 		}
 	}
 	for _, k := range sortedKeys(t) {
 		if child := n.properties[k]; child.has(listTypes) {
-			l.value(t[k], old[k], child, &place{up: at, key: k})
+			l.value(t[k], old[k], child, &position{parent: at, key: k})
 		}
 	}
 }
 
-// sortedKeys puts the errors of an object in an order.
+// sortedKeys returns the keys of t in a fixed order, so that errors have one too.
 func sortedKeys(t object.Tree) []string { return slices.Sorted(maps.Keys(t)) }
 
-func (l *listChecker) set(v []any, at *place) {
-	for _, i := range repeated(v) {
+func (l *listChecker) set(v []any, at *position) {
+	for _, i := range duplicateIndices(v) {
 		l.errs = append(l.errs, field.Duplicate(at.path().Index(i), v[i]))
 	}
 }
 
-// keyed checks the keys of a list-type map. A key that an item does not have is like any other value.
-func (l *listChecker) keyed(v []any, names []string, at *place) {
+// mapList checks the keys of a list-type map. A missing key is compared like any other value.
+func (l *listChecker) mapList(v []any, names []string, at *position) {
 	for i, e := range v {
 		if _, ok := e.(object.Tree); e != nil && !ok {
-			l.errs = append(l.errs, field.Invalid(at.path().Index(i), e, "must be an object for an array of list-type map"))
+			l.errs = append(l.errs, field.Invalid(at.path().Index(i), e,
+				"must be an object for an array of list-type map"))
 			return
 		}
 	}
@@ -115,7 +117,7 @@ func (l *listChecker) keyed(v []any, names []string, at *place) {
 		e, _ := e.(object.Tree)
 		keys[i] = keyOf(e, names)
 	}
-	for _, i := range repeated(keys) {
+	for _, i := range duplicateIndices(keys) {
 		e, _ := v[i].(object.Tree)
 		key := object.Tree{}
 		for _, name := range names {
@@ -127,10 +129,11 @@ func (l *listChecker) keyed(v []any, names []string, at *place) {
 	}
 }
 
-// missing stands for a key that an item does not have.
+// missing represents a key that an item does not have.
 type missing struct{}
 
-// keyOf is what two items with the same keys have in common, and no others: of a single key the value itself.
+// keyOf returns a value that is equal for two items if and only if their keys are equal. For a single key, the
+// value is the key.
 func keyOf(e object.Tree, names []string) any {
 	if len(names) == 1 {
 		if k, ok := e[names[0]]; ok {
@@ -146,16 +149,16 @@ func keyOf(e object.Tree, names []string) any {
 	return key
 }
 
-// fewItems are compared with one another, which takes no memory.
-const fewItems = 12
+// maxPairwiseItems is the maximum length of a list whose items are compared in pairs, which allocates no memory.
+const maxPairwiseItems = 12
 
-// repeated lists the indices of the second appearances of values. 1 and 1.0 are two values, but not within a
-// compound one, which is compared by its JSON.
-func repeated(v []any) (indices []int) {
+// duplicateIndices returns the index of the second occurrence of each repeated value. 1 and 1.0 are different
+// values, but not within objects and arrays, which are compared by their JSON.
+func duplicateIndices(v []any) (indices []int) {
 	if len(v) <= 1 {
 		return nil
 	}
-	if len(v) <= fewItems && !slices.ContainsFunc(v, isCompound) {
+	if len(v) <= maxPairwiseItems && !slices.ContainsFunc(v, isCompound) {
 		for i, e := range v {
 			before := 0
 			for _, f := range v[:i] {
@@ -181,7 +184,7 @@ func repeated(v []any) (indices []int) {
 	return indices
 }
 
-// compound is the JSON of an object or an array: never equal to a string.
+// compound is the JSON of an object or array. Its type makes it different from any string.
 type compound string
 
 func isCompound(v any) bool {

@@ -7,16 +7,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Repeated items are an error in lists that an update changes or moves, and in no list that it leaves as it was, wherever the list is
-// (VAL-035, VAL-036).
+// TestRepeatedItemsOfChangedLists checks that repeated items are an error in lists that an update changes or
+// moves. They are no error in an unchanged list at any position. (VAL-035, VAL-036).
 func TestRepeatedItemsOfChangedLists(t *testing.T) {
 	s := mustCompile(t, `{"type":"object","properties":{
 		"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}},
 		"n":{"type":"integer"},
-		"map":{"type":"array","x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["k"],"items":{"type":"object","required":["k"],"properties":{
-			"k":{"type":"string"},"v":{"type":"integer"},"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}}}}},
-		"atomic":{"type":"array","items":{"type":"object","properties":{"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}}}}},
-		"any":{"type":"object","additionalProperties":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}}}}}`)
+		"map":{"type":"array","x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["k"],
+		"items":{"type":"object","required":["k"],"properties":{
+			"k":{"type":"string"},"v":{"type":"integer"},"set":{"type":"array","x-kubernetes-list-type":"set",
+			"items":{"type":"string"}}}}},
+		"atomic":{"type":"array","items":{"type":"object","properties":{"set":{"type":"array",
+		"x-kubernetes-list-type":"set","items":{"type":"string"}}}}},
+		"any":{"type":"object","additionalProperties":{"type":"array","x-kubernetes-list-type":"set",
+		"items":{"type":"string"}}}}}`)
 	for _, c := range []struct {
 		old, is string
 		want    string // path of the error, "" for none

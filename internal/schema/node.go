@@ -12,15 +12,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// node is what the schema says of one value.
+// node is the schema of one value.
 type node struct {
-	types       typeSet // what typ and intOrString allow
-	typ         string
-	format      string
-	properties  map[string]*node
-	additional  *additional // nil where additionalProperties is not given
+	types      typeSet // types that typ and intOrString allow
+	typ        string
+	format     string
+	properties map[string]*node
+	// additional is additionalProperties: a schema or a boolean.
+	additional  *additional // nil means that additionalProperties is not set
 	items       *node
-	defaultJSON string // "" where there is none
+	defaultJSON string // "" means no default
 	listType    string
 	mapType     string
 	listKeys    []string
@@ -31,13 +32,14 @@ type node struct {
 
 	maxLength, maxItems, maxProperties *int64
 	required                           []string
-	enum                               string // the JSON of the list, "" where there is none
-	rules                              string // the JSON of x-kubernetes-validations, "" where there are none
-	anyRules                           bool   // here or below
-	more                               *checks
+	enum                               string // JSON array; "" means no enum
+	rules                              string // JSON of x-kubernetes-validations; "" means no rules
+	anyRules                           bool   // there are rules at or below the node
+	// checks holds validation keywords that few nodes have. Pruning, defaulting and CEL types do not use them.
+	checks *checks
 
-	traits  traits   // of it and of all below
-	filling *filling // what Default fills in here and below; made on first use
+	traits       traits        // of the node and all nodes below
+	nodeDefaults *nodeDefaults // defaults at and below the node; set on first use
 }
 
 // checks is validation that only few nodes have, and that neither pruning, defaulting nor the
@@ -59,29 +61,29 @@ type additional struct {
 	allows bool
 }
 
-// reader reads the nodes of one schema, which share what they can.
+// reader reads the nodes of one schema and shares equal patterns among them.
 type reader struct {
 	*object.Cursor
 	patterns map[string]*pattern
 }
 
-// node reads the schema at the cursor; nil if it is not an object.
+// node reads the schema at the cursor. It returns nil if the value is not an object.
 func (r *reader) node() *node {
 	if r.Kind() != '{' {
 		return nil
 	}
 	n := &node{}
 	r.Members(func(key string) {
-		if !n.readShape(r, key) && !n.readLimit(r, key) {
-			n.readRare(r, key)
+		if !n.readStructure(r, key) && !n.readLimit(r, key) {
+			n.readCheck(r, key)
 		}
 	})
 	if n.embedded && n.typ == "" && !n.intOrString {
-		n.typ = "object" // upstream insists on its being said
+		n.typ = "object" // upstream requires an explicit type
 	}
 	n.types = typesOf(n)
 	if f := formatOf(n); f != 0 {
-		n.rare().format = f
+		n.ensureChecks().format = f
 	}
 	n.anyRules = n.rules != "" || n.items.hasRules() || n.additional != nil && n.additional.schema.hasRules()
 	for _, child := range n.properties {
@@ -92,16 +94,16 @@ func (r *reader) node() *node {
 
 func (n *node) hasRules() bool { return n != nil && n.anyRules }
 
-// rare gives n its checks.
-func (n *node) rare() *checks {
-	if n.more == nil {
-		n.more = &checks{}
+// ensureChecks returns the checks of n, which it creates if necessary.
+func (n *node) ensureChecks() *checks {
+	if n.checks == nil {
+		n.checks = &checks{}
 	}
-	return n.more
+	return n.checks
 }
 
-// readShape reads what pruning, defaulting and publishing need; false where key is something else.
-func (n *node) readShape(c *reader, key string) bool {
+// readStructure reads the keywords for pruning, defaulting and publishing. It returns false for other keywords.
+func (n *node) readStructure(c *reader, key string) bool {
 	switch key {
 	case "type":
 		n.typ = c.Text()
@@ -137,7 +139,7 @@ func (n *node) readShape(c *reader, key string) bool {
 	return true
 }
 
-// readLimit reads what CEL's cost estimates need besides.
+// readLimit reads the other keywords that CEL's cost estimates use. It returns false for other keywords.
 func (n *node) readLimit(c *reader, key string) bool {
 	switch key {
 	case "maxLength":
@@ -150,7 +152,7 @@ func (n *node) readLimit(c *reader, key string) bool {
 		n.required = c.Texts()
 	case "enum":
 		if n.enum = list(c); n.enum != "" {
-			n.rare().enum = &enumeration{text: n.enum}
+			n.ensureChecks().enum = &enumeration{text: n.enum}
 		}
 	case "x-kubernetes-validations":
 		n.rules = list(c)
@@ -160,38 +162,38 @@ func (n *node) readLimit(c *reader, key string) bool {
 	return true
 }
 
-func (n *node) readRare(c *reader, key string) {
+func (n *node) readCheck(c *reader, key string) {
 	switch key {
 	case "minLength":
-		n.rare().minLength = limit(c)
+		n.ensureChecks().minLength = limit(c)
 	case "minItems":
-		n.rare().minItems = limit(c)
+		n.ensureChecks().minItems = limit(c)
 	case "minProperties":
-		n.rare().minProperties = limit(c)
+		n.ensureChecks().minProperties = limit(c)
 	case "minimum":
-		n.rare().minimum = float(c)
+		n.ensureChecks().minimum = float(c)
 	case "maximum":
-		n.rare().maximum = float(c)
+		n.ensureChecks().maximum = float(c)
 	case "multipleOf":
-		n.rare().multipleOf = float(c)
+		n.ensureChecks().multipleOf = float(c)
 	case "exclusiveMinimum":
-		n.rare().exclusiveMinimum = c.Bool()
+		n.ensureChecks().exclusiveMinimum = c.Bool()
 	case "exclusiveMaximum":
-		n.rare().exclusiveMaximum = c.Bool()
+		n.ensureChecks().exclusiveMaximum = c.Bool()
 	case "pattern":
-		n.rare().pattern = c.pattern(c.Text())
+		n.ensureChecks().pattern = c.pattern(c.Text())
 	case "allOf":
-		n.rare().allOf = c.nodes()
+		n.ensureChecks().allOf = c.nodes()
 	case "anyOf":
-		n.rare().anyOf = c.nodes()
+		n.ensureChecks().anyOf = c.nodes()
 	case "oneOf":
-		n.rare().oneOf = c.nodes()
+		n.ensureChecks().oneOf = c.nodes()
 	case "not":
-		n.rare().not = c.node()
+		n.ensureChecks().not = c.node()
 	}
 }
 
-// nodes reads a list of schemas; null is one that allows everything.
+// nodes reads a list of schemas. A null item allows every value.
 func (r *reader) nodes() (list []*node) {
 	r.Elements(func(int) {
 		n := r.node()
@@ -218,7 +220,7 @@ func (r *reader) pattern(text string) *pattern {
 	return p
 }
 
-// limit reads a number; nil for null.
+// limit reads an integer, or nil for null.
 func limit(c *reader) *int64 {
 	if c.Kind() == 'n' {
 		return nil
@@ -227,7 +229,7 @@ func limit(c *reader) *int64 {
 	return &max
 }
 
-// float reads a number that need not be whole; nil for anything else.
+// float reads a number, or nil for any other value.
 func float(c *reader) *float64 {
 	v, err := strconv.ParseFloat(c.Raw(), 64)
 	if err != nil {
@@ -236,7 +238,7 @@ func float(c *reader) *float64 {
 	return &v
 }
 
-// list is the JSON of an array that has something in it.
+// list returns the JSON of a non-empty array, or "".
 func list(c *reader) string {
 	raw := c.Raw()
 	if inner, ok := strings.CutPrefix(raw, "["); !ok || strings.TrimSpace(inner) == "]" {
@@ -267,7 +269,7 @@ func (n *node) readAdditional(c *reader) {
 	}
 }
 
-// fingerprint hashes what decides over pruning and defaulting, in an order of its own.
+// fingerprint hashes the keywords that affect pruning and defaulting, in a fixed order.
 func (n *node) fingerprint(preserveUnknownFields bool) uint64 {
 	p := printer{fnv.New64a()}
 	p.flags(preserveUnknownFields)

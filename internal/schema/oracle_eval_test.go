@@ -21,8 +21,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// ruled is a schema with rules, here and upstream.
-type ruled struct {
+// ruleSchema is a schema with rules, compiled by both implementations.
+type ruleSchema struct {
 	name   string
 	ours   *Schema
 	theirs *structuralschema.Structural
@@ -30,8 +30,8 @@ type ruled struct {
 	kind   [2]string // apiVersion, kind
 }
 
-// ruledSchemas are those of the corpus that have rules: every n-th.
-func ruledSchemas(t testing.TB, n int) (all []ruled) {
+// corpusRuleSchemas returns every n-th schema of the corpus with rules.
+func corpusRuleSchemas(t testing.TB, n int) (all []ruleSchema) {
 	t.Helper()
 	corpus := crds(t)
 	i := 0
@@ -49,20 +49,22 @@ func ruledSchemas(t testing.TB, n int) (all []ruled) {
 				continue
 			}
 			theirs := structuralOf(t, v.Schema.OpenAPIV3Schema)
-			all = append(all, ruled{name + " " + v.Name, ours, theirs,
-				schemacel.NewValidator(theirs, true, celconfig.PerCallLimit), [2]string{crd.Spec.Group + "/" + v.Name, crd.Spec.Names.Kind}})
+			all = append(all, ruleSchema{name + " " + v.Name, ours, theirs,
+				schemacel.NewValidator(theirs, true, celconfig.PerCallLimit), [2]string{crd.Spec.Group + "/" + v.Name,
+					crd.Spec.Names.Kind}})
 		}
 	}
 	return all
 }
 
-// fitting makes a value that mostly fits n.
-func fitting(r *rand.Rand, n *node, depth int) any {
+// randomValue returns a value that is usually valid for n.
+func randomValue(r *rand.Rand, n *node, depth int) any {
 	if n == nil || r.IntN(60) == 0 {
 		return []any{nil, "x", int64(1), 1.5, true, []any{}, object.Tree{}}[r.IntN(7)]
 	}
 	text := func() any {
-		return []any{"", "a", "abc", "kube-x", "10.0.0.0/8", "10.0.0.1", "1h", "2024-01-02T03:04:05Z", "https://a.b:80/c?d=e", "A_B", "50%", "a.b.c"}[r.IntN(12)]
+		return []any{"", "a", "abc", "kube-x", "10.0.0.0/8", "10.0.0.1", "1h", "2024-01-02T03:04:05Z",
+			"https://a.b:80/c?d=e", "A_B", "50%", "a.b.c"}[r.IntN(12)]
 	}
 	switch {
 	case n.enum != "" && r.IntN(10) > 0:
@@ -85,19 +87,19 @@ func fitting(r *rand.Rand, n *node, depth int) any {
 		t := object.Tree{}
 		for _, name := range slices.Sorted(maps.Keys(n.properties)) {
 			if slices.Contains(n.required, name) || depth < 12 && r.IntN(3) > 0 {
-				t[name] = fitting(r, n.properties[name], depth+1)
+				t[name] = randomValue(r, n.properties[name], depth+1)
 			}
 		}
 		if n.additional != nil && depth < 12 {
 			for i := range r.IntN(3) {
-				t[fmt.Sprint("k", i)] = fitting(r, n.additional.schema, depth+1)
+				t[fmt.Sprint("k", i)] = randomValue(r, n.additional.schema, depth+1)
 			}
 		}
 		return t
 	case "array":
 		list := []any{}
 		for range r.IntN(4) {
-			list = append(list, fitting(r, n.items, depth+1))
+			list = append(list, randomValue(r, n.items, depth+1))
 		}
 		return list
 	case "integer":
@@ -120,7 +122,7 @@ func fitting(r *rand.Rand, n *node, depth int) any {
 	return text()
 }
 
-// change returns a copy of v in which a few things differ.
+// change returns a copy of v with a few differences.
 func change(r *rand.Rand, v any, n *node) any {
 	switch v := v.(type) {
 	case object.Tree:
@@ -151,7 +153,7 @@ func change(r *rand.Rand, v any, n *node) any {
 		return out
 	}
 	if r.IntN(20) == 0 {
-		return fitting(r, n, 20)
+		return randomValue(r, n, 20)
 	}
 	return v
 }
@@ -164,12 +166,12 @@ func errorTexts(errs field.ErrorList) (all []string) {
 	return all
 }
 
-// compareEvaluation evaluates both ways. Upstream walks maps in any order, so that what is found first and
-// what that costs may need some tries to come out the same.
-func compareEvaluation(t *testing.T, s *ruled, what string, tree, old object.Tree) (failed int) {
+// compareEvaluation evaluates the rules with both implementations. Upstream iterates over maps in random order, so
+// its first error and its cost may need several tries to match.
+func compareEvaluation(t *testing.T, s *ruleSchema, what string, tree, old object.Tree) (failed int) {
 	t.Helper()
 	e := evaluation{ctx: context.Background(), budget: celconfig.RuntimeCELCostBudget}
-	root := level{value: tree}
+	root := valuePair{value: tree}
 	if old != nil {
 		root.old, root.correlated = old, true
 	}
@@ -181,32 +183,37 @@ func compareEvaluation(t *testing.T, s *ruled, what string, tree, old object.Tre
 		var options []schemacel.Option
 		if old != nil {
 			was = map[string]any(old)
-			options = append(options, schemacel.WithRatcheting(common.NewCorrelatedObject(map[string]any(tree), was, &model.Structural{Structural: s.theirs})))
+			options = append(options, schemacel.WithRatcheting(common.NewCorrelatedObject(map[string]any(tree), was,
+				&model.Structural{Structural: s.theirs})))
 		}
-		errs, budget := s.oracle.Validate(context.Background(), nil, s.theirs, map[string]any(tree), was, celconfig.RuntimeCELCostBudget, options...)
+		errs, budget := s.oracle.Validate(context.Background(), nil, s.theirs, map[string]any(tree), was,
+			celconfig.RuntimeCELCostBudget, options...)
 		if want = append(errorTexts(errs), fmt.Sprint("left of the budget: ", budget)); slices.Equal(got, want) {
 			return len(errs)
 		}
 		if strings.Contains(strings.Join(want, ""), "internal error: runtime error") {
-			return 0 // upstream panics over values that do not fit the schema, which never get so far
+			return 0 // upstream panics on invalid values, which rules never see in the server
 		}
 	}
-	t.Fatalf("%s %s: errors\nours     %s\nupstream %s\nobject %s\nold %s", s.name, what, strings.Join(got, "\n         "), strings.Join(want, "\n         "), object.AppendJSON(nil, tree), object.AppendJSON(nil, old))
+	t.Fatalf("%s %s: errors\nours     %s\nupstream %s\nobject %s\nold %s", s.name, what,
+		strings.Join(got, "\n         "), strings.Join(want, "\n         "), object.AppendJSON(nil,
+			tree), object.AppendJSON(nil, old))
 	return 0
 }
 
-// VAL-043 VAL-049 VAL-069: the rules of real schemas decide alike over objects made at random, at the
-// same cost, with the same errors; so do updates (VAL-033 VAL-041 VAL-140 VAL-141).
+// TestRulesAgainstUpstream checks that the rules of real schemas have upstream's results, costs and errors for
+// random objects. VAL-043 VAL-049 VAL-069
+// It checks the same for updates (VAL-033 VAL-041 VAL-140 VAL-141).
 func TestRulesAgainstUpstream(t *testing.T) {
 	n, rounds := 20, 6
 	if wholeCorpus() {
 		n, rounds = 1, 60
 	}
 	failed, passed := 0, 0
-	for _, s := range ruledSchemas(t, n) {
+	for _, s := range corpusRuleSchemas(t, n) {
 		for seed := range rounds {
 			r := rand.New(rand.NewPCG(uint64(seed), 17))
-			tree, ok := fitting(r, s.ours.root, 0).(object.Tree)
+			tree, ok := randomValue(r, s.ours.root, 0).(object.Tree)
 			if !ok {
 				continue
 			}
@@ -229,7 +236,7 @@ func TestRulesAgainstUpstream(t *testing.T) {
 	}
 }
 
-// samples are the objects of the corpus, by apiVersion and kind.
+// samples returns the objects of the corpus by apiVersion and kind.
 func samples(t testing.TB) map[[2]string][]object.Tree {
 	files, _ := filepath.Glob("../../../shared/corpus/samples/*/*.yaml")
 	all := map[[2]string][]object.Tree{}
@@ -240,7 +247,7 @@ func samples(t testing.TB) map[[2]string][]object.Tree {
 		}
 		tree, _, err := object.DecodeYAML(data)
 		if err != nil {
-			continue // templates and the like
+			continue // not an object, such as a template
 		}
 		key := [2]string{object.String(tree, "apiVersion"), object.String(tree, "kind")}
 		all[key] = append(all[key], tree)
@@ -248,12 +255,12 @@ func samples(t testing.TB) map[[2]string][]object.Tree {
 	return all
 }
 
-// BenchmarkRules evaluates the rules of the corpus over its samples, both ways.
+// BenchmarkRules evaluates the rules of the corpus on its samples with both implementations.
 func BenchmarkRules(b *testing.B) {
 	all := samples(b)
-	schemas := ruledSchemas(b, 1)
-	run := func(b *testing.B, f func(s *ruled, t object.Tree)) {
-		for i := range schemas { // what is compiled on first use
+	schemas := corpusRuleSchemas(b, 1)
+	run := func(b *testing.B, f func(s *ruleSchema, t object.Tree)) {
+		for i := range schemas { // compile outside the measurement
 			for _, t := range all[schemas[i].kind] {
 				f(&schemas[i], t)
 			}
@@ -268,10 +275,10 @@ func BenchmarkRules(b *testing.B) {
 		}
 	}
 	b.Run("ours", func(b *testing.B) {
-		run(b, func(s *ruled, t object.Tree) { s.ours.evaluate(b.Context(), t, nil, nil) })
+		run(b, func(s *ruleSchema, t object.Tree) { s.ours.evaluate(b.Context(), t, nil, nil) })
 	})
 	b.Run("upstream", func(b *testing.B) {
-		run(b, func(s *ruled, t object.Tree) {
+		run(b, func(s *ruleSchema, t object.Tree) {
 			s.oracle.Validate(b.Context(), nil, s.theirs, map[string]any(t), nil, celconfig.RuntimeCELCostBudget)
 		})
 	})

@@ -31,7 +31,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// readCRDs reads the corpus of real CRDs once: most of the time of these tests goes into its YAML.
+// readCRDs reads the corpus of real CRDs once, because parsing its YAML takes most of the time of these tests.
 var readCRDs = sync.OnceValues(func() (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, _ := filepath.Glob("../../../shared/corpus/crds/*/*.yaml")
 	all := map[string]*apiextensionsv1.CustomResourceDefinition{}
@@ -49,10 +49,11 @@ var readCRDs = sync.OnceValues(func() (map[string]*apiextensionsv1.CustomResourc
 	return all, nil
 })
 
-// wholeCorpus reports whether tests take all of the corpus, not a sample. -v does not: .ci/run runs every test with it.
+// wholeCorpus reports whether tests use the whole corpus instead of a sample. -v does not enable it, because
+// .ci/run sets -v for every test.
 func wholeCorpus() bool { return os.Getenv("TRELLIS_CORPUS") == "all" }
 
-// crds is the corpus of real CRDs, which must not be changed.
+// crds returns the corpus of real CRDs. Callers must not change it.
 func crds(t testing.TB) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	all, err := readCRDs()
@@ -91,22 +92,24 @@ func compiled(t testing.TB, props *apiextensionsv1.JSONSchemaProps) *Schema {
 	return s
 }
 
-// comparePruning prunes t both ways.
-func comparePruning(t *testing.T, what string, ours *Schema, theirs *structuralschema.Structural, tree object.Tree) (removed int) {
+// comparePruning prunes t with both implementations.
+func comparePruning(t *testing.T, what string, ours *Schema, theirs *structuralschema.Structural,
+	tree object.Tree) (removed int) {
 	t.Helper()
 	a, b := object.Copy(tree), object.Copy(tree)
 	got := ours.Prune(a)
-	want := pruning.PruneWithOptions(b, theirs, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
+	want := pruning.PruneWithOptions(b, theirs, true,
+		structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
 	if !slices.Equal(got, want) {
 		t.Fatalf("%s: unknown fields\nours     %q\nupstream %q\nof %v", what, got, want, tree)
 	}
 	if !object.Equal(a, b) {
-		t.Fatalf("%s: what is left\nours     %v\nupstream %v", what, a, b)
+		t.Fatalf("%s: pruned object\nours     %v\nupstream %v", what, a, b)
 	}
 	return len(got)
 }
 
-// randomTree makes an object that mostly fits n, with some fields that do not.
+// randomTree returns an object that is mostly valid for n, with some unknown fields.
 func randomTree(r *rand.Rand, n *node, depth int) any {
 	if depth > 12 {
 		return "deep"
@@ -115,8 +118,10 @@ func randomTree(r *rand.Rand, n *node, depth int) any {
 		n = &node{}
 	}
 	unknown := func() any {
-		return []any{"x", int64(1), nil, object.Tree{"a": object.Tree{"b": "c"}}, []any{object.Tree{"d": int64(1)}, []any{object.Tree{"e": "f"}}},
-			object.Tree{"metadata": object.Tree{"q": "r"}, "kind": "K", "apiVersion": "v1", "spec": object.Tree{}}}[r.IntN(6)]
+		return []any{"x", int64(1), nil, object.Tree{"a": object.Tree{"b": "c"}},
+			[]any{object.Tree{"d": int64(1)}, []any{object.Tree{"e": "f"}}},
+			object.Tree{"metadata": object.Tree{"q": "r"}, "kind": "K", "apiVersion": "v1",
+				"spec": object.Tree{}}}[r.IntN(6)]
 	}
 	switch {
 	case r.IntN(12) == 0:
@@ -145,8 +150,8 @@ func randomTree(r *rand.Rand, n *node, depth int) any {
 	return t
 }
 
-// PRUNE as in CRD-019, CRD-059: objects made at random for every real schema lose the same fields, and
-// the same paths are reported.
+// TestPruneCorpusAgainstUpstream checks that pruning removes the same fields as upstream and reports the same
+// paths, for random objects of every real schema (CRD-019, CRD-059).
 func TestPruneCorpusAgainstUpstream(t *testing.T) {
 	removed, n := 0, 0
 	all := crds(t)
@@ -174,7 +179,7 @@ func TestPruneCorpusAgainstUpstream(t *testing.T) {
 	}
 }
 
-// randomSchema makes a structural schema.
+// randomSchema returns a structural schema.
 func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
 	yes := true
 	s := &apiextensionsv1.JSONSchemaProps{}
@@ -191,7 +196,8 @@ func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
 		if depth > 0 && r.IntN(4) == 0 {
 			s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: r.IntN(2) == 0}
 			if r.IntN(2) == 0 {
-				s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: true, Schema: randomSchema(r, depth+1)}
+				s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: true,
+					Schema: randomSchema(r, depth+1)}
 			}
 		}
 		s.XEmbeddedResource = r.IntN(5) == 0
@@ -218,7 +224,7 @@ func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
 	return s
 }
 
-// withoutMeta takes out what no accepted CRD has: embedded resources inside of metadata.
+// withoutMeta removes embedded resources inside metadata, which no valid CRD has.
 func withoutMeta(s *apiextensionsv1.JSONSchemaProps) {
 	delete(s.Properties, "metadata")
 	delete(s.Properties, "kind")
@@ -234,7 +240,8 @@ func withoutMeta(s *apiextensionsv1.JSONSchemaProps) {
 	}
 }
 
-// Embedded resources lose what ObjectMeta does not know, and may not have wrong types, as upstream has it.
+// TestCoerceEmbeddedAgainstUpstream checks that embedded resources lose unknown fields of ObjectMeta and that
+// wrong types are rejected, as upstream does.
 func TestCoerceEmbeddedAgainstUpstream(t *testing.T) {
 	unknown, refused := 0, 0
 	for seed := range 6000 {
@@ -249,12 +256,13 @@ func TestCoerceEmbeddedAgainstUpstream(t *testing.T) {
 		}
 		a, b := object.Copy(tree), object.Copy(tree)
 		got, gotErr := ours.CoerceEmbedded(a)
-		wantErr, want := objectmeta.CoerceWithOptions(nil, b, theirs, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true})
+		wantErr, want := objectmeta.CoerceWithOptions(nil, b, theirs, false,
+			objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true})
 		if (gotErr == nil) != (wantErr == nil) {
 			t.Fatalf("seed %d: ours %v, upstream %v", seed, gotErr, wantErr)
 		}
 		if gotErr != nil {
-			refused++ // by whichever value upstream happens to look at first
+			refused++ // upstream's error depends on its iteration order
 			continue
 		}
 		unknown += len(got)
@@ -280,10 +288,11 @@ func TestPruneRandomSchemasAgainstUpstream(t *testing.T) {
 	}
 }
 
-// atoms renders a type with all that it refers to, but ObjectMeta.
+// atoms returns a type with all types it references, except ObjectMeta.
 func atoms(s *smd.Schema, ref smd.TypeRef) any {
 	if ref.NamedType != nil {
-		return map[string]any{"named": *ref.NamedType, "nullable": ref.Nullable, "relationship": ref.ElementRelationship}
+		return map[string]any{"named": *ref.NamedType, "nullable": ref.Nullable,
+			"relationship": ref.ElementRelationship}
 	}
 	return map[string]any{"atom": atomOf(s, ref.Inlined), "nullable": ref.Nullable}
 }
@@ -315,7 +324,7 @@ func oursAsAtoms(t *testing.T, s *Schema) any {
 	return atomOf(p.Schema, def.Atom)
 }
 
-// theirAtoms goes the way of upstream: the OpenAPI document of the CRD, converted.
+// theirAtoms converts the OpenAPI document of the CRD, as upstream does.
 func theirAtoms(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, version string) any {
 	doc, err := builder.BuildOpenAPIV3(crd, version, builder.Options{})
 	if err != nil {
@@ -337,7 +346,9 @@ func theirAtoms(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, ver
 	return nil
 }
 
-// CRD-056: list types, map keys, atomic maps and unknown fields mean the same to the merge.
+// TestParseableAgainstUpstream checks that list types, map keys, atomic maps and unknown fields have upstream's
+// meaning in merges.
+// CRD-056
 func TestParseableAgainstUpstream(t *testing.T) {
 	all := crds(t)
 	n := 0
@@ -349,7 +360,8 @@ func TestParseableAgainstUpstream(t *testing.T) {
 			if v.Schema == nil {
 				continue
 			}
-			if got, want := oursAsAtoms(t, compiled(t, v.Schema.OpenAPIV3Schema)), theirAtoms(t, all[name], v.Name); !reflect.DeepEqual(got, want) {
+			if got, want := oursAsAtoms(t, compiled(t, v.Schema.OpenAPIV3Schema)), theirAtoms(t, all[name],
+				v.Name); !reflect.DeepEqual(got, want) {
 				t.Fatalf("%s %s:\nours     %v\nupstream %v", name, v.Name, got, want)
 			}
 		}
@@ -362,8 +374,10 @@ func TestParseableOfRandomSchemasAgainstUpstream(t *testing.T) {
 		r := rand.New(rand.NewPCG(uint64(seed), 5))
 		props := randomSchema(r, 0)
 		crd := &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Foo", ListKind: "FooList", Plural: "foos"},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: props}}},
+			Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Foo", ListKind: "FooList",
+				Plural: "foos"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1",
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: props}}},
 		}}
 		if len(structuralschema.ValidateStructural(nil, structuralOf(t, props))) > 0 {
 			continue
@@ -378,7 +392,7 @@ func TestParseableOfRandomSchemasAgainstUpstream(t *testing.T) {
 	t.Fatalf("only %d structural schemas", compared)
 }
 
-// The types of metadata are those of client-go.
+// TestObjectMetaAgainstClientGo checks that the types of metadata equal client-go's.
 func TestObjectMetaAgainstClientGo(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	obj := &corev1.ConfigMap{}
@@ -389,7 +403,8 @@ func TestObjectMetaAgainstClientGo(t *testing.T) {
 	}
 	theirs := value.Schema()
 	ours := &smd.Schema{Types: metaTypes()}
-	for _, name := range []string{objectMetaType, timeType, metaPrefix + "ManagedFieldsEntry", metaPrefix + "OwnerReference", metaPrefix + "FieldsV1", atomicType, deducedType} {
+	for _, name := range []string{objectMetaType, timeType, metaPrefix + "ManagedFieldsEntry",
+		metaPrefix + "OwnerReference", metaPrefix + "FieldsV1", atomicType, deducedType} {
 		a, _ := ours.FindNamedType(name)
 		b, ok := theirs.FindNamedType(name)
 		if got, want := atomOf(ours, a.Atom), atomOf(theirs, b.Atom); !ok || !reflect.DeepEqual(got, want) {
@@ -398,7 +413,7 @@ func TestObjectMetaAgainstClientGo(t *testing.T) {
 	}
 }
 
-func TestParseableWithoutSchemaTakesAnything(t *testing.T) {
+func TestParseableWithoutSchemaAcceptsAnything(t *testing.T) {
 	s, err := Compile(nil, false)
 	if err != nil {
 		t.Fatal(err)
@@ -407,7 +422,8 @@ func TestParseableWithoutSchemaTakesAnything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.FromUnstructured(object.Tree{"apiVersion": "a/v1", "metadata": object.Tree{"name": "x"}, "spec": []any{int64(1)}}, typed.AllowDuplicates); err != nil {
+	if _, err := p.FromUnstructured(object.Tree{"apiVersion": "a/v1", "metadata": object.Tree{"name": "x"},
+		"spec": []any{int64(1)}}, typed.AllowDuplicates); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// Names of types in the schemas of structured-merge-diff. Clients never see them.
+// Names of types in the schemas of structured-merge-diff. They are internal and never reach clients.
 const (
 	rootType       = "object"
 	atomicType     = "__untyped_atomic_"
@@ -22,9 +22,8 @@ const (
 	timeType       = metaPrefix + "Time"
 )
 
-// newParseable translates a schema as kube-openapi's schemaconv does what
-// apiextensions-apiserver publishes for server-side apply. A nil root is an object of
-// any shape.
+// newParseable translates a schema for server-side apply, as kube-openapi's schemaconv translates the schema that
+// apiextensions-apiserver publishes. A nil root allows any object.
 func newParseable(root *node, preserveUnknownFields bool) (typed.ParseableType, error) {
 	c := converter{}
 	n := root
@@ -42,10 +41,10 @@ func newParseable(root *node, preserveUnknownFields bool) (typed.ParseableType, 
 	return parser.Type(rootType), nil
 }
 
-// objectMeta stands for a reference to ObjectMeta among the nodes.
+// objectMeta represents a reference to ObjectMeta among the nodes.
 var objectMeta = &node{}
 
-// withObjectFields returns n with the three fields that every object has.
+// withObjectFields returns n with the three fields of every object.
 func withObjectFields(n *node) *node {
 	out := *n
 	out.properties = maps.Clone(n.properties)
@@ -66,8 +65,8 @@ func (c *converter) fail(format string, args ...any) {
 
 func named(name string) smd.TypeRef { return smd.TypeRef{NamedType: &name} }
 
-// atom converts n. preserve says that an ancestor keeps unknown fields, which
-// here, other than in pruning, holds for all that is below.
+// atom converts n. preserve specifies that an ancestor preserves unknown fields. Unlike in pruning, this applies
+// to all nodes below.
 func (c *converter) atom(n *node, preserve bool) smd.Atom {
 	preserve = preserve || n.preserve
 	switch n.typ {
@@ -109,7 +108,8 @@ func (c *converter) object(n *node, preserve bool) *smd.Map {
 	m := &smd.Map{ElementType: c.elements(n, preserve)}
 	for _, name := range slices.Sorted(maps.Keys(n.properties)) {
 		child := n.properties[name]
-		m.Fields = append(m.Fields, smd.StructField{Name: name, Type: c.ref(child, preserve), Default: c.defaultOf(child)})
+		m.Fields = append(m.Fields, smd.StructField{Name: name, Type: c.ref(child, preserve),
+			Default: c.defaultOf(child)})
 	}
 	switch n.mapType {
 	case "":
@@ -123,7 +123,7 @@ func (c *converter) object(n *node, preserve bool) *smd.Map {
 	return m
 }
 
-// elements is the type of the fields that are not named.
+// elements returns the type of the fields without a property.
 func (c *converter) elements(n *node, preserve bool) smd.TypeRef {
 	switch {
 	case n.additional == nil && (preserve || len(n.properties) == 0):
@@ -175,8 +175,8 @@ func (c *converter) defaultOf(n *node) any {
 	return v
 }
 
-// metaTypes are the types that every schema shares. They are as in the OpenAPI of
-// k8s.io/apimachinery; a test compares them with client-go's copy.
+// metaTypes returns the types that all schemas share. They equal the OpenAPI of k8s.io/apimachinery. A test
+// compares them with client-go's copy.
 var metaTypes = sync.OnceValue(func() []smd.TypeDef {
 	text, number, truth := refTo(scalar(smd.String)), refTo(scalar(smd.Numeric)), refTo(scalar(smd.Boolean))
 	time := named(timeType)
@@ -192,15 +192,19 @@ var metaTypes = sync.OnceValue(func() []smd.TypeDef {
 		{Name: deducedType, Atom: deduced},
 		{Name: timeType, Atom: scalar(smd.Untyped)},
 		{Name: metaPrefix + "FieldsV1", Atom: smd.Atom{Map: &smd.Map{ElementType: refTo(deduced)}}},
-		{Name: metaPrefix + "ManagedFieldsEntry", Atom: structOf("", member("apiVersion", text), member("fieldsType", text),
+		{Name: metaPrefix + "ManagedFieldsEntry", Atom: structOf("", member("apiVersion", text),
+			member("fieldsType", text),
 			member("fieldsV1", named(metaPrefix+"FieldsV1")), member("manager", text), member("operation", text),
 			member("subresource", text), member("time", time))},
 		{Name: metaPrefix + "OwnerReference", Atom: structOf(smd.Atomic, required("apiVersion"),
-			member("blockOwnerDeletion", truth), member("controller", truth), required("kind"), required("name"), required("uid"))},
+			member("blockOwnerDeletion", truth), member("controller",
+				truth), required("kind"), required("name"), required("uid"))},
 		{Name: objectMetaType, Atom: structOf("", member("annotations", texts), member("creationTimestamp", time),
 			member("deletionGracePeriodSeconds", number), member("deletionTimestamp", time),
-			member("finalizers", listOf(text, smd.Associative)), member("generateName", text), member("generation", number),
-			member("labels", texts), member("managedFields", listOf(named(metaPrefix+"ManagedFieldsEntry"), smd.Atomic)),
+			member("finalizers", listOf(text, smd.Associative)), member("generateName", text), member("generation",
+				number),
+			member("labels", texts), member("managedFields",
+				listOf(named(metaPrefix+"ManagedFieldsEntry"), smd.Atomic)),
 			member("name", text), member("namespace", text),
 			member("ownerReferences", listOf(named(metaPrefix+"OwnerReference"), smd.Associative, "uid")),
 			member("resourceVersion", text), member("selfLink", text), member("uid", text))},

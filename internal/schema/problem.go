@@ -8,23 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Limits of what one walk words. What comes after is not looked at: no more is needed to refuse the value,
-// and if all of it is as before, so is what was not looked at.
+// Limits of the problems that one walk reports. The walk ends when it reaches a limit. One problem is enough to
+// reject the value. If everything checked is unchanged, the rest is unchanged too.
 const (
-	maxProblems = 1000
-	maxWording  = 1 << 20 // bytes
+	maxProblems     = 1000
+	maxMessageBytes = 1 << 20
 )
 
-// problem is an error and the message by which upstream tells whether it is told already.
+// problem is a validation error with the message that upstream uses to remove duplicates.
 type problem struct {
 	message string
 	err     *field.Error
 }
 
-// full reports whether the walk has worded all that it may.
-func (w *walk) full() bool { return len(w.problems) >= maxProblems || w.wording >= maxWording }
+// full reports whether the walk has reached a limit.
+func (w *walk) full() bool {
+	return len(w.problems) >= maxProblems || w.messageBytes >= maxMessageBytes
+}
 
-// add is for a walk that is not quiet.
+// add adds a problem unless its message exists already. It must not be called on a quiet walk.
 func (w *walk) add(message string, err *field.Error) {
 	if w.full() || !w.spend(len(w.problems)) {
 		return
@@ -34,15 +36,14 @@ func (w *walk) add(message string, err *field.Error) {
 			return
 		}
 	}
-	w.wording += len(err.Detail)
+	w.messageBytes += len(err.Detail)
 	if s, ok := err.BadValue.(string); ok {
-		w.wording += len(s)
+		w.messageBytes += len(s)
 	}
 	w.problems = append(w.problems, problem{message, err})
 }
 
-// path is at as a field path, without the dot that leads to a field of the whole object which has no
-// property.
+// path converts at to a field path. It drops the leading dot of fields that have no property.
 func (w *walk) path(at string) *field.Path {
 	if at == "" || at == "." {
 		return w.root
@@ -50,8 +51,8 @@ func (w *walk) path(at string) *field.Path {
 	return w.root.Child(strings.TrimPrefix(at, "."))
 }
 
-// below returns the path of a field or item of the value at a path. Each byte counts as a step. It returns none if the walk does not check that value: many
-// fields below a long key have gigabytes of paths.
+// below returns the path of a field or item of the value at the path at. Each byte counts as a step. It returns ""
+// if the walk does not check the value, because many fields below a long key have gigabytes of paths.
 func (w *walk) below(at, element string) string {
 	if w.full() || !w.spend(len(at)) {
 		return ""
@@ -59,7 +60,7 @@ func (w *walk) below(at, element string) string {
 	return at + element
 }
 
-// The following add a problem with the value at a path, unless the walk is quiet, and return false.
+// The following methods add a problem with the value at a path, unless the walk is quiet. They return false.
 
 func (w *walk) invalid(at string, value any, format string, args ...any) bool {
 	message := fmt.Sprintf("%s in body "+format, append([]any{at}, args...)...)
@@ -67,7 +68,7 @@ func (w *walk) invalid(at string, value any, format string, args ...any) bool {
 	return false
 }
 
-// composite is for what has no path of its own.
+// composite adds a problem of a value validation, which has no path of its own in upstream's errors.
 func (w *walk) composite(at, message string) bool {
 	if w.quiet {
 		return false
@@ -90,7 +91,8 @@ func (w *walk) outOfRange(at, what string, n *node) bool {
 	return false
 }
 
-// wrongType is told of a type or format; have is the type, or what does not fit the format.
+// wrongType adds a problem with a type or format. have is the type of the value, or the value that does not match
+// the format.
 func (w *walk) wrongType(at, want, have string) bool {
 	if w.quiet {
 		return false
@@ -117,12 +119,12 @@ func (w *walk) forbidden(at, name string) bool {
 	return false
 }
 
-func (w *walk) notIn(at string, value any, e *enumeration) bool {
+func (w *walk) notSupported(at string, value any, e *enumeration) bool {
 	if w.quiet {
 		return false
 	}
-	said, names := e.wording()
-	w.add(at+" in body should be one of "+said, field.NotSupported(w.path(at), value, names))
+	printed, names := e.messageTexts()
+	w.add(at+" in body should be one of "+printed, field.NotSupported(w.path(at), value, names))
 	return false
 }
 

@@ -7,11 +7,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Prune removes the unknown fields of t. It returns their paths, sorted, and at most maxProblems of them. Upstream's strict decoding
-// names them alike ("spec.foo", "spec.ports[0].bar"). apiVersion, kind and metadata of t and of every embedded resource stay.
+// Prune removes the unknown fields of t. It returns their sorted paths, at most maxProblems. The paths have the
+// form of upstream's strict decoding, such as "spec.foo" and "spec.ports[0].bar". apiVersion, kind and metadata of
+// t and of every embedded resource remain.
 //
-// A property below x-kubernetes-preserve-unknown-fields keeps its fields. If such a node has properties, additionalProperties or
-// items, their own schemas prune those.
+// A property below x-kubernetes-preserve-unknown-fields keeps its fields. If such a node has properties,
+// additionalProperties or items, these are pruned by their own schemas.
 func (s *Schema) Prune(t object.Tree) (unknown []string) { return s.prune(t).unknown.all }
 
 func (s *Schema) prune(t object.Tree) (p pruner) {
@@ -27,32 +28,31 @@ func (s *Schema) prune(t object.Tree) (p pruner) {
 	return p
 }
 
-// step is one element of the path to a value; the path is only put together
-// for what is removed.
+// step is one element of the path to a value. The path is formatted only for removed fields.
 type step struct {
 	key   string
-	index int // -1: key counts
+	index int // -1 means that key is used
 }
 
 type pruner struct {
 	path    []step
 	unknown paths
-	nulls   bool // there may be nulls that have to go
+	nulls   bool // t may contain nulls that must be dropped
 }
 
-// paths lists the first unknown fields, within the limits of a walk. Upstream's list grows with the length of a path times the
-// number of fields.
+// paths holds the paths of the first unknown fields, within the limits of a walk. Without these limits, the size
+// of the list grows with the length of a path times the number of fields.
 type paths struct {
-	all     []string
-	wording int
+	all   []string
+	bytes int
 }
 
-// full reports whether the list takes no more paths.
-func (p *paths) full() bool { return len(p.all) >= maxProblems || p.wording >= maxWording }
+// full reports whether the limits are reached.
+func (p *paths) full() bool { return len(p.all) >= maxProblems || p.bytes >= maxMessageBytes }
 
 func (p *paths) add(path string) {
 	p.all = append(p.all, path)
-	p.wording += len(path)
+	p.bytes += len(path)
 }
 
 func isTypeOrMeta(key string) bool {
@@ -78,7 +78,7 @@ func (p *pruner) remove(t object.Tree, key string) {
 	p.unknown.add(string(out))
 }
 
-// value prunes v by n; a nil n knows no fields.
+// value prunes v by the schema n. If n is nil, all fields are unknown.
 func (p *pruner) value(v any, n *node) {
 	switch v := v.(type) {
 	case object.Tree:
@@ -94,7 +94,7 @@ func (p *pruner) value(v any, n *node) {
 	}
 }
 
-// below prunes a value one step down.
+// below prunes a value one step below the current path.
 func (p *pruner) below(s step, v any, n *node) {
 	switch v.(type) {
 	case nil:
@@ -106,18 +106,18 @@ func (p *pruner) below(s step, v any, n *node) {
 	}
 }
 
-// fields prunes what n names, and removes the others unless they are kept.
-func (p *pruner) fields(t object.Tree, n *node, embedded, keep bool) {
+// fields prunes the known fields of t. It removes unknown fields unless preserve is true.
+func (p *pruner) fields(t object.Tree, n *node, embedded, preserve bool) {
 	for k, v := range t {
 		if embedded && isTypeOrMeta(k) {
-			p.nulls = p.nulls || len(p.path) > 0 // in its metadata, which is not looked at
+			p.nulls = p.nulls || len(p.path) > 0 // metadata is not searched for nulls here
 			continue
 		}
 		if child, ok := n.properties[k]; ok {
 			p.below(step{k, -1}, v, child)
 		} else if n.additional != nil {
 			p.below(step{k, -1}, v, n.additional.schema)
-		} else if !keep {
+		} else if !preserve {
 			p.remove(t, k)
 		}
 	}
@@ -129,7 +129,7 @@ func (p *pruner) list(v []any, n *node) {
 		items = n.items
 	}
 	if n != nil && n.preserve {
-		p.keptList(v, items)
+		p.preservedList(v, items)
 		return
 	}
 	for i := range v {
@@ -137,8 +137,9 @@ func (p *pruner) list(v []any, n *node) {
 	}
 }
 
-// keptList goes on in every element, whose fields are kept too.
-func (p *pruner) keptList(v []any, items *node) {
+// preservedList prunes the items of a list that preserves unknown fields. The fields of the items are preserved
+// too.
+func (p *pruner) preservedList(v []any, items *node) {
 	if items == nil {
 		return
 	}
@@ -148,7 +149,7 @@ func (p *pruner) keptList(v []any, items *node) {
 		case object.Tree:
 			p.fields(e, items, items.embedded, true)
 		case []any:
-			p.keptList(e, items.items)
+			p.preservedList(e, items.items)
 		}
 		p.path = p.path[:len(p.path)-1]
 	}

@@ -6,17 +6,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// correlation is a value together with the one that it replaces (KEP-4008). Errors of a
-// value that is equal to the old one do not count, nor do rules run for it. A nil correlation is a
-// value that has no old one. It is for one goroutine.
+// correlation is a value together with the value that it replaces (KEP-4008). Errors of a value that is equal to
+// its old value are ignored, and rules are not evaluated for it. A nil correlation is a value without an old
+// value. It must be used by one goroutine only.
 type correlation struct {
 	value, old any
-	n          *node // may be nil: nothing below correlates
+	n          *node // nil means that no value below correlates
 
 	equality equality
 	fields   map[string]*correlation
 	elements map[int]*correlation
-	byKey    map[any]any // the old elements of a list-map, set on first use
+	byKey    map[any]any // old items of a list-type map, set on first use
 }
 
 type equality uint8
@@ -27,7 +27,7 @@ const (
 	different
 )
 
-// correlate pairs an object, which n describes, with the one before; nil if there was none.
+// correlate pairs an object, whose schema is n, with the old object. It returns nil if old is nil.
 func correlate(t, old object.Tree, n *node) *correlation {
 	if old == nil {
 		return nil
@@ -35,7 +35,7 @@ func correlate(t, old object.Tree, n *node) *correlation {
 	return &correlation{value: t, old: old, n: n}
 }
 
-// key is the field of an object; nil where either object or the schema lacks it.
+// key returns the correlation of a field. It returns nil if either object or the schema lacks the field.
 func (c *correlation) key(name string) *correlation {
 	if c == nil || c.n == nil {
 		return nil
@@ -70,7 +70,7 @@ func (c *correlation) key(name string) *correlation {
 	return c.fields[name]
 }
 
-// child is what n says of the field name; nil if nothing.
+// child returns the schema of the field name, or nil.
 func (n *node) child(name string) *node {
 	if n == nil {
 		return nil
@@ -84,7 +84,8 @@ func (n *node) child(name string) *node {
 	return nil
 }
 
-// index is an element of a list-map, found by its keys; the elements of other lists do not correlate.
+// index returns the correlation of an item of a list-type map, found by its keys. Items of other lists do not
+// correlate.
 func (c *correlation) index(i int) *correlation {
 	if c == nil || c.n == nil || c.n.listType != "map" {
 		return nil
@@ -107,7 +108,7 @@ func (c *correlation) index(i int) *correlation {
 	return c.elements[i]
 }
 
-// oldElement is the first old element with the keys of v.
+// oldElement returns the first old item with the keys of v.
 func (c *correlation) oldElement(v any) any {
 	if c.byKey == nil {
 		c.byKey = map[any]any{}
@@ -128,8 +129,8 @@ func (c *correlation) oldElement(v any) any {
 	return nil
 }
 
-// correlationKey is what the element of a list-map is found by; false if one of its keys is missing or
-// no scalar. A float counts with six digits among several keys, as upstream has it.
+// correlationKey returns the key of an item of a list-type map. It returns false if one of the keys is missing or
+// not a scalar. With several keys, floats are compared with six digits, as upstream does.
 func correlationKey(v any, keys []string) (any, bool) {
 	t, ok := v.(object.Tree)
 	if !ok {
@@ -157,9 +158,8 @@ func correlationKey(v any, keys []string) (any, bool) {
 	return string(out), true
 }
 
-// equal reports whether the value is the old one as far as the schema can tell: elements of
-// a list-map may have changed their order, and an object with fields that the schema does not know is
-// equal to none.
+// equal reports whether the value equals its old value according to the schema. Items of a list-type map may have
+// changed their order. An object with unknown fields is equal to no object.
 func (c *correlation) equal() bool {
 	if c == nil {
 		return false

@@ -26,7 +26,7 @@ type rule struct {
 	optionalOldSelf                  bool
 }
 
-// readRules reads the JSON of x-kubernetes-validations.
+// readRules decodes the JSON of x-kubernetes-validations.
 func readRules(js string) (all []rule) {
 	c := object.NewCursor([]byte(js))
 	c.Elements(func(int) {
@@ -52,27 +52,27 @@ func readRules(js string) (all []rule) {
 	return all
 }
 
-// compiledRule is a rule that can be evaluated: program if there is no err, and message if there is a
-// messageExpression and no messageErr. Of a rule without text nothing is set.
+// compiledRule is a compiled rule. program is set if err is nil. message is set if there is a messageExpression
+// and messageErr is nil. For an empty rule, none of them is set.
 type compiledRule struct {
 	rule
-	program     cel.Program // to a bool
-	message     cel.Program // to a string
+	program     cel.Program // returns a bool
+	message     cel.Program // returns a string
 	usesOldSelf bool
-	path        string // fieldPath, normalized; "" where there is none
+	path        string // normalized fieldPath, "" means none
 	err         *apicel.Error
 	messageErr  *apicel.Error
 
-	messageFails *sync.Once // guards that this is logged; there if message is
+	messageFails *sync.Once // limits logging of failed message expressions; set if message is
 
-	cost, messageCost uint64 // what they can cost at most; estimated on request only
+	cost, messageCost uint64 // estimated maximum costs; 0 without an estimator
 }
 
-// ruleTree is the part of the tree of nodes that has rules at or below it, so that evaluation
-// sees nothing else. What is below a value of unknown type is left out, as upstream does.
+// ruleTree is the part of the node tree with rules at or below each node, so that evaluation visits nothing else.
+// Nodes below a value of unknown type are left out, as in upstream.
 type ruleTree struct {
-	node       *node // what the schema says
-	seen       *node // node as rules see it: its type; nil where they see nothing
+	node       *node // schema of the value
+	celNode    *node // schema of the value as rules see it; nil if rules cannot access it
 	properties map[string]*ruleTree
 	names      []string // of properties, sorted
 	items      *ruleTree
@@ -84,44 +84,45 @@ type ruleTree struct {
 	err      error
 }
 
-// treeCompiler is what all of one tree have in common.
+// treeCompiler is the compiler that all nodes of one tree share.
 type treeCompiler struct {
 	sync.Mutex
 	*ruleCompiler
 }
 
-// newTreeCompiler compiles rules as stored ones.
+// newTreeCompiler returns a compiler for stored rules.
 func newTreeCompiler(root *node) *treeCompiler {
 	c := newRuleCompiler([]byte(root.rules))
 	c.language = func(string, bool) *language { return storedLanguage() }
 	return &treeCompiler{ruleCompiler: c}
 }
 
-// rules is the tree of the rules of s, made on first use; nil if there are none.
+// rules returns the tree of the rules of s, which the first call creates. It returns nil if there are none.
 func (s *Schema) rules() *ruleTree {
 	s.rulesOnce.Do(func() {
-		if s.root != nil && !s.loose {
+		if s.root != nil && !s.nonStructural {
 			s.ruleTree = newRuleTree(s.root, s.root.asResource(), newTreeCompiler(s.root))
 		}
 	})
 	return s.ruleTree
 }
 
-// newRuleTree is nil if n, which rules see as seen, has no rules at or below it that are ever run.
-func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
+// newRuleTree returns the rule tree of n, or nil if no rules at or below n are ever evaluated. celNode is n as
+// rules see it.
+func newRuleTree(n, celNode *node, c *treeCompiler) *ruleTree {
 	if n == nil || !n.anyRules {
 		return nil
 	}
-	t := &ruleTree{node: n, seen: seen, compiler: c}
-	t.items = newRuleTree(n.items, seen.element(), c)
+	t := &ruleTree{node: n, celNode: celNode, compiler: c}
+	t.items = newRuleTree(n.items, celNode.element(), c)
 	if n.additional != nil {
-		t.additional = newRuleTree(n.additional.schema, seen.element(), c)
+		t.additional = newRuleTree(n.additional.schema, celNode.element(), c)
 	}
 	for name, child := range n.properties {
 		if !child.anyRules {
 			continue
 		}
-		p := seen.property(name, child)
+		p := celNode.property(name, child)
 		if p == nil {
 			continue
 		}
@@ -141,62 +142,64 @@ func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
 	return t
 }
 
-// property is how rules see the property child of n; nil if they do not. Of a property that no
-// expression can name its own rules hold nevertheless.
+// property returns the property child of n as rules see it, or nil if rules cannot access it. The rules of a
+// property that expressions cannot name are evaluated too.
 func (n *node) property(name string, child *node) *node {
-	if n == nil || child.hidden() {
+	if n == nil || child.hiddenFromCEL() {
 		return nil
 	}
 	if escaped, ok := apicel.Escape(name); ok {
 		return n.field(escaped)
 	}
-	return child.asSeen()
+	return child.asCELNode()
 }
 
-// compiled are the rules at t itself, compiled on first use as what is stored already. The error is
-// that of the type: with it there are no rules.
+// compiled returns the rules of t itself. The first call compiles them as stored rules. It returns an error if the
+// type cannot be declared.
 func (t *ruleTree) compiled() ([]compiledRule, error) {
 	t.once.Do(func() {
 		t.compiler.Lock()
 		defer t.compiler.Unlock()
-		t.rules, t.err = t.compiler.all(t.node, t.seen)
+		t.rules, t.err = t.compiler.all(t.node, t.celNode)
 	})
 	return t.rules, t.err
 }
 
 var errNoType = errors.New("failed to convert to declType for CEL validation rules")
 
-// ruleCompiler compiles the rules of one schema, or of all of one CRD: what they have in common is
-// compiled once. It is for one goroutine.
+// ruleCompiler compiles the rules of one schema or of one CRD. It compiles equal expressions only once. It must be
+// used by one goroutine only.
 type ruleCompiler struct {
-	language  func(expr string, isMessage bool) *language              // that an expression is written in
-	estimator func(self *node, checked *ast.AST) checker.CostEstimator // nil: programs are wanted, and no costs
-	name      string                                                   // of the type of self
+	// returns the functions available to an expression
+	language func(expr string, isMessage bool) *language
+	// nil means that programs are needed, but no costs
+	estimator func(self *node, checked *ast.AST) checker.CostEstimator
+	name      string // type name of self
 
-	known map[exprKey][]*expression
+	cache map[exprKey][]*expression
 }
 
-// newRuleCompiler is for the rules in js. They must not know the name of the type of self, for they
-// could construct values of it.
+// newRuleCompiler returns a compiler for the rules in js. The name of the type of self depends on js, so that
+// rules cannot predict it and construct values of the type.
 func newRuleCompiler(js ...[]byte) *ruleCompiler {
 	h := crc32.NewIEEE()
 	for _, part := range js {
 		_, _ = h.Write(part)
 	}
-	return &ruleCompiler{name: fmt.Sprintf("selfType%d", h.Sum32()), known: map[exprKey][]*expression{}}
+	return &ruleCompiler{name: fmt.Sprintf("selfType%d", h.Sum32()), cache: map[exprKey][]*expression{}}
 }
 
-// all compiles the rules of n, the values of which have the type of seen.
-func (c *ruleCompiler) all(n, seen *node) ([]compiledRule, error) {
+// all compiles the rules of n. celNode is n as rules see it.
+func (c *ruleCompiler) all(n, celNode *node) ([]compiledRule, error) {
 	rules := readRules(n.rules)
-	if len(rules) > 0 && seen == nil {
+	if len(rules) > 0 && celNode == nil {
 		return nil, errNoType
 	}
 	scopes := map[*language]*scope{}
 	out := make([]compiledRule, len(rules))
 	for i, r := range rules {
 		out[i] = compiledRule{rule: r}
-		c.compile(&out[i], seen, scopes)
+		c.compile(&out[i], celNode, scopes)
 		if r.fieldPath != "" && out[i].err == nil && out[i].messageErr == nil {
 			out[i].path = normalizedFieldPath(r.fieldPath, n)
 		}
@@ -204,47 +207,48 @@ func (c *ruleCompiler) all(n, seen *node) ([]compiledRule, error) {
 	return out, nil
 }
 
-func (c *ruleCompiler) compile(r *compiledRule, seen *node, scopes map[*language]*scope) {
+func (c *ruleCompiler) compile(r *compiledRule, celNode *node, scopes map[*language]*scope) {
 	if strings.TrimSpace(r.rule.rule) == "" {
 		return
 	}
-	x := c.expression(exprKey{c.language(r.rule.rule, false), r.rule.rule, r.optionalOldSelf, false}, seen, scopes)
+	x := c.expression(exprKey{c.language(r.rule.rule, false), r.rule.rule, r.optionalOldSelf, false}, celNode, scopes)
 	r.program, r.usesOldSelf, r.err = x.program, x.usesOldSelf, x.err
 	if r.err != nil {
 		return
 	}
-	r.cost, r.err = c.cost(x, seen)
+	r.cost, r.err = c.cost(x, celNode)
 	if r.messageExpression == "" {
 		return
 	}
-	m := c.expression(exprKey{c.language(r.messageExpression, true), r.messageExpression, r.optionalOldSelf, true}, seen, scopes)
+	m := c.expression(exprKey{c.language(r.messageExpression, true), r.messageExpression, r.optionalOldSelf, true},
+		celNode, scopes)
 	if r.messageErr = m.err; m.err == nil {
 		r.message, r.messageFails = m.program, new(sync.Once)
-		r.messageCost, r.messageErr = c.cost(m, seen)
+		r.messageCost, r.messageErr = c.cost(m, celNode)
 	}
 }
 
-func (c *ruleCompiler) cost(x *expression, seen *node) (uint64, *apicel.Error) {
+func (c *ruleCompiler) cost(x *expression, celNode *node) (uint64, *apicel.Error) {
 	if c.estimator == nil {
 		return 0, nil
 	}
-	cost, err := x.language.env.EstimateCost(x.checked, c.estimator(seen, x.checked.NativeRep()))
+	cost, err := x.language.env.EstimateCost(x.checked, c.estimator(celNode, x.checked.NativeRep()))
 	if err != nil {
 		return 0, &apicel.Error{Type: apicel.ErrorTypeInternal, Detail: "cost estimation failed: " + err.Error()}
 	}
 	return cost.Max, nil
 }
 
-// exprKey is all that decides over a compiled expression but the types that it sees.
+// exprKey identifies a compiled expression, except for the types that it uses.
 type exprKey struct {
 	language  *language
 	text      string
-	optional  bool // oldSelf is
+	optional  bool // oldSelf is optional
 	isMessage bool
 }
 
-// expression is compiled, or err says why not. It holds for every self for which the types that the
-// checker asked for are the same.
+// expression is a compiled expression, or the error of its compilation. It is valid for every self for which the
+// type lookups of the checker have the same results.
 type expression struct {
 	exprKey
 	self    *types.Type
@@ -256,21 +260,21 @@ type expression struct {
 	err         *apicel.Error
 }
 
-// What is remembered, at most: so many expressions, and each for so many types.
+// Limits of the expression cache: the number of expressions, and the number of type variants of each.
 const (
-	maxKnown    = 1000
-	maxVariants = 8
+	maxCachedExpressions = 1000
+	maxVariants          = 8
 )
 
-func (c *ruleCompiler) expression(key exprKey, seen *node, scopes map[*language]*scope) *expression {
+func (c *ruleCompiler) expression(key exprKey, celNode *node, scopes map[*language]*scope) *expression {
 	s := scopes[key.language]
 	if s == nil {
-		s = newScope(key.language, seen, c.name)
+		s = newScope(key.language, celNode, c.name)
 		scopes[key.language] = s
 	}
-	known := c.known[key]
+	known := c.cache[key]
 	for _, x := range known {
-		if x.self.IsExactType(s.self) && s.agrees(x.lookups) {
+		if x.self.IsExactType(s.self) && s.resolvesSame(x.lookups) {
 			return x
 		}
 	}
@@ -279,20 +283,21 @@ func (c *ruleCompiler) expression(key exprKey, seen *node, scopes map[*language]
 	x.err = x.compile(s)
 	x.lookups = s.lookups
 	if c.estimator == nil {
-		x.checked = nil // it was for the program
+		x.checked = nil // only compilation needs it
 	} else {
-		x.program = nil // it only had to be possible
+		x.program = nil // only its creation is checked
 	}
-	if len(known) < maxVariants && (len(known) > 0 || len(c.known) < maxKnown) {
-		c.known[key] = append(known, x)
+	if len(known) < maxVariants && (len(known) > 0 || len(c.cache) < maxCachedExpressions) {
+		c.cache[key] = append(known, x)
 	}
 	return x
 }
 
-// The texts of errors: of rules, and of messageExpressions.
+// exprTexts holds the error texts for rules (false) and for messageExpressions (true).
 var exprTexts = map[bool]struct{ compile, instantiate, typ string }{
 	false: {"compilation failed: ", "program instantiation failed: ", "cel expression must evaluate to a bool"},
-	true:  {"messageExpression compilation failed: ", "messageExpression instantiation failed: ", "messageExpression must evaluate to a string"},
+	true: {"messageExpression compilation failed: ", "messageExpression instantiation failed: ",
+		"messageExpression must evaluate to a string"},
 }
 
 func (x *expression) compile(s *scope) *apicel.Error {

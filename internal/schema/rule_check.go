@@ -7,31 +7,31 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// RuleNode is where a walk over a schema stands that checks its rules, as a write of a CRD does. Only
-// what has rules at or below it has places: of all else they are nil, which every method accepts.
+// RuleNode is a node of a schema during the validation of the rules in a CRD. It is nil for a node that has no
+// rules at or below it. Every method accepts nil.
 type RuleNode struct {
-	node   *node
-	seen   *node // the type of self in rules, if any are here or above
-	err    error // why there is none
-	scoped bool  // there are rules here or above
-	often  *uint64
+	node     *node
+	celNode  *node   // the type of self, if there are rules at or above the node
+	err      error   // why celNode is nil
+	scoped   bool    // there are rules at or above the node
+	maxCount *uint64 // maximum number of values in one object; nil means unbounded
 }
 
-// CheckedRule is the verdict over one entry of x-kubernetes-validations.
+// CheckedRule is the result of checking one entry of x-kubernetes-validations.
 type CheckedRule struct {
 	Err, MessageErr   *apicel.Error // of rule and messageExpression
-	HasMessage        bool          // messageExpression is given and compiles
+	HasMessage        bool          // messageExpression is set and compiles
 	UsesOldSelf       bool
-	Cost, MessageCost uint64 // estimates: for all values in one object, and for one message
+	Cost, MessageCost uint64 // estimates, for all values in one object and for one message
 }
 
 var errHidden = errors.New("unable to convert structural schema to CEL declarations")
 
-// RuleChecker compiles rules as a write of a CRD does. It is for one goroutine.
+// RuleChecker compiles the rules of a CRD that is being written. It must be used by one goroutine only.
 type RuleChecker struct{ compiler *ruleCompiler }
 
-// NewRuleChecker is for the rules in the schemas of one CRD. An expression for which stored is
-// true may use what new ones may not.
+// NewRuleChecker returns a checker for the rules in the schemas of one CRD. stored reports whether an expression
+// is already stored. Stored expressions may use functions that new expressions may not.
 func NewRuleChecker(schemas [][]byte, stored func(expr string, isMessage bool) bool) *RuleChecker {
 	c := newRuleCompiler(schemas...)
 	c.estimator = newEstimator
@@ -44,60 +44,60 @@ func NewRuleChecker(schemas [][]byte, stored func(expr string, isMessage bool) b
 	return &RuleChecker{c}
 }
 
-// RootRuleNode is where a walk begins.
+// RootRuleNode returns the root node for a walk over the rules.
 func (s *Schema) RootRuleNode() *RuleNode {
 	if !s.root.hasRules() {
 		return nil
 	}
-	once := uint64(1)
-	p := &RuleNode{node: s.root, often: &once, scoped: s.root.rules != ""}
+	one := uint64(1)
+	p := &RuleNode{node: s.root, maxCount: &one, scoped: s.root.rules != ""}
 	switch {
-	case p.scoped && s.root.hidden():
+	case p.scoped && s.root.hiddenFromCEL():
 		p.err = errHidden
 	case p.scoped:
-		p.seen = s.root.asResource()
+		p.celNode = s.root.asResource()
 	}
 	return p
 }
 
-// Property is the place of the property name.
+// Property returns the node of the property name.
 func (p *RuleNode) Property(name string) *RuleNode {
 	if p == nil || !p.node.properties[name].hasRules() {
 		return nil
 	}
-	var seen *node
-	if escaped, ok := apicel.Escape(name); ok && p.seen != nil {
-		seen = p.seen.field(escaped)
+	var celNode *node
+	if escaped, ok := apicel.Escape(name); ok && p.celNode != nil {
+		celNode = p.celNode.field(escaped)
 	}
-	c := p.below(p.node.properties[name], seen)
-	if c.scoped && c.seen == nil && c.err == nil { // the type of p leaves it out
+	c := p.below(p.node.properties[name], celNode)
+	if c.scoped && c.celNode == nil && c.err == nil { // the type of p does not contain the property
 		c.convert()
 	}
 	return c
 }
 
-// Items is the place of the items of a list.
+// Items returns the node of the items of a list.
 func (p *RuleNode) Items() *RuleNode {
 	if p == nil || !p.node.items.hasRules() {
 		return nil
 	}
-	return p.below(p.node.items, p.seen.element())
+	return p.below(p.node.items, p.celNode.element())
 }
 
-// Additional is the place of the values of a map.
+// Additional returns the node of the values of a map.
 func (p *RuleNode) Additional() *RuleNode {
 	if p == nil || p.node.additional == nil || !p.node.additional.schema.hasRules() {
 		return nil
 	}
-	return p.below(p.node.additional.schema, p.seen.element())
+	return p.below(p.node.additional.schema, p.celNode.element())
 }
 
-// below is the place of n, which expressions at p or above see as seen.
-func (p *RuleNode) below(n, seen *node) *RuleNode {
-	c := &RuleNode{node: n, seen: seen, err: p.err, scoped: p.scoped}
-	if most := p.node.fanOut(); p.often != nil && most != nil {
-		often := multiply(*p.often, *most)
-		c.often = &often
+// below returns a RuleNode for n. celNode is the type of n in expressions at p or above.
+func (p *RuleNode) below(n, celNode *node) *RuleNode {
+	c := &RuleNode{node: n, celNode: celNode, err: p.err, scoped: p.scoped}
+	if most := p.node.fanOut(); p.maxCount != nil && most != nil {
+		count := multiply(*p.maxCount, *most)
+		c.maxCount = &count
 	}
 	if !p.scoped && n.rules != "" {
 		c.scoped = true
@@ -107,19 +107,19 @@ func (p *RuleNode) below(n, seen *node) *RuleNode {
 }
 
 func (p *RuleNode) convert() {
-	if p.seen = visible(p.node); p.seen == nil {
+	if p.celNode = celNodeOf(p.node); p.celNode == nil {
 		p.err = errHidden
 	}
 }
 
-// fanOut is how many values one value of n can hold of each kind; nil is any number.
+// fanOut returns the maximum number of values of each child in one value of n. nil means unbounded.
 func (n *node) fanOut() *uint64 {
 	most, limit := uint64(1), (*int64)(nil)
 	switch {
 	case n.typ == "array":
-		limit = n.mostItems()
+		limit = n.effectiveMaxItems()
 	case n.typ == "object" && n.additional != nil:
-		limit = n.mostProperties()
+		limit = n.effectiveMaxProperties()
 	default:
 		return &most
 	}
@@ -130,7 +130,7 @@ func (n *node) fanOut() *uint64 {
 	return &most
 }
 
-// Check compiles the rules at p and estimates their cost. The error is that of the type that they stand on.
+// Check compiles the rules at p and estimates their cost. It returns an error if the type of p cannot be declared.
 func (c *RuleChecker) Check(p *RuleNode) ([]CheckedRule, error) {
 	if p == nil || p.node.rules == "" {
 		return nil, nil
@@ -138,18 +138,19 @@ func (c *RuleChecker) Check(p *RuleNode) ([]CheckedRule, error) {
 	if p.err != nil {
 		return nil, errNoTypeInfo{p.err}
 	}
-	rules, err := c.compiler.all(p.node, p.seen)
+	rules, err := c.compiler.all(p.node, p.celNode)
 	if err != nil {
 		return nil, err
 	}
-	often := p.often
-	if often == nil {
-		most := p.seen.maxCardinality()
-		often = &most
+	count := p.maxCount
+	if count == nil {
+		most := p.celNode.maxCardinality()
+		count = &most
 	}
 	out := make([]CheckedRule, len(rules))
 	for i, r := range rules {
-		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.messageExpression != "", r.usesOldSelf, multiply(r.cost, *often), r.messageCost}
+		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.messageExpression != "",
+			r.usesOldSelf, multiply(r.cost, *count), r.messageCost}
 	}
 	return out, nil
 }
@@ -160,7 +161,7 @@ func (e errNoTypeInfo) Error() string {
 	return "internal error: failed to construct type information for x-kubernetes-validations rules: " + e.error.Error()
 }
 
-// multiply stops at the largest number there is.
+// multiply returns a*b, or math.MaxUint64 on overflow.
 func multiply(a, b uint64) uint64 {
 	if a != 0 && math.MaxUint64/a < b {
 		return math.MaxUint64

@@ -9,21 +9,23 @@ import (
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
-// Costs are upstream's, but for two things that it takes to be of any size: what string() makes
-// of a scalar, and what is in the items of a list behind filter(). There they can only be lower.
+// Cost estimates are upstream's with two exceptions. Upstream assumes any size for the result of string() on a
+// scalar, and for values in the items of a list after filter(). The estimates here can only be lower.
 
-// estimator knows what an expression can cost.
-type estimator struct{ library.CostEstimator }
+// costEstimator estimates the cost of an expression.
+type costEstimator struct{ library.CostEstimator }
 
-// newEstimator is for one checked expression; self is the node of the values that it is evaluated on.
+// newEstimator returns an estimator for one checked expression. self is the schema of the values that it is
+// evaluated on.
 func newEstimator(self *node, checked *ast.AST) checker.CostEstimator {
-	f := filtered{self: self, vars: map[string][]origin{}, nodes: map[int64]*node{}}
+	f := filtered{self: self, vars: map[string][]valueSource{}, nodes: map[int64]*node{}}
 	f.visit(checked.Expr())
-	return &estimator{library.CostEstimator{SizeEstimator: sizes{self, f.nodes}}}
+	return &costEstimator{library.CostEstimator{SizeEstimator: sizes{self, f.nodes}}}
 }
 
 // EstimateCallCost implements checker.CostEstimator.
-func (e *estimator) EstimateCallCost(function, overload string, target *checker.AstNode, args []checker.AstNode) *checker.CallEstimate {
+func (e *costEstimator) EstimateCallCost(function, overload string, target *checker.AstNode,
+	args []checker.AstNode) *checker.CallEstimate {
 	longest := uint64(0)
 	switch overload {
 	case overloads.BoolToString:
@@ -37,12 +39,15 @@ func (e *estimator) EstimateCallCost(function, overload string, target *checker.
 	default:
 		return e.CostEstimator.EstimateCallCost(function, overload, target, args)
 	}
-	return &checker.CallEstimate{CostEstimate: checker.FixedCostEstimate(1), ResultSize: &checker.SizeEstimate{Min: 1, Max: longest}}
+	return &checker.CallEstimate{CostEstimate: checker.FixedCostEstimate(1),
+		ResultSize: &checker.SizeEstimate{Min: 1, Max: longest}}
 }
 
-// sizes knows from the schema how large values can be.
+// sizes estimates the sizes of values from the schema.
 type sizes struct {
-	self     *node
+	self *node
+	// filtered finds the values in an expression that come from the items of a list through filter(), and the
+	// schema of each. checker.Cost does not keep the bounds of these values.
 	filtered map[int64]*node
 }
 
@@ -52,8 +57,8 @@ func (s sizes) EstimateSize(element checker.AstNode) *checker.SizeEstimate {
 	if element.Expr() == nil {
 		return size
 	}
-	if n := s.filtered[element.Expr().ID()]; n != nil && (size == nil || size.Max > uint64(n.longest())) {
-		size = &checker.SizeEstimate{Max: uint64(n.longest())}
+	if n := s.filtered[element.Expr().ID()]; n != nil && (size == nil || size.Max > uint64(n.maxSize())) {
+		size = &checker.SizeEstimate{Max: uint64(n.maxSize())}
 	}
 	return size
 }
@@ -63,7 +68,7 @@ func (s sizes) byPath(path []string) *checker.SizeEstimate {
 		return nil
 	}
 	n := s.self
-	for _, name := range path[1:] { // behind self or oldSelf
+	for _, name := range path[1:] { // the first name is self or oldSelf
 		switch name {
 		case "@items", "@values":
 			n = n.element()
@@ -79,10 +84,10 @@ func (s sizes) byPath(path []string) *checker.SizeEstimate {
 			return nil
 		}
 	}
-	return &checker.SizeEstimate{Max: uint64(n.longest())}
+	return &checker.SizeEstimate{Max: uint64(n.maxSize())}
 }
 
-// mapKey has no length: upstream says so of the keys of a map.
+// mapKey is the schema of map keys. Its size is 0, as upstream defines.
 var mapKey = &node{typ: "boolean"}
 
 // EstimateCallCost implements checker.CostEstimator.
@@ -94,24 +99,24 @@ func (s sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstN
 // bounds of which checker.Cost loses, and the node of each.
 type filtered struct {
 	self  *node
-	vars  map[string][]origin // those of macros, the innermost last
-	nodes map[int64]*node     // by the id of the expression
+	vars  map[string][]valueSource // variables of macros, innermost last
+	nodes map[int64]*node          // by expression ID
 }
 
-// origin is where a value comes from: a node, if known, and whether through filter().
-type origin struct {
-	node    *node
-	through bool
+// valueSource is the schema of a value, if known, and whether the value passed through filter().
+type valueSource struct {
+	node     *node
+	filtered bool
 }
 
-func (f *filtered) visit(e ast.Expr) (o origin) {
+func (f *filtered) visit(e ast.Expr) (o valueSource) {
 	switch e.Kind() {
 	case ast.IdentKind:
 		o = f.variable(e.AsIdent())
 	case ast.SelectKind:
 		o = f.visit(e.AsSelect().Operand())
 		if e.AsSelect().IsTestOnly() || o.node == nil {
-			return origin{}
+			return valueSource{}
 		}
 		o.node = o.node.field(e.AsSelect().FieldName())
 	case ast.CallKind:
@@ -128,43 +133,43 @@ func (f *filtered) visit(e ast.Expr) (o origin) {
 	case ast.ComprehensionKind:
 		o = f.comprehension(e.AsComprehension())
 	}
-	if o.through && o.node != nil {
+	if o.filtered && o.node != nil {
 		f.nodes[e.ID()] = o.node
 	}
 	return o
 }
 
-func (f *filtered) variable(name string) origin {
+func (f *filtered) variable(name string) valueSource {
 	if stack := f.vars[name]; len(stack) > 0 {
 		return stack[len(stack)-1]
 	}
 	if name == selfVar || name == oldSelfVar {
-		return origin{node: f.self}
+		return valueSource{node: f.self}
 	}
-	return origin{}
+	return valueSource{}
 }
 
-func (f *filtered) call(c ast.CallExpr) (o origin) {
+func (f *filtered) call(c ast.CallExpr) (o valueSource) {
 	if c.IsMemberFunction() {
 		f.visit(c.Target())
 	}
 	for i, arg := range c.Args() {
 		if of := f.visit(arg); i == 0 && c.FunctionName() == operators.Index {
-			o = origin{of.node.element(), of.through}
+			o = valueSource{of.node.element(), of.filtered}
 		}
 	}
 	return o
 }
 
-func (f *filtered) comprehension(c ast.ComprehensionExpr) (o origin) {
+func (f *filtered) comprehension(c ast.ComprehensionExpr) (o valueSource) {
 	list := f.visit(c.IterRange())
 	if list.node.isMap() {
 		list.node = nil
 	}
 	f.visit(c.AccuInit())
-	bind := map[string]origin{c.AccuVar(): {}, c.IterVar(): {list.node.element(), list.through}}
+	bind := map[string]valueSource{c.AccuVar(): {}, c.IterVar(): {list.node.element(), list.filtered}}
 	if c.HasIterVar2() {
-		bind[c.IterVar()], bind[c.IterVar2()] = origin{}, bind[c.IterVar()]
+		bind[c.IterVar()], bind[c.IterVar2()] = valueSource{}, bind[c.IterVar()]
 	}
 	for name, o := range bind {
 		f.vars[name] = append(f.vars[name], o)
@@ -176,12 +181,12 @@ func (f *filtered) comprehension(c ast.ComprehensionExpr) (o origin) {
 		f.vars[name] = f.vars[name][:len(f.vars[name])-1]
 	}
 	if list.node != nil && isFilter(c) {
-		return origin{list.node, true}
+		return valueSource{list.node, true}
 	}
-	return origin{}
+	return valueSource{}
 }
 
-// isFilter recognizes what the macro filter() becomes: each item is appended, or not.
+// isFilter reports whether c is the expansion of the macro filter(), which appends some of the items.
 func isFilter(c ast.ComprehensionExpr) bool {
 	is := func(e ast.Expr, name string) bool { return e.Kind() == ast.IdentKind && e.AsIdent() == name }
 	step := c.LoopStep()
@@ -198,7 +203,7 @@ func isFilter(c ast.ComprehensionExpr) bool {
 		item.Kind() == ast.ListKind && item.AsList().Size() == 1 && is(item.AsList().Elements()[0], c.IterVar())
 }
 
-// maxCardinality is how many values of n fit into one request.
+// maxCardinality returns the maximum number of values of n in one request.
 func (n *node) maxCardinality() uint64 {
-	return uint64(maxRequest / (n.smallest() + len64(`,`)))
+	return uint64(maxRequest / (n.minJSONSize() + len64(`,`)))
 }

@@ -18,12 +18,12 @@ const (
 	oldSelfVar = "oldSelf"
 )
 
-// newExpressionsVersion is the release whose functions new expressions may use: the one before
-// v1.37, so that an API server can go back by one. Stored ones may use every function there is.
+// newExpressionsVersion is the release whose functions new expressions may use. It is one release before v1.37, so
+// that an API server can be downgraded by one release. Stored expressions may use all functions.
 var newExpressionsVersion = version.MajorMinor(1, 36)
 
-// language is what expressions can call. All expressions share one cel.Env, for it is costly:
-// what differs from node to node are the types, which only the checker needs.
+// language holds the functions and operators that expressions can call. All expressions share one cel.Env, because
+// an Env is expensive to create. Only the types differ between nodes, and only the checker needs them.
 type language struct {
 	env      *cel.Env
 	declared *checker.Env // the functions of env
@@ -32,7 +32,9 @@ type language struct {
 
 var (
 	newLanguage    = sync.OnceValue(func() *language { return readLanguage((*environment.EnvSet).NewExpressionsEnv) })
-	storedLanguage = sync.OnceValue(func() *language { return readLanguage((*environment.EnvSet).StoredExpressionsEnv) })
+	storedLanguage = sync.OnceValue(func() *language {
+		return readLanguage((*environment.EnvSet).StoredExpressionsEnv)
+	})
 )
 
 func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
@@ -45,13 +47,13 @@ func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
 	}
 	scalars, scalarsErr := apicel.NewDeclTypeProvider().WithTypeProvider(env.CELTypeProvider())
 	if err = errors.Join(err, scalarsErr); err != nil {
-		panic(fmt.Sprintf("schema: the functions of CEL: %v", err)) // they are constant
+		panic(fmt.Sprintf("schema: declare the functions of CEL: %v", err)) // the functions are constant
 	}
 	return &language{env, declared, scalars}
 }
 
-// check parses and type-checks an expression as cel.Env.Compile does in an environment that
-// types has the types of and that declares vars. mixed allows lists and maps of several types.
+// check parses expr and type-checks it with chk, as cel.Env.Compile does. mixed allows lists and maps with values
+// of several types.
 func (l *language) check(expr string, chk *checker.Env, mixed bool) (*cel.Ast, *cel.Issues) {
 	ast, issues := l.env.Parse(expr)
 	if issues.Err() != nil {
@@ -86,7 +88,7 @@ func (l *language) check(expr string, chk *checker.Env, mixed bool) (*cel.Ast, *
 	return ast, nil
 }
 
-// homogeneous is the validator that refuses [1, "a"].
+// homogeneous is the name of the validator that rejects lists and maps of mixed types, such as [1, "a"].
 const homogeneous = "cel.validator.homogeneous_literals"
 
 // validatorConfig implements cel.MutableValidatorConfig.

@@ -21,23 +21,23 @@ import (
 
 const outOfBudget = "validation failed due to running out of cost budget, no further validation rules will be run"
 
-// evaluation runs the rules of a schema over one object.
+// evaluation runs the rules of a schema on one object.
 type evaluation struct {
 	ctx    context.Context
-	warn   func(text string) // nil: nobody wants to know
-	budget int64             // what is left; negative once it is used up
+	warn   func(text string) // nil means that warnings are discarded
+	budget int64             // remaining cost budget; negative when exceeded
 	errs   field.ErrorList
 }
 
-// evaluate runs all rules over t, which replaces old if that is not nil. What ratcheting forgives
-// is told to warn.
+// evaluate runs all rules on t, which replaces old if old is not nil. warn receives the failures that ratcheting
+// ignores.
 func (s *Schema) evaluate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	tree := s.rules()
 	if tree == nil {
 		return nil
 	}
 	e := evaluation{ctx: ctx, warn: warn, budget: celconfig.RuntimeCELCostBudget}
-	root := level{value: t}
+	root := valuePair{value: t}
 	if old != nil {
 		root.old, root.correlated = old, true
 	}
@@ -50,18 +50,18 @@ func (s *Schema) evaluate(ctx context.Context, t, old object.Tree, warn func(tex
 
 type costKey struct{}
 
-// CountCost returns a context in which into is raised by what the rules of an object cost, in CEL's units.
+// CountCost returns a context that adds the cost of the rules of an object to into, in CEL's cost units.
 func CountCost(ctx context.Context, into *int64) context.Context {
 	return context.WithValue(ctx, costKey{}, into)
 }
 
-// value runs the rules at and below one value. Those of null are its parent's.
-func (e *evaluation) value(t *ruleTree, l *level) {
+// value runs the rules at and below one value. It skips null, which only the rules of the parent see.
+func (e *evaluation) value(t *ruleTree, l *valuePair) {
 	if l.value == nil {
 		return
 	}
 	l.node = t.node
-	e.here(t, l)
+	e.runRules(t, l)
 	switch v := l.value.(type) {
 	case []any:
 		e.items(t, l, v)
@@ -80,16 +80,16 @@ func (e *evaluation) value(t *ruleTree, l *level) {
 	}
 }
 
-func (e *evaluation) field(t *ruleTree, up *level, key string, kind placeKind, v, old object.Tree) {
+func (e *evaluation) field(t *ruleTree, up *valuePair, key string, kind positionKind, v, old object.Tree) {
 	if e.budget < 0 {
 		return
 	}
-	l := up.below(place{key: key, kind: kind}, v[key])
+	l := up.below(position{key: key, kind: kind}, v[key])
 	l.old, l.correlated = old[key]
 	e.value(t, &l)
 }
 
-func (e *evaluation) items(t *ruleTree, up *level, v []any) {
+func (e *evaluation) items(t *ruleTree, up *valuePair, v []any) {
 	if t.items == nil {
 		return
 	}
@@ -98,7 +98,7 @@ func (e *evaluation) items(t *ruleTree, up *level, v []any) {
 		if e.budget < 0 {
 			return
 		}
-		l := up.below(place{index: i, kind: atIndex}, v[i])
+		l := up.below(position{index: i, kind: atIndex}, v[i])
 		if up.old != nil && t.node.listType == "map" {
 			l.old = entries.oldElement(v[i])
 		}
@@ -107,8 +107,8 @@ func (e *evaluation) items(t *ruleTree, up *level, v []any) {
 	}
 }
 
-// here runs the rules that stand on one value.
-func (e *evaluation) here(t *ruleTree, l *level) {
+// runRules runs the rules of one value.
+func (e *evaluation) runRules(t *ruleTree, l *valuePair) {
 	rules, err := t.compiled()
 	switch {
 	case err != nil:
@@ -126,11 +126,11 @@ func (e *evaluation) here(t *ruleTree, l *level) {
 		switch {
 		case r.err != nil:
 			e.fail(t, l, "rule compile error: %v", r.err)
-		case r.program == nil: // it has no text
+		case r.program == nil: // the rule is empty
 		case r.usesOldSelf && l.old == nil && !r.optionalOldSelf:
 		case e.holds(t, l, r, vars):
 		default:
-			e.broken(t, l, r, vars)
+			e.reportFailure(t, l, r, vars)
 		}
 		if e.budget < 0 {
 			return
@@ -138,8 +138,8 @@ func (e *evaluation) here(t *ruleTree, l *level) {
 	}
 }
 
-// holds evaluates a rule. One that cannot be evaluated is reported, and counts as if it held.
-func (e *evaluation) holds(t *ruleTree, l *level, r *compiledRule, vars *ruleVariables) bool {
+// holds evaluates a rule. It reports a rule that cannot be evaluated and returns true for it.
+func (e *evaluation) holds(t *ruleTree, l *valuePair, r *compiledRule, vars *ruleVariables) bool {
 	result, err := e.run(r.program, vars.of(r))
 	switch {
 	case err == nil:
@@ -147,25 +147,27 @@ func (e *evaluation) holds(t *ruleTree, l *level, r *compiledRule, vars *ruleVar
 	case err == errBudget:
 		e.stop(t, l, outOfBudget)
 	case strings.HasPrefix(err.Error(), callLimit):
-		e.stop(t, l, "'%v': no further validation rules will be run due to call cost exceeds limit for rule: %v", err, r.shown())
+		e.stop(t, l, "'%v': no further validation rules will be run due to call cost exceeds limit for rule: %v", err,
+			r.displayText())
 	case strings.HasPrefix(err.Error(), "no such overload"):
-		e.fail(t, l, "'%v': call arguments did not match a supported operator, function or macro signature for rule: %v", err, r.shown())
+		e.fail(t, l, "'%v': call arguments did not match a supported operator, function or macro signature for "+
+			"rule: %v", err, r.displayText())
 	default:
-		e.fail(t, l, "%v evaluating rule: %v", err, r.shown())
+		e.fail(t, l, "%v evaluating rule: %v", err, r.displayText())
 	}
 	return true
 }
 
-// callLimit begins the error of an expression that costs more than one may.
+// callLimit is the start of the error of an expression that exceeds the cost limit of one expression.
 const callLimit = "operation cancelled: actual cost limit exceeded"
 
 var errBudget = errors.New(outOfBudget)
 
-// run evaluates an expression and pays for it.
+// run evaluates an expression and subtracts its cost from the budget.
 func (e *evaluation) run(p cel.Program, vars *variables) (ref.Val, error) {
 	result, details, err := p.ContextEval(e.ctx, vars)
 	if details == nil || details.ActualCost() == nil {
-		return nil, errBudget // only an expression that could not be started has no cost
+		return nil, errBudget // only an expression that was not started has no cost
 	}
 	cost := *details.ActualCost()
 	if cost > math.MaxInt64 || int64(cost) > e.budget {
@@ -175,17 +177,17 @@ func (e *evaluation) run(p cel.Program, vars *variables) (ref.Val, error) {
 	return result, err
 }
 
-func (e *evaluation) fail(t *ruleTree, l *level, format string, args ...any) {
+func (e *evaluation) fail(t *ruleTree, l *valuePair, format string, args ...any) {
 	e.errs = append(e.errs, field.Invalid(l.path(), t.node.typ, fmt.Sprintf(format, args...)))
 }
 
-func (e *evaluation) stop(t *ruleTree, l *level, format string, args ...any) {
+func (e *evaluation) stop(t *ruleTree, l *valuePair, format string, args ...any) {
 	e.fail(t, l, format, args...)
 	e.budget = -1
 }
 
-// broken reports a rule that does not hold.
-func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *ruleVariables) {
+// reportFailure reports a rule that evaluates to false.
+func (e *evaluation) reportFailure(t *ruleTree, l *valuePair, r *compiledRule, vars *ruleVariables) {
 	path := l.path()
 	if r.path != "" {
 		path = path.Child(r.path)
@@ -200,8 +202,9 @@ func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *ruleVa
 			e.report(l, r, field.Invalid(path, t.node.typ, err.Error()))
 			return
 		default:
-			r.messageFails.Do(func() { // clients can make it fail at will
-				slog.Warn("messageExpression evaluation failed", "path", path.String(), "rule", r.shown(), "error", err)
+			r.messageFails.Do(func() { // once only, because clients can trigger the failure
+				slog.Warn("messageExpression evaluation failed", "path", path.String(), "rule", r.displayText(),
+					"error", err)
 			})
 		}
 	}
@@ -212,8 +215,8 @@ func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *ruleVa
 	e.report(l, r, r.fieldError(path, value, detail))
 }
 
-// report adds an error, unless ratcheting forgives it.
-func (e *evaluation) report(l *level, r *compiledRule, err *field.Error) {
+// report adds an error, or passes it to warn if ratcheting ignores it.
+func (e *evaluation) report(l *valuePair, r *compiledRule, err *field.Error) {
 	if r.usesOldSelf || !l.unchanged() {
 		e.errs = append(e.errs, err)
 	} else if e.warn != nil {
@@ -221,16 +224,18 @@ func (e *evaluation) report(l *level, r *compiledRule, err *field.Error) {
 	}
 }
 
-// message evaluates messageExpression. Where that uses up the budget, nothing more is run.
+// message evaluates messageExpression. If this exceeds the budget, no further rules run.
 func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 	result, err := e.run(r.message, vars)
 	switch {
 	case err == errBudget:
 		e.budget = -1
-		return "", errors.New("messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run")
+		return "", errors.New("messageExpression evaluation failed due to running out of cost budget, no further " +
+			"validation rules will be run")
 	case err != nil && strings.HasPrefix(err.Error(), callLimit):
 		e.budget = -1
-		return "", fmt.Errorf("no further validation rules will be run due to call cost exceeds limit for messageExpression: %q", r.messageExpression)
+		return "", fmt.Errorf("no further validation rules will be run due to call cost exceeds limit for "+
+			"messageExpression: %q", r.messageExpression)
 	case err != nil:
 		return "", fmt.Errorf("messageExpression evaluation failed due to: %w", err)
 	}
@@ -240,7 +245,8 @@ func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 	case !ok:
 		return "", errors.New("messageExpression failed to convert to string")
 	case len(text) > celconfig.MaxEvaluatedMessageExpressionSizeBytes:
-		return "", fmt.Errorf("messageExpression beyond allowable length of %d", celconfig.MaxEvaluatedMessageExpressionSizeBytes)
+		return "", fmt.Errorf("messageExpression beyond allowable length of %d",
+			celconfig.MaxEvaluatedMessageExpressionSizeBytes)
 	case strings.Contains(text, "\n"):
 		return "", errors.New("messageExpression should not contain line breaks")
 	case text == "":
@@ -249,20 +255,20 @@ func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 	return text, nil
 }
 
-// shown is how errors name a rule.
-func (r *compiledRule) shown() string {
+// displayText returns the text that identifies a rule in errors.
+func (r *compiledRule) displayText() string {
 	if r.rule.message != "" {
 		return strings.TrimSpace(r.rule.message)
 	}
 	return strings.TrimSpace(r.rule.rule)
 }
 
-// messageText is what to say of a rule without messageExpression.
+// messageText returns the message of a rule without messageExpression.
 func (r *compiledRule) messageText() string {
 	if r.rule.message != "" {
 		return strings.TrimSpace(r.rule.message)
 	}
-	return "failed rule: " + r.shown()
+	return "failed rule: " + r.displayText()
 }
 
 func (r *compiledRule) fieldError(path *field.Path, value any, detail string) *field.Error {

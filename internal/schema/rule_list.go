@@ -12,9 +12,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// listView is a list as rules see it.
+// listView is the CEL value of a list.
 type listView struct {
-	n     *node // of the items
+	n     *node // schema of the items
 	items []any
 }
 
@@ -85,7 +85,7 @@ func (l *listView) Add(other ref.Val) ref.Val {
 	return types.NewRefValList(types.DefaultTypeAdapter, append(elements(l), elements(list)...))
 }
 
-// elements are the elements of any list.
+// elements returns the items of any list.
 func elements(l celtraits.Lister) []ref.Val {
 	size, _ := l.Size().(types.Int)
 	out := make([]ref.Val, 0, size)
@@ -131,7 +131,7 @@ func (l *listView) Type() ref.Type { return types.ListType }
 // Value implements ref.Val.
 func (l *listView) Value() any { return l.items }
 
-// setView is a list with x-kubernetes-list-type=set: its order means nothing, and + is a union.
+// setView is a list with x-kubernetes-list-type=set. Its order is ignored, and + returns the union.
 type setView struct{ listView }
 
 // Equal implements ref.Val.
@@ -140,7 +140,7 @@ func (s *setView) Equal(other ref.Val) ref.Val { return equalSets(s, other) }
 // Add implements traits.Adder.
 func (s *setView) Add(other ref.Val) ref.Val { return union(s, other) }
 
-// unionSet is the result of adding to a set.
+// unionSet is the result of + on a set.
 type unionSet struct{ celtraits.Lister }
 
 // Equal implements ref.Val.
@@ -175,7 +175,7 @@ func equalSets(a celtraits.Lister, other ref.Val) ref.Val {
 	return types.Bool(len(seen) == len(set))
 }
 
-// union keeps the order of both, a first.
+// union returns the items of a, followed by the items of other that a does not contain.
 func union(a celtraits.Lister, other ref.Val) ref.Val {
 	b, ok := other.(celtraits.Lister)
 	if !ok {
@@ -199,7 +199,7 @@ func union(a celtraits.Lister, other ref.Val) ref.Val {
 	return &unionSet{types.NewRefValList(types.DefaultTypeAdapter, all)}
 }
 
-// setKey stands for an element in Go maps.
+// setKey returns a value that represents e as a map key.
 func setKey(e ref.Val) (any, ref.Val) {
 	switch e.(type) {
 	case celtraits.Lister, celtraits.Mapper:
@@ -220,7 +220,7 @@ func setKeys(elements []ref.Val) (map[any]bool, ref.Val) {
 	return keys, nil
 }
 
-// hashable is v, or what stands for it where Go cannot compare it.
+// hashable returns v if Go can compare it, or a representation of v.
 func hashable(v any) any {
 	if v != nil && !reflect.TypeOf(v).Comparable() {
 		return fmt.Sprintf("%#v", v)
@@ -228,13 +228,13 @@ func hashable(v any) any {
 	return v
 }
 
-// mapListView is a list with x-kubernetes-list-type=map: its order means nothing, and + merges.
+// mapListView is a list with x-kubernetes-list-type=map. Its order is ignored, and + merges.
 type mapListView struct {
 	listView
 	keys []string // escaped
 }
 
-// escapedKeys are the names that expressions have for keys; those that have none stay as they are.
+// escapedKeys returns the names of keys in expressions. Keys without an escaped form are unchanged.
 func escapedKeys(keys []string) []string {
 	out := make([]string, len(keys))
 	for i, k := range keys {
@@ -246,12 +246,12 @@ func escapedKeys(keys []string) []string {
 	return out
 }
 
-// Equal implements ref.Val. Upstream looks the keys up in objects by their escaped names; so does this.
+// Equal implements ref.Val. As upstream does, it looks up the keys in objects by their escaped names.
 func (m *mapListView) Equal(other ref.Val) ref.Val {
 	return equalMapLists(m, other, func(e ref.Val) any {
 		t, ok := e.Value().(object.Tree)
 		if !ok {
-			return new(byte) // is equal to nothing
+			return new(byte) // a new pointer equals nothing
 		}
 		return compose(m.keys, func(key string) any { return hashable(t[key]) })
 	})
@@ -260,7 +260,7 @@ func (m *mapListView) Equal(other ref.Val) ref.Val {
 // Add implements traits.Adder.
 func (m *mapListView) Add(other ref.Val) ref.Val { return merged(m, other, m.keys) }
 
-// mergedList is the result of adding to a list of that kind.
+// mergedList is the result of + on a list-type map.
 type mergedList struct {
 	celtraits.Lister
 	keys []string
@@ -300,18 +300,19 @@ func equalMapLists(a celtraits.Lister, other ref.Val, keyOf func(ref.Val) any) r
 	return types.Bool(len(seen) == len(entries))
 }
 
-// merged keeps the order of both, a first, with the entries of the other where keys meet.
+// merged returns the entries of a, followed by the new entries of other. Entries of other replace the entries of a
+// with the same keys.
 func merged(a celtraits.Lister, other ref.Val, keys []string) ref.Val {
 	b, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
-	all, place := elements(a), map[any]int{}
+	all, index := elements(a), map[any]int{}
 	for i, e := range all {
-		place[entryKey(e, keys)] = i
+		index[entryKey(e, keys)] = i
 	}
 	for _, e := range elements(b) {
-		if i, ok := place[entryKey(e, keys)]; ok {
+		if i, ok := index[entryKey(e, keys)]; ok {
 			all[i] = e
 		} else {
 			all = append(all, e)
@@ -320,7 +321,7 @@ func merged(a celtraits.Lister, other ref.Val, keys []string) ref.Val {
 	return &mergedList{types.NewRefValList(types.DefaultTypeAdapter, all), keys}
 }
 
-// entryKey stands for the keys of an entry in Go maps.
+// entryKey returns a value that represents the keys of an entry as a map key.
 func entryKey(e ref.Val, keys []string) any {
 	return compose(keys, func(key string) any {
 		var v ref.Val
@@ -335,7 +336,7 @@ func entryKey(e ref.Val, keys []string) any {
 	})
 }
 
-// compose makes one key of several.
+// compose combines several keys into one.
 func compose(keys []string, of func(string) any) any {
 	switch len(keys) {
 	case 1:

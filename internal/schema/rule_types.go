@@ -13,37 +13,37 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// The types that rules see are those of k8s.io/apiserver/pkg/cel/common.SchemaDeclType, but read
-// from the nodes when an expression asks for one: most fields of a large schema never are.
+// The types in rules equal the types of k8s.io/apiserver/pkg/cel/common.SchemaDeclType. They are created from the
+// nodes when an expression uses them, because expressions use few fields of a large schema.
 
-// maxRequest is the size of a request that estimates take for the largest.
+// maxRequest is the maximum size of a request, on which estimates are based.
 const maxRequest = apicel.DefaultMaxRequestSizeBytes
 
-// scope has the types of self and what is below it, under the names that the checker
-// knows them by, and remembers what was asked. It is for one goroutine.
+// scope provides the types of self and of the values below it, under the names that the checker uses. It records
+// the lookups. It must be used by one goroutine only.
 type scope struct {
-	*apicel.DeclTypeProvider // scalars, and what every environment has
+	*apicel.DeclTypeProvider // scalars and the types of every environment
 	language                 *language
 	self                     *types.Type
-	named                    map[string]*node
+	objectNodes              map[string]*node
 	lookups                  []lookup
-	checkers                 [2]*checker.Env // [1]: oldSelf is optional
+	checkers                 [2]*checker.Env // checkers[1] declares oldSelf as optional
 }
 
-// lookup is a field of a type that was asked for; there is none if its type is nil.
+// lookup is a lookup of a field in a type. typ is nil if the field does not exist.
 type lookup struct {
 	name, field string
 	typ         *types.Type
 }
 
 func newScope(l *language, self *node, name string) *scope {
-	s := &scope{DeclTypeProvider: l.scalars, language: l, named: map[string]*node{}}
+	s := &scope{DeclTypeProvider: l.scalars, language: l, objectNodes: map[string]*node{}}
 	s.self = s.typeOf(self, name)
 	return s
 }
 
-// agrees reports whether the answers would be the same.
-func (s *scope) agrees(lookups []lookup) bool {
+// resolvesSame reports whether lookups would have the same results in s.
+func (s *scope) resolvesSame(lookups []lookup) bool {
 	for _, l := range lookups {
 		t := s.fieldType(l.name, l.field)
 		if (t == nil) != (l.typ == nil) || t != nil && !t.IsExactType(l.typ) {
@@ -53,14 +53,15 @@ func (s *scope) agrees(lookups []lookup) bool {
 	return true
 }
 
-// checker declares self, and oldSelf, which may be optional.
+// checker returns an environment that declares self and oldSelf, which is optional if optional is true.
 func (s *scope) checker(optional bool) (*checker.Env, error) {
 	i, old := 0, s.self
 	if optional {
 		i, old = 1, types.NewOptionalType(s.self)
 	}
 	if s.checkers[i] == nil {
-		chk, err := checker.NewEnv(s.language.env.Container, s, checker.CrossTypeNumericComparisons(true), checker.ValidatedDeclarations(s.language.declared))
+		chk, err := checker.NewEnv(s.language.env.Container, s, checker.CrossTypeNumericComparisons(true),
+			checker.ValidatedDeclarations(s.language.declared))
 		if err != nil {
 			return nil, err
 		}
@@ -72,8 +73,8 @@ func (s *scope) checker(optional bool) (*checker.Env, error) {
 	return s.checkers[i], nil
 }
 
-// typeOf is the type of the values of n, which must not be hidden. Objects in it get names that begin
-// with name.
+// typeOf returns the type of the values of n, which must not be hidden from CEL. The names of object types in it
+// begin with name.
 func (s *scope) typeOf(n *node, name string) *types.Type {
 	switch {
 	case n.intOrString:
@@ -85,7 +86,7 @@ func (s *scope) typeOf(n *node, name string) *types.Type {
 	case "array":
 		return types.NewListType(s.typeOf(n.element(), name+".@idx"))
 	case "object":
-		s.named[name] = n
+		s.objectNodes[name] = n
 		return types.NewObjectType(name)
 	case "boolean":
 		return types.BoolType
@@ -107,7 +108,7 @@ func (s *scope) typeOf(n *node, name string) *types.Type {
 
 // FindStructType implements types.Provider.
 func (s *scope) FindStructType(name string) (*types.Type, bool) {
-	if _, ok := s.named[name]; ok {
+	if _, ok := s.objectNodes[name]; ok {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
 	return s.DeclTypeProvider.FindStructType(name)
@@ -115,7 +116,7 @@ func (s *scope) FindStructType(name string) (*types.Type, bool) {
 
 // FindStructFieldType implements types.Provider.
 func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
-	if _, ok := s.named[name]; !ok {
+	if _, ok := s.objectNodes[name]; !ok {
 		return s.DeclTypeProvider.FindStructFieldType(name, field)
 	}
 	t := s.fieldType(name, field)
@@ -123,9 +124,10 @@ func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool)
 	return &types.FieldType{Type: t}, t != nil
 }
 
-// fieldType is nil where there is no such field. A keyword is found without its escapes too.
+// fieldType returns the type of a field, or nil if it does not exist. It also finds keywords without their
+// escapes.
 func (s *scope) fieldType(name, field string) *types.Type {
-	n := s.named[name]
+	n := s.objectNodes[name]
 	if n == nil {
 		return nil
 	}
@@ -142,19 +144,19 @@ func (s *scope) fieldType(name, field string) *types.Type {
 	return s.typeOf(f, name+"."+field)
 }
 
-// hidden reports whether rules do not see values of n because nobody knows their type.
-func (n *node) hidden() bool {
+// hiddenFromCEL reports whether rules cannot access values of n because their type is unknown.
+func (n *node) hiddenFromCEL() bool {
 	switch {
 	case n == nil:
 		return true
 	case n.intOrString:
 		return false
 	case n.isMap():
-		return n.additional.schema.hidden()
+		return n.additional.schema.hiddenFromCEL()
 	}
 	switch n.typ {
 	case "array":
-		return n.items.hidden()
+		return n.items.hiddenFromCEL()
 	case "object", "string", "boolean", "number", "integer":
 		return false
 	}
@@ -165,28 +167,28 @@ func (n *node) isMap() bool {
 	return n != nil && n.typ == "object" && n.additional != nil && n.additional.schema != nil && !n.intOrString
 }
 
-// element is the node of what a list or a map holds, as rules see it; nil of anything else.
+// element returns the schema of the items of a list or map as rules see it. It returns nil for other types.
 func (n *node) element() *node {
 	switch {
 	case n == nil || n.intOrString:
 		return nil
 	case n.isMap():
-		return visible(n.additional.schema)
+		return celNodeOf(n.additional.schema)
 	case n.typ == "array":
-		return visible(n.items)
+		return celNodeOf(n.items)
 	}
 	return nil
 }
 
-// visible is n as rules see it; nil if they do not.
-func visible(n *node) *node {
-	if n.hidden() {
+// celNodeOf returns n as rules see it, or nil if rules cannot access it.
+func celNodeOf(n *node) *node {
+	if n.hiddenFromCEL() {
 		return nil
 	}
-	return n.asSeen()
+	return n.asCELNode()
 }
 
-// field is the node of the field that expressions call name, as they see it; nil if they do not.
+// field returns the schema of the field that expressions call name, or nil if rules cannot access it.
 func (n *node) field(name string) *node {
 	if n.typ != "object" || n.intOrString || n.isMap() {
 		return nil
@@ -199,22 +201,22 @@ func (n *node) field(name string) *node {
 		}
 	}
 	child := n.properties[raw]
-	if escaped, ok := apicel.Escape(raw); !ok || escaped != name || child.hidden() {
+	if escaped, ok := apicel.Escape(raw); !ok || escaped != name || child.hiddenFromCEL() {
 		return nil
 	}
-	return child.asSeen()
+	return child.asCELNode()
 }
 
-// asSeen is n as rules see it.
-func (n *node) asSeen() *node {
+// asCELNode returns n as rules see it.
+func (n *node) asCELNode() *node {
 	if n == nil || !n.embedded || n.intOrString {
 		return n
 	}
 	return n.asResource()
 }
 
-// asResource is n with the fields that rules see of every object: apiVersion, kind,
-// metadata.name and metadata.generateName.
+// asResource returns n with the fields that rules can access in every object: apiVersion, kind, metadata.name and
+// metadata.generateName.
 func (n *node) asResource() *node {
 	isString := func(n *node) bool { return n != nil && n.typ == "string" }
 	md := n.properties["metadata"]
@@ -234,70 +236,76 @@ func (n *node) asResource() *node {
 	out.properties["kind"] = &node{typ: "string"}
 	out.properties["apiVersion"] = &node{typ: "string"}
 	out.properties["metadata"] = &node{typ: "object", properties: map[string]*node{
-		"name":         capped(md.properties["name"], longest),
-		"generateName": capped(md.properties["generateName"], longest-1), // at least one character is added
+		"name": boundedString(md.properties["name"], longest),
+		// the server adds at least one character
+		"generateName": boundedString(md.properties["generateName"], longest-1),
 	}}
 	return &out
 }
 
-// capped is a string of at most max characters, or of what n says if that is less.
-func capped(n *node, max int64) *node {
+// boundedString returns the schema of a string with at most max characters, or fewer if n requires it.
+func boundedString(n *node, max int64) *node {
 	if n != nil {
-		if limit := n.mostCharacters(); limit != nil && *limit < max {
+		if limit := n.effectiveMaxLength(); limit != nil && *limit < max {
 			max = *limit
 		}
 	}
 	return &node{typ: "string", maxLength: &max}
 }
 
-// The bounds of a value, which its own keywords and those of allOf give; nil where there is none. Upstream reads the first alone, though
-// controller-gen writes the others (kubernetes#139523).
-func (n *node) mostCharacters() *int64 { return n.bound(func(n *node) *int64 { return n.maxLength }) }
-func (n *node) mostItems() *int64      { return n.bound(func(n *node) *int64 { return n.maxItems }) }
-func (n *node) mostProperties() *int64 {
-	return n.bound(func(n *node) *int64 { return n.maxProperties })
+// The effective bounds of a value, from its own keywords and from allOf. nil means unbounded. Upstream uses only
+// the keywords of the value, although controller-gen writes bounds under allOf (kubernetes#139523).
+func (n *node) effectiveMaxLength() *int64 {
+	return n.lowestBound(func(n *node) *int64 { return n.maxLength })
+}
+func (n *node) effectiveMaxItems() *int64 {
+	return n.lowestBound(func(n *node) *int64 { return n.maxItems })
+}
+func (n *node) effectiveMaxProperties() *int64 {
+	return n.lowestBound(func(n *node) *int64 { return n.maxProperties })
 }
 
-func (n *node) bound(own func(*node) *int64) *int64 {
+func (n *node) lowestBound(own func(*node) *int64) *int64 {
 	least := own(n)
-	if n.more == nil {
+	if n.checks == nil {
 		return least
 	}
-	for _, part := range n.more.allOf {
-		if b := part.bound(own); b != nil && (least == nil || *b < *least) {
+	for _, part := range n.checks.allOf {
+		if b := part.lowestBound(own); b != nil && (least == nil || *b < *least) {
 			least = b
 		}
 	}
 	return least
 }
 
-// longest is how many characters, bytes, items or entries a value of n can have; 0 where that
-// means nothing.
-func (n *node) longest() int64 {
+// maxSize returns the maximum number of characters, bytes, items or entries of a value of n. It returns 0 for
+// other types.
+func (n *node) maxSize() int64 {
 	switch {
 	case n.intOrString:
-		if most := n.mostCharacters(); most != nil {
+		if most := n.effectiveMaxLength(); most != nil {
 			return 4 * max(0, *most)
 		}
 		return maxRequest - len64(`""`)
 	case n.isMap():
-		if most := n.mostProperties(); most != nil {
+		if most := n.effectiveMaxProperties(); most != nil {
 			return max(0, *most)
 		}
-		return (maxRequest - len64(`{}`)) / (n.element().smallest() + len64(`"k":,`) + 1) // upstream counts one more
+		// as upstream, which counts one byte more
+		return (maxRequest - len64(`{}`)) / (n.element().minJSONSize() + len64(`"k":,`) + 1)
 	case n.typ == "array":
-		if most := n.mostItems(); most != nil {
+		if most := n.effectiveMaxItems(); most != nil {
 			return max(0, *most)
 		}
-		return (maxRequest - len64(`[]`)) / (n.element().smallest() + len64(`,`))
+		return (maxRequest - len64(`[]`)) / (n.element().minJSONSize() + len64(`,`))
 	case n.typ == "string":
-		return n.longestString()
+		return n.maxStringSize()
 	}
 	return 0
 }
 
-// longestString counts bytes: a character has up to four.
-func (n *node) longestString() int64 {
+// maxStringSize counts bytes. A character has up to four bytes.
+func (n *node) maxStringSize() int64 {
 	switch n.format {
 	case "duration":
 		return apicel.MaxDurationSizeJSON
@@ -306,7 +314,7 @@ func (n *node) longestString() int64 {
 	case "date-time":
 		return apicel.MaxDatetimeSizeJSON
 	}
-	switch most := n.mostCharacters(); {
+	switch most := n.effectiveMaxLength(); {
 	case most != nil && n.format == "byte":
 		return max(0, *most)
 	case most != nil:
@@ -324,8 +332,8 @@ func (n *node) longestString() int64 {
 	return longest
 }
 
-// smallest is how many bytes a value of n takes in JSON at least.
-func (n *node) smallest() int64 {
+// minJSONSize returns the minimum size of the JSON of a value of n.
+func (n *node) minJSONSize() int64 {
 	if n.intOrString {
 		return 1
 	}
@@ -336,7 +344,7 @@ func (n *node) smallest() int64 {
 		return apicel.MinNumberSize
 	case "object":
 		if !n.isMap() {
-			return n.smallestObject()
+			return n.minObjectJSONSize()
 		}
 	case "string":
 		switch n.format {
@@ -351,13 +359,13 @@ func (n *node) smallest() int64 {
 	return 2
 }
 
-// smallestObject counts the fields that clients cannot leave out.
-func (n *node) smallestObject() int64 {
+// minObjectJSONSize counts the fields that clients cannot omit.
+func (n *node) minObjectJSONSize() int64 {
 	size, seen := len64(`{}`), map[string]bool{}
 	for _, name := range n.required {
 		child := n.properties[name]
-		if !seen[name] && !child.hidden() && child.defaultJSON == "" {
-			size += len64(name) + child.asSeen().smallest() + len64(`"":,`)
+		if !seen[name] && !child.hiddenFromCEL() && child.defaultJSON == "" {
+			size += len64(name) + child.asCELNode().minJSONSize() + len64(`"":,`)
 		}
 		seen[name] = true
 	}

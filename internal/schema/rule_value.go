@@ -18,11 +18,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// What rules see of an object are views of its tree, made when a rule gets there. They behave as the
-// values of k8s.io/apiserver/pkg/cel/common, errors included: a value that does not fit
-// the schema is one.
+// Rules see an object through views of its tree, which are created on access. Views behave as the values of
+// k8s.io/apiserver/pkg/cel/common. Access to a value that does not match the schema returns the same error.
 
-// view is v, a value of n, as rules see it.
+// view returns the CEL value of v, a value of n.
 func (n *node) view(v any) ref.Val {
 	if v == nil {
 		if n.nullable {
@@ -42,7 +41,7 @@ func (n *node) view(v any) ref.Val {
 	switch n.typ {
 	case "object":
 		if t, ok := v.(object.Tree); ok {
-			return &objectView{n.asSeen(), t}
+			return &objectView{n.asCELNode(), t}
 		}
 		return types.NewErr("invalid data, expected a map for the provided schema with type=object")
 	case "array":
@@ -80,7 +79,8 @@ func (n *node) viewScalar(v any) ref.Val {
 	if n.preserve {
 		return &unknownView{v}
 	}
-	return types.NewErr("invalid type, expected object, array, number, integer, boolean or string, or no type with x-kubernetes-int-or-string or x-kubernetes-preserve-unknown-fields is true, got %s", n.typ)
+	return types.NewErr("invalid type, expected object, array, number, integer, boolean or string, or no type with "+
+		"x-kubernetes-int-or-string or x-kubernetes-preserve-unknown-fields is true, got %s", n.typ)
 }
 
 func (n *node) viewText(s string) ref.Val {
@@ -133,15 +133,17 @@ func (n *node) viewList(v any) ref.Val {
 	return types.NewErr("invalid x-kubernetes-list-type, expected 'map', 'set' or 'atomic' but got %s", n.listType)
 }
 
-// unknownView is a value that no expression can name, but comparisons meet.
+// unknownView is a value that expressions can compare but not access.
 type unknownView struct{ v any }
 
 func (u *unknownView) ConvertToNative(t reflect.Type) (any, error) {
-	return nil, fmt.Errorf("type conversion to '%s' not supported for values preserved by x-kubernetes-preserve-unknown-fields", t)
+	return nil, fmt.Errorf("type conversion to '%s' not supported for values preserved by "+
+		"x-kubernetes-preserve-unknown-fields", t)
 }
 
 func (u *unknownView) ConvertToType(t ref.Type) ref.Val {
-	return types.NewErr("type conversion to '%s' not supported for values preserved by x-kubernetes-preserve-unknown-fields", t.TypeName())
+	return types.NewErr("type conversion to '%s' not supported for values preserved by "+
+		"x-kubernetes-preserve-unknown-fields", t.TypeName())
 }
 
 func (u *unknownView) Equal(other ref.Val) ref.Val {
@@ -152,16 +154,16 @@ func (u *unknownView) Type() ref.Type { return types.UnknownType }
 
 func (u *unknownView) Value() any { return u.v }
 
-// objectView is an object or a map.
+// objectView is the CEL value of an object or a map.
 type objectView struct {
 	n    *node
 	tree object.Tree
 }
 
-// named tells that the fields have names of their own, rather than being the keys of a map.
+// named reports whether the fields are properties rather than keys of a map.
 func (o *objectView) named() bool { return len(o.n.properties) > 0 }
 
-// child is the schema of a field; nil where there is none.
+// child returns the schema of a field, or nil.
 func (o *objectView) child(key string) *node {
 	switch {
 	case o.named():
@@ -214,7 +216,7 @@ func (o *objectView) Contains(key ref.Val) ref.Val {
 // Size implements traits.Sizer.
 func (o *objectView) Size() ref.Val { return types.Int(len(o.tree)) }
 
-// Iterator implements traits.Iterable: the keys in their order, so that rules always do the same.
+// Iterator implements traits.Iterable. It iterates over the keys in sorted order, so that rules are deterministic.
 func (o *objectView) Iterator() celtraits.Iterator {
 	keys := make([]string, 0, len(o.tree))
 	named := o.named()
@@ -231,7 +233,7 @@ func (o *objectView) Iterator() celtraits.Iterator {
 	return &iterator{size: len(keys), at: func(i int) ref.Val { return types.String(keys[i]) }}
 }
 
-// Equal implements ref.Val. Fields that the schema does not name count as they lie.
+// Equal implements ref.Val. Unknown fields are compared without a schema.
 func (o *objectView) Equal(other ref.Val) ref.Val {
 	m, ok := other.(celtraits.Mapper)
 	if !ok {
@@ -300,9 +302,9 @@ func (o *objectView) Type() ref.Type { return types.MapType }
 // Value implements ref.Val.
 func (o *objectView) Value() any { return o.tree }
 
-// iterator goes over what at gives.
+// iterator iterates over the values that at returns.
 type iterator struct {
-	ref.Val // nothing asks an iterator for a value
+	ref.Val // CEL never uses an iterator as a value
 	at      func(int) ref.Val
 	i, size int
 }

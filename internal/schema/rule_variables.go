@@ -6,8 +6,8 @@ import (
 	"github.com/google/cel-go/interpreter"
 )
 
-// variables are what an expression can name. They implement interpreter.Activation.
-type variables struct{ self, oldSelf ref.Val } // oldSelf nil: there is none
+// variables holds the variables that an expression can reference. It implements interpreter.Activation.
+type variables struct{ self, oldSelf ref.Val } // oldSelf nil means that it is undefined
 
 // ResolveName implements interpreter.Activation.
 func (v *variables) ResolveName(name string) (any, bool) {
@@ -23,17 +23,17 @@ func (v *variables) ResolveName(name string) (any, bool) {
 // Parent implements interpreter.Activation.
 func (v *variables) Parent() interpreter.Activation { return nil }
 
-// ruleVariables are the variables of all rules that stand on one value.
+// ruleVariables holds the variables of all rules on one value, for rules without and with optionalOldSelf.
 type ruleVariables struct{ plain, optional variables }
 
-func newRuleVariables(t *ruleTree, l *level, rules []compiledRule) *ruleVariables {
-	v := &ruleVariables{plain: variables{self: t.seen.view(l.value)}}
+func newRuleVariables(t *ruleTree, l *valuePair, rules []compiledRule) *ruleVariables {
+	v := &ruleVariables{plain: variables{self: t.celNode.view(l.value)}}
 	v.optional = v.plain
 	for i := range rules {
-		if rules[i].usesOldSelf { // else not even messages can name it
+		if rules[i].usesOldSelf { // otherwise messageExpression cannot use it either
 			v.optional.oldSelf = types.OptionalNone
 			if l.old != nil {
-				v.plain.oldSelf = t.seen.view(l.old)
+				v.plain.oldSelf = t.celNode.view(l.old)
 				v.optional.oldSelf = types.OptionalOf(v.plain.oldSelf)
 			}
 			break
@@ -42,6 +42,7 @@ func newRuleVariables(t *ruleTree, l *level, rules []compiledRule) *ruleVariable
 	return v
 }
 
+// of returns the variables for the rule r.
 func (v *ruleVariables) of(r *compiledRule) *variables {
 	if r.optionalOldSelf {
 		return &v.optional

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// vector is one rule of testdata/rules.yaml, whose head describes the fields.
+// vector is one rule of testdata/rules.yaml. The head of the file describes the fields.
 type vector struct {
 	ID, About       string
 	Schema          map[string]any
@@ -41,9 +41,10 @@ func vectors(t *testing.T) (all []vector) {
 }
 
 // ruled compiles the schema of v with its rule.
-func (v *vector) ruled(t *testing.T) *ruled {
+func (v *vector) ruled(t *testing.T) *ruleSchema {
 	t.Helper()
-	v.Schema["x-kubernetes-validations"] = []any{apiextensionsv1.ValidationRule{Rule: v.Rule, Message: v.Message, OptionalOldSelf: v.OptionalOldSelf}}
+	v.Schema["x-kubernetes-validations"] = []any{apiextensionsv1.ValidationRule{Rule: v.Rule, Message: v.Message,
+		OptionalOldSelf: v.OptionalOldSelf}}
 	schema := v.Schema
 	if !v.Root {
 		schema = map[string]any{"type": "object", "properties": map[string]any{"spec": schema}}
@@ -52,10 +53,10 @@ func (v *vector) ruled(t *testing.T) *ruled {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ruledBy(t, v.ID, string(js))
+	return newRuleSchema(t, v.ID, string(js))
 }
 
-// object returns the object that has value where the rule stands, nil for no value.
+// object returns the object with value at the position of the rule. nil means no value.
 func (v *vector) object(t *testing.T, value any) object.Tree {
 	t.Helper()
 	if value == nil {
@@ -79,13 +80,14 @@ func (v *vector) path() string {
 	return "spec"
 }
 
-// TestRuleVectors checks that each rule of testdata/rules.yaml accepts and refuses its values with the text that stands there, and that
-// upstream does the same. VAL-054 VAL-055 VAL-056 VAL-057 VAL-058 VAL-059 VAL-060 VAL-061 VAL-063 VAL-064 VAL-065 VAL-066 VAL-073 VAL-077
-// VAL-078 VAL-079 VAL-080 VAL-081 VAL-082 VAL-083 VAL-131 VAL-132 VAL-133 VAL-145 VAL-146 VAL-147 VAL-148 VAL-149.
+// TestRuleVectors checks that each rule of testdata/rules.yaml accepts and rejects its values with the expected
+// text, and that upstream does the same. VAL-054 VAL-055 VAL-056 VAL-057 VAL-058 VAL-059 VAL-060 VAL-061 VAL-063
+// VAL-064 VAL-065 VAL-066 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081 VAL-082 VAL-083 VAL-131 VAL-132 VAL-133
+// VAL-145 VAL-146 VAL-147 VAL-148 VAL-149.
 func TestRuleVectors(t *testing.T) {
 	for _, v := range vectors(t) {
 		if v.Invalid != "" {
-			continue // TestRuleVectorsCompile of crdvalidation has these
+			continue // tested by TestRuleVectorsCompile of crdvalidation
 		}
 		t.Run(v.ID+" "+v.About, func(t *testing.T) {
 			s := v.ruled(t)
@@ -96,7 +98,8 @@ func TestRuleVectors(t *testing.T) {
 				switch {
 				case c.Refused == "" && len(errs) > 0:
 					t.Errorf("%v over %v: %v", c.Value, c.Old, errs)
-				case c.Refused != "" && (len(errs) != 1 || errs[0].Type != field.ErrorTypeInvalid || errs[0].Field != v.path() || !strings.HasPrefix(errs[0].Detail, c.Refused)):
+				case c.Refused != "" && (len(errs) != 1 || errs[0].Type != field.ErrorTypeInvalid ||
+					errs[0].Field != v.path() || !strings.HasPrefix(errs[0].Detail, c.Refused)):
 					t.Errorf("%v over %v: %v\nwant %s: %s", c.Value, c.Old, errs, v.path(), c.Refused)
 				}
 			}

@@ -8,11 +8,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// maxSample bounds how many values there are in a sample.
+// maxSample limits the number of values in a sample.
 const maxSample = 2_000
 
-// Sample is an object with every field of the schema but without, a path of names; text makes the strings that
-// neither an enum nor a format decides over. ok is false where the schema refuses what came out.
+// Sample returns an object with every field of the schema except without, which is a path of field names. text
+// generates the strings that have no enum and no format. ok is false if the schema rejects the object.
 func (s *Schema) Sample(ctx context.Context, text func(i int) string, without []string) (t object.Tree, ok bool) {
 	m := sampler{text: text, root: s.root}
 	t, _ = m.value(s.root, without, true).(object.Tree)
@@ -29,13 +29,14 @@ type sampler struct {
 	count int
 }
 
-// value is a value of n, nil where none comes to mind; without is what to leave out of it, if here is true.
-func (m *sampler) value(n *node, without []string, here bool) any {
+// value returns a value of n, or nil if the sampler cannot construct one. If matched is true, without is a path
+// below n that the sample omits.
+func (m *sampler) value(n *node, without []string, matched bool) any {
 	if m.count++; n == nil || m.count > maxSample {
 		return nil
 	}
-	if n.more != nil && n.more.enum != nil && len(n.more.enum.values()) > 0 {
-		values := n.more.enum.values()
+	if n.checks != nil && n.checks.enum != nil && len(n.checks.enum.values()) > 0 {
+		values := n.checks.enum.values()
 		return values[m.count%len(values)]
 	}
 	switch {
@@ -50,15 +51,15 @@ func (m *sampler) value(n *node, without []string, here bool) any {
 	case n.types == isArray:
 		return m.list(n)
 	case n.types == isObject:
-		return m.object(n, without, here)
+		return m.object(n, without, matched)
 	}
 	return nil
 }
 
-func (m *sampler) object(n *node, without []string, here bool) any {
+func (m *sampler) object(n *node, without []string, matched bool) any {
 	t := object.Tree{}
 	for _, name := range slices.Sorted(maps.Keys(n.properties)) {
-		on := here && len(without) > 0 && without[0] == name
+		on := matched && len(without) > 0 && without[0] == name
 		if on && len(without) == 1 || isTypeOrMeta(name) && (n == m.root || n.embedded) {
 			continue
 		}
@@ -96,19 +97,21 @@ func (m *sampler) list(n *node) any {
 
 func (m *sampler) number(n *node) float64 {
 	v := float64(m.count)
-	if n.more != nil && n.more.maximum != nil {
-		v = min(v, *n.more.maximum)
+	if n.checks != nil && n.checks.maximum != nil {
+		v = min(v, *n.checks.maximum)
 	}
-	if n.more != nil && n.more.minimum != nil {
-		v = max(v, *n.more.minimum)
+	if n.checks != nil && n.checks.minimum != nil {
+		v = max(v, *n.checks.minimum)
 	}
 	return v
 }
 
-// formats are samples of strings that are more than text.
+// formats holds a sample string for each format.
 var formats = map[string]string{
-	"date-time": "2024-02-29T12:34:56Z", "date": "2024-02-29", "duration": "1h2m3s", "byte": "c2FtcGxl", "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
-	"ipv4": "192.0.2.1", "ipv6": "2001:db8::1", "cidr": "192.0.2.0/24", "hostname": "sample.example.com", "email": "sample@example.com", "uri": "https://example.com/sample",
+	"date-time": "2024-02-29T12:34:56Z", "date": "2024-02-29", "duration": "1h2m3s", "byte": "c2FtcGxl",
+	"uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+	"ipv4": "192.0.2.1", "ipv6": "2001:db8::1", "cidr": "192.0.2.0/24", "hostname": "sample.example.com",
+	"email": "sample@example.com", "uri": "https://example.com/sample",
 }
 
 func (m *sampler) string(n *node) any {

@@ -1,9 +1,9 @@
 package schema
 
-// text tells the first of what is wrong with the length and the pattern, then the format.
+// text reports the first problem with the length or the pattern, then a problem with the format.
 func (w *walk) text(s string, n *node, at string) bool {
 	w.matches++
-	m := n.more
+	m := n.checks
 	ok := w.spend(len(s))
 	switch {
 	case n.maxLength != nil && longer(s, *n.maxLength):
@@ -24,18 +24,18 @@ func (w *walk) text(s string, n *node, at string) bool {
 }
 
 func (w *walk) enum(v any, n *node, at string) bool {
-	if n.more == nil || n.more.enum == nil {
+	if n.checks == nil || n.checks.enum == nil {
 		return true
 	}
-	e := n.more.enum
-	return e.has(v) || len(e.values()) == 0 || w.notIn(at, v, e)
+	e := n.checks.enum
+	return e.has(v) || len(e.values()) == 0 || w.notSupported(at, v, e)
 }
 
-// number is a JSON number as the decoder made it.
+// number is a JSON number as the decoder represents it.
 type number struct {
 	i     int64
 	f     float64
-	whole bool // i counts
+	whole bool // the value is in i, not in f
 }
 
 func (v number) float() float64 {
@@ -45,7 +45,7 @@ func (v number) float() float64 {
 	return v.f
 }
 
-// fits reports whether v is of n's type and format.
+// fits reports whether v is in the range of n's type and format.
 func (v number) fits(n *node) bool {
 	if !v.whole {
 		return inRange(v.f, n)
@@ -53,11 +53,11 @@ func (v number) fits(n *node) bool {
 	return n.types != isInteger || n.checkedFormat() != formatInt32 || v.i == int64(int32(v.i))
 }
 
-// number checks what a number is, then multipleOf, minimum and maximum.
+// number checks the range of v, then multipleOf, minimum and maximum.
 func (w *walk) number(v number, n *node, at string) bool {
 	w.matches += 2
 	ok := v.fits(n) || w.outOfRange(at, "Checked", n)
-	m := n.more
+	m := n.checks
 	if m == nil || !ok && w.quiet {
 		return ok
 	}
@@ -73,9 +73,9 @@ func (w *walk) number(v number, n *node, at string) bool {
 	return ok
 }
 
-// multipleOf counts in integers where the value is one, unless the factor is not of n's type.
+// multipleOf uses integer arithmetic if the value is an integer, unless the factor is not a value of n's type.
 func (w *walk) multipleOf(v number, n *node, at string) bool {
-	factor := *n.more.multipleOf
+	factor := *n.checks.multipleOf
 	ok := inRange(factor, n) || w.outOfRange(at, "MultipleOf", n)
 	if ok && v.whole {
 		switch whole := int64(factor); {
@@ -95,11 +95,11 @@ func (w *walk) multipleOf(v number, n *node, at string) bool {
 	return ok
 }
 
-// bound checks maximum or minimum, with integers as multipleOf does.
+// bound checks maximum or minimum. It uses integer arithmetic as multipleOf does.
 func (w *walk) bound(v number, limit float64, upper bool, n *node, at string) bool {
-	name, exclusive := "Minimum", n.more.exclusiveMinimum
+	name, exclusive := "Minimum", n.checks.exclusiveMinimum
 	if upper {
-		name, exclusive = "Maximum", n.more.exclusiveMaximum
+		name, exclusive = "Maximum", n.checks.exclusiveMaximum
 	}
 	ok := inRange(limit, n) || w.outOfRange(at, name+" boundary", n)
 	if ok && v.whole {

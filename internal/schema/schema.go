@@ -1,5 +1,5 @@
-// Package schema is the compiled form of a structural schema: one tree of nodes
-// that prunes, defaults and validates objects. It knows no kinds and no storage.
+// Package schema compiles structural schemas. A compiled schema is one tree of nodes that prunes, defaults and
+// validates objects. The package must not import kinds or storage.
 package schema
 
 import (
@@ -13,12 +13,12 @@ import (
 
 // Schema is one compiled schema. It is immutable and safe for concurrent use.
 type Schema struct {
-	root     *node // nil: no schema at all
-	preserve bool  // spec.preserveUnknownFields: nothing is pruned
-	loose    bool  // not structural: only values are validated by it
+	root          *node // nil means that the version has no schema
+	preserve      bool  // spec.preserveUnknownFields; nothing is pruned
+	nonStructural bool  // only the validation of values applies
 
-	printOnce   sync.Once
-	fingerprint uint64
+	fingerprintOnce sync.Once
+	fingerprint     uint64
 
 	defaultsOnce sync.Once
 
@@ -32,10 +32,10 @@ type Schema struct {
 
 var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")
 
-// Compile reads the JSON of an openAPIV3Schema; nil or "null" is a version
-// without one. It only looks at what pruning, merging and publishing need; whether a CRD
-// may carry the schema at all is decided when the CRD is written. The JSON must
-// not change afterwards: the Schema's strings point into it.
+// Compile reads the JSON of an openAPIV3Schema. nil or "null" means that the version has no schema. Compile reads
+// only the keywords that pruning, defaulting, validation, merging and publishing need. The validation of CRDs
+// checks whether a CRD may contain the schema. The JSON must not change afterwards, because the strings of the
+// Schema point into it.
 func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error) {
 	s := &Schema{preserve: preserveUnknownFields}
 	r := &reader{Cursor: object.NewCursor(openAPIV3Schema)}
@@ -46,22 +46,21 @@ func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error
 	default:
 		return nil, errNotObject
 	}
-	s.loose = preserveUnknownFields && !structural(object.NewCursor(openAPIV3Schema))
-	s.root.gather()
+	s.nonStructural = preserveUnknownFields && !structural(object.NewCursor(openAPIV3Schema))
+	s.root.collectTraits()
 	return s, nil
 }
 
-// Parseable is the schema as structured-merge-diff wants it, metadata included.
-// It is made on first use.
+// Parseable returns the schema for structured-merge-diff, including metadata. The first call computes it.
 func (s *Schema) Parseable() (typed.ParseableType, error) {
 	s.once.Do(func() { s.parseable, s.err = newParseable(s.root, s.preserve) })
 	return s.parseable, s.err
 }
 
-// Fingerprint is over all that pruning and defaulting do: two schemas with the
-// same one make the same of any object. It is stable across processes, for it lies
-// beside stored objects. It is made on first use: a CRD that is only checked needs none.
+// Fingerprint returns a hash over everything that affects pruning and defaulting. Two schemas with the same
+// fingerprint prune and default every object alike. The fingerprint is stable across processes, because it is
+// stored with objects. The first call computes it, so a CRD that is only validated pays nothing.
 func (s *Schema) Fingerprint() uint64 {
-	s.printOnce.Do(func() { s.fingerprint = s.root.fingerprint(s.preserve) })
+	s.fingerprintOnce.Do(func() { s.fingerprint = s.root.fingerprint(s.preserve) })
 	return s.fingerprint
 }

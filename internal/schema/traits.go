@@ -1,6 +1,7 @@
 package schema
 
-// traits say which walks have anything to do at a node or below it.
+// traits is a set of features that occur at a node or below it. A walk skips nodes without the features it
+// handles.
 type traits uint8
 
 const (
@@ -9,11 +10,11 @@ const (
 	embedded                     // x-kubernetes-embedded-resource
 )
 
-// has reports a trait of n or of anything below; n may be nil.
+// has reports whether n or a node below it has the trait t. n may be nil.
 func (n *node) has(t traits) bool { return n != nil && n.traits&t != 0 }
 
-// gather works out the traits of n and of all below.
-func (n *node) gather() traits {
+// collectTraits computes the traits of n and of all nodes below it.
+func (n *node) collectTraits() traits {
 	if n == nil {
 		return 0
 	}
@@ -27,11 +28,11 @@ func (n *node) gather() traits {
 		n.traits |= embedded
 	}
 	for _, child := range n.properties {
-		n.traits |= child.gather()
+		n.traits |= child.collectTraits()
 	}
 	if n.additional != nil {
-		n.traits |= n.additional.schema.gather()
+		n.traits |= n.additional.schema.collectTraits()
 	}
-	n.traits |= n.items.gather()
+	n.traits |= n.items.collectTraits()
 	return n.traits
 }

@@ -10,11 +10,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// The paths of unknown fields are listed up to a number and a size: a long key above many fields would make gigabytes of them. All
-// unknown fields are removed, listed or not.
+// TestUnknownFieldsAreBounded checks that the paths of unknown fields are limited in number and size. Without the
+// limits, a long key above many fields would produce gigabytes of paths. All unknown fields are removed, including
+// those without a path in the list.
 func TestUnknownFieldsAreBounded(t *testing.T) {
-	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object","additionalProperties":{"type":"object","properties":{"a":{"type":"string"}}}},
-		"embedded":{"type":"object","additionalProperties":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}}}}`), false)
+	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object",
+	"additionalProperties":{"type":"object","properties":{"a":{"type":"string"}}}},
+		"embedded":{"type":"object","additionalProperties":{"type":"object","x-kubernetes-embedded-resource":true,
+		"x-kubernetes-preserve-unknown-fields":true}}}}`), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +25,8 @@ func TestUnknownFieldsAreBounded(t *testing.T) {
 		fields, resources := object.Tree{}, object.Tree{}
 		for i := range 2000 {
 			fields[fmt.Sprint("k", i)] = int64(i)
-			resources[strings.Repeat("k", length)+fmt.Sprint(i)] = object.Tree{"apiVersion": "v1", "kind": "K", "metadata": object.Tree{"x": "y"}}
+			resources[strings.Repeat("k", length)+fmt.Sprint(i)] = object.Tree{"apiVersion": "v1", "kind": "K",
+				"metadata": object.Tree{"x": "y"}}
 		}
 		unknown, wrong := s.Normalize(object.Tree{"spec": object.Tree{strings.Repeat("k", length): fields}})
 		checkBounded(t, unknown)
@@ -37,9 +41,11 @@ func TestUnknownFieldsAreBounded(t *testing.T) {
 	}
 }
 
-// Validation of many items below a long key ends, and tells so, before their paths take gigabytes.
+// TestLongPathsAreBounded checks that the validation of many items below a long key stops with an error before
+// their paths use gigabytes.
 func TestLongPathsAreBounded(t *testing.T) {
-	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object","additionalProperties":{"type":"array","items":{"type":"string"}}}}}`), false)
+	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object",`+
+		`"additionalProperties":{"type":"array","items":{"type":"string"}}}}}`), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +56,7 @@ func TestLongPathsAreBounded(t *testing.T) {
 	key := strings.Repeat("k", 1_000_000)
 	value := object.Tree{"spec": object.Tree{key: list}}
 	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) > 0 {
-		t.Errorf("of a valid object: %.300v", errs)
+		t.Errorf("valid object: got errors %.300v", errs)
 	}
 	list[len(list)-1] = int64(1)
 	errs := s.ValidateValues(context.Background(), value, nil)
@@ -59,23 +65,24 @@ func TestLongPathsAreBounded(t *testing.T) {
 	}
 }
 
-// ended is a context that is over.
-type ended struct{ context.Context }
+// expiredContext is a context whose deadline has passed.
+type expiredContext struct{ context.Context }
 
-func (ended) Err() error { return context.DeadlineExceeded }
+func (expiredContext) Err() error { return context.DeadlineExceeded }
 
-// Validation that takes long ends with its context.
+// TestValidationEndsWithItsContext checks that a long validation stops when its context is done.
 func TestValidationEndsWithItsContext(t *testing.T) {
-	s, err := Compile([]byte(`{"type":"object","properties":{"list":{"type":"array","items":{"type":"integer"}}}}`), false)
+	s, err := Compile([]byte(`{"type":"object","properties":{"list":{"type":"array","items":{"type":"integer"}}}}`),
+		false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	value := object.Tree{"list": slices.Repeat([]any{int64(1)}, 2*stepsOfLook/stepsOfSchema)}
+	value := object.Tree{"list": slices.Repeat([]any{int64(1)}, 2*stepsPerContextCheck/stepsPerNode)}
 	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) > 0 {
 		t.Error(errs)
 	}
-	if errs := s.ValidateValues(ended{context.Background()}, value, nil); len(errs) == 0 {
-		t.Error("the context was not looked at")
+	if errs := s.ValidateValues(expiredContext{context.Background()}, value, nil); len(errs) == 0 {
+		t.Error("validation did not check the context")
 	}
 }
 
@@ -85,7 +92,7 @@ func checkBounded(t *testing.T, unknown []string) {
 	for _, path := range unknown {
 		size += len(path)
 	}
-	if len(unknown) == 0 || len(unknown) > maxProblems || size > 2*maxWording {
+	if len(unknown) == 0 || len(unknown) > maxProblems || size > 2*maxMessageBytes {
 		t.Errorf("%d paths of %d bytes", len(unknown), size)
 	}
 }

@@ -11,27 +11,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Validate checks t by all that the schema says, in upstream's order; old is what t replaces, nil
-// on create. The errors are upstream's to the path and word, each list of fields sorted by name, and at
-// most about a thousand. warn, which may be nil, gets the rules that ratcheting forgives. Neither t nor old may
-// change meanwhile.
+// Validate validates t against the whole schema in upstream's order. old is the object that t replaces, nil on
+// create. Errors have upstream's paths and texts. Errors of fields are sorted by name, and about a thousand are
+// returned at most. warn receives the rule failures that ratcheting ignores; nil discards them. t and old must not
+// change during the call.
 func (s *Schema) Validate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	return s.ValidateExtensions(ctx, t, old, false, warn, s.ValidateValues(ctx, t, old))
 }
 
-// ValidateValues is the first part of Validate, OpenAPI validation, which ValidateExtensions follows. It ends early, with an error, when
-// ctx does.
+// ValidateValues is the first part of Validate, the OpenAPI validation. ValidateExtensions is the second part. It
+// returns early with an error when ctx is done.
 func (s *Schema) ValidateValues(ctx context.Context, t, old object.Tree) field.ErrorList {
 	return checkValues(ctx, t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
 }
 
-// ValidateStatus is Validate for a write of the status subresource: of the values it checks
-// those below status only, which errors then name from there on.
+// ValidateStatus validates a write of the status subresource. It validates only the values below status, and paths
+// of errors start there.
 func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	return s.ValidateExtensions(ctx, t, old, true, warn, s.ValidateStatusValues(ctx, t, old))
 }
 
-// ValidateStatusValues is the first part of ValidateStatus.
+// ValidateStatusValues is the first part of ValidateStatus, the OpenAPI validation.
 func (s *Schema) ValidateStatusValues(ctx context.Context, t, old object.Tree) field.ErrorList {
 	status, ok := t["status"]
 	if !ok || s.root == nil {
@@ -39,16 +39,15 @@ func (s *Schema) ValidateStatusValues(ctx context.Context, t, old object.Tree) f
 	}
 	n := s.root.properties["status"]
 	return checkValues(ctx, status, n, field.NewPath("status"), func() *correlation {
-		if s.loose { // upstream cannot tell there what an old value belongs to
+		if s.nonStructural { // upstream cannot correlate old values there
 			return nil
 		}
 		return &correlation{value: status, old: old["status"], n: n}
 	})
 }
 
-// checkValues is OpenAPI validation, with ratcheting (KEP-4008) against what old gives.
-// Most objects are valid, so the first walk only looks for whether this one is. The second one
-// words the errors.
+// checkValues does OpenAPI validation with ratcheting (KEP-4008) against the old value that old returns. Most
+// objects are valid, so the first walk only checks validity. The second walk produces the errors.
 func checkValues(ctx context.Context, v any, n *node, at *field.Path, old func() *correlation) field.ErrorList {
 	if n == nil {
 		return nil
@@ -72,34 +71,34 @@ func checkValues(ctx context.Context, v any, n *node, at *field.Path, old func()
 	return errs
 }
 
-// walk goes over a value beside its schema. Paths are made and problems worded unless it is quiet. Then it
-// also stops at the first problem. Each of its checks reports whether the value passed.
+// walk validates a value against its schema. A quiet walk produces no paths and errors, and stops at the first
+// problem. Each check reports whether the value is valid.
 type walk struct {
-	ctx      context.Context
-	quiet    bool
-	root     *field.Path
-	problems []problem
-	wording  int // bytes of them
-	steps    int // taken
-	matches  int // how many checks passed, by upstream's count: the best of several failed branches is told
+	ctx          context.Context
+	quiet        bool
+	root         *field.Path
+	problems     []problem
+	messageBytes int // total size of the messages
+	steps        int // steps used
+	matches      int // number of passed checks as upstream counts; anyOf and oneOf report the errors of the best match
 }
 
-// value is check without the errors that v shares with its old value c.
+// value checks v and drops the errors if v equals its old value.
 func (w *walk) value(v any, n *node, at string, c *correlation) bool {
-	before, wording := len(w.problems), w.wording
+	before, wording := len(w.problems), w.messageBytes
 	if w.check(v, n, at, c) {
 		return true
 	}
 	if !w.quiet && c.equal() {
-		w.problems, w.wording = w.problems[:before], wording
+		w.problems, w.messageBytes = w.problems[:before], wording
 		return true
 	}
 	return false
 }
 
-// check does all keywords of n in upstream's order.
+// check validates all keywords of n in upstream's order.
 func (w *walk) check(v any, n *node, at string, c *correlation) bool {
-	if !w.spend(stepsOfSchema) || !w.quiet && w.full() {
+	if !w.spend(stepsPerNode) || !w.quiet && w.full() {
 		return false
 	}
 	if v == nil {
@@ -107,7 +106,7 @@ func (w *walk) check(v any, n *node, at string, c *correlation) bool {
 	}
 	ok := w.typ(v, n, at)
 	if ok || !w.quiet {
-		ok = w.branches(v, n, at) && ok
+		ok = w.valueValidations(v, n, at) && ok
 	}
 	if !ok && w.quiet {
 		return false
@@ -140,7 +139,7 @@ func (w *walk) null(n *node, at string) bool {
 	return w.enum(nil, n, at) && ok
 }
 
-// typ checks type, and what a format says of other types than its own.
+// typ checks type, and the format of values of other types.
 func (w *walk) typ(v any, n *node, at string) bool {
 	f := n.checkedFormat()
 	if n.types == 0 && f == 0 {
@@ -161,7 +160,7 @@ func (w *walk) typ(v any, n *node, at string) bool {
 	return true
 }
 
-// list checks the elements, then how many there are.
+// list checks the items, then their number.
 func (w *walk) list(v []any, n *node, at string, c *correlation) bool {
 	w.matches += 2
 	ok := true
@@ -180,8 +179,8 @@ func (w *walk) list(v []any, n *node, at string, c *correlation) bool {
 		}
 	}
 	size := int64(len(v))
-	if n.more != nil && n.more.minItems != nil && size < *n.more.minItems {
-		ok = w.tooFew(at, size, *n.more.minItems, "items")
+	if n.checks != nil && n.checks.minItems != nil && size < *n.checks.minItems {
+		ok = w.tooFew(at, size, *n.checks.minItems, "items")
 	}
 	if n.maxItems != nil && size > *n.maxItems {
 		ok = w.tooMany(at, size, *n.maxItems, "items")
@@ -189,14 +188,14 @@ func (w *walk) list(v []any, n *node, at string, c *correlation) bool {
 	return ok
 }
 
-// object checks how many fields there are, then those without a property of their own, the
-// properties, and what is required.
+// object checks the number of fields, the additional properties, the properties, and the required fields, in this
+// order.
 func (w *walk) object(t object.Tree, n *node, at string, c *correlation) bool {
 	w.matches++
 	ok := true
 	size := int64(len(t))
-	if n.more != nil && n.more.minProperties != nil && size < *n.more.minProperties {
-		ok = w.tooFew(at, size, *n.more.minProperties, "properties")
+	if n.checks != nil && n.checks.minProperties != nil && size < *n.checks.minProperties {
+		ok = w.tooFew(at, size, *n.checks.minProperties, "properties")
 	}
 	if n.maxProperties != nil && size > *n.maxProperties {
 		ok = w.tooMany(at, size, *n.maxProperties, "properties")
@@ -241,7 +240,7 @@ func (w *walk) quietFields(t object.Tree, n *node) bool {
 	return true
 }
 
-// fields is quietFields in an order, and with paths.
+// fields does the same as quietFields in sorted order and with paths.
 func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 	ok := true
 	names := slices.Sorted(maps.Keys(t))
@@ -269,7 +268,8 @@ func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 	return ok
 }
 
-// field is key, but for the type of the whole object: nobody sees it change.
+// field returns the correlation of a field. It returns nil for apiVersion and kind of the whole object, which are
+// never ratcheted.
 func (c *correlation) field(name, at string) *correlation {
 	if at == "" && (name == "kind" || name == "apiVersion") {
 		return nil

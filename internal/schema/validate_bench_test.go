@@ -19,8 +19,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// served is a version of a real CRD with its samples.
-type served struct {
+// corpusVersion is a version of a real CRD with its samples.
+type corpusVersion struct {
 	name    string // of the CRD
 	props   *apiextensionsv1.JSONSchemaProps
 	js      []byte
@@ -29,9 +29,9 @@ type served struct {
 	samples []object.Tree
 }
 
-// corpus is every version of a real CRD that has samples, defaulted.
-func corpus(t testing.TB) []*served {
-	byType := map[string]*served{}
+// corpus returns every version of a real CRD that has samples. The samples are defaulted.
+func corpus(t testing.TB) []*corpusVersion {
+	byType := map[string]*corpusVersion{}
 	all := crds(t)
 	for _, file := range slices.Sorted(maps.Keys(all)) {
 		crd := all[file]
@@ -44,7 +44,8 @@ func corpus(t testing.TB) []*served {
 			if err != nil {
 				t.Fatal(err)
 			}
-			byType[crd.Spec.Group+"/"+v.Name+" "+crd.Spec.Names.Kind] = &served{name: crd.Name + "/" + v.Name, props: props, js: js}
+			byType[crd.Spec.Group+"/"+v.Name+" "+crd.Spec.Names.Kind] = &corpusVersion{name: crd.Name + "/" + v.Name,
+				props: props, js: js}
 		}
 	}
 	files, _ := filepath.Glob("../../../shared/corpus/samples/*/*")
@@ -68,7 +69,7 @@ func corpus(t testing.TB) []*served {
 		s.ours.Default(tree)
 		s.samples = append(s.samples, tree)
 	}
-	var out []*served
+	var out []*corpusVersion
 	for _, key := range slices.Sorted(maps.Keys(byType)) {
 		if s := byType[key]; len(s.samples) > 0 {
 			out = append(out, s)
@@ -77,14 +78,15 @@ func corpus(t testing.TB) []*served {
 	return out
 }
 
-// VAL-018, VAL-024: the samples of real CRDs, whole and with changes, have the same errors on create, update and update of the status.
+// TestValidateCorpusAgainstUpstream checks that samples of real CRDs, complete and modified, have upstream's
+// errors on create, update and update of the status. VAL-018, VAL-024
 func TestValidateCorpusAgainstUpstream(t *testing.T) {
 	accepted, refused := 0, 0
 	for i, s := range corpus(t) {
 		if i%4 != 0 && !wholeCorpus() {
 			continue
 		}
-		m := maker{rand.New(rand.NewPCG(uint64(i), 4))}
+		m := generator{rand.New(rand.NewPCG(uint64(i), 4))}
 		for _, sample := range s.samples {
 			errs := s.ours.ValidateValues(context.Background(), sample, nil)
 			compareErrors(t, s.name, errs, s.theirs.validate(sample, nil), sample)
@@ -97,13 +99,16 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": create", s.ours.ValidateValues(context.Background(), changed, nil), s.theirs.validate(changed, nil), changed)
+			compareErrors(t, s.name+": create", s.ours.ValidateValues(context.Background(), changed, nil),
+				s.theirs.validate(changed, nil), changed)
 			again, ok := m.change(object.Copy(changed)).(object.Tree)
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": update", s.ours.ValidateValues(context.Background(), again, changed), s.theirs.validate(again, changed), again, changed)
-			compareErrors(t, s.name+": status", s.ours.ValidateStatusValues(context.Background(), again, changed), s.theirs.validateStatus(again, changed), again, changed)
+			compareErrors(t, s.name+": update", s.ours.ValidateValues(context.Background(), again, changed),
+				s.theirs.validate(again, changed), again, changed)
+			compareErrors(t, s.name+": status", s.ours.ValidateStatusValues(context.Background(), again, changed),
+				s.theirs.validateStatus(again, changed), again, changed)
 		}
 	}
 	t.Logf("%d samples accepted, %d refused", accepted, refused)
@@ -111,26 +116,26 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 
 func BenchmarkValidate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(context.Background(), t, nil) })
+	each(b, all, func(s *corpusVersion, t object.Tree) { s.ours.ValidateValues(context.Background(), t, nil) })
 }
 
 func BenchmarkUpstreamValidate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.theirs.validate(t, nil) })
+	each(b, all, func(s *corpusVersion, t object.Tree) { s.theirs.validate(t, nil) })
 }
 
 func BenchmarkValidateUpdate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(context.Background(), t, t) })
+	each(b, all, func(s *corpusVersion, t object.Tree) { s.ours.ValidateValues(context.Background(), t, t) })
 }
 
 func BenchmarkUpstreamValidateUpdate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.theirs.validate(t, t) })
+	each(b, all, func(s *corpusVersion, t object.Tree) { s.theirs.validate(t, t) })
 }
 
 // each runs f for every sample.
-func each(b *testing.B, all []*served, f func(*served, object.Tree)) {
+func each(b *testing.B, all []*corpusVersion, f func(*corpusVersion, object.Tree)) {
 	n := 0
 	b.ReportAllocs()
 	for b.Loop() {
@@ -157,7 +162,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkUpstreamCompile does for each version what upstream's handler does to serve it, decoding aside.
+// BenchmarkUpstreamCompile does the work of upstream's handler when it starts to serve a version, without
+// decoding.
 func BenchmarkUpstreamCompile(b *testing.B) {
 	all := corpus(b)
 	b.ReportAllocs()

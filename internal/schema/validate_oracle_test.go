@@ -24,7 +24,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstream is a schema as upstream's handler compiles it.
+// upstream is a schema compiled as upstream's handler does.
 type upstream struct {
 	structural        *structuralschema.Structural
 	validator, status validation.SchemaValidator
@@ -66,12 +66,13 @@ func (u *upstream) validateStatus(t, old object.Tree) field.ErrorList {
 		return nil
 	}
 	c := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
-	return validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, validation.WithRatcheting(c.Key("status")))
+	return validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status,
+		validation.WithRatcheting(c.Key("status")))
 }
 
-// told lists errors in an order that does not depend on the order of fields, for upstream has none. Those
-// of one field stay in order.
-func told(errs field.ErrorList) []string {
+// sortedErrorTexts returns errors in an order that does not depend on the order of fields, because upstream's
+// order is random. The errors of one field keep their order.
+func sortedErrorTexts(errs field.ErrorList) []string {
 	out := []string{}
 	last := map[string]int{}
 	for _, e := range errs {
@@ -88,7 +89,7 @@ func told(errs field.ErrorList) []string {
 
 func compareErrors(t *testing.T, what string, got, want field.ErrorList, about ...any) {
 	t.Helper()
-	if a, b := told(got), told(want); !slices.Equal(a, b) {
+	if a, b := sortedErrorTexts(got), sortedErrorTexts(want); !slices.Equal(a, b) {
 		text := ""
 		for _, x := range about {
 			js, _ := json.MarshalIndent(x, "", " ")
@@ -98,14 +99,14 @@ func compareErrors(t *testing.T, what string, got, want field.ErrorList, about .
 	}
 }
 
-// maker makes schemas and values that mostly fit them.
-type maker struct{ *rand.Rand }
+// generator creates schemas and values that are mostly valid for them.
+type generator struct{ *rand.Rand }
 
-func (m maker) one(in int) bool { return m.IntN(in) == 0 }
+func (m generator) one(in int) bool { return m.IntN(in) == 0 }
 
-func pick[T any](m maker, from ...T) T { return from[m.IntN(len(from))] }
+func pick[T any](m generator, from ...T) T { return from[m.IntN(len(from))] }
 
-func (m maker) schema(depth int, branch bool) *apiextensionsv1.JSONSchemaProps {
+func (m generator) schema(depth int, branch bool) *apiextensionsv1.JSONSchemaProps {
 	s := &apiextensionsv1.JSONSchemaProps{}
 	types := []string{"object", "object", "array", "string", "integer", "number", "boolean", ""}
 	if depth <= 0 {
@@ -144,14 +145,14 @@ func (m maker) schema(depth int, branch bool) *apiextensionsv1.JSONSchemaProps {
 	return s
 }
 
-func (m maker) limit(min int64) *int64 {
+func (m generator) limit(min int64) *int64 {
 	if !m.one(6) {
 		return nil
 	}
 	return ptr.To(min + m.Int64N(3))
 }
 
-func (m maker) scalars(s *apiextensionsv1.JSONSchemaProps, shape string) {
+func (m generator) scalars(s *apiextensionsv1.JSONSchemaProps, shape string) {
 	switch shape {
 	case "string":
 		s.MinLength, s.MaxLength = m.limit(0), m.limit(2)
@@ -172,7 +173,8 @@ func (m maker) scalars(s *apiextensionsv1.JSONSchemaProps, shape string) {
 		}
 	}
 	if m.one(3) {
-		s.Format = pick(m, "int32", "int64", "float", "double", "date-time", "datetime", "byte", "uuid", "ipv4", "date", "duration",
+		s.Format = pick(m, "int32", "int64", "float", "double", "date-time", "datetime", "byte", "uuid", "ipv4", "date",
+			"duration",
 			"k8s-short-name", "made-up", "uri", "mac", "bsonobjectid", "password", "email")
 	}
 	if m.one(8) {
@@ -183,7 +185,7 @@ func (m maker) scalars(s *apiextensionsv1.JSONSchemaProps, shape string) {
 	}
 }
 
-func (m maker) object(s *apiextensionsv1.JSONSchemaProps, depth int, branch bool) {
+func (m generator) object(s *apiextensionsv1.JSONSchemaProps, depth int, branch bool) {
 	s.MinProperties, s.MaxProperties = m.limit(0), m.limit(2)
 	if m.one(4) {
 		s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: !m.one(4)}
@@ -205,7 +207,7 @@ func (m maker) object(s *apiextensionsv1.JSONSchemaProps, depth int, branch bool
 	}
 }
 
-func (m maker) branches(s *apiextensionsv1.JSONSchemaProps, depth int) {
+func (m generator) branches(s *apiextensionsv1.JSONSchemaProps, depth int) {
 	list := func() (out []apiextensionsv1.JSONSchemaProps) {
 		for range 1 + m.IntN(3) {
 			out = append(out, *m.schema(depth-1, true))
@@ -226,13 +228,15 @@ func (m maker) branches(s *apiextensionsv1.JSONSchemaProps, depth int) {
 	}
 }
 
-var scalars = []any{"", "a", "abc", "A", "é", "aé", "12", "*", "2020-01-31T00:00:00Z", "2020-02-28t23:59:59.5+01:00", "2020-01-01T24:00:00Z", "2020-01-01", "YWJj", "YQ==", "YQ=a",
+var scalars = []any{"", "a", "abc", "A", "é", "aé", "12", "*", "2020-01-31T00:00:00Z", "2020-02-28t23:59:59.5+01:00",
+	"2020-01-01T24:00:00Z", "2020-01-01", "YWJj", "YQ==", "YQ=a",
 	"=", "1.2.3.4", "3h", "http://x/y", "00:11:22:33:44:55", "b0b0b0b0-b0b0-40b0-b0b0-b0b0b0b0b0b0", true, false, nil,
-	int64(0), int64(1), int64(2), int64(-1), int64(3), int64(65), int64(-2147483649), int64(2147483648), int64(9223372036854775807), int64(-9223372036854775808), int64(9007199254740993),
+	int64(0), int64(1), int64(2), int64(-1), int64(3), int64(65), int64(-2147483649), int64(2147483648),
+	int64(9223372036854775807), int64(-9223372036854775808), int64(9007199254740993),
 	0.5, 1.0, 1.5, 2.5, 1e30, -1e30, 1e39, 9007199254740992.0, 9.3e18, 1.0000000001, 0.03, 0.29}
 
-// any makes a value without a schema.
-func (m maker) any(depth int) any {
+// any returns a random value without a schema.
+func (m generator) any(depth int) any {
 	switch m.IntN(8) {
 	case 0:
 		if depth > 0 {
@@ -246,7 +250,7 @@ func (m maker) any(depth int) any {
 	return scalars[m.IntN(len(scalars))]
 }
 
-func (m maker) fit(s *apiextensionsv1.JSONSchemaProps) any {
+func (m generator) fit(s *apiextensionsv1.JSONSchemaProps) any {
 	if m.one(20) {
 		return m.any(2)
 	}
@@ -292,7 +296,7 @@ func (m maker) fit(s *apiextensionsv1.JSONSchemaProps) any {
 	return nil
 }
 
-func (m maker) fitObject(s *apiextensionsv1.JSONSchemaProps) object.Tree {
+func (m generator) fitObject(s *apiextensionsv1.JSONSchemaProps) object.Tree {
 	t := object.Tree{}
 	for name, p := range s.Properties {
 		if !m.one(3) || slices.Contains(s.Required, name) {
@@ -310,8 +314,8 @@ func (m maker) fitObject(s *apiextensionsv1.JSONSchemaProps) object.Tree {
 	return t
 }
 
-// change alters some of what is in v, which it owns.
-func (m maker) change(v any) any {
+// change modifies some values in v in place.
+func (m generator) change(v any) any {
 	if m.one(12) {
 		return m.any(2)
 	}
@@ -345,8 +349,8 @@ func (m maker) change(v any) any {
 	return v
 }
 
-// root is a schema of objects with a status.
-func (m maker) root() *apiextensionsv1.JSONSchemaProps {
+// root returns a schema of objects with a status.
+func (m generator) root() *apiextensionsv1.JSONSchemaProps {
 	s := &apiextensionsv1.JSONSchemaProps{}
 	for s.Type != "object" || len(s.Properties) == 0 {
 		s = m.schema(3, false)
@@ -358,8 +362,9 @@ func (m maker) root() *apiextensionsv1.JSONSchemaProps {
 	return s
 }
 
-// VAL-018, VAL-024, VAL-025, VAL-026, SCH-031, SCH-038; VAL-028 to VAL-039 and VAL-041 on update: random schemas and objects get
-// the errors that upstream gives them.
+// TestValidateAgainstUpstream checks that random schemas and objects have upstream's errors. VAL-018, VAL-024,
+// VAL-025, VAL-026, SCH-031, SCH-038
+// The same applies to updates: VAL-028 to VAL-039 and VAL-041.
 func TestValidateAgainstUpstream(t *testing.T) {
 	rounds := 500
 	if n, err := strconv.Atoi(os.Getenv("VALIDATE_ROUNDS")); err == nil {
@@ -367,7 +372,7 @@ func TestValidateAgainstUpstream(t *testing.T) {
 	}
 	accepted, refused, ratcheted := 0, 0, 0
 	for seed := range uint64(rounds) {
-		m := maker{rand.New(rand.NewPCG(seed, 3))}
+		m := generator{rand.New(rand.NewPCG(seed, 3))}
 		props := m.root()
 		ours, theirs := compiled(t, props), upstreamOf(t, props)
 		for range 5 {
@@ -384,8 +389,10 @@ func TestValidateAgainstUpstream(t *testing.T) {
 			}
 			before := len(theirs.validate(changed, nil))
 			want = theirs.validate(changed, old)
-			compareErrors(t, what+": update", ours.ValidateValues(context.Background(), changed, old), want, props, changed, old)
-			compareErrors(t, what+": status", ours.ValidateStatusValues(context.Background(), changed, old), theirs.validateStatus(changed, old), props, changed, old)
+			compareErrors(t, what+": update", ours.ValidateValues(context.Background(), changed, old), want, props,
+				changed, old)
+			compareErrors(t, what+": status", ours.ValidateStatusValues(context.Background(), changed, old),
+				theirs.validateStatus(changed, old), props, changed, old)
 			switch {
 			case before > len(want):
 				ratcheted++
@@ -398,6 +405,6 @@ func TestValidateAgainstUpstream(t *testing.T) {
 	}
 	t.Logf("%d accepted, %d refused, %d ratcheted", accepted, refused, ratcheted)
 	if accepted < rounds/4 || refused < rounds/4 || ratcheted < rounds/10 {
-		t.Errorf("the generator is not worth its name")
+		t.Errorf("the generator does not produce both valid and invalid objects")
 	}
 }

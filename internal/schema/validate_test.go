@@ -22,7 +22,7 @@ func mustCompile(t testing.TB, js string) *Schema {
 	return s
 }
 
-// validate gives the errors as a client reads them.
+// validate returns the errors as a client sees them.
 func validate(t *testing.T, s *Schema, tree, old object.Tree) []string {
 	t.Helper()
 	out := []string{}
@@ -41,10 +41,14 @@ func wantErrors(t *testing.T, got []string, want ...string) {
 
 const cronTab = `{"type":"object","properties":{"spec":{"type":"object","required":["image"],"properties":{
 	"cronSpec":{"type":"string","pattern":"^(\\d+|\\*)(/\\d+)?(\\s+(\\d+|\\*)(/\\d+)?){4}$"},
-	"image":{"type":"string","maxLength":5},"policy":{"enum":["a","b"]},"replicas":{"type":"integer","minimum":1,"maximum":10}}}}}`
+	"image":{"type":"string","maxLength":5},"policy":{"enum":["a","b"]},"replicas":{"type":"integer","minimum":1,
+	"maximum":10}}}}}`
 
-// VAL-019, VAL-020, VAL-022, VAL-026
-func TestValidateSaysAllThatIsWrong(t *testing.T) {
+// TestValidateReportsAllErrors checks that one validation reports all errors of an object.
+
+// VAL-019, VAL-020,
+// VAL-022, VAL-026
+func TestValidateReportsAllErrors(t *testing.T) {
 	s := mustCompile(t, cronTab)
 	spec := func(fields ...any) object.Tree {
 		out := object.Tree{}
@@ -53,8 +57,10 @@ func TestValidateSaysAllThatIsWrong(t *testing.T) {
 		}
 		return object.Tree{"spec": out}
 	}
-	wantErrors(t, validate(t, s, spec("cronSpec", "* * * *", "replicas", int64(15), "policy", "c", "image", "too-long"), nil),
-		`spec.cronSpec: Invalid value: "* * * *": spec.cronSpec in body should match '^(\d+|\*)(/\d+)?(\s+(\d+|\*)(/\d+)?){4}$'`,
+	wantErrors(t, validate(t, s, spec("cronSpec", "* * * *", "replicas", int64(15), "policy", "c", "image", "too-long"),
+		nil),
+		`spec.cronSpec: Invalid value: "* * * *": spec.cronSpec in body should match `+
+			`'^(\d+|\*)(/\d+)?(\s+(\d+|\*)(/\d+)?){4}$'`,
 		`spec.image: Too long: may not be more than 5 bytes`,
 		`spec.policy: Unsupported value: "c": supported values: "a", "b"`,
 		`spec.replicas: Invalid value: 15: spec.replicas in body should be less than or equal to 10`)
@@ -64,6 +70,8 @@ func TestValidateSaysAllThatIsWrong(t *testing.T) {
 	wantErrors(t, validate(t, s, spec("cronSpec", "* * * * */5", "replicas", int64(5), "image", "x"), nil))
 }
 
+// TestValidateRatchets checks that an update ignores the errors of unchanged values and reports those of changed
+// values.
 // VAL-029, VAL-030, VAL-031
 func TestValidateRatchets(t *testing.T) {
 	s := mustCompile(t, cronTab)
@@ -71,22 +79,29 @@ func TestValidateRatchets(t *testing.T) {
 	same := object.Tree{"spec": object.Tree{"image": "y", "replicas": int64(20), "policy": "b"}}
 	wantErrors(t, validate(t, s, same, old))
 	worse := object.Tree{"spec": object.Tree{"image": "x", "replicas": int64(21), "policy": "a"}}
-	wantErrors(t, validate(t, s, worse, old), `spec.replicas: Invalid value: 21: spec.replicas in body should be less than or equal to 10`)
-	wantErrors(t, validate(t, s, object.Tree{"spec": object.Tree{"policy": "a"}}, object.Tree{"spec": object.Tree{"policy": "b"}}),
+	wantErrors(t, validate(t, s, worse, old),
+		`spec.replicas: Invalid value: 21: spec.replicas in body should be less than or equal to 10`)
+	wantErrors(t, validate(t, s, object.Tree{"spec": object.Tree{"policy": "a"}},
+		object.Tree{"spec": object.Tree{"policy": "b"}}),
 		`spec.image: Required value`) // VAL-037
 }
 
-// VAL-032: what stands below allOf, anyOf, oneOf or not is checked even if it is as it was.
-func TestValidateDoesNotRatchetBranches(t *testing.T) {
+// TestValidateDoesNotRatchetValueValidations checks that schemas below allOf, anyOf, oneOf and not are validated
+// even if their values are unchanged.
+// VAL-032
+func TestValidateDoesNotRatchetValueValidations(t *testing.T) {
 	for keyword, message := range map[string]string{
-		"allOf": "must validate all the schemas (allOf). None validated", "anyOf": "must validate at least one schema (anyOf)",
+		"allOf": "must validate all the schemas (allOf). None validated",
+		"anyOf": "must validate at least one schema (anyOf)",
 		"oneOf": "must validate one and only one schema (oneOf). Found none valid",
 	} {
-		s := mustCompile(t, `{"type":"object","properties":{"a":{"type":"object","properties":{"b":{"type":"integer"},"c":{"type":"integer"}},"`+
+		s := mustCompile(t, `{"type":"object","properties":{"a":{"type":"object",`+
+			`"properties":{"b":{"type":"integer"},"c":{"type":"integer"}},"`+
 			keyword+`":[{"properties":{"b":{"minimum":5}}}]}}}`)
 		old := object.Tree{"a": object.Tree{"b": int64(1), "c": int64(1)}}
 		changed := object.Tree{"a": object.Tree{"b": int64(1), "c": int64(2)}}
-		wrong := []string{`a.b: Invalid value: 1: a.b in body should be greater than or equal to 5`, `<nil>: Invalid value: "": "a" ` + message}
+		wrong := []string{`a.b: Invalid value: 1: a.b in body should be greater than or equal to 5`,
+			`<nil>: Invalid value: "": "a" ` + message}
 		if keyword != "allOf" {
 			wrong[0], wrong[1] = wrong[1], wrong[0]
 		}
@@ -95,10 +110,13 @@ func TestValidateDoesNotRatchetBranches(t *testing.T) {
 	}
 }
 
-// VAL-041: elements of a map are compared with those of the same keys, those of other lists are not compared.
+// TestValidateRatchetsListMaps checks that items of a list-type map are compared with the old items of the same
+// keys. Items of other lists are not compared.
+// VAL-041
 func TestValidateRatchetsListMaps(t *testing.T) {
 	list := func(kind string) *Schema {
-		return mustCompile(t, `{"type":"object","properties":{"l":{"type":"array",`+kind+`"items":{"type":"object","properties":{
+		return mustCompile(t, `{"type":"object","properties":{"l":{"type":"array",`+kind+
+			`"items":{"type":"object","properties":{
 			"k":{"type":"string"},"v":{"type":"integer","maximum":1},"w":{"type":"integer"}}}}}}`)
 	}
 	item := func(k string, v, w int64) any { return object.Tree{"k": k, "v": v, "w": w} }
@@ -113,12 +131,14 @@ func TestValidateRatchetsListMaps(t *testing.T) {
 	}
 }
 
-// Many errors, large enumerations, nested branches and long strings under patterns end soon.
+// TestValidateIsBounded checks that validation stays fast for many errors, large enumerations, nested value
+// validations and long strings with patterns.
 func TestValidateIsBounded(t *testing.T) {
 	names := strings.Repeat(`"a-value-of-a-large-enumeration",`, 20000) + `"z"`
 	nested := `{"type":"object"}`
 	for i := range 300 {
-		nested = fmt.Sprintf(`{"type":"object","properties":{"x":%s},"allOf":[{"required":["a%d"]},{"anyOf":[{"required":["b"]},{"required":["c"]}]}]}`, nested, i)
+		nested = fmt.Sprintf(`{"type":"object","properties":{"x":%s},"allOf":[{"required":["a%d"]},`+
+			`{"anyOf":[{"required":["b"]},{"required":["c"]}]}]}`, nested, i)
 	}
 	list := make([]any, 100_000)
 	for i := range list {
@@ -141,11 +161,13 @@ func TestValidateIsBounded(t *testing.T) {
 		schema string
 		tree   object.Tree
 	}{
-		"errors":   {`{"properties":{"l":{"items":{"type":"integer"}}}}`, object.Tree{"l": list}},
-		"enum":     {`{"properties":{"l":{"items":{"enum":[` + names + `]}}}}`, object.Tree{"l": list}},
-		"last":     {`{"properties":{"n":{"type":"null"},"l":{"items":{"enum":[` + distinct.String() + `]}}}}`, object.Tree{"n": "x", "l": last}},
+		"errors": {`{"properties":{"l":{"items":{"type":"integer"}}}}`, object.Tree{"l": list}},
+		"enum":   {`{"properties":{"l":{"items":{"enum":[` + names + `]}}}}`, object.Tree{"l": list}},
+		"last": {`{"properties":{"n":{"type":"null"},"l":{"items":{"enum":[` + distinct.String() + `]}}}}`,
+			object.Tree{"n": "x", "l": last}},
 		"branches": {nested, deep},
-		"pattern":  {`{"properties":{"s":{"pattern":"^(a+)+$"}}}`, object.Tree{"s": strings.Repeat("a", 100_000) + "b"}},
+		"pattern": {`{"properties":{"s":{"pattern":"^(a+)+$"}}}`,
+			object.Tree{"s": strings.Repeat("a", 100_000) + "b"}},
 	} {
 		start := time.Now()
 		errs := mustCompile(t, c.schema).Validate(t.Context(), c.tree, nil, nil)
@@ -153,23 +175,25 @@ func TestValidateIsBounded(t *testing.T) {
 		for _, e := range errs {
 			size += len(e.Detail)
 		}
-		if len(errs) == 0 || len(errs) > maxProblems || size > 2*maxWording {
+		if len(errs) == 0 || len(errs) > maxProblems || size > 2*maxMessageBytes {
 			t.Errorf("%s: %d errors of %d bytes", name, len(errs), size)
 		}
 		t.Logf("%s: %v", name, time.Since(start))
 	}
 }
 
-// A walk that would take hours is given up, and said to be.
-func TestValidateGivesUp(t *testing.T) {
+// TestValidateStopsAtStepLimit checks that validation that would take hours stops with an error.
+func TestValidateStopsAtStepLimit(t *testing.T) {
 	c := map[string]struct {
 		schema string
 		tree   object.Tree
 	}{
-		"pattern":  {`{"properties":{"s":{"pattern":"^` + strings.Repeat("a?", 10_000) + `$"}}}`, object.Tree{"s": strings.Repeat("a", 1_000_000)}},
-		"repeated": {`{"properties":{"s":{"pattern":"^((a?b?c?){300})|(d?){1000}$"}}}`, object.Tree{"s": strings.Repeat("a", 3_000_000)}},
+		"pattern": {`{"properties":{"s":{"pattern":"^` + strings.Repeat("a?", 10_000) + `$"}}}`,
+			object.Tree{"s": strings.Repeat("a", 1_000_000)}},
+		"repeated": {`{"properties":{"s":{"pattern":"^((a?b?c?){300})|(d?){1000}$"}}}`,
+			object.Tree{"s": strings.Repeat("a", 3_000_000)}},
 	}
-	if wholeCorpus() { // takes all the steps
+	if wholeCorpus() { // slow: uses all steps
 		list := make([]any, 100_000)
 		for i := range list {
 			list[i] = int64(i)
@@ -190,7 +214,7 @@ func TestValidateGivesUp(t *testing.T) {
 	}
 }
 
-// A long enumeration is not searched value by value, with the same outcome.
+// TestEnumerationIndex checks that a long enumeration uses an index, with the same results as a scan.
 func TestEnumerationIndex(t *testing.T) {
 	values := slices.Concat(scalars, []any{object.Tree{"a": int64(1)}, object.Tree{"a": 1.0}, []any{}, []any{"b"}})
 	for skip := range 5 {
@@ -212,32 +236,38 @@ func TestEnumerationIndex(t *testing.T) {
 	}
 }
 
-// VAL-029: that more is wrong than is told does not count where all of it was so before.
+// TestValidateRatchetsManyErrors checks that an unchanged value with more errors than the limit is accepted.
+// VAL-029
 func TestValidateRatchetsManyErrors(t *testing.T) {
-	s := mustCompile(t, `{"type":"object","properties":{"l":{"type":"array","items":{"type":"integer"}},"m":{"type":"integer"}}}`)
+	s := mustCompile(t, `{"type":"object","properties":{"l":{"type":"array","items":{"type":"integer"}},`+
+		`"m":{"type":"integer"}}}`)
 	list := make([]any, 3*maxProblems)
 	for i := range list {
 		list[i] = "no"
 	}
 	old := object.Tree{"l": list, "m": int64(1)}
 	wantErrors(t, validate(t, s, object.Tree{"l": object.CopyValue(list), "m": int64(2)}, old))
-	wantErrors(t, validate(t, s, object.Tree{"l": object.CopyValue(list), "m": "x"}, old), `m: Invalid value: "string": m in body must be of type integer: "string"`)
+	wantErrors(t, validate(t, s, object.Tree{"l": object.CopyValue(list), "m": "x"}, old),
+		`m: Invalid value: "string": m in body must be of type integer: "string"`)
 }
 
-// A valid object costs no memory, whatever is in it.
+// TestValidateAllocatesNothing checks that the validation of a valid object allocates no memory.
 func TestValidateAllocatesNothing(t *testing.T) {
 	s := mustCompile(t, cronTab)
-	tree := object.Tree{"spec": object.Tree{"cronSpec": "* * * * */5", "replicas": int64(5), "image": "x", "policy": "a"}}
+	tree := object.Tree{"spec": object.Tree{"cronSpec": "* * * * */5", "replicas": int64(5), "image": "x",
+		"policy": "a"}}
 	if n := testing.AllocsPerRun(100, func() { s.Validate(t.Context(), tree, tree, nil) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// No schema and no object makes validation panic.
+// FuzzValidate checks that validation does not panic for any schema and object.
 func FuzzValidate(f *testing.F) {
 	f.Add([]byte(cronTab), []byte(`{"spec":{"cronSpec":"* * * *","replicas":15}}`), []byte(`{"spec":{"image":"x"}}`))
-	f.Add([]byte(`{"type":"object","properties":{"l":{"type":"array","x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["a","b"],
-		"items":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"not":{"multipleOf":0.1}}]}}},"additionalProperties":false}`),
+	f.Add([]byte(`{"type":"object","properties":{"l":{"type":"array","x-kubernetes-list-type":"map",
+	"x-kubernetes-list-map-keys":["a","b"],
+		"items":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"not":{"multipleOf":0.1}}]}}},
+		"additionalProperties":false}`),
 		[]byte(`{"l":[{"a":1,"b":2.5},null,3]}`), []byte(`{"l":[{"a":1,"b":2.5}]}`))
 	f.Fuzz(func(t *testing.T, schema, now, before []byte) {
 		s, err := Compile(schema, false)
@@ -254,10 +284,12 @@ func FuzzValidate(f *testing.F) {
 		}
 		quiet := walk{ctx: t.Context(), quiet: true}
 		valid := s.root == nil || quiet.check(tree, s.root, "", nil)
-		if errs := checkValues(context.Background(), tree, s.root, nil, func() *correlation { return nil }); valid != (len(errs) == 0) {
+		if errs := checkValues(context.Background(), tree, s.root, nil,
+			func() *correlation { return nil }); valid != (len(errs) == 0) {
 			t.Fatalf("valid: %t, but %v", valid, errs)
 		}
-		for _, errs := range []field.ErrorList{s.Validate(t.Context(), tree, old, nil), s.ValidateStatus(t.Context(), tree, old, nil)} {
+		for _, errs := range []field.ErrorList{s.Validate(t.Context(), tree, old, nil),
+			s.ValidateStatus(t.Context(), tree, old, nil)} {
 			_ = errs.ToAggregate()
 		}
 	})

@@ -2,11 +2,11 @@ package schema
 
 import "strconv"
 
-// branches checks anyOf, oneOf, allOf and not. What is below them is never ratcheted. As no schema
-// refers to another, the work is that of each schema once for each value.
-func (w *walk) branches(v any, n *node, at string) bool {
+// valueValidations checks the value validations anyOf, oneOf, allOf and not. Errors below them are never
+// ratcheted. Schemas contain no references, so each schema is evaluated once for each value.
+func (w *walk) valueValidations(v any, n *node, at string) bool {
 	w.matches += 2
-	m := n.more
+	m := n.checks
 	if m == nil {
 		return true
 	}
@@ -25,12 +25,13 @@ func (w *walk) branches(v any, n *node, at string) bool {
 	return ok
 }
 
-// outcome is what a branch found.
+// outcome is the result of one schema in a value validation.
 type outcome struct {
 	problems []problem
 	matches  int
 }
 
+// branch checks v against one schema of a value validation.
 func (w *walk) branch(v any, n *node, at string) (outcome, bool) {
 	if w.quiet {
 		return outcome{}, w.check(v, n, at, nil)
@@ -41,7 +42,8 @@ func (w *walk) branch(v any, n *node, at string) (outcome, bool) {
 	return outcome{b.problems, b.matches}, ok
 }
 
-func (w *walk) take(o outcome) {
+// addOutcome adds the problems and matches of o to w.
+func (w *walk) addOutcome(o outcome) {
 	for _, p := range o.problems {
 		w.add(p.message, p.err)
 	}
@@ -61,7 +63,7 @@ func (w *walk) anyOf(v any, list []*node, at string) bool {
 		}
 	}
 	w.composite(at, "must validate at least one schema (anyOf)")
-	w.take(best)
+	w.addOutcome(best)
 	return false
 }
 
@@ -88,9 +90,10 @@ func (w *walk) oneOf(v any, list []*node, at string) bool {
 		return true
 	case 0:
 		w.composite(at, "must validate one and only one schema (oneOf). Found none valid")
-		w.take(best)
+		w.addOutcome(best)
 	default:
-		w.composite(at, "must validate one and only one schema (oneOf). Found "+strconv.Itoa(passed)+" valid alternatives")
+		w.composite(at, "must validate one and only one schema (oneOf). Found "+strconv.Itoa(passed)+
+			" valid alternatives")
 	}
 	return false
 }
@@ -104,7 +107,7 @@ func (w *walk) allOf(v any, list []*node, at string) bool {
 		} else if w.quiet {
 			return false
 		}
-		w.take(o)
+		w.addOutcome(o)
 	}
 	switch passed {
 	case len(list):
