@@ -11,10 +11,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// VAL-151, VAL-162: wherever a rule, or what words its message, uses up what one call or all of a write may cost, ours
-// ends where upstream does.
+// TestBudgets checks that rules and message expressions that exceed the limit of a call or of a write stop at the
+// same point as in upstream.
+// VAL-151, VAL-162
 func TestBudgets(t *testing.T) {
-	const costly = "self.contains(self)" // 10⁻² of the square of the length
+	const costly = "self.contains(self)" // the cost is 0.01 times the square of the length
 	most, beyond := strings.Repeat("x", 9900), strings.Repeat("x", 10100)
 	text := func(rules ...any) props { return props{"type": "string", "x-kubernetes-validations": rules} }
 	list := func(items props, rules ...any) props {
@@ -25,24 +26,30 @@ func TestBudgets(t *testing.T) {
 		schema props
 		value  any
 	}{
-		"one call":        {text(rule(costly), rule("false")), beyond},
-		"a message":       {text(props{"rule": "false", "messageExpression": costly + " ? 'a' : 'b'"}, rule("false")), beyond},
+		"one call": {text(rule(costly), rule("false")), beyond},
+		"a message": {text(props{"rule": "false", "messageExpression": costly + " ? 'a' : 'b'"}, rule("false")),
+			beyond},
 		"a long message":  {text(props{"rule": "false", "messageExpression": "self"}, rule("false")), most},
 		"items":           {list(text(rule(costly), rule("true"))), some(14, most)},
 		"items and rules": {list(text(rule(costly)), rule("self.all(x, x.contains(x + x))")), some(9, most)},
-		"additional":      {props{"type": "object", "additionalProperties": list(text(rule(costly)))}, object.Tree{"k": some(14, most)}},
-		"properties": {props{"type": "object", "properties": props{"a": list(text(rule(costly))), "b": text(rule("false"))}},
+		"additional": {props{"type": "object", "additionalProperties": list(text(rule(costly)))},
+			object.Tree{"k": some(14, most)}},
+		"properties": {props{"type": "object", "properties": props{"a": list(text(rule(costly))),
+			"b": text(rule("false"))}},
 			object.Tree{"a": some(14, most), "b": "x"}},
-		"messages":            {list(text(props{"rule": "!(" + costly + ")", "messageExpression": costly + " ? 'a' : 'b'"})), some(8, most)},
-		"message of the last": {list(text(props{"rule": "!(" + costly + ")", "messageExpression": costly + " ? 'a' : 'b'"}), rule("self[0].contains(self[0])")), some(8, most)},
-		"last item":           {props{"type": "object", "properties": props{"a": list(text(rule(costly))), "b": list(text(rule("false")))}}, object.Tree{"a": some(11, most), "b": some(2, "x")}},
+		"messages": {list(text(props{"rule": "!(" + costly + ")",
+			"messageExpression": costly + " ? 'a' : 'b'"})), some(8, most)},
+		"message of the last": {list(text(props{"rule": "!(" + costly + ")",
+			"messageExpression": costly + " ? 'a' : 'b'"}), rule("self[0].contains(self[0])")), some(8, most)},
+		"last item": {props{"type": "object", "properties": props{"a": list(text(rule(costly))),
+			"b": list(text(rule("false")))}}, object.Tree{"a": some(11, most), "b": some(2, "x")}},
 	} {
 		p, err := newPair(rootWith("spec", c.schema))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, old := range []object.Tree{nil, written("spec", "other")} {
-			if v, difference := p.write(written("spec", c.value), old); difference != "" || v != refused {
+		for _, old := range []object.Tree{nil, objectWith("spec", "other")} {
+			if v, difference := p.write(objectWith("spec", c.value), old); difference != "" || v != refused {
 				t.Errorf("%s: verdict %d\n%.2000s", name, v, difference)
 			}
 		}
@@ -56,27 +63,36 @@ func some(n int, v string) (all []any) {
 	return all
 }
 
-// DEF-013, VAL-151: what the rules of the defaults of a CRD cost is counted as upstream counts it, with and without an old value.
+// TestBudgetsOfDefaults checks that the cost of the rules on the defaults of a CRD equals upstream's, with and
+// without an old value.
+// DEF-013, VAL-151
 func TestBudgetsOfDefaults(t *testing.T) {
 	most := strings.Repeat("x", 9900)
 	text := func(rule string) props {
-		return props{"type": "string", "maxLength": 9900, "default": most, "x-kubernetes-validations": []any{props{"rule": rule, "optionalOldSelf": true}}}
+		return props{"type": "string", "maxLength": 9900, "default": most,
+			"x-kubernetes-validations": []any{props{"rule": rule, "optionalOldSelf": true}}}
 	}
 	costly := text("oldSelf.hasValue() || self.contains(self)")
-	embedded := props{"type": "object", "x-kubernetes-embedded-resource": true, "properties": props{"kind": costly, "metadata": props{"type": "object", "properties": props{"name": costly}}}}
+	embedded := props{"type": "object", "x-kubernetes-embedded-resource": true,
+		"properties": props{"kind": costly, "metadata": props{"type": "object", "properties": props{"name": costly}}}}
 	for name, c := range map[string]func(props){
 		"properties":         func(s props) { fill(s, "p", 12, costly) },
 		"items":              func(s props) { fill(s, "p", 12, props{"type": "array", "items": costly}) },
 		"without an old one": func(s props) { fill(s, "p", 12, text("!oldSelf.hasValue() || self.contains(self)")) },
 		"embedded resources": func(s props) { fill(s, "p", 12, embedded) },
-		"below":              func(s props) { fill(s, "p", 6, props{"type": "object", "properties": props{"a": costly, "b": costly}}) },
+		"below": func(s props) {
+			fill(s, "p", 6,
+				props{"type": "object", "properties": props{"a": costly, "b": costly}})
+		},
 		"an embedded default": func(s props) {
-			s["e"] = props{"type": "object", "default": props{"x": props{"apiVersion": "v1", "kind": "a b", "metadata": props{"name": "A B"}}}, "properties": props{"x": embedded}}
+			s["e"] = props{"type": "object",
+				"default":    props{"x": props{"apiVersion": "v1", "kind": "a b", "metadata": props{"name": "A B"}}},
+				"properties": props{"x": embedded}}
 		},
 	} {
 		at := props{}
 		c(at)
-		if err := sameVerdict(crdOf(props{"type": "object", "properties": at}, nil), &tally{}); err != nil {
+		if err := compareCRD(crdOf(props{"type": "object", "properties": at}, nil), &tally{}); err != nil {
 			t.Errorf("%s: %.2000v", name, err)
 		}
 	}
@@ -88,11 +104,14 @@ func fill(s props, name string, n int, with props) {
 	}
 }
 
-// VAL-124, PRN-031: all that a path of up to three pieces may be, as fieldPath and as a selectable field.
+// TestFieldPaths checks all paths of up to three tokens as fieldPath and as selectable fields.
+// VAL-124, PRN-031
 func TestFieldPaths(t *testing.T) {
 	str := props{"type": "string"}
-	root := props{"type": "object", "properties": props{"foo": props{"type": "object", "properties": props{"bar": str, "a.b": str, "it's": str}},
-		"bar": props{"type": "object", "additionalProperties": str}, "metadata": props{"type": "object", "properties": props{"name": str}}}}
+	root := props{"type": "object", "properties": props{"foo": props{"type": "object",
+		"properties": props{"bar": str, "a.b": str, "it's": str}},
+		"bar": props{"type": "object", "additionalProperties": str}, "metadata": props{"type": "object",
+			"properties": props{"name": str}}}}
 	tokens := append([]string{"", ".status", `['it\'s']`, "['" + `\n` + "']"}, pathTokens...)
 	rules, selectable := []any{}, []any{}
 	for _, a := range []string{"", ".foo", "['foo']", ".bar", ".metadata"} {
@@ -105,24 +124,28 @@ func TestFieldPaths(t *testing.T) {
 	}
 	root["x-kubernetes-validations"] = rules
 	for _, list := range [][]any{nil, selectable} {
-		if err := sameVerdict(crdOf(root, list), &tally{}); err != nil {
+		if err := compareCRD(crdOf(root, list), &tally{}); err != nil {
 			t.Errorf("%.3000v", err)
 		}
 	}
 }
 
-// VAL-151, VAL-162: a write may cost as much as it may, to the unit; the next rule is not run any more, though it would say yes.
+// TestBudgetSpent checks that a write may use its budget completely. The next rule is not evaluated, although it
+// would be true.
+// VAL-151, VAL-162
 func TestBudgetSpent(t *testing.T) {
 	text := func(rule string) props {
 		return props{"type": "string", "x-kubernetes-validations": []any{props{"rule": rule}}}
 	}
-	p, err := newPair(rootWith("spec", props{"type": "object", "properties": props{"a": props{"type": "array", "items": text("self.contains(self)")}, "free": text("true")}}))
+	p, err := newPair(rootWith("spec", props{"type": "object",
+		"properties": props{"a": props{"type": "array", "items": text("self.contains(self)")}, "free": text("true")}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	const all = celconfig.RuntimeCELCostBudget
 	costOf := func(length int) int {
-		_, left := p.theirs.rules.Validate(t.Context(), nil, p.theirs.structural, written("spec", object.Tree{"a": []any{strings.Repeat("x", length)}}), nil, all)
+		_, left := p.theirs.rules.Validate(t.Context(), nil, p.theirs.structural,
+			objectWith("spec", object.Tree{"a": []any{strings.Repeat("x", length)}}), nil, all)
 		return int(all - left)
 	}
 	var spent []any
@@ -137,7 +160,7 @@ func TestBudgetSpent(t *testing.T) {
 		spent = append(spent, "")
 	}
 	if left != 0 {
-		t.Fatalf("%d are left of the budget", left)
+		t.Fatalf("got remaining budget %d, want 0", left)
 	}
 	for name, c := range map[string]struct {
 		spec object.Tree
@@ -148,7 +171,7 @@ func TestBudgetSpent(t *testing.T) {
 		"two more":        {object.Tree{"a": append(slices.Clone(spent), "", "")}, refused},
 		"one for nothing": {object.Tree{"a": spent, "free": "x"}, refused},
 	} {
-		if v, difference := p.write(written("spec", c.spec), nil); difference != "" || v != c.want {
+		if v, difference := p.write(objectWith("spec", c.spec), nil); difference != "" || v != c.want {
 			t.Errorf("%s: verdict %d\n%.2000s", name, v, difference)
 		}
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// corpus is the folder of real CRDs and objects beside the module.
+// corpus is the directory of real CRDs and objects next to the module.
 const corpus = "../../../../shared/corpus"
 
-// kind is one served version of a CRD, and what is known of its objects.
+// kind is a served version of a CRD with its objects.
 type kind struct {
 	name    string
 	schema  object.Tree
@@ -33,7 +33,7 @@ type sample struct {
 func yamlFiles(t testing.TB, folder string) (all []sample) {
 	t.Helper()
 	if _, err := os.Stat(corpus); err != nil {
-		t.Skip("the corpus of real CRDs is not there: ../shared/corpus, beside the module")
+		t.Skip("the corpus of real CRDs does not exist: ../shared/corpus, beside the module")
 	}
 	err := filepath.WalkDir(filepath.Join(corpus, folder), func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() || !strings.HasSuffix(path, ".yaml") {
@@ -56,7 +56,7 @@ func yamlFiles(t testing.TB, folder string) (all []sample) {
 	return all
 }
 
-// nested is what lies at a path of fields, the zero value where there is no such.
+// nested returns the value at a path of fields, or the zero value.
 func nested[T any](v any, path ...string) T {
 	for _, p := range path {
 		m, _ := v.(object.Tree)
@@ -66,18 +66,20 @@ func nested[T any](v any, path ...string) T {
 	return out
 }
 
-// kinds are all versions of all CRDs with the objects of the given folders, sorted by name.
+// kinds returns all versions of all CRDs with the objects of the given directories, sorted by name.
 func kinds(t testing.TB, folders ...string) []*kind {
 	t.Helper()
 	byType := map[string][]*kind{}
 	var all []*kind
 	for _, crd := range yamlFiles(t, "crds") {
 		for _, v := range nested[[]any](crd.tree, "spec", "versions") {
-			k := &kind{name: strings.TrimSuffix(crd.file, ".yaml") + " " + nested[string](v, "name"), schema: nested[object.Tree](v, "schema", "openAPIV3Schema")}
+			k := &kind{name: strings.TrimSuffix(crd.file, ".yaml") + " " + nested[string](v, "name"),
+				schema: nested[object.Tree](v, "schema", "openAPIV3Schema")}
 			if k.schema == nil {
 				continue
 			}
-			id := nested[string](crd.tree, "spec", "group") + "/" + nested[string](v, "name") + " " + nested[string](crd.tree, "spec", "names", "kind")
+			id := nested[string](crd.tree, "spec", "group") + "/" + nested[string](v, "name") + " " +
+				nested[string](crd.tree, "spec", "names", "kind")
 			byType[id] = append(byType[id], k)
 			all = append(all, k)
 		}
@@ -93,14 +95,14 @@ func kinds(t testing.TB, folders ...string) []*kind {
 	return all
 }
 
-// run is which part of the corpus is tried, and how hard.
+// run selects a part of the corpus and the number of changes.
 type run struct {
 	changes      int // of each object
 	seed         int
-	shard, every int // those kinds whose number leaves shard when divided by every
+	shard, every int // kinds with index%every == shard are tested
 }
 
-// corpusRun is what the environment asks for, otherwise a small part.
+// corpusRun returns the run that the environment variables define. The default is a small part.
 func corpusRun(t *testing.T) run {
 	r := run{changes: 2, every: 24}
 	n, err := strconv.Atoi(os.Getenv("TEST_MUTATIONS"))
@@ -117,7 +119,7 @@ func corpusRun(t *testing.T) run {
 	return r
 }
 
-// change changes t at random, but not what makes it an object of its kind.
+// change modifies t at random, except apiVersion, kind and metadata.
 func (g *gen) change(t object.Tree) {
 	kept := object.Tree{}
 	for _, k := range []string{"apiVersion", "kind", "metadata"} {
@@ -130,7 +132,7 @@ func (g *gen) change(t object.Tree) {
 	maps.Copy(t, kept)
 }
 
-// mutated is v with one change at a random place.
+// mutated returns v with one change at a random position.
 func (g *gen) mutated(v any) any {
 	switch v := v.(type) {
 	case object.Tree:
@@ -166,16 +168,19 @@ func (g *gen) mutated(v any) any {
 			return v
 		}
 	case string:
-		return pick[any](g.source, v+"x", "", strings.ToUpper(v), v+"é", " "+v, strings.Repeat(v, 9), int64(1), nil, copied(pick(g.source, oddities...)), pick(g.source, texts...))
+		return pick[any](g.source, v+"x", "", strings.ToUpper(v), v+"é", " "+v, strings.Repeat(v, 9), int64(1), nil,
+			copied(pick(g.source, oddities...)), pick(g.source, texts...))
 	case int64:
-		return pick[any](g.source, v+1, -v, v-1, v*1000, float64(v)+0.5, float64(v), strconv.FormatInt(v, 10), nil, int64(0))
+		return pick[any](g.source, v+1, -v, v-1, v*1000, float64(v)+0.5, float64(v), strconv.FormatInt(v, 10), nil,
+			int64(0))
 	case bool:
 		return pick[any](g.source, !v, "true", nil)
 	}
 	return copied(pick(g.source, oddities...))
 }
 
-// check compares what becomes of the objects of k, as they are and changed, and of some made for it.
+// check compares the results of both implementations for the objects of k, for changed copies of them, and for
+// generated objects.
 func (k *kind) check(c *tally, r run) error {
 	p, err := newPair(object.AppendJSON(nil, k.schema))
 	if err != nil {
@@ -184,7 +189,8 @@ func (k *kind) check(c *tally, r run) error {
 	try := func(what string, t, old object.Tree) error {
 		v, difference := p.write(t, old)
 		if difference != "" {
-			return fmt.Errorf("%s: %s\n%s\nobject %s\nold    %s", k.name, what, difference, object.AppendJSON(nil, t), object.AppendJSON(nil, old))
+			return fmt.Errorf("%s: %s\n%s\nobject %s\nold    %s", k.name, what, difference, object.AppendJSON(nil, t),
+				object.AppendJSON(nil, old))
 		}
 		c.add(v)
 		return nil
@@ -193,9 +199,9 @@ func (k *kind) check(c *tally, r run) error {
 	_, _ = name.Write([]byte(k.name))
 	g := &gen{source: seeded(int(name.Sum32()) + r.seed<<32)}
 	for i := range 4 {
-		g.slip = []int{0, 40, 0, 10}[i]
+		g.wrongValueRate = []int{0, 40, 0, 10}[i]
 		t := g.object(k.schema)
-		g.slip = 30
+		g.wrongValueRate = 30
 		old := g.changed(object.Copy(t), g.object(k.schema)).(object.Tree)
 		if i < 2 {
 			old = nil
@@ -228,9 +234,11 @@ func (k *kind) check(c *tally, r run) error {
 	return nil
 }
 
-// SCH-003, VAL-018, VAL-029, VAL-166: real objects of real CRDs, as they are and with random changes, on create and on
-// update, get upstream's verdict. Only part of the corpus is tried, unless TEST_MUTATIONS says how many changes of each;
-// TEST_SEED=7 makes other ones, and TEST_SHARD=0/8 tries an eighth. The same three try the same.
+// TestCorpus checks that real objects of real CRDs have upstream's results on create and on update, unchanged and
+// with random changes. By default it tests a part of the corpus. TEST_MUTATIONS sets the number of changes of each
+// object. TEST_SEED=7 selects other changes. TEST_SHARD=0/8 tests an eighth of the kinds. Equal settings repeat a
+// run.
+// SCH-003, VAL-018, VAL-029, VAL-166
 func TestCorpus(t *testing.T) {
 	r := corpusRun(t)
 	var c tally
@@ -246,6 +254,6 @@ func TestCorpus(t *testing.T) {
 	}
 	t.Logf("%+v", c)
 	if os.Getenv("TEST_SHARD") == "" && (c.accepted < 50 || c.refused < 50) { // some shards have no samples
-		t.Errorf("the corpus has shrunk: %+v", c)
+		t.Errorf("too few samples in the corpus: %+v", c)
 	}
 }

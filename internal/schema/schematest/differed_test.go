@@ -8,9 +8,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// SCH-003, DEF-013, VAL-048: what once differed from upstream, and must not again: testdata/differed, each with a schema and
-// either an object, and maybe the one it replaces, or the selectable fields of the CRD; or with a whole CRD and the one it replaces. They are kept as text because the
-// seeds and bytes that found them mean something else whenever the generator changes.
+// TestDiffered checks the cases of testdata/differed, whose results once differed from upstream's. Each file has a
+// schema with an object and possibly its old version, or with the selectable fields of a CRD. Other files have a
+// complete CRD and its old version. The cases are stored as text, because their seeds become invalid when the
+// generator changes.
+// SCH-003, DEF-013, VAL-048
 func TestDiffered(t *testing.T) {
 	files, err := filepath.Glob("testdata/differed/*.json")
 	if err != nil || len(files) == 0 {
@@ -27,13 +29,13 @@ func TestDiffered(t *testing.T) {
 		}
 		s, obj, old := nested[object.Tree](c, "schema"), nested[object.Tree](c, "object"), nested[object.Tree](c, "old")
 		if crd, before := nested[object.Tree](c, "crd"), nested[object.Tree](c, "oldCRD"); crd != nil {
-			if err := sameUpdate(object.AppendJSON(nil, crd), object.AppendJSON(nil, before), &tally{}); err != nil {
+			if err := compareUpdate(object.AppendJSON(nil, crd), object.AppendJSON(nil, before), &tally{}); err != nil {
 				t.Errorf("%s: %v", file, err)
 			}
 			continue
 		}
 		if obj == nil {
-			if err := sameVerdict(crdOf(s, nested[[]any](c, "selectable")), &tally{}); err != nil {
+			if err := compareCRD(crdOf(s, nested[[]any](c, "selectable")), &tally{}); err != nil {
 				t.Errorf("%s: %v", file, err)
 			}
 			continue

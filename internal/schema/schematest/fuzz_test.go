@@ -9,17 +9,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// FuzzWrite makes schema and objects together of the fuzzer's bytes. The outcome is upstream's.
+// FuzzWrite generates a schema and objects from the fuzzer's bytes and compares the results with upstream's.
 func FuzzWrite(f *testing.F) {
 	fuzzTrial(f, trial)
 }
 
-// FuzzCRD makes the schema of a CRD, and mistakes in it, of the fuzzer's bytes. The verdict is upstream's.
+// FuzzCRD generates the schema of a CRD, with mistakes, from the fuzzer's bytes and compares the errors with
+// upstream's.
 func FuzzCRD(f *testing.F) {
 	fuzzTrial(f, trialCRD)
 }
 
-// FuzzUpdateOfCRD makes a whole CRD and one that it replaces of the fuzzer's bytes. The verdict is upstream's.
+// FuzzUpdateOfCRD generates a complete CRD and its old version from the fuzzer's bytes and compares the errors
+// with upstream's.
 func FuzzUpdateOfCRD(f *testing.F) {
 	fuzzTrial(f, trialUpdate)
 }
@@ -41,14 +43,15 @@ func fuzzTrial(f *testing.F, trial func(*source, *tally) error) {
 	})
 }
 
-// FuzzJSON takes any JSON for a schema and any for objects. Nothing makes the engine panic.
+// FuzzJSON uses arbitrary JSON as schema and objects and checks that validation does not panic.
 func FuzzJSON(f *testing.F) {
 	for seed := range 40 {
-		g := &gen{source: seeded(seed), rules: true, slip: 20}
+		g := &gen{source: seeded(seed), rules: true, wrongValueRate: 20}
 		root := g.root()
 		f.Add(asJSON(root), object.AppendJSON(nil, g.object(root)), object.AppendJSON(nil, g.object(root)))
 	}
-	f.Add([]byte(`{"type":"object","properties":{"a":{"items":{"type":[]},"default":{"a":[{}]},"enum":[[]],"pattern":"(","not":{"not":{}},"multipleOf":0,"maxLength":-1}}}`), []byte(`{"a":[1]}`), []byte(`{}`))
+	f.Add([]byte(`{"type":"object","properties":{"a":{"items":{"type":[]},"default":{"a":[{}]},"enum":[[]],`+
+		`"pattern":"(","not":{"not":{}},"multipleOf":0,"maxLength":-1}}}`), []byte(`{"a":[1]}`), []byte(`{}`))
 	f.Fuzz(func(t *testing.T, text, data, oldData []byte) {
 		s, err := schema.Compile(text, false)
 		if err != nil {

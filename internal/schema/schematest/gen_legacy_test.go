@@ -2,8 +2,9 @@ package schematest
 
 import "strings"
 
-// legacy is what of a schema may stand in a CRD that preserves unknown fields, and whether it does. Such were created by
-// apiextensions.k8s.io/v1beta1, which asked for no schema, and for a structural one only where it has extensions.
+// legacy returns a schema for a CRD that preserves unknown fields, and whether it preserves them. Such CRDs were
+// created with apiextensions.k8s.io/v1beta1. That version required no schema, and a structural schema only for
+// extensions.
 func (g *gen) legacy(root props) (schema props, preserve bool) {
 	switch g.n(6) {
 	case 0:
@@ -12,14 +13,14 @@ func (g *gen) legacy(root props) (schema props, preserve bool) {
 		return nil, false
 	case 2, 3:
 		drop(root, func(key string) bool { return key == "default" || strings.HasPrefix(key, "x-kubernetes-") })
-		g.loosen(root)
+		g.makeNonStructural(root)
 	default:
 		drop(root, func(key string) bool { return key == "default" })
 	}
 	return root, true
 }
 
-// drop takes some keywords out of a schema and all below it.
+// drop removes some keywords from a schema and all schemas below it.
 func drop(v any, is func(string) bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -43,8 +44,8 @@ func drop(v any, is func(string) bool) {
 	}
 }
 
-// loosen makes s what is no structural schema, in places.
-func (g *gen) loosen(v any) {
+// makeNonStructural adds non-structural keywords to some parts of a schema.
+func (g *gen) makeNonStructural(v any) {
 	s, _ := v.(props)
 	if s == nil {
 		return
@@ -57,9 +58,10 @@ func (g *gen) loosen(v any) {
 	case 3:
 		s["allOf"] = []any{props{"type": pick(g.source, "string", "object", "array"), "description": "text"}}
 	case 4:
-		s["anyOf"] = []any{props{"additionalProperties": props{"type": "string"}}, props{"properties": props{"foo": props{"type": "string", "nullable": true}}}}
+		s["anyOf"] = []any{props{"additionalProperties": props{"type": "string"}},
+			props{"properties": props{"foo": props{"type": "string", "nullable": true}}}}
 	case 5:
-		s["not"] = props{"additionalProperties": g.once(2), "nullable": true}
+		s["not"] = props{"additionalProperties": g.oneIn(2), "nullable": true}
 	case 6:
 		s["type"] = "odd"
 	case 7:
@@ -67,8 +69,8 @@ func (g *gen) loosen(v any) {
 	}
 	fields, _ := s["properties"].(props)
 	for _, name := range sorted(fields) {
-		g.loosen(fields[name])
+		g.makeNonStructural(fields[name])
 	}
-	g.loosen(s["items"])
-	g.loosen(s["additionalProperties"])
+	g.makeNonStructural(s["items"])
+	g.makeNonStructural(s["additionalProperties"])
 }

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// rule gives s rules, some of the time.
+// rule adds rules to s in some cases.
 func (g *gen) rule(s props, depth int) {
-	if !g.rules || !g.once(5) {
+	if !g.rules || !g.oneIn(5) {
 		return
 	}
 	var rules []any
@@ -17,29 +17,30 @@ func (g *gen) rule(s props, depth int) {
 		w := &ruleWriter{gen: g}
 		r := props{}
 		switch {
-		case g.once(4):
+		case g.oneIn(4):
 			v.old = "oldSelf"
-		case g.once(8):
+		case g.oneIn(8):
 			r["optionalOldSelf"] = true
 			v.optional = "oldSelf"
 		}
 		r["rule"] = w.test(v, 0)
-		if g.once(25) { // not what a CRD may have, but what an old one may hold
+		if g.oneIn(25) { // invalid in a new CRD, but possible in a stored one
 			r["rule"] = pick(g.source, "self.nope > 1", "  ", "self +", "1 + 1", "oldSelf == self || nope(self)")
 		}
-		if g.once(3) {
+		if g.oneIn(3) {
 			r["message"] = pick(g.source, "it is wrong", "no")
 		}
-		if g.once(4) {
+		if g.oneIn(4) {
 			r["messageExpression"] = w.message(v)
 		}
-		if g.once(4) {
-			r["reason"] = pick(g.source, "FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate")
+		if g.oneIn(4) {
+			r["reason"] = pick(g.source, "FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired",
+				"FieldValueDuplicate")
 		}
-		if path := w.fieldPath(s); path != "" && g.once(4) {
+		if path := w.fieldPath(s); path != "" && g.oneIn(4) {
 			r["fieldPath"] = path
 		}
-		if g.wrong > 0 && g.once(max(1, g.wrong/2)) {
+		if g.mistakeRate > 0 && g.oneIn(max(1, g.mistakeRate/2)) {
 			g.brokenRule(r, s)
 		}
 		rules = append(rules, r)
@@ -52,11 +53,11 @@ type variable struct {
 	expr     string
 	s        props
 	resource bool
-	old      string // the same in the old object
-	optional string // an optional of the old one
+	old      string // the expression for the old object
+	optional string // the expression for the optional old value
 }
 
-// ruleWriter writes expressions that type check.
+// ruleWriter generates expressions that type-check.
 type ruleWriter struct {
 	*gen
 	vars int
@@ -67,7 +68,7 @@ func (w *ruleWriter) fresh() string {
 	return "v" + strconv.Itoa(w.vars)
 }
 
-// kindOf is what CEL makes of values of s; "" where it cannot see them.
+// kindOf returns the CEL type of values of s, or "" if CEL cannot access them.
 func kindOf(s props) string {
 	if s["x-kubernetes-int-or-string"] == true {
 		return "dyn"
@@ -106,7 +107,7 @@ func kindOf(s props) string {
 	return ""
 }
 
-// field is one that a rule may select, nil where there is none.
+// field returns a field that a rule can select, or nil.
 func (w *ruleWriter) field(v *variable) *variable {
 	fields, _ := v.s["properties"].(props)
 	var all []*variable
@@ -133,22 +134,26 @@ func (w *ruleWriter) field(v *variable) *variable {
 	return f
 }
 
-// test is a boolean expression about v.
+// test returns a boolean expression about v.
 func (w *ruleWriter) test(v *variable, depth int) string {
-	if v.optional != "" && w.once(2) {
+	if v.optional != "" && w.oneIn(2) {
 		o := w.fresh()
-		return pick(w.source, fmt.Sprintf("%s.optMap(%s, %s).orValue(true)", v.optional, o, w.test(&variable{expr: o, s: v.s}, depth+1)),
-			fmt.Sprintf("!%s.hasValue() || %s.value() == %s", v.optional, v.optional, v.expr), fmt.Sprintf("%s.hasValue()", v.optional))
+		return pick(w.source, fmt.Sprintf("%s.optMap(%s, %s).orValue(true)", v.optional, o,
+			w.test(&variable{expr: o, s: v.s}, depth+1)),
+			fmt.Sprintf("!%s.hasValue() || %s.value() == %s", v.optional, v.optional,
+				v.expr), fmt.Sprintf("%s.hasValue()", v.optional))
 	}
-	if v.old != "" && w.once(3) {
-		return pick(w.source, fmt.Sprintf("%s == %s", v.expr, v.old), fmt.Sprintf("%s != %s", v.old, v.expr), w.test(&variable{expr: v.old, s: v.s, resource: v.resource}, depth+1))
+	if v.old != "" && w.oneIn(3) {
+		return pick(w.source, fmt.Sprintf("%s == %s", v.expr, v.old), fmt.Sprintf("%s != %s", v.old, v.expr),
+			w.test(&variable{expr: v.old, s: v.s, resource: v.resource}, depth+1))
 	}
 	if depth > 4 {
 		return v.expr + " == " + v.expr
 	}
-	if w.once(6) {
+	if w.oneIn(6) {
 		a, b := w.test(v, depth+1), w.test(v, depth+1)
-		return pick(w.source, fmt.Sprintf("(%s) && (%s)", a, b), fmt.Sprintf("(%s) || (%s)", a, b), "!("+a+")", fmt.Sprintf("(%s) ? (%s) : true", a, b))
+		return pick(w.source, fmt.Sprintf("(%s) && (%s)", a, b), fmt.Sprintf("(%s) || (%s)", a, b), "!("+a+")",
+			fmt.Sprintf("(%s) ? (%s) : true", a, b))
 	}
 	switch kindOf(v.s) {
 	case "object":
@@ -209,7 +214,8 @@ func (w *ruleWriter) list(v *variable, depth int) string {
 		return fmt.Sprintf("(%s + %s) == %s", e, e, e)
 	case 7:
 		if v.old != "" {
-			return pick(w.source, fmt.Sprintf("size(%s + %s) == size(%s)", e, v.old, e), fmt.Sprintf("%s.all(o, o in %s)", v.old, e), fmt.Sprintf("%s + %s == %s", v.old, e, e))
+			return pick(w.source, fmt.Sprintf("size(%s + %s) == size(%s)", e, v.old, e),
+				fmt.Sprintf("%s.all(o, o in %s)", v.old, e), fmt.Sprintf("%s + %s == %s", v.old, e, e))
 		}
 		return fmt.Sprintf("%s.all(i, %s, i < 2 || (%s))", e, x, in())
 	case 8:
@@ -223,9 +229,11 @@ func (w *ruleWriter) list(v *variable, depth int) string {
 	}
 	switch kindOf(items) {
 	case "int":
-		return pick(w.source, e+".isSorted()", e+".sum() > 3", e+".max() > 4", e+".min() < 4", e+".indexOf(2) < 1", "2 in "+e, e+".lastIndexOf(1) == 0", e+" == [1, 2]", "sets.contains("+e+", [1])")
+		return pick(w.source, e+".isSorted()", e+".sum() > 3", e+".max() > 4", e+".min() < 4", e+".indexOf(2) < 1",
+			"2 in "+e, e+".lastIndexOf(1) == 0", e+" == [1, 2]", "sets.contains("+e+", [1])")
 	case "string":
-		return pick(w.source, e+".isSorted()", e+".join(',').size() < 9", "'a' in "+e, e+".indexOf('a') < 1", e+" == ['a', 'b']", e+" + ['a'] == "+e, "sets.intersects("+e+", ['a', 'b'])", e+".max() > 'b'")
+		return pick(w.source, e+".isSorted()", e+".join(',').size() < 9", "'a' in "+e, e+".indexOf('a') < 1",
+			e+" == ['a', 'b']", e+" + ['a'] == "+e, "sets.intersects("+e+", ['a', 'b'])", e+".max() > 'b'")
 	case "double":
 		return pick(w.source, e+".sum() > 1.0", e+".min() < 0.5", e+".isSorted()")
 	}
@@ -262,33 +270,50 @@ func (w *ruleWriter) scalar(v *variable) string {
 	e := v.expr
 	switch kindOf(v.s) {
 	case "int":
-		return pick(w.source, e+" > 1", e+" <= 5", e+" + 1 > "+e, e+" * 2 < 20", "10 / "+e+" > 1", e+" % 2 == 0", "string("+e+") != '5'", "double("+e+") < 3.5", e+" in [1, 2, 3]", "-"+e+" < 0", "uint("+e+") > uint(2)", "'%d'.format(["+e+"]) == '1'", e+" == 1.0", e+" < 2.5")
+		return pick(w.source, e+" > 1", e+" <= 5", e+" + 1 > "+e, e+" * 2 < 20", "10 / "+e+" > 1", e+" % 2 == 0",
+			"string("+e+") != '5'", "double("+e+") < 3.5", e+" in [1, 2, 3]", "-"+e+" < 0", "uint("+e+
+				") > uint(2)", "'%d'.format(["+e+"]) == '1'", e+" == 1.0", e+" < 2.5")
 	case "double":
-		return pick(w.source, e+" > 1.0", e+" < 100.5", e+" + 0.5 > 1.0", "int("+e+") < 3", e+" > 1", "'%.2f'.format(["+e+"]) != '0.50'", "string("+e+").size() < 5", e+" in [0.5, 1.0]")
+		return pick(w.source, e+" > 1.0", e+" < 100.5", e+" + 0.5 > 1.0", "int("+e+") < 3", e+" > 1",
+			"'%.2f'.format(["+e+"]) != '0.50'", "string("+e+").size() < 5", e+" in [0.5, 1.0]")
 	case "bool":
 		return pick(w.source, e, "!"+e, e+" == true", "string("+e+") == 'true'")
 	case "bytes":
-		return pick(w.source, "size("+e+") < 4", e+" == b'hello'", "string("+e+") != ''", e+" == b''", "base64.encode("+e+").size() > 2", e+" < b'zzz'")
+		return pick(w.source, "size("+e+") < 4", e+" == b'hello'", "string("+e+") != ''", e+" == b''",
+			"base64.encode("+e+").size() > 2", e+" < b'zzz'")
 	case "timestamp":
-		return pick(w.source, e+".getFullYear() > 2010", e+" < timestamp('2015-01-01T00:00:00Z')", e+" + duration('24h') > timestamp('2006-01-02T00:00:00Z')", e+".getMonth('Europe/Berlin') == 0", "string("+e+").size() > 5", e+".getDayOfWeek() < 5", e+" - timestamp('2000-01-01T00:00:00Z') > duration('1h')")
+		return pick(w.source, e+".getFullYear() > 2010", e+" < timestamp('2015-01-01T00:00:00Z')",
+			e+" + duration('24h') > timestamp('2006-01-02T00:00:00Z')", e+".getMonth('Europe/Berlin') == 0", "string("+
+				e+").size() > 5", e+".getDayOfWeek() < 5", e+" - timestamp('2000-01-01T00:00:00Z') > duration('1h')")
 	case "duration":
-		return pick(w.source, e+" < duration('1h')", e+".getHours() < 1", "string("+e+") != ''", e+" + "+e+" > "+e, e+".getSeconds() > 3")
+		return pick(w.source, e+" < duration('1h')", e+".getHours() < 1", "string("+e+") != ''", e+" + "+e+" > "+e,
+			e+".getSeconds() > 3")
 	case "dyn":
-		return pick(w.source, "type("+e+") == int ? "+e+" > 2 : "+e+" != '10%'", "type("+e+") == string || "+e+" == 5", e+" > 2", e+" == 5", e+" == '10%'", "string("+e+") == '5'", e+".size() > 2", e+" in [5, 80]")
+		return pick(w.source, "type("+e+") == int ? "+e+" > 2 : "+e+" != '10%'", "type("+e+") == string || "+e+" == 5",
+			e+" > 2", e+" == 5", e+" == '10%'", "string("+e+") == '5'", e+".size() > 2", e+" in [5, 80]")
 	}
 	return w.text(e)
 }
 
 func (w *ruleWriter) text(e string) string {
-	return pick(w.source, e+".startsWith('a')", e+".contains('o')", e+".matches('^[a-z]+$')", "size("+e+") < 4", e+".endsWith('c')", e+".lowerAscii() == "+e, e+".upperAscii() != 'ABC'",
-		e+" in ['a', 'b', 'abc']", e+" < 'b'", e+" + 'x' != 'ax'", e+".split('.').size() < 3", e+".replace('a', 'b') == "+e, e+".indexOf('b') == 1", e+".substring(1) != 'bc'", e+".charAt(0) == 'a'", e+".trim() == "+e,
-		"isQuantity("+e+")", "!isQuantity("+e+") || quantity("+e+").isGreaterThan(quantity('1Mi'))", "quantity("+e+").asInteger() > 1", "quantity("+e+").compareTo(quantity('2')) < 1",
-		"isIP("+e+")", "!isIP("+e+") || ip("+e+").family() == 4", "ip("+e+").isLoopback()", "!isCIDR("+e+") || cidr("+e+").prefixLength() < 16", "cidr('10.0.0.0/8').containsIP("+e+")",
-		"isURL("+e+")", "!isURL("+e+") || url("+e+").getHost() == 'a.b'", "url("+e+").getQuery().size() == 1", e+".find('[0-9]+') == ''", e+".findAll('[a-z]').size() < 3", "int("+e+") > 0", "duration("+e+") > duration('1m')", "timestamp("+e+").getFullYear() > 2000",
-		"!format.dns1123Label().validate("+e+").hasValue()", "format.named('dns1123Subdomain').hasValue()", "isSemver("+e+")", "!isSemver("+e+", true) || semver("+e+", true).major() > 0", "strings.quote("+e+").size() > 5", e+".reverse() == "+e)
+	return pick(w.source, e+".startsWith('a')", e+".contains('o')", e+".matches('^[a-z]+$')", "size("+e+") < 4",
+		e+".endsWith('c')", e+".lowerAscii() == "+e, e+".upperAscii() != 'ABC'",
+		e+" in ['a', 'b', 'abc']", e+" < 'b'", e+" + 'x' != 'ax'", e+".split('.').size() < 3", e+
+			".replace('a', 'b') == "+e, e+".indexOf('b') == 1", e+".substring(1) != 'bc'", e+".charAt(0) == 'a'", e+
+			".trim() == "+e,
+		"isQuantity("+e+")", "!isQuantity("+e+") || quantity("+e+").isGreaterThan(quantity('1Mi'))", "quantity("+e+
+			").asInteger() > 1", "quantity("+e+").compareTo(quantity('2')) < 1",
+		"isIP("+e+")", "!isIP("+e+") || ip("+e+").family() == 4", "ip("+e+").isLoopback()", "!isCIDR("+e+") || cidr("+e+
+			").prefixLength() < 16", "cidr('10.0.0.0/8').containsIP("+e+")",
+		"isURL("+e+")", "!isURL("+e+") || url("+e+").getHost() == 'a.b'", "url("+e+").getQuery().size() == 1", e+
+			".find('[0-9]+') == ''", e+".findAll('[a-z]').size() < 3", "int("+e+") > 0", "duration("+e+
+			") > duration('1m')", "timestamp("+e+").getFullYear() > 2000",
+		"!format.dns1123Label().validate("+e+").hasValue()", "format.named('dns1123Subdomain').hasValue()", "isSemver("+
+			e+")", "!isSemver("+e+", true) || semver("+e+", true).major() > 0", "strings.quote("+e+").size() > 5", e+
+			".reverse() == "+e)
 }
 
-// message is a string expression, that sometimes fails or gives nothing good.
+// message returns a string expression. Some of them fail or return an invalid message.
 func (w *ruleWriter) message(v *variable) string {
 	own := "'text'"
 	switch kindOf(v.s) {
@@ -303,10 +328,11 @@ func (w *ruleWriter) message(v *variable) string {
 			own = f.expr
 		}
 	}
-	return pick(w.source, "'bad ' + "+own, own, "''", "'two\\nlines'", "string(1 / 0)", "'   '", "'0123456789'.replace('', 'x'.replace('x', '"+strings.Repeat("x", 600)+"'))", "'%s'.format(["+own+"])")
+	return pick(w.source, "'bad ' + "+own, own, "''", "'two\\nlines'", "string(1 / 0)", "'   '",
+		"'0123456789'.replace('', 'x'.replace('x', '"+strings.Repeat("x", 600)+"'))", "'%s'.format(["+own+"])")
 }
 
-// fieldPath is one that exists below s.
+// fieldPath returns a path that exists below s.
 func (w *ruleWriter) fieldPath(s props) string {
 	fields, _ := s["properties"].(props)
 	if len(fields) == 0 {
@@ -317,7 +343,7 @@ func (w *ruleWriter) fieldPath(s props) string {
 	if name == "foo" || name == "bar" || name == "baz" || name == "x-prop" {
 		path = "." + name
 	}
-	if below, ok := fields[name].(props); ok && w.once(2) {
+	if below, ok := fields[name].(props); ok && w.oneIn(2) {
 		if _, ok := below["additionalProperties"].(props); ok {
 			return path + ".any"
 		}

@@ -9,25 +9,26 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// props is a schema as JSON has it.
+// props is a schema as a JSON object.
 type props = map[string]any
 
-// gen makes structural schemas and objects for them.
+// gen generates structural schemas and objects for them.
 type gen struct {
 	*source
-	left  int // nodes that may still be made
-	slip  int // one value of so many goes wrong, 0 is none
-	wrong int // one schema of so many is what no CRD may have, 0 is none
-	rules bool
-	old   bool // schemas may have what only a CRD that is stored already may
+	left           int // remaining number of nodes
+	wrongValueRate int // one of this many values is wrong; 0 means none
+	mistakeRate    int // one of this many schemas is invalid; 0 means none
+	rules          bool
+	old            bool // schemas may contain constructs that only stored CRDs may have
 }
 
-var names = []string{"foo", "status", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
+var names = []string{"foo", "status", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d",
+	"größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
 
-// root makes the schema of a version.
+// root returns the schema of a version.
 func (g *gen) root() props { return g.schemaOf(6 + g.n(40)) }
 
-// schemaOf is root with about so many nodes.
+// schemaOf returns a root schema with about the given number of nodes.
 func (g *gen) schemaOf(nodes int) props {
 	g.left = nodes
 	s := props{"type": "object"}
@@ -35,30 +36,30 @@ func (g *gen) schemaOf(nodes int) props {
 	delete(s["properties"].(props), "metadata")
 	delete(s["properties"].(props), "kind")
 	at := s["properties"].(props)
-	if g.once(4) {
+	if g.oneIn(4) {
 		at["apiVersion"], at["kind"] = props{"type": "string"}, props{"type": "string"}
-		if g.once(2) {
+		if g.oneIn(2) {
 			g.rule(at["kind"].(props), 1)
 			at["kind"].(props)["enum"] = pick(g.source, []any{"Foo"}, []any{"Bar"})
 		}
 	}
-	if g.once(5) {
+	if g.oneIn(5) {
 		md := props{"type": "object"}
-		if g.once(2) {
+		if g.oneIn(2) {
 			md["properties"] = props{"name": props{"type": "string", "maxLength": 5, "pattern": "^[a-z]*$"}}
 		}
 		at["metadata"] = md
 	}
 	g.require(s)
 	g.extras(s, 0)
-	if g.once(6) {
+	if g.oneIn(6) {
 		s["x-kubernetes-preserve-unknown-fields"] = true
-		if g.wrong > 0 && g.once(3) { // which is right, but no rule can stand there
+		if g.mistakeRate > 0 && g.oneIn(3) { // valid, but without rules
 			delete(s, "type")
 		}
 	}
-	if g.err() {
-		g.brokenBefore(s)
+	if g.mistakeHere() {
+		g.addFormerlyValid(s)
 	}
 	return s
 }
@@ -78,11 +79,11 @@ func (g *gen) require(s props) {
 	fields, _ := s["properties"].(props)
 	var required []any
 	for _, name := range sorted(fields) {
-		if g.once(5) {
+		if g.oneIn(5) {
 			required = append(required, name)
 		}
 	}
-	if g.once(40) {
+	if g.oneIn(40) {
 		required = append(required, "absent")
 	}
 	if required != nil {
@@ -90,7 +91,7 @@ func (g *gen) require(s props) {
 	}
 }
 
-// node makes any schema below the root.
+// node returns a random schema below the root.
 func (g *gen) node(depth int) props {
 	g.left--
 	kind := g.n(15)
@@ -117,7 +118,7 @@ func (g *gen) node(depth int) props {
 	case 11, 12, 13:
 		g.list(s, depth)
 	default:
-		g.free(s, depth)
+		g.freeForm(s, depth)
 	}
 	g.extras(s, depth)
 	return s
@@ -136,37 +137,38 @@ func (g *gen) text(s props) {
 }
 
 func (g *gen) sizes(s props, of string, up int) {
-	if g.once(4) {
+	if g.oneIn(4) {
 		s["min"+of] = g.n(3)
 	}
-	if g.once(3) {
+	if g.oneIn(3) {
 		s["max"+of] = 1 + g.n(up)
 	}
 }
 
 func (g *gen) number(s props) {
 	s["type"] = pick(g.source, "integer", "number", "integer")
-	if g.once(3) {
+	if g.oneIn(3) {
 		s["format"] = pick(g.source, "int32", "int64", "float", "double", "date", "unheard-of")
 	}
 	g.bounds(s)
 }
 
 func (g *gen) bounds(s props) {
-	if g.once(4) {
+	if g.oneIn(4) {
 		s["minimum"] = pick[any](g.source, 0, 1, -5, 0.5, 1e10, 9007199254740993)
-		s["exclusiveMinimum"] = g.once(3)
+		s["exclusiveMinimum"] = g.oneIn(3)
 	}
-	if g.once(4) {
+	if g.oneIn(4) {
 		s["maximum"] = pick[any](g.source, 10, 3, 100.5, 1e20, 9223372036854775807)
-		s["exclusiveMaximum"] = g.once(3)
+		s["exclusiveMaximum"] = g.oneIn(3)
 	}
-	if g.once(6) {
+	if g.oneIn(6) {
 		s["multipleOf"] = pick[any](g.source, 2, 0.5, 5, 0.1, 1e9, 2, 0.5, 5, 0, -1.5)
 	}
 }
 
-// intOrString takes one of the three forms, some with a type beside, which no object's validation looks at.
+// intOrString writes one of the three forms of int-or-string. Some have a type too, which the validation of
+// objects ignores.
 func (g *gen) intOrString(s props) {
 	s["x-kubernetes-int-or-string"] = true
 	two := func() []any { return []any{props{"type": "integer"}, props{"type": "string"}} }
@@ -175,36 +177,36 @@ func (g *gen) intOrString(s props) {
 		s["anyOf"] = two()
 	case 2:
 		all := []any{props{"anyOf": two()}}
-		if g.once(2) {
+		if g.oneIn(2) {
 			all = append(all, g.nested(s, 0))
 		}
 		s["allOf"] = all
 	}
-	if g.once(4) {
+	if g.oneIn(4) {
 		s["pattern"] = "^[0-9]+%?$"
 	}
-	if g.once(6) {
+	if g.oneIn(6) {
 		g.bounds(s)
 	}
-	if g.once(8) {
+	if g.oneIn(8) {
 		s["format"] = pick(g.source, "int32", "int64", "date")
 	}
-	if g.once(5) {
+	if g.oneIn(5) {
 		s["type"] = pick(g.source, "string", "integer", "string", "number", "boolean", "object")
 	}
 }
 
 func (g *gen) additional(s props, depth int) {
 	s["type"] = "object"
-	if g.once(10) {
+	if g.oneIn(10) {
 		s["additionalProperties"] = true
-	} else if g.old && g.once(20) {
+	} else if g.old && g.oneIn(20) {
 		s["additionalProperties"] = false
 	} else {
 		s["additionalProperties"] = g.node(depth + 1)
 	}
 	g.sizes(s, "Properties", 3)
-	if g.once(5) {
+	if g.oneIn(5) {
 		s["x-kubernetes-map-type"] = pick(g.source, "atomic", "granular")
 	}
 }
@@ -236,9 +238,10 @@ func (g *gen) list(s props, depth int) {
 		keys, required := []any{}, []any{}
 		for _, k := range [][]string{{"key"}, {"key", "port"}, {"name"}}[g.n(3)] {
 			p := props{"type": pick(g.source, "string", "string", "integer", "boolean", "number")}
-			if g.old && g.once(12) { // neither required nor with a default, as was accepted once
-			} else if g.once(3) {
-				p["default"] = map[string]any{"string": "TCP", "integer": 80, "boolean": true, "number": 1.5}[p["type"].(string)]
+			if g.old && g.oneIn(12) { // neither required nor with a default, as formerly accepted
+			} else if g.oneIn(3) {
+				p["default"] = map[string]any{"string": "TCP", "integer": 80, "boolean": true,
+					"number": 1.5}[p["type"].(string)]
 			} else {
 				required = append(required, k)
 			}
@@ -251,21 +254,21 @@ func (g *gen) list(s props, depth int) {
 		g.rule(item, depth+1)
 		s["items"], s["x-kubernetes-list-map-keys"] = item, keys
 	default:
-		if g.once(3) {
+		if g.oneIn(3) {
 			s["x-kubernetes-list-type"] = "atomic"
 		}
 		s["items"] = g.node(depth + 1)
 	}
 }
 
-// free makes nodes that preserve unknown fields or embed a resource.
-func (g *gen) free(s props, depth int) {
-	if g.once(3) {
+// freeForm makes s preserve unknown fields or embed a resource.
+func (g *gen) freeForm(s props, depth int) {
+	if g.oneIn(3) {
 		s["x-kubernetes-preserve-unknown-fields"] = true
 		return
 	}
 	s["type"] = "object"
-	if g.once(3) {
+	if g.oneIn(3) {
 		switch s["x-kubernetes-preserve-unknown-fields"] = true; g.n(4) {
 		case 0, 1:
 			g.fields(s, depth)
@@ -275,7 +278,7 @@ func (g *gen) free(s props, depth int) {
 		return
 	}
 	s["x-kubernetes-embedded-resource"] = true
-	if g.once(2) {
+	if g.oneIn(2) {
 		s["x-kubernetes-preserve-unknown-fields"] = true
 	}
 	g.fields(s, depth)
@@ -288,37 +291,46 @@ func (g *gen) free(s props, depth int) {
 	}
 }
 
-// metadata adds what a schema may say of the type and the metadata of an embedded resource.
+// metadata adds schemas for the type and the metadata of an embedded resource.
 func (g *gen) metadata(fields props, depth int) {
-	if g.once(3) {
+	if g.oneIn(3) {
 		kind := props{"type": "string", "enum": []any{"Pod", "Foo"}}
-		if g.once(3) {
+		if g.oneIn(3) {
 			kind["default"] = pick(g.source, "Pod", "Foo", "Pod", "Bar", "")
 		}
 		g.rule(kind, depth+1)
 		fields["kind"] = kind
 	}
-	if !g.once(2) {
+	if !g.oneIn(2) {
 		return
 	}
 	md := props{"type": "object"}
-	if g.once(3) {
-		md["default"] = pick(g.source, props{"name": "x", "unknown": 1}, props{"name": "x"}, props{"labels": props{"a": "b"}}, props{"name": 1}, props{"finalizers": []any{"a b"}})
+	if g.oneIn(3) {
+		md["default"] = pick(g.source, props{"name": "x", "unknown": 1}, props{"name": "x"},
+			props{"labels": props{"a": "b"}}, props{"name": 1}, props{"finalizers": []any{"a b"}})
 	}
 	str := props{"type": "string"}
-	known := props{"name": props{"type": "string", "maxLength": 4}, "generateName": copied(str), "generation": props{"type": "integer"}, "labels": props{"type": "object", "additionalProperties": copied(str)},
-		"finalizers": props{"type": "array", "items": copied(str)}, "unknown": props{"type": "object", "properties": props{"foo": copied(str)}},
-		"ownerReferences": props{"type": "array", "items": props{"type": "object", "properties": props{"name": props{"type": "string"}, "bar": copied(str)}}},
-		"managedFields":   props{"type": "array", "items": props{"type": "object", "properties": props{"fieldsV1": props{"type": "object", "properties": props{"f:a": props{"type": "object"}}}}}}}
-	filled := map[string][]any{"name": {"x", "A B", "toolong"}, "generateName": {"x-", 1}, "generation": {1, "x"}, "labels": {props{"a": "b"}, props{"a b": "c"}}, "finalizers": {[]any{}, []any{"a/b"}}, "unknown": {props{}, props{"foo": "x"}},
-		"ownerReferences": {[]any{props{"name": "x"}}, []any{}}, "managedFields": {[]any{props{"manager": "x", "fieldsV1": props{"f:a": props{}}}}, []any{props{"time": "x"}}}}
+	known := props{"name": props{"type": "string", "maxLength": 4}, "generateName": copied(str),
+		"generation": props{"type": "integer"}, "labels": props{"type": "object", "additionalProperties": copied(str)},
+		"finalizers": props{"type": "array", "items": copied(str)}, "unknown": props{"type": "object",
+			"properties": props{"foo": copied(str)}},
+		"ownerReferences": props{"type": "array", "items": props{"type": "object",
+			"properties": props{"name": props{"type": "string"}, "bar": copied(str)}}},
+		"managedFields": props{"type": "array", "items": props{"type": "object",
+			"properties": props{"fieldsV1": props{"type": "object",
+				"properties": props{"f:a": props{"type": "object"}}}}}}}
+	filled := map[string][]any{"name": {"x", "A B", "toolong"}, "generateName": {"x-", 1}, "generation": {1, "x"},
+		"labels": {props{"a": "b"}, props{"a b": "c"}}, "finalizers": {[]any{}, []any{"a/b"}}, "unknown": {props{},
+			props{"foo": "x"}},
+		"ownerReferences": {[]any{props{"name": "x"}}, []any{}},
+		"managedFields":   {[]any{props{"manager": "x", "fieldsV1": props{"f:a": props{}}}}, []any{props{"time": "x"}}}}
 	for _, name := range sorted(known) {
 		p := known[name].(props)
-		if !g.once(2) {
+		if !g.oneIn(2) {
 			delete(known, name)
 			continue
 		}
-		if g.once(3) {
+		if g.oneIn(3) {
 			p["default"] = copied(pick(g.source, filled[name]...))
 		}
 		g.defaultsBelow(p)
@@ -328,64 +340,64 @@ func (g *gen) metadata(fields props, depth int) {
 	fields["metadata"] = md
 }
 
-// defaultsBelow gives what metadata holds some defaults, that are right there or not.
+// defaultsBelow adds defaults to the fields of metadata. They may be valid or invalid there.
 func (g *gen) defaultsBelow(p props) {
 	for _, key := range []string{"items", "additionalProperties"} {
-		if below, ok := p[key].(props); ok && g.once(3) {
+		if below, ok := p[key].(props); ok && g.oneIn(3) {
 			below["default"] = copied(pick[any](g.source, "a", "a/b", 1, props{"name": "x"}, nil))
 			g.defaultsBelow(below)
 		}
 	}
 	fields, _ := p["properties"].(props)
 	for _, name := range sorted(fields) {
-		if g.once(4) {
+		if g.oneIn(4) {
 			fields[name].(props)["default"] = copied(pick[any](g.source, "x", 1, props{"f:a": props{}}, props{}))
 		}
 		g.defaultsBelow(fields[name].(props))
 	}
 }
 
-// extras adds what any node may have.
+// extras adds keywords that any node may have.
 func (g *gen) extras(s props, depth int) {
 	if depth > 0 {
-		if g.once(6) {
+		if g.oneIn(6) {
 			s["nullable"] = true
 		}
-		if g.once(15) {
+		if g.oneIn(15) {
 			s["enum"] = g.enum(s)
 		}
-		if g.once(6) {
+		if g.oneIn(6) {
 			s["default"] = g.defaultFor(s)
 		}
 	}
-	if g.once(30) {
+	if g.oneIn(30) {
 		s["description"], s["title"], s["example"] = "text", "title", props{"a": 1}
 		s["externalDocs"] = props{"url": "http://example.com"}
 	}
-	if s["format"] == nil && g.once(40) { // what is of no type that has formats
+	if s["format"] == nil && g.oneIn(40) { // on a type without formats
 		s["format"] = pick(g.source, "int32", "date", "unheard-of")
 	}
-	if s["x-kubernetes-int-or-string"] != true && g.once(7) {
-		g.junctors(s, depth)
+	if s["x-kubernetes-int-or-string"] != true && g.oneIn(7) {
+		g.valueValidations(s, depth)
 	}
 	g.rule(s, depth)
-	if g.err() {
+	if g.mistakeHere() {
 		g.mistake(s)
 	}
 }
 
 func (g *gen) enum(s props) []any {
-	slip := g.slip
-	g.slip = 0
-	defer func() { g.slip = slip }()
+	slip := g.wrongValueRate
+	g.wrongValueRate = 0
+	defer func() { g.wrongValueRate = slip }()
 	list := []any{}
 	for range 1 + g.n(3) {
 		list = append(list, g.value(s, 3))
 	}
-	if s["nullable"] == true && g.once(2) {
+	if s["nullable"] == true && g.oneIn(2) {
 		list = append(list, nil)
 	}
-	if g.once(6) { // a long one is looked up otherwise
+	if g.oneIn(6) { // a long enum uses an index
 		for i := range 20 {
 			list = append(list, pick[any](g.source, i, float64(i)+0.5, strings.Repeat("x", i), string(rune('0'+i))))
 		}
@@ -393,19 +405,20 @@ func (g *gen) enum(s props) []any {
 	return list
 }
 
-// defaultFor is a default that mostly fits.
+// defaultFor returns a default that is usually valid.
 func (g *gen) defaultFor(s props) any {
-	slip := g.slip
-	g.slip = pick(g.source, 0, 0, 0, 60)
-	defer func() { g.slip = slip }()
-	if g.err() {
-		g.slip = 4
+	slip := g.wrongValueRate
+	g.wrongValueRate = pick(g.source, 0, 0, 0, 60)
+	defer func() { g.wrongValueRate = slip }()
+	if g.mistakeHere() {
+		g.wrongValueRate = 4
 		return g.value(s, 3)
 	}
 	return pruned(g.value(s, 3), s)
 }
 
-// pruned is v without the fields that s does not know: no default has such, but in embedded metadata.
+// pruned returns v without the fields that s does not have. Defaults have no such fields, except in embedded
+// metadata.
 func pruned(v any, s props) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -415,7 +428,8 @@ func pruned(v any, s props) any {
 				v[k] = pruned(w, f)
 			} else if a, ok := s["additionalProperties"].(props); ok {
 				v[k] = pruned(w, a)
-			} else if s["x-kubernetes-preserve-unknown-fields"] != true && s["x-kubernetes-embedded-resource"] != true && s["additionalProperties"] != true {
+			} else if s["x-kubernetes-preserve-unknown-fields"] != true &&
+				s["x-kubernetes-embedded-resource"] != true && s["additionalProperties"] != true {
 				delete(v, k)
 			}
 		}
@@ -429,7 +443,7 @@ func pruned(v any, s props) any {
 	return v
 }
 
-func (g *gen) junctors(s props, depth int) {
+func (g *gen) valueValidations(s props, depth int) {
 	some := func() []any {
 		list := []any{}
 		for range 1 + g.n(3) {
@@ -451,7 +465,7 @@ func (g *gen) junctors(s props, depth int) {
 	}
 }
 
-// nested says something more of the values of s, as the schemas in a junctor may.
+// nested returns another schema for the values of s, as a value validation may contain.
 func (g *gen) nested(s props, depth int) props {
 	n := props{}
 	switch s["type"] {
@@ -461,39 +475,39 @@ func (g *gen) nested(s props, depth int) props {
 		g.number(n)
 	case "array":
 		g.sizes(n, "Items", 3)
-		if items, ok := s["items"].(props); ok && g.once(2) && depth < 6 {
+		if items, ok := s["items"].(props); ok && g.oneIn(2) && depth < 6 {
 			n["items"] = g.nested(items, depth+1)
 		}
 	case "object":
 		fields, _ := s["properties"].(props)
 		below := props{}
 		for _, name := range sorted(fields) {
-			if name != "metadata" && g.once(3) && depth < 6 {
+			if name != "metadata" && g.oneIn(3) && depth < 6 {
 				below[name] = g.nested(fields[name].(props), depth+1)
 			}
 		}
 		if len(below) > 0 {
 			n["properties"] = below
 		}
-		if len(fields) > 0 && g.once(2) {
+		if len(fields) > 0 && g.oneIn(2) {
 			n["required"] = []any{pick(g.source, sorted(fields)...)}
 		}
 		g.sizes(n, "Properties", 4)
 	}
 	delete(n, "type")
-	if g.once(8) {
+	if g.oneIn(8) {
 		n["enum"] = g.enum(s)
 	}
-	if g.once(8) && depth < 6 {
-		g.junctors(n, depth+3)
+	if g.oneIn(8) && depth < 6 {
+		g.valueValidations(n, depth+3)
 	}
-	if g.err() {
+	if g.mistakeHere() {
 		g.mistake(n)
 	}
 	return n
 }
 
-// text of a schema or an object.
+// asJSON returns the JSON of a schema or an object.
 func asJSON(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -502,7 +516,7 @@ func asJSON(v any) []byte {
 	return data
 }
 
-// escaped is the name of a property in a rule.
+// escaped returns the name of a property in a rule.
 func escaped(name string) (string, bool) {
 	if strings.ContainsAny(name, " ") {
 		return "", false

@@ -2,19 +2,27 @@ package schematest
 
 import "strings"
 
-// pattern is one with a text that matches it.
+// pattern is a regular expression with a text that matches it.
 type pattern struct{ expr, fits string }
 
-var patterns = []pattern{{"^[a-z]*$", "abc"}, {`^\d+(Mi|Gi)$`, "12Mi"}, {"a|b", "xa"}, {"^.{2,4}$", "äöü"}, {`^(\d+|\*)(/\d+)?(\s+(\d+|\*)(/\d+)?){4}$`, "* * * * 5"}, {`^\pL+$`, "größe"}}
+var patterns = []pattern{{"^[a-z]*$", "abc"}, {`^\d+(Mi|Gi)$`, "12Mi"}, {"a|b", "xa"}, {"^.{2,4}$", "äöü"},
+	{`^(\d+|\*)(/\d+)?(\s+(\d+|\*)(/\d+)?){4}$`, "* * * * 5"}, {`^\pL+$`, "größe"}}
 
 var formats = map[string][]string{
-	"bsonobjectid": {"507f1f77bcf86cd799439011"}, "uri": {"http://example.com/a?b=c", "/x"}, "email": {"a@example.com"}, "hostname": {"example.com"},
-	"ipv4": {"10.0.0.1"}, "ipv6": {"2001:db8::1", "::ffff:1.2.3.4"}, "cidr": {"10.0.0.0/8", "2001:db8::/32"}, "mac": {"01:02:03:04:05:06"},
-	"uuid": {"a8098c1a-f86e-11da-bd1a-00112444be1e"}, "uuid3": {"bcd02e22-68f0-3046-a512-327cca9def8f"}, "uuid4": {"025b0d74-00a2-4048-bf57-227c5111bb34"},
-	"uuid5": {"886313e1-3b8a-5372-9b90-0c9aee199e5d"}, "isbn": {"0321751043", "978-0321751041"}, "isbn10": {"0321751043"}, "isbn13": {"978-0321751041"},
-	"creditcard": {"4111-1111-1111-1111"}, "ssn": {"111-11-1111"}, "hexcolor": {"#FFFFFF", "fff"}, "rgbcolor": {"rgb(255,255,255)"},
-	"byte": {"aGVsbG8=", ""}, "password": {"anything"}, "date": {"2006-01-02"}, "duration": {"22ns", "1h2m", "3 days"}, "datetime": {"2014-12-15T19:30:20.000Z"},
-	"date-time": {"2014-12-15T19:30:20Z"}, "k8s-short-name": {"abc"}, "k8s-long-name": {"abc.def"}, "bsonObjectId": {"x"}, "unheard-of": {"x"}, "int32": {"x"}, "double": {"x"},
+	"bsonobjectid": {"507f1f77bcf86cd799439011"}, "uri": {"http://example.com/a?b=c",
+		"/x"}, "email": {"a@example.com"}, "hostname": {"example.com"},
+	"ipv4": {"10.0.0.1"}, "ipv6": {"2001:db8::1", "::ffff:1.2.3.4"}, "cidr": {"10.0.0.0/8",
+		"2001:db8::/32"}, "mac": {"01:02:03:04:05:06"},
+	"uuid": {"a8098c1a-f86e-11da-bd1a-00112444be1e"}, "uuid3": {"bcd02e22-68f0-3046-a512-327cca9def8f"},
+	"uuid4": {"025b0d74-00a2-4048-bf57-227c5111bb34"},
+	"uuid5": {"886313e1-3b8a-5372-9b90-0c9aee199e5d"}, "isbn": {"0321751043",
+		"978-0321751041"}, "isbn10": {"0321751043"}, "isbn13": {"978-0321751041"},
+	"creditcard": {"4111-1111-1111-1111"}, "ssn": {"111-11-1111"}, "hexcolor": {"#FFFFFF",
+		"fff"}, "rgbcolor": {"rgb(255,255,255)"},
+	"byte": {"aGVsbG8=", ""}, "password": {"anything"}, "date": {"2006-01-02"}, "duration": {"22ns", "1h2m",
+		"3 days"}, "datetime": {"2014-12-15T19:30:20.000Z"},
+	"date-time": {"2014-12-15T19:30:20Z"}, "k8s-short-name": {"abc"}, "k8s-long-name": {"abc.def"},
+	"bsonObjectId": {"x"}, "unheard-of": {"x"}, "int32": {"x"}, "double": {"x"},
 }
 
 var formatNames = func() (all []string) {
@@ -25,33 +33,41 @@ var formatNames = func() (all []string) {
 	return sorted(m)
 }()
 
-var texts = []string{"a", "", "abc", "foo", "bar", "é", "日本", "𝄞x", "1", "-1", "100Mi", "10.0.0.1", "10.0.0.0/8", "2001:db8::1", "http://a.b/c?d=e", "2020-01-02", "2020-01-02T03:04:05Z", "1h2m", "a\nb", "\"q'", "\u2028", "TCP", "Pod",
+var texts = []string{"a", "", "abc", "foo", "bar", "é", "日本", "𝄞x", "1", "-1", "100Mi", "10.0.0.1", "10.0.0.0/8",
+	"2001:db8::1", "http://a.b/c?d=e", "2020-01-02", "2020-01-02T03:04:05Z", "1h2m", "a\nb", "\"q'", "\u2028", "TCP",
+	"Pod",
 	"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}
 
 var (
-	integers = []any{int64(1), int64(0), int64(2), int64(5), int64(10), int64(-1), int64(80), int64(2147483647), int64(2147483648), int64(-2147483649), int64(9007199254740993), int64(9223372036854775807), int64(-9223372036854775808), int64(4), 3.0, 1e18}
-	floats   = []any{0.5, 1.5, int64(2), int64(7), -0.25, 1e10, 3.4e38, 1e39, 1e300, 1e-7, 0.1, 100.0, int64(9007199254740993)}
-	oddities = []any{"text", int64(1), 1.5, true, nil, map[string]any{"a": map[string]any{"b": "c"}}, []any{}, []any{nil, int64(1)}, map[string]any{}, []any{map[string]any{"d": nil}},
-		map[string]any{"metadata": map[string]any{"q": "r", "name": "n"}, "kind": "K", "apiVersion": "v1", "spec": map[string]any{}}, []any{"a", "a"}}
+	integers = []any{int64(1), int64(0), int64(2), int64(5), int64(10), int64(-1), int64(80), int64(2147483647),
+		int64(2147483648), int64(-2147483649), int64(9007199254740993), int64(9223372036854775807),
+		int64(-9223372036854775808), int64(4), 3.0, 1e18}
+	floats = []any{0.5, 1.5, int64(2), int64(7), -0.25, 1e10, 3.4e38, 1e39, 1e300, 1e-7, 0.1, 100.0,
+		int64(9007199254740993)}
+	oddities = []any{"text", int64(1), 1.5, true, nil, map[string]any{"a": map[string]any{"b": "c"}}, []any{},
+		[]any{nil, int64(1)}, map[string]any{}, []any{map[string]any{"d": nil}},
+		map[string]any{"metadata": map[string]any{"q": "r", "name": "n"}, "kind": "K", "apiVersion": "v1",
+			"spec": map[string]any{}}, []any{"a", "a"}}
 )
 
-// object makes a resource of the kind.
+// object returns an object of the kind.
 func (g *gen) object(s props) map[string]any {
 	t := g.fieldsOf(s, 0)
 	t["apiVersion"], t["kind"] = "example.com/v1", "Foo"
-	t["metadata"] = map[string]any{"name": pick(g.source, "abc", "x", "abcdefgh", "a-1"), "labels": map[string]any{"a": "b"}}
+	t["metadata"] = map[string]any{"name": pick(g.source, "abc", "x", "abcdefgh", "a-1"),
+		"labels": map[string]any{"a": "b"}}
 	return t
 }
 
-// value is one for s, that mostly fits.
+// value returns a value that is usually valid for s.
 func (g *gen) value(s props, depth int) any {
-	if g.slip > 0 && g.once(g.slip) {
+	if g.wrongValueRate > 0 && g.oneIn(g.wrongValueRate) {
 		return copied(pick(g.source, oddities...))
 	}
-	if s["nullable"] == true && g.once(3) {
+	if s["nullable"] == true && g.oneIn(3) {
 		return nil
 	}
-	if list, _ := s["enum"].([]any); len(list) > 0 && !g.slips() {
+	if list, _ := s["enum"].([]any); len(list) > 0 && !g.wrongValue() {
 		return copied(pick(g.source, list...))
 	}
 	if s["x-kubernetes-int-or-string"] == true {
@@ -65,7 +81,7 @@ func (g *gen) value(s props, depth int) any {
 	case "number":
 		return g.within(s, floats)
 	case "boolean":
-		return g.once(2)
+		return g.oneIn(2)
 	case "array":
 		return g.listFor(s, depth)
 	case "object":
@@ -78,11 +94,11 @@ func (g *gen) value(s props, depth int) any {
 	return v
 }
 
-func (g *gen) slips() bool { return g.slip > 0 && g.once(g.slip) }
+func (g *gen) wrongValue() bool { return g.wrongValueRate > 0 && g.oneIn(g.wrongValueRate) }
 
 func (g *gen) textFor(s props) string {
 	text := pick(g.source, texts...)
-	if g.slips() {
+	if g.wrongValue() {
 		return text
 	}
 	if f, ok := s["format"].(string); ok && formats[f] != nil {
@@ -106,9 +122,9 @@ func (g *gen) textFor(s props) string {
 	return text
 }
 
-// within is one of the numbers that fit the bounds, if there is any.
+// within returns one of the numbers in of that fit the bounds of s, if there is one.
 func (g *gen) within(s props, of []any) any {
-	if g.slips() {
+	if g.wrongValue() {
 		return pick(g.source, of...)
 	}
 	var fit []any
@@ -118,7 +134,8 @@ func (g *gen) within(s props, of []any) any {
 		high, hasHigh := s["maximum"]
 		step, hasStep := s["multipleOf"]
 		switch {
-		case hasLow && f <= asFloat(low), hasHigh && f >= asFloat(high), hasStep && (f < 0 || f > 1e12 || f/asFloat(step) != float64(int64(f/asFloat(step)))):
+		case hasLow && f <= asFloat(low), hasHigh && f >= asFloat(high), hasStep &&
+			(f < 0 || f > 1e12 || f/asFloat(step) != float64(int64(f/asFloat(step)))):
 		case s["format"] == "int32" && (f > 2147483647 || f < -2147483648), s["format"] == "float" && f > 3e38:
 		default:
 			fit = append(fit, v)
@@ -140,7 +157,7 @@ func asFloat(v any) float64 {
 	return v.(float64)
 }
 
-// count is one of the limits of s, small enough to make values of.
+// count returns the limit key of s if it is small enough to generate values for.
 func count(s props, key string) (int, bool) {
 	switch v := s[key].(type) {
 	case int:
@@ -151,14 +168,14 @@ func count(s props, key string) (int, bool) {
 	return 0, false
 }
 
-// between is a count that fits s.
+// between returns a count that satisfies the limits of s.
 func (g *gen) between(s props, of string) int {
 	low, _ := count(s, "min"+of)
 	high, ok := count(s, "max"+of)
 	if !ok {
 		high = low + 3
 	}
-	if g.slips() {
+	if g.wrongValue() {
 		return g.n(7)
 	}
 	return low + g.n(max(1, high-low+1))
@@ -178,19 +195,19 @@ func (g *gen) listFor(s props, depth int) []any {
 		}
 		v := g.value(items, depth+1)
 		id := identity(v, s)
-		if id != "" && seen[id] && !g.slips() {
+		if id != "" && seen[id] && !g.wrongValue() {
 			continue
 		}
 		seen[id] = true
 		list = append(list, v)
 	}
-	if len(list) > 0 && g.slips() {
+	if len(list) > 0 && g.wrongValue() {
 		list = append(list, copied(list[0]))
 	}
 	return list
 }
 
-// identity is what may not be there twice in a set or a map.
+// identity returns the key that must be unique in a set or a list-type map.
 func identity(v any, s props) string {
 	switch s["x-kubernetes-list-type"] {
 	case "set":
@@ -216,7 +233,7 @@ func (g *gen) fieldsOf(s props, depth int) map[string]any {
 	wanted := func(name string) bool {
 		for _, r := range required {
 			if r == name {
-				return !g.slips()
+				return !g.wrongValue()
 			}
 		}
 		return false
@@ -238,7 +255,8 @@ func (g *gen) fieldsOf(s props, depth int) map[string]any {
 			t[pick(g.source, "k1", "k2", "k-3", "größe", "a.b", "")] = g.value(a, depth+1)
 		}
 	}
-	if s["additionalProperties"] == true || s["x-kubernetes-preserve-unknown-fields"] == true || g.slip > 0 && g.once(3*g.slip) {
+	if s["additionalProperties"] == true || s["x-kubernetes-preserve-unknown-fields"] == true || g.wrongValueRate > 0 &&
+		g.oneIn(3*g.wrongValueRate) {
 		for range g.n(3) {
 			t[pick(g.source, "unknown", "metadata", "kind", "extra.1")] = copied(pick(g.source, oddities...))
 		}
@@ -246,27 +264,33 @@ func (g *gen) fieldsOf(s props, depth int) map[string]any {
 	return t
 }
 
-// resource fills in what an embedded one has besides its fields.
+// resource adds the type and the metadata of an embedded resource to t.
 func (g *gen) resource(t map[string]any) {
-	if g.slips() {
+	if g.wrongValue() {
 		t["apiVersion"] = pick[any](g.source, "a/b/c", "", int64(1), nil)
 	} else {
 		t["apiVersion"] = pick[any](g.source, "v1", "apps/v1")
 	}
-	if g.slips() {
+	if g.wrongValue() {
 		t["kind"] = pick[any](g.source, "", "not ok", int64(1), nil)
 	} else {
 		t["kind"] = pick[any](g.source, "Pod", "Foo")
 	}
-	if g.slips() {
-		t["metadata"] = copied(pick[any](g.source, map[string]any{"name": int64(1)}, "text", map[string]any{"name": "A B", "labels": map[string]any{"a b": "c d"}}, map[string]any{"creationTimestamp": "never", "name": "x"}, nil,
-			map[string]any{"finalizers": []any{"a", "b c"}, "ownerReferences": []any{map[string]any{"name": "x"}}, "unknown": "u", "namespace": "n"}))
-	} else if g.once(2) {
-		t["metadata"] = copied(pick[any](g.source, map[string]any{"name": "x"}, map[string]any{}, map[string]any{"name": "y", "labels": map[string]any{"a": "b"}, "annotations": map[string]any{"c": "d"}, "creationTimestamp": nil}, map[string]any{"generateName": "x-", "namespace": "ns", "creationTimestamp": "2020-01-02T03:04:05Z"}))
+	if g.wrongValue() {
+		t["metadata"] = copied(pick[any](g.source, map[string]any{"name": int64(1)}, "text",
+			map[string]any{"name": "A B", "labels": map[string]any{"a b": "c d"}},
+			map[string]any{"creationTimestamp": "never", "name": "x"}, nil,
+			map[string]any{"finalizers": []any{"a", "b c"}, "ownerReferences": []any{map[string]any{"name": "x"}},
+				"unknown": "u", "namespace": "n"}))
+	} else if g.oneIn(2) {
+		t["metadata"] = copied(pick[any](g.source, map[string]any{"name": "x"}, map[string]any{},
+			map[string]any{"name": "y", "labels": map[string]any{"a": "b"}, "annotations": map[string]any{"c": "d"},
+				"creationTimestamp": nil},
+			map[string]any{"generateName": "x-", "namespace": "ns", "creationTimestamp": "2020-01-02T03:04:05Z"}))
 	}
 }
 
-// changed is t with a few values taken from other.
+// changed returns v with a few values taken from other.
 func (g *gen) changed(v, other any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -275,10 +299,10 @@ func (g *gen) changed(v, other any) any {
 			return v
 		}
 		for _, k := range sorted(v) {
-			if k != "metadata" && g.once(2) {
-				if w, ok := o[k]; ok && g.once(4) {
+			if k != "metadata" && g.oneIn(2) {
+				if w, ok := o[k]; ok && g.oneIn(4) {
 					v[k] = copied(w)
-				} else if g.once(12) {
+				} else if g.oneIn(12) {
 					delete(v, k)
 				} else {
 					v[k] = g.changed(v[k], w)
@@ -288,16 +312,16 @@ func (g *gen) changed(v, other any) any {
 	case []any:
 		o, _ := other.([]any)
 		switch {
-		case len(v) > 1 && g.once(3):
+		case len(v) > 1 && g.oneIn(3):
 			v[0], v[1] = v[1], v[0]
-		case len(v) > 0 && len(o) > 0 && g.once(2):
+		case len(v) > 0 && len(o) > 0 && g.oneIn(2):
 			v[len(v)-1] = g.changed(v[len(v)-1], o[0])
-		case g.once(4):
+		case g.oneIn(4):
 			v = append(v, copied(other))
 		}
 		return v
 	case string:
-		if g.once(8) {
+		if g.oneIn(8) {
 			return v + "x"
 		}
 	}

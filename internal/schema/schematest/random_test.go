@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// pair is one schema in both engines.
+// pair is one schema, compiled by both implementations.
 type pair struct {
 	text   []byte
 	ours   *schema.Schema
@@ -25,7 +25,7 @@ type pair struct {
 
 func newPair(text []byte) (*pair, error) { return newPairOf(text, false) }
 
-// newPairOf is newPair for a CRD that may preserve unknown fields.
+// newPairOf returns a pair for a CRD that may preserve unknown fields.
 func newPairOf(text []byte, preserve bool) (*pair, error) {
 	theirs, err := newUpstream(text, preserve)
 	if err != nil {
@@ -33,12 +33,12 @@ func newPairOf(text []byte, preserve bool) (*pair, error) {
 	}
 	ours, err := schema.Compile(text, preserve)
 	if err != nil {
-		return nil, fmt.Errorf("ours alone refuses it: %w", err)
+		return nil, fmt.Errorf("only Trellis rejects the schema: %w", err)
 	}
 	return &pair{text, ours, theirs}, nil
 }
 
-// verdict is how an object fared.
+// verdict is the result for an object.
 type verdict int
 
 const (
@@ -47,11 +47,11 @@ const (
 	malformed // an embedded resource could not be coerced
 )
 
-// shape makes t fit both ways; it is nil where that is an error.
-func (p *pair) shape(t object.Tree) (object.Tree, string) {
+// normalize normalizes t with both implementations. It returns nil if that is an error.
+func (p *pair) normalize(t object.Tree) (object.Tree, string) {
 	a, b := object.Copy(t), object.Copy(t)
 	got, gotErr := p.ours.Normalize(a)
-	want, wantErr := p.theirs.shape(b, true)
+	want, wantErr := p.theirs.normalize(b, true)
 	switch {
 	case (gotErr == nil) != (wantErr == nil):
 		return nil, fmt.Sprintf("coercion: ours %v, upstream %v", gotErr, wantErr)
@@ -60,67 +60,70 @@ func (p *pair) shape(t object.Tree) (object.Tree, string) {
 			if gotErr.Error() == wantErr.Error() {
 				return nil, ""
 			}
-			_, wantErr = p.theirs.shape(object.Copy(t), true)
+			_, wantErr = p.theirs.normalize(object.Copy(t), true)
 		}
 		return nil, fmt.Sprintf("coercion: ours %v, upstream %v", gotErr, wantErr)
 	case !slices.Equal(got, want):
 		return nil, fmt.Sprintf("unknown fields:\nours     %q\nupstream %q", got, want)
 	}
-	if c := object.Copy(t); p.quietly(c) {
+	if c := object.Copy(t); p.normalizeUncollected(c) {
 		return a, sameTrees(a, c)
 	}
 	return a, sameTrees(a, b)
 }
 
-// quietly shapes the object of a request that does not ask for unknown fields, where that could make a difference.
-func (p *pair) quietly(t object.Tree) bool {
+// normalizeUncollected reports whether upstream accepts the object of a request that does not collect unknown
+// fields. It returns false if collecting makes no difference.
+func (p *pair) normalizeUncollected(t object.Tree) bool {
 	if !bytes.Contains(p.text, []byte("embedded-resource")) {
 		return false
 	}
-	_, err := p.theirs.shape(t, false)
+	_, err := p.theirs.normalize(t, false)
 	return err == nil
 }
 
 func sameTrees(a, b object.Tree) string {
 	if x, y := object.AppendJSON(nil, a), object.AppendJSON(nil, b); !bytes.Equal(x, y) || !object.Equal(a, b) {
-		return fmt.Sprintf("the object:\nours     %s\nupstream %s", x, y)
+		return fmt.Sprintf("object:\nours     %s\nupstream %s", x, y)
 	}
 	return ""
 }
 
-// restore is shape for old objects.
-func (p *pair) restore(t object.Tree) (object.Tree, string) {
+// normalizeStored does the same as normalize for stored objects.
+func (p *pair) normalizeStored(t object.Tree) (object.Tree, string) {
 	a, b := object.Copy(t), object.Copy(t)
 	p.ours.NormalizeStored(a)
-	p.theirs.restore(b)
+	p.theirs.normalizeStored(b)
 	return a, sameTrees(a, b)
 }
 
-// told collects the warnings of upstream.
-type told []string
+// warnings collects upstream's warnings.
+type warnings []string
 
-func (w *told) AddWarning(_, text string) { *w = append(*w, text) }
+func (w *warnings) AddWarning(_, text string) { *w = append(*w, text) }
 
-// validate checks t, which replaces old if that is not nil, as a whole or its status alone.
+// validate validates t, which replaces old if old is not nil. If status is true, it validates a write of the
+// status.
 func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, difference string) {
-	var ours told
+	var ours warnings
 	before := object.AppendJSON(nil, t)
 	validate, theirs := p.ours.Validate, p.theirs.validate
 	if status {
 		validate, theirs = p.ours.ValidateStatus, p.theirs.validateStatus
 	}
-	got := append(words(validate(context.Background(), t, old, func(text string) { ours = append(ours, "warning "+text) })), ours...)
+	got := append(errorTexts(validate(context.Background(), t, old,
+		func(text string) { ours = append(ours, "warning "+text) })), ours...)
 	if !bytes.Equal(before, object.AppendJSON(nil, t)) {
 		return false, "ours changed the object"
 	}
-	if old != nil && !status && p.theirs.lost() {
+	if old != nil && !status && p.theirs.panicsOnUpdate() {
 		return len(got) == len(ours), ""
 	}
-	accepted, got = len(got) == len(ours), without(got, p.theirs.permitted(t, old))
+	accepted, got = len(got) == len(ours), without(got, p.theirs.permittedListErrors(t, old))
 	var want, seen []string
-	for range 40 { // which error upstream meets first in a map is up to chance
-		var warnings told
-		want = words(theirs(warning.WithWarningRecorder(context.Background(), &warnings), t, old))
+	for range 40 { // upstream's first error depends on its iteration order
+		var warnings warnings
+		want = errorTexts(theirs(warning.WithWarningRecorder(context.Background(), &warnings), t, old))
 		for _, text := range warnings {
 			want = append(want, "warning "+text)
 		}
@@ -132,15 +135,16 @@ func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, differe
 	if len(got) == len(want) && len(without(got, seen)) == 0 {
 		return false, ""
 	}
-	if len(p.ours.ValidateValues(context.Background(), t, nil)) > 0 && sameButWords(got, want) {
+	if len(p.ours.ValidateValues(context.Background(), t, nil)) > 0 && sameExceptTexts(got, want) {
 		return false, ""
 	}
-	return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want), without(got, want), without(want, got))
+	return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want),
+		without(got, want), without(want, got))
 }
 
-// sameButWords compares only the places and types of the errors that not both have. Where a rule stands on a value of a
-// wrong type, as ratcheting lets stay, either engine meets the oddities of a map in an order of its own.
-func sameButWords(got, want []string) bool {
+// sameExceptTexts compares the paths and types of the errors that only one implementation has. A rule on a value
+// of a wrong type, which ratcheting can keep, depends on the iteration order of a map in both implementations.
+func sameExceptTexts(got, want []string) bool {
 	place := func(lines []string) []string {
 		for i, line := range lines {
 			lines[i], _, _ = strings.Cut(line, " Invalid value: ")
@@ -150,8 +154,9 @@ func sameButWords(got, want []string) bool {
 	return slices.Equal(place(without(got, want)), place(without(want, got)))
 }
 
-// sameErrors sorts both, for upstream walks over maps. Where a list map has a key that is no scalar, a rule that
-// compares the list panics in upstream, which is reported as an error; of such a field nothing is compared.
+// sameErrors sorts both lists, because upstream iterates over maps in random order. If a list-type map has a
+// non-scalar key, a rule that compares the list panics in upstream. Upstream reports the panic as an error. The
+// errors of such a field are not compared.
 func sameErrors(got, want []string) bool {
 	for _, w := range want {
 		if at, _, _ := strings.Cut(w, " Invalid value "); strings.Contains(w, "hash of unhashable type") {
@@ -161,20 +166,28 @@ func sameErrors(got, want []string) bool {
 	}
 	slices.Sort(got)
 	slices.Sort(want)
-	if len(got) >= many && len(want) > len(got) { // what comes after them ours may not have
-		got = slices.DeleteFunc(slices.Clone(got), func(g string) bool { _, found := slices.BinarySearch(want, g); return !found })
-		if len(got) < many {
+	if len(got) >= maxErrors && len(want) > len(got) { // Trellis does not report further errors
+		got = slices.DeleteFunc(slices.Clone(got), func(g string) bool {
+			_,
+				found := slices.BinarySearch(want, g)
+			return !found
+		})
+		if len(got) < maxErrors {
 			return false
 		}
-		want = slices.DeleteFunc(slices.Clone(want), func(w string) bool { _, found := slices.BinarySearch(got, w); return !found })
+		want = slices.DeleteFunc(slices.Clone(want), func(w string) bool {
+			_,
+				found := slices.BinarySearch(got, w)
+			return !found
+		})
 	}
 	return slices.Equal(got, want)
 }
 
-// many errors are enough: of an object with more, ours gives only the first.
-const many = 1000
+// maxErrors is the maximum number of errors that Trellis reports for an object.
+const maxErrors = 1000
 
-// without is what a has and b has not, both sorted.
+// without returns the elements of a that are not in b. Both are sorted.
 func without(a, b []string) (rest []string) {
 	for _, v := range a {
 		if i, found := slices.BinarySearch(b, v); found {
@@ -186,14 +199,14 @@ func without(a, b []string) (rest []string) {
 	return rest
 }
 
-// write creates t, or updates old to it. difference is empty where both say the same.
+// write creates t, or updates old to t. difference is empty if both implementations have the same result.
 func (p *pair) write(t, old object.Tree) (v verdict, difference string) {
 	if old != nil {
-		if old, difference = p.restore(old); difference != "" {
+		if old, difference = p.normalizeStored(old); difference != "" {
 			return 0, "restored: " + difference
 		}
 	}
-	t, difference = p.shape(t)
+	t, difference = p.normalize(t)
 	if difference != "" || t == nil {
 		return malformed, difference
 	}
@@ -233,26 +246,26 @@ func (c *tally) count(ok bool) {
 
 func (c *tally) writes() int { return c.accepted + c.refused + c.malformed }
 
-// trial makes a schema and objects of source and compares what becomes of them.
+// trial generates a schema and objects from the source and compares the results of both implementations.
 func trial(from *source, c *tally) error {
 	g := &gen{source: from, rules: true, old: true}
 	root, preserve := g.root(), false
-	if g.once(12) {
+	if g.oneIn(12) {
 		root, preserve = g.legacy(root)
 	}
 	p, err := newPairOf(asJSON(root), preserve)
-	if err != nil || !preserve && root != nil && p.theirs.refused() != nil {
+	if err != nil || !preserve && root != nil && p.theirs.structuralError() != nil {
 		c.skipped++
 		return nil
 	}
 	c.schemas++
-	for i, slip := range []int{0, 30, 0, 6} {
-		g.slip = slip
+	for i, rate := range []int{0, 30, 0, 6} {
+		g.wrongValueRate = rate
 		t := g.object(root)
 		var old object.Tree
-		if i%2 == 1 || g.once(4) {
-			g.slip = pick(g.source, 0, 20, 5)
-			if old = copied(t).(map[string]any); g.once(4) {
+		if i%2 == 1 || g.oneIn(4) {
+			g.wrongValueRate = pick(g.source, 0, 20, 5)
+			if old = copied(t).(map[string]any); g.oneIn(4) {
 				old = g.object(root)
 			} else {
 				old = g.changed(old, g.object(root)).(map[string]any)
@@ -260,7 +273,8 @@ func trial(from *source, c *tally) error {
 		}
 		v, difference := p.write(t, old)
 		if difference != "" {
-			return fmt.Errorf("%s\npreserve %t schema %s\nobject %s\nold    %s", difference, preserve, p.text, object.AppendJSON(nil, t), object.AppendJSON(nil, old))
+			return fmt.Errorf("%s\npreserve %t schema %s\nobject %s\nold    %s", difference, preserve, p.text,
+				object.AppendJSON(nil, t), object.AppendJSON(nil, old))
 		}
 		c.add(v)
 	}
@@ -274,8 +288,9 @@ func seeds(otherwise int) int {
 	return otherwise
 }
 
-// SCH-003, SCH-019, SCH-028, DEF-002, DEF-006, VAL-018, VAL-024, VAL-025, VAL-029: whatever the schema and whatever the
-// object, the outcome is upstream's. Three in ten are accepted at least, and three in ten refused.
+// TestRandom checks that random objects of random schemas have upstream's results. At least three of ten objects
+// are accepted and at least three of ten are rejected.
+// SCH-003, SCH-019, SCH-028, DEF-002, DEF-006, VAL-018, VAL-024, VAL-025, VAL-029
 func TestRandom(t *testing.T) {
 	var c tally
 	failures := 0
@@ -289,6 +304,6 @@ func TestRandom(t *testing.T) {
 	}
 	t.Logf("%+v", c)
 	if 10*c.accepted < 3*c.writes() || 10*c.refused < 3*c.writes() || c.skipped > c.schemas/3 {
-		t.Errorf("the generator is lopsided: %+v", c)
+		t.Errorf("the generator produces too few accepted or rejected objects: %+v", c)
 	}
 }

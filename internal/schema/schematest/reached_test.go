@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-var covered = regexp.MustCompile(`^k8s\.io/(?:apiextensions-apiserver|kube-openapi)/pkg/(.*/)([^/]*):(\d+)\.\S+ (\d+) (\d+)$`)
+var covered = regexp.MustCompile(`^k8s\.io/(?:apiextensions-apiserver|kube-openapi)/pkg/(.*/)([^/]*):(\d+)\.\S+ ` +
+	`(\d+) (\d+)$`)
 
-// linesOf calls f with the lines of a file.
+// linesOf calls f with each line of a file.
 func linesOf(t *testing.T, path string, f func(line string)) {
 	t.Helper()
 	file, err := os.Open(path)
@@ -25,7 +26,7 @@ func linesOf(t *testing.T, path string, f func(line string)) {
 	}
 }
 
-// unreached are the blocks of upstream's statements that testdata/unreached.txt says no caller comes to.
+// unreached returns the blocks of upstream's statements that testdata/unreached.txt lists as unreachable.
 func unreached(t *testing.T) map[string]bool {
 	all := map[string]bool{}
 	linesOf(t, "testdata/unreached.txt", func(line string) {
@@ -40,15 +41,16 @@ func unreached(t *testing.T) map[string]bool {
 	return all
 }
 
-// statements are how many there are, and how many of them are reached.
+// statements holds the numbers of statements: reached, unreachable, and all.
 type statements struct{ reached, never, all int }
 
-// What TEST_COVERPROFILE, a cover profile of the tests of this package, says they reach of upstream: at least 95 % of the
-// statements of each of its packages that any caller comes to. What is listed as unreached is.
+// TestReached checks the cover profile TEST_COVERPROFILE of the tests of this package. The tests must reach at
+// least 95 % of the reachable statements in each of upstream's packages. Statements that are listed as unreachable
+// must not be reached.
 func TestReached(t *testing.T) {
 	profile := os.Getenv("TEST_COVERPROFILE")
 	if profile == "" {
-		t.Skip("TEST_COVERPROFILE names no cover profile: doc_test.go says how to make one")
+		t.Skip("TEST_COVERPROFILE is not set: see doc_test.go for how to create a cover profile")
 	}
 	never, sum := unreached(t), map[string]statements{}
 	stale := maps.Clone(never)
@@ -76,16 +78,17 @@ func TestReached(t *testing.T) {
 		}
 	})
 	for at := range stale {
-		t.Errorf("%s is listed as unreached, but is reached, or nothing begins there", at)
+		t.Errorf("%s is listed as unreached, but is reached or is not the start of a block", at)
 	}
 	for name, s := range sum {
 		share := 100 * float64(s.reached) / float64(s.all-s.never)
-		t.Logf("%5.1f %% of all %4d statements, %5.1f %% of the %4d that can be reached: %s", 100*float64(s.reached)/float64(s.all), s.all, share, s.all-s.never, name)
+		t.Logf("%5.1f %% of all %4d statements, %5.1f %% of the %4d that can be reached: %s",
+			100*float64(s.reached)/float64(s.all), s.all, share, s.all-s.never, name)
 		if share < 95 {
 			t.Errorf("%s: only %.1f %%", name, share)
 		}
 	}
 	if len(sum) < 10 {
-		t.Errorf("%s holds only %d packages", profile, len(sum)-1)
+		t.Errorf("%s contains %d packages, want at least 9", profile, len(sum)-1)
 	}
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// root is a schema with one property.
+// rootWith returns a schema with one property.
 func rootWith(name string, p props) []byte {
 	return asJSON(props{"type": "object", "properties": props{name: p}})
 }
 
-// written is an object of a kind with the value at one property.
-func written(name string, v any) object.Tree {
+// objectWith returns an object with one property in addition to its type and name.
+func objectWith(name string, v any) object.Tree {
 	return object.Tree{"apiVersion": "example.com/v1", "kind": "Foo", "metadata": object.Tree{"name": "x"}, name: v}
 }
 
-// whole does all that a write does. It fails the test where that takes beyond all measure: what
-// must not grow exponentially would take years.
-func whole(t *testing.T, text []byte, obj, old object.Tree) (errs int, first string) {
+// completeWrite does all the work of a write. It fails the test after two minutes, because exponential time would
+// take years.
+func completeWrite(t *testing.T, text []byte, obj, old object.Tree) (errs int, first string) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -45,12 +45,13 @@ func whole(t *testing.T, text []byte, obj, old object.Tree) (errs int, first str
 	select {
 	case <-done:
 	case <-time.After(2 * time.Minute):
-		t.Fatal("it goes on and on")
+		t.Fatal("the write did not finish within 2 minutes")
 	}
 	return errs, first
 }
 
-// VAL-168: schemas and objects may be nested as deep as a body of 3 MiB can hold.
+// TestSlowDeepNesting checks schemas and objects with the deepest nesting that fits in a body of 3 MiB.
+// VAL-168
 func TestSlowDeepNesting(t *testing.T) {
 	const depth = 2000
 	p, v := props{"type": "string"}, any("x")
@@ -58,7 +59,7 @@ func TestSlowDeepNesting(t *testing.T) {
 		p = props{"type": "object", "properties": props{"a": p}}
 		v = object.Tree{"a": v}
 	}
-	if n, _ := whole(t, rootWith("a", p), written("a", v), written("a", copied(v))); n != 0 {
+	if n, _ := completeWrite(t, rootWith("a", p), objectWith("a", v), objectWith("a", copied(v))); n != 0 {
 		t.Errorf("%d errors", n)
 	}
 	text := rootWith("free", props{"x-kubernetes-preserve-unknown-fields": true})
@@ -66,35 +67,39 @@ func TestSlowDeepNesting(t *testing.T) {
 	for range depth {
 		list = []any{list}
 	}
-	if n, _ := whole(t, text, written("free", list), nil); n != 0 {
+	if n, _ := completeWrite(t, text, objectWith("free", list), nil); n != 0 {
 		t.Errorf("%d errors", n)
 	}
 }
 
-// VAL-168: junctors in junctors, each of which looks at the value again: what upstream walks twice a level, for
-// 2^n times in all, costs no more than there is to read and to say.
-func TestSlowJunctors(t *testing.T) {
-	for _, junctor := range []string{"allOf", "anyOf", "oneOf"} {
+// TestSlowValueValidations checks nested value validations (allOf, anyOf, oneOf), each of which evaluates the
+// value again. Upstream walks each level twice, 2^n times in all. Here the time must be linear in the size of the
+// schema and of the errors.
+// VAL-168
+func TestSlowValueValidations(t *testing.T) {
+	for _, keyword := range []string{"allOf", "anyOf", "oneOf"} {
 		p := props{"maxLength": 3}
 		for range 14 {
-			p = props{junctor: []any{p, p}}
+			p = props{keyword: []any{p, p}}
 		}
 		p["type"] = "string"
-		if n, _ := whole(t, rootWith("a", p), written("a", "toolong"), nil); n == 0 || n > 3*many {
-			t.Errorf("%s: %d errors", junctor, n)
+		if n, _ := completeWrite(t, rootWith("a", p), objectWith("a", "toolong"), nil); n == 0 || n > 3*maxErrors {
+			t.Errorf("%s: %d errors", keyword, n)
 		}
 	}
 }
 
-// VAL-168: no pattern makes matching slower than the text is long.
+// TestSlowPatterns checks that matching is linear in the length of the text for every pattern.
+// VAL-168
 func TestSlowPatterns(t *testing.T) {
 	for _, expr := range []string{"^(a+)+$", "^(a|aa)*b$", "(x+x+)+y", "^(.*.*.*.*.*)*$", "^(?:a{0,900}){0,1}b?$"} {
 		p := props{"type": "string", "pattern": expr}
-		whole(t, rootWith("a", p), written("a", strings.Repeat("a", 1<<18)+"!"), nil)
+		completeWrite(t, rootWith("a", p), objectWith("a", strings.Repeat("a", 1<<18)+"!"), nil)
 	}
 }
 
-// VAL-168: values are found in a large enum, and the error of one that is not lists it once.
+// TestSlowEnums checks that a large enum is indexed and that the error of an unknown value lists it once.
+// VAL-168
 func TestSlowEnums(t *testing.T) {
 	enum, list := []any{}, []any{}
 	for i := range 20000 {
@@ -102,15 +107,16 @@ func TestSlowEnums(t *testing.T) {
 		list = append(list, fmt.Sprint("value-", i))
 	}
 	p := props{"type": "array", "items": props{"type": "string", "enum": enum}}
-	if n, _ := whole(t, rootWith("a", p), written("a", list), nil); n != 0 {
+	if n, _ := completeWrite(t, rootWith("a", p), objectWith("a", list), nil); n != 0 {
 		t.Errorf("%d errors", n)
 	}
-	if n, _ := whole(t, rootWith("a", p), written("a", []any{"other"}), nil); n != 1 {
+	if n, _ := completeWrite(t, rootWith("a", p), objectWith("a", []any{"other"}), nil); n != 1 {
 		t.Errorf("%d errors", n)
 	}
 }
 
-// VAL-168, VAL-041: lists of many items, as sets, as maps, ratcheted against as many.
+// TestSlowLists checks lists of many items, as sets and as list-type maps, with an old list of the same size.
+// VAL-168, VAL-041
 func TestSlowLists(t *testing.T) {
 	const size = 20000
 	set, entries := make([]any, size), make([]any, size)
@@ -118,35 +124,44 @@ func TestSlowLists(t *testing.T) {
 		set[i] = fmt.Sprint("v", i)
 		entries[i] = object.Tree{"key": fmt.Sprint("k", i), "value": "toolong"}
 	}
-	if n, _ := whole(t, rootWith("a", props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "string"}}), written("a", set), written("a", copied(set))); n != 0 {
+	if n, _ := completeWrite(t, rootWith("a", props{"type": "array", "x-kubernetes-list-type": "set",
+		"items": props{"type": "string"}}), objectWith("a", set), objectWith("a", copied(set))); n != 0 {
 		t.Errorf("%d errors", n)
 	}
-	item := props{"type": "object", "required": []any{"key"}, "properties": props{"key": props{"type": "string"}, "value": props{"type": "string", "maxLength": 3}}}
-	list := props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"key"}, "items": item}
+	item := props{"type": "object", "required": []any{"key"},
+		"properties": props{"key": props{"type": "string"}, "value": props{"type": "string", "maxLength": 3}}}
+	list := props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"key"},
+		"items": item}
 	old := copied(entries).([]any)
 	entries[0].(object.Tree)["value"] = "changed"
-	if n, first := whole(t, rootWith("a", list), written("a", entries), written("a", old)); n != 1 {
+	if n, first := completeWrite(t, rootWith("a", list), objectWith("a", entries), objectWith("a", old)); n != 1 {
 		t.Errorf("%d errors: %s", n, first)
 	}
-	if n, _ := whole(t, rootWith("a", list), written("a", copied(old)), nil); n == 0 || n > 3*many {
+	if n, _ := completeWrite(t, rootWith("a", list), objectWith("a", copied(old)), nil); n == 0 || n > 3*maxErrors {
 		t.Errorf("%d errors of %d wrong values", n, size)
 	}
 }
 
-// VAL-115, VAL-151, VAL-162: a rule that runs away is stopped by its budget, with an error, and none is run after it.
+// TestSlowRules checks that a rule that exceeds its budget is stopped with an error, and that no rule is evaluated
+// after it.
+// VAL-115, VAL-151, VAL-162
 func TestSlowRules(t *testing.T) {
 	list := make([]any, 300)
 	for i := range list {
 		list[i] = int64(i)
 	}
 	p := props{"type": "array", "items": props{"type": "integer"}, "x-kubernetes-validations": []any{
-		props{"rule": "self.all(a, self.all(b, self.all(c, a + b + c >= 0)))"}, props{"rule": "false", "message": "never run"}}}
-	n, first := whole(t, rootWith("a", p), written("a", list), nil)
-	if n != 1 || !strings.Contains(first, "no further validation rules will be run due to call cost exceeds limit for rule") {
+		props{"rule": "self.all(a, self.all(b, self.all(c, a + b + c >= 0)))"}, props{"rule": "false",
+			"message": "never run"}}}
+	n, first := completeWrite(t, rootWith("a", p), objectWith("a", list), nil)
+	if n != 1 || !strings.Contains(first,
+		"no further validation rules will be run due to call cost exceeds limit for rule") {
 		t.Errorf("%d errors: %s", n, first)
 	}
-	p["x-kubernetes-validations"] = []any{props{"rule": "self.all(a, self.exists(b, b == a) || true) && size(self) > 500", "messageExpression": "'x' + string(self.all(a, self.all(b, self.all(c, a + b + c >= 0))))"}, props{"rule": "false"}}
-	if n, first = whole(t, rootWith("a", p), written("a", list), nil); n == 0 || n > 2 {
+	p["x-kubernetes-validations"] = []any{props{"rule": "self.all(a, self.exists(b, b == a) || true) && size(self) " +
+		"> 500", "messageExpression": "'x' + string(self.all(a, self.all(b, self.all(c, a + b + c >= 0))))"},
+		props{"rule": "false"}}
+	if n, first = completeWrite(t, rootWith("a", p), objectWith("a", list), nil); n == 0 || n > 2 {
 		t.Errorf("%d errors: %s", n, first)
 	}
 }

@@ -2,8 +2,8 @@ package schematest
 
 import "math/rand/v2"
 
-// source is where the generator's choices come from: a seed, or a fuzzer's bytes. Bytes that have run out
-// choose the first of all, which ends the schema.
+// source provides the random choices of the generator, from a seed or from a fuzzer's bytes. When the bytes are
+// used up, each choice is the first option, which ends the schema.
 type source struct {
 	data []byte
 	rng  *rand.Rand
@@ -11,7 +11,7 @@ type source struct {
 
 func seeded(seed int) *source { return &source{rng: rand.New(rand.NewPCG(uint64(seed), 0x7265))} }
 
-// n is less than max.
+// n returns a number from 0 to max-1.
 func (s *source) n(max int) int {
 	if s.rng != nil {
 		return s.rng.IntN(max)
@@ -24,7 +24,7 @@ func (s *source) n(max int) int {
 	return v % max
 }
 
-// once is true one time of k.
-func (s *source) once(k int) bool { return s.n(k) == k-1 }
+// oneIn returns true in one of k cases.
+func (s *source) oneIn(k int) bool { return s.n(k) == k-1 }
 
 func pick[T any](s *source, of ...T) T { return of[s.n(len(of))] }

@@ -24,17 +24,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstream is one version of a kind as upstream's server holds it.
+// upstream is one version of a kind in upstream's server.
 type upstream struct {
-	structural *structuralschema.Structural // nil where the schema is none, or there is none
-	preserve   bool                         // spec.preserveUnknownFields
-	loose      bool                         // there is a schema, but it is not structural
-	validator  validation.SchemaValidator
-	status     validation.SchemaValidator // nil where the schema has no status
-	rules      *cel.Validator
+	structural    *structuralschema.Structural // nil if there is no structural schema
+	preserve      bool                         // spec.preserveUnknownFields
+	nonStructural bool                         // there is a schema, but it is not structural
+	validator     validation.SchemaValidator
+	status        validation.SchemaValidator // nil if the schema has no status
+	rules         *cel.Validator
 }
 
-// newUpstream takes the steps of its handler when a CRD is first used. The schema may be null.
+// newUpstream takes the steps of upstream's handler on first use of a CRD. The schema may be null.
 func newUpstream(schema []byte, preserve bool) (*upstream, error) {
 	u := &upstream{preserve: preserve}
 	var v1 *apiextensionsv1.JSONSchemaProps
@@ -44,14 +44,15 @@ func newUpstream(schema []byte, preserve bool) (*upstream, error) {
 	var internal *apiextensions.JSONSchemaProps
 	if v1 != nil {
 		internal = &apiextensions.JSONSchemaProps{}
-		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v1, internal, nil); err != nil {
+		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v1, internal,
+			nil); err != nil {
 			return nil, err
 		}
 		s, err := structuralschema.NewStructural(internal)
 		if err != nil && !preserve {
 			return nil, err
 		}
-		u.structural, u.loose = s, s == nil
+		u.structural, u.nonStructural = s, s == nil
 		if !preserve {
 			u.structural = s.DeepCopy()
 			if err := defaulting.PruneDefaults(u.structural); err != nil {
@@ -72,23 +73,26 @@ func newUpstream(schema []byte, preserve bool) (*upstream, error) {
 	return u, nil
 }
 
-// refused says why a CRD with the schema is no structural one.
-func (u *upstream) refused() error {
+// structuralError returns the reason why a CRD with the schema is not structural.
+func (u *upstream) structuralError() error {
 	return structuralschema.ValidateStructural(nil, u.structural).ToAggregate()
 }
 
-// lost is where upstream panics on update: it has a schema to validate by but, for that is not structural, none to find old
-// values with.
-func (u *upstream) lost() bool { return u.structural == nil && u.loose }
+// panicsOnUpdate reports whether upstream panics on update. This happens with a schema that is not structural:
+// upstream validates with it but cannot correlate old values.
+func (u *upstream) panicsOnUpdate() bool { return u.structural == nil && u.nonStructural }
 
-// shape is what happens to the object of a request before it is validated: pruned, nulls dropped, embedded
-// resources coerced, defaulted. Only where fieldValidation asks for them, unknown fields are collected.
-func (u *upstream) shape(t object.Tree, collect bool) (unknown []string, err *field.Error) {
+// normalize normalizes the object of a request before validation: it prunes, drops nulls, coerces embedded
+// resources and fills in defaults. Unknown fields are collected only if collect is true, which corresponds to
+// fieldValidation.
+func (u *upstream) normalize(t object.Tree, collect bool) (unknown []string, err *field.Error) {
 	if !u.preserve {
-		unknown = pruning.PruneWithOptions(t, u.structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: collect})
+		unknown = pruning.PruneWithOptions(t, u.structural, true,
+			structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: collect})
 		defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
 	}
-	err, more := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: collect})
+	err, more := objectmeta.CoerceWithOptions(nil, t, u.structural, false,
+		objectmeta.CoerceOptions{ReturnUnknownFieldPaths: collect})
 	if err != nil {
 		return nil, err
 	}
@@ -96,36 +100,38 @@ func (u *upstream) shape(t object.Tree, collect bool) (unknown []string, err *fi
 	return append(unknown, more...), nil
 }
 
-// restore is shape for an object from storage.
-func (u *upstream) restore(t object.Tree) {
+// normalizeStored does the same as normalize for an object from storage.
+func (u *upstream) normalizeStored(t object.Tree) {
 	if !u.preserve {
 		pruning.Prune(t, u.structural, true)
 		defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
 	}
-	if err, _ := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{DropInvalidFields: true}); err != nil {
-		panic(err) // it drops
+	if err, _ := objectmeta.CoerceWithOptions(nil, t, u.structural, false,
+		objectmeta.CoerceOptions{DropInvalidFields: true}); err != nil {
+		panic(err) // invalid values are dropped without an error
 	}
 	defaulting.Default(t, u.structural)
 }
 
-// validate is what the strategies of create and, with old, update find wrong by the schema.
+// validate returns the schema errors of upstream's strategies for create and, with old, for update.
 func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field.ErrorList) {
 	if old == nil {
 		errs = append(errs, validation.ValidateCustomResource(nil, t, u.validator)...)
 		errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
-		errs = append(errs, u.repeated(t)...)
+		errs = append(errs, u.listErrors(t)...)
 		return u.evaluate(ctx, t, nil, nil, errs)
 	}
 	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
-	errs = append(errs, validation.ValidateCustomResourceUpdate(nil, t, old, u.validator, validation.WithRatcheting(correlated))...)
+	errs = append(errs, validation.ValidateCustomResourceUpdate(nil, t, old, u.validator,
+		validation.WithRatcheting(correlated))...)
 	errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
-	if len(u.repeated(old)) == 0 {
-		errs = append(errs, u.repeated(t)...)
+	if len(u.listErrors(old)) == 0 {
+		errs = append(errs, u.listErrors(t)...)
 	}
 	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
 }
 
-// validateStatus is what the strategy of the status subresource finds wrong.
+// validateStatus returns the schema errors of upstream's strategy for the status subresource.
 func (u *upstream) validateStatus(ctx context.Context, t, old object.Tree) (errs field.ErrorList) {
 	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
 	if status, ok := t["status"]; ok {
@@ -133,39 +139,44 @@ func (u *upstream) validateStatus(ctx context.Context, t, old object.Tree) (errs
 		if u.structural != nil {
 			options = append(options, validation.WithRatcheting(correlated.Key("status")))
 		}
-		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, options...)...)
+		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"],
+			u.status, options...)...)
 	}
-	if len(u.repeated(old)) == 0 {
-		errs = append(errs, u.repeated(t)...)
+	if len(u.listErrors(old)) == 0 {
+		errs = append(errs, u.listErrors(t)...)
 	}
 	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
 }
 
-// repeated returns the errors of list types, such as repeated items of a set.
-func (u *upstream) repeated(t object.Tree) field.ErrorList {
+// listErrors returns the errors of list types, such as repeated items of a set.
+func (u *upstream) listErrors(t object.Tree) field.ErrorList {
 	return listtype.ValidateListSetsAndMaps(nil, u.structural, t)
 }
 
-// permitted returns the errors of list types in t that upstream permits, because old has such errors somewhere. Trellis
-// permits them in unchanged lists only (docs/compatibility.md; TestRepeatedItemsOfChangedLists).
-func (u *upstream) permitted(t, old object.Tree) []string {
-	if old == nil || u.structural == nil || len(u.repeated(old)) == 0 {
+// permittedListErrors returns the errors of list types in t that upstream allows, because old has such errors too.
+// Trellis allows them only in unchanged lists (docs/compatibility.md; TestRepeatedItemsOfChangedLists).
+func (u *upstream) permittedListErrors(t, old object.Tree) []string {
+	if old == nil || u.structural == nil || len(u.listErrors(old)) == 0 {
 		return nil
 	}
-	return slices.Sorted(slices.Values(words(u.repeated(t))))
+	return slices.Sorted(slices.Values(errorTexts(u.listErrors(t))))
 }
 
-func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []cel.Option, errs field.ErrorList) field.ErrorList {
+func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []cel.Option,
+	errs field.ErrorList) field.ErrorList {
 	if u.rules == nil {
 		return errs
 	}
 	for _, err := range errs {
 		switch err.Type {
-		case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
-			return append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+		case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany,
+			field.ErrorTypeTypeInvalid:
+			return append(errs, field.Invalid(nil, nil,
+				"some validation rules were not checked because the object was invalid; correct the existing errors "+
+					"to complete validation"))
 		}
 	}
-	var before any // nil without a type, as upstream hands it on
+	var before any // an untyped nil, as in upstream
 	if old != nil {
 		before = old
 	}
@@ -173,14 +184,15 @@ func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []c
 	return append(errs, found...)
 }
 
-// selfType is named after its schema, by either engine in its own way.
+// selfType matches the type name of self, which each implementation derives from the schema in a different way.
 var selfType = regexp.MustCompile(`selfType\d+`)
 
-// words of errors: path, type, detail and value.
-func words(errs field.ErrorList) []string {
+// errorTexts returns the path, type, detail and value of each error.
+func errorTexts(errs field.ErrorList) []string {
 	var all []string
 	for _, err := range errs {
-		all = append(all, selfType.ReplaceAllString(fmt.Sprintf("%s %s %v", err.Field, err.Type, err.ErrorBody()), "selfType"))
+		all = append(all, selfType.ReplaceAllString(fmt.Sprintf("%s %s %v", err.Field, err.Type, err.ErrorBody()),
+			"selfType"))
 	}
 	return all
 }
