@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ruled are the CRDs of the corpus that have rules.
-func ruled(b *testing.B) (all []CRD) {
+// crdsWithRules returns the CRDs of the corpus that have rules.
+func crdsWithRules(b *testing.B) (all []CRD) {
 	for i, f := range corpus(b) {
 		data, err := os.ReadFile(f)
 		if err != nil {
@@ -32,9 +32,9 @@ func ruled(b *testing.B) (all []CRD) {
 	return all
 }
 
-// BenchmarkCreate checks a new CRD with rules.
+// BenchmarkCreate validates new CRDs with rules.
 func BenchmarkCreate(b *testing.B) {
-	all := ruled(b)
+	all := crdsWithRules(b)
 	b.Run("trellis", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

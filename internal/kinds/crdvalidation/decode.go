@@ -6,15 +6,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Decode reads the JSON of a CRD of apiextensions.k8s.io/v1 to what byType, which goes by the Go type, makes of it, but
-// with what is empty in its versions. Where schemas are as they are written back, and nothing is wrong, the Go type does not
-// see them: where they lie in one another by items, it reads the inner ones again and again.
+// Decode decodes the JSON of a CRD of apiextensions.k8s.io/v1 with byType, which uses the Go type. In addition, it
+// keeps the empty lists and maps of the versions. If the schemas are canonical and there is no error, the schemas
+// do not pass through the Go type. The Go type decodes nested items repeatedly.
 func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, error) {
 	sent, repeated, err := object.DecodeJSON(js)
 	if err != nil || len(repeated) > 0 {
 		return byType(js)
 	}
-	t, strict, ok := decodeSettled(sent, byType)
+	t, strict, ok := decodeCanonical(sent, byType)
 	if !ok {
 		if t, strict, err = byType(js); err != nil {
 			return nil, nil, err
@@ -31,7 +31,7 @@ func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (obje
 	return t, strict, nil
 }
 
-// versionsOf are the versions of a CRD; nil stands for what is none.
+// versionsOf returns the versions of a CRD. A version that is not an object is nil.
 func versionsOf(crd object.Tree) []object.Tree {
 	spec, _ := crd["spec"].(object.Tree)
 	list, _ := spec["versions"].([]any)
@@ -42,16 +42,17 @@ func versionsOf(crd object.Tree) []object.Tree {
 	return all
 }
 
-// decodeSettled returns false for a CRD whose schemas are not as they are written back, or that has any other problem: the Go type
-// knows what to make of it.
-func decodeSettled(t object.Tree, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, bool) {
+// decodeCanonical returns false for a CRD whose schemas are not canonical or that has any other problem. The
+// caller then uses the Go type.
+func decodeCanonical(t object.Tree, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, bool) {
 	shell, versions, ok := withoutSchemas(t)
 	if !ok {
 		return nil, nil, false
 	}
 	for _, v := range versions {
-		said, _ := v["schema"].(object.Tree)
-		if v == nil || len(said) > 0 && !isSettled(said["openAPIV3Schema"]) || slices.ContainsFunc(listsOfVersion, func(key string) bool { return isEmpty(v[key]) }) {
+		validation, _ := v["schema"].(object.Tree)
+		if v == nil || len(validation) > 0 && !isCanonical(validation["openAPIV3Schema"]) ||
+			slices.ContainsFunc(versionLists, func(key string) bool { return isEmpty(v[key]) }) {
 			return nil, nil, false
 		}
 	}
@@ -69,18 +70,21 @@ func decodeSettled(t object.Tree, byType func([]byte) (object.Tree, []string, er
 	return out, nil, true
 }
 
-// settledBy are the keywords that a schema may say while it counts as settled, each with what its value has to be. What is empty
-// would be left out.
-var settledBy = func() map[string]func(any) bool {
+// canonicalKeywords contains the keywords of a canonical schema, each with a check of its value. Empty values are
+// not canonical, because the Go type omits them.
+var canonicalKeywords = func() map[string]func(any) bool {
 	all := map[string]func(any) bool{
-		"default": isSomething, "example": isSomething, "enum": listOf(isSomething),
-		"required": listOf(isString), "x-kubernetes-list-map-keys": listOf(isString), "x-kubernetes-validations": listOf(isSettledRule),
-		"x-kubernetes-preserve-unknown-fields": isBool, "x-kubernetes-list-type": isString, "x-kubernetes-map-type": isString,
+		"default": isNonNull, "example": isNonNull, "enum": listOf(isNonNull),
+		"required": listOf(isString), "x-kubernetes-list-map-keys": listOf(isString),
+		"x-kubernetes-validations":             listOf(isCanonicalRule),
+		"x-kubernetes-preserve-unknown-fields": isBool, "x-kubernetes-list-type": isString,
+		"x-kubernetes-map-type": isString,
 	}
 	for _, name := range []string{"description", "type", "format", "title", "pattern"} {
 		all[name] = isText
 	}
-	for _, name := range []string{"nullable", "exclusiveMaximum", "exclusiveMinimum", "uniqueItems", "x-kubernetes-embedded-resource", "x-kubernetes-int-or-string"} {
+	for _, name := range []string{"nullable", "exclusiveMaximum", "exclusiveMinimum", "uniqueItems",
+		"x-kubernetes-embedded-resource", "x-kubernetes-int-or-string"} {
 		all[name] = isTrue
 	}
 	for _, name := range []string{"maximum", "minimum", "multipleOf"} {
@@ -92,8 +96,8 @@ var settledBy = func() map[string]func(any) bool {
 	return all
 }()
 
-// isSettled reports that a schema is written back as it was read.
-func isSettled(v any) bool {
+// isCanonical reports whether decoding and encoding by the Go type leave a schema unchanged.
+func isCanonical(v any) bool {
 	s, ok := v.(object.Tree)
 	if !ok {
 		return false
@@ -103,16 +107,16 @@ func isSettled(v any) bool {
 		case "properties":
 			below, _ := v.(object.Tree)
 			if ok = len(below) > 0; ok {
-				ok = allSettled(below)
+				ok = allCanonical(below)
 			}
 		case "items", "not":
-			ok = isSettled(v)
+			ok = isCanonical(v)
 		case "allOf", "anyOf", "oneOf":
-			ok = listOf(isSettled)(v)
+			ok = listOf(isCanonical)(v)
 		case "additionalProperties":
-			ok = isBool(v) || isSettled(v)
+			ok = isBool(v) || isCanonical(v)
 		default:
-			is := settledBy[key]
+			is := canonicalKeywords[key]
 			ok = is != nil && is(v)
 		}
 		if !ok {
@@ -122,16 +126,16 @@ func isSettled(v any) bool {
 	return true
 }
 
-func allSettled(named object.Tree) bool {
+func allCanonical(named object.Tree) bool {
 	for _, v := range named {
-		if !isSettled(v) {
+		if !isCanonical(v) {
 			return false
 		}
 	}
 	return true
 }
 
-func isSettledRule(v any) bool {
+func isCanonicalRule(v any) bool {
 	rule, ok := v.(object.Tree)
 	if !ok || !isString(rule["rule"]) {
 		return false
@@ -152,14 +156,14 @@ func isSettledRule(v any) bool {
 	return true
 }
 
-func isSomething(v any) bool { return v != nil }
-func isString(v any) bool    { _, ok := v.(string); return ok }
-func isText(v any) bool      { return isString(v) && v != "" }
-func isBool(v any) bool      { _, ok := v.(bool); return ok }
-func isTrue(v any) bool      { return v == true }
-func isInteger(v any) bool   { _, ok := v.(int64); return ok }
+func isNonNull(v any) bool { return v != nil }
+func isString(v any) bool  { _, ok := v.(string); return ok }
+func isText(v any) bool    { return isString(v) && v != "" }
+func isBool(v any) bool    { _, ok := v.(bool); return ok }
+func isTrue(v any) bool    { return v == true }
+func isInteger(v any) bool { _, ok := v.(int64); return ok }
 
-// isNumber is true of what a float64 holds as it stands.
+// isNumber reports whether a float64 represents v exactly.
 func isNumber(v any) bool {
 	const exact = 1 << 53
 	i, ok := v.(int64)
@@ -169,7 +173,7 @@ func isNumber(v any) bool {
 	return ok && -exact <= i && i <= exact
 }
 
-// listOf is true of a list that is not empty, of items for which is holds.
+// listOf returns a check for non-empty lists whose items satisfy is.
 func listOf(is func(any) bool) func(any) bool {
 	return func(v any) bool {
 		list, ok := v.([]any)

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// preparedLegacy is a CRD of v1beta1 as it is when it is validated on create.
+// preparedLegacy returns a v1beta1 CRD as prepared for validation on create.
 func preparedLegacy(data []byte) (CRD, error) {
 	var crd apiextensionsv1beta1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &crd); err != nil {
@@ -42,58 +42,70 @@ func marshal(v any) ([]byte, error) {
 	return yaml.YAMLToJSON(js)
 }
 
-// lenient is a CRD that upstream would let be replaced by crd with the leniency that it had for v1beta1: it lacks a
-// schema, has one that is not structural, has a type that there is not, and preserves unknown fields.
+// lenient returns an old CRD for which upstream validates the replacement by crd as leniently as v1beta1. It lacks
+// a schema, has a schema that is not structural, has an unknown type, and preserves unknown fields.
 func lenient(crd *apiextensions.CustomResourceDefinition) *apiextensions.CustomResourceDefinition {
 	preserve := true
 	odd := &apiextensions.JSONSchemaProps{Properties: map[string]apiextensions.JSONSchemaProps{"a": {Type: "odd"}}}
-	return &apiextensions.CustomResourceDefinition{ObjectMeta: crd.ObjectMeta, Spec: apiextensions.CustomResourceDefinitionSpec{
-		Group: crd.Spec.Group, Names: crd.Spec.Names, Scope: crd.Spec.Scope, PreserveUnknownFields: &preserve,
-		Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: "without"},
-			{Name: "lenient", Schema: &apiextensions.CustomResourceValidation{OpenAPIV3Schema: odd}}},
-	}}
+	return &apiextensions.CustomResourceDefinition{ObjectMeta: crd.ObjectMeta,
+		Spec: apiextensions.CustomResourceDefinitionSpec{
+			Group: crd.Spec.Group, Names: crd.Spec.Names, Scope: crd.Spec.Scope, PreserveUnknownFields: &preserve,
+			Versions: []apiextensions.CustomResourceDefinitionVersion{{Name: "without"},
+				{Name: "lenient", Schema: &apiextensions.CustomResourceValidation{OpenAPIV3Schema: odd}}},
+		}}
 }
 
-func legacyVerdict(t *testing.T, crd CRD) (errs field.ErrorList, panicked bool) {
-	return judge(func() field.ErrorList {
-		return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition, lenient(crd.CustomResourceDefinition))
+func upstreamLegacyErrors(t *testing.T, crd CRD) (errs field.ErrorList, panicked bool) {
+	return recoverPanic(func() field.ErrorList {
+		return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition,
+			lenient(crd.CustomResourceDefinition))
 	})
 }
 
-// checked leaves out what differs on purpose, and the name, which an update does not look at.
-func checked(errs field.ErrorList) field.ErrorList {
+// comparableErrors omits intended differences and errors of the name, which an update does not validate.
+func comparableErrors(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return e.Detail == "additionalProperties cannot be set to false" || strings.HasPrefix(e.Field, "metadata.")
 	})
 }
 
-// legacyBase says everything at the top.
-const legacyBase = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
+// legacyBase has all fields at the top of the spec.
+const legacyBase = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition",
+	"metadata":{"name":"crontabs.stable.example.com"},
 "spec":{"group":"stable.example.com","names":{"plural":"crontabs","kind":"CronTab","shortNames":["ct"]},
-"validation":{"openAPIV3Schema":{"properties":{"spec":{"required":["image"],"properties":{"image":{"type":"string","pattern":"a"},"n":{"type":"integer","minimum":1},
- "ports":{"type":"array","items":{"properties":{"name":{"type":"string"}}}},"map":{"type":"object","additionalProperties":{"type":"string"}}}},"status":{"type":"object"}}}},
+"validation":{"openAPIV3Schema":{"properties":{"spec":{"required":["image"],"properties":{"image":{"type":"string",
+	"pattern":"a"},"n":{"type":"integer","minimum":1},
+ "ports":{"type":"array","items":{"properties":{"name":{"type":"string"}}}},"map":{"type":"object",
+ "additionalProperties":{"type":"string"}}}},"status":{"type":"object"}}}},
 "subresources":{"status":{},"scale":{"specReplicasPath":".spec.n","statusReplicasPath":".status.n"}},
 "additionalPrinterColumns":[{"name":"N","type":"integer","JSONPath":".spec.n"}],
-"versions":[{"name":"v1","served":true,"storage":true},{"name":"v1beta1","served":true,"storage":false,"deprecated":true}]}}`
+"versions":[{"name":"v1","served":true,"storage":true},{"name":"v1beta1","served":true,"storage":false,
+	"deprecated":true}]}}`
 
-// legacyVersioned says most by version, is structural, has defaults and a webhook.
-const legacyVersioned = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
-"spec":{"group":"stable.example.com","version":"v1","scope":"Cluster","names":{"plural":"crontabs","kind":"CronTab"},"preserveUnknownFields":false,
+// legacyVersioned has most fields in its versions, is structural, and has defaults and a webhook.
+const legacyVersioned = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition",
+	"metadata":{"name":"crontabs.stable.example.com"},
+"spec":{"group":"stable.example.com","version":"v1","scope":"Cluster","names":{"plural":"crontabs","kind":"CronTab"},
+	"preserveUnknownFields":false,
 "conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{"name":"n","namespace":"ns"}}},
 "versions":[
- {"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer","default":1},
-  "any":{"x-kubernetes-int-or-string":true}}}}}},"subresources":{"status":{}},"additionalPrinterColumns":[{"name":"N","type":"integer","JSONPath":".spec.n"}]},
- {"name":"v1beta1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
+ {"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object",
+ "properties":{"spec":{"type":"object","properties":{"n":{"type":"integer","default":1},
+  "any":{"x-kubernetes-int-or-string":true}}}}}},"subresources":{"status":{}},
+  "additionalPrinterColumns":[{"name":"N","type":"integer","JSONPath":".spec.n"}]},
+ {"name":"v1beta1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object",
+ "x-kubernetes-preserve-unknown-fields":true}}}]}}`
 
-var legacyKeywords = []string{"validation", "subresources", "additionalPrinterColumns", "version", "versions", "JSONPath", "webhookClientConfig", "openAPIV3Schema"}
+var legacyKeywords = []string{"validation", "subresources", "additionalPrinterColumns", "version", "versions",
+	"JSONPath", "webhookClientConfig", "openAPIV3Schema"}
 
-// legacyMutations stand in for what is there, or are said once more at another place.
+// legacyMutations replace existing values or are added at another position.
 var legacyMutations = []any{
 	map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}, map[string]any{"status": map[string]any{}},
 	[]any{map[string]any{"name": "N", "type": "integer", "JSONPath": ".spec.n"}}, "v1", "v1beta1", "v9", nil,
 }
 
-// mutateLegacy changes one random place.
+// mutateLegacy changes a random position.
 func mutateLegacy(r *rand.Rand, crd map[string]any) {
 	if r.IntN(2) == 0 {
 		crd["spec"] = mutate(r, crd["spec"])
@@ -109,12 +121,14 @@ func mutateLegacy(r *rand.Rand, crd map[string]any) {
 	}
 	at := places[r.IntN(len(places))]
 	if at != nil {
-		at[append(legacyKeywords, "schema", "preserveUnknownFields")[r.IntN(len(legacyKeywords)+2)]] = legacyMutations[r.IntN(len(legacyMutations))]
+		at[append(legacyKeywords, "schema",
+			"preserveUnknownFields")[r.IntN(len(legacyKeywords)+2)]] = legacyMutations[r.IntN(len(legacyMutations))]
 	}
 }
 
-// SCH-002 VAL-015 DEF-005 CNV-065 CNV-067 VER-012 VER-013: CRDs of the legacy form, right and wrong in all ways, get the verdict and the
-// words that upstream has for them where it does not ask for more than v1beta1 did.
+// TestLegacyAgainstUpstream checks that valid and invalid CRDs of v1beta1 have upstream's errors, where upstream
+// requires no more than v1beta1 did.
+// SCH-002 VAL-015 DEF-005 CNV-065 CNV-067 VER-012 VER-013
 func TestLegacyAgainstUpstream(t *testing.T) {
 	n := 600
 	if testing.Short() {
@@ -133,9 +147,9 @@ func TestLegacyAgainstUpstream(t *testing.T) {
 		}
 		crd, err := preparedLegacy(mustJSON(t, tree))
 		if err != nil {
-			continue // refused when it is decoded
+			continue // rejected by the decoder
 		}
-		want, panicked := legacyVerdict(t, crd)
+		want, panicked := upstreamLegacyErrors(t, crd)
 		if panicked {
 			continue
 		}
@@ -143,12 +157,12 @@ func TestLegacyAgainstUpstream(t *testing.T) {
 		switch {
 		case len(got) > 0:
 			refused++
-		case keepsUnknown(&crd.Spec):
+		case preservesUnknownFields(&crd.Spec):
 			accepted++
 		default:
 			structural++
 		}
-		compare(t, fmt.Sprintf("seed %d: %s", seed, mustJSON(t, tree)), checked(got), checked(want))
+		compare(t, fmt.Sprintf("seed %d: %s", seed, mustJSON(t, tree)), comparableErrors(got), comparableErrors(want))
 		if t.Failed() {
 			return
 		}
@@ -158,10 +172,13 @@ func TestLegacyAgainstUpstream(t *testing.T) {
 	}
 }
 
-// CNV-069 CRD-034: what the documents and real projects have in the legacy form is accepted, as upstream does.
+// TestLegacyFilesAreAccepted checks that v1beta1 CRDs from the documentation and from real projects are accepted,
+// as in upstream.
+// CNV-069 CRD-034
 func TestLegacyFilesAreAccepted(t *testing.T) {
 	for pattern, least := range map[string]int{
-		"../../../../shared/corpus/legacy-v1beta1/*.yaml": 12, "../../../../shared/spec/examples/0[289]-*/*v1beta1*.yaml": 7,
+		"../../../../shared/corpus/legacy-v1beta1/*.yaml":          12,
+		"../../../../shared/spec/examples/0[289]-*/*v1beta1*.yaml": 7,
 	} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {
@@ -185,8 +202,8 @@ func TestLegacyFilesAreAccepted(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", f, err)
 			}
-			want, _ := legacyVerdict(t, crd)
-			compare(t, f, Create(crd), checked(want))
+			want, _ := upstreamLegacyErrors(t, crd)
+			compare(t, f, Create(crd), comparableErrors(want))
 			if errs := Create(crd); len(errs) > 0 {
 				t.Errorf("%s: %v", f, errs)
 			}
@@ -197,31 +214,38 @@ func TestLegacyFilesAreAccepted(t *testing.T) {
 	}
 }
 
-// CNV-067: what is asked of a legacy CRD is asked of an update through v1 only where the old state did not break it.
+// TestLegacyThenV1 checks an update through v1 of a CRD that was created through v1beta1. It need not satisfy
+// requirements of v1 that the old state violates.
+// CNV-067
 func TestLegacyThenV1(t *testing.T) {
 	legacy, err := preparedLegacy([]byte(legacyBase))
 	if err != nil {
 		t.Fatal(err)
 	}
-	js := strings.NewReplacer(`"shortNames":["ct"]`, `"shortNames":["c"],"singular":"crontab","listKind":"CronTabList"`, `"name":"v1",`, `"name":"v1","schema":{"openAPIV3Schema":{"properties":{"spec":{}}}},`,
+	js := strings.NewReplacer(`"shortNames":["ct"]`, `"shortNames":["c"],"singular":"crontab","listKind":"CronTabList"`,
+		`"name":"v1",`, `"name":"v1","schema":{"openAPIV3Schema":{"properties":{"spec":{}}}},`,
 		`"name":"v1beta1",`, `"name":"v1beta1","schema":{"openAPIV3Schema":{}},`,
-		`"spec":{"group"`, `"spec":{"preserveUnknownFields":true,"scope":"Namespaced","group"`, `"metadata"`, `"status":{"storedVersions":["v1"]},"metadata"`).Replace(legacyBase)
+		`"spec":{"group"`, `"spec":{"preserveUnknownFields":true,"scope":"Namespaced","group"`, `"metadata"`,
+		`"status":{"storedVersions":["v1"]},"metadata"`).Replace(legacyBase)
 	v1, err := Read([]byte(js))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if errs := Create(v1); len(errs) == 0 {
-		t.Error("a new v1 CRD may be without structure")
+		t.Error("a new v1 CRD without a structural schema was accepted")
 	}
 	if errs := Update(v1, legacy); len(errs) > 0 {
-		t.Errorf("an update through v1: %v", errs)
+		t.Errorf("update through v1: got errors %v", errs)
 	}
 }
 
+// TestStatusKeepsStorageVersion checks that status.storedVersions keeps the storage version and only lists
+// existing versions.
 // VER-042
 func TestStatusKeepsStorageVersion(t *testing.T) {
 	crd := func(stored string) CRD {
-		c, err := Read([]byte(strings.Replace(base, `"metadata":{`, `"status":{"storedVersions":`+stored+`},"metadata":{`, 1)))
+		c, err := Read([]byte(strings.Replace(base, `"metadata":{`,
+			`"status":{"storedVersions":`+stored+`},"metadata":{`, 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +255,9 @@ func TestStatusKeepsStorageVersion(t *testing.T) {
 		`["v1"]`: "", `["v1beta1","v1"]`: "",
 		`["v1beta1"]`: `status.storedVersions: Invalid value: ["v1beta1"]: must have the storage version v1`,
 		`[]`:          `status.storedVersions: Invalid value: []: must have at least one stored version`,
-		`["v1","v0"]`: `status.storedVersions[1]: Invalid value: "v0": missing from spec.versions; v0 was previously a storage version, and must remain in spec.versions until a storage migration ensures no data remains persisted in v0 and removes v0 from status.storedVersions`,
+		`["v1","v0"]`: `status.storedVersions[1]: Invalid value: "v0": missing from spec.versions; v0 was ` +
+			`previously a storage version, and must remain in spec.versions until a storage migration ensures no ` +
+			`data remains persisted in v0 and removes v0 from status.storedVersions`,
 	} {
 		got := ""
 		if errs := Status(crd(stored), crd(`["v1beta1","v1"]`)); len(errs) > 0 {
@@ -241,7 +267,7 @@ func TestStatusKeepsStorageVersion(t *testing.T) {
 			t.Errorf("%s: %q", stored, got)
 		}
 		if errs := Status(crd(stored), crd(stored)); len(errs) > 0 {
-			t.Errorf("%s is not let be: %v", stored, errs)
+			t.Errorf("unchanged status with %s: got errors %v", stored, errs)
 		}
 	}
 }

@@ -22,14 +22,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// prepared is a CRD as it is when it is validated on create.
+// prepared returns a CRD as prepared for validation on create.
 func prepared(data []byte) (CRD, error) {
 	var v1 apiextensionsv1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &v1); err != nil {
 		return CRD{}, err
 	}
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&v1.Spec)
-	if c := v1.Spec.Conversion; c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil {
+	if c := v1.Spec.Conversion; c.Webhook != nil && c.Webhook.ClientConfig != nil &&
+		c.Webhook.ClientConfig.Service != nil {
 		apiextensionsv1.SetDefaults_ServiceReference(c.Webhook.ClientConfig.Service)
 	}
 	v1.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
@@ -58,17 +59,18 @@ func corpus(t testing.TB) []string {
 
 var selfType = regexp.MustCompile(`selfType\d+`)
 
-// ours leaves out of upstream's verdict what is not checked here: metadata beyond the name. Upstream
-// makes up names of types.
-func ours(errs field.ErrorList) (out []string) {
-	typeless := slices.ContainsFunc(errs, func(e *field.Error) bool { // no value has a type that there is not
+// comparableTexts returns the texts of upstream's errors without those that this package does not check: errors of
+// metadata except the name. Upstream reports invented names of types.
+func comparableTexts(errs field.ErrorList) (out []string) {
+	typeless := slices.ContainsFunc(errs, func(e *field.Error) bool { // no value has an unknown type
 		return e.Type == field.ErrorTypeNotSupported && strings.HasSuffix(e.Field, ".type")
 	})
 	for _, e := range errs {
 		switch {
 		case typeless && strings.Contains(e.Field, ".default"):
-		case strings.HasPrefix(e.Field, "metadata.") && !strings.Contains(e.Detail, "must be spec.names.plural") && !strings.Contains(e.Field, "api-approved"):
-		case strings.HasPrefix(e.Detail, "contributed to"): // which of equal ones is chance
+		case strings.HasPrefix(e.Field, "metadata.") && !strings.Contains(e.Detail, "must be spec.names.plural") &&
+			!strings.Contains(e.Field, "api-approved"):
+		case strings.HasPrefix(e.Detail, "contributed to"): // the choice among equal costs is random
 			out = append(out, e.Detail)
 		default:
 			out = append(out, selfType.ReplaceAllString(e.Error(), "selfType"))
@@ -80,15 +82,17 @@ func ours(errs field.ErrorList) (out []string) {
 
 func compare(t *testing.T, what string, got, want field.ErrorList) {
 	t.Helper()
-	if g, w := ours(got), ours(want); !slices.Equal(g, w) {
+	if g, w := comparableTexts(got), comparableTexts(want); !slices.Equal(g, w) {
 		t.Errorf("%s:\nours\n\t%s\nupstream\n\t%s", what, strings.Join(g, "\n\t"), strings.Join(w, "\n\t"))
 	}
 }
 
-// wholeCorpus reports whether tests take all of the corpus, not a sample. -v does not: .ci/run runs every test with it.
+// wholeCorpus reports whether tests use the whole corpus instead of a sample. -v does not enable it, because
+// .ci/run sets -v for every test.
 func wholeCorpus() bool { return os.Getenv("TRELLIS_CORPUS") == "all" }
 
-// CRD-005, CRD-036: every real CRD is judged as upstream judges it, and accepted.
+// TestCorpusIsAccepted checks that every real CRD is accepted and has upstream's result.
+// CRD-005, CRD-036
 func TestCorpusIsAccepted(t *testing.T) {
 	for i, f := range corpus(t) {
 		if i%5 != 0 && !wholeCorpus() {
@@ -116,17 +120,21 @@ func TestCorpusIsAccepted(t *testing.T) {
 	}
 }
 
-// ruleMutations break rules in one way each, or make them use more than there was.
+// ruleMutations each make a rule invalid in one way, or make it use more fields.
 var ruleMutations = []map[string]any{
-	{"rule": "self.nope == 1"}, {"rule": "self =="}, {"rule": "1 + 1"}, {"rule": "self == oldSelf"}, {"rule": "oldSelf.hasValue() && oldSelf.value() == self"},
-	{"rule": "has(self)"}, {"messageExpression": "self"}, {"messageExpression": "'a' + 'b'"}, {"messageExpression": "1"}, {"optionalOldSelf": true}, {"optionalOldSelf": false},
-	{"fieldPath": ".nope"}, {"fieldPath": ""}, {"fieldPath": ".metadata['x']"}, {"reason": "FieldValueRequired"}, {"rule": "size(self) < 3"}, {"rule": "self.all(x, self.all(y, self.exists(z, z == x)))"},
-	{"rule": "self.matches('[')"}, {"rule": "[1, 'a'].size() == 2"}, {"rule": "type(self) == timestamp"}, {"rule": "duration('1x') == duration('1s')"},
+	{"rule": "self.nope == 1"}, {"rule": "self =="}, {"rule": "1 + 1"}, {"rule": "self == oldSelf"},
+	{"rule": "oldSelf.hasValue() && oldSelf.value() == self"},
+	{"rule": "has(self)"}, {"messageExpression": "self"}, {"messageExpression": "'a' + 'b'"},
+	{"messageExpression": "1"}, {"optionalOldSelf": true}, {"optionalOldSelf": false},
+	{"fieldPath": ".nope"}, {"fieldPath": ""}, {"fieldPath": ".metadata['x']"}, {"reason": "FieldValueRequired"},
+	{"rule": "size(self) < 3"}, {"rule": "self.all(x, self.all(y, self.exists(z, z == x)))"},
+	{"rule": "self.matches('[')"}, {"rule": "[1, 'a'].size() == 2"}, {"rule": "type(self) == timestamp"},
+	{"rule": "duration('1x') == duration('1s')"},
 }
 
-var widened = regexp.MustCompile(`string\(|filter\(`)
+var lowerCost = regexp.MustCompile(`string\(|filter\(`)
 
-// mutateRules changes one random rule below v, or adds one, or takes the bounds from a list or string.
+// mutateRules changes or adds one random rule below v, or removes the bounds of a list or string.
 func mutateRules(r *rand.Rand, v any) {
 	var schemas []map[string]any
 	for _, c := range containers(v) {
@@ -151,7 +159,8 @@ func mutateRules(r *rand.Rand, v any) {
 		schemas[r.IntN(len(schemas))]["x-kubernetes-validations"] = []any{rule}
 	case n == 1:
 		m := schemas[r.IntN(len(schemas))]
-		for _, k := range []string{"maxItems", "maxLength", "maxProperties", "enum", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"} {
+		for _, k := range []string{"maxItems", "maxLength", "maxProperties", "enum", "x-kubernetes-list-type",
+			"x-kubernetes-list-map-keys"} {
 			delete(m, k)
 		}
 	default:
@@ -164,8 +173,9 @@ func mutateRules(r *rand.Rand, v any) {
 	}
 }
 
-// VAL-048, VAL-150, VAL-167: real CRDs, and updates of them, whose rules are changed at random get upstream's
-// verdict.
+// TestCorpusRulesAgainstUpstream checks that real CRDs with random changes of their rules, and updates to them,
+// have upstream's errors.
+// VAL-048, VAL-150, VAL-167
 func TestCorpusRulesAgainstUpstream(t *testing.T) {
 	every, mutants, refused := 48, 2, 0
 	if wholeCorpus() {
@@ -176,10 +186,11 @@ func TestCorpusRulesAgainstUpstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(data) > 100_000 && every > 1 || !strings.Contains(string(data), "x-kubernetes-validations") && i%every != 0 {
+		if len(data) > 100_000 && every > 1 || !strings.Contains(string(data), "x-kubernetes-validations") &&
+			i%every != 0 {
 			continue
 		}
-		if widened.Match(data) { // the estimates differ there
+		if lowerCost.Match(data) { // the estimates differ for these functions
 			continue
 		}
 		js, err := yaml.YAMLToJSON(data)
@@ -207,15 +218,17 @@ func TestCorpusRulesAgainstUpstream(t *testing.T) {
 			refused += min(len(errs), 1)
 			what := fmt.Sprintf("%s, seed %d", f, seed)
 			compare(t, what, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
-			compare(t, what+" (update)", Update(crd, old), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition, old.CustomResourceDefinition))
-			compare(t, what+" (same)", Update(crd, crd), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition, crd.CustomResourceDefinition))
+			compare(t, what+" (update)", Update(crd, old), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
+				crd.CustomResourceDefinition, old.CustomResourceDefinition))
+			compare(t, what+" (same)", Update(crd, crd), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
+				crd.CustomResourceDefinition, crd.CustomResourceDefinition))
 			if t.Failed() {
 				return
 			}
 		}
 	}
 	if refused == 0 {
-		t.Error("no mutant was refused")
+		t.Error("no changed CRD was rejected")
 	}
 	t.Logf("%d mutants refused", refused)
 }
@@ -229,27 +242,36 @@ func mustJSON(t testing.TB, v any) []byte {
 	return js
 }
 
-// base has something of everything.
-const base = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
-"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab","kind":"CronTab","shortNames":["ct"],"categories":["all"]},
-"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1","v1beta1"],"clientConfig":{"service":{"name":"n","namespace":"ns","path":"/a/b"}}}},
+// base is a CRD that uses most features.
+const base = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+	"metadata":{"name":"crontabs.stable.example.com"},
+"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab",
+	"kind":"CronTab","shortNames":["ct"],"categories":["all"]},
+"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1","v1beta1"],
+	"clientConfig":{"service":{"name":"n","namespace":"ns","path":"/a/b"}}}},
 "versions":[
-{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","required":["spec"],"properties":{
+{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","required":["spec"],
+	"properties":{
  "metadata":{"type":"object","properties":{"name":{"type":"string","pattern":"a"}}},
- "spec":{"type":"object","x-kubernetes-validations":[{"rule":"self.replicas > 1","message":"m","reason":"FieldValueInvalid","fieldPath":".replicas"}],"properties":{
+ "spec":{"type":"object","x-kubernetes-validations":[{"rule":"self.replicas > 1","message":"m",
+ "reason":"FieldValueInvalid","fieldPath":".replicas"}],"properties":{
   "replicas":{"type":"integer","format":"int32","default":1},
   "any":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"type":"string"}]},
-  "ports":{"type":"array","x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["name"],"items":{"type":"object","required":["name"],"properties":{"name":{"type":"string"},"port":{"type":"integer"}}}},
+  "ports":{"type":"array","x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["name"],
+  "items":{"type":"object","required":["name"],"properties":{"name":{"type":"string"},"port":{"type":"integer"}}}},
   "set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}},
   "free":{"type":"object","x-kubernetes-preserve-unknown-fields":true},
-  "embedded":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true,"properties":{"kind":{"type":"string"}}},
+  "embedded":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true,
+  "properties":{"kind":{"type":"string"}}},
   "map":{"type":"object","x-kubernetes-map-type":"granular","additionalProperties":{"type":"string"}}},
   "oneOf":[{"required":["any"]},{"properties":{"set":{"minItems":1}}}],"not":{"properties":{"replicas":{"enum":[7]}}}},
  "status":{"type":"object","properties":{"replicas":{"type":"integer"},"selector":{"type":"string"}}}}}},
  "selectableFields":[{"jsonPath":".spec.replicas"}],
  "additionalPrinterColumns":[{"name":"R","type":"integer","format":"int32","jsonPath":".spec.replicas"}],
- "subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas","labelSelectorPath":".status.selector"}}},
-{"name":"v1beta1","served":true,"storage":false,"deprecated":true,"deprecationWarning":"old","schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
+ "subresources":{"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas",
+ "labelSelectorPath":".status.selector"}}},
+{"name":"v1beta1","served":true,"storage":false,"deprecated":true,"deprecationWarning":"old",
+	"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
 
 func mutated(t testing.TB, f func(map[string]any)) []byte {
 	var crd map[string]any
@@ -267,27 +289,40 @@ func mutated(t testing.TB, f func(map[string]any)) []byte {
 	return js
 }
 
-// mutations are what random changes put in place of, or beside, what is there.
+// mutations are values that random changes set or add.
 var mutations = []any{
-	nil, true, false, "", ".", "x", "X", "a.b", "-a", "string", "object", "array", "integer", "null", "map", "set", "atomic", "granular",
-	"Cluster", "None", "Webhook", "http://u:p@h?q#f", ".spec", ".spec.x", "[a", "(", "a\nb", "$", "v1", "k8s.io", "nope.k8s.io",
-	int64(0), int64(-1), int64(70000), map[string]any{}, []any{}, map[string]any{"type": "object"}, map[string]any{"type": "string", "nullable": true},
-	[]any{"name"}, []any{"name", "name"}, []any{"v7"}, []any{map[string]any{"type": "integer"}, map[string]any{"type": "string"}},
-	map[string]any{"name": map[string]any{"type": "object"}}, map[string]any{"metadata": map[string]any{"type": "object"}},
-	[]any{map[string]any{"rule": "", "message": " "}}, []any{map[string]any{"properties": map[string]any{"unknown": map[string]any{"minLength": int64(1)}}}},
-	[]any{map[string]any{"jsonPath": ".metadata.name"}, map[string]any{"jsonPath": ".spec.map.x"}, map[string]any{"jsonPath": ".spec.map.x"}, map[string]any{"jsonPath": ".spec[0]"}, map[string]any{"jsonPath": ""}},
+	nil, true, false, "", ".", "x", "X", "a.b", "-a", "string", "object", "array", "integer", "null", "map", "set",
+	"atomic", "granular",
+	"Cluster", "None", "Webhook", "http://u:p@h?q#f", ".spec", ".spec.x", "[a", "(", "a\nb", "$", "v1", "k8s.io",
+	"nope.k8s.io",
+	int64(0), int64(-1), int64(70000), map[string]any{}, []any{}, map[string]any{"type": "object"},
+	map[string]any{"type": "string", "nullable": true},
+	[]any{"name"}, []any{"name", "name"}, []any{"v7"}, []any{map[string]any{"type": "integer"},
+		map[string]any{"type": "string"}},
+	map[string]any{"name": map[string]any{"type": "object"}},
+	map[string]any{"metadata": map[string]any{"type": "object"}},
+	[]any{map[string]any{"rule": "", "message": " "}},
+	[]any{map[string]any{"properties": map[string]any{"unknown": map[string]any{"minLength": int64(1)}}}},
+	[]any{map[string]any{"jsonPath": ".metadata.name"}, map[string]any{"jsonPath": ".spec.map.x"},
+		map[string]any{"jsonPath": ".spec.map.x"}, map[string]any{"jsonPath": ".spec[0]"},
+		map[string]any{"jsonPath": ""}},
 }
 
 var keywords = []string{
-	"type", "nullable", "default", "items", "properties", "additionalProperties", "allOf", "anyOf", "oneOf", "not", "pattern", "title",
-	"description", "id", "$ref", "$schema", "definitions", "dependencies", "patternProperties", "additionalItems", "uniqueItems", "required",
+	"type", "nullable", "default", "items", "properties", "additionalProperties", "allOf", "anyOf", "oneOf", "not",
+	"pattern", "title",
+	"description", "id", "$ref", "$schema", "definitions", "dependencies", "patternProperties", "additionalItems",
+	"uniqueItems", "required",
 	"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type", "x-kubernetes-embedded-resource",
-	"x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string", "x-kubernetes-validations", "preserveUnknownFields",
-	"group", "scope", "strategy", "url", "service", "path", "port", "caBundle", "conversionReviewVersions", "name", "jsonPath", "format",
-	"listKind", "singular", "shortNames", "categories", "deprecationWarning", "deprecated", "storage", "schema", "fieldPath", "message", "reason",
+	"x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string", "x-kubernetes-validations",
+	"preserveUnknownFields",
+	"group", "scope", "strategy", "url", "service", "path", "port", "caBundle", "conversionReviewVersions", "name",
+	"jsonPath", "format",
+	"listKind", "singular", "shortNames", "categories", "deprecationWarning", "deprecated", "storage", "schema",
+	"fieldPath", "message", "reason",
 }
 
-// containers lists v and all objects and arrays below it.
+// containers returns v and all objects and arrays below it.
 func containers(v any) []any {
 	var out []any
 	switch v := v.(type) {
@@ -305,7 +340,7 @@ func containers(v any) []any {
 	return out
 }
 
-// mutate changes one random place below v.
+// mutate changes one random position below v.
 func mutate(r *rand.Rand, v any) any {
 	pick := func() any { return runtime.DeepCopyJSONValue(mutations[r.IntN(len(mutations))]) }
 	all := containers(v)
@@ -333,13 +368,14 @@ func mutate(r *rand.Rand, v any) any {
 	return v
 }
 
-// judge notices a panic: upstream has one for some paths.
-func judge(f func() field.ErrorList) (errs field.ErrorList, panicked bool) {
+// recoverPanic calls f and reports whether it panicked. Upstream panics for some paths.
+func recoverPanic(f func() field.ErrorList) (errs field.ErrorList, panicked bool) {
 	defer func() { panicked = recover() != nil }()
 	return f(), false
 }
 
-// CRD-036, CRD-037, CRD-038, CRD-039, CRD-046: random wrong CRDs get the same errors.
+// TestRandomCRDsAgainstUpstream checks that random invalid CRDs have upstream's errors.
+// CRD-036, CRD-037, CRD-038, CRD-039, CRD-046
 func TestRandomCRDsAgainstUpstream(t *testing.T) {
 	n := 500
 	if testing.Short() {
@@ -357,7 +393,7 @@ func TestRandomCRDsAgainstUpstream(t *testing.T) {
 		if err != nil {
 			continue // refused when it is decoded
 		}
-		want, panicked := judge(func() field.ErrorList {
+		want, panicked := recoverPanic(func() field.ErrorList {
 			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition)
 		})
 		if panicked {
@@ -373,12 +409,13 @@ func TestRandomCRDsAgainstUpstream(t *testing.T) {
 		}
 	}
 	if refused < n/8 {
-		t.Errorf("only %d of %d mutants were refused", refused, n)
+		t.Errorf("only %d of %d changed CRDs were rejected", refused, n)
 	}
 }
 
-// CRD-042, CRD-048: so do random updates, of established CRDs and others, also where
-// the old state breaks the rules.
+// TestRandomUpdatesAgainstUpstream checks that random updates have upstream's errors, for established and other
+// CRDs, and for old states that are invalid.
+// CRD-042, CRD-048
 func TestRandomUpdatesAgainstUpstream(t *testing.T) {
 	n := 250
 	if testing.Short() {
@@ -402,12 +439,14 @@ func TestRandomUpdatesAgainstUpstream(t *testing.T) {
 			continue
 		}
 		if r.IntN(2) == 0 {
-			old.Status.Conditions = []apiextensions.CustomResourceDefinitionCondition{{Type: apiextensions.Established, Status: apiextensions.ConditionTrue}}
+			old.Status.Conditions = []apiextensions.CustomResourceDefinitionCondition{{Type: apiextensions.Established,
+				Status: apiextensions.ConditionTrue}}
 		}
 		old.ResourceVersion, crd.ResourceVersion = "1", "1"
 		crd.CreationTimestamp = old.CreationTimestamp
-		want, panicked := judge(func() field.ErrorList {
-			return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition, old.CustomResourceDefinition)
+		want, panicked := recoverPanic(func() field.ErrorList {
+			return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition,
+				old.CustomResourceDefinition)
 		})
 		if panicked {
 			continue

@@ -12,11 +12,12 @@ import (
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
-func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options, version string) (errs field.ErrorList) {
+func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options,
+	version string) (errs field.ErrorList) {
 	path := parent.Child("selectableFields")
-	if unsupported := unsupportedIn(s); unsupported != nil {
+	if unsupported := structuralConversionError(s); unsupported != nil {
 		errs = append(errs, field.Invalid(parent.Child("schema.openAPIV3Schema"), "", unsupported.Error()))
-		s = nil // it has no fields
+		s = nil // such a schema has no fields
 	}
 	var seen []string
 	for i, f := range fields {
@@ -34,7 +35,9 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 			errs = append(errs, field.Invalid(at, f.JSONPath, "must not point to fields in metadata"))
 		}
 		if found.schema == nil || !slices.Contains([]string{"string", "boolean", "integer"}, found.schema.Type) {
-			errs = append(errs, field.Invalid(at, f.JSONPath, "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed."))
+			errs = append(errs, field.Invalid(at, f.JSONPath,
+				"must point to a field of type string, boolean or integer. Enum string fields and strings with "+
+					"formats are allowed."))
 		}
 		if name := strings.Join(found.names, "."); slices.Contains(seen, name) {
 			errs = append(errs, field.Duplicate(at, f.JSONPath))
@@ -48,13 +51,13 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 	return errs
 }
 
-// target is what a path leads to.
+// target is the end of a path in a schema.
 type target struct {
 	names  []string
-	schema *schema // nil: of any shape
+	schema *schema // nil means any value
 }
 
-// resolve follows a JSON path from s on.
+// resolve follows a JSON path that starts at s.
 func resolve(path string, s *schema, brackets bool) (target, error) {
 	t := target{schema: s}
 	err := ourschema.WalkFieldPath(path, brackets, func(name string) (err error) {

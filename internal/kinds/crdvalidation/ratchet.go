@@ -11,32 +11,33 @@ import (
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// options say how strict to be with schemas. An update does not tighten what is stored already.
+// options selects the requirements for schemas. An update adds no requirements that the stored CRD violates.
 type options struct {
 	propertyTypes  bool
 	structural     bool
 	atomicSets     bool
 	listMapKeys    bool
-	contradictions bool            // what a schema may not say although upstream's validation lets it
-	manySelectable map[string]bool // versions that may keep more than validation.MaxSelectableFields
+	contradictions bool            // reject contradictions that upstream's validation accepts
+	manySelectable map[string]bool // versions that may keep more than validation.MaxSelectableFields fields
 	checker        *ourschema.RuleChecker
-	unchanged      func(version string) bool // of its schema
-	costly         func() bool               // the schema that is checked may keep expressions of any cost
-	prunedDefaults bool                      // defaults may not have unknown fields
+	unchanged      func(version string) bool // reports whether the schema of the version is unchanged
+	costly         func() bool               // reports whether expressions of any cost are allowed
+	prunedDefaults bool                      // reject defaults with unknown fields
 	schemas        schemaJSON
 }
 
-// strict asks all that is asked of a new CRD.
-func strict(crd CRD) options {
+// strictOptions returns the options for a new CRD: all requirements.
+func strictOptions(crd CRD) options {
 	schemas := crd.schemas()
 	return options{
-		propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true, prunedDefaults: true,
-		schemas: schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has),
+		propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true,
+		prunedDefaults: true,
+		schemas:        schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has),
 	}
 }
 
-// ratchet finds out what old has been allowed.
-func ratchet(crd, old CRD) options {
+// ratchetedOptions returns the options for an update of old. It omits requirements that old violates.
+func ratchetedOptions(crd, old CRD) options {
 	all, schemas := schemasOf(&old.Spec), crd.schemas()
 	has := func(f func(*schema) bool) bool {
 		return slices.ContainsFunc(all, func(s *schema) bool { return anywhere(s, f) })
@@ -55,7 +56,7 @@ func ratchet(crd, old CRD) options {
 	}
 }
 
-// hasUnprunedDefaults looks at all structural schemas of c that have defaults.
+// hasUnprunedDefaults reports whether a structural schema of c has defaults with unknown fields.
 func (c CRD) hasUnprunedDefaults() bool {
 	versions := c.Spec.Versions
 	for i, js := range c.schemas().versions {
@@ -63,7 +64,8 @@ func (c CRD) hasUnprunedDefaults() bool {
 		if v == nil && i < len(versions) {
 			v = versions[i].Schema
 		}
-		if v == nil || v.OpenAPIV3Schema == nil || !anywhere(v.OpenAPIV3Schema, hasDefault) || isNonStructural(v.OpenAPIV3Schema) {
+		if v == nil || v.OpenAPIV3Schema == nil || !anywhere(v.OpenAPIV3Schema, hasDefault) ||
+			isNonStructural(v.OpenAPIV3Schema) {
 			continue
 		}
 		if s, err := ourschema.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
@@ -75,7 +77,7 @@ func (c CRD) hasUnprunedDefaults() bool {
 
 func hasDefault(s *schema) bool { return s.Default != nil }
 
-// hasSameSchema reports whether a version, which old must have too, has the schema that it had.
+// hasSameSchema reports whether a version has the same schema in crd and old.
 func hasSameSchema(crd, old CRD, version string) bool {
 	now, err := apiextensions.GetSchemaForVersion(crd.CustomResourceDefinition, version)
 	if err != nil {
@@ -104,8 +106,10 @@ func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string
 	return allowed
 }
 
-// keepsSchema reports whether version is one of s and its schema stays what it was.
-func (o options) keepsSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
+// hasUnchangedSchema reports whether s has the version and the schema of the version is unchanged.
+func (o options) hasUnchangedSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
 	return o.unchanged != nil && o.unchanged(version) &&
-		slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Name == version })
+		slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool {
+			return v.Name == version
+		})
 }

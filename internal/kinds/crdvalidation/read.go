@@ -11,30 +11,31 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CRD is a CustomResourceDefinition that is checked.
+// CRD is a decoded CustomResourceDefinition for validation.
 type CRD struct {
 	*apiextensions.CustomResourceDefinition
-	json   []byte      // what it was read from
-	read   *schemaJSON // or the schemas, where they are known
-	legacy bool        // it was of apiextensions.k8s.io/v1beta1
+	json   []byte      // source of the CRD
+	read   *schemaJSON // the schemas, if they are known already
+	legacy bool        // the source is of apiextensions.k8s.io/v1beta1
 }
 
-// Read reads the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
+// Read decodes the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
 func Read(js []byte) (CRD, error) {
 	var v1 apiextensionsv1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
-		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+		return CRD{}, fmt.Errorf("decode a CustomResourceDefinition: %w", err)
 	}
 	out := &apiextensions.CustomResourceDefinition{}
-	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out, nil); err != nil {
-		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out,
+		nil); err != nil {
+		return CRD{}, fmt.Errorf("decode a CustomResourceDefinition: %w", err)
 	}
 	return CRD{CustomResourceDefinition: out, json: js}, nil
 }
 
-// schemaJSON is the JSON of the schemas of a CRD, nil where there is none.
+// schemaJSON holds the JSON of the schemas of a CRD. nil means no schema.
 type schemaJSON struct {
-	top      []byte // of what is said once for all versions
+	top      []byte // the schema of all versions
 	versions [][]byte
 }
 
@@ -76,5 +77,5 @@ func (c CRD) schemas() (all schemaJSON) {
 	return all
 }
 
-// all is for what does not matter where it lies.
+// all returns all schemas, whatever their position.
 func (s schemaJSON) all() [][]byte { return append(slices.Clone(s.versions), s.top) }

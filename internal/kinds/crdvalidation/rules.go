@@ -12,15 +12,15 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// What the rules of a CRD may cost by their estimates (validation.go of apiextensions).
+// Limits of the estimated costs of the rules of a CRD (validation.go of apiextensions).
 const (
-	MaxRuleCost = 10_000_000  // one expression, over all values in an object
+	MaxRuleCost = 10_000_000  // one expression, for all values in an object
 	MaxCRDCost  = 100_000_000 // all expressions of a schema
 )
 
 const rulesField = "x-kubernetes-validations"
 
-// rules checks the form of x-kubernetes-validations.
+// rules checks the fields of x-kubernetes-validations without compiling expressions.
 func (w *walker) rules(s *schema, path *field.Path) {
 	const noBreaks = "must not contain line breaks"
 	for i, r := range s.XValidations {
@@ -52,7 +52,7 @@ func (w *walker) rules(s *schema, path *field.Path) {
 		if hasBreak(r.FieldPath) {
 			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, noBreaks))
 		}
-		if _, err := resolve(r.FieldPath, s, true); err != nil && unsupportedIn(s) == nil {
+		if _, err := resolve(r.FieldPath, s, true); err != nil && structuralConversionError(s) == nil {
 			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, "must be a valid path"))
 		}
 	}
@@ -60,8 +60,8 @@ func (w *walker) rules(s *schema, path *field.Path) {
 
 func hasBreak(s string) bool { return strings.ContainsAny(s, "\n\r") }
 
-// compiledRules checks what the rules of s mean. Nothing is wrong with s and what is below it.
-func (w *walker) compiledRules(s *schema, path *field.Path, at place) {
+// compiledRules compiles the rules of s. There must be no errors in s and below it.
+func (w *walker) compiledRules(s *schema, path *field.Path, at schemaContext) {
 	checked, err := w.checker.Check(at.rules)
 	if err != nil {
 		w.ruleErrs = append(w.ruleErrs, field.InternalError(path.Child(rulesField), err))
@@ -82,14 +82,17 @@ func (w *walker) compiledRules(s *schema, path *field.Path, at place) {
 		}
 		switch {
 		case c.UsesOldSelf && uncorrelatable != nil:
-			w.ruleErrs = append(w.ruleErrs, field.Invalid(at.Child("rule"), r.Rule, fmt.Sprintf("oldSelf cannot be used on the uncorrelatable portion of the schema within %v", uncorrelatable)))
+			w.ruleErrs = append(w.ruleErrs, field.Invalid(at.Child("rule"), r.Rule,
+				fmt.Sprintf("oldSelf cannot be used on the uncorrelatable portion of the schema within %v",
+					uncorrelatable)))
 		case !c.UsesOldSelf && r.OptionalOldSelf != nil:
-			w.ruleErrs = append(w.ruleErrs, field.Invalid(at.Child("optionalOldSelf"), *r.OptionalOldSelf, "may not be set if oldSelf is not used in rule"))
+			w.ruleErrs = append(w.ruleErrs, field.Invalid(at.Child("optionalOldSelf"), *r.OptionalOldSelf,
+				"may not be set if oldSelf is not used in rule"))
 		}
 	}
 }
 
-// cost counts what an expression costs.
+// cost checks and adds the cost of an expression.
 func (w *walker) cost(path *field.Path, what string, cost uint64) {
 	if cost > MaxRuleCost && !w.costly() {
 		w.ruleErrs = append(w.ruleErrs, field.Forbidden(path, CostMessage(what, cost, MaxRuleCost)))
@@ -97,10 +100,10 @@ func (w *walker) cost(path *field.Path, what string, cost uint64) {
 	w.costs.add(path, cost)
 }
 
-// costs sums up what the expressions of a schema cost.
+// costs sums the costs of the expressions of a schema.
 type costs struct {
 	total uint64
-	most  []ruleCost // the four that cost most, of those that cost something
+	most  []ruleCost // the four most expensive expressions above 1% of the limit
 }
 
 type ruleCost struct {
@@ -120,18 +123,21 @@ func (c *costs) add(path *field.Path, cost uint64) {
 	c.most = c.most[:min(len(c.most), 4)]
 }
 
-// exceeded says so if the expressions cost too much together, and which most of it.
+// exceeded returns errors for the total cost and its largest contributors if the total is above the limit.
 func (c *costs) exceeded(path *field.Path) (errs field.ErrorList) {
 	if c.total <= MaxCRDCost {
 		return nil
 	}
 	for _, r := range c.most {
-		errs = append(errs, field.Forbidden(r.path, "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema"))
+		errs = append(errs, field.Forbidden(r.path,
+			"contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema"))
 	}
-	return append(errs, field.Forbidden(path, CostMessage("x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema", c.total, MaxCRDCost)))
+	return append(errs, field.Forbidden(path,
+		CostMessage("x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema", c.total,
+			MaxCRDCost)))
 }
 
-// CostMessage says of an estimated cost by how much it is above the limit.
+// CostMessage returns the error text for an estimated cost above the limit.
 func CostMessage(what string, cost, limit uint64) string {
 	times := float64(cost) / float64(limit)
 	factor := fmt.Sprintf("%.1fx", times)
@@ -141,10 +147,12 @@ func CostMessage(what string, cost, limit uint64) string {
 	case times < 1.5:
 		factor = fmt.Sprintf("%fx", times)
 	}
-	return what + " exceeds budget by factor of " + factor + " (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)"
+	return what + " exceeds budget by factor of " + factor +
+		" (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and " +
+		"strings are declared)"
 }
 
-// expressions are those that a CRD has already: they may use what new ones may not.
+// expressions are the expressions of a stored CRD. They may use functions that new expressions may not.
 type expressions struct{ rules, messages map[string]bool }
 
 func (e expressions) has(expr string, isMessage bool) bool {

@@ -29,7 +29,8 @@ func schemasOf(s *apiextensions.CustomResourceDefinitionSpec) (all []*schema) {
 	return all
 }
 
-// children calls f with each schema directly below s, until it returns true. The schema is f's for the time of the call.
+// children calls f with each schema directly below s, until f returns true. The schema is valid only during the
+// call.
 func children(s *schema, f func(*schema) bool) bool {
 	list := func(all []schema) bool {
 		for i := range all {
@@ -40,7 +41,7 @@ func children(s *schema, f func(*schema) bool) bool {
 		return false
 	}
 	named := func(all map[string]schema) bool {
-		child := room(all)
+		child := reusableSchema(all)
 		for name := range all {
 			*child = all[name]
 			if f(child) {
@@ -65,34 +66,37 @@ func children(s *schema, f func(*schema) bool) bool {
 	return false
 }
 
-// room is for one schema of all after the other: they are large.
-func room[T any](all map[string]T) *schema {
+// reusableSchema returns a schema for iteration over all, which reuses it because schemas are large. It returns
+// nil if all is empty.
+func reusableSchema[T any](all map[string]T) *schema {
 	if len(all) == 0 {
 		return nil
 	}
 	return &schema{}
 }
 
-// anywhere reports whether f is true of s, which may be nil, or of anything below it.
+// anywhere reports whether f returns true for s, which may be nil, or for a schema below it.
 func anywhere(s *schema, f func(*schema) bool) bool {
 	return s != nil && (f(s) || children(s, func(child *schema) bool { return anywhere(child, f) }))
 }
 
-// isExtended is true of a schema that uses what only structural schemas can.
-func isExtended(s *schema) bool {
+// requiresStructural reports whether a schema uses extensions that only structural schemas may have.
+func requiresStructural(s *schema) bool {
 	return s.XEmbeddedResource || s.XPreserveUnknownFields != nil || s.XIntOrString || len(s.XListMapKeys) > 0 ||
 		s.XListType != nil || len(s.XValidations) > 0
 }
 
-// isContradictory is true of what the documentation says is refused, and upstream's validation takes.
+// isContradictory reports whether a schema has a combination that the documentation rejects and upstream's
+// validation accepts.
 func isContradictory(s *schema) bool {
 	return s.AdditionalProperties != nil && !s.AdditionalProperties.Allows
 }
 
-// validationSchema checks the schema of a version, the JSON of which is js. What CEL rules mean and whether
-// defaults fit the schema is checked only where its structure is right. Nothing is left that could keep a
-// validator from being built, which upstream tries at the end.
-func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, status bool, o options, path *field.Path) (errs field.ErrorList) {
+// validationSchema validates the schema of a version, whose JSON is js. Rules are compiled and defaults validated
+// only if the structure is valid. The checks exclude everything that prevents the creation of a validator, which
+// upstream tries at the end.
+func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, status bool, o options,
+	path *field.Path) (errs field.ErrorList) {
 	s, path := v.OpenAPIV3Schema, path.Child("openAPIV3Schema")
 	if s == nil {
 		return nil
@@ -103,7 +107,7 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 	if s.Nullable {
 		errs = append(errs, field.Forbidden(path.Child("nullable"), "nullable cannot be true at the root"))
 	}
-	w, at := walker{options: o}, place{root: true}
+	w, at := walker{options: o}, schemaContext{root: true}
 	var unsupported error
 	if o.structural {
 		var found field.ErrorList
@@ -121,8 +125,8 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 	return append(errs, w.costs.exceeded(path)...)
 }
 
-// compile checks the defaults, and lets the rules be checked if those are right.
-func (w *walker) compile(js []byte, path *field.Path, at *place) field.ErrorList {
+// compile validates the defaults. If they are valid, it enables the compilation of rules.
+func (w *walker) compile(js []byte, path *field.Path, at *schemaContext) field.ErrorList {
 	s, err := ourschema.Compile(js, false)
 	if err != nil {
 		return field.ErrorList{field.InternalError(path, err)}
@@ -134,10 +138,12 @@ func (w *walker) compile(js []byte, path *field.Path, at *place) field.ErrorList
 	return errs
 }
 
-// rootFields are the keywords that the root may have although status is validated by itself.
-var rootFields = []string{"Description", "Type", "Format", "Title", "Maximum", "ExclusiveMaximum", "Minimum", "ExclusiveMinimum", "MaxLength", "MinLength", "Pattern", "MaxItems", "MinItems", "UniqueItems", "MultipleOf", "Required", "Items", "Properties", "ExternalDocs", "Example", "XPreserveUnknownFields", "XValidations"}
+// rootFields contains the keywords that the root may have if the status subresource is enabled.
+var rootFields = []string{"Description", "Type", "Format", "Title", "Maximum", "ExclusiveMaximum", "Minimum",
+	"ExclusiveMinimum", "MaxLength", "MinLength", "Pattern", "MaxItems", "MinItems", "UniqueItems", "MultipleOf",
+	"Required", "Items", "Properties", "ExternalDocs", "Example", "XPreserveUnknownFields", "XValidations"}
 
-// rootWithStatus reports the first keyword that is not allowed.
+// rootWithStatus returns an error for the first keyword that is not allowed.
 func rootWithStatus(s *schema, path *field.Path) field.ErrorList {
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
@@ -145,35 +151,38 @@ func rootWithStatus(s *schema, path *field.Path) field.ErrorList {
 		switch {
 		case v.Field(i).IsZero():
 		case name == "Type" && s.Type != "object":
-			return field.ErrorList{field.Invalid(path.Child("type"), s.Type, `only "object" is allowed as the type at the root of the schema if the status subresource is enabled`)}
+			return field.ErrorList{field.Invalid(path.Child("type"), s.Type,
+				`only "object" is allowed as the type at the root of the schema if the status subresource is enabled`)}
 		case !slices.Contains(rootFields, name):
-			return field.ErrorList{field.Invalid(path, *s, fmt.Sprintf(`only %v fields are allowed at the root of the schema if the status subresource is enabled`, rootFields))}
+			return field.ErrorList{field.Invalid(path, *s,
+				fmt.Sprintf(`only %v fields are allowed at the root of the schema if the status subresource is enabled`,
+					rootFields))}
 		}
 	}
 	return nil
 }
 
-// walker checks each schema of a tree by itself.
+// walker validates each schema of a tree.
 type walker struct {
 	options
 	errs     field.ErrorList
-	ruleErrs field.ErrorList // those that only matter once there are no others
+	ruleErrs field.ErrorList // reported only if there are no other errors
 	costs    costs
 }
 
-// place is what a schema's surroundings say of it.
-type place struct {
+// schemaContext describes the position of a schema.
+type schemaContext struct {
 	root      bool
-	meta      bool   // inside of apiVersion, kind or metadata of an object
-	noDefault string // why defaults are forbidden, "" if they are not
+	meta      bool   // inside apiVersion, kind or metadata of an object
+	noDefault string // why defaults are forbidden; "" means allowed
 
-	rules          *ourschema.RuleNode // nil: rules are not compiled
-	uncorrelatable *field.Path         // of the first list above whose items have no identity
+	rules          *ourschema.RuleNode // nil means that rules are not compiled
+	uncorrelatable *field.Path         // path of the first enclosing list whose items have no keys
 }
 
 func (w *walker) add(errs ...*field.Error) { w.errs = append(w.errs, errs...) }
 
-func (w *walker) schema(s *schema, path *field.Path, at place) {
+func (w *walker) schema(s *schema, path *field.Path, at schemaContext) {
 	if s == nil {
 		return
 	}
@@ -186,7 +195,8 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties cannot be set to false"))
 		}
 		if len(s.Properties) > 0 && (!a.Allows || a.Schema != nil) {
-			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties and properties are mutual exclusive"))
+			w.add(field.Forbidden(path.Child("additionalProperties"),
+				"additionalProperties and properties are mutual exclusive"))
 		}
 		sub := below
 		sub.rules = at.rules.Additional()
@@ -196,16 +206,16 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 		w.schema(a.Schema, path.Child("additionalProperties"), sub)
 	}
 	w.properties(s, path, at, below)
-	w.junctors(s, path, below)
+	w.valueValidations(s, path, below)
 	w.items(s, path, below)
-	w.topology(s, path)
+	w.mergeStrategy(s, path)
 	w.rules(s, path)
 	if len(w.errs) == before && at.rules != nil {
 		w.compiledRules(s, path, at)
 	}
 }
 
-func (w *walker) properties(s *schema, path *field.Path, at, below place) {
+func (w *walker) properties(s *schema, path *field.Path, at, below schemaContext) {
 	if len(s.Properties) == 0 {
 		return
 	}
@@ -225,7 +235,7 @@ func (w *walker) properties(s *schema, path *field.Path, at, below place) {
 	}
 }
 
-func (w *walker) items(s *schema, path *field.Path, below place) {
+func (w *walker) items(s *schema, path *field.Path, below schemaContext) {
 	if s.Items == nil {
 		return
 	}
@@ -240,7 +250,7 @@ func (w *walker) items(s *schema, path *field.Path, below place) {
 	}
 }
 
-func (w *walker) junctors(s *schema, path *field.Path, below place) {
+func (w *walker) valueValidations(s *schema, path *field.Path, below schemaContext) {
 	below.rules = nil
 	if s.Not != nil {
 		w.schema(s.Not, path.Child("not"), below)
@@ -254,7 +264,7 @@ func (w *walker) junctors(s *schema, path *field.Path, below place) {
 		}
 	}
 	if len(s.Definitions)+len(s.Dependencies) == 0 {
-		return // as in every schema that is accepted
+		return // no accepted schema has them
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Definitions)) {
 		child := s.Definitions[name]
@@ -265,8 +275,8 @@ func (w *walker) junctors(s *schema, path *field.Path, below place) {
 	}
 }
 
-// keywords checks what may be said at all.
-func (w *walker) keywords(s *schema, path *field.Path, at place) {
+// keywords checks that s has only supported keywords.
+func (w *walker) keywords(s *schema, path *field.Path, at schemaContext) {
 	if w.propertyTypes && s.Type != "" && !slices.Contains(propertyTypes, s.Type) {
 		w.add(field.NotSupported(path.Child("type"), s.Type, propertyTypes))
 	}
@@ -277,7 +287,8 @@ func (w *walker) keywords(s *schema, path *field.Path, at place) {
 		name string
 		set  bool
 	}{
-		{"id", s.ID != ""}, {"additionalItems", s.AdditionalItems != nil}, {"patternProperties", len(s.PatternProperties) > 0},
+		{"id", s.ID != ""}, {"additionalItems", s.AdditionalItems != nil}, {"patternProperties",
+			len(s.PatternProperties) > 0},
 		{"definitions", len(s.Definitions) > 0}, {"dependencies", s.Dependencies != nil}, {"$ref", s.Ref != nil},
 	} {
 		if k.set {
@@ -294,6 +305,7 @@ func (w *walker) keywords(s *schema, path *field.Path, at place) {
 		w.add(field.Forbidden(path.Child("x-kubernetes-embedded-resource"), "must not be used inside of resource meta"))
 	}
 	if s.UniqueItems {
-		w.add(field.Forbidden(path.Child("uniqueItems"), "uniqueItems cannot be set to true since the runtime complexity becomes quadratic"))
+		w.add(field.Forbidden(path.Child("uniqueItems"),
+			"uniqueItems cannot be set to true since the runtime complexity becomes quadratic"))
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Structural schemas are described in the API documentation of CustomResourceDefinition ("Specifying a
-// structural schema"): every value has one type, and junctors only restrict what is
+// The API documentation of CustomResourceDefinition describes structural schemas ("Specifying a structural
+// schema"). Each value has one type. Value validations (allOf, anyOf, oneOf, not) only restrict values that are
 // specified outside of them.
 
-// unsupportedIn is why s cannot even be asked whether it is structural.
-func unsupportedIn(s *schema) error {
+// structuralConversionError returns the error of the conversion of s to upstream's structural form.
+func structuralConversionError(s *schema) error {
 	_, err := structuralschema.NewStructural(s)
 	return err
 }
@@ -22,8 +22,9 @@ func isNonStructural(s *schema) bool {
 	return unsupported != nil || len(errs) > 0
 }
 
-// NonStructural says why a schema is not structural: of an accepted CRD, the
-// reason and message of the condition NonStructuralSchema, or nothing.
+// NonStructural returns the reasons why a schema is not structural. For an accepted CRD, they are the message of
+// the condition NonStructuralSchema. unsupported is the error of a schema that cannot be converted to upstream's
+// structural form.
 func NonStructural(s *schema, path *field.Path) (errs field.ErrorList, unsupported error) {
 	structural, err := structuralschema.NewStructural(s)
 	if err != nil {
@@ -31,8 +32,8 @@ func NonStructural(s *schema, path *field.Path) (errs field.ErrorList, unsupport
 	}
 	errs = structuralschema.ValidateStructural(path, structural)
 	if slices.ContainsFunc(errs, isOfEmbeddedType) {
-		structural, _ = structuralschema.NewStructural(s) // the validation has changed it
-		(&structuralschema.Visitor{Structural: typeEmbedded}).Visit(structural)
+		structural, _ = structuralschema.NewStructural(s) // the validation modified it
+		(&structuralschema.Visitor{Structural: setEmbeddedType}).Visit(structural)
 		errs = structuralschema.ValidateStructural(path, structural)
 	}
 	return errs, nil
@@ -42,8 +43,9 @@ func isOfEmbeddedType(e *field.Error) bool {
 	return e.Type == field.ErrorTypeRequired && e.Detail == "must be object if x-kubernetes-embedded-resource is true"
 }
 
-// typeEmbedded says of an embedded resource that it is an object, which upstream insists on being said.
-func typeEmbedded(s *structuralschema.Structural) bool {
+// setEmbeddedType sets type: object on an embedded resource without a type, because upstream requires an explicit
+// type.
+func setEmbeddedType(s *structuralschema.Structural) bool {
 	typeless := s.XEmbeddedResource && s.Type == "" && !s.XIntOrString
 	if typeless {
 		s.Type = "object"

@@ -16,9 +16,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// FromTree is Read for a CRD that went through its Go type. It shares values of t, which must not change while
-// the CRD is used. A CRD is nearly all schema: that is read straight from the tree, for by JSON and the type of v1
-// it would be three copies.
+// FromTree does the same as Read for a CRD that was decoded by its Go type. It shares values with t, which must
+// not change while the CRD is used. Schemas are most of a CRD. They are read directly from the tree, because JSON
+// and the v1 type would need three copies.
 func FromTree(t object.Tree) (CRD, error) {
 	shell, versions, ok := withoutSchemas(withoutManagedFields(t))
 	if !ok {
@@ -30,25 +30,26 @@ func FromTree(t object.Tree) (CRD, error) {
 	}
 	crd.read = &schemaJSON{versions: make([][]byte, len(versions))}
 	found := make([]*apiextensions.CustomResourceValidation, len(versions))
-	alike := true
+	same := true
 	for i, v := range versions {
-		said, text, err := validationOf(v)
+		validation, text, err := validationOf(v)
 		if err != nil {
 			return CRD{}, err
 		}
-		found[i], crd.read.versions[i] = said, text
-		alike = alike && (said == nil) == (found[0] == nil) &&
-			(bytes.Equal(text, crd.read.versions[0]) || apiequality.Semantic.DeepEqual(said, found[0])) // to which empty is absent
+		found[i], crd.read.versions[i] = validation, text
+		same = same && (validation == nil) == (found[0] == nil) &&
+			// treats empty as missing
+			(bytes.Equal(text, crd.read.versions[0]) || apiequality.Semantic.DeepEqual(validation, found[0]))
 	}
 	if len(versions) > 0 {
 		crd.read.top = crd.read.versions[0]
 	}
-	for i, said := range found {
-		if alike { // what all versions say is said at the top
-			crd.Spec.Validation = said
+	for i, validation := range found {
+		if same { // the internal form has a common schema at the top
+			crd.Spec.Validation = validation
 			break
 		}
-		crd.Spec.Versions[i].Schema = said
+		crd.Spec.Versions[i].Schema = validation
 	}
 	return crd, nil
 }
@@ -64,8 +65,8 @@ func withoutManagedFields(t object.Tree) object.Tree {
 	return t
 }
 
-// withoutSchemas is t without schemas, and its versions with them. It returns false for what has
-// something else where schemas should be.
+// withoutSchemas returns t without schemas, and the versions of t with their schemas. It returns false if a schema
+// is not an object.
 func withoutSchemas(t object.Tree) (shell object.Tree, versions []object.Tree, ok bool) {
 	shell = maps.Clone(t)
 	spec, _ := t["spec"].(object.Tree)
@@ -78,7 +79,7 @@ func withoutSchemas(t object.Tree) (shell object.Tree, versions []object.Tree, o
 		v, _ := list[i].(object.Tree)
 		versions = append(versions, v)
 		if v["schema"] != nil {
-			if !holdsSchema(v["schema"]) {
+			if !isSchemaObject(v["schema"]) {
 				return nil, nil, false
 			}
 			v = maps.Clone(v)
@@ -90,12 +91,12 @@ func withoutSchemas(t object.Tree) (shell object.Tree, versions []object.Tree, o
 	return shell, versions, true
 }
 
-func holdsSchema(v any) bool {
-	said, ok := v.(object.Tree)
+func isSchemaObject(v any) bool {
+	validation, ok := v.(object.Tree)
 	if !ok {
 		return false
 	}
-	for key, v := range said {
+	for key, v := range validation {
 		_, isTree := v.(object.Tree)
 		if ok = ok && key == "openAPIV3Schema" && isTree; !ok {
 			return false
@@ -104,13 +105,13 @@ func holdsSchema(v any) bool {
 	return true
 }
 
-// validationOf is what a version of a CRD says of its objects, and the JSON of the schema.
+// validationOf returns the schema of a version of a CRD, decoded and as JSON.
 func validationOf(version object.Tree) (*apiextensions.CustomResourceValidation, []byte, error) {
-	said, ok := version["schema"].(object.Tree)
+	validation, ok := version["schema"].(object.Tree)
 	if !ok {
 		return nil, nil, nil
 	}
-	from, ok := said["openAPIV3Schema"].(object.Tree)
+	from, ok := validation["openAPIV3Schema"].(object.Tree)
 	if !ok {
 		return &apiextensions.CustomResourceValidation{}, nil, nil
 	}
@@ -119,12 +120,12 @@ func validationOf(version object.Tree) (*apiextensions.CustomResourceValidation,
 	if readSchema(from, out) {
 		return &apiextensions.CustomResourceValidation{OpenAPIV3Schema: out}, text, nil
 	}
-	out, err := readOddSchema(text)
+	out, err := readAnySchema(text)
 	return &apiextensions.CustomResourceValidation{OpenAPIV3Schema: out}, text, err
 }
 
-// readOddSchema reads any schema, by upstream's types.
-func readOddSchema(text []byte) (*schema, error) {
+// readAnySchema decodes any schema by upstream's types.
+func readAnySchema(text []byte) (*schema, error) {
 	var v1 apiextensionsv1.JSONSchemaProps
 	out := &schema{}
 	err := kjson.UnmarshalCaseSensitivePreserveInts(text, &v1)
@@ -132,24 +133,26 @@ func readOddSchema(text []byte) (*schema, error) {
 		err = apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, out, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read a schema: %w", err)
+		return nil, fmt.Errorf("decode a schema: %w", err)
 	}
 	return out, nil
 }
 
-// readSchema reads a schema into out. It returns false for one with keywords or values that structural schemas do
-// not have, and leaves those to readOddSchema.
+// readSchema decodes a schema into out. It returns false for a schema with keywords or values that structural
+// schemas do not have. The caller then uses readAnySchema.
 func readSchema(from object.Tree, out *schema) bool {
 	return readFields(from, reflect.ValueOf(out).Elem(), schemaFields)
 }
 
-// The fields of the internal types, by their names in JSON.
+// Fields of the internal types by their JSON names.
 var (
 	schemaFields = fieldsByName(reflect.TypeFor[apiextensionsv1.JSONSchemaProps](), reflect.TypeFor[schema]())
-	ruleFields   = fieldsByName(reflect.TypeFor[apiextensionsv1.ValidationRule](), reflect.TypeFor[apiextensions.ValidationRule]())
+	ruleFields   = fieldsByName(reflect.TypeFor[apiextensionsv1.ValidationRule](),
+		reflect.TypeFor[apiextensions.ValidationRule]())
 )
 
-// fieldsByName finds in a type the fields that have names in JSON in another one.
+// fieldsByName returns the indices of the fields of the type in by the JSON names of the corresponding fields of
+// named.
 func fieldsByName(named, in reflect.Type) map[string]int {
 	all := map[string]int{}
 	for i := range named.NumField() {
@@ -171,7 +174,7 @@ func readFields(from object.Tree, out reflect.Value, fields map[string]int) bool
 	return true
 }
 
-// readField reads a value into what a field points to.
+// readField decodes a value into the pointer field.
 func readField(v, field any) (ok bool) {
 	switch to := field.(type) {
 	case *string:
@@ -245,7 +248,7 @@ func readOne(v any) (*schema, bool) {
 	return out, readSchema(t, out)
 }
 
-// readList reads each item of a list by read.
+// readList decodes each item of a list with read.
 func readList[T any](v any, read func(any, *T) bool) ([]T, bool) {
 	list, ok := v.([]any)
 	out := make([]T, len(list))
@@ -257,7 +260,7 @@ func readList[T any](v any, read func(any, *T) bool) ([]T, bool) {
 
 func readNamed(v any) (map[string]schema, bool) {
 	t, ok := v.(object.Tree)
-	out, s := make(map[string]schema, len(t)), room(t)
+	out, s := make(map[string]schema, len(t)), reusableSchema(t)
 	for name, v := range t {
 		below, isTree := v.(object.Tree)
 		if *s = (schema{}); !isTree || !readSchema(below, s) {

@@ -12,21 +12,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// sameCRD holds what is read of a tree against what is read of its JSON by upstream's types, and says whether it can
-// be read.
+// sameCRD compares a CRD that is read from a tree with the CRD that upstream's types decode from its JSON. It
+// reports whether the CRD can be decoded.
 func sameCRD(t *testing.T, what string, tree object.Tree) bool {
 	t.Helper()
 	want, failed := Read(object.AppendJSON(nil, tree))
 	got, err := FromTree(tree)
 	if (err != nil) != (failed != nil) {
-		t.Fatalf("%s: read straight: %v, by its type: %v", what, err, failed)
+		t.Fatalf("%s: FromTree returned %v, Read returned %v", what, err, failed)
 	}
 	if err != nil {
 		return false
 	}
 	want.ManagedFields = nil
 	if !apiequality.Semantic.DeepEqual(got.CustomResourceDefinition, want.CustomResourceDefinition) {
-		t.Errorf("%s: read straight, it is\n%s\nbut by its type\n%s", what, object.AppendJSON(nil, got.Spec), object.AppendJSON(nil, want.Spec))
+		t.Errorf("%s: FromTree returned\n%s\nRead returned\n%s", what, object.AppendJSON(nil, got.Spec),
+			object.AppendJSON(nil, want.Spec))
 	}
 	a, b := got.schemas(), want.schemas()
 	if !slices.EqualFunc(a.all(), b.all(), slices.Equal[[]byte]) {
@@ -35,9 +36,10 @@ func sameCRD(t *testing.T, what string, tree object.Tree) bool {
 	return true
 }
 
-// mangle changes one thing somewhere in v.
-func mangle(r *rand.Rand, v any) any {
-	odd := []any{nil, "", "x", int64(1), 1.5, true, false, []any{}, object.Tree{}, []any{"a"}, []any{int64(1)}, object.Tree{"type": "string"}}
+// mutateTree changes one random position in v.
+func mutateTree(r *rand.Rand, v any) any {
+	odd := []any{nil, "", "x", int64(1), 1.5, true, false, []any{}, object.Tree{}, []any{"a"}, []any{int64(1)},
+		object.Tree{"type": "string"}}
 	switch v := v.(type) {
 	case object.Tree:
 		keys := make([]string, 0, len(v))
@@ -47,26 +49,28 @@ func mangle(r *rand.Rand, v any) any {
 		slices.Sort(keys)
 		if len(keys) > 0 && r.IntN(8) > 0 {
 			k := keys[r.IntN(len(keys))]
-			v[k] = mangle(r, v[k])
+			v[k] = mutateTree(r, v[k])
 			return v
 		}
-		words := []string{"type", "default", "enum", "items", "additionalProperties", "not", "anyOf", "maximum", "maxLength", "nullable", "required",
-			"x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+		words := []string{"type", "default", "enum", "items", "additionalProperties", "not", "anyOf", "maximum",
+			"maxLength", "nullable", "required",
+			"x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+			"x-kubernetes-preserve-unknown-fields",
 			"definitions", "dependencies", "$ref", "id", "externalDocs", "example", "schema", "unknown"}
 		v[words[r.IntN(len(words))]] = odd[r.IntN(len(odd))]
 		return v
 	case []any:
 		if len(v) > 0 {
 			i := r.IntN(len(v))
-			v[i] = mangle(r, v[i])
+			v[i] = mutateTree(r, v[i])
 			return v
 		}
 	}
 	return odd[r.IntN(len(odd))]
 }
 
-// A CRD is the same whichever way it is read.
-func TestFromTreeIsRead(t *testing.T) {
+// TestFromTreeEqualsRead checks that FromTree and Read return the same CRD.
+func TestFromTreeEqualsRead(t *testing.T) {
 	r, read := rand.New(rand.NewPCG(3, 5)), 0
 	for i, f := range corpus(t) {
 		if i%7 != 0 {
@@ -95,7 +99,7 @@ func TestFromTreeIsRead(t *testing.T) {
 			if len(versions) > 0 && r.IntN(3) > 0 {
 				versions[r.IntN(len(versions))] = object.CopyValue(versions[0])
 			}
-			other["spec"] = mangle(r, other["spec"])
+			other["spec"] = mutateTree(r, other["spec"])
 			if sameCRD(t, f, other) {
 				read++
 			}
@@ -105,6 +109,6 @@ func TestFromTreeIsRead(t *testing.T) {
 		}
 	}
 	if read < 50 {
-		t.Errorf("only %d of the changed CRDs could be read at all", read)
+		t.Errorf("only %d of the changed CRDs could be decoded", read)
 	}
 }

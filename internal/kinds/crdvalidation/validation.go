@@ -1,11 +1,12 @@
-// Package crdvalidation decides which CustomResourceDefinitions are accepted and says why
-// others are not, in upstream's words. It knows neither storage nor how kinds are served.
+// Package crdvalidation validates CustomResourceDefinitions and returns upstream's errors. It must not import
+// storage or the serving of kinds.
 //
-// Upstream's own validation checks all of a CRD but its schemas (validation.go). Those are checked here, in less time and
-// memory, and as the schemas that objects are checked by (internal/schema).
+// Upstream's own validation checks everything in a CRD except its schemas (validation.go). This package checks the
+// schemas, in less time and memory than upstream. It compiles them with internal/schema, which also validates
+// objects.
 //
-// The checks work on the internal form that upstream's do, because clients see its paths:
-// what all versions have in common is at the top of spec ("spec.validation.openAPIV3Schema").
+// The checks use upstream's internal form of a CRD, because its paths appear in errors for clients. In the
+// internal form, fields that are equal in all versions are at the top of spec ("spec.validation.openAPIV3Schema").
 package crdvalidation
 
 import (
@@ -21,41 +22,47 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// Create checks a new CRD. Its metadata is checked elsewhere but for the name's relation to the
-// spec; status.acceptedNames, which the server makes of the spec's names, are not. The CRD is not modified.
+// Create validates a new CRD. The caller validates metadata, except for the name, which depends on the spec.
+// status.acceptedNames are not validated, because the server derives them from the names in the spec. The CRD is
+// not modified.
 func Create(crd CRD) field.ErrorList {
-	now, checks := marked(crd), strict(crd).checks(crd)
+	now, checks := withPlaceholders(crd), strictOptions(crd).checks(crd)
 	errs := validation.ValidateCustomResourceDefinition(context.Background(), now)
 	if crd.legacy {
 		errs = slices.DeleteFunc(errs, func(e *field.Error) bool { return !isOfName(e) })
-		old := &apiextensions.CustomResourceDefinition{Spec: apiextensions.CustomResourceDefinitionSpec{Group: crd.Spec.Group, Names: crd.Spec.Names}}
-		errs = append(errs, validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now, asLegacy(old, now))...)
+		old := &apiextensions.CustomResourceDefinition{Spec: apiextensions.CustomResourceDefinitionSpec{
+			Group: crd.Spec.Group, Names: crd.Spec.Names,
+		}}
+		errs = append(errs, validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now,
+			withLegacyLeniency(old, now))...)
 	}
-	return unmark(errs, crd, checks)
+	return replacePlaceholders(errs, crd, checks)
 }
 
-// Update checks a CRD that is to replace old. Neither is modified.
+// Update validates a CRD that replaces old. Neither is modified.
 func Update(crd, old CRD) field.ErrorList {
-	now, was := marked(crd), marked(old)
+	now, was := withPlaceholders(crd), withPlaceholders(old)
 	if crd.legacy {
-		was = asLegacy(was, now)
+		was = withLegacyLeniency(was, now)
 	}
-	return unmark(validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now, was), crd, ratchet(crd, old).checks(crd))
+	return replacePlaceholders(validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now, was), crd,
+		ratchetedOptions(crd, old).checks(crd))
 }
 
-// Status checks what a write of /status makes of old.
+// Status validates a write of the status subresource of old.
 func Status(crd, old CRD) field.ErrorList {
 	path := field.NewPath("status")
 	errs := validation.ValidateCustomResourceDefinitionStatus(&crd.Status, path)
 	if !slices.Equal(crd.Status.StoredVersions, old.Status.StoredVersions) {
-		errs = append(errs, validation.ValidateCustomResourceDefinitionStoredVersions(crd.Status.StoredVersions, crd.Spec.Versions, path.Child("storedVersions"))...)
+		errs = append(errs, validation.ValidateCustomResourceDefinitionStoredVersions(crd.Status.StoredVersions,
+			crd.Spec.Versions, path.Child("storedVersions"))...)
 	}
 	return errs
 }
 
-// marked is what upstream gets to check: crd with a mark, which is an error, in place of each schema and of all fields
-// that are selectable by it.
-func marked(crd CRD) *apiextensions.CustomResourceDefinition {
+// withPlaceholders returns the CRD that upstream validates. It equals crd except for a placeholder in place of
+// each schema and each list of selectable fields. Upstream reports an error for each placeholder.
+func withPlaceholders(crd CRD) *apiextensions.CustomResourceDefinition {
 	out := &apiextensions.CustomResourceDefinition{Spec: crd.Spec, Status: crd.Status}
 	out.Name, out.GenerateName, out.ResourceVersion = crd.Name, crd.GenerateName, "1"
 	const approved = apiextensionsv1.KubeAPIApprovedAnnotation
@@ -65,21 +72,24 @@ func marked(crd CRD) *apiextensions.CustomResourceDefinition {
 	out.Status.AcceptedNames = apiextensions.CustomResourceDefinitionNames{}
 	spec := &out.Spec
 	mayDefault := spec.PreserveUnknownFields != nil && !*spec.PreserveUnknownFields
-	spec.Validation, spec.SelectableFields = markedSchema(spec.Validation, "", mayDefault), markedFields(spec.SelectableFields)
+	spec.Validation, spec.SelectableFields = placeholderSchema(spec.Validation, "",
+		mayDefault), placeholderFields(spec.SelectableFields)
 	spec.Versions = slices.Clone(spec.Versions)
 	for i := range spec.Versions {
 		v, which := &spec.Versions[i], ""
 		if !apiequality.Semantic.DeepEqual(v.Schema, crd.Spec.Versions[0].Schema) {
 			which = "another"
 		}
-		v.Schema, v.SelectableFields = markedSchema(v.Schema, which, mayDefault), markedFields(v.SelectableFields)
+		v.Schema, v.SelectableFields = placeholderSchema(v.Schema, which,
+			mayDefault), placeholderFields(v.SelectableFields)
 	}
 	return out
 }
 
-// markedSchema is a mark, which differs from other marks by its description. It has a default if the schema has one that it
-// may not have.
-func markedSchema(v *apiextensions.CustomResourceValidation, description string, mayDefault bool) *apiextensions.CustomResourceValidation {
+// placeholderSchema returns an invalid schema. description makes placeholders of different schemas different. The
+// placeholder has a default if the schema has a default that is not allowed.
+func placeholderSchema(v *apiextensions.CustomResourceValidation, description string,
+	mayDefault bool) *apiextensions.CustomResourceValidation {
 	if v == nil || v.OpenAPIV3Schema == nil {
 		return v
 	}
@@ -91,23 +101,26 @@ func markedSchema(v *apiextensions.CustomResourceValidation, description string,
 	return &apiextensions.CustomResourceValidation{OpenAPIV3Schema: mark}
 }
 
-func markedFields(fields []apiextensions.SelectableField) []apiextensions.SelectableField {
+func placeholderFields(fields []apiextensions.SelectableField) []apiextensions.SelectableField {
 	return make([]apiextensions.SelectableField, min(len(fields), 1))
 }
 
-// checks are those of all that is marked, by the fields of the errors that the marks are.
+// checks returns the checks of all schemas and selectable fields, by the error path of their placeholder.
 func (o options) checks(crd CRD) map[string]func() field.ErrorList {
-	o = o.asked(crd)
+	o = o.forAPIVersion(crd)
 	s, path, checks := &crd.Spec, field.NewPath("spec"), map[string]func() field.ErrorList{}
-	needsStructure := func(x *schema) bool { return hasDefault(x) || isExtended(x) }
-	o.structural = o.structural || !keepsUnknown(s) ||
+	needsStructure := func(x *schema) bool { return hasDefault(x) || requiresStructural(x) }
+	o.structural = o.structural || !preservesUnknownFields(s) ||
 		slices.ContainsFunc(schemasOf(s), func(x *schema) bool { return anywhere(x, needsStructure) })
-	schemaAt := func(at *field.Path, v *apiextensions.CustomResourceValidation, js []byte, status bool, version string) {
+	schemaAt := func(at *field.Path, v *apiextensions.CustomResourceValidation, js []byte, status bool,
+		version string) {
 		o := o
-		o.costly = func() bool { return o.keepsSchema(s, version) }
-		checks[at.Child("openAPIV3Schema", "uniqueItems").String()] = func() field.ErrorList { return validationSchema(v, js, status, o, at) }
+		o.costly = func() bool { return o.hasUnchangedSchema(s, version) }
+		checks[at.Child("openAPIV3Schema",
+			"uniqueItems").String()] = func() field.ErrorList { return validationSchema(v, js, status, o, at) }
 	}
-	fieldsAt := func(at *field.Path, fields []apiextensions.SelectableField, v *apiextensions.CustomResourceValidation, version string) {
+	fieldsAt := func(at *field.Path, fields []apiextensions.SelectableField, v *apiextensions.CustomResourceValidation,
+		version string) {
 		checks[at.Child("selectableFields").Index(0).Child("jsonPath").String()] = func() field.ErrorList {
 			return selectableFields(fields, v.OpenAPIV3Schema, at, o, version)
 		}
@@ -126,8 +139,9 @@ func (o options) checks(crd CRD) map[string]func() field.ErrorList {
 
 func hasStatus(s *apiextensions.CustomResourceSubresources) bool { return s != nil && s.Status != nil }
 
-// subresourcesOf are those of the first version of that name, or of all versions.
-func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec, version string) *apiextensions.CustomResourceSubresources {
+// subresourcesOf returns the subresources of the first version with the name, or those of all versions.
+func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec,
+	version string) *apiextensions.CustomResourceSubresources {
 	own := func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Subresources != nil }
 	if !slices.ContainsFunc(s.Versions, own) {
 		return s.Subresources
@@ -136,8 +150,10 @@ func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec, version strin
 	return s.Versions[slices.IndexFunc(s.Versions, named)].Subresources
 }
 
-// unmark puts in place of each mark what is wrong with what was marked, and leaves out what is not said here.
-func unmark(errs field.ErrorList, crd CRD, checks map[string]func() field.ErrorList) (out field.ErrorList) {
+// replacePlaceholders replaces the errors of placeholders by the errors of the schemas and selectable fields. It
+// drops errors of metadata, which the caller validates.
+func replacePlaceholders(errs field.ErrorList, crd CRD,
+	checks map[string]func() field.ErrorList) (out field.ErrorList) {
 	for _, e := range errs {
 		if _, ok := e.BadValue.([]apiextensions.CustomResourceDefinitionVersion); ok {
 			e.BadValue = crd.Spec.Versions
@@ -146,7 +162,8 @@ func unmark(errs field.ErrorList, crd CRD, checks map[string]func() field.ErrorL
 		switch {
 		case check != nil:
 			out = append(out, check()...)
-		case !strings.HasPrefix(e.Field, "metadata.") || strings.HasPrefix(e.Field, "metadata.annotations[") || isOfName(e):
+		case !strings.HasPrefix(e.Field, "metadata.") || strings.HasPrefix(e.Field, "metadata.annotations[") ||
+			isOfName(e):
 			out = append(out, e)
 		}
 	}
@@ -155,11 +172,11 @@ func unmark(errs field.ErrorList, crd CRD, checks map[string]func() field.ErrorL
 
 func isOfName(e *field.Error) bool { return strings.HasPrefix(e.Detail, "must be spec.names.plural") }
 
-func keepsUnknown(s *apiextensions.CustomResourceDefinitionSpec) bool {
+func preservesUnknownFields(s *apiextensions.CustomResourceDefinitionSpec) bool {
 	return s.PreserveUnknownFields != nil && *s.PreserveUnknownFields
 }
 
-// CheckCABundle returns what is wrong with the CA certificates of a webhook, in PEM.
+// CheckCABundle returns an error if the PEM CA certificates of a webhook are invalid.
 func CheckCABundle(pem []byte) error {
 	_, err := transport.TLSConfigFor(&transport.Config{TLS: transport.TLSConfig{CAData: pem}})
 	return err

@@ -10,9 +10,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestRuleVectorsCompile creates a CRD with each rule of internal/schema/testdata/rules.yaml. A CRD is refused with the error that stands
-// there, and only then. VAL-048 VAL-054 VAL-055 VAL-056 VAL-057 VAL-058 VAL-059 VAL-060 VAL-061 VAL-063 VAL-064 VAL-065 VAL-066 VAL-073
-// VAL-077 VAL-078 VAL-079 VAL-080 VAL-081 VAL-082 VAL-083.
+// TestRuleVectorsCompile creates a CRD with each rule of internal/schema/testdata/rules.yaml. It checks that a CRD
+// is rejected exactly if the vector has an error, and with that error. VAL-048 VAL-054 VAL-055 VAL-056 VAL-057
+// VAL-058 VAL-059 VAL-060 VAL-061 VAL-063 VAL-064 VAL-065 VAL-066 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081
+// VAL-082 VAL-083.
 func TestRuleVectorsCompile(t *testing.T) {
 	data, err := os.ReadFile("../../schema/testdata/rules.yaml")
 	if err != nil {
@@ -30,7 +31,8 @@ func TestRuleVectorsCompile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, v := range vectors {
-		v.Schema["x-kubernetes-validations"] = []any{apiextensionsv1.ValidationRule{Rule: v.Rule, Message: v.Message, OptionalOldSelf: v.OptionalOldSelf}}
+		v.Schema["x-kubernetes-validations"] = []any{apiextensionsv1.ValidationRule{Rule: v.Rule, Message: v.Message,
+			OptionalOldSelf: v.OptionalOldSelf}}
 		schema, path := any(v.Schema), "spec.validation.openAPIV3Schema.x-kubernetes-validations[0]"
 		if !v.Root {
 			schema, path = map[string]any{"type": "object", "properties": map[string]any{"spec": schema}}, rulePath
@@ -44,10 +46,11 @@ func TestRuleVectorsCompile(t *testing.T) {
 		switch {
 		case v.Invalid == "" && len(errs) > 0:
 			t.Errorf("%s %s: %v", v.ID, v.About, errs)
-		case v.Invalid != "" && (len(errs) != 1 || errs[0].Field != path+".rule" || !strings.HasPrefix(errs[0].Detail, v.Invalid)):
+		case v.Invalid != "" && (len(errs) != 1 || errs[0].Field != path+".rule" ||
+			!strings.HasPrefix(errs[0].Detail, v.Invalid)):
 			t.Errorf("%s %s: %v\nwant %s.rule: %s", v.ID, v.About, errs, path, v.Invalid)
 		}
-		if v.ID != "VAL-058" { // upstream overestimates its cost: VAL-160
+		if v.ID != "VAL-058" { // upstream overestimates the cost of VAL-160
 			compare(t, v.ID, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
 		}
 	}

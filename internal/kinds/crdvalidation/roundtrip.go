@@ -7,18 +7,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// An empty list in a schema is not the same as none, to upstream's validation and to who owns spec.versions; but the Go type
-// leaves it out where a CRD is written. So a CRD is decoded with what is empty in its versions, and stored without.
+// Upstream's validation and the ownership of spec.versions distinguish an empty list in a schema from a missing
+// one. The Go type omits empty lists when a CRD is encoded. Therefore a CRD is decoded with the empty lists of its
+// versions, and stored without them.
 
-// leftOut are the lists and maps of a schema that are not written where they are empty.
-var leftOut = map[string]bool{
+// omittedIfEmpty contains the lists and maps of a schema that the Go type omits if they are empty.
+var omittedIfEmpty = map[string]bool{
 	"required": true, "enum": true, "allOf": true, "anyOf": true, "oneOf": true, "items": true,
 	"properties": true, "patternProperties": true, "definitions": true, "dependencies": true,
 	"x-kubernetes-list-map-keys": true, "x-kubernetes-validations": true,
 }
 
-// listsOfVersion are those beside the schema.
-var listsOfVersion = []string{"additionalPrinterColumns", "selectableFields"}
+// versionLists contains the lists of a version outside the schema that the Go type omits if they are empty.
+var versionLists = []string{"additionalPrinterColumns", "selectableFields"}
 
 func isEmpty(v any) bool {
 	switch v := v.(type) {
@@ -30,23 +31,23 @@ func isEmpty(v any) bool {
 	return false
 }
 
-// RoundTrip is the spec of a CRD as it is when what is written of it is read again. spec is not modified.
+// RoundTrip returns the spec of a CRD after encoding and decoding by the Go type. spec is not modified.
 func RoundTrip(spec object.Tree) object.Tree {
 	list, _ := spec["versions"].([]any)
-	if !slices.ContainsFunc(list, isUnwritten) {
+	if !slices.ContainsFunc(list, hasOmitted) {
 		return spec
 	}
 	spec, list = maps.Clone(spec), slices.Clone(list)
 	spec["versions"] = list
 	for i := range list {
 		version, _ := object.CopyValue(list[i]).(object.Tree)
-		for _, key := range listsOfVersion {
+		for _, key := range versionLists {
 			if isEmpty(version[key]) {
 				delete(version, key)
 			}
 		}
-		everySchema(schemaOf(version), func(s object.Tree) bool {
-			maps.DeleteFunc(s, isLeftOut)
+		anySchema(schemaOf(version), func(s object.Tree) bool {
+			maps.DeleteFunc(s, isOmitted)
 			return false
 		})
 		list[i] = version
@@ -54,23 +55,24 @@ func RoundTrip(spec object.Tree) object.Tree {
 	return spec
 }
 
-// isLeftOut is true of what is not written, or is not read again: the null that an empty list of items is written as.
-func isLeftOut(key string, v any) bool {
-	return v == nil || isEmpty(v) && leftOut[key] && !isSchema(key, v)
+// isOmitted reports whether the Go type omits the field, or decodes it as missing. The latter applies to null, the
+// encoding of an empty list of items.
+func isOmitted(key string, v any) bool {
+	return v == nil || isEmpty(v) && omittedIfEmpty[key] && !isSchema(key, v)
 }
 
-// isSchema is true of an empty schema, which says that there are items.
+// isSchema reports whether v is an empty schema of items, which means that items is set.
 func isSchema(key string, v any) bool {
 	_, isTree := v.(object.Tree)
 	return key == "items" && isTree
 }
 
-func isUnwritten(version any) bool {
+func hasOmitted(version any) bool {
 	v, _ := version.(object.Tree)
-	return slices.ContainsFunc(listsOfVersion, func(key string) bool { return isEmpty(v[key]) }) ||
-		everySchema(schemaOf(v), func(s object.Tree) bool {
+	return slices.ContainsFunc(versionLists, func(key string) bool { return isEmpty(v[key]) }) ||
+		anySchema(schemaOf(v), func(s object.Tree) bool {
 			for key, v := range s {
-				if isLeftOut(key, v) {
+				if isOmitted(key, v) {
 					return true
 				}
 			}
@@ -79,13 +81,13 @@ func isUnwritten(version any) bool {
 }
 
 func schemaOf(version object.Tree) object.Tree {
-	said, _ := version["schema"].(object.Tree)
-	s, _ := said["openAPIV3Schema"].(object.Tree)
+	validation, _ := version["schema"].(object.Tree)
+	s, _ := validation["openAPIV3Schema"].(object.Tree)
 	return s
 }
 
-// everySchema calls f with s and each schema below it, until it returns true.
-func everySchema(s object.Tree, f func(object.Tree) bool) bool {
+// anySchema calls f with s and each schema below it, until f returns true.
+func anySchema(s object.Tree, f func(object.Tree) bool) bool {
 	if s == nil {
 		return false
 	}
@@ -96,11 +98,11 @@ func everySchema(s object.Tree, f func(object.Tree) bool) bool {
 		found := false
 		switch key {
 		case "items", "not", "additionalProperties", "additionalItems", "allOf", "anyOf", "oneOf":
-			found = everyOf(v, f)
+			found = anySchemaIn(v, f)
 		case "properties", "patternProperties", "definitions", "dependencies":
 			named, _ := v.(object.Tree)
 			for _, v := range named {
-				if found = everyOf(v, f); found {
+				if found = anySchemaIn(v, f); found {
 					break
 				}
 			}
@@ -112,18 +114,18 @@ func everySchema(s object.Tree, f func(object.Tree) bool) bool {
 	return false
 }
 
-// everyOf is everySchema for a schema or a list of such.
-func everyOf(v any, f func(object.Tree) bool) bool {
+// anySchemaIn calls anySchema for a schema or for each schema in a list.
+func anySchemaIn(v any, f func(object.Tree) bool) bool {
 	if list, ok := v.([]any); ok {
-		return slices.ContainsFunc(list, func(v any) bool { return everyOf(v, f) })
+		return slices.ContainsFunc(list, func(v any) bool { return anySchemaIn(v, f) })
 	}
 	s, _ := v.(object.Tree)
-	return everySchema(s, f)
+	return anySchema(s, f)
 }
 
-// restoreEmpty puts into version, which went through its Go type, what is empty in sent, from which it was read.
+// restoreEmpty copies the empty lists and maps of sent to version, which was decoded from sent by the Go type.
 func restoreEmpty(version, sent object.Tree) {
-	for _, key := range listsOfVersion {
+	for _, key := range versionLists {
 		if isEmpty(sent[key]) {
 			version[key] = sent[key]
 		}
@@ -147,7 +149,7 @@ func restoreBelow(v, sent any) {
 
 func restoreInSchema(s, sent object.Tree) {
 	for key, v := range sent {
-		if leftOut[key] && isEmpty(v) {
+		if omittedIfEmpty[key] && isEmpty(v) {
 			s[key] = v
 			continue
 		}

@@ -12,20 +12,20 @@ const (
 	mapTypeField  = "x-kubernetes-map-type"
 )
 
-// topology checks the extensions that say how objects merge.
-func (w *walker) topology(s *schema, path *field.Path) {
+// mergeStrategy checks the extensions that define how objects merge.
+func (w *walker) mergeStrategy(s *schema, path *field.Path) {
 	if p := s.XPreserveUnknownFields; p != nil && !*p {
 		w.add(field.Invalid(path.Child("x-kubernetes-preserve-unknown-fields"), *p, "must be true or undefined"))
 	}
 	if t := s.XMapType; t != nil {
-		w.typeFor(s, path, "object", mapTypeField)
+		w.requireType(s, path, "object", mapTypeField)
 		if *t != "atomic" && *t != "granular" {
 			w.add(field.NotSupported(path.Child(mapTypeField), *t, []string{"atomic", "granular"}))
 		}
 	}
 	if t := s.XListType; t != nil {
 		if s.Type != "array" {
-			w.typeFor(s, path, "array", listTypeField)
+			w.requireType(s, path, "array", listTypeField)
 		} else if w.atomicSets {
 			w.add(atomicSetItems(s, path)...)
 		}
@@ -49,7 +49,7 @@ func (w *walker) topology(s *schema, path *field.Path) {
 	}
 }
 
-func (w *walker) typeFor(s *schema, path *field.Path, want, keyword string) {
+func (w *walker) requireType(s *schema, path *field.Path, want, keyword string) {
 	message := "must be " + want + " if " + keyword + " is specified"
 	switch s.Type {
 	case want:
@@ -60,7 +60,7 @@ func (w *walker) typeFor(s *schema, path *field.Path, want, keyword string) {
 	}
 }
 
-// atomicSetItems checks that the items of a set cannot be merged field by field.
+// atomicSetItems checks that the items of a set are atomic, so that they cannot be merged field by field.
 func atomicSetItems(s *schema, path *field.Path) field.ErrorList {
 	if s.XListType == nil || *s.XListType != "set" || s.Items == nil || s.Items.Schema == nil {
 		return nil
@@ -85,18 +85,22 @@ func (w *walker) listMap(s *schema, path *field.Path) {
 		w.add(field.Required(path.Child("items"), "must have a schema if x-kubernetes-list-type is map"))
 		return
 	case s.Items.Schema == nil:
-		w.add(field.Invalid(path.Child("items"), s.Items, "must only have a single schema if x-kubernetes-list-type is map"))
+		w.add(field.Invalid(path.Child("items"), s.Items,
+			"must only have a single schema if x-kubernetes-list-type is map"))
 		return
 	case s.Items.Schema.Type != "object":
-		w.add(field.Invalid(path.Child("items").Child("type"), s.Items.Schema.Type, "must be object if parent array's x-kubernetes-list-type is map"))
+		w.add(field.Invalid(path.Child("items").Child("type"), s.Items.Schema.Type,
+			"must be object if parent array's x-kubernetes-list-type is map"))
 		return
 	}
 	items := s.Items.Schema
 	for i, key := range s.XListMapKeys {
 		if p, ok := items.Properties[key]; !ok {
-			w.add(field.Invalid(path.Child(listKeysField), s.XListMapKeys, "entries must all be names of item properties"))
+			w.add(field.Invalid(path.Child(listKeysField), s.XListMapKeys,
+				"entries must all be names of item properties"))
 		} else if p.Type == "array" || p.Type == "object" {
-			w.add(field.Invalid(path.Child("items").Child("properties").Key(key).Child("type"), items.Type, "must be a scalar type if parent array's x-kubernetes-list-type is map"))
+			w.add(field.Invalid(path.Child("items").Child("properties").Key(key).Child("type"), items.Type,
+				"must be a scalar type if parent array's x-kubernetes-list-type is map"))
 		}
 		if slices.Contains(s.XListMapKeys[:i], key) {
 			w.add(field.Invalid(path.Child(listKeysField), s.XListMapKeys, "must not contain duplicate entries"))
@@ -104,14 +108,16 @@ func (w *walker) listMap(s *schema, path *field.Path) {
 	}
 }
 
-// listMapKeys checks that the items of a set or map and the keys of a map are always there.
+// listMapKeys checks that the items of a set or list-type map are not null, and that the keys of a list-type map
+// are always set.
 func listMapKeys(s *schema, path *field.Path) (errs field.ErrorList) {
 	if s.Items == nil || s.Items.Schema == nil || s.XListType == nil || *s.XListType != "set" && *s.XListType != "map" {
 		return nil
 	}
 	items := s.Items.Schema
 	if items.Nullable {
-		errs = append(errs, field.Forbidden(path.Child("items").Child("nullable"), "cannot be nullable when x-kubernetes-list-type is "+*s.XListType))
+		errs = append(errs, field.Forbidden(path.Child("items").Child("nullable"),
+			"cannot be nullable when x-kubernetes-list-type is "+*s.XListType))
 	}
 	if *s.XListType == "set" {
 		return errs
@@ -123,10 +129,12 @@ func listMapKeys(s *schema, path *field.Path) (errs field.ErrorList) {
 		}
 		at := path.Child("items").Child("properties").Key(key)
 		if !slices.Contains(items.Required, key) && p.Default == nil {
-			errs = append(errs, field.Required(at.Child("default"), "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property"))
+			errs = append(errs, field.Required(at.Child("default"),
+				"this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property"))
 		}
 		if p.Nullable {
-			errs = append(errs, field.Forbidden(at.Child("nullable"), "this property is in x-kubernetes-list-map-keys, so it cannot be nullable"))
+			errs = append(errs, field.Forbidden(at.Child("nullable"),
+				"this property is in x-kubernetes-list-map-keys, so it cannot be nullable"))
 		}
 	}
 	return errs
