@@ -1,6 +1,6 @@
-// Package check says without a server what a server would say of manifests: of
-// CustomResourceDefinitions, of objects of the kinds they define, and of what a new state of a
-// CustomResourceDefinition does to objects that are stored already.
+// Package check validates manifests without a server. It reports the errors and warnings of a server for
+// CustomResourceDefinitions and for objects of their kinds. It also compares two versions of a
+// CustomResourceDefinition and reports the effects on stored objects.
 package check
 
 import (
@@ -16,38 +16,38 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Severity says what a Finding means.
+// Severity is the severity of a Finding.
 type Severity string
 
 const (
-	// Error is what a server refuses.
+	// Error marks a manifest that a server rejects.
 	Error Severity = "error"
-	// Warning is what a server accepts, but hardly as it was meant.
+	// Warning marks a manifest that a server accepts, but that probably contains a mistake.
 	Warning Severity = "warning"
-	// Note is good to know.
+	// Note marks additional information.
 	Note Severity = "note"
 )
 
-// Finding is one thing to say of one place.
+// Finding is one result at a position of a file.
 type Finding struct {
 	File     string   `json:"file"`
 	Line     int      `json:"line"`
 	Column   int      `json:"column"`
 	Object   string   `json:"object,omitempty"` // kind and name
 	Severity Severity `json:"severity"`
-	Reason   string   `json:"reason"`         // the type of a field error, or Pruned, Defaulted, Cost, ...
+	Reason   string   `json:"reason"`         // type of a field error, or Pruned, Defaulted, Cost, ...
 	Path     string   `json:"path,omitempty"` // in upstream's notation
 	Message  string   `json:"message"`
 }
 
-// Report is all that was found, in the order of the files.
+// Report holds all findings in the order of the files.
 type Report struct {
 	Findings []Finding `json:"findings"`
 	Rules    []Rule    `json:"rules,omitempty"`
-	Checked  int       `json:"checked"` // how many CRDs and objects
+	Checked  int       `json:"checked"` // number of CRDs and objects
 }
 
-// Count is how many findings are as severe as s.
+// Count returns the number of findings with severity s.
 func (r *Report) Count(s Severity) (n int) {
 	for _, f := range r.Findings {
 		if f.Severity == s {
@@ -57,7 +57,7 @@ func (r *Report) Count(s Severity) (n int) {
 	return n
 }
 
-// Total is Count in words, as "1 error" or "2 errors".
+// Total returns Count as text, such as "1 error" or "2 errors".
 func (r *Report) Total(s Severity) string {
 	if n := r.Count(s); n != 1 {
 		return fmt.Sprintf("%d %ss", n, s)
@@ -65,9 +65,9 @@ func (r *Report) Total(s Severity) string {
 	return "1 " + string(s)
 }
 
-// Manifests checks the CRDs in files (YAML or JSON; folders are searched, "-" is standard input),
-// then every other object: against the CRD among them that defines its kind, or as the built-in kind that
-// it is. An error is a file that cannot be read.
+// Manifests validates the CRDs in files, then every other object. Files contain YAML or JSON. Directories are
+// searched, and "-" is standard input. Objects are validated against the CRDs in the files or as built-in kinds.
+// The error is a file that cannot be read.
 func Manifests(ctx context.Context, files []string) (*Report, error) {
 	c := newChecker()
 	documents, err := c.loadAll(files)
@@ -88,8 +88,8 @@ func Manifests(ctx context.Context, files []string) (*Report, error) {
 	return c.finish(), nil
 }
 
-// Upgrade checks a CRD that is to replace another of the same name, and says what that means for
-// stored objects.
+// Upgrade validates the CRDs in newFile as updates of the CRDs with the same name in oldFile. It reports the
+// effects on stored objects.
 func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 	if oldFile == "-" && newFile == "-" {
 		return nil, errors.New("only one of the two states can be standard input")
@@ -107,14 +107,17 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 		return nil, err
 	}
 	defer c.scratch.close()
-	if err := c.bothHave(oldFile, before, newFile, after); err != nil {
+	if err := c.requireCRDs(oldFile, before, newFile, after); err != nil {
 		return nil, err
 	}
 	for _, d := range after {
 		if !d.isCRD() {
 			continue
 		}
-		i := slices.IndexFunc(before, func(o *document) bool { return o.isCRD() && object.Name(o.tree) == object.Name(d.tree) })
+		i := slices.IndexFunc(before, func(o *document) bool {
+			return o.isCRD() &&
+				object.Name(o.tree) == object.Name(d.tree)
+		})
 		if i < 0 {
 			c.add(d, Note, "New", "", "not in "+oldFile)
 			c.check(ctx, d)
@@ -123,23 +126,27 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 		c.upgrade(ctx, before[i], d)
 	}
 	for _, o := range before {
-		if o.isCRD() && !slices.ContainsFunc(after, func(d *document) bool { return d.isCRD() && object.Name(o.tree) == object.Name(d.tree) }) {
-			c.add(o, Note, "Gone", "", "not in "+newFile+": who deletes it deletes its objects")
+		if o.isCRD() && !slices.ContainsFunc(after, func(d *document) bool {
+			return d.isCRD() &&
+				object.Name(o.tree) == object.Name(d.tree)
+		}) {
+			c.add(o, Note, "Gone", "", "not in "+newFile+
+				": deleting this CustomResourceDefinition deletes all its objects")
 		}
 	}
 	return c.finish(), nil
 }
 
 func newChecker() *checker {
-	return &checker{report: &Report{Findings: []Finding{}}, refused: map[schema.GroupKind]bool{}}
+	return &checker{report: &Report{Findings: []Finding{}}, rejected: map[schema.GroupKind]bool{}}
 }
 
-// checker is one run.
+// checker is the state of one run.
 type checker struct {
-	report  *Report
-	scratch *scratch
-	files   []string                  // as they were read
-	refused map[schema.GroupKind]bool // kinds whose CRDs are
+	report   *Report
+	scratch  *scratch
+	files    []string                  // in the order of reading
+	rejected map[schema.GroupKind]bool // kinds with an invalid CRD
 }
 
 func (c *checker) add(d *document, s Severity, reason, path, message string) {
@@ -147,66 +154,71 @@ func (c *checker) add(d *document, s Severity, reason, path, message string) {
 	c.addAt(d, line, column, Finding{Severity: s, Reason: reason, Path: path, Message: message})
 }
 
-// addAt adds f, which is of d, at a place of its file.
+// addAt adds the finding f for d at a position of its file.
 func (c *checker) addAt(d *document, line, column int, f Finding) {
 	f.File, f.Line, f.Column, f.Object = d.file, line, column, d.String()
 	c.report.Findings = append(c.report.Findings, f)
 }
 
-// finish puts the findings in the order of the files.
+// finish sorts the findings in the order of the files.
 func (c *checker) finish() *Report {
-	place := map[string]int{}
+	order := map[string]int{}
 	for i, d := range c.files {
-		if _, ok := place[d]; !ok {
-			place[d] = i
+		if _, ok := order[d]; !ok {
+			order[d] = i
 		}
 	}
 	slices.SortStableFunc(c.report.Findings, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(place[a.File], place[b.File]), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		return cmp.Or(cmp.Compare(order[a.File], order[b.File]), cmp.Compare(a.Line, b.Line),
+			cmp.Compare(a.Column, b.Column))
 	})
 	return c.report
 }
 
 func (c *checker) check(ctx context.Context, d *document) {
 	c.report.Checked++
-	c.scratch.unasked = false
+	c.scratch.webhookSkipped = false
 	created, warnings, err := c.scratch.create(ctx, object.Copy(d.tree))
 	c.warnings(d, warnings)
-	c.refusal(d, err)
+	c.addRejection(d, err)
 	if d.isCRD() && err != nil {
 		spec := specOf(d.tree)
-		c.refused[schema.GroupKind{Group: object.String(spec, "group"), Kind: object.String(child(spec, "names"), "kind")}] = true
+		c.rejected[schema.GroupKind{Group: object.String(spec, "group"),
+			Kind: object.String(child(spec, "names"), "kind")}] = true
 	}
 	switch {
 	case d.isCRD():
-		c.twoTypes(d)
+		c.typeBesideIntOrString(d)
 		c.costs(d)
-	case c.scratch.unasked:
-		c.add(d, Note, "NotConverted", "apiVersion", "it would be stored at another version, by a conversion webhook, which is not called here")
+	case c.scratch.webhookSkipped:
+		c.add(d, Note, "NotConverted", "apiVersion",
+			"a server would convert the object to the storage version with a conversion webhook, which is not "+
+				"called here")
 	case err == nil:
 		c.defaulted(d, created)
 	}
 }
 
-// upgrade creates one CRD and updates it to the other.
+// upgrade creates the CRD before and updates it to after.
 func (c *checker) upgrade(ctx context.Context, before, after *document) {
 	c.report.Checked++
 	if _, _, err := c.scratch.create(ctx, object.Copy(before.tree)); err != nil {
-		c.add(before, Note, "Refused", "", "the old state would not be accepted as new, so that the update was not tried: "+err.Error())
+		c.add(before, Note, "Refused", "",
+			"the update was not checked, because the old CustomResourceDefinition is invalid: "+err.Error())
 	} else {
 		warnings, err := c.scratch.update(ctx, object.Copy(after.tree))
 		c.warnings(after, warnings)
-		c.refusal(after, err)
+		c.addRejection(after, err)
 	}
-	c.twoTypes(after)
+	c.typeBesideIntOrString(after)
 	c.costs(after)
 	for _, change := range compare(before.tree, after.tree) {
 		c.add(after, change.severity(), string(change.Effect), change.Path, change.What)
 	}
 }
 
-// bothHave is an error where one of the files has no CRD, unless that may be for a mistake that is reported.
-func (c *checker) bothHave(oldFile string, before []*document, newFile string, after []*document) error {
+// requireCRDs returns an error if one of the files has no CRD and no other error was reported.
+func (c *checker) requireCRDs(oldFile string, before []*document, newFile string, after []*document) error {
 	if len(c.report.Findings) > 0 {
 		return nil
 	}
@@ -231,7 +243,8 @@ func (c *checker) loadAll(files []string) (all []*document, err error) {
 		all = append(all, documents...)
 	}
 	if len(all) == 0 && len(c.report.Findings) == before {
-		return nil, fmt.Errorf("nothing to check in %s: a FILE has objects in YAML or JSON, a folder files named .yaml, .yml or .json", strings.Join(files, ", "))
+		return nil, fmt.Errorf("nothing to check in %s: a FILE must contain objects in YAML or JSON, a directory "+
+			"must contain files with the suffix .yaml, .yml or .json", strings.Join(files, ", "))
 	}
 	return all, nil
 }

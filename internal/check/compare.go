@@ -9,21 +9,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Effect says what a change of a CRD does to objects that are stored already.
+// Effect is the effect of a change of a CRD on stored objects.
 type Effect string
 
 const (
-	// Compatible changes leave every stored object as valid as it was.
+	// Compatible changes make no stored object invalid.
 	Compatible Effect = "Compatible"
-	// Ratcheted changes may make stored objects invalid, which then can still be updated as long as the
-	// invalid part does not change (KEP-4008).
+	// Ratcheted changes can make stored objects invalid. Such objects can still be updated while the
+	// invalid part is unchanged (KEP-4008).
 	Ratcheted Effect = "Ratcheted"
-	// Breaking changes may make stored objects impossible to update, lose a part of them, or make requests fail
-	// that did not.
+	// Breaking changes can make stored objects impossible to update, drop a part of them, or make requests fail
+	// that succeeded before.
 	Breaking Effect = "Breaking"
 )
 
-// change is one difference between two states of a CRD.
+// change is a difference between two states of a CRD.
 type change struct {
 	Effect Effect
 	Path   string // in the new state
@@ -47,19 +47,19 @@ func (c *comparison) add(e Effect, path, format string, args ...any) {
 	c.changes = append(c.changes, change{e, path, fmt.Sprintf(format, args...)})
 }
 
-// schema compares two schemas of one value.
+// schema compares the old and the new schema of one value.
 func (c *comparison) schema(path string, old, now object.Tree) {
 	if old == nil || now == nil || object.Equal(old, now) {
 		return
 	}
-	c.kind(path, old, now)
+	c.types(path, old, now)
 	c.bounds(path, old, now)
-	c.texts(path, old, now)
+	c.otherKeywords(path, old, now)
 	c.enum(path, old, now)
 	c.lists(path, old, now)
 	c.required(path, old, now)
 	c.rules(path, old, now)
-	c.junctors(path, old, now)
+	c.valueValidations(path, old, now)
 	c.properties(path, old, now)
 	c.below(path+".items", old["items"], now["items"])
 }
@@ -70,24 +70,26 @@ func (c *comparison) below(path string, old, now any) {
 	c.schema(path, a, b)
 }
 
-// kind compares what a value may be at all.
-func (c *comparison) kind(path string, old, now object.Tree) {
+// types compares the keywords that define the type of a value.
+func (c *comparison) types(path string, old, now object.Tree) {
 	for _, key := range []string{"type", "x-kubernetes-int-or-string"} {
 		was, is := old[key], now[key]
 		eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
 		switch {
 		case object.Equal(was, is):
 		case was == "integer" && is == "number" || eased:
-			c.add(Compatible, path+"."+key, "%s was %s", key, shown(was))
+			c.add(Compatible, path+"."+key, "%s was %s", key, formatValue(was))
 		case was == "number" && is == "integer":
-			c.add(Ratcheted, path+"."+key, "%s was %s", key, shown(was))
-		default: // what has fields loses them, too
-			c.add(Breaking, path+"."+key, "%s was %s: nothing can be applied to objects with such a value", key, shown(was))
+			c.add(Ratcheted, path+"."+key, "%s was %s", key, formatValue(was))
+		default: // a value that had fields loses them
+			c.add(Breaking, path+"."+key, "%s was %s: server-side apply fails for objects with such a value", key,
+				formatValue(was))
 		}
 	}
 	for _, f := range []struct{ key, lost string }{
-		{"nullable", "null is dropped or refused"},
-		{"x-kubernetes-preserve-unknown-fields", "unknown fields are no longer kept: they are dropped from stored objects"},
+		{"nullable", "null is dropped or rejected"},
+		{"x-kubernetes-preserve-unknown-fields",
+			"unknown fields are no longer preserved: they are dropped from stored objects"},
 	} {
 		switch was, is := old[f.key] == true, now[f.key] == true; {
 		case was && !is:
@@ -98,46 +100,49 @@ func (c *comparison) kind(path string, old, now object.Tree) {
 	}
 	switch was, is := old["x-kubernetes-embedded-resource"] == true, now["x-kubernetes-embedded-resource"] == true; {
 	case is && !was:
-		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value needs apiVersion, kind and metadata now")
+		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value must now have apiVersion, kind and metadata")
 	case was && !is && now["x-kubernetes-preserve-unknown-fields"] == true:
-		c.add(Compatible, path, "loosened: x-kubernetes-embedded-resource is gone")
+		c.add(Compatible, path, "loosened: x-kubernetes-embedded-resource is removed")
 	case was && !is:
-		c.add(Breaking, path, "apiVersion, kind and metadata are dropped where the schema does not have them")
+		c.add(Breaking, path, "apiVersion, kind and metadata are dropped unless the schema has these properties")
 	}
 	if old["default"] != nil && now["default"] == nil {
-		c.add(Compatible, path, "objects without the field are shown without it; default was %s", shown(old["default"]))
+		c.add(Compatible, path, "objects without the field are returned without it; default was %s",
+			formatValue(old["default"]))
 	}
 	if now["default"] != nil && !object.Equal(old["default"], now["default"]) {
-		c.add(Compatible, path+".default", "objects without the field are shown with the default; it was %s", shown(old["default"]))
+		c.add(Compatible, path+".default", "objects without the field are returned with the default; it was %s",
+			formatValue(old["default"]))
 	}
 }
 
-// lists compares how elements and fields are told apart. Elements that are there twice may stay in an object that
-// had such before.
+// lists compares how items and fields are identified. Duplicate items are allowed in an object that already had
+// duplicates.
 func (c *comparison) lists(path string, old, now object.Tree) {
 	for _, key := range []string{"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"} {
 		was, is := old[key], now[key]
 		switch {
 		case object.Equal(was, is):
 		case is == nil || is == "atomic" || is == "granular":
-			c.add(Compatible, path+"."+key, "apply merges otherwise: %s was %s", key, shown(was))
+			c.add(Compatible, path+"."+key, "server-side apply merges in another way: %s was %s", key, formatValue(was))
 		default:
-			c.add(Ratcheted, path+"."+key, "elements that are the same twice are refused: %s was %s", key, shown(was))
+			c.add(Ratcheted, path+"."+key, "duplicate items are rejected: %s was %s", key, formatValue(was))
 		}
 	}
 }
 
-// bounds compares numbers.
+// bounds compares numeric limits.
 func (c *comparison) bounds(path string, old, now object.Tree) {
-	for _, key := range []string{"maximum", "maxLength", "maxItems", "maxProperties", "minimum", "minLength", "minItems", "minProperties"} {
+	for _, key := range []string{"maximum", "maxLength", "maxItems", "maxProperties", "minimum", "minLength",
+		"minItems", "minProperties"} {
 		upper := strings.HasPrefix(key, "max")
 		was, hadBound := number(old[key])
 		is, hasBound := number(now[key])
 		switch {
 		case hasBound && (!hadBound || upper && is < was || !upper && is > was):
-			c.add(Ratcheted, path+"."+key, "tightened: %s was %s", key, shown(old[key]))
+			c.add(Ratcheted, path+"."+key, "tightened: %s was %s", key, formatValue(old[key]))
 		case hadBound && (!hasBound || is != was):
-			c.add(Compatible, path, "loosened: %s was %s", key, shown(old[key]))
+			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(old[key]))
 		}
 	}
 	for _, key := range []string{"exclusiveMaximum", "exclusiveMinimum"} {
@@ -145,20 +150,20 @@ func (c *comparison) bounds(path string, old, now object.Tree) {
 		case is && !was:
 			c.add(Ratcheted, path+"."+key, "tightened: %s is new", key)
 		case was && !is:
-			c.add(Compatible, path, "loosened: %s is gone", key)
+			c.add(Compatible, path, "loosened: %s is removed", key)
 		}
 	}
 }
 
-// texts compares what only has to be the same.
-func (c *comparison) texts(path string, old, now object.Tree) {
+// otherKeywords compares keywords without an order of strictness.
+func (c *comparison) otherKeywords(path string, old, now object.Tree) {
 	for _, key := range []string{"pattern", "format", "multipleOf"} {
 		switch was, is := old[key], now[key]; {
 		case object.Equal(was, is):
 		case is == nil:
-			c.add(Compatible, path, "loosened: %s was %s", key, shown(was))
+			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(was))
 		default:
-			c.add(Ratcheted, path+"."+key, "%s was %s", key, shown(was))
+			c.add(Ratcheted, path+"."+key, "%s was %s", key, formatValue(was))
 		}
 	}
 }
@@ -178,12 +183,12 @@ func (c *comparison) enum(path string, old, now object.Tree) {
 	}
 	for _, v := range is {
 		if !slices.ContainsFunc(was, func(w any) bool { return object.Equal(v, w) }) {
-			c.add(Compatible, path+".enum", "loosened: %s is allowed", shown(v))
+			c.add(Compatible, path+".enum", "loosened: %s is allowed", formatValue(v))
 		}
 	}
 	for _, v := range was {
 		if !slices.ContainsFunc(is, func(n any) bool { return object.Equal(v, n) }) {
-			c.add(Ratcheted, path+".enum", "%s is no longer allowed", shown(v))
+			c.add(Ratcheted, path+".enum", "%s is no longer allowed", formatValue(v))
 		}
 	}
 }
@@ -201,7 +206,8 @@ func (c *comparison) required(path string, old, now object.Tree) {
 		switch {
 		case slices.Contains(was, name):
 			if b["default"] != nil && p["default"] == nil {
-				c.add(Breaking, path+".required", "%s is required and has no default any more: objects without it cannot be updated", name)
+				c.add(Breaking, path+".required",
+					"%s is required and no longer has a default: objects without it cannot be updated", name)
 			}
 		case p["default"] != nil:
 			c.add(Compatible, path+".required", "%s is newly required, and has a default", name)
@@ -211,7 +217,7 @@ func (c *comparison) required(path string, old, now object.Tree) {
 	}
 }
 
-// rules compares x-kubernetes-validations. A rule with oldSelf is never ratcheted.
+// rules compares x-kubernetes-validations. Rules with oldSelf are never ratcheted.
 func (c *comparison) rules(path string, old, now object.Tree) {
 	id := func(r object.Tree) string { return fmt.Sprint(object.String(r, "rule"), r["optionalOldSelf"] == true) }
 	was, is := list(old, "x-kubernetes-validations"), list(now, "x-kubernetes-validations")
@@ -231,7 +237,7 @@ func (c *comparison) rules(path string, old, now object.Tree) {
 	}
 	for _, r := range was {
 		if !has(is, r) {
-			c.add(Compatible, path, "loosened: a rule is gone: %s", object.String(r, "rule"))
+			c.add(Compatible, path, "loosened: a rule is removed: %s", object.String(r, "rule"))
 		}
 	}
 }
@@ -245,26 +251,29 @@ func list(t object.Tree, key string) (all []object.Tree) {
 	return all
 }
 
-// junctors are not ratcheted in parts: the whole value has to stay as it is.
-func (c *comparison) junctors(path string, old, now object.Tree) {
+// valueValidations compares allOf, anyOf, oneOf and not. Errors below them are ratcheted only while the whole
+// value is unchanged.
+func (c *comparison) valueValidations(path string, old, now object.Tree) {
 	for _, key := range []string{"allOf", "anyOf", "oneOf", "not"} {
 		was, _ := old[key].([]any)
 		is, _ := now[key].([]any)
 		whole := now["type"] == "object" || now["type"] == "array" || now["type"] == nil
 		switch {
 		case object.Equal(old[key], now[key]):
-		case now[key] == nil, key == "anyOf" && old[key] != nil && covers(is, was), key == "allOf" && covers(was, is):
-			c.add(Compatible, path, "loosened: %s was %s", key, shown(old[key]))
+		case now[key] == nil, key == "anyOf" && old[key] != nil && containsAll(is, was), key == "allOf" &&
+			containsAll(was, is):
+			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(old[key]))
 		case whole:
-			c.add(Breaking, path+"."+key, "%s has changed: it is not ratcheted where anything beside what is wrong changes", key)
+			c.add(Breaking, path+"."+key,
+				"%s has changed: invalid objects are ratcheted only while the whole value is unchanged", key)
 		default:
 			c.add(Ratcheted, path+"."+key, "%s has changed", key)
 		}
 	}
 }
 
-// covers tells whether all has everything of part.
-func covers(all, part []any) bool {
+// containsAll reports whether all contains every element of part.
+func containsAll(all, part []any) bool {
 	return !slices.ContainsFunc(part, func(p any) bool {
 		return !slices.ContainsFunc(all, func(a any) bool { return object.Equal(a, p) })
 	})
@@ -282,7 +291,7 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 		case keeps:
 			c.below(path+".additionalProperties", was[name], more)
 		default:
-			c.add(Breaking, path+".properties", "%s is gone: it is dropped from stored objects", name)
+			c.add(Breaking, path+".properties", "%s is removed: it is dropped from stored objects", name)
 		}
 	}
 	open := old["x-kubernetes-preserve-unknown-fields"] == true || others == true
@@ -290,16 +299,21 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 		switch _, ok := was[name]; {
 		case ok:
 		case open:
-			c.add(Breaking, path+".properties["+name+"]", "%s has a schema now, and objects may have anything there: with another type nothing can be applied to them", name)
+			c.add(Breaking, path+".properties["+name+"]",
+				"%s now has a schema, but stored objects may have any value there: server-side apply fails for "+
+					"values of another type", name)
 		default:
 			c.below(path+".properties["+name+"]", others, is[name])
 		}
 	}
 	switch {
 	case others != nil && !keeps:
-		c.add(Breaking, path, "additionalProperties is gone: the fields that it allowed are dropped from stored objects")
+		c.add(Breaking, path, "additionalProperties is removed: the fields that it allowed are dropped from stored "+
+			"objects")
 	case open && more != nil && more != true:
-		c.add(Breaking, path+".additionalProperties", "fields have a schema now, and objects may have anything there: with another type nothing can be applied to them")
+		c.add(Breaking, path+".additionalProperties",
+			"fields now have a schema, but stored objects may have any value there: server-side apply fails for "+
+				"values of another type")
 	case more == true && others != true:
 		c.add(Compatible, path+".additionalProperties", "loosened: fields may have any value")
 	default:
@@ -317,7 +331,7 @@ func number(v any) (float64, bool) {
 	return 0, false
 }
 
-func shown(v any) string {
+func formatValue(v any) string {
 	if v == nil {
 		return "not set"
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// compare lists what differs between two states of a CRD and matters to stored objects and to clients.
+// compare returns the differences between two states of a CRD that affect stored objects or clients.
 func compare(before, after object.Tree) []change {
 	c := &comparison{}
 	c.names(specOf(before), specOf(after))
@@ -20,14 +20,16 @@ func compare(before, after object.Tree) []change {
 		was := old[name].tree
 		v, ok := now[name]
 		if !ok {
-			c.add(Breaking, "spec.versions", "version %s is gone: clients that use it fail, and it cannot go while status.storedVersions has it", name)
+			c.add(Breaking, "spec.versions",
+				"version %s is removed: clients that use it fail, and it cannot be removed while "+
+					"status.storedVersions contains it", name)
 			continue
 		}
 		if was["served"] == true && v.tree["served"] != true {
 			c.add(Breaking, v.path+".served", "version %s is no longer served: clients that use it fail", name)
 		}
 		c.subresources(v.path, was, v.tree)
-		c.lookups(v.path, was, v.tree)
+		c.selectorsAndColumns(v.path, was, v.tree)
 		c.schema(v.path+".schema.openAPIV3Schema", schemaOf(was), schemaOf(v.tree))
 	}
 	c.storage(before, after)
@@ -53,13 +55,13 @@ func schemaOf(version object.Tree) object.Tree {
 	return child(child(version, "schema"), "openAPIV3Schema")
 }
 
-// child is the object in a field, nil if there is none.
+// child returns the object in a field, or nil.
 func child(t object.Tree, key string) object.Tree {
 	field, _ := t[key].(object.Tree)
 	return field
 }
 
-// names compares what a kind is called and where its objects are.
+// names compares the names of the kind and the scope of its objects.
 func (c *comparison) names(old, now object.Tree) {
 	for _, at := range []struct {
 		path     string
@@ -71,39 +73,44 @@ func (c *comparison) names(old, now object.Tree) {
 	} {
 		for _, key := range at.keys {
 			if was := at.old[key]; was != nil && !object.Equal(was, at.now[key]) {
-				c.add(Breaking, at.path+"."+key, "clients that use the old %s fail; it was %s", key, shown(was))
+				c.add(Breaking, at.path+"."+key, "clients that use the old %s fail; it was %s", key, formatValue(was))
 			}
 		}
 	}
 	for _, key := range []string{"shortNames", "categories"} {
-		for _, name := range gone(object.Strings(child(old, "names"), key), object.Strings(child(now, "names"), key)) {
+		for _, name := range removed(object.Strings(child(old, "names"), key),
+			object.Strings(child(now, "names"), key)) {
 			c.add(Breaking, "spec.names."+key, "clients that use %s fail", name)
 		}
 	}
 	if old["preserveUnknownFields"] == true && now["preserveUnknownFields"] != true {
-		c.add(Breaking, "spec.preserveUnknownFields", "unknown fields are no longer kept: they are dropped from stored objects")
+		c.add(Breaking, "spec.preserveUnknownFields",
+			"unknown fields are no longer preserved: they are dropped from stored objects")
 	}
 }
 
-// gone are the elements of was that is does not have.
-func gone(was, is []string) []string {
+// removed returns the elements of was that are not in is.
+func removed(was, is []string) []string {
 	return slices.DeleteFunc(slices.Clone(was), func(s string) bool { return slices.Contains(is, s) })
 }
 
-// conversion compares how objects get from one version to another.
+// conversion compares the conversion between versions.
 func (c *comparison) conversion(before, after object.Tree) {
-	was, is := converter(before), converter(after)
+	was, is := converterName(before), converterName(after)
 	switch {
 	case was == is || len(versionsOf(after)) < 2:
 	case is == "None":
-		c.add(Breaking, "spec.conversion", "objects are no longer converted: fields that a version does not know are dropped from what it shows and writes; it was %s", was)
+		c.add(Breaking, "spec.conversion",
+			"objects are no longer converted: reads and writes at a version drop the fields that its schema does "+
+				"not have; it was %s", was)
 	default:
-		c.add(Compatible, "spec.conversion", "objects read or written at another version than they are stored at need %s; it was %s", is, was)
+		c.add(Compatible, "spec.conversion",
+			"reads and writes at a version other than the storage version need %s; it was %s", is, was)
 	}
 }
 
-// converter names what converts the objects of a CRD.
-func converter(crd object.Tree) string {
+// converterName returns a description of the conversion of a CRD.
+func converterName(crd object.Tree) string {
 	strategy := object.String(child(specOf(crd), "conversion"), "strategy")
 	switch {
 	case strategy == "Webhook":
@@ -114,16 +121,18 @@ func converter(crd object.Tree) string {
 	return "None"
 }
 
-// storage compares the versions that objects are stored at. Without a conversion, what is written again at the
-// new one is as if the schema had changed.
+// storage compares the storage versions. Without conversion, rewriting an object at the new storage version has
+// the effects of a schema change.
 func (c *comparison) storage(before, after object.Tree) {
 	was, is := stored(before), stored(after)
 	from, to := object.String(was.tree, "name"), object.String(is.tree, "name")
 	if from == to || was.tree == nil || is.tree == nil {
 		return
 	}
-	c.add(Compatible, is.path+".storage", "objects stay stored at %s until they are written again: run trellis migrate %s before %s goes", from, object.Name(after), from)
-	if converter(after) == "None" {
+	c.add(Compatible, is.path+".storage",
+		"objects stay stored at %s until they are rewritten: run trellis migrate %s before %s is removed", from,
+		object.Name(after), from)
+	if converterName(after) == "None" {
 		c.schema(is.path+".schema.openAPIV3Schema", schemaOf(was.tree), schemaOf(is.tree))
 	}
 }
@@ -137,7 +146,7 @@ func stored(crd object.Tree) version {
 	return version{}
 }
 
-// subresources compares the status and scale of a version.
+// subresources compares the status and scale subresources of a version.
 func (c *comparison) subresources(path string, before, after object.Tree) {
 	old, now := child(before, "subresources"), child(after, "subresources")
 	path += ".subresources"
@@ -145,14 +154,15 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 	_, has := now["status"]
 	switch {
 	case had && !has:
-		c.add(Breaking, path, "status is gone: clients that write /status fail")
+		c.add(Breaking, path, "the status subresource is removed: clients that write /status fail")
 	case has && !had:
-		c.add(Breaking, path+".status", "status is new: what clients write into status of the object itself is ignored, only /status writes it")
+		c.add(Breaking, path+".status", "the status subresource is new: writes of the object itself ignore status, "+
+			"and only /status writes it")
 	}
 	was, is := child(old, "scale"), child(now, "scale")
 	switch {
 	case was != nil && is == nil:
-		c.add(Breaking, path, "scale is gone: clients that use /scale fail")
+		c.add(Breaking, path, "the scale subresource is removed: clients that use /scale fail")
 		return
 	case was == nil && is != nil:
 		c.replicas(path+".scale", is, schemaOf(after))
@@ -164,12 +174,12 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 		case a == nil:
 			c.add(Compatible, path+".scale."+key, "%s is new", key)
 		default:
-			c.add(Breaking, path+".scale."+key, "/scale shows and writes another field; it was %s", shown(a))
+			c.add(Breaking, path+".scale."+key, "/scale reads and writes another field; it was %s", formatValue(a))
 		}
 	}
 }
 
-// replicas says what a new scale asks of objects: that the numbers that it shows are not below 0.
+// replicas reports that a new scale subresource rejects objects with negative numbers, if the schema allows these.
 func (c *comparison) replicas(path string, scale, schema object.Tree) {
 	for _, key := range []string{"specReplicasPath", "statusReplicasPath"} {
 		s := schema
@@ -177,13 +187,15 @@ func (c *comparison) replicas(path string, scale, schema object.Tree) {
 			s = child(child(s, "properties"), name)
 		}
 		if least, ok := number(s["minimum"]); !ok || least < 0 {
-			c.add(Breaking, path+"."+key, "objects with a number below 0 there cannot be updated, and the schema allows it: it has no minimum of 0")
+			c.add(Breaking, path+"."+key,
+				"objects with a negative number there cannot be updated, and the schema allows it: it has no "+
+					"minimum of 0")
 		}
 	}
 }
 
-// lookups compares what clients select by, and what they are shown.
-func (c *comparison) lookups(path string, before, after object.Tree) {
+// selectorsAndColumns compares the selectable fields and the printer columns.
+func (c *comparison) selectorsAndColumns(path string, before, after object.Tree) {
 	for _, l := range []struct {
 		key, by, lost string
 		effect        Effect
@@ -197,7 +209,7 @@ func (c *comparison) lookups(path string, before, after object.Tree) {
 			}
 			return all
 		}
-		for _, name := range gone(names(before), names(after)) {
+		for _, name := range removed(names(before), names(after)) {
 			c.add(l.effect, path+"."+l.key, l.lost, name)
 		}
 	}

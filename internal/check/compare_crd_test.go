@@ -19,8 +19,10 @@ spec:
   - name: v1
     served: true
     storage: true
-    schema: {openAPIV3Schema: {type: object, properties: {a: {type: string}, count: {type: integer}, m: {type: integer, minimum: 0}}}}
-    subresources: {status: {}, scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a, labelSelectorPath: .status.b}}
+    schema: {openAPIV3Schema: {type: object, properties: {a: {type: string}, count: {type: integer},
+    m: {type: integer, minimum: 0}}}}
+    subresources: {status: {}, scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a,
+    labelSelectorPath: .status.b}}
     selectableFields: [{jsonPath: .a}]
     additionalPrinterColumns: [{name: A, type: string, jsonPath: .a}]
   - name: v2
@@ -29,36 +31,57 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {count: {type: integer}}}}
 `
 
-// What changes beside the schemas of a CRD means.
+// TestCompareCRD checks the effects of changes of a CRD outside its schemas.
 func TestCompareCRD(t *testing.T) {
 	const webhook = "conversion: {strategy: Webhook}"
-	const v2 = "  - name: v2\n    served: true\n    storage: false\n    schema: {openAPIV3Schema: {type: object, properties: {count: {type: integer}}}}\n"
+	const v2 = "  - name: v2\n    served: true\n    storage: false\n    schema: {openAPIV3Schema: {type: object, " +
+		"properties: {count: {type: integer}}}}\n"
 	moved := strings.NewReplacer("storage: true", "storage: false", "storage: false", "storage: true").Replace(oldCRD)
 	for name, c := range map[string]struct{ old, now, want string }{
-		"nothing":            {oldCRD, oldCRD, ""},
-		"scope":              {oldCRD, replaced(t, "scope: Namespaced", "scope: Cluster"), "Breaking spec.scope"},
-		"kind":               {oldCRD, replaced(t, "kind: Thing", "kind: Other"), "Breaking spec.names.kind"},
-		"singular":           {oldCRD, replaced(t, "singular: thing", "singular: one"), "Breaking spec.names.singular"},
-		"a short name":       {oldCRD, replaced(t, "[th, tg]", "[th, new]"), "Breaking spec.names.shortNames"},
-		"a category":         {oldCRD, replaced(t, "[all]", "[]"), "Breaking spec.names.categories"},
-		"not served":         {oldCRD, replaced(t, "v2\n    served: true", "v2\n    served: false"), "Breaking spec.versions[1].served"},
-		"a version":          {oldCRD, replaced(t, v2, ""), "Breaking spec.versions"},
-		"status":             {oldCRD, replaced(t, "status: {}, ", ""), "Breaking spec.versions[0].subresources"},
-		"a new status":       {replaced(t, "status: {}, ", ""), oldCRD, "Breaking spec.versions[0].subresources.status"},
-		"scale":              {oldCRD, replaced(t, ", scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a, labelSelectorPath: .status.b}", ""), "Breaking spec.versions[0].subresources"},
-		"a path of scale":    {oldCRD, replaced(t, "statusReplicasPath: .status.a", "statusReplicasPath: .status.c"), "Breaking spec.versions[0].subresources.scale.statusReplicasPath"},
-		"no selector":        {oldCRD, replaced(t, ", labelSelectorPath: .status.b", ""), "Breaking spec.versions[0].subresources.scale.labelSelectorPath"},
-		"a selector":         {replaced(t, ", labelSelectorPath: .status.b", ""), oldCRD, "Compatible spec.versions[0].subresources.scale.labelSelectorPath"},
-		"a new scale":        {oldCRD, oldCRD + "    subresources: {scale: {specReplicasPath: .count, statusReplicasPath: .count}}\n", "Breaking spec.versions[1].subresources.scale.specReplicasPath Breaking spec.versions[1].subresources.scale.statusReplicasPath"},
-		"a selectable field": {oldCRD, replaced(t, "[{jsonPath: .a}]", "[{jsonPath: .count}]"), "Breaking spec.versions[0].selectableFields"},
-		"a column":           {oldCRD, replaced(t, "[{name: A, type: string, jsonPath: .a}]", "[]"), "Compatible spec.versions[0].additionalPrinterColumns"},
-		"a webhook":          {oldCRD, replaced(t, "conversion: {strategy: None}", webhook), "Compatible spec.conversion"},
-		"no webhook":         {replaced(t, "conversion: {strategy: None}", webhook), oldCRD, "Breaking spec.conversion"},
-		"an annotation":      {oldCRD, replaced(t, "metadata: {", "metadata: {annotations: {trellis.dev/conversion: '[]'}, "), "Compatible spec.conversion"},
-		"no annotation":      {replaced(t, "metadata: {", "metadata: {annotations: {trellis.dev/conversion: '[]'}, "), oldCRD, "Breaking spec.conversion"},
-		"unknown fields":     {replaced(t, "  scope:", "  preserveUnknownFields: true\n  scope:"), oldCRD, "Breaking spec.preserveUnknownFields"},
-		"storage":            {oldCRD, moved, "Compatible spec.versions[1].storage Breaking spec.versions[1].schema.openAPIV3Schema.properties Breaking spec.versions[1].schema.openAPIV3Schema.properties"},
-		"storage, converted": {oldCRD, strings.Replace(moved, "conversion: {strategy: None}", webhook, 1), "Compatible spec.conversion Compatible spec.versions[1].storage"},
+		"nothing":      {oldCRD, oldCRD, ""},
+		"scope":        {oldCRD, replaced(t, "scope: Namespaced", "scope: Cluster"), "Breaking spec.scope"},
+		"kind":         {oldCRD, replaced(t, "kind: Thing", "kind: Other"), "Breaking spec.names.kind"},
+		"singular":     {oldCRD, replaced(t, "singular: thing", "singular: one"), "Breaking spec.names.singular"},
+		"a short name": {oldCRD, replaced(t, "[th, tg]", "[th, new]"), "Breaking spec.names.shortNames"},
+		"a category":   {oldCRD, replaced(t, "[all]", "[]"), "Breaking spec.names.categories"},
+		"not served": {oldCRD, replaced(t, "v2\n    served: true", "v2\n    served: false"),
+			"Breaking spec.versions[1].served"},
+		"a version": {oldCRD, replaced(t, v2, ""), "Breaking spec.versions"},
+		"status":    {oldCRD, replaced(t, "status: {}, ", ""), "Breaking spec.versions[0].subresources"},
+		"a new status": {replaced(t, "status: {}, ", ""), oldCRD,
+			"Breaking spec.versions[0].subresources.status"},
+		"scale": {oldCRD, replaced(t,
+			", scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a,\n    labelSelectorPath: .status.b}", ""),
+			"Breaking spec.versions[0].subresources"},
+		"a path of scale": {oldCRD, replaced(t, "statusReplicasPath: .status.a", "statusReplicasPath: .status.c"),
+			"Breaking spec.versions[0].subresources.scale.statusReplicasPath"},
+		"no selector": {oldCRD, replaced(t, ",\n    labelSelectorPath: .status.b", ""),
+			"Breaking spec.versions[0].subresources.scale.labelSelectorPath"},
+		"a selector": {replaced(t, ",\n    labelSelectorPath: .status.b", ""), oldCRD,
+			"Compatible spec.versions[0].subresources.scale.labelSelectorPath"},
+		"a new scale": {oldCRD, oldCRD +
+			"    subresources: {scale: {specReplicasPath: .count, statusReplicasPath: .count}}\n",
+			"Breaking spec.versions[1].subresources.scale.specReplicasPath Breaking " +
+				"spec.versions[1].subresources.scale.statusReplicasPath"},
+		"a selectable field": {oldCRD, replaced(t, "[{jsonPath: .a}]", "[{jsonPath: .count}]"),
+			"Breaking spec.versions[0].selectableFields"},
+		"a column": {oldCRD, replaced(t, "[{name: A, type: string, jsonPath: .a}]", "[]"),
+			"Compatible spec.versions[0].additionalPrinterColumns"},
+		"a webhook": {oldCRD, replaced(t, "conversion: {strategy: None}", webhook),
+			"Compatible spec.conversion"},
+		"no webhook": {replaced(t, "conversion: {strategy: None}", webhook), oldCRD,
+			"Breaking spec.conversion"},
+		"an annotation": {oldCRD, replaced(t, "metadata: {",
+			"metadata: {annotations: {trellis.dev/conversion: '[]'}, "), "Compatible spec.conversion"},
+		"no annotation": {replaced(t, "metadata: {", "metadata: {annotations: {trellis.dev/conversion: '[]'}, "),
+			oldCRD, "Breaking spec.conversion"},
+		"unknown fields": {replaced(t, "  scope:", "  preserveUnknownFields: true\n  scope:"), oldCRD,
+			"Breaking spec.preserveUnknownFields"},
+		"storage": {oldCRD, moved,
+			"Compatible spec.versions[1].storage Breaking spec.versions[1].schema.openAPIV3Schema.properties " +
+				"Breaking spec.versions[1].schema.openAPIV3Schema.properties"},
+		"storage, converted": {oldCRD, strings.Replace(moved, "conversion: {strategy: None}", webhook, 1),
+			"Compatible spec.conversion Compatible spec.versions[1].storage"},
 	} {
 		var got []string
 		for _, change := range compare(yamlTree(t, c.old), yamlTree(t, c.now)) {
@@ -78,7 +101,8 @@ func replaced(t *testing.T, from, to string) string {
 	return strings.Replace(oldCRD, from, to, 1)
 }
 
-// A new scale makes the engine refuse numbers below 0 on every update, unless the schema had done so.
+// TestNewScaleRefuses checks that a new scale subresource makes the engine reject negative numbers on every
+// update. No change is reported if the schema rejected them before.
 func TestNewScaleRefuses(t *testing.T) {
 	ctx := t.Context()
 	s, err := newScratch(ctx)
@@ -86,7 +110,8 @@ func TestNewScaleRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	const old = `{type: object, properties: {count: {type: integer}, m: {type: integer, minimum: 0}, other: {type: string}}}`
+	const old = `{type: object, properties: {count: {type: integer}, m: {type: integer, minimum: 0}, other: {type: ` +
+		`string}}}`
 	if _, _, err := s.create(ctx, schemaCRD(t, old)); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +126,8 @@ func TestNewScaleRefuses(t *testing.T) {
 	}
 	for path, want := range map[string]string{".spec.count": "Breaking", ".spec.m": ""} {
 		crd := schemaCRD(t, old)
-		list(specOf(crd), "versions")[0]["subresources"] = yamlTree(t, "{scale: {specReplicasPath: "+path+", statusReplicasPath: .status.x}}")
+		list(specOf(crd), "versions")[0]["subresources"] = yamlTree(t,
+			"{scale: {specReplicasPath: "+path+", statusReplicasPath: .status.x}}")
 		found := ""
 		for _, c := range compare(schemaCRD(t, old), crd) {
 			if strings.HasSuffix(c.Path, "specReplicasPath") {
@@ -114,9 +140,10 @@ func TestNewScaleRefuses(t *testing.T) {
 		if _, err := s.update(ctx, crd); err != nil {
 			t.Fatal(err)
 		}
-		_, err := s.update(ctx, yamlTree(t, "{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}, spec: {count: -1, m: 0, other: "+path+"}}"))
+		_, err := s.update(ctx, yamlTree(t,
+			"{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}, spec: {count: -1, m: 0, other: "+path+"}}"))
 		if (err != nil) != (want == "Breaking") {
-			t.Errorf("%s: the engine says %v", path, err)
+			t.Errorf("%s: got engine error %v, want error: %t", path, err, want == "Breaking")
 		}
 	}
 }

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// shownShare of the budget is what a rule has to cost to be told of in text, with advice: a tenth.
-	shownShare = 10
-	// maxTries bounds how many limits are tried out for one rule.
+	// reportedShare is the share of the budget above which the text output reports a rule with advice: a tenth.
+	reportedShare = 10
+	// maxTries is the maximum number of limits to try for one rule.
 	maxTries = 50
 )
 
-// Estimate is of a cost. The largest number there is stands for one without a bound.
+// Estimate is an estimated cost. The maximum value means unbounded.
 type Estimate uint64
 
 const unbounded Estimate = math.MaxUint64
@@ -34,7 +34,7 @@ func (e Estimate) String() string {
 	return strconv.FormatUint(uint64(e), 10)
 }
 
-// MarshalJSON implements json.Marshaler: a number, or the word.
+// MarshalJSON implements json.Marshaler. It returns a number or "unbounded".
 func (e Estimate) MarshalJSON() ([]byte, error) {
 	if e == unbounded {
 		return []byte(`"unbounded"`), nil
@@ -42,7 +42,7 @@ func (e Estimate) MarshalJSON() ([]byte, error) {
 	return []byte(e.String()), nil
 }
 
-// Rule is a CEL rule of a CRD with what a server estimates that it costs at most.
+// Rule is a CEL rule of a CRD with a server's estimate of its maximum cost.
 type Rule struct {
 	File   string   `json:"file"`
 	Line   int      `json:"line"`
@@ -50,12 +50,12 @@ type Rule struct {
 	Path   string   `json:"path"`
 	Rule   string   `json:"rule"`
 	Cost   Estimate `json:"cost"`   // for all values in one object
-	Budget Estimate `json:"budget"` // what it may cost
-	// Advice is the missing limit that would lower the cost most, where a rule costs much.
+	Budget Estimate `json:"budget"` // limit of Cost
+	// Advice is the missing limit that would lower a high cost most.
 	Advice string `json:"advice,omitempty"`
 }
 
-// costs reports the rules of a CRD, the most expensive first.
+// costs reports the rules of a CRD, most expensive first.
 func (c *checker) costs(d *document) {
 	var found []Rule
 	for _, v := range slices.Sorted(maps.Keys(versionsOf(d.tree))) {
@@ -66,9 +66,9 @@ func (c *checker) costs(d *document) {
 		}
 		s, err := compile(root)
 		if err != nil {
-			continue // the schema is refused
+			continue // the schema is invalid
 		}
-		w := costing{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
+		w := costEstimation{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
 		w.walk(s.RootRuleNode(), root, nil)
 		for _, r := range w.found {
 			r.File = d.file
@@ -88,25 +88,25 @@ func newRules(root object.Tree) *schema.RuleChecker {
 	return schema.NewRuleChecker([][]byte{object.AppendJSON(nil, root)}, func(string, bool) bool { return false })
 }
 
-// costing estimates the rules of one schema.
-type costing struct {
+// costEstimation estimates the costs of the rules of one schema.
+type costEstimation struct {
 	root  object.Tree
-	rules *schema.RuleChecker // of root as it is written
+	rules *schema.RuleChecker // checks the rules of the unmodified root
 	path  string
 	found []Rule
 }
 
-// down is one step into a schema: the keyword, and the name of a property.
-type down struct{ keyword, name string }
+// schemaStep is one step into a schema: a keyword, and the name of a property.
+type schemaStep struct{ keyword, name string }
 
-func (s down) String() string {
+func (s schemaStep) String() string {
 	if s.name != "" {
 		return "." + s.keyword + "[" + s.name + "]"
 	}
 	return "." + s.keyword
 }
 
-func (s down) schema(t object.Tree) object.Tree {
+func (s schemaStep) schema(t object.Tree) object.Tree {
 	below, _ := t[s.keyword].(object.Tree)
 	if s.name != "" {
 		below, _ = below[s.name].(object.Tree)
@@ -114,7 +114,7 @@ func (s down) schema(t object.Tree) object.Tree {
 	return below
 }
 
-func (s down) place(p *schema.RuleNode) *schema.RuleNode {
+func (s schemaStep) ruleNode(p *schema.RuleNode) *schema.RuleNode {
 	switch s.keyword {
 	case "items":
 		return p.Items()
@@ -124,39 +124,39 @@ func (s down) place(p *schema.RuleNode) *schema.RuleNode {
 	return p.Property(s.name)
 }
 
-// steps are the ways down from a schema.
-func steps(t object.Tree) (all []down) {
+// steps returns the steps from a schema to the schemas directly below it.
+func steps(t object.Tree) (all []schemaStep) {
 	properties, _ := t["properties"].(object.Tree)
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
-		all = append(all, down{"properties", name})
+		all = append(all, schemaStep{"properties", name})
 	}
-	return append(all, down{"items", ""}, down{"additionalProperties", ""})
+	return append(all, schemaStep{"items", ""}, schemaStep{"additionalProperties", ""})
 }
 
-func (w *costing) walk(p *schema.RuleNode, t object.Tree, at []down) {
+func (w *costEstimation) walk(p *schema.RuleNode, t object.Tree, at []schemaStep) {
 	if p == nil || t == nil {
 		return
 	}
 	checked, err := w.rules.Check(p)
 	for i, r := range list(t, "x-kubernetes-validations") {
 		if err != nil || i >= len(checked) || checked[i].Err != nil {
-			continue // it is refused
+			continue // the rule is invalid
 		}
 		found := Rule{
 			Path: w.pathOf(at) + ".x-kubernetes-validations[" + strconv.Itoa(i) + "].rule",
 			Rule: object.String(r, "rule"), Cost: Estimate(checked[i].Cost), Budget: crdvalidation.MaxRuleCost,
 		}
-		if found.Cost >= found.Budget/shownShare {
+		if found.Cost >= found.Budget/reportedShare {
 			found.Advice = w.advice(at, i, found.Cost)
 		}
 		w.found = append(w.found, found)
 	}
 	for _, s := range steps(t) {
-		w.walk(s.place(p), s.schema(t), append(at[:len(at):len(at)], s))
+		w.walk(s.ruleNode(p), s.schema(t), append(at[:len(at):len(at)], s))
 	}
 }
 
-func (w *costing) pathOf(at []down) string {
+func (w *costEstimation) pathOf(at []schemaStep) string {
 	path := w.path
 	for _, s := range at {
 		path += s.String()
@@ -164,25 +164,26 @@ func (w *costing) pathOf(at []down) string {
 	return path
 }
 
-// limits are what bounds the size of a value of a type, with a value to try.
+// limits maps types to the keyword that limits their size, with a value to try.
 var limits = map[string]struct {
 	keyword string
 	value   int64
 }{"array": {"maxItems", 10}, "string": {"maxLength", 63}, "object": {"maxProperties", 10}}
 
-// advice tries what each limit that is missing above or below a rule would save.
-func (w *costing) advice(at []down, rule int, cost Estimate) string {
+// advice tries each missing limit above and below a rule, and returns the limit that saves most.
+func (w *costEstimation) advice(at []schemaStep, rule int, cost Estimate) string {
 	best, tries := "", 0
 	try := func(t object.Tree, path string) {
 		limit, ok := limits[object.String(t, "type")]
-		if !ok || t[limit.keyword] != nil || t["enum"] != nil || t["format"] != nil || t["properties"] != nil || tries >= maxTries {
+		if !ok || t[limit.keyword] != nil || t["enum"] != nil || t["format"] != nil || t["properties"] != nil ||
+			tries >= maxTries {
 			return
 		}
 		tries++
 		t[limit.keyword] = limit.value
 		if lower, ok := w.cost(at); ok && lower < cost {
 			cost = lower
-			best = fmt.Sprintf("%s.%s: %d would lower it to %v", path, limit.keyword, limit.value, lower)
+			best = fmt.Sprintf("%s.%s: %d would lower the cost to %v", path, limit.keyword, limit.value, lower)
 		}
 		delete(t, limit.keyword)
 	}
@@ -191,7 +192,7 @@ func (w *costing) advice(at []down, rule int, cost Estimate) string {
 		own = s.schema(own)
 	}
 	all, _ := own["x-kubernetes-validations"].([]any)
-	own["x-kubernetes-validations"] = all[rule : rule+1 : rule+1] // to compile one only
+	own["x-kubernetes-validations"] = all[rule : rule+1 : rule+1] // compile only this rule
 	defer func() { own["x-kubernetes-validations"] = all }()
 	t := w.root
 	for i := range at {
@@ -202,7 +203,7 @@ func (w *costing) advice(at []down, rule int, cost Estimate) string {
 	return best
 }
 
-// below calls f for a schema and all in it.
+// below calls f for a schema and all schemas below it.
 func below(t object.Tree, path string, f func(object.Tree, string)) {
 	if t == nil {
 		return
@@ -213,15 +214,15 @@ func below(t object.Tree, path string, f func(object.Tree, string)) {
 	}
 }
 
-// cost estimates the first rule at a place of the schema as it is now.
-func (w *costing) cost(at []down) (Estimate, bool) {
+// cost estimates the cost of the first rule at a path of the modified schema.
+func (w *costEstimation) cost(at []schemaStep) (Estimate, bool) {
 	s, err := compile(w.root)
 	if err != nil {
 		return 0, false
 	}
 	p := s.RootRuleNode()
 	for _, step := range at {
-		p = step.place(p)
+		p = step.ruleNode(p)
 	}
 	checked, err := newRules(w.root).Check(p)
 	if err != nil || len(checked) == 0 || checked[0].Err != nil {
@@ -231,15 +232,15 @@ func (w *costing) cost(at []down) (Estimate, bool) {
 }
 
 func (r *Rule) writeText(b *strings.Builder) {
-	if r.Cost < r.Budget/shownShare {
+	if r.Cost < r.Budget/reportedShare {
 		return
 	}
-	costs := fmt.Sprintf("costs at most %v, %d %% of what it may", r.Cost, r.Cost/(r.Budget/100))
+	costs := fmt.Sprintf("costs at most %v, %d %% of the limit", r.Cost, r.Cost/(r.Budget/100))
 	switch {
 	case r.Cost == unbounded:
 		costs = "has an unbounded cost"
 	case r.Cost >= 10*r.Budget:
-		costs = fmt.Sprintf("costs at most %v, %d times what it may", r.Cost, r.Cost/r.Budget)
+		costs = fmt.Sprintf("costs at most %v, %d times the limit", r.Cost, r.Cost/r.Budget)
 	}
 	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q %s", r.File, r.Line, r.Column, r.Path, r.Rule, costs)
 	if r.Advice != "" {

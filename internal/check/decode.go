@@ -9,21 +9,22 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// misfit finds what a decoder of JSON says of a value that a Go type cannot hold: what it is, and the path of the field
-// without keys of maps and indices.
-var misfit = regexp.MustCompile(`cannot unmarshal (\w+) .*into Go struct field \w+\.(\S+) of type`)
+// typeErrorPattern matches the JSON decoder's error for a value of a wrong type. It captures the type of the value
+// and the path of the field, which omits map keys and indices.
+var typeErrorPattern = regexp.MustCompile(`cannot unmarshal (\w+) .*into Go struct field \w+\.(\S+) of type`)
 
-// undecoded reports an object that cannot be decoded, where the value stands that is of another type, if that is known.
-func (c *checker) undecoded(d *document, reason, message string) {
+// decodeError adds a finding for an object that cannot be decoded, at the position of the wrong value if it is
+// known.
+func (c *checker) decodeError(d *document, reason, message string) {
 	f := Finding{Severity: Error, Reason: reason, Message: message}
-	if m := misfit.FindStringSubmatch(message); m != nil && d.node != nil {
-		if key := findMisfit(d.node, d.node, strings.Split(m[2], "."), m[1]); key != nil {
+	if m := typeErrorPattern.FindStringSubmatch(message); m != nil && d.node != nil {
+		if key := findTypeError(d.node, d.node, strings.Split(m[2], "."), m[1]); key != nil {
 			f.Path = m[2]
 			c.addAt(d, d.line+key.Line, key.Column, f)
 			return
 		}
 	}
-	if m := placed.FindStringSubmatch(message); m != nil && d.node != nil {
+	if m := valuePathPattern.FindStringSubmatch(message); m != nil && d.node != nil {
 		if key, _, whole := find(d.node, m[1]); whole {
 			f.Path = m[1]
 			c.addAt(d, d.line+key.Line, key.Column, f)
@@ -33,12 +34,13 @@ func (c *checker) undecoded(d *document, reason, message string) {
 	c.addAt(d, d.line+1, 1, f)
 }
 
-// placed matches the refusal of a value that its Go type cannot decode, after the path of the value.
-var placed = regexp.MustCompile(`cannot be handled as a \w+: ([A-Za-z][^:]*): `)
+// valuePathPattern matches the error for a value that the Go type cannot decode. It captures the path of the
+// value.
+var valuePathPattern = regexp.MustCompile(`cannot be handled as a \w+: ([A-Za-z][^:]*): `)
 
-// findMisfit finds the first value of a kind that names lead to, and returns its key or, in a list, itself. Between
-// them may be elements of lists and keys of maps, which decoders leave out.
-func findMisfit(key, value *yaml.Node, names []string, kind string) *yaml.Node {
+// findTypeError returns the first value of the type kind at the path names. It returns the key of the value or, in
+// a list, the item. Decoders omit list indices and map keys from paths, so the search skips these levels.
+func findTypeError(key, value *yaml.Node, names []string, kind string) *yaml.Node {
 	if value.Kind == yaml.AliasNode {
 		value = value.Alias
 	}
@@ -47,7 +49,7 @@ func findMisfit(key, value *yaml.Node, names []string, kind string) *yaml.Node {
 	}
 	if value.Kind == yaml.SequenceNode {
 		for _, v := range value.Content {
-			if found := findMisfit(v, v, names, kind); found != nil {
+			if found := findTypeError(v, v, names, kind); found != nil {
 				return found
 			}
 		}
@@ -64,7 +66,7 @@ func findMisfit(key, value *yaml.Node, names []string, kind string) *yaml.Node {
 			} else if is {
 				rest = names[1:]
 			}
-			if found := findMisfit(k, value.Content[i+1], rest, kind); found != nil {
+			if found := findTypeError(k, value.Content[i+1], rest, kind); found != nil {
 				return found
 			}
 		}
@@ -72,7 +74,7 @@ func findMisfit(key, value *yaml.Node, names []string, kind string) *yaml.Node {
 	return nil
 }
 
-// jsonKind is what decoders of JSON call a value.
+// jsonKind returns the name of the type of n in errors of JSON decoders.
 func jsonKind(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
@@ -94,7 +96,8 @@ func jsonKind(n *yaml.Node) string {
 	return "string"
 }
 
-// yaml11 tells whether n is an unquoted word that YAML 1.1, which manifests are read as, takes for a boolean.
+// yaml11 reports whether n is an unquoted word that YAML 1.1 treats as a boolean. Manifests are decoded as YAML
+// 1.1.
 func yaml11(n *yaml.Node) (is bool, ok bool) {
 	if n.Kind != yaml.ScalarNode || n.Style != 0 {
 		return false, false
@@ -108,7 +111,7 @@ func yaml11(n *yaml.Node) (is bool, ok bool) {
 	return false, false
 }
 
-// keyOf is the key that n is read as.
+// keyOf returns the key that n is decoded to.
 func keyOf(n *yaml.Node) string {
 	if is, ok := yaml11(n); ok {
 		return strconv.FormatBool(is)
@@ -116,7 +119,7 @@ func keyOf(n *yaml.Node) string {
 	return n.Value
 }
 
-// booleans warns of the keys of d, and of the values of enums, that are read as booleans.
+// booleans warns of map keys and enum values in d that are decoded as booleans.
 func (c *checker) booleans(d *document, n *yaml.Node) {
 	for i, child := range n.Content {
 		switch {

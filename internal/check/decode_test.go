@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// Where it stands that a value is of another type than its field, and that YAML takes a word for a boolean.
-func TestPlaces(t *testing.T) {
+// TestPositions checks the positions of findings for values of a wrong type and for words that YAML decodes as
+// booleans.
+func TestPositions(t *testing.T) {
 	const crd = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -26,17 +27,27 @@ spec:
 	for _, c := range []struct{ text, want string }{
 		{"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: [a]\n", "4:3 BadRequest metadata.name"},
 		{"apiVersion: v1\nkind: ConfigMap\nmetadata: [a]\n", "3:1 BadRequest metadata"},
-		{"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\n  labels:\n    a: x\n    b: 5\n", "7:5 BadRequest metadata.labels"},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\n  labels:\n    a: x\n    b: 5\n",
+			"7:5 BadRequest metadata.labels"},
 		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  a: on\n", "5:3 BadRequest data"},
-		{"apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: 1\n  - port: [1]\n", "7:5 BadRequest spec.ports.port"},
-		{strings.Replace(crd, "scope: Namespaced", "scope: Namespaced\n  conversion:\n    strategy: Webhook\n    webhook:\n      clientConfig:\n        caBundle: not base64!", 1),
+		{"apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: 1\n  - port: [1]\n",
+			"7:5 BadRequest spec.ports.port"},
+		{strings.Replace(crd, "scope: Namespaced",
+			"scope: Namespaced\n  conversion:\n    strategy: Webhook\n    webhook:\n      clientConfig:\n        "+
+				"caBundle: not base64!", 1),
 			"12:9 BadRequest spec.conversion.webhook.clientConfig.caBundle"},
-		{"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - name: a\n  - name: b\n    resources: {limits: {cpu: lots}}\n", "8:26 BadRequest spec.containers[1].resources.limits[cpu]"},
-		{strings.Replace(crd, "b: {type: string", "b: {maxLength: x", 1), "12:11 BadRequest spec.versions.schema.openAPIV3Schema.properties.maxLength"},
-		{strings.Replace(crd, "maxLength: 1", "maxLength: [1]", 1), "11:25 BadRequest spec.versions.schema.openAPIV3Schema.properties.maxLength"},
-		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  off: a\n  'yes': b\n  nope: c\n", "5:3 Boolean "},
-		{strings.Replace(crd, "b: {type: string", "y: {type: string, enum: [No, 'on', b]", 1), "12:7 Boolean  12:32 Boolean "},
-		{strings.Replace(crd, "b: {type: string", "n: {type: wrong", 1), "12:7 Boolean  12:11 NotSupported spec.validation.openAPIV3Schema.properties[false].type"},
+		{"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - name: a\n  - name: b\n    " +
+			"resources: {limits: {cpu: lots}}\n", "8:26 BadRequest spec.containers[1].resources.limits[cpu]"},
+		{strings.Replace(crd, "b: {type: string", "b: {maxLength: x", 1),
+			"12:11 BadRequest spec.versions.schema.openAPIV3Schema.properties.maxLength"},
+		{strings.Replace(crd, "maxLength: 1", "maxLength: [1]", 1),
+			"11:25 BadRequest spec.versions.schema.openAPIV3Schema.properties.maxLength"},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  off: a\n  'yes': b\n  nope: c\n",
+			"5:3 Boolean "},
+		{strings.Replace(crd, "b: {type: string", "y: {type: string, enum: [No, 'on', b]", 1),
+			"12:7 Boolean  12:32 Boolean "},
+		{strings.Replace(crd, "b: {type: string", "n: {type: wrong", 1),
+			"12:7 Boolean  12:11 NotSupported spec.validation.openAPIV3Schema.properties[false].type"},
 		{strings.Replace(crd, "b: {type: string", "'y': {type: string", 1), ""},
 	} {
 		file := filepath.Join(t.TempDir(), "f.yaml")

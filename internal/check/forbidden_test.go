@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// VAL-002 VAL-003 VAL-004 VAL-005 VAL-006 VAL-007 VAL-008 VAL-009 VAL-010 VAL-011 VAL-012 VAL-013 VAL-014 VAL-017:
-// each keyword that a schema may not have is found where it stands.
+// TestForbiddenFields checks that each forbidden keyword of a schema is reported at its position.
+// VAL-002 VAL-003 VAL-004 VAL-005 VAL-006 VAL-007 VAL-008 VAL-009 VAL-010 VAL-011 VAL-012 VAL-013 VAL-014 VAL-017
 func TestForbiddenFields(t *testing.T) {
 	data, err := os.ReadFile("../../../shared/spec/examples/03-validation/forbidden-fields.yaml")
 	if err != nil {
@@ -48,7 +48,8 @@ spec:
 			if err != nil {
 				t.Fatal(err)
 			}
-			manifest := head + "            " + strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", "\n            ") + "\n"
+			manifest := head + "            " + strings.ReplaceAll(strings.TrimSpace(string(text)), "\n",
+				"\n            ") + "\n"
 			file := filepath.Join(t.TempDir(), "crd.yaml")
 			if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 				t.Fatal(err)

@@ -18,15 +18,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// maxFile is how large a file may be, in bytes.
+// maxFile is the maximum size of a file in bytes.
 const maxFile = 64 << 20
 
 // document is one object of a file.
 type document struct {
 	file string
-	line int        // lines of the file in front of it
-	size int        // its own lines
-	node *yaml.Node // where everything stands
+	line int        // number of lines before the document
+	size int        // number of lines of the document
+	node *yaml.Node // positions of all values
 	tree object.Tree
 }
 
@@ -39,22 +39,22 @@ func (d *document) isCRD() bool {
 		strings.HasPrefix(object.String(d.tree, "apiVersion"), "apiextensions.k8s.io/")
 }
 
-// load reads the documents of a file, of all manifests in a folder, or of standard input ("-").
-// What cannot be parsed goes to the report.
+// load reads the documents of a file, of all manifests in a directory, or of standard input ("-"). It reports
+// syntax errors as findings.
 func load(path string, c *checker) (all []*document, err error) {
 	if path == "-" {
 		return parse("-", os.Stdin, c)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, cause(err))
+		return nil, fmt.Errorf("%s: %w", path, pathErrorCause(err))
 	}
 	if !info.IsDir() {
 		return loadFile(path, c)
 	}
 	err = filepath.WalkDir(path, func(file string, e fs.DirEntry, err error) error {
 		if err != nil {
-			return fmt.Errorf("%s: %w", file, cause(err))
+			return fmt.Errorf("%s: %w", file, pathErrorCause(err))
 		}
 		regular := e.Type()&^fs.ModeSymlink == 0
 		if !regular || !slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(file))) {
@@ -70,7 +70,7 @@ func load(path string, c *checker) (all []*document, err error) {
 func loadFile(path string, c *checker) ([]*document, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, cause(err))
+		return nil, fmt.Errorf("%s: %w", path, pathErrorCause(err))
 	}
 	defer f.Close()
 	return parse(path, f, c)
@@ -79,7 +79,7 @@ func loadFile(path string, c *checker) ([]*document, error) {
 func parse(file string, r io.Reader, c *checker) (all []*document, err error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, cause(err))
+		return nil, fmt.Errorf("%s: %w", file, pathErrorCause(err))
 	}
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("%s: larger than %d MiB", file, maxFile>>20)
@@ -97,8 +97,8 @@ func parse(file string, r io.Reader, c *checker) (all []*document, err error) {
 	return all, nil
 }
 
-// cause is an error of the system without its name for what was tried and the file, which are told otherwise.
-func cause(err error) error {
+// pathErrorCause returns the cause of a fs.PathError, because callers report operation and path themselves.
+func pathErrorCause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		return p.Err
@@ -106,7 +106,7 @@ func cause(err error) error {
 	return err
 }
 
-// decode reads the text of d, which may be a list of objects.
+// decode parses the text of d, which may be a list of objects.
 func (d *document) decode(text []byte, c *checker) []*document {
 	var root, more yaml.Node
 	parser := yaml.NewDecoder(bytes.NewReader(text))
@@ -118,7 +118,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 		return nil
 	}
 	if err := parser.Decode(&more); !errors.Is(err, io.EOF) {
-		c.syntax(d, cmp.Or(err, errors.New("a second document has to begin with a line ---")))
+		c.syntax(d, cmp.Or(err, errors.New("documents must be separated by a line ---")))
 		return nil
 	}
 	d.node = root.Content[0]
@@ -129,7 +129,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 		}
 		fallthrough
 	case yaml.SequenceNode:
-		c.add(d, Error, "Syntax", "", "a manifest is an object, with apiVersion, kind and metadata")
+		c.add(d, Error, "Syntax", "", "a manifest must be an object with apiVersion, kind and metadata")
 		return nil
 	}
 	t, duplicates, err := object.DecodeYAML(text)
@@ -144,24 +144,24 @@ func (d *document) decode(text []byte, c *checker) []*document {
 	}
 	items, ok := t["items"].([]any)
 	if kind := object.String(t, "kind"); ok && strings.HasSuffix(kind, "List") || kind == "List" {
-		return d.elements(items, c)
+		return d.items(items, c)
 	}
-	return d.named(c)
+	return d.requireType(c)
 }
 
-// named is d alone, and nothing where it does not say what it is.
-func (d *document) named(c *checker) []*document {
+// requireType returns d, or nothing and a finding if apiVersion or kind is missing.
+func (d *document) requireType(c *checker) []*document {
 	for _, key := range []string{"apiVersion", "kind"} {
 		if object.String(d.tree, key) == "" {
-			c.add(d, Error, "Required", key, "Required value: a string that says what the object is")
+			c.add(d, Error, "Required", key, "Required value: must be a non-empty string")
 			return nil
 		}
 	}
 	return []*document{d}
 }
 
-// elements are the objects of a list. Where they do not say what they are, the list does.
-func (d *document) elements(items []any, c *checker) (all []*document) {
+// items returns the objects of a list. Objects without apiVersion and kind get those of the list.
+func (d *document) items(items []any, c *checker) (all []*document) {
 	_, list, _ := find(d.node, "items")
 	if list.Kind == yaml.AliasNode {
 		list = list.Alias
@@ -170,13 +170,14 @@ func (d *document) elements(items []any, c *checker) (all []*document) {
 	for i, item := range items {
 		t, ok := item.(object.Tree)
 		if !ok || i >= len(list.Content) {
-			c.add(d, Error, "Syntax", "items["+strconv.Itoa(i)+"]", "an item of a list is an object, with apiVersion, kind and metadata")
+			c.add(d, Error, "Syntax", "items["+strconv.Itoa(i)+"]",
+				"an item of a list must be an object with apiVersion, kind and metadata")
 			continue
 		}
 		if t["kind"] == nil && t["apiVersion"] == nil && kind != "" {
 			t["kind"], t["apiVersion"] = kind, d.tree["apiVersion"]
 		}
-		all = append(all, (&document{file: d.file, line: d.line, node: list.Content[i], tree: t}).named(c)...)
+		all = append(all, (&document{file: d.file, line: d.line, node: list.Content[i], tree: t}).requireType(c)...)
 	}
 	return all
 }

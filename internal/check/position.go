@@ -7,21 +7,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// position is where the field of a path stands in the file, or the nearest one around it
-// that the file has. Lines and columns count from 1.
+// position returns the position of the field at path in the file, or of the nearest enclosing field in the file.
+// Lines and columns count from 1.
 func (d *document) position(path string) (line, column int) {
 	if d.node == nil {
 		return d.line + 1, 1
 	}
 	key, _, whole := find(d.node, path)
-	if own, ok := ownPath(path); !whole && ok {
+	if own, ok := versionPath(path); !whole && ok {
 		key, _, _ = find(d.node, own)
 	}
 	return d.line + key.Line, key.Column
 }
 
-// find follows a path in the notation of field errors ("spec.versions[0].schema.properties[foo]").
-// It returns the last field that there is, key and value; the key of an element is the element.
+// find follows a path in the notation of field errors ("spec.versions[0].schema.properties[foo]"). It returns key
+// and value of the last existing field, and whether the whole path exists. The key of a list item is the item.
 func find(node *yaml.Node, path string) (key, value *yaml.Node, whole bool) {
 	key, value = node, node
 	for path != "" {
@@ -34,7 +34,7 @@ func find(node *yaml.Node, path string) (key, value *yaml.Node, whole bool) {
 	return key, value, true
 }
 
-// step takes the longest first part of a path that node has.
+// step follows the longest prefix of path that is a field of node.
 func step(node *yaml.Node, path string) (key, value *yaml.Node, rest string) {
 	if node.Kind == yaml.AliasNode {
 		node = node.Alias
@@ -62,7 +62,7 @@ func step(node *yaml.Node, path string) (key, value *yaml.Node, rest string) {
 	return nil, nil, ""
 }
 
-// cutKey takes the name of a field off a path, as ".name", "[name]" or at its beginning.
+// cutKey removes the name of a field from the start of a path, as ".name", "[name]" or "name".
 func cutKey(path, name string) (rest string, ok bool) {
 	if rest, ok := strings.CutPrefix(path, "["+name+"]"); ok {
 		return rest, true
@@ -71,19 +71,20 @@ func cutKey(path, name string) (rest string, ok bool) {
 	return rest, ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// shared are the fields that errors name at the top of spec when they are the same in all versions.
-var shared = map[string]string{
+// sharedFields maps the paths of fields that are equal in all versions to their paths in the first version. Errors
+// report such fields at the top of spec.
+var sharedFields = map[string]string{
 	"spec.validation":               "spec.versions[0].schema",
 	"spec.subresources":             "spec.versions[0].subresources",
 	"spec.additionalPrinterColumns": "spec.versions[0].additionalPrinterColumns",
 	"spec.selectableFields":         "spec.versions[0].selectableFields",
 }
 
-// ownPath is where a manifest has a field that all versions of a CRD share.
-func ownPath(path string) (own string, ok bool) {
-	for prefix, place := range shared {
+// versionPath returns the path in the first version of a field that all versions share.
+func versionPath(path string) (own string, ok bool) {
+	for prefix, target := range sharedFields {
 		if rest, ok := strings.CutPrefix(path, prefix); ok {
-			return place + rest, true
+			return target + rest, true
 		}
 	}
 	return "", false

@@ -20,11 +20,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// scratch is the server's engine over an empty store in memory.
+// scratch is the server's engine with an empty store in memory.
 type scratch struct {
-	engine     *engine.Engine
-	namespaces map[string]bool
-	unasked    bool // a conversion webhook would have been called since this was false
+	engine         *engine.Engine
+	namespaces     map[string]bool
+	webhookSkipped bool // a server would have called a conversion webhook
 }
 
 func newScratch(ctx context.Context) (*scratch, error) {
@@ -34,7 +34,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	}
 	s := &scratch{namespaces: map[string]bool{}}
 	s.engine, err = engine.Open(ctx, engine.Config{
-		Store: store, Webhook: s.leave,
+		Store: store, Webhook: s.skipConversion,
 		Kinds: func(live *resource.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
 		},
@@ -45,9 +45,10 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	return s, nil
 }
 
-// leave stands for every conversion webhook: it calls none, and leaves objects as they are.
-func (s *scratch) leave(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
-	s.unasked = true
+// skipConversion replaces conversion webhooks. It only changes apiVersion.
+func (s *scratch) skipConversion(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree,
+	error) {
+	s.webhookSkipped = true
 	out := make([]object.Tree, len(objects))
 	for i, t := range objects {
 		out[i] = maps.Clone(t)
@@ -58,18 +59,18 @@ func (s *scratch) leave(_ context.Context, to *resource.Version, objects []objec
 
 func (s *scratch) close() {
 	s.engine.Close()
-	_ = s.engine.Store.Close() // it is in memory
+	_ = s.engine.Store.Close() // the store is in memory
 }
 
-// create creates t and returns it as the server would keep it, and the warnings that its sender would see.
+// create creates t. It returns the object as stored and the warnings for the client.
 func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []string, error) {
 	target, err := s.target(ctx, t)
 	if err != nil {
 		return nil, nil, err
 	}
-	wipe(object.Metadata(t))
+	clearServerFields(object.Metadata(t))
 	caller, warnings := newCaller(target.Version)
-	caller.DryRun = !keeps(target.Version.Definition) // two objects in the files may have one name
+	caller.DryRun = !isPrerequisite(target.Version.Definition) // several objects in the files may have the same name
 	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
 	if err != nil {
 		return nil, *warnings, err
@@ -78,19 +79,20 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	return created, *warnings, err
 }
 
-// wipe takes out what a server has written into an object that was read from it.
-func wipe(md object.Tree) {
-	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation", "managedFields", "selfLink"} {
+// clearServerFields removes the metadata that a server sets, from objects that were read from a server.
+func clearServerFields(md object.Tree) {
+	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation",
+		"managedFields", "selfLink"} {
 		delete(md, k)
 	}
 }
 
-// keeps tells whether other objects need the ones of a kind.
-func keeps(d *resource.Definition) bool {
+// isPrerequisite reports whether other objects depend on objects of the kind.
+func isPrerequisite(d *resource.Definition) bool {
 	return d.Names.Kind == "CustomResourceDefinition" || d.Names.Kind == "Namespace"
 }
 
-// update replaces the object of that name.
+// update replaces the object with the name of t.
 func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 	target, err := s.target(ctx, t)
 	if err != nil {
@@ -107,7 +109,7 @@ func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 	return *warnings, err
 }
 
-// newCaller is for one request at v, and collects what a server would warn of.
+// newCaller returns a caller for one request at version v and the list of warnings that it collects.
 func newCaller(v *resource.Version) (engine.Caller, *[]string) {
 	var warnings []string
 	if v.Deprecated {
@@ -119,7 +121,7 @@ func newCaller(v *resource.Version) (engine.Caller, *[]string) {
 	}, &warnings
 }
 
-// target finds the endpoint of t's kind. A namespace that t names is made.
+// target returns the endpoint of t's kind. It creates the namespace of t if necessary.
 func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, error) {
 	catalog, err := s.engine.Live.Current(ctx)
 	if err != nil {
@@ -132,7 +134,7 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 		}
 		v := catalog.Find(gvk.Group, gvk.Version, d.Names.Plural)
 		if v == nil {
-			return engine.Target{}, unserved{gvk, d}
+			return engine.Target{}, unservedVersion{gvk, d}
 		}
 		target := engine.Target{Version: v}
 		if d.Namespaced {
@@ -144,27 +146,28 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 	return engine.Target{}, unknownKind{gvk.GroupKind()}
 }
 
-// unserved is the error for objects at a version that their kind does not serve.
-type unserved struct {
+// unservedVersion is the error for objects at a version that their kind does not serve.
+type unservedVersion struct {
 	schema.GroupVersionKind
 	definition *resource.Definition
 }
 
-func (u unserved) Error() string {
+func (u unservedVersion) Error() string {
 	var served []string
 	for _, v := range u.definition.Versions {
 		if v.Served {
 			served = append(served, v.GroupVersion.Version)
 		}
 	}
-	return fmt.Sprintf("version %q of %s is not served; served: %s", u.Version, u.GroupKind(), cmp.Or(strings.Join(served, ", "), "none"))
+	return fmt.Sprintf("version %q of %s is not served; served: %s", u.Version, u.GroupKind(),
+		cmp.Or(strings.Join(served, ", "), "none"))
 }
 
-// unknownKind is the error for objects that nothing at hand defines.
+// unknownKind is the error for objects of an unknown kind.
 type unknownKind struct{ schema.GroupKind }
 
 func (k unknownKind) Error() string {
-	return "nothing defines " + k.String()
+	return "unknown kind " + k.String()
 }
 
 func (s *scratch) namespaceOf(t object.Tree) string {
@@ -178,7 +181,8 @@ func (s *scratch) ensureNamespace(ctx context.Context, name string) error {
 	if s.namespaces[name] {
 		return nil
 	}
-	_, _, err := s.create(ctx, object.Tree{"apiVersion": "v1", "kind": "Namespace", "metadata": object.Tree{"name": name}})
+	_, _, err := s.create(ctx, object.Tree{"apiVersion": "v1", "kind": "Namespace",
+		"metadata": object.Tree{"name": name}})
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		s.namespaces[name] = true
 		return nil

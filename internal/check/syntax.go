@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// atLine finds what a YAML parser says of a line, counted from 1 in its document.
+// atLine matches an error of the YAML parser with a line number, which counts from 1 in the document.
 var atLine = regexp.MustCompile(`(?m)^(?:yaml:)? *line (\d+): (.*)$`)
 
-// syntax reports a text that is no manifest.
+// syntax reports a syntax error.
 func (c *checker) syntax(d *document, err error) {
-	c.told(d, "Syntax", strings.TrimPrefix(err.Error(), "yaml: "))
+	c.addParserErrors(d, "Syntax", strings.TrimPrefix(err.Error(), "yaml: "))
 }
 
-// duplicates reports the keys that are there twice.
+// duplicates reports duplicate keys.
 func (c *checker) duplicates(d *document, message string) {
-	c.told(d, "Duplicate", message)
+	c.addParserErrors(d, "Duplicate", message)
 }
 
-// told reports a parser's message, each line of the document that it speaks of for itself.
-func (c *checker) told(d *document, reason, message string) {
+// addParserErrors adds a finding for each line in a parser's message.
+func (c *checker) addParserErrors(d *document, reason, message string) {
 	found := atLine.FindAllStringSubmatch(message, -1)
 	for _, m := range found {
 		line, _ := strconv.Atoi(m[1])
@@ -34,9 +34,11 @@ func (c *checker) told(d *document, reason, message string) {
 	}
 }
 
-// countsFromZero tells which problems go.yaml.in/yaml/v3 puts a line too high: those of its parser, not of its scanner.
+// countsFromZero reports whether go.yaml.in/yaml/v3 counts the line of the error from 0. This applies to errors of
+// its parser, not of its scanner.
 func countsFromZero(problem string) bool {
-	for _, of := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'", "',' or '}'"} {
+	for _, of := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'",
+		"',' or '}'"} {
 		if problem == "did not find expected "+of {
 			return true
 		}

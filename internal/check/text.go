@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// WriteText writes r for people: a line for each finding as compilers write them, in the order of the
-// files, and what it comes to.
+// WriteText writes r as text. It writes a line for each finding as compilers do, in the order of the files, and a
+// summary.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	for i := range r.Findings {
@@ -26,7 +26,7 @@ func (f *Finding) writeText(b *strings.Builder) {
 	for _, part := range []string{f.Object, f.Path, f.Message} {
 		if part != "" {
 			b.WriteString(": ")
-			// What a compiler of CEL says has lines of its own, with a caret under the place.
+			// Errors of the CEL compiler have several lines, with a caret below the position.
 			b.WriteString(strings.ReplaceAll(part, "\n", "\n    "))
 		}
 	}
