@@ -51,7 +51,8 @@ func TestCompareCRD(t *testing.T) {
 		"a new status": {replaced(t, "status: {}, ", ""), oldCRD,
 			"Breaking spec.versions[0].subresources.status"},
 		"scale": {oldCRD, replaced(t,
-			", scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a,\n    labelSelectorPath: .status.b}", ""),
+			", scale: {specReplicasPath: .spec.a, statusReplicasPath: .status.a,\n"+
+				"    labelSelectorPath: .status.b}", ""),
 			"Breaking spec.versions[0].subresources"},
 		"a path of scale": {oldCRD, replaced(t, "statusReplicasPath: .status.a", "statusReplicasPath: .status.c"),
 			"Breaking spec.versions[0].subresources.scale.statusReplicasPath"},

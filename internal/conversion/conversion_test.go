@@ -31,7 +31,8 @@ func TestConvert(t *testing.T) {
 	for _, c := range []struct {
 		from, to *resource.Version
 		key      string
-	}{{old, hub, "message"}, {hub, other, "message"}, {old, other, "message"}, {other, old, "note"}, {nil, hub, "message"}, {other, other, "note"}} {
+	}{{old, hub, "message"}, {hub, other, "message"}, {old, other, "message"}, {other, old, "note"},
+		{nil, hub, "message"}, {other, other, "note"}} {
 		want := "message"
 		if c.to == other {
 			want = "note"
@@ -48,7 +49,8 @@ func TestConvert(t *testing.T) {
 
 func TestTrivial(t *testing.T) {
 	old, hub, other := definition()
-	if !Trivial(old, hub) || !Trivial(nil, hub) || !Trivial(other, other) || Trivial(hub, other) || Trivial(other, hub) {
+	if !Trivial(old, hub) || !Trivial(nil, hub) || !Trivial(other, other) || Trivial(hub, other) ||
+		Trivial(other, hub) {
 		t.Error("wrong")
 	}
 }

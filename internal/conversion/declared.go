@@ -14,33 +14,34 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// A CRD may declare in an annotation how its versions follow from each other (resource.ConversionAnnotation): a list of
-// ways between the storage version and another one. What a way does not mention is carried over where both schemas
-// have it. An expression that reads a field that the object does not have leaves its own field out.
+// A CRD can declare the conversion between its versions in an annotation (resource.ConversionAnnotation). The
+// annotation is a list of conversions between the storage version and another version. Fields that are not
+// mentioned are copied if both schemas have them. If an expression reads a missing field, its target field is
+// omitted.
 
-// way is an entry of the annotation.
-type way struct {
-	From   string     `json:"from"`
-	To     string     `json:"to"`
-	Fields []wayField `json:"fields"`
+// declaredConversion is an entry of the annotation.
+type declaredConversion struct {
+	From   string          `json:"from"`
+	To     string          `json:"to"`
+	Fields []declaredField `json:"fields"`
 }
 
-type wayField struct {
-	Path  string `json:"path"`  // of a field of To
-	Value string `json:"value"` // a CEL expression; self is an object at From
+type declaredField struct {
+	Path  string `json:"path"`  // path of a field of To
+	Value string `json:"value"` // CEL expression; self is the object at From
 }
 
-// route names a way.
-type route struct{ from, to string }
+// versionPair identifies a conversion.
+type versionPair struct{ from, to string }
 
-// declaration is the annotation, compiled.
+// declaration is the compiled annotation.
 type declaration struct {
-	ways map[route][]*schema.Derivation
-	err  error // for every conversion; a server that wrote the CRD would not have let it in
+	conversions map[versionPair][]*schema.Derivation
+	err         error // fails every conversion; validation rejects such a CRD
 }
 
-// declared is the declaration of a kind; nil if it has none.
-func declared(d *resource.Definition) *declaration {
+// declarationOf returns the declaration of a kind, or nil if it has none.
+func declarationOf(d *resource.Definition) *declaration {
 	if d.Custom == nil || d.Custom.Conversion.Declared == "" {
 		return nil
 	}
@@ -48,38 +49,41 @@ func declared(d *resource.Definition) *declaration {
 		c := compiler{definition: d, stored: true}
 		c.compile()
 		if err := c.errs.ToAggregate(); err != nil {
-			c.result.err = fmt.Errorf("the annotation %s of the CustomResourceDefinition: %w", resource.ConversionAnnotation, err)
+			c.result.err = fmt.Errorf("compile annotation %s of the CustomResourceDefinition: %w",
+				resource.ConversionAnnotation, err)
 		}
 		return &c.result
 	}).(*declaration)
 }
 
-// trivial reports whether from and to differ in nothing that the declaration computes.
+// trivial reports whether the declaration computes no field in a conversion between from and to.
 func (c *declaration) trivial(from, to *resource.Version) bool {
-	hub := versionName(to.Definition.Storage)
-	return c.err == nil && (from == nil || len(c.ways[route{versionName(from), hub}]) == 0) && len(c.ways[route{hub, versionName(to)}]) == 0
+	storage := versionName(to.Definition.Storage)
+	return c.err == nil && (from == nil || len(c.conversions[versionPair{versionName(from), storage}]) == 0) &&
+		len(c.conversions[versionPair{storage, versionName(to)}]) == 0
 }
 
 func versionName(v *resource.Version) string { return v.GroupVersion.Version }
 
-// convert translates t by way of the storage version. t is not modified, and the result shares nothing with it.
+// convert converts t through the storage version. t is not modified, and the result shares no memory with it.
 func (c *declaration) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	budget := int64(celconfig.RuntimeCELCostBudget)
 	t = object.Copy(t)
-	hops := []*resource.Version{to.Definition.Storage, to}
+	steps := []*resource.Version{to.Definition.Storage, to}
 	if from == nil {
 		from = to.Definition.Storage
 	}
-	for _, next := range hops {
+	for _, next := range steps {
 		if from == next {
 			continue
 		}
 		err := c.err
 		if err == nil {
-			err = c.hop(ctx, t, from, next, &budget)
+			err = c.step(ctx, t, from, next, &budget)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("conversion of %s %q from %s to %s: %w", to.Definition.Names.Kind, nameOf(t), from.APIVersion, next.APIVersion, err)
+			return nil, fmt.Errorf("convert %s %q from %s to %s: %w", to.Definition.Names.Kind, nameOf(t),
+				from.APIVersion, next.APIVersion, err)
 		}
 		from = next
 	}
@@ -91,13 +95,13 @@ func nameOf(t object.Tree) string {
 	return strings.TrimPrefix(object.Namespace(t)+"/"+object.Name(t), "/")
 }
 
-// hop makes t, an object at one version, one at the next.
-func (c *declaration) hop(ctx context.Context, t object.Tree, from, to *resource.Version, budget *int64) error {
+// step converts t in place from one version to another, one of which is the storage version.
+func (c *declaration) step(ctx context.Context, t object.Tree, from, to *resource.Version, budget *int64) error {
 	s, err := to.Schema()
 	if err != nil {
 		return err
 	}
-	fields := c.ways[route{versionName(from), versionName(to)}]
+	fields := c.conversions[versionPair{versionName(from), versionName(to)}]
 	values := make([]any, len(fields))
 	found := make([]bool, len(fields))
 	for i, f := range fields {
@@ -106,18 +110,18 @@ func (c *declaration) hop(ctx context.Context, t object.Tree, from, to *resource
 		}
 	}
 	for i, f := range fields {
-		put(t, f.Target, values[i], found[i])
+		setField(t, f.Target, values[i], found[i])
 	}
 	t["apiVersion"] = to.APIVersion
 	s.Prune(t)
 	return nil
 }
 
-// put sets the field at path, or deletes it if it is not there.
-func put(t object.Tree, path []string, v any, there bool) {
+// setField sets the field at path, or deletes it if set is false.
+func setField(t object.Tree, path []string, v any, set bool) {
 	for _, name := range path[:len(path)-1] {
 		below, ok := t[name].(object.Tree)
-		if !ok && !there {
+		if !ok && !set {
 			return
 		}
 		if !ok {
@@ -126,57 +130,59 @@ func put(t object.Tree, path []string, v any, there bool) {
 		}
 		t = below
 	}
-	if last := path[len(path)-1]; there {
+	if last := path[len(path)-1]; set {
 		t[last] = v
 	} else {
 		delete(t, last)
 	}
 }
 
-// compiler reads the annotation of a kind.
+// compiler compiles the annotation of a kind.
 type compiler struct {
 	definition *resource.Definition
 	stored     bool
 	result     declaration
 	costs      []Cost
-	budget     int64 // for all samples together
-	tries      int   // samples
+	budget     int64 // CEL cost budget for all samples
+	tries      int   // number of samples so far
 	errs       field.ErrorList
 }
 
-// Cost is what one expression may cost at most, by its estimate.
+// Cost is the estimated maximum cost of one expression.
 type Cost struct {
 	Path *field.Path
 	Cost uint64
 }
 
-// annotation is where errors lie.
+// annotation returns the path of errors.
 func annotation() *field.Path {
 	return field.NewPath("metadata", "annotations").Key(resource.ConversionAnnotation)
 }
 
 func (c *compiler) compile() {
-	c.result.ways = map[route][]*schema.Derivation{}
+	c.result.conversions = map[versionPair][]*schema.Derivation{}
 	js := c.definition.Custom.Conversion.Declared
 	text := object.NewCursor([]byte(js)).Text()
-	var ways []way
+	var ways []declaredConversion
 	if err := yaml.UnmarshalStrict([]byte(text), &ways); err != nil {
-		c.errs = append(c.errs, field.Invalid(annotation(), text, "must be a list of {from, to, fields: [{path, value}]}: "+err.Error()))
+		c.errs = append(c.errs, field.Invalid(annotation(), text,
+			"must be a list of {from, to, fields: [{path, value}]}: "+err.Error()))
 		return
 	}
 	for i, w := range ways {
 		path := annotation().Index(i)
 		from, to := c.version(w.From, path.Child("from")), c.version(w.To, path.Child("to"))
-		key := route{w.From, w.To}
-		_, twice := c.result.ways[key]
-		switch hub := c.definition.Storage; {
+		key := versionPair{w.From, w.To}
+		_, exists := c.result.conversions[key]
+		switch storage := c.definition.Storage; {
 		case from == nil || to == nil:
-		case from == to || from != hub && to != hub:
-			c.errs = append(c.errs, field.Invalid(path, w.From+" to "+w.To, "must be between the storage version "+versionName(hub)+" and another one"))
-		case twice:
+		case from == to || from != storage && to != storage:
+			c.errs = append(c.errs, field.Invalid(path, w.From+" to "+w.To,
+				"must be between the storage version "+versionName(storage)+" and another version"))
+		case exists:
 			c.errs = append(c.errs, field.Duplicate(path, w.From+" to "+w.To))
 		default:
-			c.result.ways[key] = c.fields(w.Fields, from, to, path.Child("fields"))
+			c.result.conversions[key] = c.fields(w.Fields, from, to, path.Child("fields"))
 		}
 	}
 }
@@ -193,7 +199,8 @@ func (c *compiler) version(name string, path *field.Path) *resource.Version {
 	return nil
 }
 
-func (c *compiler) fields(all []wayField, from, to *resource.Version, path *field.Path) (out []*schema.Derivation) {
+func (c *compiler) fields(all []declaredField, from, to *resource.Version,
+	path *field.Path) (out []*schema.Derivation) {
 	a, err := from.Schema()
 	b, toErr := to.Schema()
 	if err != nil || toErr != nil {
@@ -218,13 +225,14 @@ func (c *compiler) fields(all []wayField, from, to *resource.Version, path *fiel
 	return out
 }
 
-// target reads the path of a field that none of others computes, nor one above or below it.
+// target parses the path of a computed field. The field must not overlap with the fields that others compute.
 func target(text string, others []*schema.Derivation) (path []string, problem string) {
 	rest, ok := strings.CutPrefix(text, ".")
 	path = strings.Split(rest, ".")
 	switch {
-	case !ok || strings.Contains(rest, "..") || rest == "" || strings.HasSuffix(rest, ".") || strings.HasPrefix(rest, "."):
-		return nil, "must be a path of field names, as in .spec.host"
+	case !ok || strings.Contains(rest, "..") || rest == "" || strings.HasSuffix(rest, ".") ||
+		strings.HasPrefix(rest, "."):
+		return nil, "must be a path of field names, such as .spec.host"
 	case path[0] == "metadata" || path[0] == "apiVersion" || path[0] == "kind":
 		return nil, "metadata, apiVersion and kind are never converted"
 	}

@@ -15,20 +15,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// Limits of the samples that a declaration is tried on when a CRD is written.
+// Limits of the samples on which a declared conversion is tested when a CRD is written.
 const (
-	maxSamples    = 500 // for all ways
+	maxSamples    = 500 // for all conversions
 	maxSeparators = 4
 )
 
-// CheckDeclared says what is wrong with the conversion that a CRD declares, of which d has been made, and what
-// its expressions cost. Nothing may be lost on the way from a version to the storage version and back, nor the other
-// way round:
+// CheckDeclared validates the conversion that the CRD of d declares, and returns the costs of its expressions. A
+// conversion from a version to the storage version and back must lose nothing, and neither must the opposite
+// direction:
 //
-//   - each field of a schema has to be carried over, or to be read by an expression of that way;
-//   - samples made from the schema, in which single fields are left out, have to come back as they were.
+//   - Each field of a schema must be copied, or be read by an expression of the conversion.
+//   - Samples generated from the schema, in which single fields are missing, must be equal after the round trip.
 //
-// An expression may lose part of what it reads nevertheless, for values that no sample has.
+// An expression can still lose part of a value that no sample contains.
 func CheckDeclared(ctx context.Context, d *resource.Definition) ([]Cost, field.ErrorList) {
 	if d.Custom == nil || d.Custom.Conversion.Declared == "" {
 		return nil, nil
@@ -37,7 +37,7 @@ func CheckDeclared(ctx context.Context, d *resource.Definition) ([]Cost, field.E
 	if c.compile(); len(c.errs) > 0 {
 		return c.costs, c.errs
 	}
-	for _, check := range []func(context.Context, *resource.Version, *resource.Version){c.reads, c.samples} {
+	for _, check := range []func(context.Context, *resource.Version, *resource.Version){c.checkReads, c.checkSamples} {
 		if len(c.errs) > 0 {
 			break
 		}
@@ -51,28 +51,29 @@ func CheckDeclared(ctx context.Context, d *resource.Definition) ([]Cost, field.E
 	return c.costs, c.errs
 }
 
-// reads checks that each field of a version is carried over to another, or read.
-func (c *compiler) reads(_ context.Context, from, to *resource.Version) {
+// checkReads checks that the conversion copies or reads each field of a version.
+func (c *compiler) checkReads(_ context.Context, from, to *resource.Version) {
 	a, err := from.Schema()
 	b, toErr := to.Schema()
 	if err != nil || toErr != nil {
-		c.refuse(from, to, ".", "has no schema")
+		c.reject(from, to, ".", "has no schema")
 		return
 	}
 	var set, read [][]string
-	for _, d := range c.result.ways[route{versionName(from), versionName(to)}] {
+	for _, d := range c.result.conversions[versionPair{versionName(from), versionName(to)}] {
 		set, read = append(set, d.Target), append(read, d.Reads...)
 	}
 	for _, l := range schema.LostFields(a, b, set, read) {
-		c.refuse(from, to, l.Path, l.Reason)
+		c.reject(from, to, l.Path, l.Reason)
 	}
 }
 
-func (c *compiler) refuse(from, to *resource.Version, path, why string) {
-	c.errs = append(c.errs, field.Invalid(annotation(), path, fmt.Sprintf("lost on the way from %s to %s: it %s", versionName(from), versionName(to), why)))
+func (c *compiler) reject(from, to *resource.Version, path, reason string) {
+	c.errs = append(c.errs, field.Invalid(annotation(), path,
+		fmt.Sprintf("lost in the conversion from %s to %s: it %s", versionName(from), versionName(to), reason)))
 }
 
-// separators are what expressions take strings apart by, or put them together with.
+// separators returns the short string literals of expressions, which may split or join strings.
 func separators(ways ...[]*schema.Derivation) []string {
 	seen := map[string]bool{}
 	for _, w := range ways {
@@ -87,8 +88,8 @@ func separators(ways ...[]*schema.Derivation) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// texts are the kinds of strings that samples have, the likeliest first.
-func texts(separators []string) []func(int) string {
+// sampleTexts returns generators for the strings in samples, the most likely first.
+func sampleTexts(separators []string) []func(int) string {
 	all := []func(int) string{func(i int) string { return "aB" + strconv.Itoa(i) }}
 	for _, s := range separators {
 		all = append(all, func(i int) string { return "aB" + strconv.Itoa(i) + s + strconv.Itoa(i) })
@@ -96,14 +97,15 @@ func texts(separators []string) []func(int) string {
 	return append(all, strconv.Itoa)
 }
 
-// samples sends an object there and back: with all fields, and without each of those that expressions deal with. Of the
-// kinds of strings the first counts that the way there can take.
-func (c *compiler) samples(ctx context.Context, from, to *resource.Version) {
+// checkSamples converts sample objects and converts them back: with all fields, and without each field that the
+// expressions use. It uses the first kind of strings that the conversion accepts.
+func (c *compiler) checkSamples(ctx context.Context, from, to *resource.Version) {
 	s, err := from.Schema()
 	if err != nil {
-		return // said before
+		return // already reported
 	}
-	there, back := c.result.ways[route{versionName(from), versionName(to)}], c.result.ways[route{versionName(to), versionName(from)}]
+	there, back := c.result.conversions[versionPair{versionName(from), versionName(to)}],
+		c.result.conversions[versionPair{versionName(to), versionName(from)}]
 	var fields [][]string
 	for _, d := range there {
 		fields = append(fields, d.Reads...)
@@ -111,7 +113,7 @@ func (c *compiler) samples(ctx context.Context, from, to *resource.Version) {
 	for _, d := range back {
 		fields = append(fields, d.Target)
 	}
-	kinds := texts(separators(there, back))
+	kinds := sampleTexts(separators(there, back))
 	for _, without := range append([][]string{nil}, fields...) {
 		for _, text := range kinds {
 			if c.tries++; c.tries > maxSamples {
@@ -121,15 +123,15 @@ func (c *compiler) samples(ctx context.Context, from, to *resource.Version) {
 			if !ok {
 				continue
 			}
-			path, why, decided := c.roundTrip(ctx, t, from, to)
-			if why != "" && len(without) > 0 {
-				why += " where there is no " + schema.PathText(without)
+			path, reason, decided := c.roundTrip(ctx, t, from, to)
+			if reason != "" && len(without) > 0 {
+				reason += ", for an object without " + schema.PathText(without)
 			}
 			if c.budget <= 0 {
 				return
 			}
-			if why != "" {
-				c.refuse(from, to, path, why)
+			if reason != "" {
+				c.reject(from, to, path, reason)
 				return
 			}
 			if decided {
@@ -139,25 +141,29 @@ func (c *compiler) samples(ctx context.Context, from, to *resource.Version) {
 	}
 }
 
-// roundTrip says what became of t; decided is false where the expressions cannot take it.
-func (c *compiler) roundTrip(ctx context.Context, t object.Tree, from, to *resource.Version) (path, why string, decided bool) {
+// roundTrip converts t and converts it back. It returns the path of the first lost value and the reason. decided
+// is false if the expressions cannot convert t.
+func (c *compiler) roundTrip(ctx context.Context, t object.Tree, from, to *resource.Version) (path, reason string,
+	decided bool) {
 	out := object.Copy(t)
 	out["apiVersion"], out["kind"] = from.APIVersion, from.Definition.Names.Kind
-	if c.result.hop(ctx, out, from, to, &c.budget) != nil {
+	if c.result.step(ctx, out, from, to, &c.budget) != nil {
 		return "", "", false
 	}
 	there := object.Copy(out)
-	if err := c.result.hop(ctx, out, to, from, &c.budget); err != nil {
-		return ".", fmt.Sprintf("cannot come back as %s: %v", object.AppendJSON(nil, without(there)), err), true
+	if err := c.result.step(ctx, out, to, from, &c.budget); err != nil {
+		return ".", fmt.Sprintf("cannot be converted back from %s: %v", object.AppendJSON(nil, convertedFields(there)),
+			err), true
 	}
-	if path = lost(t, out, ""); path == "" {
+	if path = firstDifference(t, out, ""); path == "" {
 		return "", "", true
 	}
-	return path, fmt.Sprintf("is not what it was in %s, which became %s", object.AppendJSON(nil, without(t)), object.AppendJSON(nil, without(there))), true
+	return path, fmt.Sprintf("changes in a round trip of %s, which is converted to %s",
+		object.AppendJSON(nil, convertedFields(t)), object.AppendJSON(nil, convertedFields(there))), true
 }
 
-// without is t without what no conversion touches.
-func without(t object.Tree) object.Tree {
+// convertedFields returns t without the fields that no conversion changes.
+func convertedFields(t object.Tree) object.Tree {
 	out := object.Tree{}
 	for k, v := range t {
 		if k != "metadata" && k != "apiVersion" && k != "kind" {
@@ -167,14 +173,14 @@ func without(t object.Tree) object.Tree {
 	return out
 }
 
-// lost is the path of the first value in was that is not in is, or not the same; "" if there is none. An object
-// without fields may go.
-func lost(was, is any, path string) string {
+// firstDifference returns the path of the first value in was that is missing or different in is, or "". Objects
+// without fields may be missing.
+func firstDifference(was, is any, path string) string {
 	switch a := was.(type) {
 	case object.Tree:
 		b, _ := is.(object.Tree)
 		for _, name := range slices.Sorted(maps.Keys(a)) {
-			if p := lost(a[name], b[name], path+"."+name); p != "" {
+			if p := firstDifference(a[name], b[name], path+"."+name); p != "" {
 				return p
 			}
 		}
@@ -185,7 +191,7 @@ func lost(was, is any, path string) string {
 			return path
 		}
 		for i := range a {
-			if p := lost(a[i], b[i], path+"["+strconv.Itoa(i)+"]"); p != "" {
+			if p := firstDifference(a[i], b[i], path+"["+strconv.Itoa(i)+"]"); p != "" {
 				return p
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// random is an object of hostAndPort's schema, or with old of hostPort's.
-func random(r *rand.Rand, old bool) object.Tree {
+// randomObject returns a random object of hostAndPort's schema, or of hostPort's if old is true.
+func randomObject(r *rand.Rand, old bool) object.Tree {
 	spec := object.Tree{}
 	host, port := fmt.Sprintf("h%d.example.com", r.IntN(99)), int64(r.IntN(65536))
 	switch {
@@ -23,12 +23,13 @@ func random(r *rand.Rand, old bool) object.Tree {
 		spec["cron"] = fmt.Sprint(r.IntN(99))
 	}
 	version := map[bool]string{false: "v1", true: "v1beta1"}[old]
-	return object.Tree{"apiVersion": "example.com/" + version, "kind": "CronTab", "metadata": object.Tree{"name": "x", "finalizers": []any{"a/b"}}, "spec": spec}
+	return object.Tree{"apiVersion": "example.com/" + version, "kind": "CronTab",
+		"metadata": object.Tree{"name": "x", "finalizers": []any{"a/b"}}, "spec": spec}
 }
 
-// A declaration that was accepted brings every object back as it was, also for many at a time.
+// TestDeclaredRoundTrip checks that a valid declaration restores every object, also in concurrent conversions.
 func TestDeclaredRoundTrip(t *testing.T) {
-	d := kind(t, both, hostAndPort, hostPort)
+	d := declaredKind(t, both, hostAndPort, hostPort)
 	if _, errs := CheckDeclared(t.Context(), d); len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -38,7 +39,7 @@ func TestDeclaredRoundTrip(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			for i := range 200 {
 				from, to := d.Versions[i%2], d.Versions[1-i%2]
-				was := random(r, i%2 == 1)
+				was := randomObject(r, i%2 == 1)
 				there, err := Convert(t.Context(), object.Copy(was), from, to)
 				if err != nil {
 					t.Error(err)
@@ -55,12 +56,15 @@ func TestDeclaredRoundTrip(t *testing.T) {
 	group.Wait()
 }
 
-// Neither an annotation nor an object makes a panic, and what is converted is left alone.
+// FuzzDeclared checks that no annotation and no object causes a panic, and that the converted object is not
+// modified.
 func FuzzDeclared(f *testing.F) {
 	f.Add(both, `{"spec": {"hostPort": "a:1"}}`)
 	f.Add(`[{from: v1, to: v1beta1, fields: [{path: .spec, value: self.spec}]}]`, `{"spec": {"hostPort": ["a"]}}`)
-	f.Add(`[{from: v1beta1, to: v1, fields: [{path: .spec.host, value: "self.?spec.hostPort"}, {path: .spec.port, value: "{1: 2}[1]"}]}]`, `{"spec": null}`)
-	f.Add(`[{from: v1beta1, to: v1, fields: [{path: .spec.cron, value: "dyn(self)"}]}]`, `{"spec": {"cron": {"a": [1.5, null]}}}`)
+	f.Add(`[{from: v1beta1, to: v1, fields: [{path: .spec.host, value: "self.?spec.hostPort"}, {path: .spec.port, `+
+		`value: "{1: 2}[1]"}]}]`, `{"spec": null}`)
+	f.Add(`[{from: v1beta1, to: v1, fields: [{path: .spec.cron, value: "dyn(self)"}]}]`,
+		`{"spec": {"cron": {"a": [1.5, null]}}}`)
 	f.Fuzz(func(t *testing.T, annotation, text string) {
 		if len(annotation) > 2_000 || len(text) > 2_000 {
 			return
@@ -69,7 +73,7 @@ func FuzzDeclared(f *testing.F) {
 		if err != nil {
 			return
 		}
-		d := kind(t, annotation, hostAndPort, hostPort)
+		d := declaredKind(t, annotation, hostAndPort, hostPort)
 		_, _ = CheckDeclared(t.Context(), d)
 		before := object.Copy(in)
 		for i := range d.Versions {
@@ -82,8 +86,8 @@ func FuzzDeclared(f *testing.F) {
 }
 
 func BenchmarkDeclared(b *testing.B) {
-	d := kind(b, both, hostAndPort, hostPort)
-	in := random(rand.New(rand.NewPCG(1, 1)), false)
+	d := declaredKind(b, both, hostAndPort, hostPort)
+	in := randomObject(rand.New(rand.NewPCG(1, 1)), false)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := Convert(b.Context(), in, d.Versions[0], d.Versions[1]); err != nil {
@@ -93,7 +97,7 @@ func BenchmarkDeclared(b *testing.B) {
 }
 
 func BenchmarkDeclaredTrivial(b *testing.B) {
-	d := kind(b, both, hostAndPort, hostPort)
+	d := declaredKind(b, both, hostAndPort, hostPort)
 	b.ReportAllocs()
 	for b.Loop() {
 		if Trivial(d.Versions[0], d.Versions[1]) {
@@ -103,7 +107,7 @@ func BenchmarkDeclaredTrivial(b *testing.B) {
 }
 
 func BenchmarkCheckDeclared(b *testing.B) {
-	d := kind(b, both, hostAndPort, hostPort)
+	d := declaredKind(b, both, hostAndPort, hostPort)
 	for b.Loop() {
 		if _, errs := CheckDeclared(b.Context(), d); len(errs) > 0 {
 			b.Fatal(errs)

@@ -12,11 +12,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// kind is the Definition of a CRD with the versions v1 (the storage version) and v1beta1, each with the fields of spec.
-func kind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
+// declaredKind returns the Definition of a CRD with the versions v1, the storage version, and v1beta1. The
+// arguments define the schema of spec in each version.
+func declaredKind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
 	t.Helper()
 	crd := `{"metadata": {"name": "crontabs.example.com"},
-"spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "crontabs", "kind": "CronTab"}, "conversion": {"strategy": "None"}, "versions": []}}`
+"spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "crontabs", "kind": "CronTab"},
+	"conversion": {"strategy": "None"}, "versions": []}}`
 	tree, _, err := object.DecodeJSON([]byte(crd))
 	if err != nil {
 		t.Fatal(err)
@@ -24,7 +26,8 @@ func kind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
 	object.Metadata(tree)["annotations"] = object.Tree{resource.ConversionAnnotation: annotation}
 	var versions []any
 	for i, fields := range []string{v1, v1beta1} {
-		v, _, err := object.DecodeYAML([]byte("schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, " + fields + "}}}}"))
+		v, _, err := object.DecodeYAML([]byte("schema: {openAPIV3Schema: {type: object, properties: {spec: {type: " +
+			"object, " + fields + "}}}}"))
 		if err != nil {
 			t.Fatal(err, fields)
 		}
@@ -40,9 +43,10 @@ func kind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
 }
 
 const (
-	hostAndPort = `required: [host, port], properties: {host: {type: string, maxLength: 253}, port: {type: integer}, cron: {type: string}}`
-	hostPort    = `properties: {hostPort: {type: string, maxLength: 300}, cron: {type: string}}`
-	both        = `
+	hostAndPort = `required: [host, port], properties: {host: {type: string, maxLength: 253}, port: {type: ` +
+		`integer}, cron: {type: string}}`
+	hostPort = `properties: {hostPort: {type: string, maxLength: 300}, cron: {type: string}}`
+	both     = `
 - from: v1beta1
   to: v1
   fields:
@@ -58,42 +62,73 @@ const (
 func TestDeclaredCheck(t *testing.T) {
 	way := func(fields ...string) string {
 		out := "- from: v1beta1\n  to: v1\n  fields: [" + strings.Join(fields, ", ") + "]\n"
-		return out + "- from: v1\n  to: v1beta1\n  fields:\n  - {path: .spec.hostPort, value: \"self.spec.host + ':' + string(self.spec.port)\"}\n"
+		return out + "- from: v1\n  to: v1beta1\n  fields:\n  - {path: .spec.hostPort, value: \"self.spec.host + " +
+			"':' + string(self.spec.port)\"}\n"
 	}
 	host := `{path: .spec.host, value: "self.spec.hostPort.split(':')[0]"}`
 	port := `{path: .spec.port, value: "int(self.spec.hostPort.split(':')[1])"}`
 	for name, c := range map[string]struct {
 		annotation, v1, v1beta1 string
-		want                    []string // of errors: parts; none is none
+		want                    []string // parts of the expected errors; empty means no error
 	}{
-		"good":         {both, hostAndPort, hostPort, nil},
-		"no list":      {"from: v1", hostAndPort, hostPort, []string{"must be a list of {from, to"}},
-		"unknown key":  {"- {from: v1, to: v1beta1, feilds: []}", hostAndPort, hostPort, []string{`unknown field`}},
-		"no version":   {"- {from: v2, to: v1}", hostAndPort, hostPort, []string{`metadata.annotations[trellis.dev/conversion][0].from: Unsupported value: "v2": supported values: "v1", "v1beta1"`}},
-		"itself":       {"- {from: v1, to: v1}", hostAndPort, hostPort, []string{"must be between the storage version v1 and another one"}},
-		"twice":        {both + "- {from: v1, to: v1beta1}", hostAndPort, hostPort, []string{`metadata.annotations[trellis.dev/conversion][2]: Duplicate value: "v1 to v1beta1"`}},
-		"cel":          {way(host, `{path: .spec.port, value: "self.spec.nope"}`), hostAndPort, hostPort, []string{`[0].fields[1].value: Invalid value: "self.spec.nope": compilation failed: ERROR: <input>:1:10: undefined field 'nope'`}},
-		"no oldSelf":   {way(host, `{path: .spec.port, value: "oldSelf.spec.port"}`), hostAndPort, hostPort, []string{"undeclared reference to 'oldSelf'"}},
-		"type":         {way(host, `{path: .spec.port, value: "self.spec.hostPort"}`), hostAndPort, hostPort, []string{`[0].fields[1].value: Invalid value: "self.spec.hostPort": the expression is of type string, but the field is of type integer`}},
-		"no field":     {way(host, `{path: .spec.prot, value: "1"}`), hostAndPort, hostPort, []string{"the schema has no such field"}},
-		"no path":      {way(host, `{path: spec.port, value: "1"}`), hostAndPort, hostPort, []string{"must be a path of field names, as in .spec.host"}},
-		"metadata":     {way(host, `{path: .metadata.name, value: "'x'"}`), hostAndPort, hostPort, []string{"metadata, apiVersion and kind are never converted"}},
+		"good":        {both, hostAndPort, hostPort, nil},
+		"no list":     {"from: v1", hostAndPort, hostPort, []string{"must be a list of {from, to"}},
+		"unknown key": {"- {from: v1, to: v1beta1, feilds: []}", hostAndPort, hostPort, []string{`unknown field`}},
+		"no version": {"- {from: v2, to: v1}", hostAndPort, hostPort,
+			[]string{`metadata.annotations[trellis.dev/conversion][0].from: Unsupported value: "v2": supported ` +
+				`values: "v1", "v1beta1"`}},
+		"itself": {"- {from: v1, to: v1}", hostAndPort, hostPort,
+			[]string{"must be between the storage version v1 and another version"}},
+		"twice": {both + "- {from: v1, to: v1beta1}", hostAndPort, hostPort,
+			[]string{`metadata.annotations[trellis.dev/conversion][2]: Duplicate value: "v1 to v1beta1"`}},
+		"cel": {way(host, `{path: .spec.port, value: "self.spec.nope"}`), hostAndPort, hostPort,
+			[]string{`[0].fields[1].value: Invalid value: "self.spec.nope": compilation failed: ERROR: ` +
+				`<input>:1:10: undefined field 'nope'`}},
+		"no oldSelf": {way(host, `{path: .spec.port, value: "oldSelf.spec.port"}`), hostAndPort, hostPort,
+			[]string{"undeclared reference to 'oldSelf'"}},
+		"type": {way(host, `{path: .spec.port, value: "self.spec.hostPort"}`), hostAndPort, hostPort,
+			[]string{`[0].fields[1].value: Invalid value: "self.spec.hostPort": the expression is of type string, ` +
+				`but the field is of type integer`}},
+		"no field": {way(host, `{path: .spec.prot, value: "1"}`), hostAndPort, hostPort,
+			[]string{"the schema has no such field"}},
+		"no path": {way(host, `{path: spec.port, value: "1"}`), hostAndPort, hostPort,
+			[]string{"must be a path of field names, such as .spec.host"}},
+		"metadata": {way(host, `{path: .metadata.name, value: "'x'"}`), hostAndPort, hostPort,
+			[]string{"metadata, apiVersion and kind are never converted"}},
 		"overlap":      {way(host, host), hostAndPort, hostPort, []string{"overlaps with .spec.host"}},
 		"nothing said": {"[]", hostAndPort, hostPort, []string{".spec.hostPort", ".spec.host", ".spec.port"}},
 		"one way": {"- {from: v1beta1, to: v1, fields: [" + host + ", " + port + "]}", hostAndPort, hostPort, []string{
-			`".spec.host": lost on the way from v1 to v1beta1: it is not in the other version, and no expression reads it`, `".spec.port": lost`}},
-		"half read": {way(host), hostAndPort, hostPort, []string{`".spec.hostPort": lost`, `".spec.port": lost on the way from v1 to v1beta1: it is not what it was`}},
-		"not there": {both, strings.Replace(hostAndPort, "required: [host, port], ", "", 1), hostPort, []string{`".spec.port": lost on the way from v1 to v1beta1: it is not what it was in {"spec":{"cron":"aB3","port":4}}, which became {"spec":{"cron":"aB3"}} where there is no .spec.host`}},
-		"has()":     {way(host, `{path: .spec.port, value: "has(self.spec.hostPort) ? 1 : 2"}`), hostAndPort, hostPort, []string{`".spec.hostPort": lost`, `".spec.port": lost`}},
+			`".spec.host": lost in the conversion from v1 to v1beta1: it is not in the other version, and no ` +
+				`expression reads it`, `".spec.port": lost`}},
+		"half read": {way(host), hostAndPort, hostPort, []string{`".spec.hostPort": lost`,
+			`".spec.port": lost in the conversion from v1 to v1beta1: it changes in a round trip`}},
+		"not there": {both, strings.Replace(hostAndPort, "required: [host, port], ", "", 1), hostPort,
+			[]string{`".spec.port": lost in the conversion from v1 to v1beta1: it changes in a round trip of ` +
+				`{"spec":{"cron":"aB3","port":4}}, which is converted to {"spec":{"cron":"aB3"}}, for an object ` +
+				`without .spec.host`}},
+		"has()": {way(host, `{path: .spec.port, value: "has(self.spec.hostPort) ? 1 : 2"}`), hostAndPort, hostPort,
+			[]string{`".spec.hostPort": lost`, `".spec.port": lost`}},
 		"carried type": {"[]", "properties: {a: {type: integer}}", "properties: {a: {type: string}}", []string{
-			`".spec.a": lost on the way from v1beta1 to v1: it is of type string, but of type integer in the other version`, `".spec.a": lost on the way from v1 to v1beta1`}},
-		"number":      {"[]", "properties: {a: {type: number}}", "properties: {a: {type: integer}}", []string{`from v1 to v1beta1: it is of type number, but of type integer`}},
-		"null":        {"[]", "properties: {a: {type: string, nullable: true}}", "properties: {a: {type: string}}", []string{`from v1 to v1beta1: it may be null`}},
-		"unknown":     {"[]", "x-kubernetes-preserve-unknown-fields: true", "properties: {a: {type: string}}", []string{`".spec": lost on the way from v1 to v1beta1: it may have unknown fields`}},
-		"map":         {"[]", "additionalProperties: {type: string}", "properties: {a: {type: string}}", []string{`".spec[*]": lost on the way from v1 to v1beta1`}},
-		"items":       {"[]", "properties: {l: {type: array, items: {type: object, properties: {x: {type: string}, z: {type: string}}}}}", "properties: {l: {type: array, items: {type: object, properties: {x: {type: string}}}}}", []string{`".spec.l[*].z": lost on the way from v1 to v1beta1`}},
-		"overwritten": {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "'x'"}]}]`, "properties: {a: {type: string}}", "properties: {a: {type: string}}", []string{`".spec.a": lost on the way from v1beta1 to v1: it is replaced by an expression that does not read it`}},
-		"narrowed":    {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "self.spec.a.lowerAscii()"}]}]`, "properties: {a: {type: string, maxLength: 9}}", "properties: {a: {type: string, maxLength: 9}}", []string{`".spec.a": lost`, `".spec.a": lost`}},
+			`".spec.a": lost in the conversion from v1beta1 to v1: it is of type string, but of type integer in ` +
+				`the other version`, `".spec.a": lost in the conversion from v1 to v1beta1`}},
+		"number": {"[]", "properties: {a: {type: number}}", "properties: {a: {type: integer}}",
+			[]string{`from v1 to v1beta1: it is of type number, but of type integer`}},
+		"null": {"[]", "properties: {a: {type: string, nullable: true}}", "properties: {a: {type: string}}",
+			[]string{`from v1 to v1beta1: it may be null`}},
+		"unknown": {"[]", "x-kubernetes-preserve-unknown-fields: true", "properties: {a: {type: string}}",
+			[]string{`".spec": lost in the conversion from v1 to v1beta1: it may have unknown fields`}},
+		"map": {"[]", "additionalProperties: {type: string}", "properties: {a: {type: string}}",
+			[]string{`".spec[*]": lost in the conversion from v1 to v1beta1`}},
+		"items": {"[]", "properties: {l: {type: array, items: {type: object, properties: {x: {type: string}, " +
+			"z: {type: string}}}}}", "properties: {l: {type: array, items: {type: object, properties: {x: {type: " +
+			"string}}}}}", []string{`".spec.l[*].z": lost in the conversion from v1 to v1beta1`}},
+		"overwritten": {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "'x'"}]}]`,
+			"properties: {a: {type: string}}", "properties: {a: {type: string}}",
+			[]string{`".spec.a": lost in the conversion from v1beta1 to v1: it is replaced by an expression that ` +
+				`does not read it`}},
+		"narrowed": {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "self.spec.a.lowerAscii()"}]}]`,
+			"properties: {a: {type: string, maxLength: 9}}", "properties: {a: {type: string, maxLength: 9}}",
+			[]string{`".spec.a": lost`, `".spec.a": lost`}},
 		"moved": {`
 - from: v1beta1
   to: v1
@@ -103,7 +138,8 @@ func TestDeclaredCheck(t *testing.T) {
   to: v1beta1
   fields:
   - {path: .spec.pod, value: 'self.?spec.template.spec'}
-`, "properties: {template: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}", "properties: {pod: {type: object, x-kubernetes-preserve-unknown-fields: true}}", nil},
+`, "properties: {template: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: " +
+			"true}}}}", "properties: {pod: {type: object, x-kubernetes-preserve-unknown-fields: true}}", nil},
 		"list of objects": {`
 - from: v1beta1
   to: v1
@@ -113,11 +149,13 @@ func TestDeclaredCheck(t *testing.T) {
   to: v1beta1
   fields:
   - {path: .spec.ports, value: "self.spec.ports.map(p, {'number': p.port, ?'name': p.?name})"}
-`, "properties: {ports: {type: array, maxItems: 10, items: {type: object, required: [port], properties: {port: {type: integer}, name: {type: string, maxLength: 9}}}}}",
-			"properties: {ports: {type: array, maxItems: 10, items: {type: object, required: [number], properties: {number: {type: integer}, name: {type: string, maxLength: 9}}}}}", nil},
+`, "properties: {ports: {type: array, maxItems: 10, items: {type: object, required: [port], properties: {port: " +
+			"{type: integer}, name: {type: string, maxLength: 9}}}}}",
+			"properties: {ports: {type: array, maxItems: 10, items: {type: object, required: [number], properties: " +
+				"{number: {type: integer}, name: {type: string, maxLength: 9}}}}}", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, errs := CheckDeclared(t.Context(), kind(t, c.annotation, c.v1, c.v1beta1))
+			_, errs := CheckDeclared(t.Context(), declaredKind(t, c.annotation, c.v1, c.v1beta1))
 			if len(errs) != len(c.want) {
 				t.Fatalf("%v, want %q", errs, c.want)
 			}
@@ -132,7 +170,8 @@ func TestDeclaredCheck(t *testing.T) {
 
 func objectAt(t testing.TB, text string) object.Tree {
 	t.Helper()
-	js, err := yaml.YAMLToJSON([]byte("{apiVersion: example.com/v1beta1, kind: CronTab, metadata: {name: x, namespace: default, annotations: {a: b}}, " + text + "}"))
+	js, err := yaml.YAMLToJSON([]byte("{apiVersion: example.com/v1beta1, kind: CronTab, metadata: {name: x, " +
+		"namespace: default, annotations: {a: b}}, " + text + "}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,10 +183,10 @@ func objectAt(t testing.TB, text string) object.Tree {
 }
 
 func TestDeclared(t *testing.T) {
-	d := kind(t, both, hostAndPort, hostPort)
+	d := declaredKind(t, both, hostAndPort, hostPort)
 	v1, v1beta1 := d.Versions[0], d.Versions[1]
 	if Trivial(v1, v1beta1) || Trivial(v1beta1, v1) || Trivial(nil, v1beta1) || !Trivial(nil, v1) || !Trivial(v1, v1) {
-		t.Error("trivial is wrong")
+		t.Error("Trivial returned the wrong result")
 	}
 	in := objectAt(t, `spec: {hostPort: "localhost:1234", cron: x}`)
 	before := object.Copy(in)
@@ -155,7 +194,9 @@ func TestDeclared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := string(object.AppendJSON(nil, out)), `{"apiVersion":"example.com/v1","kind":"CronTab","metadata":{"annotations":{"a":"b"},"name":"x","namespace":"default"},"spec":{"cron":"x","host":"localhost","port":1234}}`; got != want {
+	if got, want := string(object.AppendJSON(nil, out)),
+		`{"apiVersion":"example.com/v1","kind":"CronTab","metadata":{"annotations":{"a":"b"},"name":"x",`+
+			`"namespace":"default"},"spec":{"cron":"x","host":"localhost","port":1234}}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if !object.Equal(in, before) {
@@ -170,7 +211,8 @@ func TestDeclared(t *testing.T) {
 		t.Errorf("%v, %v", none, err)
 	}
 	_, err = Convert(t.Context(), objectAt(t, `spec: {hostPort: localhost}`), v1beta1, v1)
-	if want := `conversion of CronTab "default/x" from example.com/v1beta1 to example.com/v1: .spec.port: index out of bounds: 1`; err == nil || err.Error() != want {
+	if want := `convert CronTab "default/x" from example.com/v1beta1 to example.com/v1: .spec.port: index out of ` +
+		`bounds: 1`; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	if _, err = Convert(t.Context(), objectAt(t, `spec: 1`), v1beta1, v1); err == nil {
@@ -179,29 +221,32 @@ func TestDeclared(t *testing.T) {
 }
 
 func TestDeclaredBroken(t *testing.T) {
-	d := kind(t, "nonsense", hostAndPort, hostPort)
+	d := declaredKind(t, "nonsense", hostAndPort, hostPort)
 	_, err := Convert(t.Context(), objectAt(t, `spec: {hostPort: "a:1"}`), d.Versions[1], d.Versions[0])
-	if err == nil || !strings.Contains(err.Error(), "the annotation trellis.dev/conversion of the CustomResourceDefinition: ") {
+	if err == nil || !strings.Contains(err.Error(),
+		"annotation trellis.dev/conversion of the CustomResourceDefinition: ") {
 		t.Error(err)
 	}
 }
 
 func TestDeclaredBudget(t *testing.T) {
 	list := `properties: {l: {type: array, items: {type: integer}}}`
-	d := kind(t, `[{from: v1beta1, to: v1, fields: [{path: .spec.l, value: "self.spec.l.filter(a, self.spec.l.all(b, self.spec.l.all(c, a + b + c > 0)))"}]}]`, list, list)
+	d := declaredKind(t, `[{from: v1beta1, to: v1, fields: [{path: .spec.l, value: "self.spec.l.filter(a, `+
+		`self.spec.l.all(b, self.spec.l.all(c, a + b + c > 0)))"}]}]`, list, list)
 	in := objectAt(t, `spec: {l: []}`)
 	var l []any
 	for range 1000 {
 		l = append(l, int64(1))
 	}
 	in["spec"].(object.Tree)["l"] = l
-	if _, err := Convert(t.Context(), in, d.Versions[1], d.Versions[0]); err == nil || !strings.Contains(err.Error(), "cost limit exceeded") {
+	if _, err := Convert(t.Context(), in, d.Versions[1], d.Versions[0]); err == nil ||
+		!strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Convert(ctx, in, d.Versions[1], d.Versions[0]); err == nil {
-		t.Error("a request that has ended was converted")
+		t.Error("a canceled request was converted")
 	}
 	costs, _ := CheckDeclared(t.Context(), d)
 	if len(costs) != 1 || costs[0].Cost < 10_000_000 {

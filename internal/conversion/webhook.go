@@ -15,63 +15,65 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// The limits of one call to a webhook. A list is as many calls as it takes.
+// Limits of one call to a webhook. The conversion of a list can need several calls.
 const (
-	callTimeout     = 30 * time.Second // upstream's, as the whole request has
-	allTimeout      = 60 * time.Second
-	maxCallObjects  = 500
-	maxCallBytes    = 4 << 20  // of objects, unless one alone is larger
-	maxAnswerBytes  = 64 << 20 // of a response
-	maxFailureBytes = 32 << 10 // of what is told of one
-	maxCallsAtATime = 4        // for one request
+	callTimeout      = 30 * time.Second // upstream's limit
+	allTimeout       = 60 * time.Second
+	maxCallObjects   = 500
+	maxCallBytes     = 4 << 20  // size of the objects, unless a single object is larger
+	maxResponseBytes = 64 << 20 // size of a response
+	maxFailureBytes  = 32 << 10 // size of an error message
+	maxParallelCalls = 4        // concurrent calls for one request
 )
 
-// forgetAfter is how long a configuration that nobody uses is kept, with its connections.
-const forgetAfter = 2 * time.Minute
+// idleTimeout is the time after which an unused configuration is evicted with its connections.
+const idleTimeout = 2 * time.Minute
 
-// WebhookConfig is what Webhooks needs of the world.
+// WebhookConfig holds the dependencies of Webhooks.
 type WebhookConfig struct {
-	// Egress is how webhooks are reached; nil is one that finds no Services.
+	// Egress dials webhooks. nil means that Services cannot be resolved.
 	Egress *egress.Dialer
-	// Credentials are those of calls; nil: calls have none.
+	// Credentials are the credentials of calls. nil means none.
 	Credentials *credentials.Source
-	// Disconnected, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken
-	// (egress.Options). It must not block.
+	// Disconnected is called with the JSON of spec.conversion.webhook when a connection to the webhook breaks
+	// (egress.Options). It must not block. nil means no notification.
 	Disconnected func(webhook string)
-	// Timeout bounds what one request may wait for, all its calls together, and so each of them; 0 means a minute.
+	// Timeout is the maximum time for all calls of one request, and so for each call. 0 means one minute.
 	Timeout time.Duration
-	// Observe, unless nil, gets every call that was made or refused; it must not block.
+	// Observe is called for every call, including rejected ones. It must not block. nil means no notification.
 	Observe func(Call)
-	// Report, unless nil, is told that a webhook that a CRD names cannot be reached, and that it answers (err is nil): the
-	// first time that it does, and after each time that it could not be reached. One that could not is looked for until it
-	// accepts a connection. err is nil too for a CRD that names no webhook any longer. It must not block.
+	// Report is called when the webhook of a CRD becomes unreachable, and with a nil err when it responds: the
+	// first time, and after each time that it was unreachable. An unreachable webhook is probed until it accepts a
+	// connection. err is also nil for a CRD that no longer has a webhook. It must not block. nil means no
+	// notification.
 	Report func(crd string, err error)
-	// WebhookOf, unless nil, returns the JSON of spec.conversion.webhook that a CRD has now; "" if it has none. It must not block.
+	// WebhookOf returns the current JSON of spec.conversion.webhook of a CRD, or "" if the CRD has no webhook. It
+	// must not block. nil means that changes of CRDs are not detected.
 	WebhookOf func(crd string) string
 }
 
-// Call is one call to a webhook, as metrics count it.
+// Call describes one call to a webhook for metrics.
 type Call struct {
-	CRD      string // its name
-	From, To string // versions; From is the first object's
+	CRD      string // name of the CRD
+	From, To string // versions; From is the version of the first object
 	Duration time.Duration
-	Failure  string // upstream's failure_type; "" for a success
+	Failure  string // upstream's failure_type; "" means success
 }
 
-// Webhooks calls the conversion webhooks of a server. Connections, trust roots and the memory of failures are kept for
-// each configuration, that is for each text of spec.conversion.webhook: a CRD that is changed is called as it now says
-// from the next request on, and CRDs that say the same share connections.
+// Webhooks calls the conversion webhooks of a server. It keeps connections, trust roots and failures for each
+// configuration, that is, for each JSON of spec.conversion.webhook. A changed CRD uses its new configuration from
+// the next request on. CRDs with equal configurations share connections.
 type Webhooks struct {
 	config WebhookConfig
-	ended  context.Context // nothing is looked for when it is done
-	end    context.CancelFunc
+	done   context.Context // probing ends when it is done
+	cancel context.CancelFunc
 	reach  reachability
 
 	mu      sync.Mutex
-	callers map[string]*caller
+	clients map[string]*webhookClient
 }
 
-// NewWebhooks returns Webhooks that call nobody yet.
+// NewWebhooks returns Webhooks without connections.
 func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Egress == nil {
 		c.Egress = &egress.Dialer{}
@@ -88,72 +90,73 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Disconnected == nil {
 		c.Disconnected = func(string) {}
 	}
-	ended, end := context.WithCancel(context.Background())
+	done, cancel := context.WithCancel(context.Background())
 	return &Webhooks{
-		config: c, ended: ended, end: end, callers: map[string]*caller{},
-		reach: reachability{report: c.Report, crds: map[string]verdict{}, probing: map[*caller]bool{}},
+		config: c, done: done, cancel: cancel, clients: map[string]*webhookClient{},
+		reach: reachability{report: c.Report, crds: map[string]webhookState{}, probing: map[*webhookClient]bool{}},
 	}
 }
 
-// Close closes the connections that are idle. Calls under way go on.
+// Close closes idle connections and ends probing. Calls in flight continue.
 func (w *Webhooks) Close() {
-	w.end()
+	w.cancel()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range w.callers {
+	for _, c := range w.clients {
 		c.transport.Close()
 	}
 }
 
-// Convert is a Webhook. The batches of one call are on their way at the same time, a few of them.
+// Convert implements Webhook. It sends several batches of one call concurrently.
 func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
 	if len(objects) == 0 {
 		return nil, nil
 	}
-	c, err := w.caller(to.Definition.Custom.Conversion.Webhook)
+	c, err := w.clientFor(to.Definition.Custom.Conversion.Webhook)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	bounded, cancel := context.WithTimeout(ctx, w.config.Timeout)
+	timed, cancel := context.WithTimeout(ctx, w.config.Timeout)
 	defer cancel()
 	var out []object.Tree
 	if len(objects) == 1 {
-		out, err = c.convert(bounded, to, batch{objects: objects, json: object.AppendJSON(nil, objects[0])})
+		out, err = c.convert(timed, to, batch{objects: objects, json: object.AppendJSON(nil, objects[0])})
 	} else {
-		out, err = c.convertAll(bounded, to, objects)
+		out, err = c.convertAll(timed, to, objects)
 	}
 	return out, asStatus(ctx, err)
 }
 
-// Generation is that of the endpoints of the webhook of a configuration, which is the JSON of spec.conversion.webhook: it
-// grows when its Service may lead elsewhere.
+// Generation returns the generation of the endpoints of a webhook. config is the JSON of spec.conversion.webhook.
+// The generation grows when the endpoints of its Service may have changed.
 func (w *Webhooks) Generation(config string) uint64 {
-	c, err := w.caller(config)
+	c, err := w.clientFor(config)
 	if err != nil {
-		return 0 // nobody is called
+		return 0 // the configuration is invalid, so no webhook is called
 	}
 	return c.transport.Generation()
 }
 
-// UnreachableError says that a webhook could not be asked, or has not answered; any other error is one in its answer.
+// UnreachableError is the error for a webhook that could not be called or did not respond. Other errors are errors
+// in a response.
 type UnreachableError struct{ *apierrors.StatusError }
 
-// Unwrap is for errors.As.
+// Unwrap returns the wrapped error for errors.As.
 func (e *UnreachableError) Unwrap() error { return e.StatusError }
 
-// unreachable is the error of a call that got no answer.
+// unreachable is the error of a call without a response.
 type unreachable struct{ error }
 
-// Unwrap is for errors.Is.
+// Unwrap returns the wrapped error for errors.Is.
 func (e unreachable) Unwrap() error { return e.error }
 
-// asStatus is the error as clients see it; that of a request which has ended stays what it is.
+// asStatus returns the error for clients. It returns the context's error if the request has ended.
 func asStatus(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := ctx.Err(); ended != nil {
-		return ended
+	if ctxErr := ctx.Err(); ctxErr != nil {
+		return ctxErr
 	}
 	status := apierrors.NewInternalError(err)
 	if errors.As(err, &unreachable{}) {
@@ -162,8 +165,10 @@ func asStatus(ctx context.Context, err error) error {
 	return status
 }
 
-// convertAll converts objects in batches, a few at a time. Of several that fail, the first one's error is told.
-func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+// convertAll converts objects in batches, a few at a time. If several batches fail, it returns the error of the
+// first one.
+func (c *webhookClient) convertAll(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree,
+	error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out := make([]object.Tree, len(objects))
@@ -172,7 +177,7 @@ func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects [
 	var failure error
 	batches := make(chan batch)
 	var running sync.WaitGroup
-	for range min(maxCallsAtATime, (len(objects)+maxCallObjects-1)/maxCallObjects+1) {
+	for range min(maxParallelCalls, (len(objects)+maxCallObjects-1)/maxCallObjects+1) {
 		running.Go(func() {
 			for b := range batches {
 				converted, err := c.convert(ctx, to, b)
@@ -181,7 +186,8 @@ func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects [
 					continue
 				}
 				mu.Lock()
-				if failure == nil || errors.Is(failure, context.Canceled) || b.first < first && !errors.Is(err, context.Canceled) {
+				if failure == nil || errors.Is(failure, context.Canceled) || b.first < first &&
+					!errors.Is(err, context.Canceled) {
 					first, failure = b.first, err
 				}
 				mu.Unlock()
@@ -189,7 +195,7 @@ func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects [
 			}
 		})
 	}
-	for b := range divide(objects) {
+	for b := range splitBatches(objects) {
 		if ctx.Err() != nil {
 			break
 		}
@@ -203,15 +209,15 @@ func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects [
 	return out, failure
 }
 
-// batch is the objects of one call, and their JSON with commas between them.
+// batch holds the objects of one call, and their JSON separated by commas.
 type batch struct {
-	first   int // its place among all objects
+	first   int // index of the first object
 	objects []object.Tree
 	json    []byte
 }
 
-// divide encodes objects and yields as many together as may go into one call.
-func divide(objects []object.Tree) iter.Seq[batch] {
+// splitBatches encodes objects and yields batches within the limits of one call.
+func splitBatches(objects []object.Tree) iter.Seq[batch] {
 	return func(yield func(batch) bool) {
 		first, json := 0, []byte(nil)
 		for i, o := range objects {
@@ -232,30 +238,30 @@ func divide(objects []object.Tree) iter.Seq[batch] {
 	}
 }
 
-// caller finds who calls the webhook of a configuration.
-func (w *Webhooks) caller(config string) (*caller, error) {
+// clientFor returns the client for a configuration.
+func (w *Webhooks) clientFor(config string) (*webhookClient, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	c := w.callers[config]
+	c := w.clients[config]
 	if c == nil {
 		var err error
-		if c, err = newCaller(config, w); err != nil {
+		if c, err = newWebhookClient(config, w); err != nil {
 			return nil, err
 		}
-		w.sweep(now)
-		w.callers[config] = c
+		w.evictUnused(now)
+		w.clients[config] = c
 	}
 	c.used = now
 	return c, nil
 }
 
-// sweep forgets what has not been used for a while: CRDs that are gone or say something else now.
-func (w *Webhooks) sweep(now time.Time) {
-	for config, c := range w.callers {
-		if now.Sub(c.used) > forgetAfter && w.reach.drop(c) {
+// evictUnused evicts configurations that have not been used for idleTimeout, because CRDs were deleted or changed.
+func (w *Webhooks) evictUnused(now time.Time) {
+	for config, c := range w.clients {
+		if now.Sub(c.used) > idleTimeout && w.reach.dropUnused(c) {
 			c.transport.Close()
-			delete(w.callers, config)
+			delete(w.clients, config)
 		}
 	}
 }

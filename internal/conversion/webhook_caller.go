@@ -23,25 +23,26 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
-// The review versions that this server speaks.
+// Supported versions of ConversionReview.
 const (
 	reviewV1      = "v1"
 	reviewV1beta1 = "v1beta1"
 )
 
-// caller calls the webhook of one configuration.
-type caller struct {
+// webhookClient calls the webhook of one configuration.
+type webhookClient struct {
 	webhooks  *Webhooks
-	text      string // the configuration
-	review    string // "v1" or "v1beta1"; "" if the webhook speaks neither
+	text      string // JSON of the configuration
+	review    string // "v1" or "v1beta1"; "" if the webhook supports neither
 	url       string
 	transport *egress.Transport
-	client    *http.Client // over transport
+	client    *http.Client // uses transport
 	used      time.Time    // guarded by Webhooks.mu
 }
 
-// newCaller reads the JSON of spec.conversion.webhook. It trusts that a CRD says nothing that the API refuses.
-func newCaller(text string, w *Webhooks) (*caller, error) {
+// newWebhookClient returns a client for the JSON of spec.conversion.webhook. The configuration must come from a
+// valid CRD.
+func newWebhookClient(text string, w *Webhooks) (*webhookClient, error) {
 	var c apiextensionsv1.WebhookConversion
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return nil, fmt.Errorf("spec.conversion.webhook: %w", err)
@@ -49,14 +50,14 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	if c.ClientConfig == nil || c.ClientConfig.Service == nil && c.ClientConfig.URL == nil {
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	out := &caller{webhooks: w, text: text}
-	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
+	out := &webhookClient{webhooks: w, text: text}
+	if i := slices.IndexFunc(c.ConversionReviewVersions, isSupportedReview); i >= 0 {
 		out.review = c.ConversionReviewVersions[i]
 	}
 	options := egress.Options{
 		Name: "conversion", CABundle: c.ClientConfig.CABundle,
-		Timeout: min(callTimeout, w.config.Timeout), MaxBytes: maxAnswerBytes,
-		Replayable:   true, // converting twice does no harm
+		Timeout: min(callTimeout, w.config.Timeout), MaxBytes: maxResponseBytes,
+		Replayable:   true, // a conversion may be repeated
 		Disconnected: func() { w.config.Disconnected(text) },
 	}
 	var address string
@@ -80,13 +81,13 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	return out, nil
 }
 
-func speaks(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
+func isSupportedReview(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
 
-// withTimeout tells the webhook how long it is waited for, as upstream does. address is where it listens.
+// withTimeout adds the timeout to the URL of the webhook, as upstream does. address is the address to connect to.
 func withTimeout(text string, timeout time.Duration) (out, address string, err error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", "", fmt.Errorf("the webhook's address: %w", err)
+		return "", "", fmt.Errorf("parse the webhook URL: %w", err)
 	}
 	if u.Path == "" {
 		u.Path = "/"
@@ -95,8 +96,9 @@ func withTimeout(text string, timeout time.Duration) (out, address string, err e
 	return u.String(), net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
-// post sends a body and returns the answer's. replied says that there was one, whatever it is.
-func (c *caller) post(ctx context.Context, body []byte) (answer []byte, replied bool, err error) {
+// post sends body and returns the body of the response. replied reports whether there was a response, whatever its
+// content.
+func (c *webhookClient) post(ctx context.Context, body []byte) (data []byte, replied bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
 		return nil, false, err
@@ -110,16 +112,17 @@ func (c *caller) post(ctx context.Context, body []byte) (answer []byte, replied 
 		return nil, false, err
 	}
 	defer resp.Body.Close()
-	answer, err = readAll(resp)
+	data, err = readAll(resp)
 	switch {
 	case err != nil:
 		return nil, errors.Is(err, egress.ErrTooLarge), err
 	case resp.StatusCode != http.StatusOK:
-		return nil, true, refusal(resp, answer)
-	case len(answer) == 0:
-		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
+		return nil, true, responseError(resp, data)
+	case len(data) == 0:
+		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode,
+			contentType(resp))
 	}
-	return answer, true, nil
+	return data, true, nil
 }
 
 func contentType(resp *http.Response) string {
@@ -129,10 +132,10 @@ func contentType(resp *http.Response) string {
 	return "application/json"
 }
 
-// readAll reads a body into a buffer that is large enough for what the header announces.
+// readAll reads the body into a buffer of the size that the header announces.
 func readAll(resp *http.Response) ([]byte, error) {
 	var into bytes.Buffer
-	if n := resp.ContentLength; n > 0 && n <= maxAnswerBytes {
+	if n := resp.ContentLength; n > 0 && n <= maxResponseBytes {
 		into.Grow(int(n) + bytes.MinRead)
 	}
 	_, err := into.ReadFrom(resp.Body)
@@ -142,10 +145,12 @@ func readAll(resp *http.Response) ([]byte, error) {
 	return into.Bytes(), err
 }
 
-// refusal words an answer that is not a 200 as upstream's client does: by the Status in it, or else by its code.
-func refusal(resp *http.Response, body []byte) error {
+// responseError returns the error for a response other than 200, in the words of upstream's client. It uses the
+// Status in the body or the status code.
+func responseError(resp *http.Response, body []byte) error {
 	var status apierrors.StatusError
-	if err := json.Unmarshal(body, &status.ErrStatus); err == nil && status.ErrStatus.Kind == "Status" && status.ErrStatus.Message != "" {
+	if err := json.Unmarshal(body, &status.ErrStatus); err == nil && status.ErrStatus.Kind == "Status" &&
+		status.ErrStatus.Message != "" {
 		return &status
 	}
 	const most = 2048
@@ -153,5 +158,6 @@ func refusal(resp *http.Response, body []byte) error {
 	if t := resp.Header.Get("Content-Type"); t == "" || strings.HasPrefix(t, "text/") {
 		message = strings.TrimSpace(string(body[:min(len(body), most)]))
 	}
-	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodPost, schema.GroupResource{}, "", message, 0, true)
+	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodPost, schema.GroupResource{}, "", message, 0,
+		true)
 }

@@ -25,20 +25,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// quiet has a webhook say nothing of clients that hang up.
-func (h *hook) quiet() *hook {
+// discardErrorLog discards the server's log messages about broken connections.
+func (h *hook) discardErrorLog() *hook {
 	h.Config.ErrorLog = log.New(io.Discard, "", 0)
 	return h
 }
 
-// named gives a webhook a certificate for one name alone.
-func named(t *testing.T, name string) *hook {
-	h := newHook(t, nil).quiet()
+// newNamedHook starts a webhook with a certificate for one name only.
+func newNamedHook(t *testing.T, name string) *hook {
+	h := newHook(t, nil).discardErrorLog()
 	certificate, ca := certificateFor(t, name)
 	h.TLS.Certificates = []tls.Certificate{certificate}
 	h.TLS.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if hello.ServerName != name {
-			return nil, fmt.Errorf("asked for %q", hello.ServerName)
+			return nil, fmt.Errorf("server name is %q", hello.ServerName)
 		}
 		return &tls.Config{Certificates: []tls.Certificate{certificate}}, nil
 	}
@@ -52,63 +52,75 @@ func convertOne(w *Webhooks, config string) error {
 	return err
 }
 
-// A webhook by URL is called through the proxy of the environment, as upstream does; a Service is not.
+// TestProxy checks that a webhook with a URL is called through the proxy of the environment, as upstream does. A
+// Service is called directly.
 func TestProxy(t *testing.T) {
-	h := named(t, "plain.default.svc")
-	var asked []string
+	h := newNamedHook(t, "plain.default.svc")
+	var requests []string
 	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{
 		Proxy: func(r *http.Request) (*url.URL, error) {
-			asked = append(asked, r.URL.Host)
+			requests = append(requests, r.URL.Host)
 			return &url.URL{Scheme: "http", Host: "proxy:1"}, nil
 		},
-		Resolve: func(context.Context, string, string, int32) (string, error) { return h.Listener.Addr().String(), nil },
-		IsLocal: everyService,
+		Resolve: func(context.Context, string, string, int32) (string, error) {
+			return h.Listener.Addr().String(),
+				nil
+		},
+		IsLocal: allowEveryService,
 		ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
 			if address != "proxy:1" {
 				t.Errorf("%s was dialled", address)
 			}
-			return nil, errors.New("the proxy was asked")
+			return nil, errors.New("the proxy received a request")
 		},
 	}})
 	defer w.Close()
-	if err := convertOne(w, h.config()); err == nil || !strings.Contains(err.Error(), "the proxy was asked") || asked[0] != h.Listener.Addr().String() {
-		t.Errorf("by URL: %v, asked for %v", err, asked)
+	if err := convertOne(w, h.config()); err == nil || !strings.Contains(err.Error(), "the proxy received a request") ||
+		requests[0] != h.Listener.Addr().String() {
+		t.Errorf("webhook with a URL: got error %v, proxy requests %v", err, requests)
 	}
-	config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"default","name":"plain"},"caBundle":%q}}`, h.ca())
+	config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"default",`+
+		`"name":"plain"},"caBundle":%q}}`, h.ca())
 	if err := convertOne(w, config); err != nil {
 		t.Errorf("by Service: %v", err)
 	}
 }
 
-// CNV-040 CNV-042 CNV-043 CNV-044 CNV-045 CNV-046: a Service is found for each connection, and called by its own name.
+// TestServiceReference checks that a Service is resolved for each connection and called by its own name.
+// CNV-040 CNV-042 CNV-043 CNV-044 CNV-045 CNV-046
 func TestServiceReference(t *testing.T) {
-	for _, c := range []struct{ reference, name, path, asked string }{
-		{`{"namespace":"my-service-namespace","name":"my-service-name","path":"/my-path","port":1234}`, "my-service-name.my-service-namespace.svc", "/my-path", "my-service-namespace/my-service-name:1234"},
+	for _, c := range []struct{ reference, name, path, resolved string }{
+		{`{"namespace":"my-service-namespace","name":"my-service-name","path":"/my-path","port":1234}`,
+			"my-service-name.my-service-namespace.svc", "/my-path", "my-service-namespace/my-service-name:1234"},
 		{`{"namespace":"default","name":"plain"}`, "plain.default.svc", "/", "default/plain:443"},
 	} {
-		h := named(t, c.name)
-		var asked string
-		w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{IsLocal: everyService, Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
-			asked = fmt.Sprintf("%s/%s:%d", namespace, name, port)
-			return h.Listener.Addr().String(), nil
-		}}})
-		config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":%s,"caBundle":%q}}`, c.reference, h.ca())
+		h := newNamedHook(t, c.name)
+		var resolved string
+		w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{IsLocal: allowEveryService,
+			Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+				resolved = fmt.Sprintf("%s/%s:%d", namespace, name, port)
+				return h.Listener.Addr().String(), nil
+			}}})
+		config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":%s,"caBundle":%q}}`,
+			c.reference, h.ca())
 		if err := convertOne(w, config); err != nil {
 			t.Fatal(err)
 		}
-		if path := h.last.Load().URL.Path; path != c.path || asked != c.asked {
-			t.Errorf("called %s at %s, want %s at %s", asked, path, c.asked, c.path)
+		if path := h.last.Load().URL.Path; path != c.path || resolved != c.resolved {
+			t.Errorf("called %s at %s, want %s at %s", resolved, path, c.resolved, c.path)
 		}
 		w.Close()
 	}
 	w := NewWebhooks(WebhookConfig{})
 	err := convertOne(w, `{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"n","name":"s"}}}`)
 	if err == nil || !strings.Contains(err.Error(), "n/s") {
-		t.Errorf("without a way to find Services: %v", err)
+		t.Errorf("without Service resolution: got error %v", err)
 	}
 }
 
-// CNV-026 CNV-031: the first version that is known is sent; where there is none, calls fail.
+// TestReviewVersions checks that the first supported review version is sent, and that calls fail if no version is
+// supported.
+// CNV-026 CNV-031
 func TestReviewVersions(t *testing.T) {
 	h := newHook(t, nil)
 	w := newWebhooks(t, "")
@@ -124,39 +136,45 @@ func TestReviewVersions(t *testing.T) {
 		}
 	}
 	calls := h.calls.Load()
-	if err := convertOne(w, h.config("v99")); err == nil || !strings.Contains(err.Error(), "no supported conversion review versions") || h.calls.Load() != calls {
+	if err := convertOne(w, h.config("v99")); err == nil || !strings.Contains(err.Error(),
+		"no supported conversion review versions") || h.calls.Load() != calls {
 		t.Errorf("none: %v", err)
 	}
 }
 
-// sentReview is the body for a namespaced and a cluster-scoped object, but for its version and its uid.
+// sentReview is the body for a namespaced and a cluster-scoped object, without its version and its uid.
 const sentReview = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "request": {
 	"uid": "6f0e", "desiredAPIVersion": "example.com/v1", "objects": [
-		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "[::1]:80", "metadata": {"name": "nightly", "namespace": "jobs",
-			"uid": "a-1", "resourceVersion": "7", "creationTimestamp": "2025-05-06T07:08:09Z", "labels": {"tier": "back"}}},
-		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "b.example:81", "metadata": {"name": "everywhere",
+		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "[::1]:80",
+		"metadata": {"name": "nightly", "namespace": "jobs",
+			"uid": "a-1", "resourceVersion": "7", "creationTimestamp": "2025-05-06T07:08:09Z",
+			"labels": {"tier": "back"}}},
+		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "b.example:81",
+		"metadata": {"name": "everywhere",
 			"uid": "b-2", "resourceVersion": "9", "creationTimestamp": "2025-05-06T07:08:10Z"}}]}}`
 
-// TestRequestBody checks that a webhook gets nothing but the review with the objects as they are, and each call another uid. CNV-048 CNV-051 CNV-052.
+// TestRequestBody checks that a webhook receives only the review with the unmodified objects, and another uid in
+// each call. CNV-048 CNV-051 CNV-052.
 func TestRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		sendsReview(t, v, fmt.Appendf(nil, sentReview, v))
+		checkReviewBody(t, v, fmt.Appendf(nil, sentReview, v))
 	}
 }
 
-// TestDocumentedRequestBody checks the same with the bodies of the documents. CNV-051 CNV-052.
+// TestDocumentedRequestBody checks the same with the bodies of the documentation. CNV-051 CNV-052.
 func TestDocumentedRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
 		data, err := os.ReadFile("../../../shared/spec/examples/09-conversion/conversionreview-request." + v + ".json")
 		if err != nil {
 			t.Skipf("the examples are not here: %v", err)
 		}
-		sendsReview(t, v, data)
+		checkReviewBody(t, v, data)
 	}
 }
 
-// sendsReview converts the objects of a review twice by a webhook of a version, which gets that review but for its uid.
-func sendsReview(t *testing.T, v string, data []byte) {
+// checkReviewBody converts the objects of a review twice with a webhook of review version v. It checks that the
+// webhook receives that review, except for its uid.
+func checkReviewBody(t *testing.T, v string, data []byte) {
 	t.Helper()
 	var want review
 	if err := json.Unmarshal(data, &want); err != nil {
@@ -191,20 +209,24 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 			w.Header().Set("Location", elsewhere.URL)
 			w.WriteHeader(code)
 		})
-		if err := convertOne(newWebhooks(t, ""), h.config()); err == nil || !strings.Contains(err.Error(), fmt.Sprint(code)) {
+		if err := convertOne(newWebhooks(t, ""), h.config()); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprint(code)) {
 			t.Errorf("%d: %v", code, err)
 		}
 	}
 	if n := elsewhere.calls.Load(); n != 0 {
-		t.Errorf("%d calls went where nobody sent them", n)
+		t.Errorf("%d calls followed a redirect", n)
 	}
 }
 
-// CNV-073: connections are kept while the configuration stays; another CA is another configuration.
-func TestConnectionsAreKept(t *testing.T) {
-	h := newHook(t, nil).quiet()
+// TestConnectionsAreReused checks that connections are reused while the configuration is unchanged. A changed CA
+// is another configuration.
+// CNV-073
+func TestConnectionsAreReused(t *testing.T) {
+	h := newHook(t, nil).discardErrorLog()
 	var dials atomic.Int64
-	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network,
+		address string) (net.Conn, error) {
 		dials.Add(1)
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}}})
@@ -217,7 +239,8 @@ func TestConnectionsAreKept(t *testing.T) {
 	if n := dials.Load(); n != 1 {
 		t.Errorf("%d connections for ten calls", n)
 	}
-	if err := convertOne(w, strings.Replace(h.config(), h.ca(), otherCA(t), 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if err := convertOne(w, strings.Replace(h.config(), h.ca(), otherCA(t), 1)); err == nil ||
+		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("with another CA: %v", err)
 	}
 	if err := convertOne(w, h.config()); err != nil || dials.Load() != 2 {
@@ -225,15 +248,15 @@ func TestConnectionsAreKept(t *testing.T) {
 	}
 }
 
-// breaking is a webhook whose first connections break once a request was read.
+// breaking starts a webhook whose first connections break after it has read a request.
 func breaking(t *testing.T, times int64) (*hook, *atomic.Int64) {
 	var seen atomic.Int64
 	return newRawHook(t, func(w http.ResponseWriter, q review) {
 		if seen.Add(1) <= times {
 			panic(http.ErrAbortHandler)
 		}
-		_ = json.NewEncoder(w).Encode(answered(q, nil))
-	}).quiet(), &seen
+		_ = json.NewEncoder(w).Encode(respondTo(q, nil))
+	}).discardErrorLog(), &seen
 }
 
 func TestBrokenConnectionsAreTriedOnceMore(t *testing.T) {
@@ -255,8 +278,8 @@ func TestBrokenConnectionsAreTriedOnceMore(t *testing.T) {
 	}
 }
 
-// An answer that never ends is not read to its end.
-func TestAnswersAreBounded(t *testing.T) {
+// TestResponsesAreBounded checks that an endless response is not read completely.
+func TestResponsesAreBounded(t *testing.T) {
 	h := newRawHook(t, func(w http.ResponseWriter, _ review) {
 		_, _ = io.WriteString(w, `{"x":"`)
 		block := bytes.Repeat([]byte("x"), 1<<20)
@@ -271,7 +294,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// What a webhook says of its failure, or of an object, is told as far as a person would read it.
+// TestFailuresAreBounded checks that the size of error messages from a webhook or about an object is limited.
 func TestFailuresAreBounded(t *testing.T) {
 	long := strings.Repeat("\u00e9", 1<<20)
 	for name, change := range map[string]func(*review){
@@ -281,13 +304,14 @@ func TestFailuresAreBounded(t *testing.T) {
 		"kind":    func(r *review) { r.Response.ConvertedObjects[0].(object.Tree)["kind"] = long },
 	} {
 		err := convertOne(newWebhooks(t, ""), newHook(t, change).config())
-		if err == nil || len(err.Error()) > 2*maxFailureBytes || !utf8.ValidString(err.Error()) || !strings.Contains(err.Error(), ": conversion webhook for ") {
+		if err == nil || len(err.Error()) > 2*maxFailureBytes || !utf8.ValidString(err.Error()) ||
+			!strings.Contains(err.Error(), ": conversion webhook for ") {
 			t.Errorf("%s: %d bytes: %.100v", name, len(fmt.Sprint(err)), err)
 		}
 	}
 }
 
-// A request that has ended is not an error of the webhook.
+// TestCanceledRequest checks that a canceled request is not an error of the webhook.
 func TestCanceledRequest(t *testing.T) {
 	entered := make(chan struct{}, 1)
 	h := newRawHook(t, func(w http.ResponseWriter, _ review) { entered <- struct{}{}; select {} })
@@ -295,57 +319,62 @@ func TestCanceledRequest(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		entered <- struct{}{}
 		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // an answer could still arrive
+		panic(http.ErrAbortHandler) // a response could still arrive
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-entered; cancel() }()
 	w := newWebhooks(t, "")
-	if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err, context.Canceled) {
+	if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	for range 2 * tripAfter { // nor does it trip the circuit breaker
+	for range 2 * tripAfter { // canceled requests do not open the circuit breaker
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { <-entered; cancel() }()
-		if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err, context.Canceled) {
+		if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err,
+			context.Canceled) {
 			t.Errorf("%v", err)
 		}
 	}
 }
 
-// reports remembers what a breaker says.
+// reports records the reports of Webhooks.
 type reports struct {
-	mu   sync.Mutex
-	said []string
+	mu    sync.Mutex
+	texts []string
 }
 
 func (r *reports) report(crd string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.said = append(r.said, fmt.Sprint(crd, ": ", err))
+	r.texts = append(r.texts, fmt.Sprint(crd, ": ", err))
 }
 
-// tripAfter failures in a row the circuit breaker of a webhook opens.
+// tripAfter is the number of consecutive failures that opens the circuit breaker of a webhook.
 const tripAfter = 5
 
-// CNV-059: after some failures calls fail at once, but for a trial in each second, and each CRD whose call fails is told.
+// TestBreaker checks that calls fail immediately after some failures, except for one probe each second. Each CRD
+// whose call fails is reported.
+// CNV-059
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
+		var reported reports
 		var dead, mute atomic.Bool
 		answer := func(c *tls.Conn, json string) {
 			switch {
-			case dead.Load(): // it takes connections, and so is tried by calls alone
+			case dead.Load(): // it accepts connections, so only calls detect its state
 				c.Close()
 			case !mute.Load():
 				plainAnswer(c, json)
 			}
 		}
-		s := newSpeaker(t, answer, answer)
+		s := newRawServer(t, answer, answer)
 		var dials atomic.Int64
-		w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
-			dials.Add(1)
-			return s.dial(ctx, network, address)
-		}}})
+		w := NewWebhooks(WebhookConfig{Report: reported.report,
+			Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
+				dials.Add(1)
+				return s.dial(ctx, network, address)
+			}}})
 		defer w.Close()
 		callWith := func(ctx context.Context, plural string) error {
 			to := version("v1", s.webhook())
@@ -358,10 +387,10 @@ func TestBreaker(t *testing.T) {
 			t.Helper()
 			before := dials.Load()
 			if call(plural) == nil {
-				t.Fatal("one that is dead answers")
+				t.Fatal("a call to the unavailable webhook succeeded")
 			}
 			if got := dials.Load() > before; got != want {
-				t.Errorf("tried: %v, want %v", got, want)
+				t.Errorf("dialed: got %t, want %t", got, want)
 			}
 		}
 		dead.Store(true)
@@ -377,7 +406,8 @@ func TestBreaker(t *testing.T) {
 		mute.Store(true)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		if err := callWith(ctx, "given-up"); !errors.Is(err, context.Canceled) { // a trial that shows nothing, nor is told
+		// a canceled probe shows nothing and is not reported
+		if err := callWith(ctx, "given-up"); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		mute.Store(false)
@@ -386,8 +416,9 @@ func TestBreaker(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		got := said.take()
-		for crd, want := range map[string]int{"given-up": 0, "crontabs.example.com: Post": 1, "others.example.com: Post": 1, "crontabs.example.com: <nil>": 1, "others.example.com: <nil>": 1} {
+		got := reported.take()
+		for crd, want := range map[string]int{"given-up": 0, "crontabs.example.com: Post": 1,
+			"others.example.com: Post": 1, "crontabs.example.com: <nil>": 1, "others.example.com: <nil>": 1} {
 			if strings.Count(got, crd) != want {
 				t.Errorf("reported %q %d times: %s", crd, strings.Count(got, crd), got)
 			}
@@ -398,24 +429,28 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// Calls to a dead webhook cost nothing after a while, say what was wrong with it, and succeed once it is back.
-func TestDeadWebhookComesBack(t *testing.T) {
+// TestDeadWebhookRecovers checks that calls to an unavailable webhook fail fast with the cause, and succeed when
+// it is available again.
+func TestDeadWebhookRecovers(t *testing.T) {
 	h := newHook(t, nil)
 	var dead atomic.Bool
 	var dials atomic.Int64
-	var said reports
-	w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
-		dials.Add(1)
-		if dead.Load() {
-			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}
-		}
-		return new(net.Dialer).DialContext(ctx, network, address)
-	}}})
+	var reported reports
+	w := NewWebhooks(WebhookConfig{Report: reported.report,
+		Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
+			dials.Add(1)
+			if dead.Load() {
+				return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}}})
 	defer w.Close()
 	dead.Store(true)
 	for range 100 {
 		err := convertOne(w, h.config())
-		if err == nil || !strings.Contains(err.Error(), `conversion webhook for example.com/v1beta1, Kind=CronTab failed: Post "`+h.URL) || !strings.Contains(err.Error(), "connection refused") {
+		if err == nil || !strings.Contains(err.Error(),
+			`conversion webhook for example.com/v1beta1, Kind=CronTab failed: Post "`+h.URL) ||
+			!strings.Contains(err.Error(), "connection refused") {
 			t.Fatal(err)
 		}
 	}
@@ -426,53 +461,57 @@ func TestDeadWebhookComesBack(t *testing.T) {
 	back := time.Now()
 	for convertOne(w, h.config()) != nil {
 		if time.Since(back) > 20*time.Second {
-			t.Fatal("not back")
+			t.Fatal("the webhook did not become reachable")
 		}
 	}
-	if got := said.take(); strings.Count(got, "crontabs.example.com: ") != 2 || !strings.HasSuffix(got, "; crontabs.example.com: <nil>") {
+	if got := reported.take(); strings.Count(got, "crontabs.example.com: ") != 2 ||
+		!strings.HasSuffix(got, "; crontabs.example.com: <nil>") {
 		t.Errorf("reported %q", got)
 	}
 }
 
-// CNV-074: every call is counted as upstream counts it.
+// TestCallsAreObserved checks that every call is counted as upstream counts it.
+// CNV-074
 func TestCallsAreObserved(t *testing.T) {
 	for _, c := range []struct {
 		change func(*review)
 		want   string
-	}{{nil, ""}, {changes["failed"], malformedFailure}, {changes["one too many"], partialFailure}, {changes["another name"], objectFailure}, {changes["v2"], callFailure}} {
+	}{{nil, ""}, {changes["failed"], malformedFailure}, {changes["one too many"], partialFailure},
+		{changes["another name"], objectFailure}, {changes["v2"], callFailure}} {
 		var got []Call
 		w := NewWebhooks(WebhookConfig{Observe: func(c Call) { got = append(got, c) }})
 		_ = convertOne(w, newHook(t, c.change).config())
-		if len(got) != 1 || got[0].Failure != c.want || got[0].CRD != "crontabs.example.com" || got[0].From != "v1beta1" || got[0].To != "v1" || got[0].Duration <= 0 {
+		if len(got) != 1 || got[0].Failure != c.want || got[0].CRD != "crontabs.example.com" ||
+			got[0].From != "v1beta1" || got[0].To != "v1" || got[0].Duration <= 0 {
 			t.Errorf("got %+v, want one call that ends with %q", got, c.want)
 		}
 		w.Close()
 	}
 }
 
-// What a CRD no longer says is forgotten.
-func TestUnusedConfigurationsAreForgotten(t *testing.T) {
+// TestUnusedConfigurationsAreEvicted checks that configurations without a CRD are evicted.
+func TestUnusedConfigurationsAreEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWebhooks(WebhookConfig{})
 		use := func(name string) {
-			c, err := w.caller(`{"clientConfig":{"url":"https://` + name + `/"}}`)
+			c, err := w.clientFor(`{"clientConfig":{"url":"https://` + name + `/"}}`)
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.reach.called(c, name+".example.com", nil)
+			w.reach.recordCall(c, name+".example.com", nil)
 		}
 		use("a")
-		<-time.After(forgetAfter)
+		<-time.After(idleTimeout)
 		use("b")
 		<-time.After(2 * time.Second)
 		use("c")
-		if len(w.callers) != 2 || len(w.reach.crds) != 2 {
-			t.Errorf("%d configurations are kept, and what was said of %d", len(w.callers), len(w.reach.crds))
+		if len(w.clients) != 2 || len(w.reach.crds) != 2 {
+			t.Errorf("got %d configurations and %d states, want none unused", len(w.clients), len(w.reach.crds))
 		}
 	})
 }
 
-// 5,000 objects of 1 KB, with a webhook that costs nothing.
+// BenchmarkWebhookList converts 5,000 objects of 1 KB with a webhook that takes no time.
 func BenchmarkWebhookList(b *testing.B) {
 	h := newHook(b, nil)
 	h.Config.Handler = replay(b)
@@ -491,7 +530,7 @@ func BenchmarkWebhookList(b *testing.B) {
 	}
 }
 
-// One small object: what a call costs by itself.
+// BenchmarkWebhookCall converts one small object, which measures the cost of a call.
 func BenchmarkWebhookCall(b *testing.B) {
 	h := newHook(b, nil)
 	h.Config.Handler = replay(b)
@@ -504,14 +543,16 @@ func BenchmarkWebhookCall(b *testing.B) {
 	}
 }
 
-// replay answers a request by replacing bytes in it, the cheapest way there is.
+// replay answers a request by replacing bytes in its body, which is cheap.
 func replay(testing.TB) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, rest, _ := bytes.Cut(body, []byte(`"uid":"`))
 		uid, rest, _ := bytes.Cut(rest, []byte(`"`))
 		_, objects, _ := bytes.Cut(rest, []byte(`"objects":`))
-		objects = bytes.ReplaceAll(bytes.TrimSuffix(objects, []byte("}}")), []byte(`example.com/v1beta1`), []byte(`example.com/v1`))
-		_, _ = fmt.Fprintf(w, `{"kind":"ConversionReview","apiVersion":"apiextensions.k8s.io/v1","response":{"uid":"%s","result":{"status":"Success"},"convertedObjects":%s}}`, uid, objects)
+		objects = bytes.ReplaceAll(bytes.TrimSuffix(objects, []byte("}}")), []byte(`example.com/v1beta1`),
+			[]byte(`example.com/v1`))
+		_, _ = fmt.Fprintf(w, `{"kind":"ConversionReview","apiVersion":"apiextensions.k8s.io/v1",`+
+			`"response":{"uid":"%s","result":{"status":"Success"},"convertedObjects":%s}}`, uid, objects)
 	})
 }

@@ -14,19 +14,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// metadataError is what is wrong with the metadata of a converted object: upstream words it differently.
+// metadataError is an error in the metadata of a converted object. Upstream's message for it differs.
 type metadataError struct{ error }
 
-// worded gives the error of one object among n the form that upstream's has.
-func worded(err error, kind schema.GroupVersionKind, index, n int) error {
+// objectError returns upstream's error for one object among n.
+func objectError(err error, kind schema.GroupVersionKind, index, n int) error {
 	var metadata metadataError
 	var version versionError
 	inMetadata := errors.As(err, &metadata)
 	switch {
 	case n > 1 && inMetadata:
-		return fmt.Errorf("conversion webhook for %v returned invalid metadata in object at index %v: %w", kind, index, err)
+		return fmt.Errorf("conversion webhook for %v returned invalid metadata in object at index %v: %w", kind, index,
+			err)
 	case n > 1:
-		return fmt.Errorf("conversion webhook for %v returned invalid converted object at index %v: %w", kind, index, err)
+		return fmt.Errorf("conversion webhook for %v returned invalid converted object at index %v: %w", kind, index,
+			err)
 	case inMetadata:
 		return fmt.Errorf("conversion webhook for %v returned invalid metadata: %w", kind, err)
 	case errors.As(err, &version):
@@ -35,32 +37,35 @@ func worded(err error, kind schema.GroupVersionKind, index, n int) error {
 	return fmt.Errorf("conversion webhook for %v returned invalid object: %w", kind, err)
 }
 
-// versionError is an apiVersion or kind that nobody asked for.
+// versionError is the error for an unexpected apiVersion or kind.
 type versionError struct{ error }
 
-// accept checks a converted object against what was sent, and gives it the metadata that it had, with the labels and
-// annotations that it has now. The original stays as it is; the result shares nothing with it that is ever modified.
-func accept(original object.Tree, value any, to *resource.Version) (object.Tree, error) {
+// validateConverted validates a converted object against the original. It restores the original metadata, except
+// for labels and annotations. The original is unchanged. The result shares only memory with it that is never
+// modified.
+func validateConverted(original object.Tree, value any, to *resource.Version) (object.Tree, error) {
 	converted, _ := value.(object.Tree)
 	had, has := kindOf(original), kindOf(converted)
 	if has.Kind == "" || has.GroupVersion() != to.GroupVersion {
-		if err := undecodable(value); err != nil {
+		if err := decodingError(value); err != nil {
 			return nil, err
 		}
 	}
 	if has.GroupVersion() != to.GroupVersion {
-		return nil, versionError{fmt.Errorf("invalid groupVersion (expected %v, received %v)", to.GroupVersion, has.GroupVersion())}
+		return nil, versionError{fmt.Errorf("invalid groupVersion (expected %v, received %v)", to.GroupVersion,
+			has.GroupVersion())}
 	}
 	if had.Kind != has.Kind {
 		return nil, versionError{fmt.Errorf("invalid kind (expected %v, received %v)", had.Kind, has.Kind)}
 	}
 	before, after := object.Metadata(original), object.Metadata(converted)
-	for _, identity := range []struct{ key, name string }{{"name", "name"}, {"namespace", "namespace"}, {"uid", "UID"}} {
+	for _, identity := range []struct{ key, name string }{{"name", "name"}, {"namespace", "namespace"},
+		{"uid", "UID"}} {
 		if e, a := object.String(before, identity.key), object.String(after, identity.key); e != a {
 			return nil, fmt.Errorf("must have the same %s: %v != %v", identity.name, e, a)
 		}
 	}
-	restored, err := restore(before, converted)
+	restored, err := convertedMetadata(before, converted)
 	if err != nil {
 		return nil, metadataError{err}
 	}
@@ -68,8 +73,8 @@ func accept(original object.Tree, value any, to *resource.Version) (object.Tree,
 	return converted, nil
 }
 
-// undecodable is what upstream's decoder says of what is no object, nil for one.
-func undecodable(value any) error {
+// decodingError returns the error of upstream's decoder for a value that is not an object, or nil for an object.
+func decodingError(value any) error {
 	var data []byte
 	if value != nil {
 		data = object.AppendJSON(nil, value)
@@ -77,8 +82,8 @@ func undecodable(value any) error {
 	return new(unstructured.Unstructured).UnmarshalJSON(data)
 }
 
-// restore is the metadata of before with the labels and annotations of converted.
-func restore(before, converted object.Tree) (object.Tree, error) {
+// convertedMetadata returns the metadata of before with the labels and annotations of converted.
+func convertedMetadata(before, converted object.Tree) (object.Tree, error) {
 	value, found := converted["metadata"]
 	if !found {
 		return nil, errors.New("missing metadata in converted object")
@@ -96,7 +101,7 @@ func restore(before, converted object.Tree) (object.Tree, error) {
 			delete(out, key)
 			continue
 		}
-		if err := checkTexts(key, out[key], after[key]); err != nil {
+		if err := validateStringMap(key, out[key], after[key]); err != nil {
 			return nil, err
 		}
 		out[key] = after[key]
@@ -104,8 +109,8 @@ func restore(before, converted object.Tree) (object.Tree, error) {
 	return out, nil
 }
 
-// checkTexts checks labels or annotations as they come from a webhook, unless they are what they were.
-func checkTexts(key string, before, after any) error {
+// validateStringMap validates labels or annotations from a webhook, unless they are unchanged.
+func validateStringMap(key string, before, after any) error {
 	texts, ok := after.(object.Tree)
 	if !ok {
 		return fmt.Errorf("invalid metadata.%s of type %T in converted object", key, after)

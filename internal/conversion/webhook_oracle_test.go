@@ -39,7 +39,8 @@ func newOracle(t *testing.T, config string) oracle {
 	crd.Name = "crontabs.example.com"
 	crd.Spec.Group = "example.com"
 	crd.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1beta1"}, {Name: "v1"}}
-	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: "Webhook", Webhook: &apiextensionsv1.WebhookConversion{}}
+	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: "Webhook",
+		Webhook: &apiextensionsv1.WebhookConversion{}}
 	if err := json.Unmarshal([]byte(config), crd.Spec.Conversion.Webhook); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func (o oracle) convert(objects ...object.Tree) string {
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetAPIVersion("example.com/v1beta1")
-	list.SetKind("CronTab") // as the objects, so that the words are the same
+	list.SetKind("CronTab") // the kind of the objects, so that the messages are equal
 	for _, in := range objects {
 		list.Items = append(list.Items, unstructured.Unstructured{Object: object.Copy(in)})
 	}
@@ -77,13 +78,13 @@ func (o oracle) convert(objects ...object.Tree) string {
 	return text.String()
 }
 
-// ours is convert of ours.
-func ours(t *testing.T, config string, objects ...object.Tree) string {
+// convertLocally does the same as oracle.convert with this package.
+func convertLocally(t *testing.T, config string, objects ...object.Tree) string {
 	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", config), objects)
 	if err != nil {
 		text, internal := strings.CutPrefix(err.Error(), "Internal error occurred: ")
 		if !internal {
-			t.Errorf("%v is no internal error", err)
+			t.Errorf("%v is not an internal error", err)
 		}
 		return text
 	}
@@ -96,7 +97,7 @@ func ours(t *testing.T, config string, objects ...object.Tree) string {
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|127.0.0.1:\d+->|conn\d+`)
 
-// first and last are the first and the last converted object of an answer.
+// first returns the first converted object of a response.
 func first(r *review) map[string]any { return r.Response.ConvertedObjects[0].(object.Tree) }
 func last(r *review) map[string]any {
 	return r.Response.ConvertedObjects[len(r.Response.ConvertedObjects)-1].(object.Tree)
@@ -106,15 +107,19 @@ func meta(f func(object.Tree)) func(*review) {
 	return func(r *review) { f(object.Metadata(last(r))) }
 }
 
-// changes are answers that a webhook might give, most of them wrong, by name.
+// changes are possible responses of a webhook by name. Most of them are wrong.
 var changes = map[string]func(*review){
-	"correct":            nil,
-	"failed":             func(r *review) { r.Response.Result = map[string]any{"status": "Failed", "message": "because"} },
+	"correct": nil,
+	"failed": func(r *review) {
+		r.Response.Result = map[string]any{"status": "Failed",
+			"message": "because"}
+	},
 	"failed, no reason":  func(r *review) { r.Response.Result = map[string]any{"status": "Failed"} },
 	"failed, no objects": func(r *review) { r.Response.Result["status"], r.Response.ConvertedObjects = "Failed", nil },
 	"failure":            func(r *review) { r.Response.Result["status"] = "Failure" },
 	"a rich status": func(r *review) {
-		r.Response.Result = map[string]any{"status": "Failure", "message": "m", "code": 400, "reason": "BadRequest", "details": map[string]any{"name": "x"}}
+		r.Response.Result = map[string]any{"status": "Failure", "message": "m", "code": 400, "reason": "BadRequest",
+			"details": map[string]any{"name": "x"}}
 	},
 	"a broken status":     func(r *review) { r.Response.Result = map[string]any{"status": "Success", "code": "400"} },
 	"no result":           func(r *review) { r.Response.Result = nil },
@@ -134,8 +139,11 @@ var changes = map[string]func(*review){
 	"another group":       func(r *review) { r.APIVersion = "admission.k8s.io/v1" },
 	"no objects":          func(r *review) { r.Response.ConvertedObjects = []any{} },
 	"null objects":        func(r *review) { r.Response.ConvertedObjects = nil },
-	"one too many":        func(r *review) { r.Response.ConvertedObjects = append(r.Response.ConvertedObjects, first(r)) },
-	"one too few":         func(r *review) { r.Response.ConvertedObjects = r.Response.ConvertedObjects[1:] },
+	"one too many": func(r *review) {
+		r.Response.ConvertedObjects = append(r.Response.ConvertedObjects,
+			first(r))
+	},
+	"one too few": func(r *review) { r.Response.ConvertedObjects = r.Response.ConvertedObjects[1:] },
 	"another order": func(r *review) {
 		o := r.Response.ConvertedObjects
 		o[0], o[len(o)-1] = o[len(o)-1], o[0]
@@ -173,17 +181,20 @@ var changes = map[string]func(*review){
 	"an odd label key":        meta(func(m object.Tree) { m["labels"] = object.Tree{"a b": "c"} }),
 	"annotations":             meta(func(m object.Tree) { m["annotations"] = object.Tree{"a": "b c"} }),
 	"an odd annotation":       meta(func(m object.Tree) { m["annotations"] = object.Tree{"a b": "c"} }),
-	"large annotations":       meta(func(m object.Tree) { m["annotations"] = object.Tree{"a": strings.Repeat("x", 300<<10)} }),
-	"annotations of a list":   meta(func(m object.Tree) { m["annotations"] = []any{} }),
+	"large annotations": meta(func(m object.Tree) {
+		m["annotations"] = object.Tree{"a": strings.Repeat("x",
+			300<<10)}
+	}),
+	"annotations of a list": meta(func(m object.Tree) { m["annotations"] = []any{} }),
 	"other metadata": meta(func(m object.Tree) {
 		m["finalizers"], m["generation"], m["managedFields"] = []any{"f"}, 99, nil
 		m["ownerReferences"], m["creationTimestamp"], m["resourceVersion"] = []any{}, "2020-01-01T00:00:00Z", "12"
 	}),
 }
 
-// CNV-018 CNV-019 CNV-020 CNV-021 CNV-053 CNV-054 CNV-055 CNV-056 CNV-057 CNV-058 CNV-061 CNV-062: whatever a webhook
-// answers, the outcome is upstream's, and so are the words.
-func TestAnswersAgainstUpstream(t *testing.T) {
+// TestResponsesAgainstUpstream checks that all responses of a webhook have upstream's results and error texts.
+// CNV-018 CNV-019 CNV-020 CNV-021 CNV-053 CNV-054 CNV-055 CNV-056 CNV-057 CNV-058 CNV-061 CNV-062
+func TestResponsesAgainstUpstream(t *testing.T) {
 	for name, change := range changes {
 		for _, v := range []string{"v1", "v1beta1"} {
 			for _, objects := range [][]object.Tree{{cronTab("a")}, {cronTab("a"), cronTab("b")}} {
@@ -195,10 +206,11 @@ func TestAnswersAgainstUpstream(t *testing.T) {
 	}
 }
 
-// bare is an error about an object that cannot be decoded as upstream words it if there was one object alone: without
-// saying where it came from.
-func bare(text string) string {
-	rest, found := strings.CutPrefix(text, "conversion webhook for example.com/v1beta1, Kind=CronTab returned invalid object: ")
+// withoutOrigin removes the origin from an error about an object that cannot be decoded. Upstream omits it for a
+// single object.
+func withoutOrigin(text string) string {
+	rest, found := strings.CutPrefix(text,
+		"conversion webhook for example.com/v1beta1, Kind=CronTab returned invalid object: ")
 	if found && !strings.HasPrefix(rest, "must have") {
 		return rest
 	}
@@ -207,42 +219,44 @@ func bare(text string) string {
 
 func compare(t *testing.T, name, config string, objects []object.Tree) {
 	t.Helper()
-	got := uuids.ReplaceAllString(ours(t, config, objects...), "…")
+	got := uuids.ReplaceAllString(convertLocally(t, config, objects...), "…")
 	want := uuids.ReplaceAllString(newOracle(t, config).convert(objects...), "…")
-	got = bare(got)
+	got = withoutOrigin(got)
 	if got != want {
 		t.Errorf("%s:\n got %.600s\nwant %.600s", name, got, want)
 	}
 }
 
-// raw are answers that are no ConversionReview, by name.
+// raw contains responses by name that are not a ConversionReview.
 var raw = map[string]http.HandlerFunc{
 	"nothing":         func(http.ResponseWriter, *http.Request) {},
-	"no JSON":         says(200, "application/json", "{"),
-	"text":            says(200, "text/plain", "hello"),
-	"html":            says(200, "text/html", "<html></html>"),
-	"null":            says(200, "application/json", "null"),
-	"a list":          says(200, "application/json", "[]"),
-	"an empty object": says(200, "application/json", "{}"),
-	"a string":        says(200, "application/json", `"x"`),
-	"a Status":        says(200, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"m","code":500}`),
-	"two documents":   says(200, "application/json", "{}{}"),
-	"a redirect":      says(301, "text/plain", ""),
-	"not found":       says(404, "text/plain", "no such page"),
-	"not found, JSON": says(404, "application/json", `{"a":1}`),
-	"refused":         says(403, "text/plain", "go away"),
-	"who are you":     says(401, "", "who?"),
-	"bad request":     says(400, "text/plain; charset=utf-8", "bad\n"),
-	"an error":        says(500, "text/plain", "oops"),
-	"an error, JSON":  says(500, "application/json", "{}"),
-	"a gateway":       says(502, "text/html", "<html>"),
-	"unavailable":     says(503, "text/plain", "later"),
-	"a gateway late":  says(504, "text/plain", "later"),
-	"teapot":          says(418, "text/plain", "tea"),
-	"a Status at 422": says(422, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"m","code":422}`),
+	"no JSON":         respond(200, "application/json", "{"),
+	"text":            respond(200, "text/plain", "hello"),
+	"html":            respond(200, "text/html", "<html></html>"),
+	"null":            respond(200, "application/json", "null"),
+	"a list":          respond(200, "application/json", "[]"),
+	"an empty object": respond(200, "application/json", "{}"),
+	"a string":        respond(200, "application/json", `"x"`),
+	"a Status": respond(200, "application/json",
+		`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"m","code":500}`),
+	"two documents":   respond(200, "application/json", "{}{}"),
+	"a redirect":      respond(301, "text/plain", ""),
+	"not found":       respond(404, "text/plain", "no such page"),
+	"not found, JSON": respond(404, "application/json", `{"a":1}`),
+	"refused":         respond(403, "text/plain", "go away"),
+	"who are you":     respond(401, "", "who?"),
+	"bad request":     respond(400, "text/plain; charset=utf-8", "bad\n"),
+	"an error":        respond(500, "text/plain", "oops"),
+	"an error, JSON":  respond(500, "application/json", "{}"),
+	"a gateway":       respond(502, "text/html", "<html>"),
+	"unavailable":     respond(503, "text/plain", "later"),
+	"a gateway late":  respond(504, "text/plain", "later"),
+	"teapot":          respond(418, "text/plain", "tea"),
+	"a Status at 422": respond(422, "application/json",
+		`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"m","code":422}`),
 }
 
-func says(code int, contentType, body string) http.HandlerFunc {
+func respond(code int, contentType, body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if contentType != "" {
 			w.Header().Set("Content-Type", contentType)
@@ -252,8 +266,10 @@ func says(code int, contentType, body string) http.HandlerFunc {
 	}
 }
 
+// TestMalformedResponsesAgainstUpstream checks that responses other than a ConversionReview have upstream's
+// errors.
 // CNV-062
-func TestOddAnswersAgainstUpstream(t *testing.T) {
+func TestMalformedResponsesAgainstUpstream(t *testing.T) {
 	for name, answer := range raw {
 		for _, v := range []string{"v1", "v1beta1"} {
 			h := newRawHook(t, func(w http.ResponseWriter, _ review) { answer(w, nil) })
@@ -264,7 +280,9 @@ func TestOddAnswersAgainstUpstream(t *testing.T) {
 	}
 }
 
-// CNV-025 CNV-039 CNV-044: a webhook that is not there, and one that cannot show who it is.
+// TestConnectionsAgainstUpstream checks the errors for an unreachable webhook and for one with an invalid
+// certificate.
+// CNV-025 CNV-039 CNV-044
 func TestConnectionsAgainstUpstream(t *testing.T) {
 	h := newHook(t, nil)
 	h.Config.ErrorLog = log.New(io.Discard, "", 0)

@@ -17,43 +17,44 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
-// site is a host in a bubble that takes TLS connections and answers nothing.
-type site struct {
+// tlsHost is a host in a synctest bubble that accepts TLS connections and sends no response.
+type tlsHost struct {
 	name string
 	ca   []byte
 
-	mu          sync.Mutex
-	certificate tls.Certificate
-	alive, mute bool
-	dialed      int
-	asked       int // bytes of requests
+	mu           sync.Mutex
+	certificate  tls.Certificate
+	alive, mute  bool
+	dialed       int
+	requestBytes int // number of request bytes
 }
 
-func newSite(t *testing.T, name string) *site {
-	s := &site{name: name}
+func newTLSHost(t *testing.T, name string) *tlsHost {
+	s := &tlsHost{name: name}
 	s.certificate, s.ca = certificateFor(t, name)
 	return s
 }
 
-func (s *site) config() string {
-	return fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"url":"https://%s/convert","caBundle":%q}}`, s.name, base64.StdEncoding.EncodeToString(s.ca))
+func (s *tlsHost) config() string {
+	return fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"url":"https://%s/convert","caBundle":%q}}`,
+		s.name, base64.StdEncoding.EncodeToString(s.ca))
 }
 
-func (s *site) set(alive bool) {
+func (s *tlsHost) set(alive bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.alive = alive
 }
 
-// counts returns how often the host was dialed and what was asked since the last call.
-func (s *site) counts() (dialed, asked int) {
+// counts returns the number of connections and of request bytes since the last call.
+func (s *tlsHost) counts() (dialed, requestBytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	dialed, asked, s.dialed, s.asked = s.dialed, s.asked, 0, 0
-	return dialed, asked
+	dialed, requestBytes, s.dialed, s.requestBytes = s.dialed, s.requestBytes, 0, 0
+	return dialed, requestBytes
 }
 
-func (s *site) dial() (net.Conn, error) {
+func (s *tlsHost) dial() (net.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dialed++
@@ -68,12 +69,12 @@ func (s *site) dial() (net.Conn, error) {
 		if c.Handshake() != nil {
 			return
 		}
-		n, _ := c.Read(make([]byte, 1024)) // then it hangs up
+		n, _ := c.Read(make([]byte, 1024)) // then the host closes the connection
 		s.mu.Lock()
-		s.asked += n
+		s.requestBytes += n
 		mute := s.mute
 		s.mu.Unlock()
-		for mute { // until the other side hangs up
+		for mute { // until the client closes the connection
 			_, err := c.Read(make([]byte, 1024))
 			mute = err == nil
 		}
@@ -81,153 +82,160 @@ func (s *site) dial() (net.Conn, error) {
 	return client, nil
 }
 
-// callSites returns Webhooks that reach some hosts.
-func callSites(said *reports, names func(string) string, sites ...*site) *Webhooks {
-	return NewWebhooks(WebhookConfig{Report: said.report, WebhookOf: names, Egress: &egress.Dialer{ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
-		for _, s := range sites {
-			if address == s.name+":443" {
-				return s.dial()
+// newHostWebhooks returns Webhooks that can connect to the hosts.
+func newHostWebhooks(reported *reports, names func(string) string, hosts ...*tlsHost) *Webhooks {
+	return NewWebhooks(WebhookConfig{Report: reported.report, WebhookOf: names,
+		Egress: &egress.Dialer{ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
+			for _, s := range hosts {
+				if address == s.name+":443" {
+					return s.dial()
+				}
 			}
-		}
-		return nil, io.ErrUnexpectedEOF
-	}}})
+			return nil, io.ErrUnexpectedEOF
+		}}})
 }
 
-// fails makes calls until they fail at once.
-func fails(t *testing.T, w *Webhooks, s *site) {
+// openBreaker makes calls until they fail immediately.
+func openBreaker(t *testing.T, w *Webhooks, s *tlsHost) {
 	t.Helper()
 	for range 2 * tripAfter {
 		if convertOne(w, s.config()) == nil {
-			t.Fatal("it answers")
+			t.Fatal("the call succeeded")
 		}
 	}
 }
 
-// take returns what was reported since the last call, in short.
+// take returns the reports since the last call in a short form.
 func (r *reports) take() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	said := r.said
-	r.said = nil
-	return strings.Join(said, "; ")
+	reported := r.texts
+	r.texts = nil
+	return strings.Join(reported, "; ")
 }
 
-// CNV-059: a webhook that could not be reached is known to be back within two seconds without a call, and is asked nothing for that.
-func TestWebhookIsLookedFor(t *testing.T) {
+// TestWebhookIsProbed checks that an unreachable webhook is detected as reachable within two seconds of its
+// return, without a call and without request bytes.
+// CNV-059
+func TestWebhookIsProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
-		s := newSite(t, "hook.example.com")
-		w := callSites(&said, func(string) string { return s.config() }, s)
+		var reported reports
+		s := newTLSHost(t, "hook.example.com")
+		w := newHostWebhooks(&reported, func(string) string { return s.config() }, s)
 		defer w.Close()
-		fails(t, w, s)
-		if got := said.take(); strings.Count(got, "connection refused") != 1 {
+		openBreaker(t, w, s)
+		if got := reported.take(); strings.Count(got, "connection refused") != 1 {
 			t.Fatalf("reported %q", got)
 		}
 		s.counts()
 		<-time.After(time.Minute)
 		if dialed, _ := s.counts(); dialed < 59 || dialed > 60 {
-			t.Errorf("looked for %d times in a minute", dialed)
+			t.Errorf("got %d probes in a minute", dialed)
 		}
 		s.set(true)
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
-			t.Errorf("two seconds after it is back, reported %q", got)
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
+			t.Errorf("two seconds after its return: got report %q", got)
 		}
 		s.counts()
 		<-time.After(time.Minute)
-		if dialed, asked := s.counts(); dialed != 0 || asked != 0 {
-			t.Errorf("looked for %d times though it is there, and asked %d bytes", dialed, asked)
+		if dialed, requestBytes := s.counts(); dialed != 0 || requestBytes != 0 {
+			t.Errorf("got %d probes of a reachable webhook and %d request bytes", dialed, requestBytes)
 		}
 	})
 }
 
-// Being looked for does not make a webhook well that takes connections and does not answer calls: the condition would
-// change every other second. One that refused them meanwhile is another.
-func TestConnectionIsNoAnswer(t *testing.T) {
+// TestConnectionWithoutResponse checks that a webhook that accepts connections but does not respond is not
+// reported as reachable. Otherwise its condition would change every other second. It is reported after a restart
+// that refused connections.
+func TestConnectionWithoutResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
-		s := newSite(t, "hook.example.com")
-		w := callSites(&said, nil, s)
+		var reported reports
+		s := newTLSHost(t, "hook.example.com")
+		w := newHostWebhooks(&reported, nil, s)
 		defer w.Close()
 		s.set(true)
-		fails(t, w, s)
-		if got := said.take(); strings.Count(got, "crontabs") != 1 {
+		openBreaker(t, w, s)
+		if got := reported.take(); strings.Count(got, "crontabs") != 1 {
 			t.Fatalf("reported %q", got)
 		}
 		<-time.After(time.Minute)
-		if got := said.take(); got != "" {
+		if got := reported.take(); got != "" {
 			t.Errorf("reported %q", got)
 		}
 		s.set(false)
 		<-time.After(3 * time.Second)
 		s.set(true)
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
-			t.Errorf("reported %q of one that has been started again", got)
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
+			t.Errorf("after a restart: got report %q", got)
 		}
 	})
 }
 
-// A webhook that could not be reached before this process, and takes connections, is taken to be back; the first call that it leaves
-// without an answer until its deadline shows that it is not. Once it has answered, one failure is no news again.
-func TestMuteWebhookAfterARestart(t *testing.T) {
+// TestUnresponsiveWebhookAfterRestart checks a webhook that was unreachable before this process started. If it
+// accepts connections, it is reported as reachable. The first call without a response until its deadline is
+// reported. After a response, one failure is not reported.
+func TestUnresponsiveWebhookAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
-		s := newSite(t, "hook.example.com")
+		var reported reports
+		s := newTLSHost(t, "hook.example.com")
 		s.alive, s.mute = true, true
-		w := callSites(&said, func(string) string { return s.config() }, s)
+		w := newHostWebhooks(&reported, func(string) string { return s.config() }, s)
 		defer w.Close()
 		w.HalfOpen("crontabs.example.com")
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
-			t.Fatalf("reported %q of one that takes connections", got)
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
+			t.Fatalf("webhook that accepts connections: got report %q", got)
 		}
 		if convertOne(w, s.config()) == nil {
-			t.Fatal("it answers")
+			t.Fatal("the call succeeded")
 		}
-		if got := said.take(); strings.Count(got, "crontabs") != 1 || strings.Contains(got, "<nil>") {
+		if got := reported.take(); strings.Count(got, "crontabs") != 1 || strings.Contains(got, "<nil>") {
 			t.Errorf("after the first call, reported %q", got)
 		}
 		<-time.After(time.Minute)
-		if got := said.take(); got != "" {
-			t.Errorf("of one that takes connections all the time, reported %q", got)
+		if got := reported.take(); got != "" {
+			t.Errorf("webhook that always accepts connections: got report %q", got)
 		}
 	})
 }
 
-// A certificate that is not right is as good as no webhook.
-func TestWrongCertificateIsNoConnection(t *testing.T) {
+// TestWrongCertificateIsUnreachable checks that a webhook with a wrong certificate counts as unreachable.
+func TestWrongCertificateIsUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
-		s := newSite(t, "hook.example.com")
+		var reported reports
+		s := newTLSHost(t, "hook.example.com")
 		good := s.certificate
 		s.certificate, _ = certificateFor(t, s.name)
-		w := callSites(&said, nil, s)
+		w := newHostWebhooks(&reported, nil, s)
 		defer w.Close()
 		s.set(true)
-		fails(t, w, s)
+		openBreaker(t, w, s)
 		<-time.After(time.Minute)
-		if got := said.take(); strings.Count(got, "crontabs") != 1 || !strings.Contains(got, "x509") {
+		if got := reported.take(); strings.Count(got, "crontabs") != 1 || !strings.Contains(got, "x509") {
 			t.Fatalf("reported %q", got)
 		}
 		s.mu.Lock()
 		s.certificate = good
 		s.mu.Unlock()
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
 			t.Errorf("reported %q", got)
 		}
 	})
 }
 
-// CNV-073: a CRD that names no webhook any longer is told so, and nobody is looked for; one that names another hears of that.
+// TestWebhookIsReplaced checks that a CRD that no longer has a webhook is reported and probing ends. A CRD with
+// another webhook gets the state of that webhook.
+// CNV-073
 func TestWebhookIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said reports
+		var reported reports
 		var mu sync.Mutex
-		first, second := newSite(t, "first.example.com"), newSite(t, "second.example.com")
+		first, second := newTLSHost(t, "first.example.com"), newTLSHost(t, "second.example.com")
 		named := first.config()
-		w := callSites(&said, func(string) string {
+		w := newHostWebhooks(&reported, func(string) string {
 			mu.Lock()
 			defer mu.Unlock()
 			return named
@@ -239,35 +247,35 @@ func TestWebhookIsReplaced(t *testing.T) {
 			mu.Unlock()
 			<-time.After(3 * time.Second)
 			first.counts()
-			said.take()
+			reported.take()
 		}
-		fails(t, w, first)
+		openBreaker(t, w, first)
 		name(second.config())
 		<-time.After(time.Minute)
-		if dialed, _ := first.counts(); dialed != 0 || said.take() != "" {
-			t.Errorf("the first one is looked for %d times though the second is named and not there", dialed)
+		if dialed, _ := first.counts(); dialed != 0 || reported.take() != "" {
+			t.Errorf("got %d probes of the replaced webhook", dialed)
 		}
 		second.set(true)
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
-			t.Errorf("of the second, reported %q", got)
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
+			t.Errorf("second webhook: got report %q", got)
 		}
 		second.set(false)
-		fails(t, w, second)
-		if got := said.take(); strings.Count(got, "second.example.com") != 1 {
-			t.Errorf("of the second's end, reported %q", got)
+		openBreaker(t, w, second)
+		if got := reported.take(); strings.Count(got, "second.example.com") != 1 {
+			t.Errorf("after the end of the second webhook: got report %q", got)
 		}
 		mu.Lock()
 		named = ""
 		mu.Unlock()
 		<-time.After(2 * time.Second)
-		if got := said.take(); got != "crontabs.example.com: <nil>" {
-			t.Errorf("of none, reported %q", got)
+		if got := reported.take(); got != "crontabs.example.com: <nil>" {
+			t.Errorf("without a webhook: got report %q", got)
 		}
 		second.counts()
 		<-time.After(time.Minute)
 		if dialed, _ := second.counts(); dialed != 0 {
-			t.Errorf("it is looked for %d times though nobody names it", dialed)
+			t.Errorf("got %d probes of an unused webhook", dialed)
 		}
 	})
 }

@@ -7,87 +7,89 @@ import (
 	"time"
 )
 
-// probeEvery is how often a connection is tried to a webhook that cannot be reached, so that it is known to be back without
-// anybody's call.
+// probeEvery is the interval of connection attempts to an unreachable webhook. They detect that the webhook is
+// reachable again without a call.
 const probeEvery = time.Second
 
-// reachability knows of each CRD whether its webhook can be reached, and reports what is news.
+// reachability tracks for each CRD whether its webhook is reachable, and reports changes.
 type reachability struct {
 	report func(crd string, err error)
 
 	mu      sync.Mutex
-	crds    map[string]verdict
-	probing map[*caller]bool
+	crds    map[string]webhookState
+	probing map[*webhookClient]bool
 }
 
-// verdict is what is known of the webhook of a CRD.
-type verdict struct {
-	by      *caller
-	told    bool // it was reported; else the CRD has been left to say that its webhook cannot be reached
-	answers bool
+// webhookState is the known state of the webhook of a CRD.
+type webhookState struct {
+	client    *webhookClient
+	reported  bool // the state was reported; otherwise the CRD still has its earlier unreachable condition
+	reachable bool
 }
 
-// called notes how a call for a CRD has gone. A webhook whose circuit breaker is closed is no news if it fails.
-func (r *reachability) called(c *caller, crd string, err error) {
+// recordCall records the result of a call for a CRD. A failure is ignored while the circuit breaker of the webhook
+// is closed.
+func (r *reachability) recordCall(c *webhookClient, crd string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch open := c.transport.Err() != nil; {
 	case err != nil && open:
-		r.say(crd, verdict{by: c, told: true}, err)
+		r.setState(crd, webhookState{client: c, reported: true}, err)
 		r.probe(c)
 	case err == nil && !open:
-		r.say(crd, verdict{c, true, true}, nil)
-		if r.probing[c] { // others wait for it
-			r.found(c)
+		r.setState(crd, webhookState{c, true, true}, nil)
+		if r.probing[c] { // other CRDs wait for this webhook
+			r.markReachable(c)
 		}
 	}
 }
 
-func (r *reachability) say(crd string, now verdict, err error) {
+// setState stores and reports a changed state.
+func (r *reachability) setState(crd string, now webhookState, err error) {
 	if r.crds[crd] != now {
 		r.crds[crd] = now
 		r.report(crd, err)
 	}
 }
 
-// suspect has the webhook of a CRD probed, which is not called.
-func (r *reachability) suspect(c *caller, crd string) {
+// halfOpen starts probing the webhook of a CRD without calling it.
+func (r *reachability) halfOpen(c *webhookClient, crd string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.crds[crd].by == c {
-		return // it is known better
+	if r.crds[crd].client == c {
+		return // the state of this webhook is known
 	}
 	if err := c.transport.Err(); err != nil {
-		r.say(crd, verdict{by: c, told: true}, err)
+		r.setState(crd, webhookState{client: c, reported: true}, err)
 	} else {
-		r.crds[crd] = verdict{by: c}
+		r.crds[crd] = webhookState{client: c}
 		c.transport.HalfOpen()
 	}
 	r.probe(c)
 }
 
-func (r *reachability) probe(c *caller) {
+func (r *reachability) probe(c *webhookClient) {
 	if !r.probing[c] {
 		r.probing[c] = true
-		go c.probe(c.webhooks.ended)
+		go c.probe(c.webhooks.done)
 	}
 }
 
-// found reports that a webhook is there to all CRDs that name it.
-func (r *reachability) found(c *caller) {
+// markReachable reports to all CRDs with the webhook that it is reachable.
+func (r *reachability) markReachable(c *webhookClient) {
 	for crd, v := range r.crds {
-		if v.by == c {
-			r.say(crd, verdict{c, true, true}, nil)
+		if v.client == c {
+			r.setState(crd, webhookState{c, true, true}, nil)
 		}
 	}
 }
 
-// waiting returns the CRDs that wait for a webhook. Without one the probing is over.
-func (r *reachability) waiting(c *caller) (crds []string) {
+// unreachableCRDs returns the CRDs whose webhook c is unreachable. If there are none, probing ends.
+func (r *reachability) unreachableCRDs(c *webhookClient) (crds []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for crd, v := range r.crds {
-		if v.by == c && !v.answers {
+		if v.client == c && !v.reachable {
 			crds = append(crds, crd)
 		}
 	}
@@ -97,29 +99,30 @@ func (r *reachability) waiting(c *caller) (crds []string) {
 	return crds
 }
 
-// forget is for a CRD that names another webhook than was's, or none.
-func (r *reachability) forget(crd string, was *caller) {
+// forget removes the state of a CRD that no longer has the webhook was.
+func (r *reachability) forget(crd string, was *webhookClient) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.crds[crd].by == was {
+	if r.crds[crd].client == was {
 		delete(r.crds, crd)
 	}
 }
 
-// drop forgets what was reported of a webhook that nobody uses, unless it is being probed.
-func (r *reachability) drop(c *caller) bool {
+// dropUnused removes the state of an unused webhook and returns true. It returns false while the webhook is being
+// probed.
+func (r *reachability) dropUnused(c *webhookClient) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.probing[c] {
 		return false
 	}
-	maps.DeleteFunc(r.crds, func(_ string, v verdict) bool { return v.by == c })
+	maps.DeleteFunc(r.crds, func(_ string, v webhookState) bool { return v.client == c })
 	return true
 }
 
-// probe tries connections until the webhook can be reached, until no CRD that waits for it names it any longer, or until ctx
-// is done.
-func (c *caller) probe(ctx context.Context) {
+// probe tries to connect until the webhook is reachable, no waiting CRD has the webhook any longer, or ctx is
+// done.
+func (c *webhookClient) probe(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	for {
@@ -128,34 +131,34 @@ func (c *caller) probe(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		crds := c.webhooks.reach.waiting(c)
+		crds := c.webhooks.reach.unreachableCRDs(c)
 		if len(crds) == 0 {
 			return
 		}
 		for _, crd := range crds {
-			c.webhooks.follow(crd, c)
+			c.webhooks.updateWebhook(crd, c)
 		}
 		if c.transport.Probe(ctx) {
-			c.webhooks.reach.back(c)
+			c.webhooks.reach.recordConnection(c)
 		}
 	}
 }
 
-// back notes that a webhook accepts connections again.
-func (r *reachability) back(c *caller) {
+// recordConnection records that a webhook accepts connections again.
+func (r *reachability) recordConnection(c *webhookClient) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.transport.Err() == nil {
-		r.found(c)
+		r.markReachable(c)
 	}
 }
 
-// HalfOpen is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is probed
-// until it can be. It is not called.
-func (w *Webhooks) HalfOpen(crd string) { w.follow(crd, nil) }
+// HalfOpen starts probing the webhook of a CRD that an earlier process reported as unreachable. It does not call
+// the webhook.
+func (w *Webhooks) HalfOpen(crd string) { w.updateWebhook(crd, nil) }
 
-// follow has a CRD that names another webhook than was's by now hear of that one.
-func (w *Webhooks) follow(crd string, was *caller) {
+// updateWebhook updates the state of a CRD whose webhook is no longer was.
+func (w *Webhooks) updateWebhook(crd string, was *webhookClient) {
 	if w.config.WebhookOf == nil {
 		return
 	}
@@ -166,7 +169,7 @@ func (w *Webhooks) follow(crd string, was *caller) {
 	w.reach.forget(crd, was)
 	if text == "" {
 		w.config.Report(crd, nil)
-	} else if now, err := w.caller(text); err == nil {
-		w.reach.suspect(now, crd)
+	} else if now, err := w.clientFor(text); err == nil {
+		w.reach.halfOpen(now, crd)
 	}
 }

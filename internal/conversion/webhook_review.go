@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// How a call fails, as upstream's metrics name it.
+// Kinds of failures of a call, in the words of upstream's metrics.
 const (
 	callFailure      = "conversion_webhook_call_failure"
 	malformedFailure = "conversion_webhook_malformed_response_failure"
@@ -28,8 +28,8 @@ const (
 	objectFailure    = "conversion_webhook_invalid_converted_object_failure"
 )
 
-// convert makes one call and checks what comes back.
-func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]object.Tree, error) {
+// convert makes one call and validates the results.
+func (c *webhookClient) convert(ctx context.Context, to *resource.Version, b batch) ([]object.Tree, error) {
 	if c.review == "" {
 		return nil, errors.New("no supported conversion review versions")
 	}
@@ -37,16 +37,16 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 	crd := to.Definition.Names.Plural + "." + to.Definition.Group
 	from := kindOf(b.objects[0])
 	out, failure, err := c.call(ctx, crd, to, b)
-	c.webhooks.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Duration: time.Since(start), Failure: failure})
-	if err = bounded(err); failure == callFailure {
+	c.webhooks.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version,
+		Duration: time.Since(start), Failure: failure})
+	if err = truncateError(err); failure == callFailure {
 		err = unreachable{err}
 	}
 	return out, err
 }
 
-// bounded cuts off what a webhook would have each caller told: its answer, which an error may quote, can be of many
-// megabytes.
-func bounded(err error) error {
+// truncateError limits the size of an error, because it may quote a response of many megabytes.
+func truncateError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -57,41 +57,43 @@ func bounded(err error) error {
 	return errors.New(strings.ToValidUTF8(text[:maxFailureBytes], "") + "...")
 }
 
-// call is convert without its metrics. failure is how it failed.
-func (c *caller) call(ctx context.Context, crd string, to *resource.Version, b batch) (out []object.Tree, failure string, err error) {
+// call does the work of convert without its metrics. failure is the kind of failure.
+func (c *webhookClient) call(ctx context.Context, crd string, to *resource.Version, b batch) (out []object.Tree,
+	failure string, err error) {
 	from := kindOf(b.objects[0])
 	uid := uuid.NewString()
 	data, err := c.exchange(ctx, crd, c.request(uid, to.APIVersion, b))
 	if err != nil {
 		return nil, callFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
 	}
-	answer, err := c.decode(data)
+	result, err := c.decode(data)
 	if err != nil {
 		return nil, callFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
 	}
-	if err := c.verify(answer, uid); err != nil {
+	if err := c.verify(result, uid); err != nil {
 		return nil, malformedFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
 	}
-	if got, want := len(answer.objects), len(b.objects); got != want {
-		return nil, partialFailure, fmt.Errorf("conversion webhook for %v returned %d objects, expected %d", from, got, want)
+	if got, want := len(result.objects), len(b.objects); got != want {
+		return nil, partialFailure, fmt.Errorf("conversion webhook for %v returned %d objects, expected %d", from, got,
+			want)
 	}
 	out = make([]object.Tree, len(b.objects))
 	for i, original := range b.objects {
-		if out[i], err = accept(original, answer.objects[i], to); err != nil {
-			return nil, objectFailure, worded(err, kindOf(original), i, len(b.objects))
+		if out[i], err = validateConverted(original, result.objects[i], to); err != nil {
+			return nil, objectFailure, objectError(err, kindOf(original), i, len(b.objects))
 		}
 	}
 	return out, "", nil
 }
 
-// exchange sends a request and returns the answer.
-func (c *caller) exchange(ctx context.Context, crd string, body []byte) ([]byte, error) {
+// exchange sends a request and returns the response.
+func (c *webhookClient) exchange(ctx context.Context, crd string, body []byte) ([]byte, error) {
 	data, replied, err := c.post(ctx, body)
 	switch {
 	case replied:
-		c.webhooks.reach.called(c, crd, nil)
-	case !errors.Is(ctx.Err(), context.Canceled): // who asked is still there, or has waited in vain
-		c.webhooks.reach.called(c, crd, err)
+		c.webhooks.reach.recordCall(c, crd, nil)
+	case !errors.Is(ctx.Err(), context.Canceled): // the caller has not canceled the request
+		c.webhooks.reach.recordCall(c, crd, err)
 	}
 	return data, err
 }
@@ -100,8 +102,8 @@ func kindOf(o object.Tree) schema.GroupVersionKind {
 	return schema.FromAPIVersionAndKind(object.String(o, "apiVersion"), object.String(o, "kind"))
 }
 
-// request is the ConversionReview that asks for b at a version.
-func (c *caller) request(uid, apiVersion string, b batch) []byte {
+// request returns the ConversionReview that requests the conversion of b to a version.
+func (c *webhookClient) request(uid, apiVersion string, b batch) []byte {
 	body := make([]byte, 0, len(b.json)+256)
 	body = append(body, `{"kind":"ConversionReview","apiVersion":"apiextensions.k8s.io/`...)
 	body = append(body, c.review...)
@@ -114,18 +116,18 @@ func (c *caller) request(uid, apiVersion string, b batch) []byte {
 	return append(body, "]}}"...)
 }
 
-// answer is what matters of a ConversionReview that came back.
-type answer struct {
+// reviewResult holds the relevant fields of a ConversionReview in a response.
+type reviewResult struct {
 	kind     schema.GroupVersionKind
-	response bool // there is one
+	response bool // response is set
 	uid      string
 	result   metav1.Status
 	objects  []any
 }
 
-// decode reads a response. A plain one is read as a tree, which is what the objects are needed as. Whatever else there
-// is, is left to the decoder of the API's types, for its words and its patience.
-func (c *caller) decode(data []byte) (answer, error) {
+// decode decodes a response. A plain response is decoded as a tree, the form in which the objects are needed. The
+// decoder of the API types handles any other response, because of its error messages and its leniency.
+func (c *webhookClient) decode(data []byte) (reviewResult, error) {
 	t, _, err := object.DecodeJSON(data)
 	if err != nil || kindOf(t) != c.kind() {
 		return c.decodeTyped(data)
@@ -138,21 +140,23 @@ func (c *caller) decode(data []byte) (answer, error) {
 	if !plainUID || !plainStatus || len(result) > 1 || !plainObjects {
 		return c.decodeTyped(data)
 	}
-	return answer{kind: c.kind(), response: true, uid: uid, result: metav1.Status{Status: status}, objects: objects}, nil
+	return reviewResult{kind: c.kind(), response: true, uid: uid, result: metav1.Status{Status: status},
+		objects: objects}, nil
 }
 
-// kind is what requests and responses are.
-func (c *caller) kind() schema.GroupVersionKind {
+// kind returns the kind of requests and responses.
+func (c *webhookClient) kind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: apiextensionsv1.GroupName, Version: c.review, Kind: "ConversionReview"}
 }
 
-// decodeTyped reads a response as upstream's client does.
-func (c *caller) decodeTyped(data []byte) (a answer, err error) {
+// decodeTyped decodes a response as upstream's client does.
+func (c *webhookClient) decodeTyped(data []byte) (a reviewResult, err error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(apiextensionsv1.AddToScheme(scheme), apiextensionsv1beta1.AddToScheme(scheme)); err != nil {
 		return a, err
 	}
-	codec := serializer.NewCodecFactory(scheme).LegacyCodec(apiextensionsv1.SchemeGroupVersion, apiextensionsv1beta1.SchemeGroupVersion)
+	codec := serializer.NewCodecFactory(scheme).LegacyCodec(apiextensionsv1.SchemeGroupVersion,
+		apiextensionsv1beta1.SchemeGroupVersion)
 	var raw []runtime.RawExtension
 	if c.review == reviewV1beta1 {
 		var into apiextensionsv1beta1.ConversionReview
@@ -180,8 +184,8 @@ func (c *caller) decodeTyped(data []byte) (a answer, err error) {
 	return a, err
 }
 
-// verify checks a response as a whole. As upstream, it lets those of v1beta1 have any uid, and no kind.
-func (c *caller) verify(a answer, uid string) error {
+// verify validates a response as a whole. As upstream does, it ignores uid and kind of a v1beta1 response.
+func (c *webhookClient) verify(a reviewResult, uid string) error {
 	if c.review == reviewV1 && a.kind != c.kind() {
 		return fmt.Errorf("expected webhook response of %v, got %v", c.kind(), a.kind)
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// review is a ConversionReview as a webhook reads and writes it.
+// review is a ConversionReview as a webhook decodes and encodes it.
 type review struct {
 	APIVersion string          `json:"apiVersion,omitempty"`
 	Kind       string          `json:"kind,omitempty"`
@@ -48,9 +48,10 @@ type reviewResponse struct {
 	ConvertedObjects []any          `json:"convertedObjects"`
 }
 
-// answered is the correct answer to a request, in which change has had a hand.
-func answered(q review, change func(*review)) review {
-	out := review{APIVersion: q.APIVersion, Kind: q.Kind, Response: &reviewResponse{UID: q.Request.UID, Result: map[string]any{"status": "Success"}}}
+// respondTo returns the correct response to a request, modified by change.
+func respondTo(q review, change func(*review)) review {
+	out := review{APIVersion: q.APIVersion, Kind: q.Kind, Response: &reviewResponse{UID: q.Request.UID,
+		Result: map[string]any{"status": "Success"}}}
 	for _, o := range q.Request.Objects {
 		o = object.Copy(o)
 		o["apiVersion"] = q.Request.DesiredAPIVersion
@@ -66,20 +67,20 @@ func answered(q review, change func(*review)) review {
 	return out
 }
 
-// hook is a webhook over TLS that counts.
+// hook is a webhook over TLS that counts calls and objects.
 type hook struct {
 	*httptest.Server
 	calls, objects atomic.Int64
 	last           atomic.Pointer[http.Request]
 	body           atomic.Pointer[[]byte]
-	caPEM          []byte // of whoever signed its certificate; nil: itself
+	caPEM          []byte // CA of its certificate; nil means that the certificate is its own CA
 }
 
-// newHook starts a webhook that answers as change says.
+// newHook starts a webhook whose responses change modifies.
 func newHook(t testing.TB, change func(*review)) *hook {
 	return newRawHook(t, func(w http.ResponseWriter, q review) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(answered(q, change))
+		_ = json.NewEncoder(w).Encode(respondTo(q, change))
 	})
 }
 
@@ -111,19 +112,21 @@ func (h *hook) ca() string {
 	if h.caPEM != nil {
 		return base64.StdEncoding.EncodeToString(h.caPEM)
 	}
-	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw}))
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: h.Certificate().Raw}))
 }
 
-// config is the JSON of spec.conversion.webhook.
+// config returns the JSON of spec.conversion.webhook.
 func (h *hook) config(versions ...string) string {
 	if len(versions) == 0 {
 		versions = []string{"v1"}
 	}
 	list, _ := json.Marshal(versions)
-	return fmt.Sprintf(`{"conversionReviewVersions":%s,"clientConfig":{"url":%q,"caBundle":%q}}`, list, h.URL+"/convert", h.ca())
+	return fmt.Sprintf(`{"conversionReviewVersions":%s,"clientConfig":{"url":%q,"caBundle":%q}}`, list,
+		h.URL+"/convert", h.ca())
 }
 
-// version is a version of CronTab that a webhook converts.
+// version returns a version of CronTab that a webhook converts.
 func version(name, config string) *resource.Version {
 	gv := schema.GroupVersion{Group: "example.com", Version: name}
 	return &resource.Version{GroupVersion: gv, APIVersion: gv.String(), Definition: &resource.Definition{
@@ -138,20 +141,25 @@ func cronTab(name string) object.Tree {
 			"labels": object.Tree{"a": "b"}, "managedFields": []any{object.Tree{"manager": "m"}}}}
 }
 
-// everyService permits that every Service is at a loopback address, where tests serve.
-func everyService(string, string) bool { return true }
+// allowEveryService allows loopback addresses for every Service, because the webhooks of tests use them.
+func allowEveryService(string, string) bool { return true }
 
-// newWebhooks returns Webhooks that find every Service at an address.
+// newWebhooks returns Webhooks that resolve every Service to one address.
 func newWebhooks(t testing.TB, address string) *Webhooks {
-	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Resolve: func(context.Context, string, string, int32) (string, error) { return address, nil }, IsLocal: everyService}})
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Resolve: func(context.Context, string, string, int32) (string,
+		error) {
+		return address, nil
+	}, IsLocal: allowEveryService}})
 	t.Cleanup(w.Close)
 	return w
 }
 
+// TestWebhookConverts checks a conversion of two objects by a webhook.
 // CNV-047 CNV-049 CNV-050 CNV-054 CNV-056
 func TestWebhookConverts(t *testing.T) {
 	h := newHook(t, nil)
-	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", h.config()), []object.Tree{cronTab("a"), cronTab("b")})
+	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", h.config()),
+		[]object.Tree{cronTab("a"), cronTab("b")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +172,8 @@ func TestWebhookConverts(t *testing.T) {
 		}
 	}
 	r := h.last.Load()
-	if r.Method != "POST" || r.URL.Path != "/convert" || r.Header.Get("Content-Type") != "application/json" || r.Header.Get("Authorization") != "" {
+	if r.Method != "POST" || r.URL.Path != "/convert" || r.Header.Get("Content-Type") != "application/json" ||
+		r.Header.Get("Authorization") != "" {
 		t.Errorf("request %s %s %v", r.Method, r.URL, r.Header)
 	}
 	if h.calls.Load() != 1 {
@@ -172,7 +181,8 @@ func TestWebhookConverts(t *testing.T) {
 	}
 }
 
-// CNV-008: many objects are few calls, and come back in order.
+// TestWebhookBatches checks that many objects need few calls and are returned in order.
+// CNV-008
 func TestWebhookBatches(t *testing.T) {
 	h := newHook(t, nil)
 	var in []object.Tree
@@ -196,23 +206,25 @@ func TestWebhookBatches(t *testing.T) {
 	}
 }
 
-// otherCA is a CA that has signed nothing here.
+// otherCA returns a CA that has signed no certificate of the tests.
 func otherCA(t testing.TB) string {
 	_, ca := certificateFor(t, "other")
 	return base64.StdEncoding.EncodeToString(ca)
 }
 
-// certificateFor makes a certificate for a name that is its own CA, in PEM.
+// certificateFor returns a certificate for a name, which is its own CA, and its PEM.
 func certificateFor(t testing.TB, name string) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: []string{name}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, DNSNames: []string{name}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
