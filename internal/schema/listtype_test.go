@@ -8,7 +8,7 @@ import (
 )
 
 // TestRepeatedItemsOfChangedLists checks that repeated items are an error in lists that an update changes or
-// moves. They are no error in an unchanged list at any position. (VAL-035, VAL-036).
+// moves. They are no error in an unchanged list at any position (VAL-035, VAL-036).
 func TestRepeatedItemsOfChangedLists(t *testing.T) {
 	s := mustCompile(t, `{"type":"object","properties":{
 		"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}},

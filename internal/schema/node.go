@@ -14,11 +14,10 @@ import (
 
 // node is the schema of one value.
 type node struct {
-	types      typeSet // types that typ and intOrString allow
-	typ        string
-	format     string
-	properties map[string]*node
-	// additional is additionalProperties: a schema or a boolean.
+	types       typeSet // types that typ and intOrString allow
+	typ         string
+	format      string
+	properties  map[string]*node
 	additional  *additional // nil means that additionalProperties is not set
 	items       *node
 	defaultJSON string // "" means no default
@@ -35,15 +34,13 @@ type node struct {
 	enum                               string // JSON array; "" means no enum
 	rules                              string // JSON of x-kubernetes-validations; "" means no rules
 	anyRules                           bool   // there are rules at or below the node
-	// checks holds validation keywords that few nodes have. Pruning, defaulting and CEL types do not use them.
-	checks *checks
+	checks                             *checks
 
 	traits       traits        // of the node and all nodes below
 	nodeDefaults *nodeDefaults // defaults at and below the node; set on first use
 }
 
-// checks is validation that only few nodes have, and that neither pruning, defaulting nor the
-// types of CEL look at.
+// checks holds validation keywords that few nodes have. Pruning, defaulting and CEL types do not use them.
 type checks struct {
 	minLength, minItems, minProperties *int64
 	minimum, maximum, multipleOf       *float64
@@ -55,7 +52,7 @@ type checks struct {
 	not                                *node
 }
 
-// additional is additionalProperties: a schema, or only allows.
+// additional is additionalProperties: a schema or a boolean.
 type additional struct {
 	schema *node
 	allows bool

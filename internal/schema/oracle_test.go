@@ -271,7 +271,7 @@ func TestCoerceEmbeddedAgainstUpstream(t *testing.T) {
 		}
 	}
 	if unknown == 0 || refused == 0 {
-		t.Errorf("%d unknown fields, %d refused", unknown, refused)
+		t.Errorf("%d unknown fields, %d rejected", unknown, refused)
 	}
 }
 

@@ -45,9 +45,7 @@ func (e *costEstimator) EstimateCallCost(function, overload string, target *chec
 
 // sizes estimates the sizes of values from the schema.
 type sizes struct {
-	self *node
-	// filtered finds the values in an expression that come from the items of a list through filter(), and the
-	// schema of each. checker.Cost does not keep the bounds of these values.
+	self     *node
 	filtered map[int64]*node
 }
 
@@ -95,8 +93,8 @@ func (s sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstN
 	return nil
 }
 
-// filtered finds the values in an expression that come from the items of a list through filter(), the
-// bounds of which checker.Cost loses, and the node of each.
+// filtered finds the values in an expression that come from the items of a list through filter(), and the schema
+// of each. checker.Cost does not keep the bounds of these values.
 type filtered struct {
 	self  *node
 	vars  map[string][]valueSource // variables of macros, innermost last

@@ -445,7 +445,7 @@ func TestRulesShareABudget(t *testing.T) {
 			e.value(s.ours.rules(), &valuePair{value: value})
 			want, left := s.oracle.Validate(t.Context(), nil, s.theirs, value, nil, budget)
 			if got, want := errorTexts(e.errs), errorTexts(want); e.budget != left || !slices.Equal(got, want) {
-				t.Fatalf("%s with %d: %d are left, upstream %d\n%s\nupstream\n%s", rules, budget, e.budget, left, got,
+				t.Fatalf("%s with budget %d: got remaining budget %d, upstream %d\n%s\nupstream\n%s", rules, budget, e.budget, left, got,
 					want)
 			}
 			if left < 0 {
@@ -471,7 +471,6 @@ func TestRulesAreInterrupted(t *testing.T) {
 }
 
 // TestRulesAreBlocked checks that rules are not evaluated on values of wrong types.
-
 // VAL-165
 func TestRulesAreBlocked(t *testing.T) {
 	s := newRuleSchema(t, "blocked", `{type: object, required: [x], properties: {x: {type: integer, maximum: 3, `+

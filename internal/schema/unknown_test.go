@@ -31,7 +31,7 @@ func TestUnknownFieldsAreBounded(t *testing.T) {
 		unknown, wrong := s.Normalize(object.Tree{"spec": object.Tree{strings.Repeat("k", length): fields}})
 		checkBounded(t, unknown)
 		if wrong != nil || len(fields) != 0 {
-			t.Errorf("%v, and %d fields are left", wrong, len(fields))
+			t.Errorf("got error %v and %d fields, want all unknown fields removed", wrong, len(fields))
 		}
 		unknown, wrong = s.Normalize(object.Tree{"embedded": resources})
 		checkBounded(t, unknown)

@@ -111,7 +111,7 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 				s.theirs.validateStatus(again, changed), again, changed)
 		}
 	}
-	t.Logf("%d samples accepted, %d refused", accepted, refused)
+	t.Logf("%d samples accepted, %d rejected", accepted, refused)
 }
 
 func BenchmarkValidate(b *testing.B) {

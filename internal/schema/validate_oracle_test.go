@@ -403,7 +403,7 @@ func TestValidateAgainstUpstream(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d accepted, %d refused, %d ratcheted", accepted, refused, ratcheted)
+	t.Logf("%d accepted, %d rejected, %d ratcheted", accepted, refused, ratcheted)
 	if accepted < rounds/4 || refused < rounds/4 || ratcheted < rounds/10 {
 		t.Errorf("the generator does not produce both valid and invalid objects")
 	}

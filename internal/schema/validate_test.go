@@ -45,9 +45,7 @@ const cronTab = `{"type":"object","properties":{"spec":{"type":"object","require
 	"maximum":10}}}}}`
 
 // TestValidateReportsAllErrors checks that one validation reports all errors of an object.
-
-// VAL-019, VAL-020,
-// VAL-022, VAL-026
+// VAL-019, VAL-020, VAL-022, VAL-026
 func TestValidateReportsAllErrors(t *testing.T) {
 	s := mustCompile(t, cronTab)
 	spec := func(fields ...any) object.Tree {

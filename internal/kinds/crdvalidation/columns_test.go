@@ -137,7 +137,7 @@ func TestColumnsAndSubresourcesAgainstUpstream(t *testing.T) {
 		}
 	}
 	if refused < 50 || accepted < 5 {
-		t.Errorf("%d refused, %d accepted", refused, accepted)
+		t.Errorf("%d rejected, %d accepted", refused, accepted)
 	}
 }
 

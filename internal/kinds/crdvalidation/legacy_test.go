@@ -168,7 +168,7 @@ func TestLegacyAgainstUpstream(t *testing.T) {
 		}
 	}
 	if refused < n/8 || accepted < n/30 || structural < n/30 {
-		t.Errorf("%d refused, %d accepted that preserve unknown fields, %d that do not", refused, accepted, structural)
+		t.Errorf("%d rejected, %d accepted that preserve unknown fields, %d that do not", refused, accepted, structural)
 	}
 }
 

@@ -391,7 +391,7 @@ func TestRandomCRDsAgainstUpstream(t *testing.T) {
 		})
 		crd, err := prepared(js)
 		if err != nil {
-			continue // refused when it is decoded
+			continue // rejected by the decoder
 		}
 		want, panicked := recoverPanic(func() field.ErrorList {
 			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition)
