@@ -225,7 +225,7 @@ func (s *Schema) HasUnprunedDefaults() bool {
 			return false // upstream does not check such a schema
 		}
 		c := coercer{drop: true}
-		_ = c.value(kept, root, nil) // it drops what it cannot coerce
+		_ = c.value(kept, root, nil) // drop is set: no error
 		s.Prune(kept)
 		if !object.Equal(kept, v) {
 			return true

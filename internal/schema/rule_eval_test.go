@@ -445,8 +445,8 @@ func TestRulesShareABudget(t *testing.T) {
 			e.value(s.ours.rules(), &valuePair{value: value})
 			want, left := s.oracle.Validate(t.Context(), nil, s.theirs, value, nil, budget)
 			if got, want := errorTexts(e.errs), errorTexts(want); e.budget != left || !slices.Equal(got, want) {
-				t.Fatalf("%s with budget %d: got remaining budget %d, upstream %d\n%s\nupstream\n%s", rules, budget, e.budget, left, got,
-					want)
+				t.Fatalf("%s with budget %d: got remaining budget %d, upstream %d\n%s\nupstream\n%s",
+					rules, budget, e.budget, left, got, want)
 			}
 			if left < 0 {
 				stopped++
