@@ -105,7 +105,7 @@ func newSide(t testing.TB, hasDialer, shared, half bool) *side {
 			case "now":
 				answer(nil)()
 			case "never":
-				answer(errors.New("nobody listens"))()
+				answer(errors.New("connection refused"))()
 			default:
 				r.pending = append(r.pending, answer(nil))
 			}
