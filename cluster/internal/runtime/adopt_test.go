@@ -21,8 +21,8 @@ import (
 // nodeFolder tells this test, started again, that it is a node of this folder.
 const nodeFolder = "TRELLIS_TEST_NODE"
 
-// nodeToBeKilled makes a pod with three containers, says their IDs, and waits.
-func nodeToBeKilled(root string) {
+// runTestNode makes a pod with three containers, says their IDs, and waits.
+func runTestNode(root string) {
 	must := func(err error) {
 		if err != nil {
 			fmt.Println(err)
@@ -56,7 +56,7 @@ func nodeToBeKilled(root string) {
 
 // What ran goes on when the node is killed, is found again by the next one, and nothing is lost.
 func TestKilledNode(t *testing.T) {
-	needRoot(t)
+	requireRoot(t)
 	root := t.TempDir()
 	var fifos [2]string
 	for i := range fifos {
@@ -107,7 +107,7 @@ func TestKilledNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, Runtime: r, ctx: t.Context(), pod: ids[0]}
+	w := &fixture{T: t, Runtime: r, ctx: t.Context(), pod: ids[0]}
 	t.Cleanup(w.clean)
 	if s := w.status(ids[1]); s.GetState() != v1.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() == 0 {
 		t.Errorf("a container that runs: %v", s)
@@ -127,14 +127,14 @@ func TestKilledNode(t *testing.T) {
 	}
 	fmt.Fprintln(talk, "two")
 	talk.Close()
-	if s := w.end(ids[1]); s.GetExitCode() != 6 || w.said(ids[1]) != "stdout F got one\nstdout F got two\n" {
-		t.Errorf("at its end: %v\n%s", s, w.said(ids[1]))
+	if s := w.waitForExit(ids[1]); s.GetExitCode() != 6 || w.logText(ids[1]) != "stdout F got one\nstdout F got two\n" {
+		t.Errorf("at its end: %v\n%s", s, w.logText(ids[1]))
 	}
 }
 
 // A process that has the number of one that was ours is not ours.
-func TestNumberOfAnother(t *testing.T) {
-	w := open(t, nil)
+func TestReusedPID(t *testing.T) {
+	w := newFixture(t, nil)
 	bystander := exec.Command("sleep", "1000")
 	if err := bystander.Start(); err != nil {
 		t.Fatal(err)
@@ -145,22 +145,22 @@ func TestNumberOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.sandbox(w.pod)
-	ours := s.Holder
+	ours := s.PauseProcess
 	ours.Signal(unix.SIGKILL)
-	s.Holder = process.ID{PID: them.PID, Start: ours.Start + "0"} // both may have started in one tick of the clock
+	s.PauseProcess = process.ID{PID: them.PID, Start: ours.Start + "0"} // both may have started in one tick of the clock
 	if s.ready() {
 		t.Error("a bystander passes for a pod")
 	}
 	if err := w.StopPodSandbox(w.ctx, w.pod); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Holder.Open(); err == nil || !them.Alive() {
+	if _, err := s.PauseProcess.Open(); err == nil || !them.Alive() {
 		t.Errorf("a bystander was reached: %v", err)
 	}
 }
 
-// shimOf is the number of a container's shim.
-func (w *world) shimOf(id string) (pid int) {
+// shimPID is the number of a container's shim.
+func (w *fixture) shimPID(id string) (pid int) {
 	w.Helper()
 	c, _ := w.container(id)
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.started.Init.PID))
@@ -173,20 +173,20 @@ func (w *world) shimOf(id string) (pid int) {
 }
 
 func TestKilledShim(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	id := w.start(sh("sleep 1000"))
 	c, _ := w.container(id)
-	unix.Kill(w.shimOf(id), unix.SIGKILL)
-	if s := w.end(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
+	unix.Kill(w.shimPID(id), unix.SIGKILL)
+	if s := w.waitForExit(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
 		t.Errorf("status: %v", s)
 	}
-	w.until("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
+	w.eventually("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
 }
 
 // How a container ended is known where the disk has no room for it: to the node that runs, and to the next one.
 func TestFullDisk(t *testing.T) {
 	var o Options
-	w := open(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+	w := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
 		if err := unix.Mount("tmpfs", opened.Root, "tmpfs", 0, "size=1m,mode=0700"); err != nil {
 			t.Fatal(err)
 		}
@@ -222,16 +222,16 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	finish(0)
-	if s := w.end(ids[0]); s.GetExitCode() != 5 || s.GetReason() != "Error" {
+	if s := w.waitForExit(ids[0]); s.GetExitCode() != 5 || s.GetReason() != "Error" {
 		t.Errorf("told to the node: %v", s)
 	}
 	c, _ := w.container(ids[1])
 	closed()
 	finish(1)
-	w.until("it has ended", func() bool { return !c.started.Init.Alive() })
+	w.eventually("it has ended", func() bool { return !c.started.Init.Alive() })
 	opened()
 	for i, id := range ids {
-		if s := w.end(id); s.GetExitCode() != int32(5+i) {
+		if s := w.waitForExit(id); s.GetExitCode() != int32(5+i) {
 			t.Errorf("told to the next node: %v", s)
 		}
 	}
@@ -239,7 +239,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range ids {
-		w.until("it is written down", func() bool { return exists(filepath.Join(w.containerFolder(id), process.ExitFile)) })
+		w.eventually("it is written down", func() bool { return exists(filepath.Join(w.containerFolder(id), process.ExitFile)) })
 	}
 	closed()
 	opened()
@@ -252,8 +252,8 @@ func TestFullDisk(t *testing.T) {
 
 // A pod that can be reached no more, for its namespaces are those of another user namespace, is made anew when one of
 // its containers is to be.
-func TestForeignPod(t *testing.T) {
-	w := open(t, nil)
+func TestPodInOtherUserNamespace(t *testing.T) {
+	w := newFixture(t, nil)
 	stranger := exec.Command("sleep", "1000")
 	stranger.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
 	if err := stranger.Start(); err != nil {
@@ -261,12 +261,12 @@ func TestForeignPod(t *testing.T) {
 	}
 	defer stranger.Process.Kill()
 	s := w.sandbox(w.pod)
-	if s.Holder.Foreign() {
+	if s.PauseProcess.InOtherUserNamespace() {
 		t.Error("a pod of this node is foreign")
 	}
-	s.Holder.Signal(unix.SIGKILL)
+	s.PauseProcess.Signal(unix.SIGKILL)
 	var err error
-	if s.Holder, err = process.Identify(stranger.Process.Pid); err != nil {
+	if s.PauseProcess, err = process.Identify(stranger.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.CreateContainer(w.ctx, w.pod, sh(""), w.conf); err == nil || !strings.Contains(err.Error(), "it is made anew") {

@@ -15,20 +15,21 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// bridge is the network of a node's pods: a switch in the kernel, with the node's address on it. It outlives the
-// runtime, as pods do.
+// bridge is the network bridge of a node's Pods. It has the gateway address of the Pods. Like the Pods, it remains
+// after the runtime ends.
 type bridge struct {
 	Name   string
 	Subnet netip.Prefix
 
-	last netip.Addr // that a pod was given: the next one is looked for from there, so that none is used again at once
+	last netip.Addr // last allocated address. The search continues after it, so that addresses are not reused at once
 }
 
 const bridgeFile = "bridge.json"
 
-// openBridge makes the bridge of a runtime, in a /24 that nothing on this machine has, or finds it again. When the machine
-// has started anew it is gone, and its name and range may be another's: so a bridge says whose it is.
-func openBridge(root string, all netip.Prefix) (*bridge, error) {
+// openBridge returns the bridge of the runtime in root. If the bridge does not exist, openBridge creates it with a /24
+// of podCIDR that no address of this machine is in. After a reboot another runtime may have the name and the range. So
+// the alias of each bridge is the folder of its runtime.
+func openBridge(root string, podCIDR netip.Prefix) (*bridge, error) {
 	file := filepath.Join(root, bridgeFile)
 	b := &bridge{}
 	if process.ReadFile(file, b) == nil {
@@ -36,37 +37,38 @@ func openBridge(root string, all netip.Prefix) (*bridge, error) {
 			return b, b.setUp(link)
 		}
 	}
-	taken, err := netlink.AddrList(nil, unix.AF_INET)
+	addresses, err := netlink.AddrList(nil, unix.AF_INET)
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
-	subnet := netip.PrefixFrom(all.Masked().Addr(), max(24, all.Bits()))
-	for n := 0; all.Contains(subnet.Addr()); n++ {
-		*b = bridge{Name: fmt.Sprintf("%s%d", name, n), Subnet: subnet}
+	subnet := netip.PrefixFrom(podCIDR.Masked().Addr(), max(24, podCIDR.Bits()))
+	for i := 0; podCIDR.Contains(subnet.Addr()); i++ {
+		*b = bridge{Name: fmt.Sprintf("%s%d", name, i), Subnet: subnet}
 		free := true
-		for _, a := range taken {
+		for _, a := range addresses {
 			ip, _ := netip.AddrFromSlice(a.IP.To4())
 			free = free && !subnet.Contains(ip)
 		}
 		if free {
-			err := b.make(root)
+			err := b.create(root)
 			if err == nil {
 				return b, process.WriteFile(file, b)
 			}
 			if !errors.Is(err, unix.EEXIST) {
-				_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.Name}}) // what there is of it
+				// remove an incomplete bridge
+				_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.Name}})
 				return nil, err
 			}
 		}
-		if subnet = next(subnet); !subnet.IsValid() {
+		if subnet = nextSubnet(subnet); !subnet.IsValid() {
 			break
 		}
 	}
-	return nil, fmt.Errorf("all of %s is in use on this machine", all)
+	return nil, fmt.Errorf("all ranges of %s are in use on this machine", podCIDR)
 }
 
-// next is the range of the same size after one.
-func next(p netip.Prefix) netip.Prefix {
+// nextSubnet returns the range of the same size after p, or an invalid prefix at the end of the address space.
+func nextSubnet(p netip.Prefix) netip.Prefix {
 	a := p.Addr().As4()
 	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
 	if n += 1 << (32 - p.Bits()); n == 0 {
@@ -77,7 +79,8 @@ func next(p netip.Prefix) netip.Prefix {
 
 func (b *bridge) gateway() netip.Addr { return b.Subnet.Addr().Next() }
 
-func (b *bridge) make(owner string) error {
+// create creates the bridge with the alias owner.
+func (b *bridge) create(owner string) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = b.Name
 	link := &netlink.Bridge{LinkAttrs: attributes}
@@ -90,28 +93,29 @@ func (b *bridge) make(owner string) error {
 	return b.setUp(link)
 }
 
+// setUp sets the address of the bridge, and enables it and IP forwarding.
 func (b *bridge) setUp(link netlink.Link) error {
 	address, err := netlink.ParseAddr(netip.PrefixFrom(b.gateway(), b.Subnet.Bits()).String())
 	if err != nil {
 		return err
 	}
 	if err := netlink.AddrReplace(link, address); err != nil {
-		return fmt.Errorf("giving the bridge %s its address %s: %w", b.Name, address, err)
+		return fmt.Errorf("setting the address %s of the bridge %s: %w", address, b.Name, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) // pods of other nodes on this machine
+	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) // for Pods of other nodes on this machine
 }
 
-// free finds an address for a pod.
-func (b *bridge) free(used map[string]bool) (netip.Addr, error) {
+// allocate returns an address that is not in used.
+func (b *bridge) allocate(used map[string]bool) (netip.Addr, error) {
 	if !b.last.IsValid() {
 		b.last = b.gateway()
 	}
 	a := b.last
 	for range 1 << (32 - b.Subnet.Bits()) {
-		if a = a.Next(); !b.Subnet.Contains(a.Next()) { // the last one is the broadcast address
+		if a = a.Next(); !b.Subnet.Contains(a.Next()) { // the last address is the broadcast address
 			a = b.gateway().Next()
 		}
 		if !used[a.String()] {
@@ -119,42 +123,44 @@ func (b *bridge) free(used map[string]bool) (netip.Addr, error) {
 			return a, nil
 		}
 	}
-	return a, fmt.Errorf("all addresses of %s are taken", b.Subnet)
+	return a, fmt.Errorf("all addresses of %s are in use", b.Subnet)
 }
 
-func cable(id string) string { return "trl" + id[:10] }
+// vethName returns the name of the node's end of a Pod's veth pair.
+func vethName(id string) string { return "trl" + id[:10] }
 
-// connect lays a cable from the bridge to a pod.
-func (b *bridge) connect(id string, holder process.ID, address string) error {
-	if err := b.plug(id, holder, address); err != nil {
+// connect connects a Pod, whose namespaces the process pause holds, to the bridge.
+func (b *bridge) connect(id string, pause process.ID, address string) error {
+	if err := b.addVeth(id, pause, address); err != nil {
 		return fmt.Errorf("connecting a pod to the bridge %s: %w", b.Name, err)
 	}
 	return nil
 }
 
-func (b *bridge) plug(id string, holder process.ID, address string) error {
-	here, err := netlink.LinkByName(b.Name)
+// addVeth adds a veth pair between the bridge and the Pod, and configures the network of the Pod.
+func (b *bridge) addVeth(id string, pause process.ID, address string) error {
+	bridgeLink, err := netlink.LinkByName(b.Name)
 	if err != nil {
 		return err
 	}
 	attributes := netlink.NewLinkAttrs()
-	attributes.Name, attributes.MasterIndex = cable(id), here.Attrs().Index
-	veth := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsPid(holder.PID)}
+	attributes.Name, attributes.MasterIndex = vethName(id), bridgeLink.Attrs().Index
+	veth := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsPid(pause.PID)}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return err
 	}
-	if err := netlink.LinkSetHairpin(veth, true); err != nil { // a Pod that calls its own Service
+	if err := netlink.LinkSetHairpin(veth, true); err != nil { // for a Pod that calls a Service of its own
 		return err
 	}
 	if err := netlink.LinkSetUp(veth); err != nil {
 		return err
 	}
-	space, err := netns.GetFromPid(holder.PID)
+	podNamespace, err := netns.GetFromPid(pause.PID)
 	if err != nil {
 		return err
 	}
-	defer space.Close()
-	pod, err := netlink.NewHandleAt(space)
+	defer podNamespace.Close()
+	pod, err := netlink.NewHandleAt(podNamespace)
 	if err != nil {
 		return err
 	}
@@ -177,12 +183,12 @@ func (b *bridge) plug(id string, holder process.ID, address string) error {
 	return pod.RouteAdd(&netlink.Route{Gw: net.IP(b.gateway().AsSlice())})
 }
 
-// disconnect takes the cable away. It would go with the pod's namespace, but some time later.
+// disconnect deletes the Pod's veth pair. The kernel also deletes it with the Pod's namespace, but later.
 func (b *bridge) disconnect(id string) {
 	if b == nil {
 		return
 	}
-	if link, err := netlink.LinkByName(cable(id)); err == nil {
+	if link, err := netlink.LinkByName(vethName(id)); err == nil {
 		netlink.LinkDel(link)
 	}
 }

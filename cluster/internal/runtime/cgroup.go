@@ -10,62 +10,63 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// group is the cgroup of a container. The zero group is that of a container without limits, where the node may make
-// no cgroups.
-type group struct {
+// cgroup is the cgroup of a container. The zero value is for a container without limits, on a machine where the node
+// may not create cgroups.
+type cgroup struct {
 	Path    string
-	Folders []string // one, or with cgroup v1 one a hierarchy
+	Folders []string // one folder with cgroup v2, one for each hierarchy with v1
 }
 
-// makeGroup makes the cgroup of a container. Without the right to, the container has no limits.
-func (r *Runtime) makeGroup(s *sandbox, id string, limits *v1.LinuxContainerResources) group {
+// createCgroup creates the cgroup of a container. If the node may not create cgroups, createCgroup logs the reason and
+// the container has no limits.
+func (r *Runtime) createCgroup(s *sandbox, id string, limits *v1.LinuxContainerResources) cgroup {
 	parent := s.Config.GetLinux().GetCgroupParent()
 	if parent == "" {
 		parent = r.CgroupParent
 	}
-	g := group{Path: filepath.Join("/", parent, id)}
-	manager, err := g.manager()
+	group := cgroup{Path: filepath.Join("/", parent, id)}
+	manager, err := group.manager()
 	if err == nil {
-		err = manager.Apply(-1) // makes it, with nobody in it
+		err = manager.Apply(-1) // creates it without a process
 	}
 	if err == nil {
 		for _, folder := range manager.GetPaths() {
-			if exists(folder) { // nothing is made where there is nothing to limit
-				g.Folders = append(g.Folders, folder)
+			if exists(folder) { // some hierarchies get no folder without a limit
+				group.Folders = append(group.Folders, folder)
 			}
 		}
-		sort.Strings(g.Folders)
-		err = g.limit(limits, r.PIDs)
+		sort.Strings(group.Folders)
+		err = group.setLimits(limits, r.PIDs)
 	}
 	if err != nil {
 		r.Log.Info("A container has no limits", "container", id, "reason", err)
 	}
-	if err != nil && manager != nil && len(g.Folders) == 0 {
+	if err != nil && manager != nil && len(group.Folders) == 0 {
 		manager.Destroy()
-		return group{}
+		return cgroup{}
 	}
-	return g
+	return group
 }
 
-// manager is nil where there is an error, as where no hierarchy is mounted.
-func (g group) manager() (cgroups.Manager, error) {
+// manager returns the manager of the cgroup. It returns nil with an error, for example if no hierarchy is mounted.
+func (g cgroup) manager() (cgroups.Manager, error) {
 	config := &cgroups.Cgroup{Path: g.Path, Resources: &cgroups.Resources{SkipDevices: true}}
 	if cgroups.IsCgroup2UnifiedMode() {
-		return orNil(fs2.NewManager(config, ""))
+		return managerOrNil(fs2.NewManager(config, ""))
 	}
-	return orNil(fs.NewManager(config, nil))
+	return managerOrNil(fs.NewManager(config, nil))
 }
 
-// orNil makes one of nil and an error one that compares to nil, which a nil pointer in an interface does not.
-func orNil(m cgroups.Manager, err error) (cgroups.Manager, error) {
+// managerOrNil returns a nil interface if err is not nil. A nil pointer in the interface would not be equal to nil.
+func managerOrNil(m cgroups.Manager, err error) (cgroups.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// limit sets what a container may have. What is not said stays.
-func (g group) limit(l *v1.LinuxContainerResources, pids int64) error {
+// setLimits sets the limits of the container. Limits that l does not contain stay unchanged.
+func (g cgroup) setLimits(l *v1.LinuxContainerResources, pids int64) error {
 	if g.Path == "" || len(g.Folders) == 0 {
 		return nil
 	}
@@ -73,10 +74,11 @@ func (g group) limit(l *v1.LinuxContainerResources, pids int64) error {
 	if err != nil {
 		return err
 	}
-	return manager.Set(resources(l, pids))
+	return manager.Set(cgroupResources(l, pids))
 }
 
-func resources(l *v1.LinuxContainerResources, pids int64) *cgroups.Resources {
+// cgroupResources converts the limits of a container from CRI. 0 for pids means no limit.
+func cgroupResources(l *v1.LinuxContainerResources, pids int64) *cgroups.Resources {
 	shares := uint64(max(l.GetCpuShares(), 0))
 	limits := &cgroups.Resources{
 		SkipDevices: true,
@@ -95,8 +97,8 @@ func resources(l *v1.LinuxContainerResources, pids int64) *cgroups.Resources {
 	return limits
 }
 
-// outOfMemory says whether the kernel has killed something in there for want of memory.
-func (g group) outOfMemory() bool {
+// oomKilled reports whether the kernel has killed a process of the cgroup because of its memory limit.
+func (g cgroup) oomKilled() bool {
 	if len(g.Folders) == 0 {
 		return false
 	}
@@ -108,7 +110,7 @@ func (g group) outOfMemory() bool {
 	return err == nil && killed > 0
 }
 
-func (g group) destroy() error {
+func (g cgroup) destroy() error {
 	if len(g.Folders) == 0 {
 		return nil
 	}

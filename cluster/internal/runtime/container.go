@@ -16,22 +16,22 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// container is a process, or was one, or will be. What is exported is stored; the rest lies in the files of its shim.
-// All of it is under Runtime.mu.
+// container is the state of a container. The exported fields are stored in containerFile, the others in the files of
+// the shim. Runtime.mu protects all fields.
 type container struct {
 	ID      string
 	Sandbox string
 	Config  *v1.ContainerConfig
 	Created time.Time
 	Image   *v1.Image
-	Group   group
+	Cgroup  cgroup `json:"Group"`
 	Spec    process.Spec
 
-	starting bool
-	started  *process.Started
-	exit     *process.Exit
-	done     chan struct{} // closed when exit is there
-	asked    atomic.Bool   // it has had the signal to stop
+	starting     bool
+	started      *process.Started
+	exit         *process.Exit
+	done         chan struct{} // closed when exit has been set
+	stopSignaled atomic.Bool   // the stop signal has been sent
 }
 
 const containerFile = "container.json"
@@ -54,11 +54,11 @@ func (r *Runtime) container(id string) (*container, error) {
 	if c := r.containers[id]; c != nil {
 		return c, nil
 	}
-	return nil, missing("container", id)
+	return nil, notFound("container", id)
 }
 
-// running is a container whose command runs.
-func (r *Runtime) running(id string) (*container, process.Started, error) {
+// runningContainer returns the container with an ID, or an error if it does not run.
+func (r *Runtime) runningContainer(id string) (*container, process.Started, error) {
 	c, err := r.container(id)
 	if err != nil {
 		return nil, process.Started{}, err
@@ -66,51 +66,57 @@ func (r *Runtime) running(id string) (*container, process.Started, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.state() != v1.ContainerState_CONTAINER_RUNNING {
-		return nil, process.Started{}, fmt.Errorf("container %s does not run", id)
+		return nil, process.Started{}, fmt.Errorf("container %s is not running", id)
 	}
 	return c, *c.started, nil
 }
 
-// CreateContainer decides all there is to decide about a container; nothing runs yet.
-func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *v1.ContainerConfig, _ *v1.PodSandboxConfig) (string, error) {
+// CreateContainer creates a container without starting it.
+func (r *Runtime) CreateContainer(
+	_ context.Context, sandboxID string, config *v1.ContainerConfig, _ *v1.PodSandboxConfig,
+) (string, error) {
 	s := r.sandbox(sandboxID)
 	if s == nil {
-		return "", missing("sandbox", sandboxID)
+		return "", notFound("sandbox", sandboxID)
 	}
-	if s.Holder.Foreign() {
-		// The kubelet makes a pod anew whose sandbox does not run. Until here what ran of it has run on.
-		r.release(s)
-		return "", errors.New("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew")
+	if s.PauseProcess.InOtherUserNamespace() {
+		// The containers of the Pod have run until now. The kubelet recreates a Pod whose sandbox has stopped.
+		r.terminate(s)
+		return "", errors.New("cannot start a container in a pod of another user namespace: the pod will be recreated")
 	}
-	img, err := r.Images.find(cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()))
+	img, err := r.Images.resolve(cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()))
 	if err != nil {
 		return "", err
 	}
-	c := &container{ID: newID(), Sandbox: sandboxID, Config: config, Created: time.Now(), Image: img.describe(), done: make(chan struct{})}
+	c := &container{
+		ID: newID(), Sandbox: sandboxID, Config: config, Created: time.Now(), Image: img.criImage(),
+		done: make(chan struct{}),
+	}
 	if c.Spec, err = r.spec(c.ID, s, config, img); err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(c.Spec.Folder, 0o711); err != nil {
 		return "", err
 	}
-	c.Group = r.makeGroup(s, c.ID, config.GetLinux().GetResources())
-	c.Spec.Cgroups = c.Group.Folders
+	c.Cgroup = r.createCgroup(s, c.ID, config.GetLinux().GetResources())
+	c.Spec.Cgroups = c.Cgroup.Folders
 	r.mu.Lock()
-	err = r.keep(c)
+	err = r.storeContainer(c)
 	r.mu.Unlock()
 	if err != nil {
-		return "", errors.Join(err, c.Group.destroy(), os.RemoveAll(c.Spec.Folder))
+		return "", errors.Join(err, c.Cgroup.destroy(), os.RemoveAll(c.Spec.Folder))
 	}
-	r.tell(c.Sandbox, c.ID, v1.ContainerEventType_CONTAINER_CREATED_EVENT)
+	r.publish(c.Sandbox, c.ID, v1.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return c.ID, nil
 }
 
-func (r *Runtime) keep(c *container) error {
+// storeContainer adds c to the containers and writes its file. r.mu must be held.
+func (r *Runtime) storeContainer(c *container) error {
 	r.containers[c.ID] = c
 	return process.WriteFile(filepath.Join(c.Spec.Folder, containerFile), c)
 }
 
-// StartContainer returns when the command runs.
+// StartContainer starts a container. It returns when the command runs.
 func (r *Runtime) StartContainer(_ context.Context, id string) error {
 	c, err := r.container(id)
 	if err != nil {
@@ -129,59 +135,63 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("starting container %q: %w", c.Config.GetMetadata().GetName(), err)
-		r.finish(c, process.Exit{Code: 128, Reason: "StartError", Message: err.Error(), At: time.Now()})
+		r.recordExit(c, process.Exit{Code: 128, Reason: "StartError", Message: err.Error(), At: time.Now()})
 		return err
 	}
-	r.follow(c)
-	r.tell(c.Sandbox, id, v1.ContainerEventType_CONTAINER_STARTED_EVENT)
+	r.watchContainer(c)
+	r.publish(c.Sandbox, id, v1.ContainerEventType_CONTAINER_STARTED_EVENT)
 	return nil
 }
 
-// follow learns of the end of a container that has been started, by this process or one before it.
-func (r *Runtime) follow(c *container) {
-	end := func(exit process.Exit, told bool) {
-		if !told { // by its shim, which may have written it down
-			exit = process.Exit{Code: 255, Reason: "Unknown", Message: "its shim has ended without a word", At: time.Now()}
+// watchContainer sets the start time of a started container and records its exit when it ends. This process or an
+// earlier one may have started the container.
+func (r *Runtime) watchContainer(c *container) {
+	record := func(exit process.Exit, reported bool) {
+		if !reported { // the shim may have written the file before it ended
+			exit = process.Exit{
+				Code: 255, Reason: "Unknown", Message: "the container's shim has ended without a report", At: time.Now(),
+			}
 			process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
 		}
-		if exit.Code != 0 && c.Group.outOfMemory() {
+		if exit.Code != 0 && c.Cgroup.oomKilled() {
 			exit.Reason = "OOMKilled"
 		}
-		r.finish(c, exit)
+		r.recordExit(c, exit)
 	}
 	var started process.Started
 	if err := process.ReadFile(filepath.Join(c.Spec.Folder, process.StartedFile), &started); err != nil {
-		end(process.Exit{}, false)
+		record(process.Exit{}, false)
 		return
 	}
 	r.mu.Lock()
 	c.started = &started
 	r.mu.Unlock()
-	ended, err := c.shim().Watch()
-	if err != nil { // nobody is there any more
-		end(process.Exit{}, false)
+	exits, err := c.shim().Watch()
+	if err != nil { // the shim has ended
+		record(process.Exit{}, false)
 		return
 	}
 	go func() {
-		exit, told := <-ended
-		end(exit, told)
+		exit, reported := <-exits
+		record(exit, reported)
 	}()
 }
 
-// finish notes how a container ended.
-func (r *Runtime) finish(c *container, exit process.Exit) {
+// recordExit stores the exit status of a container and publishes an event.
+func (r *Runtime) recordExit(c *container, exit process.Exit) {
 	r.mu.Lock()
 	c.exit = &exit
 	err := process.WriteFile(filepath.Join(c.Spec.Folder, process.ExitFile), exit)
 	close(c.done)
 	r.mu.Unlock()
 	if err != nil {
-		r.Log.Error("Writing down how a container ended", "container", c.ID, "err", err)
+		r.Log.Error("Cannot store the exit status of a container", "container", c.ID, "err", err)
 	}
-	r.tell(c.Sandbox, c.ID, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	r.publish(c.Sandbox, c.ID, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
-// StopContainer asks a container to end, and ends it after timeout seconds.
+// StopContainer sends the stop signal to a container, and kills it after timeout seconds. It does nothing if the
+// container does not exist or does not run.
 func (r *Runtime) StopContainer(ctx context.Context, id string, timeout int64) error {
 	c, err := r.container(id)
 	if err != nil {
@@ -198,21 +208,21 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 		return nil
 	}
 	if grace > 0 {
-		if c.asked.CompareAndSwap(false, true) {
+		if c.stopSignaled.CompareAndSwap(false, true) {
 			c.shim().Signal(stopSignal(c.Config))
 		}
-		patience := time.NewTimer(grace)
-		defer patience.Stop()
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
 		select {
 		case <-c.done:
 			return nil
-		case <-ctx.Done(): // the kubelet asks again when a Pod gets less time than it had
+		case <-ctx.Done(): // the kubelet calls again if the Pod's grace period gets shorter
 			return ctx.Err()
-		case <-patience.C:
+		case <-timer.C:
 		}
 	}
-	err := c.shim().Signal(unix.SIGKILL) // fails where the container has just ended by itself
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	err := c.shim().Signal(unix.SIGKILL) // fails if the container has just ended
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
 	select {
 	case <-c.done:
@@ -222,8 +232,8 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 	}
 }
 
-// killTime is how long the kernel may take to end a process.
-const killTime = 10 * time.Second
+// killTimeout is the maximum time that the kernel may take to end a killed process.
+const killTimeout = 10 * time.Second
 
 func stopSignal(config *v1.ContainerConfig) unix.Signal {
 	if s := unix.SignalNum(config.GetStopSignal().String()[len("SIGNAL_"):]); config.GetStopSignal() != 0 && s != 0 {
@@ -232,7 +242,7 @@ func stopSignal(config *v1.ContainerConfig) unix.Signal {
 	return unix.SIGTERM
 }
 
-// RemoveContainer forgets a container; one that runs is killed.
+// RemoveContainer removes a container. A running container is killed first.
 func (r *Runtime) RemoveContainer(ctx context.Context, id string) error {
 	c, err := r.container(id)
 	if err != nil {
@@ -241,19 +251,19 @@ func (r *Runtime) RemoveContainer(ctx context.Context, id string) error {
 	if err := r.stop(ctx, c, 0); err != nil {
 		return err
 	}
-	if err := errors.Join(c.Group.destroy(), os.RemoveAll(c.Spec.Folder)); err != nil {
+	if err := errors.Join(c.Cgroup.destroy(), os.RemoveAll(c.Spec.Folder)); err != nil {
 		return fmt.Errorf("removing container %s: %w", id, err)
 	}
 	r.mu.Lock()
 	delete(r.containers, id)
 	r.mu.Unlock()
-	r.tell(c.Sandbox, id, v1.ContainerEventType_CONTAINER_DELETED_EVENT)
+	r.publish(c.Sandbox, id, v1.ContainerEventType_CONTAINER_DELETED_EVENT)
 	return nil
 }
 
-// ReopenContainerLog goes on in a new log file.
+// ReopenContainerLog opens the log file of a running container again after the kubelet has renamed it.
 func (r *Runtime) ReopenContainerLog(_ context.Context, id string) error {
-	c, _, err := r.running(id)
+	c, _, err := r.runningContainer(id)
 	if err != nil {
 		return err
 	}
@@ -266,7 +276,7 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, id string, resourc
 	if err != nil {
 		return err
 	}
-	if err := c.Group.limit(resources.GetLinux(), 0); err != nil {
+	if err := c.Cgroup.setLimits(resources.GetLinux(), 0); err != nil {
 		return fmt.Errorf("changing the limits of container %s: %w", id, err)
 	}
 	r.mu.Lock()
@@ -275,7 +285,7 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, id string, resourc
 		c.Config.Linux = &v1.LinuxContainerConfig{}
 	}
 	c.Config.Linux.Resources = resources.GetLinux()
-	return r.keep(c)
+	return r.storeContainer(c)
 }
 
 // ListContainers lists containers.
@@ -284,22 +294,26 @@ func (r *Runtime) ListContainers(_ context.Context, f *v1.ContainerFilter) ([]*v
 	defer r.mu.Unlock()
 	var list []*v1.Container
 	for _, c := range r.containers {
-		if !c.fits(f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector()) || f.GetState() != nil && f.GetState().GetState() != c.state() {
+		if !c.matches(f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector()) ||
+			f.GetState() != nil && f.GetState().GetState() != c.state() {
 			continue
 		}
 		list = append(list, &v1.Container{
-			Id: c.ID, PodSandboxId: c.Sandbox, Metadata: c.Config.GetMetadata(), Image: c.named(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(),
-			State: c.state(), CreatedAt: c.Created.UnixNano(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
+			Id: c.ID, PodSandboxId: c.Sandbox, Metadata: c.Config.GetMetadata(),
+			Image: c.imageSpec(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(), State: c.state(),
+			CreatedAt: c.Created.UnixNano(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
 		})
 	}
 	return list, nil
 }
 
-func (c *container) fits(id, sandbox string, labels map[string]string) bool {
-	return (id == "" || id == c.ID) && (sandbox == "" || sandbox == c.Sandbox) && selects(labels, c.Config.GetLabels())
+// matches reports whether the container matches a filter. "" and nil match all containers.
+func (c *container) matches(id, sandbox string, labels map[string]string) bool {
+	return (id == "" || id == c.ID) && (sandbox == "" || sandbox == c.Sandbox) &&
+		labelsMatch(labels, c.Config.GetLabels())
 }
 
-// ContainerStatus tells about a container.
+// ContainerStatus returns the status of a container.
 func (r *Runtime) ContainerStatus(_ context.Context, id string, _ bool) (*v1.ContainerStatusResponse, error) {
 	c, err := r.container(id)
 	if err != nil {
@@ -310,15 +324,16 @@ func (r *Runtime) ContainerStatus(_ context.Context, id string, _ bool) (*v1.Con
 	return &v1.ContainerStatusResponse{Status: c.status()}, nil
 }
 
-// named is the image by the name that the pod has for it.
-func (c *container) named() *v1.ImageSpec {
-	return &v1.ImageSpec{Image: c.Image.GetRepoTags()[0], Annotations: c.Config.GetImage().GetAnnotations(), UserSpecifiedImage: c.Image.GetRepoTags()[0]}
+// imageSpec returns the image with the name that the Pod uses for it.
+func (c *container) imageSpec() *v1.ImageSpec {
+	name := c.Image.GetRepoTags()[0]
+	return &v1.ImageSpec{Image: name, Annotations: c.Config.GetImage().GetAnnotations(), UserSpecifiedImage: name}
 }
 
 func (c *container) status() *v1.ContainerStatus {
 	s := &v1.ContainerStatus{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), State: c.state(), CreatedAt: c.Created.UnixNano(),
-		Image: c.named(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(),
+		Image: c.imageSpec(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(),
 		Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(), Mounts: c.Config.GetMounts(),
 		LogPath: c.Spec.Log, StopSignal: c.Config.GetStopSignal(),
 		Resources: &v1.ContainerResources{Linux: c.Config.GetLinux().GetResources()},
@@ -332,8 +347,8 @@ func (c *container) status() *v1.ContainerStatus {
 	return s
 }
 
-// statusesOf are those of the containers of a sandbox. Called under mu.
-func (r *Runtime) statusesOf(sandbox string) (list []*v1.ContainerStatus) {
+// containerStatuses returns the statuses of the containers of a sandbox. r.mu must be held.
+func (r *Runtime) containerStatuses(sandbox string) (list []*v1.ContainerStatus) {
 	for _, c := range r.containers {
 		if c.Sandbox == sandbox {
 			list = append(list, c.status())

@@ -17,9 +17,9 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// leak opens a root-only key, the folder that holds it and the root folder, as a careless library does: without
+// openInheritable opens a root-only key, the folder that holds it and the root folder, as a careless library does: without
 // close-on-exec. It returns the targets of those descriptors of this process that an exec keeps.
-func leak(t *testing.T) (key string, kept []string) {
+func openInheritable(t *testing.T) (key string, kept []string) {
 	t.Helper()
 	folder := t.TempDir()
 	key = filepath.Join(folder, "key")
@@ -66,13 +66,13 @@ func descriptorsOf(t *testing.T, pid int) map[int]string {
 // probes and commands with and without a terminal, a script that is an image, shims and the holder of a pod
 // (CVE-2024-21626, CVE-2016-9962).
 func TestDescriptors(t *testing.T) {
-	_, kept := leak(t)
+	_, kept := openInheritable(t)
 	script := filepath.Join(t.TempDir(), "script")
 	text := "#!/bin/sh\nls /proc/self/fd | tr '\\n' ' '; exec sleep 1000\n"
 	if err := errors.Join(os.WriteFile(script, []byte(text), 0o755), os.Chmod(filepath.Dir(script), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) {
+	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) {
 		images, err := NewImages(o.Root, "shell=/bin/sh", "script="+script)
 		if err != nil {
 			t.Fatal(err)
@@ -90,11 +90,11 @@ func TestDescriptors(t *testing.T) {
 		"as root": sh("exec sleep 1000"), "as a user": user(sh("exec sleep 1000")), "with a terminal": terminal, "a script": scripted,
 	} {
 		id := w.start(c)
-		running, started, err := w.running(id)
+		running, started, err := w.runningContainer(id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.until("a container "+name+" runs its command, with the standard streams alone", func() bool {
+		w.eventually("a container "+name+" runs its command, with the standard streams alone", func() bool {
 			command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", started.Init.PID))
 			return string(command) == "sleep\n" && len(descriptorsOf(t, started.Init.PID)) == 3
 		})
@@ -116,13 +116,13 @@ func TestDescriptors(t *testing.T) {
 				t.Errorf("%s: a command, terminal %t, has %s", name, tty, &out)
 			}
 		}
-		w.without("the shim of a container "+name, w.shimOf(id), kept)
+		w.checkDescriptors("the shim of a container "+name, w.shimPID(id), kept)
 	}
-	w.without("the holder of a pod", w.sandbox(w.pod).Holder.PID, kept)
+	w.checkDescriptors("the holder of a pod", w.sandbox(w.pod).PauseProcess.PID, kept)
 }
 
-// without checks that a process has none of the leaked descriptors, and itself keeps only the standard streams in an exec.
-func (w *world) without(name string, pid int, kept []string) {
+// checkDescriptors checks that a process has none of the leaked descriptors, and itself keeps only the standard streams in an exec.
+func (w *fixture) checkDescriptors(name string, pid int, kept []string) {
 	w.Helper()
 	for fd, to := range descriptorsOf(w.T, pid) {
 		if slices.Contains(kept, to) {
@@ -142,8 +142,8 @@ func (w *world) without(name string, pid int, kept []string) {
 // A container enters its working directory with the rights of its user, and a link of /proc to a descriptor leads
 // nowhere: neither its command nor an exec reads below a folder that is closed to the user (CVE-2024-21626).
 func TestWorkingDirectory(t *testing.T) {
-	key, _ := leak(t)
-	w := open(t, nil)
+	key, _ := openInheritable(t)
+	w := newFixture(t, nil)
 	below := filepath.Join(filepath.Dir(key), "below")
 	if err := errors.Join(os.Mkdir(below, 0o755), os.WriteFile(filepath.Join(below, "key"), []byte("s3cret\n"), 0o644)); err != nil {
 		t.Fatal(err)
@@ -166,14 +166,14 @@ func TestWorkingDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := w.StartContainer(w.ctx, id); err == nil {
-			if w.end(id); strings.Contains(w.said(id), "s3cret") {
+			if w.waitForExit(id); strings.Contains(w.logText(id), "s3cret") {
 				t.Errorf("the working directory %s shows the key", folder)
 			}
 		} else if folder == below && !strings.Contains(err.Error(), "cannot enter the working directory "+below+" as the container's user: ") {
 			t.Errorf("error: %v", err)
 		}
 	}
-	running, started, err := w.running(w.start(sh("exec sleep 1000")))
+	running, started, err := w.runningContainer(w.start(sh("exec sleep 1000")))
 	if err != nil {
 		t.Fatal(err)
 	}

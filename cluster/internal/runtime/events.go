@@ -9,27 +9,32 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// events are what the kubelet hears of at once, and would otherwise find out.
-type events struct {
-	mu        sync.Mutex
-	listeners map[chan *v1.ContainerEventResponse]bool
+// eventBroadcaster sends events of containers to the kubelet, which would otherwise detect changes only by polling.
+type eventBroadcaster struct {
+	mu          sync.Mutex
+	subscribers map[chan *v1.ContainerEventResponse]bool
 }
 
-// backlog is how many events wait for somebody who listens. Who has missed one is told so, and looks again at everything.
-const backlog = 1024
+// maxQueuedEvents is the capacity of a subscriber's queue. A subscriber whose queue overflows gets errEventOverflow and
+// has to list all containers again.
+const maxQueuedEvents = 1024
 
-var errMissed = errors.New("events of containers came faster than they were taken")
+var errEventOverflow = errors.New("container event buffer overflow")
 
-// GetContainerEvents sends events until ctx ends.
-func (r *Runtime) GetContainerEvents(ctx context.Context, to chan *v1.ContainerEventResponse, connected func(v1.RuntimeService_GetContainerEventsClient)) error {
-	queue := make(chan *v1.ContainerEventResponse, backlog)
+// GetContainerEvents sends events to a channel until ctx ends or the queue of this subscriber overflows. It calls
+// connected when the subscription has started.
+func (r *Runtime) GetContainerEvents(
+	ctx context.Context, to chan *v1.ContainerEventResponse,
+	connected func(v1.RuntimeService_GetContainerEventsClient),
+) error {
+	queue := make(chan *v1.ContainerEventResponse, maxQueuedEvents)
 	r.events.mu.Lock()
-	if r.events.listeners == nil {
-		r.events.listeners = map[chan *v1.ContainerEventResponse]bool{}
+	if r.events.subscribers == nil {
+		r.events.subscribers = map[chan *v1.ContainerEventResponse]bool{}
 	}
-	r.events.listeners[queue] = true
+	r.events.subscribers[queue] = true
 	r.events.mu.Unlock()
-	defer r.events.leave(queue)
+	defer r.events.unsubscribe(queue)
 	if connected != nil {
 		connected(nil)
 	}
@@ -39,7 +44,7 @@ func (r *Runtime) GetContainerEvents(ctx context.Context, to chan *v1.ContainerE
 			return ctx.Err()
 		case event, ok := <-queue:
 			if !ok {
-				return errMissed
+				return errEventOverflow
 			}
 			select {
 			case to <- event:
@@ -50,27 +55,27 @@ func (r *Runtime) GetContainerEvents(ctx context.Context, to chan *v1.ContainerE
 	}
 }
 
-func (e *events) leave(queue chan *v1.ContainerEventResponse) {
+func (e *eventBroadcaster) unsubscribe(queue chan *v1.ContainerEventResponse) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.listeners, queue)
+	delete(e.subscribers, queue)
 }
 
-// tell sends an event about a container, or about a sandbox itself.
-func (r *Runtime) tell(sandboxID, id string, what v1.ContainerEventType) {
-	event := &v1.ContainerEventResponse{ContainerId: id, ContainerEventType: what, CreatedAt: time.Now().UnixNano()}
+// publish sends an event of a container to all subscribers. For an event of a sandbox, id is the sandbox's ID.
+func (r *Runtime) publish(sandboxID, id string, kind v1.ContainerEventType) {
+	event := &v1.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano()}
 	r.mu.Lock()
 	if s := r.sandboxes[sandboxID]; s != nil {
-		event.PodSandboxStatus, event.ContainersStatuses = s.status(), r.statusesOf(sandboxID)
+		event.PodSandboxStatus, event.ContainersStatuses = s.status(), r.containerStatuses(sandboxID)
 	}
 	r.mu.Unlock()
 	r.events.mu.Lock()
 	defer r.events.mu.Unlock()
-	for queue := range r.events.listeners {
+	for queue := range r.events.subscribers {
 		select {
 		case queue <- event:
 		default:
-			delete(r.events.listeners, queue)
+			delete(r.events.subscribers, queue)
 			close(queue)
 		}
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// Images says which program or folder of this machine stands for which image.
+// Images maps image names to programs and folders of this machine.
 type Images struct {
 	root     string
 	mappings []mapping
 
-	mu   sync.Mutex
-	seen map[string]image // by name, and by ID
+	mu       sync.Mutex
+	resolved map[string]image // images in use, by name and by ID
 }
 
 var _ cri.ImageManagerService = &Images{}
@@ -34,7 +34,7 @@ type mapping struct {
 	path string
 }
 
-// image is what stands for an image. The pause image has no path.
+// image is a resolved image. The pause image has no path.
 type image struct {
 	name, path string
 	folder     bool
@@ -43,10 +43,11 @@ type image struct {
 
 const pauseImage = "registry.k8s.io/pause"
 
-// NewImages reads mappings NAME=PATH, the first that fits counts. A * in a name stands for any letters, and a * in its
-// path for the same; a name without a tag is that of all tags. root is the folder of the runtime.
+// NewImages parses mappings of the form NAME=PATH. The first mapping that matches an image is used. A * in NAME matches
+// any characters, and a * in PATH is replaced by them. A name without a tag or digest matches all tags. root is the
+// folder of the runtime.
 func NewImages(root string, mappings ...string) (*Images, error) {
-	i := &Images{root: root, seen: map[string]image{}}
+	i := &Images{root: root, resolved: map[string]image{}}
 	for _, m := range mappings {
 		if err := i.add(m, ""); err != nil {
 			return nil, err
@@ -55,7 +56,8 @@ func NewImages(root string, mappings ...string) (*Images, error) {
 	return i, nil
 }
 
-// AddFile adds the mappings of a file, one a line; # begins a comment. Paths are relative to the file's folder.
+// AddFile adds the mappings of a file with one mapping per line. # starts a comment. Paths are relative to the file's
+// folder.
 func (i *Images) AddFile(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -99,10 +101,10 @@ func (i *Images) add(text, folder string) error {
 	return err
 }
 
-// find finds what stands for an image, by its name or by the ID that it was given here.
-func (i *Images) find(name string) (image, error) {
+// resolve returns the program or folder of an image. name is a name or the ID of a resolved image.
+func (i *Images) resolve(name string) (image, error) {
 	i.mu.Lock()
-	found, known := i.seen[name]
+	found, known := i.resolved[name]
 	i.mu.Unlock()
 	if known {
 		name = found.name
@@ -115,33 +117,34 @@ func (i *Images) find(name string) (image, error) {
 	for _, m := range i.mappings {
 		for _, alias := range []string{name, short} {
 			if parts := m.name.FindStringSubmatch(alias); parts != nil {
-				return i.look(img, m.path, parts[1:])
+				return i.inspect(img, m.path, parts[1:])
 			}
 		}
 	}
-	return img, fmt.Errorf("no program stands for image %q: map one with trellis-cluster up --image %s=PATH", name, name)
+	return img, fmt.Errorf(
+		"image %q is not mapped to a program: map it with trellis-cluster up --image %s=PATH", name, name)
 }
 
-// look looks at the file of a mapping, with what each * of the name stood for.
-func (i *Images) look(img image, path string, stars []string) (image, error) {
+// inspect completes img with the file of a mapping. stars are the texts that the * of the name have matched.
+func (i *Images) inspect(img image, path string, stars []string) (image, error) {
 	for _, star := range stars {
 		if strings.Contains(star, "..") {
-			return img, fmt.Errorf("image %q: .. has no place in a path", img.name)
+			return img, fmt.Errorf("image %q: the name must not put .. into the path of the mapping", img.name)
 		}
 		path = strings.Replace(path, "*", star, 1)
 	}
 	img.path = path
 	info, err := os.Stat(path)
 	if err != nil {
-		return img, fmt.Errorf("image %q stands for a program that is not there: %w", img.name, err)
+		return img, fmt.Errorf("cannot find the program of image %q: %w", img.name, err)
 	}
 	img.folder, img.size = info.IsDir(), info.Size()
 	if !img.folder && info.Mode()&0o111 == 0 {
-		return img, fmt.Errorf("image %q stands for %s, which is no program: it may not be executed", img.name, path)
+		return img, fmt.Errorf("image %q is mapped to %s, which is not executable", img.name, path)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.seen[img.name], i.seen[img.id()] = img, img
+	i.resolved[img.name], i.resolved[img.id()] = img, img
 	return img, nil
 }
 
@@ -152,14 +155,16 @@ func (img image) id() string {
 	return "file://" + img.path
 }
 
-func (img image) describe() *v1.Image {
+// criImage returns the image as CRI describes it.
+func (img image) criImage() *v1.Image {
 	return &v1.Image{
-		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)), Uid: &v1.Int64Value{Value: nonRootUser},
+		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)),
+		Uid:  &v1.Int64Value{Value: nonRootUser},
 		Spec: &v1.ImageSpec{Image: img.id(), UserSpecifiedImage: img.name}, Pinned: true,
 	}
 }
 
-// command is the file to execute, and the argv, of a container.
+// command returns the file to execute and the argv of a container. program is "" if argv[0] must be looked up.
 func (img image) command(command, args []string) (program string, argv []string, err error) {
 	argv = append(append(argv, command...), args...)
 	switch {
@@ -167,7 +172,8 @@ func (img image) command(command, args []string) (program string, argv []string,
 		return process.Pause, []string{process.Pause}, nil
 	case img.path == "" || img.folder:
 		if len(argv) == 0 {
-			return "", nil, fmt.Errorf("image %q is a folder, %s: the pod must say which command to run", img.name, img.path)
+			return "", nil, fmt.Errorf(
+				"image %q is the folder %s: set the command of the container", img.name, img.path)
 		}
 		return "", argv, nil
 	case len(command) == 0:
@@ -176,42 +182,45 @@ func (img image) command(command, args []string) (program string, argv []string,
 	return img.path, argv, nil
 }
 
-// ListImages lists what has been asked for.
+// ListImages lists the images that have been resolved.
 func (i *Images) ListImages(context.Context, *v1.ImageFilter) ([]*v1.Image, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var list []*v1.Image
-	for key, img := range i.seen {
+	for key, img := range i.resolved {
 		if key == img.name {
-			list = append(list, img.describe())
+			list = append(list, img.criImage())
 		}
 	}
 	return list, nil
 }
 
-// ImageStatus has no image where nothing stands for it: then it is pulled, which says why not.
+// ImageStatus returns the status of an image, without an image if it cannot be resolved. Then the kubelet pulls the
+// image, and PullImage returns the reason.
 func (i *Images) ImageStatus(_ context.Context, spec *v1.ImageSpec, _ bool) (*v1.ImageStatusResponse, error) {
-	img, err := i.find(spec.GetImage())
+	img, err := i.resolve(spec.GetImage())
 	if err != nil {
 		return &v1.ImageStatusResponse{}, nil
 	}
-	return &v1.ImageStatusResponse{Image: img.describe()}, nil
+	return &v1.ImageStatusResponse{Image: img.criImage()}, nil
 }
 
-// PullImage finds what stands for an image.
-func (i *Images) PullImage(_ context.Context, spec *v1.ImageSpec, _ *v1.AuthConfig, _ *v1.PodSandboxConfig) (string, error) {
-	img, err := i.find(spec.GetImage())
+// PullImage resolves an image and returns its ID.
+func (i *Images) PullImage(
+	_ context.Context, spec *v1.ImageSpec, _ *v1.AuthConfig, _ *v1.PodSandboxConfig,
+) (string, error) {
+	img, err := i.resolve(spec.GetImage())
 	return img.id(), err
 }
 
-// RemoveImage leaves programs where they are.
+// RemoveImage does nothing: the runtime does not own the programs.
 func (i *Images) RemoveImage(context.Context, *v1.ImageSpec) error { return nil }
 
-// ImageFsInfo says how full the disk of the runtime is. Images take none of it.
+// ImageFsInfo reports the file system of the runtime. Images use no space on it.
 func (i *Images) ImageFsInfo(context.Context) (*v1.ImageFsInfoResponse, error) {
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(i.root, &stat); err != nil {
-		return nil, fmt.Errorf("looking at the disk of %s: %w", i.root, err)
+		return nil, fmt.Errorf("reading the file system of %s: %w", i.root, err)
 	}
 	usage := []*v1.FilesystemUsage{{
 		Timestamp: time.Now().UnixNano(), FsId: &v1.FilesystemIdentifier{Mountpoint: i.root},
@@ -220,5 +229,5 @@ func (i *Images) ImageFsInfo(context.Context) (*v1.ImageFsInfoResponse, error) {
 	return &v1.ImageFsInfoResponse{ImageFilesystems: usage, ContainerFilesystems: usage}, nil
 }
 
-// Close has nothing to close.
+// Close does nothing.
 func (i *Images) Close(context.Context) error { return nil }

@@ -97,7 +97,7 @@ func TestCommands(t *testing.T) {
 }
 
 func TestFolderImage(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("#!/bin/sh\necho hello from $0\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -119,14 +119,14 @@ func TestFolderImage(t *testing.T) {
 }
 
 func TestPauseImage(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	c := sh("")
 	c.Image.Image, c.Command = pauseImage+":3.10", nil
 	id := w.start(c)
 	if err := w.StopContainer(w.ctx, id, 30); err != nil {
 		t.Fatal(err)
 	}
-	if s := w.end(id); s.GetExitCode() != 0 || s.GetReason() != "Completed" {
+	if s := w.waitForExit(id); s.GetExitCode() != 0 || s.GetReason() != "Completed" {
 		t.Errorf("status: %v", s)
 	}
 }

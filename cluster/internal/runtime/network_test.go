@@ -34,8 +34,8 @@ func serveEcho(address string) {
 	os.Exit(1)
 }
 
-// onNetwork has a runtime use a network, and takes its bridge away at the end.
-func onNetwork(t *testing.T, o *Options, network Network) {
+// setNetwork has a runtime use a network, and takes its bridge away at the end.
+func setNetwork(t *testing.T, o *Options, network Network) {
 	t.Helper()
 	o.Network, o.PodCIDR = network, netip.MustParsePrefix("10.213.0.0/16")
 	if network != BridgeNetwork {
@@ -57,8 +57,8 @@ func onNetwork(t *testing.T, o *Options, network Network) {
 }
 
 func TestBridge(t *testing.T) {
-	needRoot(t)
-	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) { onNetwork(t, o, BridgeNetwork) })
+	requireRoot(t)
+	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, BridgeNetwork) })
 	server := sh("")
 	server.Image.Image, server.Command = "echo", []string{echoServer, ":8080"}
 	w.start(server)
@@ -70,7 +70,7 @@ func TestBridge(t *testing.T) {
 	if !w.bridge.Subnet.Contains(netip.MustParseAddr(ip)) || !w.PodCIDR.Contains(w.bridge.Subnet.Addr()) {
 		t.Errorf("the pod's address is %s, the node's range %s", ip, w.bridge.Subnet)
 	}
-	if got := w.ask(ip + ":8080"); got != "hello" {
+	if got := w.echo(ip + ":8080"); got != "hello" {
 		t.Errorf("the node asks the pod: %q", got)
 	}
 	second := podConfig(t.TempDir(), "second")
@@ -89,7 +89,7 @@ func TestBridge(t *testing.T) {
 	if err := w.StopPodSandbox(w.ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := netlink.LinkByName(cable(id)); err == nil {
+	if _, err := netlink.LinkByName(vethName(id)); err == nil {
 		t.Error("the cable of a pod that was stopped is there")
 	}
 	host := podConfig(t.TempDir(), "host")
@@ -109,7 +109,7 @@ func TestBridge(t *testing.T) {
 	if other.Name == w.bridge.Name || other.Subnet.Overlaps(w.bridge.Subnet) {
 		t.Errorf("two nodes on one machine have %v and %v", other, w.bridge)
 	}
-	taken := next(other.Subnet)
+	taken := nextSubnet(other.Subnet)
 	lo, _ := netlink.LinkByName("lo")
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: taken.Addr().Next().AsSlice(), Mask: net.CIDRMask(32, 32)}}
 	if err := netlink.AddrAdd(lo, address); err != nil {
@@ -134,8 +134,8 @@ func TestBridge(t *testing.T) {
 
 // When the machine has started anew, bridges are gone and pods dead. A bridge that has the name or the range of a node's by
 // then is another's.
-func TestBridgeOfAnother(t *testing.T) {
-	needRoot(t)
+func TestForeignBridge(t *testing.T) {
+	requireRoot(t)
 	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
@@ -144,8 +144,8 @@ func TestBridgeOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	var o Options
-	w := open(t, func(opened *Options, _ *v1.PodSandboxConfig) {
-		onNetwork(t, opened, BridgeNetwork)
+	w := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+		setNetwork(t, opened, BridgeNetwork)
 		o = *opened
 	})
 	before := w.bridge
@@ -156,9 +156,9 @@ func TestBridgeOfAnother(t *testing.T) {
 	if err := errors.Join(netlink.LinkDel(mustLink(t, before.Name)), w.Close(w.ctx)); err != nil {
 		t.Fatal(err)
 	}
-	holder := w.sandbox(w.pod).Holder
+	holder := w.sandbox(w.pod).PauseProcess
 	holder.Signal(unix.SIGKILL)
-	w.until("the pod is dead", func() bool { return !holder.Alive() })
+	w.eventually("the pod is dead", func() bool { return !holder.Alive() })
 	other, err := openBridge(t.TempDir(), o.PodCIDR)
 	if err != nil || other.Name != before.Name || other.Subnet != before.Subnet {
 		t.Fatalf("another node has %v, not the first one's %v: %v", other, before, err)
@@ -196,7 +196,7 @@ func mustLink(t *testing.T, name string) netlink.Link {
 
 func TestPortsOfAddresses(t *testing.T) {
 	pod := func(host string, number, inside int32, spaces int) *sandbox {
-		return &sandbox{Spaces: spaces, Config: &v1.PodSandboxConfig{PortMappings: []*v1.PortMapping{{HostIp: host, HostPort: number, ContainerPort: inside}}}}
+		return &sandbox{Namespaces: spaces, Config: &v1.PodSandboxConfig{PortMappings: []*v1.PortMapping{{HostIp: host, HostPort: number, ContainerPort: inside}}}}
 	}
 	const own = unix.CLONE_NEWNET
 	for _, c := range []struct {
@@ -212,14 +212,14 @@ func TestPortsOfAddresses(t *testing.T) {
 		{pod("192.0.2.1", 80, 8080, 0), pod("192.0.2.2", 81, 8080, 0), false}, // both listen at 8080 of the node
 	} {
 		r := &Runtime{sandboxes: map[string]*sandbox{"a": c.a}}
-		if err := r.portsFree(c.b); (err == nil) != c.free {
+		if err := r.checkPorts(c.b); (err == nil) != c.free {
 			t.Errorf("%v beside %v: %v", c.b.Config, c.a.Config, err)
 		}
 	}
 }
 
 func TestSharedAddress(t *testing.T) {
-	w := open(t, func(_ *Options, c *v1.PodSandboxConfig) {
+	w := newFixture(t, func(_ *Options, c *v1.PodSandboxConfig) {
 		c.PortMappings = []*v1.PortMapping{{ContainerPort: 8080}}
 	})
 	status, err := w.PodSandboxStatus(w.ctx, w.pod, false)
@@ -246,7 +246,7 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-func TestNobodysAddress(t *testing.T) {
+func TestMissingNodeIP(t *testing.T) {
 	o, err := options(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -257,12 +257,12 @@ func TestNobodysAddress(t *testing.T) {
 	}
 }
 
-func TestRangesOfABridge(t *testing.T) {
+func TestBridgeAddresses(t *testing.T) {
 	b := &bridge{Subnet: netip.MustParsePrefix("10.0.0.0/29")}
 	used := map[string]bool{}
 	var got []string
 	for {
-		a, err := b.free(used)
+		a, err := b.allocate(used)
 		if err != nil {
 			break
 		}
@@ -274,10 +274,10 @@ func TestRangesOfABridge(t *testing.T) {
 	}
 	delete(used, "10.0.0.2")
 	delete(used, "10.0.0.6")
-	if a, _ := b.free(used); a.String() != "10.0.0.2" {
+	if a, _ := b.allocate(used); a.String() != "10.0.0.2" {
 		t.Errorf("after the last one: %s", a)
 	}
-	if p := next(netip.MustParsePrefix("10.0.255.0/24")); p.String() != "10.1.0.0/24" {
+	if p := nextSubnet(netip.MustParsePrefix("10.0.255.0/24")); p.String() != "10.1.0.0/24" {
 		t.Errorf("next: %s", p)
 	}
 }

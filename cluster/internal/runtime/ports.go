@@ -9,52 +9,55 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// portsFree says which port of the node a pod wants that another one has. Where pods have no network of their own, all
-// of their ports are the node's. Called under mu.
-func (r *Runtime) portsFree(s *sandbox) error {
+// checkPorts returns an error if a Pod requires a port of the node that another Pod has. All ports of Pods without a
+// separate network are ports of the node. r.mu must be held.
+func (r *Runtime) checkPorts(s *sandbox) error {
 	for _, other := range r.sandboxes {
 		if other.Stopped {
 			continue
 		}
-		for _, wanted := range ports(s) {
-			if !slices.ContainsFunc(ports(other), wanted.clashes) {
+		for _, wanted := range hostPorts(s) {
+			if !slices.ContainsFunc(hostPorts(other), wanted.conflicts) {
 				continue
 			}
-			why := ""
-			if s.Spaces&unix.CLONE_NEWNET == 0 {
-				why = ": pods without a network of their own share the node's address"
+			reason := ""
+			if s.Namespaces&unix.CLONE_NEWNET == 0 {
+				reason = ": pods without a separate network share the node's address"
 			}
-			return fmt.Errorf("port %d/%s of the node is taken by pod %s%s", wanted.number, wanted.protocol, other.name(), why)
+			return fmt.Errorf("port %d/%s of the node is in use by pod %s%s", wanted.number, wanted.protocol,
+				other.name(), reason)
 		}
 	}
 	return nil
 }
 
-// port is one of the node, at one of its addresses or, with the zero address, at all.
+// port is a port of the node. The zero ip means all addresses of the node.
 type port struct {
 	protocol v1.Protocol
 	number   int32
-	at       netip.Addr
+	ip       netip.Addr
 }
 
-func (p port) clashes(o port) bool {
+// conflicts reports whether two Pods cannot have the ports p and o at the same time.
+func (p port) conflicts(o port) bool {
 	everywhere := netip.Addr{}
-	return p.protocol == o.protocol && p.number == o.number && (p.at == o.at || p.at == everywhere || o.at == everywhere)
+	return p.protocol == o.protocol && p.number == o.number &&
+		(p.ip == o.ip || p.ip == everywhere || o.ip == everywhere)
 }
 
-// ports are those of the node that a pod takes.
-func ports(s *sandbox) (taken []port) {
+// hostPorts returns the ports of the node that a Pod uses.
+func hostPorts(s *sandbox) (list []port) {
 	for _, p := range s.Config.GetPortMappings() {
-		at, _ := netip.ParseAddr(p.GetHostIp())
-		if at.IsUnspecified() {
-			at = netip.Addr{}
+		ip, _ := netip.ParseAddr(p.GetHostIp())
+		if ip.IsUnspecified() {
+			ip = netip.Addr{}
 		}
 		if p.GetHostPort() != 0 {
-			taken = append(taken, port{p.GetProtocol(), p.GetHostPort(), at})
+			list = append(list, port{p.GetProtocol(), p.GetHostPort(), ip})
 		}
-		if s.Spaces&unix.CLONE_NEWNET == 0 && p.GetContainerPort() != p.GetHostPort() {
-			taken = append(taken, port{p.GetProtocol(), p.GetContainerPort(), netip.Addr{}})
+		if s.Namespaces&unix.CLONE_NEWNET == 0 && p.GetContainerPort() != p.GetHostPort() {
+			list = append(list, port{p.GetProtocol(), p.GetContainerPort(), netip.Addr{}})
 		}
 	}
-	return taken
+	return list
 }

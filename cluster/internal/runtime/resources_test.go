@@ -17,50 +17,50 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func needCgroups(t *testing.T, w *world, id string) *container {
+func requireCgroups(t *testing.T, w *fixture, id string) *container {
 	t.Helper()
 	c, err := w.container(id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Group.Folders) == 0 {
+	if len(c.Cgroup.Folders) == 0 {
 		t.Skip("no cgroups may be made here")
 	}
 	return c
 }
 
-// read finds a file of a container's cgroup.
-func read(t *testing.T, c *container, names ...string) string {
+// readCgroupFile finds a file of a container's cgroup.
+func readCgroupFile(t *testing.T, c *container, names ...string) string {
 	t.Helper()
-	for _, folder := range c.Group.Folders {
+	for _, folder := range c.Cgroup.Folders {
 		for _, name := range names {
 			if text, err := os.ReadFile(filepath.Join(folder, name)); err == nil {
 				return strings.TrimSpace(string(text))
 			}
 		}
 	}
-	t.Fatalf("no %v in %v", names, c.Group.Folders)
+	t.Fatalf("no %v in %v", names, c.Cgroup.Folders)
 	return ""
 }
 
 func TestLimits(t *testing.T) {
-	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) { o.PIDs = 77 })
+	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { o.PIDs = 77 })
 	c := sh("exec sleep 1000")
 	c.Linux.Resources = &v1.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuPeriod: 100000, CpuQuota: 50000, CpuShares: 512}
 	id := w.start(c)
-	running := needCgroups(t, w, id)
+	running := requireCgroups(t, w, id)
 	check := func(want string, names ...string) {
 		t.Helper()
-		if got := read(t, running, names...); got != want {
+		if got := readCgroupFile(t, running, names...); got != want {
 			t.Errorf("%v: %s, want %s", names, got, want)
 		}
 	}
 	check("67108864", "memory.limit_in_bytes", "memory.max")
 	check("77", "pids.max")
-	if got := read(t, running, "cpu.cfs_quota_us", "cpu.max"); got != "50000" && got != "50000 100000" {
+	if got := readCgroupFile(t, running, "cpu.cfs_quota_us", "cpu.max"); got != "50000" && got != "50000 100000" {
 		t.Errorf("cpu: %s", got)
 	}
-	if procs := read(t, running, "cgroup.procs"); procs == "" {
+	if procs := readCgroupFile(t, running, "cgroup.procs"); procs == "" {
 		t.Error("nobody is in the container's cgroup")
 	}
 	err := w.UpdateContainerResources(w.ctx, id, &v1.ContainerResources{Linux: &v1.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}})
@@ -72,7 +72,7 @@ func TestLimits(t *testing.T) {
 	if got := w.status(id).GetResources().GetLinux().GetMemoryLimitInBytes(); got != 128<<20 {
 		t.Errorf("the status has %d", got)
 	}
-	folder := running.Group.Folders[0]
+	folder := running.Cgroup.Folders[0]
 	if err := w.RemoveContainer(w.ctx, id); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestNoHierarchy(t *testing.T) {
 		t.Fatalf("unmount %s: %v", root, err)
 	}
 	r := &Runtime{Options: Options{CgroupParent: "/" + name, Log: slog.New(slog.DiscardHandler)}}
-	if g := r.makeGroup(&sandbox{}, "container", &v1.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}); len(g.Folders) != 0 {
+	if g := r.createCgroup(&sandbox{}, "container", &v1.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}); len(g.Folders) != 0 {
 		t.Errorf("made %v", g.Folders)
 	}
 }
@@ -129,7 +129,7 @@ func TestUnified(t *testing.T) {
 		MemoryLimitInBytes: 64 << 20, CpuPeriod: 100000, CpuQuota: 50000, CpuShares: 1024, CpusetCpus: "0-1",
 		Unified: map[string]string{"memory.oom.group": "1"},
 	}
-	if err := manager.Set(resources(limits, 77)); err != nil {
+	if err := manager.Set(cgroupResources(limits, 77)); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
@@ -139,7 +139,7 @@ func TestUnified(t *testing.T) {
 			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
 		}
 	}
-	if err := manager.Set(resources(&v1.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: -1}, 0)); err != nil {
+	if err := manager.Set(cgroupResources(&v1.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: -1}, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(filepath.Join(folder, "cpu.max")); strings.TrimSpace(string(got)) != "max 100000" {
@@ -163,12 +163,12 @@ func TestUnified(t *testing.T) {
 }
 
 func TestOutOfMemory(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	c := sh(`x=xxxxxxxxxxxxxxxx; while :; do x="$x$x"; done`)
 	c.Linux.Resources = &v1.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}
 	id := w.start(c)
-	needCgroups(t, w, id)
-	if s := w.end(id); s.GetReason() != "OOMKilled" || s.GetExitCode() != 137 {
+	requireCgroups(t, w, id)
+	if s := w.waitForExit(id); s.GetReason() != "OOMKilled" || s.GetExitCode() != 137 {
 		t.Errorf("status: %v", s)
 	}
 }
@@ -176,17 +176,17 @@ func TestOutOfMemory(t *testing.T) {
 func TestStats(t *testing.T) {
 	for _, by := range []string{"cgroup", "processes"} {
 		t.Run(by, func(t *testing.T) {
-			w := open(t, nil)
+			w := newFixture(t, nil)
 			ready, wait := fifo(t)
 			id := w.start(sh(`i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo >` + ready + `; read x <` + ready))
 			wait()
 			if by == "cgroup" {
-				needCgroups(t, w, id)
+				requireCgroups(t, w, id)
 			} else {
 				c, _ := w.container(id)
-				c.Group = group{}
+				c.Cgroup = cgroup{}
 			}
-			w.until("the kernel has counted, which it does every two seconds", func() bool {
+			w.eventually("the kernel has counted, which it does every two seconds", func() bool {
 				s, err := w.ContainerStats(w.ctx, id)
 				return err != nil || s.GetMemory().GetRssBytes().GetValue() > 0
 			})
@@ -209,7 +209,7 @@ func TestStats(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	ctx, cancel := context.WithCancel(w.ctx)
 	events, ended := make(chan *v1.ContainerEventResponse), make(chan error)
 	connected := make(chan struct{})
@@ -218,7 +218,7 @@ func TestEvents(t *testing.T) {
 	}()
 	<-connected
 	id := w.start(sh("exit 3"))
-	w.end(id)
+	w.waitForExit(id)
 	if err := w.RemoveContainer(w.ctx, id); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
-// Package runtime is the process runtime: what the kubelet wants of a container runtime (CRI), without images. An
-// image is a program or a folder of this machine, a container is a process in namespaces of its own. It knows CRI and
-// the kernel, and nothing of the API server.
+// Package runtime implements the process runtime, a container runtime (CRI) for the kubelet. An image is a program or a
+// folder of this machine. A container is a process in separate namespaces. The package uses CRI and the kernel. It must
+// not import clients of the API server.
 package runtime
 
 import (
@@ -24,28 +24,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
-// Options are what a runtime is told.
+// Options configures a Runtime.
 type Options struct {
-	Root   string // its folder, of which nobody else knows; containers outlive the runtime by what lies there
+	Root   string // folder for the state of Pods and containers, which continue when the runtime ends
 	Images *Images
 
 	Network Network
-	PodCIDR netip.Prefix // of which a bridge takes a free /24
-	NodeIP  netip.Addr   // what pods without a network of their own have
+	PodCIDR netip.Prefix // the bridge uses a free /24 of it; the zero value means 10.85.0.0/16
+	NodeIP  netip.Addr   // address of Pods without a separate network
 
-	CgroupParent string // in each hierarchy
-	PIDs         int64  // of a container; 0 is no limit
+	CgroupParent string // path in each hierarchy; "" means /trellis
+	PIDs         int64  // limit of processes of a container; 0 means no limit
 	Log          *slog.Logger
 }
 
-// Network says where pods have their addresses.
+// Network selects the network of the Pods.
 type Network string
 
-// A bridge where it can be made, which takes root, or else the node's address; one or the other.
+// Networks of the Pods.
 const (
-	AnyNetwork    Network = ""
-	BridgeNetwork Network = "bridge"
-	HostNetwork   Network = "host"
+	AnyNetwork    Network = ""       // a bridge if it can be created, otherwise the node's address
+	BridgeNetwork Network = "bridge" // requires root
+	HostNetwork   Network = "host"   // all Pods share the node's address
 )
 
 const (
@@ -56,9 +56,9 @@ const (
 // Runtime is a container runtime.
 type Runtime struct {
 	Options
-	bridge  *bridge // nil: pods share the node's address
+	bridge  *bridge // nil means that Pods share the node's address
 	streams *streams
-	events  events
+	events  eventBroadcaster
 	lock    *os.File
 
 	mu         sync.Mutex
@@ -68,7 +68,8 @@ type Runtime struct {
 
 var _ cri.RuntimeService = &Runtime{}
 
-// New opens the runtime of a folder, and adopts the containers that run there.
+// New opens the runtime in o.Root and adopts the containers that run there. It returns an error if another runtime has
+// the folder open.
 func New(o Options) (*Runtime, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -106,6 +107,7 @@ func New(o Options) (*Runtime, error) {
 	return r, nil
 }
 
+// open opens the network, the stored state and the streaming server.
 func (r *Runtime) open() error {
 	if r.Network != HostNetwork {
 		b, err := openBridge(r.Root, r.PodCIDR)
@@ -117,8 +119,8 @@ func (r *Runtime) open() error {
 		}
 		r.bridge = b
 	}
-	if r.bridge == nil && !r.NodeIP.IsValid() { // a pod without an address is made anew for ever
-		return errors.New("pods share the node's address, and nobody said which that is")
+	if r.bridge == nil && !r.NodeIP.IsValid() { // the kubelet would recreate a Pod without an address forever
+		return errors.New("pods share the node's address, but Options.NodeIP is not set")
 	}
 	if err := r.load(); err != nil {
 		return err
@@ -128,7 +130,7 @@ func (r *Runtime) open() error {
 	return err
 }
 
-// Bridge is the device of the pods' network; "" where they share the node's address.
+// Bridge returns the name of the Pods' bridge, or "" if Pods share the node's address.
 func (r *Runtime) Bridge() string {
 	if r.bridge == nil {
 		return ""
@@ -136,7 +138,7 @@ func (r *Runtime) Bridge() string {
 	return r.bridge.Name
 }
 
-// Close ends what serves this process; containers run on.
+// Close closes the streaming server and unlocks the folder. Containers continue to run.
 func (r *Runtime) Close(context.Context) error {
 	return errors.Join(r.streams.close(), r.lock.Close())
 }
@@ -150,16 +152,17 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-func missing(what, id string) error {
-	return status.Errorf(codes.NotFound, "there is no %s %q", what, id)
+func notFound(kind, id string) error {
+	return status.Errorf(codes.NotFound, "%s %q not found", kind, id)
 }
 
-// Version says what this is.
+// Version returns the version of the runtime.
 func (r *Runtime) Version(context.Context, string) (*v1.VersionResponse, error) {
-	return &v1.VersionResponse{Version: "0.1.0", RuntimeName: name, RuntimeVersion: version, RuntimeApiVersion: "v1"}, nil
+	return &v1.VersionResponse{Version: "0.1.0", RuntimeName: name, RuntimeVersion: version,
+		RuntimeApiVersion: "v1"}, nil
 }
 
-// Status says that the runtime is ready: it could not have been made otherwise.
+// Status reports that the runtime and its network are ready. A Runtime exists only if both are.
 func (r *Runtime) Status(context.Context, bool) (*v1.StatusResponse, error) {
 	conditions := []*v1.RuntimeCondition{{Type: v1.RuntimeReady, Status: true}, {Type: v1.NetworkReady, Status: true}}
 	return &v1.StatusResponse{
@@ -169,32 +172,34 @@ func (r *Runtime) Status(context.Context, bool) (*v1.StatusResponse, error) {
 	}, nil
 }
 
-// RuntimeConfig says who makes cgroups: not systemd.
+// RuntimeConfig reports the cgroup driver: the runtime writes to cgroupfs, without systemd.
 func (r *Runtime) RuntimeConfig(context.Context) (*v1.RuntimeConfigResponse, error) {
 	return &v1.RuntimeConfigResponse{Linux: &v1.LinuxRuntimeConfiguration{CgroupDriver: v1.CgroupDriver_CGROUPFS}}, nil
 }
 
-// UpdateRuntimeConfig is told the node's pod CIDR. The range of this node is known from the start.
+// UpdateRuntimeConfig ignores the Pod CIDR of the kubelet. The range of the bridge never changes.
 func (r *Runtime) UpdateRuntimeConfig(context.Context, *v1.RuntimeConfig) error { return nil }
 
-// UpdatePodSandboxResources has nothing to do: limits are those of containers.
-func (r *Runtime) UpdatePodSandboxResources(context.Context, *v1.UpdatePodSandboxResourcesRequest) (*v1.UpdatePodSandboxResourcesResponse, error) {
+// UpdatePodSandboxResources does nothing: only containers have limits.
+func (r *Runtime) UpdatePodSandboxResources(
+	context.Context, *v1.UpdatePodSandboxResourcesRequest,
+) (*v1.UpdatePodSandboxResourcesResponse, error) {
 	return &v1.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-var errNoCheckpoint = status.Error(codes.Unimplemented, "the process runtime makes no checkpoints")
+var errNoCheckpoint = status.Error(codes.Unimplemented, "the process runtime does not support checkpoints")
 
-// CheckpointContainer is not possible.
+// CheckpointContainer returns an Unimplemented error.
 func (r *Runtime) CheckpointContainer(context.Context, *v1.CheckpointContainerRequest) error {
 	return errNoCheckpoint
 }
 
-// CheckpointPod is not possible.
+// CheckpointPod returns an Unimplemented error.
 func (r *Runtime) CheckpointPod(context.Context, *v1.CheckpointPodRequest) error {
 	return errNoCheckpoint
 }
 
-// RestorePod is not possible.
+// RestorePod returns an Unimplemented error.
 func (r *Runtime) RestorePod(context.Context, *v1.RestorePodRequest) (*v1.RestorePodResponse, error) {
 	return nil, errNoCheckpoint
 }

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		serveEcho(os.Args[1])
 	}
 	if root := os.Getenv(nodeFolder); root != "" {
-		nodeToBeKilled(root)
+		runTestNode(root)
 	}
 	if root := os.Getenv(confinedFolder); root != "" {
 		if err := runConfined(root); err != nil {
@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// world is a runtime with one pod in it.
-type world struct {
+// fixture is a runtime with one pod in it.
+type fixture struct {
 	*testing.T
 	*Runtime
 	ctx  context.Context
@@ -61,16 +61,16 @@ func options(root string) (Options, error) {
 	}, err
 }
 
-func needRoot(t *testing.T) {
+func requireRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("makes namespaces, which takes root here; without root the node makes a user namespace first")
 	}
 }
 
-func open(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *world {
+func newFixture(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *fixture {
 	t.Helper()
-	needRoot(t)
+	requireRoot(t)
 	o, err := options(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func open(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, Runtime: r, ctx: t.Context(), conf: conf}
+	w := &fixture{T: t, Runtime: r, ctx: t.Context(), conf: conf}
 	t.Cleanup(w.clean)
 	if w.pod, err = r.RunPodSandbox(w.ctx, conf, ""); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func open(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *world {
 }
 
 // clean ends everything, for processes outlive a runtime.
-func (w *world) clean() {
+func (w *fixture) clean() {
 	pods, _ := w.ListPodSandbox(context.Background(), nil)
 	for _, pod := range pods {
 		if err := w.RemovePodSandbox(context.Background(), pod.GetId()); err != nil {
@@ -125,7 +125,7 @@ func sh(script string) *v1.ContainerConfig {
 	}
 }
 
-func (w *world) start(c *v1.ContainerConfig) string {
+func (w *fixture) start(c *v1.ContainerConfig) string {
 	w.Helper()
 	w.logs++
 	c.LogPath = fmt.Sprint(w.logs, ".log")
@@ -139,8 +139,8 @@ func (w *world) start(c *v1.ContainerConfig) string {
 	return id
 }
 
-// end waits for the end of a container.
-func (w *world) end(id string) *v1.ContainerStatus {
+// waitForExit waits for the end of a container.
+func (w *fixture) waitForExit(id string) *v1.ContainerStatus {
 	w.Helper()
 	c, err := w.container(id)
 	if err != nil {
@@ -154,8 +154,8 @@ func (w *world) end(id string) *v1.ContainerStatus {
 	return w.status(id)
 }
 
-// until returns when something is the case. That it takes its time is no fault.
-func (w *world) until(what string, done func() bool) {
+// eventually returns when something is the case. That it takes its time is no fault.
+func (w *fixture) eventually(what string, done func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !done(); goruntime.Gosched() {
 		if time.Now().After(deadline) {
@@ -164,7 +164,7 @@ func (w *world) until(what string, done func() bool) {
 	}
 }
 
-func (w *world) status(id string) *v1.ContainerStatus {
+func (w *fixture) status(id string) *v1.ContainerStatus {
 	w.Helper()
 	s, err := w.ContainerStatus(w.ctx, id, false)
 	if err != nil {
@@ -173,8 +173,8 @@ func (w *world) status(id string) *v1.ContainerStatus {
 	return s.GetStatus()
 }
 
-// said is what the log has, without times.
-func (w *world) said(id string) string {
+// logText is what the log has, without times.
+func (w *fixture) logText(id string) string {
 	w.Helper()
 	text, err := os.ReadFile(w.status(id).GetLogPath())
 	if err != nil {
@@ -184,18 +184,18 @@ func (w *world) said(id string) string {
 }
 
 // run runs a script to its end, and returns its log.
-func (w *world) run(c *v1.ContainerConfig) string {
+func (w *fixture) run(c *v1.ContainerConfig) string {
 	w.Helper()
 	id := w.start(c)
-	s := w.end(id)
-	log := w.said(id)
+	s := w.waitForExit(id)
+	log := w.logText(id)
 	if s.GetExitCode() != 0 {
 		w.Fatalf("exit code %d, %s: %s\n%s", s.GetExitCode(), s.GetReason(), s.GetMessage(), log)
 	}
 	return log
 }
 
-func (w *world) exec(id string, script string) string {
+func (w *fixture) exec(id string, script string) string {
 	w.Helper()
 	out, errs, err := w.ExecSync(w.ctx, id, []string{"sh", "-c", script}, 0)
 	if err != nil {
@@ -220,13 +220,13 @@ func fifo(t *testing.T) (path string, wait func() string) {
 }
 
 func TestLogsAndExitCodes(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	long := strings.Repeat("x", 16<<10)
 	id := w.start(sh(`echo out; echo err >&2; printf '%s' "$LONG"; printf last; exit 3`))
-	if s := w.end(id); s.GetExitCode() != 3 || s.GetReason() != "Error" || s.GetFinishedAt() < s.GetStartedAt() || s.GetStartedAt() < s.GetCreatedAt() {
+	if s := w.waitForExit(id); s.GetExitCode() != 3 || s.GetReason() != "Error" || s.GetFinishedAt() < s.GetStartedAt() || s.GetStartedAt() < s.GetCreatedAt() {
 		t.Errorf("status: %v", s)
 	}
-	log := w.said(id)
+	log := w.logText(id)
 	if !strings.Contains(log, "stdout F out\n") || !strings.Contains(log, "stderr F err\n") || !strings.Contains(log, "stdout P last\n") {
 		t.Errorf("log:\n%s", log)
 	}
@@ -237,16 +237,16 @@ func TestLogsAndExitCodes(t *testing.T) {
 	}
 	killed := w.start(sh("kill -9 $$; sleep 1000"))
 	w.StopContainer(w.ctx, killed, 0)
-	if s := w.end(killed); s.GetExitCode() != 137 || s.GetReason() != "Error" {
+	if s := w.waitForExit(killed); s.GetExitCode() != 137 || s.GetReason() != "Error" {
 		t.Errorf("killed: %v", s)
 	}
-	if s := w.end(w.start(sh("exit 0"))); s.GetReason() != "Completed" {
+	if s := w.waitForExit(w.start(sh("exit 0"))); s.GetReason() != "Completed" {
 		t.Errorf("ended well: %v", s)
 	}
 }
 
-func TestWhatCannotStart(t *testing.T) {
-	w := open(t, nil)
+func TestStartError(t *testing.T) {
+	w := newFixture(t, nil)
 	c := sh("")
 	c.Image.Image, c.Command = "folder", []string{"no-such-program"}
 	id, err := w.CreateContainer(w.ctx, w.pod, c, w.conf)
@@ -265,8 +265,8 @@ func TestWhatCannotStart(t *testing.T) {
 	}
 }
 
-func TestWhatAContainerSees(t *testing.T) {
-	w := open(t, func(_ *Options, c *v1.PodSandboxConfig) {
+func TestContainerEnvironment(t *testing.T) {
+	w := newFixture(t, func(_ *Options, c *v1.PodSandboxConfig) {
 		c.DnsConfig = &v1.DNSConfig{Servers: []string{"192.0.2.53"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}}
 	})
 	c := sh(`hostname; echo $$; ls /proc | grep -c '^[0-9]'; pwd; echo "$A $HOSTNAME $0"; cat /etc/resolv.conf; umask; ls /dev/null /dev/shm -d; echo x >/dev/shm/x`)
@@ -290,7 +290,7 @@ func TestWhatAContainerSees(t *testing.T) {
 }
 
 func TestMounts(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	volume, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("s3cret\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -330,7 +330,7 @@ func TestMounts(t *testing.T) {
 }
 
 // A volume may lie over all that the container is made of: the runtime's folder, other volumes, its program.
-func TestVolumeAboveTheOthers(t *testing.T) {
+func TestVolumeOverOthers(t *testing.T) {
 	base := t.TempDir()
 	copyTo := func(name, from string) {
 		data, err := os.ReadFile(from)
@@ -350,7 +350,7 @@ func TestVolumeAboveTheOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	copyTo("folder/bin/script", script)
-	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) {
+	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) {
 		o.Root = filepath.Join(base, "root")
 		var err error
 		if o.Images, err = NewImages(o.Root, "program="+base+"/bin/shell", "folder="+base+"/folder"); err != nil {
@@ -369,11 +369,11 @@ func TestVolumeAboveTheOthers(t *testing.T) {
 		c.Image.Image, c.Command = image, command
 		c.Mounts = []*v1.Mount{{HostPath: volume, ContainerPath: base}, {HostPath: secret, ContainerPath: "/above/nested/secret", Readonly: true}}
 		id := w.start(c)
-		w.until("it has said something, or ended", func() bool {
-			return w.said(id) != "" || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
+		w.eventually("it has said something, or ended", func() bool {
+			return w.logText(id) != "" || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
 		})
 		out, errs, err := w.ExecSync(w.ctx, id, append(command[:len(command)-1:len(command)-1], ". /above/nested/secret; ls "+base), 0)
-		if log := w.said(id); log != "stdout F s3cret\n" {
+		if log := w.logText(id); log != "stdout F s3cret\n" {
 			t.Errorf("%s: log: %s", image, log)
 		}
 		if err != nil || strings.Trim(string(out), "s3cret\n") != "" || len(errs) > 0 {
@@ -398,7 +398,7 @@ func TestUser(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(base, "shell"), shell, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) {
+	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) {
 		if o.Images, err = NewImages(o.Root, "shell="+base+"/shell"); err != nil {
 			t.Fatal(err)
 		}
@@ -415,18 +415,18 @@ func TestUser(t *testing.T) {
 	c.Linux.SecurityContext.RunAsGroup = &v1.Int64Value{Value: 5678}
 	c.Linux.SecurityContext.SupplementalGroups = []int64{90}
 	id := w.start(c)
-	w.until("it has said all, or ended", func() bool {
-		return strings.Count(w.said(id), "\n") > 3 || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
+	w.eventually("it has said all, or ended", func() bool {
+		return strings.Count(w.logText(id), "\n") > 3 || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
 	})
-	if log := w.said(id); log != "stdout F 1234 5678 5678 90 /\nstdout F again\nstdout F 1234 5678 1700\nstdout F 4\n" {
+	if log := w.logText(id); log != "stdout F 1234 5678 5678 90 /\nstdout F again\nstdout F 1234 5678 1700\nstdout F 4\n" {
 		t.Errorf("log:\n%s", log)
 	}
 	if out := w.exec(id, who+" >/dev/stdout"); out != "1234 5678 5678 90 /\n" {
 		t.Errorf("a command in it: %s", out)
 	}
-	unix.Kill(w.shimOf(id), unix.SIGKILL)
+	unix.Kill(w.shimPID(id), unix.SIGKILL)
 	running, _ := w.container(id)
-	w.until("it ends with its shim", func() bool { return !running.started.Init.Alive() })
+	w.eventually("it ends with its shim", func() bool { return !running.started.Init.Alive() })
 
 	c = sh("id -u")
 	c.Linux.SecurityContext.RunAsUser = &v1.Int64Value{Value: math.MaxInt32} // the largest that a pod may ask for
@@ -442,8 +442,8 @@ func TestUser(t *testing.T) {
 }
 
 // A sandbox that cannot be finished is none: a Pod of which one was left could not be ended.
-func TestSandboxThatFails(t *testing.T) {
-	w := open(t, nil)
+func TestFailedSandbox(t *testing.T) {
+	w := newFixture(t, nil)
 	conf := podConfig(t.TempDir(), "other")
 	conf.Linux.Sysctls = map[string]string{"kernel.shm_no_such_sysctl": "1"}
 	if id, err := w.RunPodSandbox(w.ctx, conf, ""); err == nil {
@@ -455,34 +455,34 @@ func TestSandboxThatFails(t *testing.T) {
 }
 
 func TestStop(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	ready, wait := fifo(t)
 	polite := w.start(sh(`trap 'echo bye; exit 7' TERM; echo >` + ready + `; while :; do sleep 0.05; done`))
 	wait()
 	if err := w.StopContainer(w.ctx, polite, 30); err != nil {
 		t.Fatal(err)
 	}
-	if s := w.status(polite); s.GetExitCode() != 7 || w.said(polite) != "stdout F bye\n" {
-		t.Errorf("a container that heeds SIGTERM: %v\n%s", s, w.said(polite))
+	if s := w.status(polite); s.GetExitCode() != 7 || w.logText(polite) != "stdout F bye\n" {
+		t.Errorf("a container that heeds SIGTERM: %v\n%s", s, w.logText(polite))
 	}
 	hurried := w.start(sh(`trap 'echo bye; sleep 0.2; exit 7' TERM; echo >` + ready + `; while :; do sleep 0.05; done`))
 	wait()
 	ctx, cancel := context.WithCancel(w.ctx)
 	stopped := make(chan error)
 	go func() { stopped <- w.StopContainer(ctx, hurried, 30) }()
-	for w.said(hurried) == "" { // until it has been asked
+	for w.logText(hurried) == "" { // until it has been asked
 		goruntime.Gosched()
 	}
 	cancel()
 	if err := <-stopped; !errors.Is(err, context.Canceled) {
 		t.Errorf("who asked does so no more: %v", err)
 	}
-	if err := w.StopContainer(w.ctx, hurried, 30); err != nil || w.status(hurried).GetExitCode() != 7 || w.said(hurried) != "stdout F bye\n" {
-		t.Errorf("asked again: %v, %v\n%s", err, w.status(hurried), w.said(hurried))
+	if err := w.StopContainer(w.ctx, hurried, 30); err != nil || w.status(hurried).GetExitCode() != 7 || w.logText(hurried) != "stdout F bye\n" {
+		t.Errorf("asked again: %v, %v\n%s", err, w.status(hurried), w.logText(hurried))
 	}
 	deaf := w.start(sh(`trap '' TERM; sleep 1000 & echo $! >` + ready + `; wait`))
 	wait()
-	before := w.sleepers(deaf)
+	before := w.processesOf(deaf)
 	if err := w.StopContainer(w.ctx, deaf, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -505,8 +505,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// sleepers are the processes in the PID namespace of a container.
-func (w *world) sleepers(id string) (list []process.ID) {
+// processesOf are the processes in the PID namespace of a container.
+func (w *fixture) processesOf(id string) (list []process.ID) {
 	c, _ := w.container(id)
 	space, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", c.started.Init.PID))
 	all, _ := filepath.Glob("/proc/[0-9]*")
@@ -523,7 +523,7 @@ func (w *world) sleepers(id string) (list []process.ID) {
 }
 
 func TestSharedProcesses(t *testing.T) {
-	w := open(t, func(_ *Options, c *v1.PodSandboxConfig) {
+	w := newFixture(t, func(_ *Options, c *v1.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.Pid = v1.NamespaceMode_POD
 	})
 	shared := func(script string) *v1.ContainerConfig {
@@ -533,7 +533,7 @@ func TestSharedProcesses(t *testing.T) {
 	}
 	ready, wait := fifo(t)
 	away := "setsid"
-	if probe, _ := w.container(w.start(shared(""))); len(probe.Group.Folders) == 0 {
+	if probe, _ := w.container(w.start(shared(""))); len(probe.Cgroup.Folders) == 0 {
 		away = "" // without a cgroup nothing tells whose that process is
 	}
 	first := w.start(shared(away + " sleep 1000 & sleep 1000 & echo >" + ready + "; exec sleep 1000"))
@@ -551,13 +551,13 @@ func TestSharedProcesses(t *testing.T) {
 }
 
 func TestRotation(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	ready, wait := fifo(t)
 	id := w.start(sh("echo one; echo >" + ready + "; read line <" + ready + "; echo two"))
 	wait()
 	path := w.status(id).GetLogPath()
 	// What was written before is in the log when it has been read, which the shim has no need to have done yet.
-	for deadline := time.Now().Add(30 * time.Second); w.said(id) != "stdout F one\n" && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(30 * time.Second); w.logText(id) != "stdout F one\n" && time.Now().Before(deadline); {
 		w.exec(id, "true")
 	}
 	if err := os.Rename(path, path+".1"); err != nil {
@@ -569,8 +569,8 @@ func TestRotation(t *testing.T) {
 	if err := os.WriteFile(ready, []byte("go\n"), 0); err != nil {
 		t.Fatal(err)
 	}
-	w.end(id)
-	if log := w.said(id); log != "stdout F two\n" {
+	w.waitForExit(id)
+	if log := w.logText(id); log != "stdout F two\n" {
 		t.Errorf("the new log:\n%s", log)
 	}
 	if err := w.ReopenContainerLog(w.ctx, id); err == nil {

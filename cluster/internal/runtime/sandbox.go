@@ -17,101 +17,104 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// sandbox is a pod: the namespaces that its containers have in common. It is stored as it is, under Runtime.mu.
+// sandbox is the state of a Pod: its configuration and the namespaces that its containers share. All fields are stored
+// in sandboxFile. Runtime.mu protects them.
 type sandbox struct {
-	ID      string
-	Config  *v1.PodSandboxConfig
-	Handler string
-	Created time.Time
-	Spaces  int // CLONE_NEW…: those that its holder has
-	Holder  process.ID
-	Address string
-	Stopped bool
+	ID           string
+	Config       *v1.PodSandboxConfig
+	Handler      string
+	Created      time.Time
+	Namespaces   int        `json:"Spaces"` // separate namespaces (CLONE_NEW…) of the pause process
+	PauseProcess process.ID `json:"Holder"` // zero if the pause process has never run
+	Address      string
+	Stopped      bool
 }
 
 const sandboxFile = "sandbox.json"
 
-func (s *sandbox) ready() bool { return !s.Stopped && s.Holder.Alive() }
+func (s *sandbox) ready() bool { return !s.Stopped && s.PauseProcess.Alive() }
 
 func (s *sandbox) name() string {
 	return s.Config.GetMetadata().GetNamespace() + "/" + s.Config.GetMetadata().GetName()
 }
 
-func (r *Runtime) store(s *sandbox) error {
+func (r *Runtime) storeSandbox(s *sandbox) error {
 	return process.WriteFile(filepath.Join(r.sandboxFolder(s.ID), sandboxFile), s)
 }
 
-// spaces are the namespaces that a pod gets for itself.
-func (r *Runtime) spaces(config *v1.PodSandboxConfig) int {
-	spaces := 0
+// newNamespaces returns the namespaces (CLONE_NEW…) that a Pod does not share with the node.
+func (r *Runtime) newNamespaces(config *v1.PodSandboxConfig) int {
+	flags := 0
 	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options.GetNetwork() == v1.NamespaceMode_POD {
-		spaces |= unix.CLONE_NEWUTS
+		flags |= unix.CLONE_NEWUTS
 		if r.bridge != nil {
-			spaces |= unix.CLONE_NEWNET
+			flags |= unix.CLONE_NEWNET
 		}
 	}
 	if options.GetIpc() == v1.NamespaceMode_POD {
-		spaces |= unix.CLONE_NEWIPC
+		flags |= unix.CLONE_NEWIPC
 	}
 	if options.GetPid() == v1.NamespaceMode_POD {
-		spaces |= unix.CLONE_NEWPID
+		flags |= unix.CLONE_NEWPID
 	}
-	return spaces
+	return flags
 }
 
-// RunPodSandbox makes the namespaces of a pod, and its address.
+// RunPodSandbox creates the namespaces and the network of a Pod. It returns the sandbox's ID.
 func (r *Runtime) RunPodSandbox(_ context.Context, config *v1.PodSandboxConfig, handler string) (string, error) {
 	if handler != "" {
-		return "", fmt.Errorf("there is no runtime handler %q: the process runtime has the default one alone", handler)
+		return "", fmt.Errorf("unknown runtime handler %q: the process runtime has only the default handler", handler)
 	}
-	s := &sandbox{ID: newID(), Config: config, Created: time.Now(), Spaces: r.spaces(config)}
-	if err := checkSysctls(config.GetLinux().GetSysctls(), s.Spaces); err != nil {
+	s := &sandbox{ID: newID(), Config: config, Created: time.Now(), Namespaces: r.newNamespaces(config)}
+	if err := checkSysctls(config.GetLinux().GetSysctls(), s.Namespaces); err != nil {
 		return "", err
 	}
-	if err := r.claim(s); err != nil {
+	if err := r.reserve(s); err != nil {
 		return "", err
 	}
-	err := r.run(s)
+	err := r.startSandbox(s)
 	if err != nil {
-		r.release(s)
+		r.terminate(s)
 		err = errors.Join(err, os.RemoveAll(r.sandboxFolder(s.ID)))
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.sandboxes, s.ID)
 		return "", err
 	}
-	r.tell(s.ID, s.ID, v1.ContainerEventType_CONTAINER_CREATED_EVENT)
-	r.tell(s.ID, s.ID, v1.ContainerEventType_CONTAINER_STARTED_EVENT)
+	r.publish(s.ID, s.ID, v1.ContainerEventType_CONTAINER_CREATED_EVENT)
+	r.publish(s.ID, s.ID, v1.ContainerEventType_CONTAINER_STARTED_EVENT)
 	return s.ID, nil
 }
 
-// claim makes the sandbox known, with ports and an address that no other has.
-func (r *Runtime) claim(s *sandbox) error {
+// reserve reserves the ports and an address for a sandbox and adds it to the sandboxes.
+func (r *Runtime) reserve(s *sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.portsFree(s); err != nil {
+	if err := r.checkPorts(s); err != nil {
 		return err
 	}
 	switch {
-	case s.Spaces&unix.CLONE_NEWNET != 0:
+	case s.Namespaces&unix.CLONE_NEWNET != 0:
 		used := map[string]bool{}
 		for _, other := range r.sandboxes {
 			used[other.Address] = used[other.Address] || !other.Stopped
 		}
-		address, err := r.bridge.free(used)
+		address, err := r.bridge.allocate(used)
 		if err != nil {
 			return err
 		}
 		s.Address = address.String()
-	case s.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == v1.NamespaceMode_POD && r.NodeIP.IsValid():
+	case s.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == v1.NamespaceMode_POD &&
+		r.NodeIP.IsValid():
 		s.Address = r.NodeIP.String()
 	}
 	r.sandboxes[s.ID] = s
 	return nil
 }
 
-func (r *Runtime) run(s *sandbox) error {
+// startSandbox creates the files, the pause process and the network of a reserved sandbox.
+func (r *Runtime) startSandbox(s *sandbox) error {
 	folder := r.sandboxFolder(s.ID)
 	if err := os.MkdirAll(filepath.Join(folder, "shm"), 0o711); err != nil {
 		return err
@@ -124,22 +127,23 @@ func (r *Runtime) run(s *sandbox) error {
 			return err
 		}
 	}
-	holder := process.Holder{Folder: folder, Namespaces: s.Spaces, Sysctls: s.Config.GetLinux().GetSysctls()}
-	if s.Spaces&unix.CLONE_NEWUTS != 0 {
-		holder.Hostname = s.Config.GetHostname()
+	pause := process.PauseProcess{Folder: folder, Namespaces: s.Namespaces, Sysctls: s.Config.GetLinux().GetSysctls()}
+	if s.Namespaces&unix.CLONE_NEWUTS != 0 {
+		pause.Hostname = s.Config.GetHostname()
 	}
-	err := holder.Start(func(id process.ID) error {
+	err := pause.Start(func(id process.ID) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		s.Holder = id
-		return r.store(s)
+		s.PauseProcess = id
+		return r.storeSandbox(s)
 	})
-	if err == nil && s.Spaces&unix.CLONE_NEWNET != 0 {
-		err = r.bridge.connect(s.ID, s.Holder, s.Address)
+	if err == nil && s.Namespaces&unix.CLONE_NEWNET != 0 {
+		err = r.bridge.connect(s.ID, s.PauseProcess, s.Address)
 	}
 	return err
 }
 
+// resolvConf returns the content of resolv.conf for the DNS configuration of a Pod.
 func resolvConf(dns *v1.DNSConfig) string {
 	var b strings.Builder
 	for _, server := range dns.GetServers() {
@@ -154,23 +158,24 @@ func resolvConf(dns *v1.DNSConfig) string {
 	return b.String()
 }
 
-// release ends the holder, and with it the namespaces. It may be repeated.
-func (r *Runtime) release(s *sandbox) {
-	if s.Holder.PID != 0 {
-		s.Holder.Signal(unix.SIGKILL)
+// terminate kills the pause process of a Pod, which ends the namespaces, and marks the Pod as stopped. It may be called
+// repeatedly.
+func (r *Runtime) terminate(s *sandbox) {
+	if s.PauseProcess.PID != 0 {
+		s.PauseProcess.Signal(unix.SIGKILL)
 	}
-	if s.Spaces&unix.CLONE_NEWNET != 0 {
+	if s.Namespaces&unix.CLONE_NEWNET != 0 {
 		r.bridge.disconnect(s.ID)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Stopped = true
-	if s.Holder.PID == 0 { // it never was
+	if s.PauseProcess.PID == 0 { // the pause process has never run
 		delete(r.sandboxes, s.ID)
 		return
 	}
-	if err := r.store(s); err != nil { // as on a full disk; that its holder has ended says the same
-		r.Log.Error("Cannot write down that a Pod has ended", "sandbox", s.ID, "error", err)
+	if err := r.storeSandbox(s); err != nil { // load also detects a stopped Pod by its dead pause process
+		r.Log.Error("Cannot store that a Pod has ended", "sandbox", s.ID, "error", err)
 	}
 }
 
@@ -180,7 +185,7 @@ func (r *Runtime) sandbox(id string) *sandbox {
 	return r.sandboxes[id]
 }
 
-// containersOf are the containers of a sandbox.
+// containersOf returns the containers of a sandbox.
 func (r *Runtime) containersOf(id string) (list []*container) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +197,7 @@ func (r *Runtime) containersOf(id string) (list []*container) {
 	return list
 }
 
-// StopPodSandbox ends all processes of a pod.
+// StopPodSandbox kills all containers of a Pod and ends its namespaces.
 func (r *Runtime) StopPodSandbox(ctx context.Context, id string) error {
 	s := r.sandbox(id)
 	if s == nil {
@@ -208,12 +213,12 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	r.release(s)
-	r.tell(id, id, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	r.terminate(s)
+	r.publish(id, id, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	return nil
 }
 
-// RemovePodSandbox forgets a pod.
+// RemovePodSandbox stops a Pod and removes it with its containers.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, id string) error {
 	s := r.sandbox(id)
 	if s == nil {
@@ -230,22 +235,22 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, id string) error {
 	if err := os.RemoveAll(r.sandboxFolder(id)); err != nil {
 		return err
 	}
-	r.tell(id, id, v1.ContainerEventType_CONTAINER_DELETED_EVENT)
+	r.publish(id, id, v1.ContainerEventType_CONTAINER_DELETED_EVENT)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.sandboxes, id)
 	return nil
 }
 
-// PodSandboxStatus tells about a pod. Its containers it leaves out: of a runtime that tells of both in one answer, the
-// kubelet (v1.37.1, kuberuntime_manager.go, GetPodStatus) takes no container for one of the pod's present sandbox, and
-// starts init containers over and over.
+// PodSandboxStatus returns the status of a Pod without the statuses of its containers. If a response contains both, the
+// kubelet (v1.37.1, kuberuntime_manager.go, GetPodStatus) does not assign the containers to the current sandbox. Then
+// it starts init containers repeatedly.
 func (r *Runtime) PodSandboxStatus(_ context.Context, id string, _ bool) (*v1.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.sandboxes[id]
 	if s == nil {
-		return nil, missing("sandbox", id)
+		return nil, notFound("sandbox", id)
 	}
 	return &v1.PodSandboxStatusResponse{Status: s.status()}, nil
 }
@@ -258,10 +263,11 @@ func (s *sandbox) state() v1.PodSandboxState {
 }
 
 func (s *sandbox) status() *v1.PodSandboxStatus {
+	options := s.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	return &v1.PodSandboxStatus{
 		Id: s.ID, Metadata: s.Config.GetMetadata(), State: s.state(), CreatedAt: s.Created.UnixNano(),
 		Network:        &v1.PodSandboxNetworkStatus{Ip: s.Address},
-		Linux:          &v1.LinuxPodSandboxStatus{Namespaces: &v1.Namespace{Options: s.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
+		Linux:          &v1.LinuxPodSandboxStatus{Namespaces: &v1.Namespace{Options: options}},
 		Labels:         s.Config.GetLabels(),
 		Annotations:    s.Config.GetAnnotations(),
 		RuntimeHandler: s.Handler,
@@ -274,7 +280,8 @@ func (r *Runtime) ListPodSandbox(_ context.Context, f *v1.PodSandboxFilter) ([]*
 	defer r.mu.Unlock()
 	var list []*v1.PodSandbox
 	for _, s := range r.sandboxes {
-		if s.Holder.PID == 0 || f.GetId() != "" && f.GetId() != s.ID || !selects(f.GetLabelSelector(), s.Config.GetLabels()) {
+		if s.PauseProcess.PID == 0 || f.GetId() != "" && f.GetId() != s.ID ||
+			!labelsMatch(f.GetLabelSelector(), s.Config.GetLabels()) {
 			continue
 		}
 		state := s.state()
@@ -289,6 +296,6 @@ func (r *Runtime) ListPodSandbox(_ context.Context, f *v1.PodSandboxFilter) ([]*
 	return list, nil
 }
 
-func selects(selector, of map[string]string) bool {
-	return labels.SelectorFromSet(selector).Matches(labels.Set(of))
+func labelsMatch(selector, set map[string]string) bool {
+	return labels.SelectorFromSet(selector).Matches(labels.Set(set))
 }

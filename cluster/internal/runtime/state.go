@@ -8,7 +8,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// load finds what a runtime of this folder left, however it ended. What was not made to its end is removed.
+// load reads the Pods and containers of an earlier runtime in this folder, and adopts its containers. Incomplete Pods
+// and containers are removed.
 func (r *Runtime) load() error {
 	for _, id := range entries(r.sandboxFolder("")) {
 		s := &sandbox{}
@@ -18,7 +19,7 @@ func (r *Runtime) load() error {
 			}
 			continue
 		}
-		s.Stopped = s.Stopped || !s.Holder.Alive() // as after the machine has started anew
+		s.Stopped = s.Stopped || !s.PauseProcess.Alive() // for example after a reboot
 		r.sandboxes[id] = s
 	}
 	for _, id := range entries(r.containerFolder("")) {
@@ -31,7 +32,7 @@ func (r *Runtime) load() error {
 		}
 		r.containers[id] = c
 	}
-	for _, c := range r.containers { // all are known by now: who is told of the end of one looks at the others
+	for _, c := range r.containers { // after all have been read, because an event of one container contains the others
 		r.adopt(c)
 	}
 	return nil
@@ -45,11 +46,11 @@ func entries(folder string) (names []string) {
 	return names
 }
 
-// adopt finds out what has become of a container.
+// adopt sets the state of a container from its files. A running container is watched.
 func (r *Runtime) adopt(c *container) {
-	has := func(name string) bool { return exists(filepath.Join(c.Spec.Folder, name)) }
+	stored := func(name string) bool { return exists(filepath.Join(c.Spec.Folder, name)) }
 	switch {
-	case has(process.ExitFile):
+	case stored(process.ExitFile):
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		var started process.Started
@@ -59,9 +60,12 @@ func (r *Runtime) adopt(c *container) {
 		c.exit = &process.Exit{Code: 255, Reason: "Unknown"}
 		process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), c.exit)
 		close(c.done)
-	case has(process.StartedFile):
-		r.follow(c)
-	case has(process.SpecFile): // its shim does not let it run: nobody has told it to
-		r.finish(c, process.Exit{Code: 128, Reason: "StartError", Message: "the node ended while the container was started", At: time.Now()})
+	case stored(process.StartedFile):
+		r.watchContainer(c)
+	case stored(process.SpecFile): // its shim has no permission to run the command and ends
+		r.recordExit(c, process.Exit{
+			Code: 128, Reason: "StartError", Message: "the node ended during the start of the container",
+			At: time.Now(),
+		})
 	}
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// streams serve exec, attach and port-forward to the kubelet of this machine, at addresses that are good for once.
+// streams is the server of exec, attach and port-forward for the kubelet of this machine. Each of its URLs can be used
+// once.
 type streams struct {
 	server streaming.Server
 	http   *http.Server
@@ -36,56 +37,57 @@ func newStreams(r *Runtime) (*streams, error) {
 	}
 	config := streaming.DefaultConfig
 	config.BaseURL = &url.URL{Scheme: "http", Host: listener.Addr().String()}
-	server, err := streaming.NewServer(config, (*commands)(r))
+	server, err := streaming.NewServer(config, (*streamingRuntime)(r))
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	s := &streams{server, &http.Server{Handler: server, ReadHeaderTimeout: 30 * time.Second, ConnContext: untilGone}}
-	go s.http.Serve(noticing{listener})
+	s := &streams{server, &http.Server{Handler: server, ReadHeaderTimeout: 30 * time.Second, ConnContext: connContext}}
+	go s.http.Serve(cancelListener{listener})
 	return s, nil
 }
 
-// noticing accepts connections that notice when the other side has gone. The streaming server, which reads all the time,
-// tells nobody.
-type noticing struct{ net.Listener }
+// cancelListener accepts connections whose context ends when the client disconnects. The streaming server reads the
+// connections continuously, but does not report a disconnect.
+type cancelListener struct{ net.Listener }
 
-func (l noticing) Accept() (net.Conn, error) {
+func (l cancelListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
-	return &client{Conn: conn}, err
+	return &cancelConn{Conn: conn}, err
 }
 
-type client struct {
+// cancelConn is a connection that calls cancel on its first read error.
+type cancelConn struct {
 	net.Conn
-	gone context.CancelFunc
+	cancel context.CancelFunc
 }
 
-func (c *client) Read(data []byte) (int, error) {
+func (c *cancelConn) Read(data []byte) (int, error) {
 	n, err := c.Conn.Read(data)
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // by which net/http takes back a read
-		c.gone()
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // net/http aborts reads with a deadline
+		c.cancel()
 	}
 	return n, err
 }
 
-// untilGone is the context of what a connection asks for.
-func untilGone(ctx context.Context, conn net.Conn) context.Context {
-	ctx, conn.(*client).gone = context.WithCancel(ctx)
+// connContext returns the context for the requests of a connection.
+func connContext(ctx context.Context, conn net.Conn) context.Context {
+	ctx, conn.(*cancelConn).cancel = context.WithCancel(ctx)
 	return ctx
 }
 
 func (s *streams) close() error { return s.http.Close() }
 
-// Exec prepares a command in a container.
+// Exec returns the URL of a stream that runs a command in a container.
 func (r *Runtime) Exec(_ context.Context, request *v1.ExecRequest) (*v1.ExecResponse, error) {
-	if _, _, err := r.running(request.GetContainerId()); err != nil {
+	if _, _, err := r.runningContainer(request.GetContainerId()); err != nil {
 		return nil, err
 	}
 	return r.streams.server.GetExec(request)
 }
 
-// Attach prepares the streams of a container.
+// Attach returns the URL of a stream that attaches to a container.
 func (r *Runtime) Attach(_ context.Context, request *v1.AttachRequest) (*v1.AttachResponse, error) {
-	c, _, err := r.running(request.GetContainerId())
+	c, _, err := r.runningContainer(request.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
@@ -95,51 +97,58 @@ func (r *Runtime) Attach(_ context.Context, request *v1.AttachRequest) (*v1.Atta
 	return r.streams.server.GetAttach(request)
 }
 
-// PortForward prepares a way to ports of a pod.
+// PortForward returns the URL of a stream to ports of a Pod.
 func (r *Runtime) PortForward(_ context.Context, request *v1.PortForwardRequest) (*v1.PortForwardResponse, error) {
 	if s := r.sandbox(request.GetPodSandboxId()); s == nil || !s.ready() {
-		return nil, fmt.Errorf("sandbox %s does not run", request.GetPodSandboxId())
+		return nil, fmt.Errorf("sandbox %s is not running", request.GetPodSandboxId())
 	}
 	return r.streams.server.GetPortForward(request)
 }
 
-// ExecSync runs a command in a container to its end.
-func (r *Runtime) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (stdout, stderr []byte, err error) {
+// ExecSync runs a command in a container and returns its output after it has ended. 0 means no timeout.
+func (r *Runtime) ExecSync(
+	ctx context.Context, id string, command []string, timeout time.Duration,
+) (stdout, stderr []byte, err error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	var out, errs bounded
-	err = (*commands)(r).run(ctx, id, command, false, process.Streams{Out: &out, Err: &errs})
+	var out, errs limitedBuffer
+	err = (*streamingRuntime)(r).run(ctx, id, command, false, process.Streams{Out: &out, Err: &errs})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, nil, fmt.Errorf("%w: %q timed out after %s", remote.ErrCommandTimedOut, strings.Join(command, " "), timeout)
+		return nil, nil, fmt.Errorf("%w: %q timed out after %s", remote.ErrCommandTimedOut, strings.Join(command, " "),
+			timeout)
 	}
 	return out.Bytes(), errs.Bytes(), err
 }
 
-// bounded keeps as much of what a command writes as other runtimes do.
-type bounded struct{ bytes.Buffer }
+// limitedBuffer stores the first 16 MiB of a command's output, the limit of other runtimes, and discards the rest.
+type limitedBuffer struct{ bytes.Buffer }
 
-func (b *bounded) Write(data []byte) (int, error) {
-	const most = 16 << 20
-	b.Buffer.Write(data[:min(len(data), most-b.Buffer.Len())])
+func (b *limitedBuffer) Write(data []byte) (int, error) {
+	const limit = 16 << 20
+	b.Buffer.Write(data[:min(len(data), limit-b.Buffer.Len())])
 	return len(data), nil
 }
 
-// commands are what the streaming server calls.
-type commands Runtime
+// streamingRuntime implements the runtime interface of the streaming server.
+type streamingRuntime Runtime
 
-func (c *commands) run(ctx context.Context, id string, command []string, tty bool, streams process.Streams) error {
+// run runs a command in a container. If the command fails, run returns a CodeExitError.
+func (c *streamingRuntime) run(
+	ctx context.Context, id string, command []string, tty bool, streams process.Streams,
+) error {
 	r := (*Runtime)(c)
-	running, started, err := r.running(id)
+	running, started, err := r.runningContainer(id)
 	if err != nil {
 		return err
 	}
 	enter := process.Enter{Spec: running.Spec, Init: started.Init, Command: command, TTY: tty}
 	code, err := enter.Run(ctx, streams)
 	if err != nil {
-		return fmt.Errorf("running %q in container %q: %w", strings.Join(command, " "), running.Config.GetMetadata().GetName(), err)
+		name := running.Config.GetMetadata().GetName()
+		return fmt.Errorf("running %q in container %q: %w", strings.Join(command, " "), name, err)
 	}
 	if code != 0 {
 		return utilexec.CodeExitError{Err: fmt.Errorf("command terminated with exit code %d", code), Code: code}
@@ -148,24 +157,31 @@ func (c *commands) run(ctx context.Context, id string, command []string, tty boo
 }
 
 // Exec runs a command in a container.
-func (c *commands) Exec(ctx context.Context, id string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+func (c *streamingRuntime) Exec(
+	ctx context.Context, id string, command []string, in io.Reader, out, errs io.WriteCloser,
+	tty bool, resize <-chan remotecommand.TerminalSize,
+) error {
 	streams := process.Streams{In: in, Terminal: func(terminal *os.File) {
 		for size := range resize {
 			process.Resize(terminal, size.Width, size.Height)
 		}
 	}}
-	if out != nil { // a nil of this type is not the other's
+	if out != nil { // a nil WriteCloser is not a nil Writer
 		streams.Out = out
 	}
 	if errs != nil {
 		streams.Err = errs
 	}
-	return c.run(context.WithoutCancel(ctx), id, command, tty, streams) // goes on without its client, as elsewhere
+	// continues without its client, as in other runtimes
+	return c.run(context.WithoutCancel(ctx), id, command, tty, streams)
 }
 
-// Attach joins the streams of a container.
-func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
-	running, _, err := (*Runtime)(c).running(id)
+// Attach attaches streams to a container until the container or ctx ends.
+func (c *streamingRuntime) Attach(
+	ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser,
+	_ bool, resize <-chan remotecommand.TerminalSize,
+) error {
+	running, _, err := (*Runtime)(c).runningContainer(id)
 	if err != nil {
 		return err
 	}
@@ -187,19 +203,19 @@ func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, err
 	return running.shim().Attach(ctx, in, stdout, stderr)
 }
 
-// dial connects to an address as a pod sees it.
+// dial connects to an address in the network of a Pod.
 func (s *sandbox) dial(address string) (net.Conn, error) {
-	if s.Spaces&unix.CLONE_NEWNET == 0 {
+	if s.Namespaces&unix.CLONE_NEWNET == 0 {
 		return net.Dial("tcp", address)
 	}
-	return s.Holder.Dial("tcp", address)
+	return s.PauseProcess.Dial("tcp", address)
 }
 
-// PortForward connects a stream to a port of a pod.
-func (c *commands) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
+// PortForward connects a stream to a port of a Pod.
+func (c *streamingRuntime) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
 	s := (*Runtime)(c).sandbox(id)
 	if s == nil {
-		return missing("sandbox", id)
+		return notFound("sandbox", id)
 	}
 	conn, err := s.dial(fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {

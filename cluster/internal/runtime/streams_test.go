@@ -26,7 +26,7 @@ import (
 )
 
 func TestExecSync(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	c := sh("exec sleep 1000")
 	c.Envs, c.WorkingDir = []*v1.KeyValue{{Key: "A", Value: []byte("b")}}, "/usr"
 	id := w.start(c)
@@ -75,7 +75,7 @@ func stream(t *testing.T, address string, o remotecommand.StreamOptions) error {
 }
 
 func TestExecStreams(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	id := w.start(sh("exec sleep 1000"))
 	exec := func(tty bool, script string, o remotecommand.StreamOptions) error {
 		t.Helper()
@@ -107,7 +107,7 @@ func TestExecStreams(t *testing.T) {
 
 // A program at a terminal finds TERM, as in other runtimes.
 func TestTerm(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	for name, want := range map[string]string{"": "xterm", "TERM": "dumb"} {
 		c := sh("exec sleep 1000")
 		c.Envs = []*v1.KeyValue{{Key: name, Value: []byte("dumb")}}
@@ -140,7 +140,7 @@ func (q queue) Next() *remotecommand.TerminalSize {
 }
 
 func TestAttach(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	for _, tty := range []bool{false, true} {
 		c := sh(`read line; echo "first $line"; read line; echo "second $line"; cat >/dev/null; echo end`)
 		c.Stdin, c.StdinOnce, c.Tty = true, true, tty
@@ -160,20 +160,20 @@ func TestAttach(t *testing.T) {
 		if got := strings.ReplaceAll(out.String(), "\r", ""); !tty && got != want || !strings.HasSuffix(got, "end\n") || !strings.Contains(got, "first a\n") {
 			t.Errorf("tty %t: attached: %q", tty, got)
 		}
-		if s := w.end(id); s.GetExitCode() != 0 || !tty && strings.ReplaceAll(w.said(id), "stdout F ", "") != want {
-			t.Errorf("tty %t: %v\n%s", tty, s, w.said(id))
+		if s := w.waitForExit(id); s.GetExitCode() != 0 || !tty && strings.ReplaceAll(w.logText(id), "stdout F ", "") != want {
+			t.Errorf("tty %t: %v\n%s", tty, s, w.logText(id))
 		}
 	}
 }
 
 // Who was attached to a container that says nothing, and has gone, leaves nothing.
-func TestAttachAndLeave(t *testing.T) {
-	w := open(t, nil)
+func TestAttachDisconnect(t *testing.T) {
+	w := newFixture(t, nil)
 	for _, stdin := range []bool{false, true} {
 		c := sh("exec sleep 1000")
 		c.Stdin = true
 		id := w.start(c)
-		shim := fmt.Sprintf("/proc/%d/fd", w.shimOf(id))
+		shim := fmt.Sprintf("/proc/%d/fd", w.shimPID(id))
 		connections := func() (n int) {
 			all, err := os.ReadDir(shim)
 			if err != nil {
@@ -187,14 +187,14 @@ func TestAttachAndLeave(t *testing.T) {
 			return n
 		}
 		const before = 2 // where it listens, and the node that waits for the end
-		w.until("the node waits", func() bool { return connections() == before })
+		w.eventually("the node waits", func() bool { return connections() == before })
 		answer, err := w.Attach(w.ctx, &v1.AttachRequest{ContainerId: id, Stdin: stdin, Stdout: true, Stderr: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		u, _ := url.Parse(answer.GetUrl())
 		var leave func()
-		u.Host, leave = w.relay(u.Host)
+		u.Host, leave = w.relayConnection(u.Host)
 		client, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: u.Host}, "POST", u)
 		if err != nil {
 			t.Fatal(err)
@@ -205,15 +205,15 @@ func TestAttachAndLeave(t *testing.T) {
 			o.Stdin = typed
 		}
 		go client.StreamWithContext(w.ctx, o)
-		w.until("it is attached", func() bool { return connections() > before })
+		w.eventually("it is attached", func() bool { return connections() > before })
 		leave()
-		w.until(fmt.Sprintf("stdin %t: nothing is left of it", stdin), func() bool { return connections() == before })
+		w.eventually(fmt.Sprintf("stdin %t: nothing is left of it", stdin), func() bool { return connections() == before })
 		typist.Close()
 	}
 }
 
-// relay passes one connection on to an address, until somebody cuts it.
-func (w *world) relay(to string) (address string, cut func()) {
+// relayConnection passes one connection on to an address, until somebody cuts it.
+func (w *fixture) relayConnection(to string) (address string, cut func()) {
 	w.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -237,7 +237,7 @@ func (w *world) relay(to string) (address string, cut func()) {
 func TestPortForward(t *testing.T) {
 	for _, network := range []Network{HostNetwork, BridgeNetwork} {
 		t.Run(string(network), func(t *testing.T) {
-			w := open(t, func(o *Options, _ *v1.PodSandboxConfig) { onNetwork(t, o, network) })
+			w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, network) })
 			free, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -275,7 +275,7 @@ func TestPortForward(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := w.ask(fmt.Sprint("127.0.0.1:", ports[0].Local)); got != "hello" {
+			if got := w.echo(fmt.Sprint("127.0.0.1:", ports[0].Local)); got != "hello" {
 				t.Errorf("echo: %q", got)
 			}
 			close(stop)
@@ -286,8 +286,8 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-// ask sends hello to an echo server that may not listen yet, and returns what comes back.
-func (w *world) ask(address string) string {
+// echo sends hello to an echo server that may not listen yet, and returns what comes back.
+func (w *fixture) echo(address string) string {
 	w.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		conn, err := net.Dial("tcp", address)

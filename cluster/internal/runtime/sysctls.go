@@ -7,22 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceOf maps prefixes of sysctls to the namespace that has a value of its own.
-var namespaceOf = map[string]int{
+// sysctlNamespaces maps prefixes of sysctls to the kind of namespace with a separate value.
+var sysctlNamespaces = map[string]int{
 	"net.": unix.CLONE_NEWNET, "fs.mqueue.": unix.CLONE_NEWIPC,
 	"kernel.shm": unix.CLONE_NEWIPC, "kernel.msg": unix.CLONE_NEWIPC, "kernel.sem": unix.CLONE_NEWIPC,
 }
 
-// checkSysctls refuses a sysctl that would change the machine: one of no namespace, or of a namespace that the pod shares
-// with the node.
-func checkSysctls(sysctls map[string]string, spaces int) error {
+// checkSysctls returns an error for a sysctl that would change the machine. Such a sysctl has no namespace, or it has
+// one that the Pod shares with the node. namespaces are the separate namespaces of the Pod.
+func checkSysctls(sysctls map[string]string, namespaces int) error {
 	for name := range sysctls {
-		own := false
-		for prefix, space := range namespaceOf {
-			own = own || spaces&space != 0 && strings.HasPrefix(name, prefix)
+		separate := false
+		for prefix, namespace := range sysctlNamespaces {
+			separate = separate || namespaces&namespace != 0 && strings.HasPrefix(name, prefix)
 		}
-		if !own || strings.Contains(name, "..") || strings.Contains(name, "/") {
-			return fmt.Errorf("cannot set the sysctl %s: it is the machine's, and not the pod's own", name)
+		if !separate || strings.Contains(name, "..") || strings.Contains(name, "/") {
+			return fmt.Errorf("cannot set the sysctl %s: it would affect the machine outside of the pod", name)
 		}
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 // (CVE-2019-11245), and so does a command in it. Other Pods without runAsUser keep the node's user. A Pod's own user
 // and groups are in force.
 func TestRunAsNonRoot(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	image, err := w.Images.ImageStatus(w.ctx, &v1.ImageSpec{Image: "shell"}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -70,12 +70,12 @@ func TestRunAsNonRoot(t *testing.T) {
 
 // With allowPrivilegeEscalation: false neither a container nor a command in it gains rights by a setuid program.
 func TestNoNewPrivs(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	for _, forbidden := range []bool{true, false} {
 		config := sh("grep NoNewPrivs /proc/self/status; exec sleep 1000")
 		config.Linux.SecurityContext.RunAsUser, config.Linux.SecurityContext.NoNewPrivs = &v1.Int64Value{Value: 1000}, forbidden
 		id, want := w.start(config), map[bool]string{true: "NoNewPrivs:\t1\n", false: "NoNewPrivs:\t0\n"}[forbidden]
-		w.until("the container has written its line", func() bool { return w.said(id) == "stdout F "+want })
+		w.eventually("the container has written its line", func() bool { return w.logText(id) == "stdout F "+want })
 		if out := w.exec(id, "grep NoNewPrivs /proc/self/status"); out != want {
 			t.Errorf("a command in it: %s", out)
 		}
@@ -84,7 +84,7 @@ func TestNoNewPrivs(t *testing.T) {
 
 // A pod changes its own sysctls and none of the machine's, by their name or by their value (CVE-2022-0811).
 func TestSysctls(t *testing.T) {
-	w := open(t, nil)
+	w := newFixture(t, nil)
 	const pattern, forced = "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/shm_rmid_forced"
 	before, err := os.ReadFile(pattern)
 	if err != nil {
@@ -148,7 +148,7 @@ func runConfined(root string) error {
 // A node that is root of a user namespace has one user there: a container with runAsNonRoot does not start, and the
 // error lists the fields to leave out.
 func TestRunAsNonRootWithoutRoot(t *testing.T) {
-	needRoot(t)
+	requireRoot(t)
 	node := exec.Command("/proc/self/exe")
 	node.Env = append(os.Environ(), confinedFolder+"="+t.TempDir())
 	one := []syscall.SysProcIDMap{{HostID: 0, Size: 1}}

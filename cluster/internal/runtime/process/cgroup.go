@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enroll puts this process into cgroups.
-func enroll(folders []string) error {
+// joinCgroups moves this process into the cgroups with the given folders.
+func joinCgroups(folders []string) error {
 	for _, folder := range folders {
 		if err := os.WriteFile(filepath.Join(folder, "cgroup.procs"), []byte("0"), 0); err != nil {
 			return fmt.Errorf("joining a cgroup: %w", err)
@@ -20,8 +20,8 @@ func enroll(folders []string) error {
 	return nil
 }
 
-// killAll kills what a cgroup holds.
-func killAll(folder string) {
+// killCgroup kills all processes in a cgroup. Kernels without cgroup.kill get a signal for each process.
+func killCgroup(folder string) {
 	if os.WriteFile(filepath.Join(folder, "cgroup.kill"), []byte("1"), 0) == nil {
 		return
 	}

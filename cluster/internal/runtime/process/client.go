@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is what the node asks of a shim, one a connection.
+// request is a request of the node to a shim. Each connection carries one request.
 type request struct {
-	Do            string
+	Do            string // wait, attach, stdin, signal, reopen or resize
 	Signal        int
 	Width, Height uint16
 }
 
-// Shim is the shim of a container, as the node speaks to it.
+// Shim is a client of the shim of a container. Folder is the container's folder.
 type Shim struct{ Folder string }
 
-// dial connects to the socket that the shim has made in its folder: who answers is that shim, whatever has become of
-// its process number.
+// dial connects to the socket in the shim's folder and sends a request. Only the container's shim listens there, so a
+// reused PID cannot mislead the node.
 func (s Shim) dial(r request) (net.Conn, error) {
 	folder, err := os.Open(s.Folder)
 	if err != nil {
 		return nil, err
 	}
 	defer folder.Close()
-	// By the descriptor, for a path to a socket may not be long.
+	// The path leads through the descriptor because the length of a socket's path is limited.
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), socketFile)
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -46,8 +46,8 @@ func (s Shim) dial(r request) (net.Conn, error) {
 	return conn, nil
 }
 
-// answerTime is how long a shim may take to do what is asked of it.
-const answerTime = 10 * time.Second
+// requestTimeout is the timeout of a request to a shim.
+const requestTimeout = 10 * time.Second
 
 func (s Shim) do(r request) error {
 	conn, err := s.dial(r)
@@ -55,7 +55,7 @@ func (s Shim) do(r request) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
 		return err
 	}
 	var message string
@@ -68,7 +68,8 @@ func (s Shim) do(r request) error {
 	return nil
 }
 
-// Watch returns a channel that says how the container has ended, or is closed when its shim has gone without a word.
+// Watch returns a channel that receives the exit status of the container. The channel is closed without a value if the
+// shim ends without a report.
 func (s Shim) Watch() (<-chan Exit, error) {
 	conn, err := s.dial(request{Do: "wait"})
 	if err != nil {
@@ -86,22 +87,22 @@ func (s Shim) Watch() (<-chan Exit, error) {
 	return ended, nil
 }
 
-// Signal reaches the container's first process; SIGKILL all of the container.
+// Signal sends a signal to the container's first process. SIGKILL kills all processes of the container.
 func (s Shim) Signal(which unix.Signal) error {
 	return s.do(request{Do: "signal", Signal: int(which)})
 }
 
-// Reopen opens the log anew, after it has been renamed.
+// Reopen makes the shim open the log file again after it has been renamed.
 func (s Shim) Reopen() error { return s.do(request{Do: "reopen"}) }
 
-// Resize says how large the container's terminal is.
+// Resize sets the size of the container's terminal.
 func (s Shim) Resize(width, height uint16) error {
 	return s.do(request{Do: "resize", Width: width, Height: height})
 }
 
-// Attach copies what comes on in to the container, and what it writes from now on to stdout and stderr, any of which
-// may be nil, until the container has ended or ctx has. What is written goes another way than what is read: so each end
-// is noticed.
+// Attach copies in to the container's standard input, and its output from now on to stdout and stderr. Each of the
+// three may be nil. Attach returns when the container or ctx has ended. Input and output use separate connections, so
+// each side detects the end of the other independently.
 func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer) error {
 	conn, err := s.dial(request{Do: "attach"})
 	if err != nil {
@@ -110,7 +111,7 @@ func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		return nil // the end
+		return nil // the container has ended
 	}
 	if in != nil {
 		to, err := s.dial(request{Do: "stdin"})
@@ -126,7 +127,7 @@ func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer
 	for {
 		var header [5]byte
 		if _, err := io.ReadFull(conn, header[:]); err != nil {
-			return nil // the end
+			return nil // the container has ended
 		}
 		to := stdout
 		if header[0] == 'e' {
@@ -141,45 +142,45 @@ func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer
 	}
 }
 
-// clients are those who are attached to a container.
-type clients struct {
-	mu   sync.Mutex
-	list map[net.Conn]bool
+// attachedClients is the set of connections that receive the output of a container.
+type attachedClients struct {
+	mu    sync.Mutex
+	conns map[net.Conn]bool
 }
 
-func (c *clients) add(conn net.Conn) {
+func (c *attachedClients) add(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.list == nil {
-		c.list = map[net.Conn]bool{}
+	if c.conns == nil {
+		c.conns = map[net.Conn]bool{}
 	}
-	c.list[conn] = true
-	conn.Write([]byte{ready}) // from now on: nothing that answers what it says is missed
+	c.conns[conn] = true
+	conn.Write([]byte{readyByte}) // the client sends input only after this, so it misses no output caused by its input
 }
 
-func (c *clients) remove(conn net.Conn) {
+func (c *attachedClients) remove(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	conn.Close()
-	delete(c.list, conn)
+	delete(c.conns, conn)
 }
 
-// patience is how long output waits for somebody who is attached and does not read. Then they are not any more.
-const patience = 5 * time.Second
+// attachWriteTimeout is the timeout of a write to an attached client. A client that reads too slowly is disconnected.
+const attachWriteTimeout = 5 * time.Second
 
-func (c *clients) write(stream string, data []byte) {
+func (c *attachedClients) write(stream string, data []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.list) == 0 || len(data) == 0 {
+	if len(c.conns) == 0 || len(data) == 0 {
 		return
 	}
 	frame := binary.BigEndian.AppendUint32([]byte{stream[len("std")]}, uint32(len(data)))
 	frame = append(frame, data...)
-	for conn := range c.list {
-		conn.SetWriteDeadline(time.Now().Add(patience))
+	for conn := range c.conns {
+		conn.SetWriteDeadline(time.Now().Add(attachWriteTimeout))
 		if _, err := conn.Write(frame); err != nil {
 			conn.Close()
-			delete(c.list, conn)
+			delete(c.conns, conn)
 		}
 	}
 }

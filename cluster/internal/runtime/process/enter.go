@@ -15,57 +15,57 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Enter is a command to be run in a container that runs.
+// Enter describes a command to run in a running container.
 type Enter struct {
 	Spec    Spec // of the container
-	Init    ID   // its first process
+	Init    ID   // first process of the container
 	Command []string
 	TTY     bool
 }
 
-// Streams are what a command reads and writes; each may be nil.
+// Streams holds the standard streams of a command. Each may be nil.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	Terminal func(*os.File) // is given the command's terminal, whose size may change
+	Terminal func(*os.File) // called with the command's terminal, to set its size
 }
 
-// Run runs the command until it has ended and all that it wrote has been read. When ctx ends, or this process does,
-// the command is killed. An error says that it did not run.
+// Run runs the command and returns its exit code after all its output has been read. The command is killed when ctx or
+// this process ends. Run returns an error if the command could not be started or ctx has ended.
 func (e Enter) Run(ctx context.Context, streams Streams) (code int, err error) {
-	leash, holds, err1 := os.Pipe()
-	status, mistakes, err2 := os.Pipe()
+	controlRead, controlWrite, err1 := os.Pipe()
+	statusRead, statusWrite, err2 := os.Pipe()
 	if err := errors.Join(err1, err2); err != nil {
 		return 0, err
 	}
-	defer status.Close()
-	defer holds.Close()
-	cmd := again(enterName)
-	cmd.ExtraFiles = []*os.File{leash, mistakes}
-	started, err := e.connect(cmd, streams)
+	defer statusRead.Close()
+	defer controlWrite.Close()
+	cmd := selfCommand(enterName)
+	cmd.ExtraFiles = []*os.File{controlRead, statusWrite}
+	started, err := e.connectStreams(cmd, streams)
 	if err == nil {
 		err = cmd.Start()
 	}
-	leash.Close()
-	mistakes.Close()
+	controlRead.Close()
+	statusWrite.Close()
 	ended := started(err)
 	if err != nil {
 		return 0, fmt.Errorf("starting a command in a container: %w", err)
 	}
-	defer context.AfterFunc(ctx, func() { holds.Close() })()
-	if err := json.NewEncoder(holds).Encode(e); err != nil && ctx.Err() == nil {
+	defer context.AfterFunc(ctx, func() { controlWrite.Close() })()
+	if err := json.NewEncoder(controlWrite).Encode(e); err != nil && ctx.Err() == nil {
 		return 0, err
 	}
-	message, _ := io.ReadAll(status)
-	all := make(chan struct{})
+	message, _ := io.ReadAll(statusRead)
+	finished := make(chan struct{})
 	go func() {
-		cmd.Wait() // for output, too
+		cmd.Wait() // also waits for the output
 		<-ended
-		close(all)
+		close(finished)
 	}()
 	select {
-	case <-all:
-	case <-ctx.Done(): // somebody else may hold on to its output
+	case <-finished:
+	case <-ctx.Done(): // another process may keep the output open
 		return 0, ctx.Err()
 	}
 	if len(message) > 0 {
@@ -74,16 +74,16 @@ func (e Enter) Run(ctx context.Context, streams Streams) (code int, err error) {
 	return cmd.ProcessState.ExitCode(), ctx.Err()
 }
 
-// connect gives a command its streams. What it returns is called when the command has been started, or has not; the
-// channel is closed when all that it wrote on a terminal has been read.
-func (e Enter) connect(cmd *exec.Cmd, streams Streams) (started func(error) <-chan struct{}, err error) {
+// connectStreams sets the standard streams of cmd. The caller must call started with the result of the start. The
+// channel that started returns is closed after all output of a terminal has been read.
+func (e Enter) connectStreams(cmd *exec.Cmd, streams Streams) (started func(error) <-chan struct{}, err error) {
 	ended := make(chan struct{})
 	if e.TTY {
 		master, slave, err := OpenTerminal()
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 		return func(failed error) <-chan struct{} {
 			slave.Close()
-			go e.talk(master, streams, ended)
+			go e.copyTerminal(master, streams, ended)
 			return ended
 		}, err
 	}
@@ -106,8 +106,8 @@ func (e Enter) connect(cmd *exec.Cmd, streams Streams) (started func(error) <-ch
 	}, err
 }
 
-// talk copies between a terminal and who sits at it, until nobody has it open any more.
-func (e Enter) talk(master *os.File, streams Streams, ended chan<- struct{}) {
+// copyTerminal copies between a terminal and the caller's streams until no process has the terminal open.
+func (e Enter) copyTerminal(master *os.File, streams Streams, ended chan<- struct{}) {
 	defer close(ended)
 	defer master.Close()
 	if streams.In != nil {
@@ -122,74 +122,75 @@ func (e Enter) talk(master *os.File, streams Streams, ended chan<- struct{}) {
 	io.Copy(streams.Out, master)
 }
 
-// spaces are the namespaces that a container does not have in common with the node.
-func (s *Spec) spaces() int {
-	spaces := s.Join | s.New
+// separateNamespaces returns the flags (CLONE_NEW…) of the namespaces that a container does not share with the node.
+func (s *Spec) separateNamespaces() int {
+	flags := s.Join | s.New
 	if s.PIDOf != nil {
-		spaces |= unix.CLONE_NEWPID
+		flags |= unix.CLONE_NEWPID
 	}
-	return spaces
+	return flags
 }
 
-// enter goes into a container, runs a command there, and ends as it does.
-func enter() error {
-	leash, status := os.NewFile(3, "leash"), os.NewFile(4, "status")
+// runEnter joins a container, runs a command there, and exits with the exit code of the command.
+func runEnter() error {
+	control, status := os.NewFile(3, "control"), os.NewFile(4, "status")
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
-	cmd, err := launchIn(leash)
+	cmd, err := startInContainer(control)
 	if err != nil {
 		fmt.Fprint(status, err)
 		return err
 	}
 	status.Close()
 	go func() {
-		io.Copy(io.Discard, leash) // ends when nobody wants the command any more
+		io.Copy(io.Discard, control) // returns when the node has cancelled the command or has ended
 		unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	}()
 	cmd.Wait()
 	code := cmd.ProcessState.ExitCode()
 	if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && s.Signaled() {
-		code = startFailed + int(s.Signal())
+		code = startErrorCode + int(s.Signal())
 	}
 	os.Exit(code)
 	return nil
 }
 
-func launchIn(leash io.Reader) (*exec.Cmd, error) {
+// startInContainer reads an Enter, moves this process into its container and starts the command.
+func startInContainer(control io.Reader) (*exec.Cmd, error) {
 	var e Enter
-	if err := json.NewDecoder(leash).Decode(&e); err != nil {
+	if err := json.NewDecoder(control).Decode(&e); err != nil {
 		return nil, err
 	}
-	if err := enroll(e.Spec.Cgroups); err != nil {
+	if err := joinCgroups(e.Spec.Cgroups); err != nil {
 		return nil, err
 	}
 	if len(e.Command) == 0 {
 		return nil, errors.New("no command")
 	}
-	own, err := e.Spec.own(e.Command[0])
+	image, err := e.Spec.openImageFile(e.Command[0])
 	if err != nil {
 		return nil, err
 	}
-	// A thread that has its folder in common with others cannot change its mount namespace.
+	// A thread that shares its working directory with other threads cannot change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
 	}
-	if err := e.Init.join(e.Spec.spaces()); err != nil {
+	if err := e.Init.join(e.Spec.separateNamespaces()); err != nil {
 		return nil, err
 	}
-	if err := e.Spec.settleUser(); err != nil {
+	if err := e.Spec.switchUser(); err != nil {
 		return nil, err
 	}
-	return e.start(own)
+	return e.start(image)
 }
 
-// start starts the command, where this process is.
-func (e *Enter) start(own *program) (cmd *exec.Cmd, err error) {
+// start starts the command in the namespaces of this process.
+func (e *Enter) start(image *imageFile) (cmd *exec.Cmd, err error) {
 	env := e.Spec.Env
 	if e.TTY && !slices.ContainsFunc(env, func(pair string) bool { return strings.HasPrefix(pair, "TERM=") }) {
 		env = append(env, "TERM=xterm")
 	}
-	err = e.Spec.launch(e.Command[0], own, func(path string) error {
+	err = e.Spec.launch(e.Command[0], image, func(path string) error {
 		cmd = &exec.Cmd{Path: path, Args: e.Command, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: e.TTY}
 		return cmd.Start()

@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// longest is how much of a line is kept before it is written in parts.
-const longest = 16 << 10
+// maxLogLine is the maximum size of a log line in bytes. A longer line is split into parts.
+const maxLogLine = 16 << 10
 
-// logFile is a container's log, in the form that the kubelet reads: time, stream, full (F) or part of a line (P), text.
+// logFile is a container's log in the format of the kubelet. Each line has the time, the stream, a tag and the text.
+// The tag is F for a full line and P for a part of one.
 type logFile struct {
 	path string
 
@@ -19,7 +20,7 @@ type logFile struct {
 	file *os.File
 }
 
-// open opens the log; when the kubelet has renamed it, a new one. Where that fails the old one is kept.
+// open opens the log file at l.path and replaces the file that is open. On an error the old file stays open.
 func (l *logFile) open() error {
 	if l.path == "" {
 		return nil
@@ -40,49 +41,51 @@ func (l *logFile) open() error {
 	return nil
 }
 
-// stream is one of a container's two; it is told of output as it comes.
-type stream struct {
-	log  *logFile
-	name string
-	rest []byte // of a line whose end has not come
+// logStream writes the output of one stream of a container to its log.
+type logStream struct {
+	log     *logFile
+	name    string
+	partial []byte // start of a line without its newline
 }
 
-func (s *stream) write(data []byte) {
+// write logs the full lines of data, and keeps the rest until its end arrives.
+func (s *logStream) write(data []byte) {
 	var out []byte
-	s.rest = append(s.rest, data...)
+	s.partial = append(s.partial, data...)
 	for {
-		end := bytes.IndexByte(s.rest, '\n')
-		if end < 0 && len(s.rest) < longest {
+		end := bytes.IndexByte(s.partial, '\n')
+		if end < 0 && len(s.partial) < maxLogLine {
 			break
 		}
-		if end < 0 || end > longest {
-			out = s.line(out, "P", s.rest[:longest])
-			s.rest = s.rest[longest:]
+		if end < 0 || end > maxLogLine {
+			out = s.appendLine(out, "P", s.partial[:maxLogLine])
+			s.partial = s.partial[maxLogLine:]
 			continue
 		}
-		out = s.line(out, "F", s.rest[:end])
-		s.rest = s.rest[end+1:]
+		out = s.appendLine(out, "F", s.partial[:end])
+		s.partial = s.partial[end+1:]
 	}
-	s.put(out)
+	s.writeLines(out)
 }
 
-// line adds one of the log.
-func (s *stream) line(out []byte, tag string, text []byte) []byte {
+// appendLine appends a line in the log's format to out.
+func (s *logStream) appendLine(out []byte, tag string, text []byte) []byte {
 	out = append(time.Now().UTC().AppendFormat(out, time.RFC3339Nano), " "+s.name+" "+tag+" "...)
 	return append(append(out, text...), '\n')
 }
 
-// end writes what came without a line's end, as a part: so readers get no end that was not written.
-func (s *stream) end() {
-	if len(s.rest) > 0 {
-		s.put(s.line(nil, "P", s.rest))
+// flush writes the rest of an incomplete line as a part, so that readers see no newline that the container did not
+// write.
+func (s *logStream) flush() {
+	if len(s.partial) > 0 {
+		s.writeLines(s.appendLine(nil, "P", s.partial))
 	}
 }
 
-func (s *stream) put(lines []byte) {
+func (s *logStream) writeLines(lines []byte) {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 	if s.log.file != nil && len(lines) > 0 {
-		s.log.file.Write(lines) // a disk that is full stops the log, not the container
+		s.log.file.Write(lines) // on a full disk the log loses lines, and the container continues
 	}
 }

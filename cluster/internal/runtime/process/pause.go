@@ -11,25 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is the process that holds the namespaces of a pod.
-type Holder struct {
+// PauseProcess describes the process that holds the namespaces of a Pod.
+type PauseProcess struct {
 	Folder     string // of the sandbox
 	Namespaces int    // CLONE_NEW…
 	Hostname   string
 	Sysctls    map[string]string
 }
 
-// Start starts the holder, and has keep write down who it is before it goes on.
-func (h Holder) Start(keep func(ID) error) error {
-	cmd := again(pauseName)
-	cmd.Dir, cmd.Env = h.Folder, h.settings()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(h.Namespaces), Setsid: true}
-	err := start(cmd, func(pid int) error {
+// Start starts the process. It calls record with the ID of the process before the process sets up its namespaces.
+func (p PauseProcess) Start(record func(ID) error) error {
+	cmd := selfCommand(pauseName)
+	cmd.Dir, cmd.Env = p.Folder, p.environment()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(p.Namespaces), Setsid: true}
+	err := startChild(cmd, func(pid int) error {
 		id, err := Identify(pid)
 		if err != nil {
 			return err
 		}
-		return keep(id)
+		return record(id)
 	})
 	if cmd.Process != nil {
 		go cmd.Wait()
@@ -37,35 +37,37 @@ func (h Holder) Start(keep func(ID) error) error {
 	return err
 }
 
-func (h Holder) settings() []string {
-	list := []string{"hostname=" + h.Hostname}
-	for name, value := range h.Sysctls {
+// environment returns the environment that passes the host name and the sysctls to the process.
+func (p PauseProcess) environment() []string {
+	list := []string{"hostname=" + p.Hostname}
+	for name, value := range p.Sysctls {
 		list = append(list, "sysctl "+name+"="+value)
 	}
 	return list
 }
 
-// pause sets up the namespaces of a pod, and stays.
-func pause() error {
-	signals, node := awaken(), born()
-	err := node.ready()
+// runPause sets up the namespaces of a Pod and runs until a signal ends it.
+func runPause() error {
+	signals, node := notifySignals(), inheritPipes()
+	err := node.waitForParent()
 	if err == nil {
-		err = settle(os.Environ())
+		err = configureNamespaces(os.Environ())
 	}
-	if node.tell(err) != nil {
+	if node.reportResult(err) != nil {
 		return err
 	}
-	return rest(signals)
+	return waitForSignal(signals)
 }
 
-func awaken() <-chan os.Signal {
+func notifySignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGCHLD)
 	return signals
 }
 
-// rest waits to be told to end, and takes care of orphans where this is the first process of a PID namespace.
-func rest(signals <-chan os.Signal) error {
+// waitForSignal returns at SIGTERM or SIGINT. Until then it reaps orphans, which the first process of a PID namespace
+// inherits.
+func waitForSignal(signals <-chan os.Signal) error {
 	for s := range signals {
 		if s != unix.SIGCHLD {
 			return nil
@@ -79,8 +81,8 @@ func rest(signals <-chan os.Signal) error {
 	return nil
 }
 
-// settle sets what belongs to the new namespaces.
-func settle(settings []string) error {
+// configureNamespaces sets the host name and the sysctls of the new namespaces.
+func configureNamespaces(settings []string) error {
 	for _, s := range settings {
 		name, value, _ := strings.Cut(s, "=")
 		if sysctl, ok := strings.CutPrefix(name, "sysctl "); ok {
@@ -97,5 +99,5 @@ func settle(settings []string) error {
 	return nil
 }
 
-// Pause is the program of the image that is built in; a container's init needs no other file for it.
+// Pause is the program of the built-in pause image. The container's init runs it without another executable.
 const Pause = pauseName

@@ -1,6 +1,6 @@
-// Package process is what of the process runtime lives outside the node's own process: the holder of a pod's
-// namespaces, the shim that watches over a container, its init, and the way of a command into it. Each is this same
-// program, started again under another name. It knows the kernel and a folder with files, and nothing of CRI.
+// Package process implements the processes that the process runtime starts: the pause process of a Pod, and the shim,
+// the init and the commands of a container. Each is the executable of the node, started under another name. The package
+// uses the kernel and the files in a container's folder. It must not import CRI.
 package process
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
-// Names of the processes, as ps shows them; the name a program was started under says what it is.
+// Names of the processes, as ps shows them. The first argument of a process selects its role.
 const (
 	pauseName = "trellis-pause"
 	shimName  = "trellis-shim"
@@ -24,46 +24,48 @@ const (
 	enterName = "trellis-enter"
 )
 
-// These processes live as long as a pod does. So they begin here, before the packages that a node is made of set
-// themselves up, and hold 4 MiB each instead of 10.
-var _ = assume()
+// A role runs during the initialization of this package, before the packages of the node initialize. So each process
+// uses 4 MiB instead of 10 for the lifetime of its Pod.
+var _ = runRole()
 
-// ownDescriptors is the number of descriptors that each role has from its parent: the standard streams and two pipes.
-const ownDescriptors = 5
+// inheritedDescriptors is the number of descriptors that a role has from its parent: the standard streams and two
+// pipes.
+const inheritedDescriptors = 5
 
-// assume becomes what the name says that this program was started under, and then does not return.
-func assume() bool {
-	roles := map[string]func() error{pauseName: pause, shimName: shim, initName: begin, enterName: enter}
+// runRole runs the role that the first argument of this process names, and then exits. Without such a name it returns
+// false.
+func runRole() bool {
+	roles := map[string]func() error{pauseName: runPause, shimName: runShim, initName: runInit, enterName: runEnter}
 	role, ok := roles[os.Args[0]]
 	if !ok {
 		return false
 	}
-	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // in place of exe
-	runtime.LockOSThread()                                 // namespaces, and what happens when a parent ends, are a thread's
-	err := descriptors.Drop(ownDescriptors)
+	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // the default is exe
+	runtime.LockOSThread()                                 // namespaces and parent-death signals belong to a thread
+	err := descriptors.Drop(inheritedDescriptors)
 	if err == nil {
 		err = role()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(startFailed)
+		os.Exit(startErrorCode)
 	}
 	os.Exit(0)
 	return true
 }
 
-// again is a command that runs this program in another role.
-func again(name string) *exec.Cmd {
+// selfCommand returns a command that runs this program in the role name.
+func selfCommand(name string) *exec.Cmd {
 	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{name}, Env: []string{}}
 }
 
-// ID names a process for good: its number may be given to another one, the moment it started at not.
+// ID identifies a process uniquely. The kernel may reuse a PID, but not with the same start time.
 type ID struct {
 	PID   int
-	Start string // the boot, and clock ticks since then
+	Start string // boot ID, and clock ticks from the boot to the start
 }
 
-// Identify finds the ID of a process that runs.
+// Identify returns the ID of a running process. A zombie does not count as running.
 func Identify(pid int) (ID, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -73,7 +75,7 @@ func Identify(pid int) (ID, error) {
 	if err != nil {
 		return ID{}, err
 	}
-	// The name, in brackets, may hold anything; from the state on it is fields.
+	// The name, in brackets, may contain any character. The fields after it are separated by spaces.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const state, start = 0, 19
 	if len(fields) <= start || fields[state] == "Z" || fields[state] == "X" {
@@ -82,33 +84,33 @@ func Identify(pid int) (ID, error) {
 	return ID{PID: pid, Start: strings.TrimSpace(string(boot)) + "/" + fields[start]}, nil
 }
 
-// Alive says whether the process still runs.
+// Alive reports whether the process still runs.
 func (id ID) Alive() bool {
 	now, err := Identify(id.PID)
 	return err == nil && now == id
 }
 
-// Foreign says whether the process has another user namespace than this one.
-func (id ID) Foreign() bool {
-	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", id.PID))
-	ours, _ := os.Readlink("/proc/self/ns/user")
-	return err == nil && theirs != ours
+// InOtherUserNamespace reports whether the process is in another user namespace than this process.
+func (id ID) InOtherUserNamespace() bool {
+	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", id.PID))
+	own, _ := os.Readlink("/proc/self/ns/user")
+	return err == nil && namespace != own
 }
 
-// Open opens the process: what is done to the descriptor reaches this process or none.
+// Open returns a pidfd of the process. An operation on it never affects another process.
 func (id ID) Open() (*os.File, error) {
 	fd, err := unix.PidfdOpen(id.PID, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening process %d: %w", id.PID, err)
 	}
-	if !id.Alive() { // asked after opening: from now on the number is not given to another
+	if !id.Alive() { // checked after opening, because an open pidfd prevents the reuse of the PID
 		unix.Close(fd)
 		return nil, fmt.Errorf("process %d has ended", id.PID)
 	}
 	return os.NewFile(uintptr(fd), "process "+strconv.Itoa(id.PID)), nil
 }
 
-// Signal sends a signal; to a process that has ended it does nothing.
+// Signal sends a signal to the process. It does nothing if the process has ended.
 func (id ID) Signal(s unix.Signal) error {
 	f, err := id.Open()
 	if err != nil {
@@ -118,7 +120,7 @@ func (id ID) Signal(s unix.Signal) error {
 	return unix.PidfdSendSignal(int(f.Fd()), s, nil, 0)
 }
 
-// join takes the calling thread into namespaces of a process.
+// join moves the calling thread into the given namespaces (CLONE_NEW…) of the process.
 func (id ID) join(namespaces int) error {
 	if namespaces == 0 {
 		return nil

@@ -15,62 +15,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Launch starts the container whose Spec lies in the folder, with a shim that outlives this process. When it returns
-// without an error, the command runs. If this process ends before StartedFile is there, the command never runs.
+// Launch starts the container whose Spec is stored in the folder, with a shim that outlives this process. When Launch
+// returns without an error, the command runs. If this process ends before StartedFile exists, the command never runs.
 func Launch(folder string) error {
 	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer errs.Close()
-	cmd := again(shimName)
+	cmd := selfCommand(shimName)
 	cmd.Dir, cmd.Stderr = folder, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = start(cmd, func(int) error { return nil })
+	err = startChild(cmd, func(int) error { return nil })
 	if cmd.Process != nil {
 		go cmd.Wait()
 	}
 	return err
 }
 
-// supervisor is a shim: it starts the container's init, keeps what it writes, and writes down how it ends.
+// supervisor is the state of a shim. It starts the container's init, logs its output and stores its exit status.
 type supervisor struct {
 	Spec
-	log     logFile
-	clients clients
-	stdin   *os.File // of the container
-	term    *os.File
+	log      logFile
+	clients  attachedClients
+	stdin    *os.File // of the container
+	terminal *os.File
 
-	mu   sync.Mutex // held while init is signalled, and while it is reaped
-	init int        // 0 when it has been reaped
+	mu   sync.Mutex // held while init is signalled or reaped
+	init int        // PID, or 0 after it has been reaped
 
 	exit  Exit
-	ended chan struct{} // closed when exit is there
+	ended chan struct{} // closed after exit has been set
 }
 
-func shim() error {
-	node := born()
+// runShim runs the shim of the container in the working directory.
+func runShim() error {
+	node := inheritPipes()
 	s := &supervisor{ended: make(chan struct{})}
-	output, err := s.begin(node)
+	output, err := s.startContainer(node)
 	if err != nil {
-		s.end()
-		// Whoever reads Exit may do so before the one who asked for the start hears of it: both say the same.
-		exit := Exit{Code: startFailed, Reason: "StartError", Message: err.Error(), At: time.Now()}
-		return errors.Join(node.tell(err), WriteFile(ExitFile, exit))
+		s.terminate()
+		// A reader of ExitFile may see the error before the node does, so both contain the same message.
+		exit := Exit{Code: startErrorCode, Reason: "StartError", Message: err.Error(), At: time.Now()}
+		return errors.Join(node.reportResult(err), WriteFile(ExitFile, exit))
 	}
-	node.tell(nil)
+	node.reportResult(nil)
 	exit := s.wait()
 	drained := make(chan struct{})
 	go func() { output.Wait(); close(drained) }()
 	select {
 	case <-drained:
-	case <-time.After(time.Second): // somebody outside has its output open
+	case <-time.After(time.Second): // a process outside the container keeps the output open
 	}
 	return s.report(exit)
 }
 
-// report writes down how the container has ended, and tells it to all who wait. Where there is no room for the file it
-// stays and tries again, until the node has written it, or has removed the container: nobody else knows.
+// report stores the exit status of the container and sends it to all waiting clients. If the file cannot be written,
+// for example on a full disk, report retries until it exists or the node has removed the container. No other process
+// has the exit status.
 func (s *supervisor) report(exit Exit) error {
 	err := WriteFile(ExitFile, exit)
 	s.exit = exit
@@ -85,8 +87,9 @@ func (s *supervisor) report(exit Exit) error {
 	return err
 }
 
-// begin has the container's command run. What it returns is done when all that the container writes has been read.
-func (s *supervisor) begin(node birth) (*sync.WaitGroup, error) {
+// startContainer starts the container's command. The WaitGroup that it returns is done after all output of the
+// container has been read.
+func (s *supervisor) startContainer(node childPipes) (*sync.WaitGroup, error) {
 	if err := ReadFile(SpecFile, &s.Spec); err != nil {
 		return nil, err
 	}
@@ -98,15 +101,15 @@ func (s *supervisor) begin(node birth) (*sync.WaitGroup, error) {
 	if err := s.log.open(); err != nil {
 		return nil, err
 	}
-	if err := s.enter(); err != nil {
+	if err := s.joinNamespaces(); err != nil {
 		return nil, err
 	}
 	go s.serve(listener)
-	cmd := again(initName)
+	cmd := selfCommand(initName)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(s.New), Setsid: true, Setctty: s.TTY}
-	return s.connect(func(in, out, err *os.File) error {
+	return s.connectStreams(func(in, out, err *os.File) error {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
-		return start(cmd, func(pid int) error {
+		return startChild(cmd, func(pid int) error {
 			s.mu.Lock()
 			s.init = pid
 			s.mu.Unlock()
@@ -117,7 +120,7 @@ func (s *supervisor) begin(node birth) (*sync.WaitGroup, error) {
 			if err != nil {
 				return err
 			}
-			return node.ready()
+			return node.waitForParent()
 		})
 	})
 }
@@ -126,11 +129,11 @@ func listen() (net.Listener, error) {
 	if err := os.Remove(socketFile); err != nil && !os.IsNotExist(err) {
 		return nil, err
 	}
-	return net.Listen("unix", socketFile) // relative: a path to a socket may not be long
+	return net.Listen("unix", socketFile) // relative, because the length of a socket's path is limited
 }
 
-// enter takes this thread, which init will be a child of, into the namespaces of the pod.
-func (s *supervisor) enter() error {
+// joinNamespaces moves this thread, the parent of init, into the namespaces of the Pod.
+func (s *supervisor) joinNamespaces() error {
 	if s.PIDOf != nil {
 		if err := s.PIDOf.join(unix.CLONE_NEWPID); err != nil {
 			return err
@@ -139,11 +142,11 @@ func (s *supervisor) enter() error {
 	return s.Sandbox.join(s.Join)
 }
 
-// connect opens what the container reads and writes, and starts it with that.
-func (s *supervisor) connect(start func(in, out, err *os.File) error) (*sync.WaitGroup, error) {
+// connectStreams opens the standard streams of the container, calls start with them, and copies the output.
+func (s *supervisor) connectStreams(start func(in, out, err *os.File) error) (*sync.WaitGroup, error) {
 	var copies sync.WaitGroup
-	follow := func(name string, from *os.File) {
-		copies.Go(func() { s.follow(&stream{log: &s.log, name: name}, from) })
+	copyStream := func(name string, from *os.File) {
+		copies.Go(func() { s.copyOutput(&logStream{log: &s.log, name: name}, from) })
 	}
 	if s.TTY {
 		master, slave, err := OpenTerminal()
@@ -151,14 +154,14 @@ func (s *supervisor) connect(start func(in, out, err *os.File) error) (*sync.Wai
 			return nil, err
 		}
 		defer slave.Close()
-		s.term = master
+		s.terminal = master
 		if s.Stdin {
 			s.stdin = master
 		}
 		if err := start(slave, slave, slave); err != nil {
 			return nil, err
 		}
-		follow("stdout", master)
+		copyStream("stdout", master)
 		return &copies, nil
 	}
 	outRead, outWrite, err1 := os.Pipe()
@@ -178,39 +181,41 @@ func (s *supervisor) connect(start func(in, out, err *os.File) error) (*sync.Wai
 	if err != nil {
 		return nil, err
 	}
-	follow("stdout", outRead)
-	follow("stderr", errRead)
+	copyStream("stdout", outRead)
+	copyStream("stderr", errRead)
 	return &copies, nil
 }
 
-// follow copies output to the log and to those who are attached.
-func (s *supervisor) follow(to *stream, from *os.File) {
-	buffer := make([]byte, longest)
+// copyOutput copies output to the log and to the attached clients.
+func (s *supervisor) copyOutput(to *logStream, from *os.File) {
+	buffer := make([]byte, maxLogLine)
 	for {
 		n, err := from.Read(buffer)
 		to.write(buffer[:n])
 		s.clients.write(to.name, buffer[:n])
 		if err != nil {
-			to.end()
+			to.flush()
 			return
 		}
 	}
 }
 
-// wait waits for init to end, and ends what is left of the container while init's number is still its own.
+// wait waits until init ends and kills the remaining processes of the container. init stays a zombie until then, so the
+// kernel cannot reuse its PID.
 func (s *supervisor) wait() Exit {
 	for {
 		if err := unix.Waitid(unix.P_PID, s.init, nil, unix.WEXITED|unix.WNOWAIT, nil); err != unix.EINTR {
 			break
 		}
 	}
-	return ending(s.end())
+	return exitFor(s.terminate())
 }
 
-func ending(status unix.WaitStatus) Exit {
+// exitFor returns the Exit for the wait status of init.
+func exitFor(status unix.WaitStatus) Exit {
 	exit := Exit{Code: int32(status.ExitStatus()), Reason: "Completed", At: time.Now()}
 	if status.Signaled() {
-		exit.Code = startFailed + int32(status.Signal())
+		exit.Code = startErrorCode + int32(status.Signal())
 	}
 	if exit.Code != 0 {
 		exit.Reason = "Error"
@@ -218,8 +223,8 @@ func ending(status unix.WaitStatus) Exit {
 	return exit
 }
 
-// kill ends all processes of the container that can be told from others: with init ends its PID namespace; where it
-// has none, those of its process group, and what its cgroups hold.
+// kill kills the processes of the container. If init has a separate PID namespace, the namespace ends with it.
+// Otherwise kill reaches the process group of init and the processes in the container's cgroups. s.mu must be held.
 func (s *supervisor) kill() {
 	if s.init == 0 {
 		return
@@ -228,12 +233,13 @@ func (s *supervisor) kill() {
 	if s.New&unix.CLONE_NEWPID == 0 {
 		unix.Kill(-s.init, unix.SIGKILL)
 		for _, folder := range s.Cgroups {
-			killAll(folder)
+			killCgroup(folder)
 		}
 	}
 }
 
-func (s *supervisor) end() (status unix.WaitStatus) {
+// terminate kills the container, reaps init and returns its wait status.
+func (s *supervisor) terminate() (status unix.WaitStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kill()
@@ -245,7 +251,7 @@ func (s *supervisor) end() (status unix.WaitStatus) {
 	return status
 }
 
-// signal reaches the container's init, or with SIGKILL all of it.
+// signal sends a signal to the container's init, or kills all processes of the container if the signal is SIGKILL.
 func (s *supervisor) signal(which unix.Signal) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,22 +265,23 @@ func (s *supervisor) signal(which unix.Signal) error {
 	return unix.Kill(s.init, which)
 }
 
-// serve answers the node.
+// serve accepts connections of the node until the listener is closed.
 func (s *supervisor) serve(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // as when there are too many open files
+		if err != nil { // for example too many open files
 			<-time.After(100 * time.Millisecond)
 			continue
 		}
-		go s.answer(conn.(*net.UnixConn))
+		go s.handle(conn.(*net.UnixConn))
 	}
 }
 
-func (s *supervisor) answer(conn *net.UnixConn) {
+// handle reads the request of a connection and serves it.
+func (s *supervisor) handle(conn *net.UnixConn) {
 	var r request
 	reader := bufio.NewReader(conn)
 	line, err := reader.ReadBytes('\n')
@@ -287,18 +294,18 @@ func (s *supervisor) answer(conn *net.UnixConn) {
 	}
 	switch r.Do {
 	case "wait":
-		if s.untilEnd(conn) {
+		if s.waitForExit(conn) {
 			json.NewEncoder(conn).Encode(s.exit)
 		}
 		conn.Close()
 		return
 	case "attach":
 		s.clients.add(conn)
-		s.untilEnd(conn)
+		s.waitForExit(conn)
 		s.clients.remove(conn)
 		return
 	case "stdin":
-		s.feed(reader)
+		s.copyStdin(reader)
 		conn.Close()
 		return
 	case "signal":
@@ -306,8 +313,8 @@ func (s *supervisor) answer(conn *net.UnixConn) {
 	case "reopen":
 		err = s.log.open()
 	case "resize":
-		if s.term != nil {
-			err = Resize(s.term, r.Width, r.Height)
+		if s.terminal != nil {
+			err = Resize(s.terminal, r.Width, r.Height)
 		}
 	}
 	message := ""
@@ -318,20 +325,21 @@ func (s *supervisor) answer(conn *net.UnixConn) {
 	conn.Close()
 }
 
-// untilEnd waits for the end of the container, or until a client, which has nothing more to say, has gone.
-func (s *supervisor) untilEnd(conn net.Conn) (ended bool) {
-	gone := make(chan struct{})
-	go func() { io.Copy(io.Discard, conn); close(gone) }()
+// waitForExit blocks until the container has ended or the client has disconnected, and reports whether the container
+// has ended. It discards further data of the client.
+func (s *supervisor) waitForExit(conn net.Conn) (ended bool) {
+	disconnected := make(chan struct{})
+	go func() { io.Copy(io.Discard, conn); close(disconnected) }()
 	select {
 	case <-s.ended:
 		return true
-	case <-gone:
+	case <-disconnected:
 		return false
 	}
 }
 
-// feed gives the container what a client has for it.
-func (s *supervisor) feed(from io.Reader) {
+// copyStdin copies the input of a client to the container.
+func (s *supervisor) copyStdin(from io.Reader) {
 	if s.stdin == nil {
 		return
 	}

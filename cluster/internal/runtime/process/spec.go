@@ -8,36 +8,36 @@ import (
 	"time"
 )
 
-// Files in the folder of a container. Who finds them knows all there is to know about it.
+// Files in the folder of a container. They contain the full state of the container.
 const (
-	SpecFile    = "spec.json"    // what to start
+	SpecFile    = "spec.json"    // the Spec
 	StartedFile = "started.json" // written before the first instruction of the container's command
-	ExitFile    = "exit.json"    // written when it has ended, or could not be started
+	ExitFile    = "exit.json"    // written when the container has ended or its start has failed
 	socketFile  = "shim.sock"
 	shimLog     = "shim.log"
 )
 
-// Spec is a container to be started.
+// Spec describes how to start a container.
 type Spec struct {
 	Folder string // of the container
 
-	Sandbox ID  // whose namespaces it joins
-	Join    int // CLONE_NEW…: which of them
-	PIDOf   *ID // the process whose PID namespace it joins in place of the sandbox's
-	New     int // CLONE_NEW…: which it gets for itself
+	Sandbox ID  // pause process of the Pod
+	Join    int // namespaces of the sandbox to join (CLONE_NEW…)
+	PIDOf   *ID // process whose PID namespace to join instead of the sandbox's
+	New     int // new namespaces of the container (CLONE_NEW…)
 
-	Program string // is executed whatever the command says
-	Images  string // a folder where the command is looked up first
+	Program string // executable to run, independent of Args[0]
+	Images  string // folder in which the command is looked up first
 	Args    []string
 	Env     []string
 	Dir     string
 
 	User       *User
-	NoNewPrivs bool // no program that it runs gains rights, as by its setuid bit
+	NoNewPrivs bool // no program gains rights, for example by its setuid bit
 
 	Mounts []Mount
-	Shm    string // the pod's /dev/shm
-	AllDev bool   // the host's /dev
+	Shm    string // source of /dev/shm
+	AllDev bool   // show the host's /dev
 
 	Cgroups     []string
 	OOMScoreAdj int
@@ -47,19 +47,19 @@ type Spec struct {
 	StdinOnce   bool
 }
 
-// Mount is a file or folder of the host, and where the container sees it.
+// Mount is a file or folder of the host with its path in the container.
 type Mount struct {
 	Source, Target      string
-	ReadOnly, Recursive bool // Recursive: what is mounted below is read-only as well
+	ReadOnly, Recursive bool // Recursive: mounts below it are read-only too
 }
 
-// Started says that a container runs, and since when.
+// Started records the first process of a running container and its start time.
 type Started struct {
 	Init ID
 	At   time.Time
 }
 
-// Exit is how a container ended.
+// Exit is the exit status of a container.
 type Exit struct {
 	Code    int32
 	Reason  string
@@ -67,16 +67,17 @@ type Exit struct {
 	At      time.Time
 }
 
-// startFailed is the exit code of what could not be started, as other runtimes have it.
-const startFailed = 128
+// startErrorCode is the exit code of a container that could not be started, as in other runtimes.
+const startErrorCode = 128
 
-// WriteFile replaces a file by the JSON of a value, whole or not at all.
+// WriteFile atomically replaces a file with the JSON encoding of a value.
 func WriteFile(name string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid())) // others may write it, too
+	// The PID keeps apart the temporary files of processes that write the same file.
+	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid()))
 	if err := os.WriteFile(next, data, 0o600); err != nil {
 		_ = os.Remove(next)
 		return err
@@ -84,7 +85,7 @@ func WriteFile(name string, value any) error {
 	return os.Rename(next, name)
 }
 
-// ReadFile reads what WriteFile has written.
+// ReadFile decodes a file that WriteFile has written.
 func ReadFile(name string, value any) error {
 	data, err := os.ReadFile(name)
 	if err != nil {

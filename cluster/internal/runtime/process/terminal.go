@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenTerminal makes a terminal: what is written to one end is read from the other.
+// OpenTerminal opens a new pseudoterminal.
 func OpenTerminal() (master, slave *os.File, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("making a terminal: %w", err)
 	}
-	// Through SyscallConn, for Fd would make reads of it block a thread for good.
+	// SyscallConn keeps the file in non-blocking mode. With Fd, each read would block a thread.
 	conn, err := master.SyscallConn()
 	if err != nil {
 		return nil, nil, err
@@ -37,17 +37,17 @@ func OpenTerminal() (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// Resize tells the programs on a terminal how large it is.
+// Resize sets the size of a terminal.
 func Resize(master *os.File, width, height uint16) error {
 	conn, err := master.SyscallConn()
 	if err != nil {
 		return err
 	}
 	size := unix.Winsize{Row: height, Col: width}
-	var failed error
-	err = conn.Control(func(fd uintptr) { failed = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &size) })
+	var ioctlErr error
+	err = conn.Control(func(fd uintptr) { ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &size) })
 	if err != nil {
 		return err
 	}
-	return failed
+	return ioctlErr
 }

@@ -1,0 +1,74 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestNodeEndsDuringStart checks that a container's command never runs if the node ends before it has recorded the
+// container. Otherwise the next node would start it twice.
+func TestNodeEndsDuringStart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a mount namespace")
+	}
+	folder := t.TempDir()
+	marker := filepath.Join(folder, "trace")
+	spec := Spec{
+		Folder: folder, New: unix.CLONE_NEWNS | unix.CLONE_NEWPID, Dir: "/", Shm: "/dev/shm",
+		Program: "/bin/sh", Args: []string{"sh", "-c", "echo ran >" + marker},
+	}
+	for _, recorded := range []bool{false, true} {
+		if err := WriteFile(filepath.Join(folder, SpecFile), spec); err != nil {
+			t.Fatal(err)
+		}
+		cmd := selfCommand(shimName)
+		cmd.Dir = folder
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		err := startChild(cmd, func(int) error {
+			var started Started
+			if err := ReadFile(filepath.Join(folder, StartedFile), &started); err != nil || !started.Init.Alive() {
+				t.Errorf("recorded %t: got started %v, %v; want a running init", recorded, started, err)
+			}
+			if !recorded {
+				return errors.New("killed")
+			}
+			return nil
+		})
+		cmd.Wait()
+		var exit Exit
+		if err := ReadFile(filepath.Join(folder, ExitFile), &exit); err != nil {
+			t.Fatal(err)
+		}
+		_, missing := os.Stat(marker)
+		if ran := missing == nil; ran != recorded || (exit.Code == 0) != recorded || (err == nil) != recorded {
+			t.Errorf("recorded %t: ran %t, exit %v, error %v", recorded, ran, exit, err)
+		}
+		if !recorded && !strings.Contains(exit.Message, "the parent process has ended") {
+			t.Errorf("got message %q, want that the parent has ended", exit.Message)
+		}
+	}
+}
+
+// TestIDs checks that an ID with the PID of a running process and another start time identifies no process.
+func TestIDs(t *testing.T) {
+	self, err := Identify(os.Getpid())
+	if err != nil || !self.Alive() {
+		t.Fatal(self, err)
+	}
+	other := ID{PID: self.PID, Start: self.Start + "0"}
+	if other.Alive() {
+		t.Error("a process that started at another time is alive")
+	}
+	if _, err := other.Open(); err == nil {
+		t.Error("Open succeeds for a process with another start time")
+	}
+	if err := other.Signal(unix.SIGKILL); err != nil { // must not reach this process, which has that PID
+		t.Error(err)
+	}
+}

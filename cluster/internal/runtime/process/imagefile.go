@@ -1,0 +1,169 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"golang.org/x/sys/unix"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
+)
+
+// openImageFile opens the file of the image for a command of the Pod, before mounts can hide the file. It returns nil
+// if the image has no such file.
+func (s *Spec) openImageFile(word string) (*imageFile, error) {
+	path := s.Program
+	if path == "" || path == Pause || len(s.Args) > 0 && word != s.Args[0] {
+		if s.Images == "" {
+			return nil, nil
+		}
+		var err error
+		if path, err = securejoin.SecureJoin(s.Images, word); err != nil {
+			return nil, err
+		}
+		if _, err := exec.LookPath(path); err != nil {
+			return nil, nil
+		}
+	}
+	file, err := os.OpenFile(path, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &imageFile{file, interpreted(path)}, nil
+}
+
+// imageFile is an open executable of an image.
+type imageFile struct {
+	*os.File
+	interpreted bool // its interpreter opens the file by its path
+}
+
+// interpreted reports whether the kernel runs a file through an interpreter, as it does for scripts. ELF files need
+// none.
+func interpreted(path string) bool {
+	f, err := os.Open(path)
+	if err != nil { // the interpreter cannot read it either
+		return false
+	}
+	defer f.Close()
+	magic := make([]byte, 4)
+	_, err = io.ReadFull(f, magic)
+	return err != nil || string(magic) != "\x7fELF"
+}
+
+// launch calls run with each path of a program in turn until one succeeds. If all fail, it returns the first error. The
+// program inherits only the standard streams. A script that runs through its descriptor also keeps this descriptor.
+func (s *Spec) launch(word string, image *imageFile, run func(path string) error) error {
+	paths, err := s.paths(word, image)
+	if err != nil {
+		return err
+	}
+	if err := descriptors.Keep(); err != nil {
+		return err
+	}
+	for i, path := range paths {
+		if image != nil && i == len(paths)-1 && image.interpreted {
+			unix.FcntlInt(image.Fd(), unix.F_SETFD, 0)
+		}
+		runErr := run(path)
+		if runErr == nil {
+			return nil
+		}
+		if err == nil {
+			err = runErr
+		}
+	}
+	return err
+}
+
+// paths returns the paths of a program in the container, in the order to try. A file of the image has its path on the
+// host, unless a mount hides it there. The path of its descriptor always works: also if a mount hides the file, and if
+// the container's user may not enter its folder.
+func (s *Spec) paths(word string, image *imageFile) (list []string, err error) {
+	if image == nil {
+		path, err := s.lookUp(word)
+		return []string{path}, err
+	}
+	opened, err := image.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if atPath, err := os.Stat(image.Name()); err == nil && os.SameFile(opened, atPath) {
+		list = append(list, image.Name())
+	}
+	return append(list, fmt.Sprintf("/proc/self/fd/%d", image.Fd())), nil
+}
+
+// lookUp returns the path of a command in the container, with the PATH of the container.
+func (s *Spec) lookUp(word string) (string, error) {
+	for _, pair := range s.Env {
+		if list, ok := strings.CutPrefix(pair, "PATH="); ok {
+			os.Setenv("PATH", list)
+		}
+	}
+	path, err := exec.LookPath(word)
+	if errors.Is(err, exec.ErrDot) { // found through a relative PATH entry
+		err = nil
+	}
+	return path, err
+}
+
+// User is the user of a container. nil is the user of the node.
+type User struct {
+	UID, GID int
+	Groups   []int
+}
+
+// switchUser changes the user of this process to the container's user, and then enters the working directory. With the
+// rights of root, the process could enter folders that the user may not enter.
+func (s *Spec) switchUser() error {
+	if err := s.User.apply(); err != nil {
+		return err
+	}
+	if s.NoNewPrivs {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("cannot forbid new privileges: %w", err)
+		}
+	}
+	dir, err := securejoin.SecureJoin("/", s.Dir) // resolves links of /proc as text and never follows their descriptors
+	if err == nil {
+		err = os.Chdir(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot enter the working directory %s as the container's user: %w", s.Dir, err)
+	}
+	return nil
+}
+
+// apply changes the user and the groups of this process.
+func (u *User) apply() error {
+	if u == nil {
+		return nil
+	}
+	for fd := range 3 { // a program that opens /dev/stdout must own the pipe or terminal
+		var stat unix.Stat_t
+		if unix.Fstat(fd, &stat) == nil && stat.Rdev != unix.Mkdev(1, 3) { // /dev/null
+			unix.Fchown(fd, u.UID, -1)
+		}
+	}
+	err := syscall.Setgroups(u.Groups)
+	if err == nil {
+		err = syscall.Setresgid(u.GID, u.GID, u.GID)
+	}
+	if err == nil {
+		err = syscall.Setresuid(u.UID, u.UID, u.UID)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot change to user %d, group %d and groups %v: %w: a node without root has only one "+
+			"user: "+
+			"omit runAsUser, runAsNonRoot, runAsGroup, fsGroup and supplementalGroups, or run the node as root",
+			u.UID, u.GID, u.Groups, err)
+	}
+	return nil
+}
