@@ -1,4 +1,5 @@
-// Package descriptors keeps open files of one process out of the processes that it starts. It uses the kernel alone.
+// Package descriptors prevents processes from inheriting open files. It uses only the kernel and must not import other
+// packages of this module.
 package descriptors
 
 import (
@@ -14,8 +15,8 @@ import (
 // firstExtra is the first descriptor after the standard streams.
 const firstExtra = 3
 
-// Keep marks all descriptors of this process but the standard streams close-on-exec. A command that it starts then has
-// only those that its exec.Cmd lists, also where a library opened a file without the mark.
+// CloseAllOnExec marks all descriptors of this process close-on-exec, except the standard streams. A command then
+// inherits only the files that its exec.Cmd lists. This includes files that a library has opened without the mark.
 func Keep() error {
 	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // Linux before 5.11
@@ -27,8 +28,9 @@ func Keep() error {
 	return nil
 }
 
-// Drop closes the descriptors from first on that this process inherited. It leaves those that the process opened
-// itself, which are marked close-on-exec: an inherited descriptor has lost that mark, or exec had closed it.
+// CloseInherited closes the inherited descriptors of this process from first on. An inherited descriptor is not marked
+// close-on-exec, because exec would have closed it. So descriptors with the mark, which this process has opened, stay
+// open.
 func Drop(first int) error {
 	err := each(first, func(fd int) {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {

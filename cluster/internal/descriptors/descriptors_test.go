@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command gets the standard streams and nothing that a library opened without close-on-exec.
+// TestKeep checks that a command inherits only the standard streams, and no file that was opened without close-on-exec.
 func TestKeep(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, nil, 0o600); err != nil {
@@ -35,11 +35,11 @@ func TestKeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := strings.Fields(list()); len(out) != 3 {
-		t.Errorf("a command has %v", out)
+		t.Errorf("got descriptors %v in a command, want the standard streams", out)
 	}
 }
 
-// Drop closes an inherited descriptor, and leaves those of the process itself.
+// TestDrop checks that an inherited descriptor is closed, and that a descriptor with close-on-exec stays open.
 func TestDrop(t *testing.T) {
 	pipe := make([]int, 2)
 	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {
@@ -54,17 +54,17 @@ func TestDrop(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0); err != unix.EBADF {
-		t.Errorf("the inherited descriptor: %v", err)
+		t.Errorf("inherited descriptor: got error %v, want EBADF", err)
 	}
-	own, err := unix.FcntlInt(uintptr(pipe[1]), unix.F_DUPFD_CLOEXEC, 500)
+	opened, err := unix.FcntlInt(uintptr(pipe[1]), unix.F_DUPFD_CLOEXEC, 500)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(own)
-	if err := Drop(own); err != nil {
+	defer unix.Close(opened)
+	if err := Drop(opened); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unix.FcntlInt(uintptr(own), unix.F_GETFD, 0); err != nil {
-		t.Errorf("its own descriptor: %v", err)
+	if _, err := unix.FcntlInt(uintptr(opened), unix.F_GETFD, 0); err != nil {
+		t.Errorf("descriptor of this process is closed: %v", err)
 	}
 }

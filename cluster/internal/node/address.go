@@ -9,8 +9,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// GlobalAddress is this host's on the way out, or else the first that others may reach it at: what validation allows for Pods,
-// Endpoints and nodes, which loopback is not.
+// GlobalAddress returns the address of this host on its default route, or else its first global address. API validation
+// rejects loopback addresses for Pods, Endpoints and nodes.
 func GlobalAddress() (net.IP, error) {
 	if ip, err := utilnet.ChooseHostInterface(); err == nil {
 		return ip, nil
@@ -24,13 +24,14 @@ func GlobalAddress() (net.IP, error) {
 			return n.IP, nil
 		}
 	}
-	return nil, errors.New("this host has no address besides loopback, at which Pods and nodes cannot be: give it one, on an interface of type dummy for instance")
+	return nil, errors.New("this host has only loopback addresses, which Pods and nodes cannot have: " +
+		"add an address, for example on an interface of type dummy")
 }
 
-// nameservers are the host's: what Pods ask for names of the cluster as well, which nobody answers. Without any the kubelet
-// would warn of each Pod.
+// nameservers returns the name servers of the host for the Pods. They do not resolve names of the cluster, but without
+// name servers the kubelet logs a warning for each Pod.
 func nameservers(file string) (all []string) {
-	data, _ := os.ReadFile(file) // a host may do without
+	data, _ := os.ReadFile(file) // the file is optional
 	for line := range strings.Lines(string(data)) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
 			all = append(all, f[1])
@@ -39,7 +40,7 @@ func nameservers(file string) (all []string) {
 	return all
 }
 
-// freePort is one that nobody listens on.
+// freePort returns a TCP port that is not in use.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {

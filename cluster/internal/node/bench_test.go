@@ -13,19 +13,19 @@ import (
 // From the binding of a Pod with a token's volume to Running, over containers that start at once; what the node's process has
 // in memory that is not a file's, at the end.
 func BenchmarkPod(b *testing.B) {
-	w := newWorld(b)
-	p := w.start(w.options("bench"))
-	w.ready("bench")
-	w.pod("bench", "first")
-	w.running("first")
-	pods := w.kube.CoreV1().Pods("default")
+	f := newFixture(b)
+	p := f.start(f.options("bench"))
+	f.readyNode("bench")
+	f.createPod("bench", "first")
+	f.runningPod("first")
+	pods := f.kube.CoreV1().Pods("default")
 	for i := 0; b.Loop(); i++ {
 		name := fmt.Sprintf("pod-%d", i)
 		changes, err := pods.Watch(b.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err != nil {
 			b.Fatal(err)
 		}
-		w.pod("bench", name)
+		f.createPod("bench", name)
 		for e := range changes.ResultChan() {
 			if pod, ok := e.Object.(*corev1.Pod); ok && pod.Status.Phase == corev1.PodRunning {
 				break

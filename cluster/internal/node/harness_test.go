@@ -56,67 +56,67 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// world is a server, a client of its administrator's, and containers that are only written down, on a CRI socket.
-type world struct {
+// fixture is a server, a client of its administrator's, and containers that are only written down, on a CRI socket.
+type fixture struct {
 	t      testing.TB
 	server *testserver.Server
 	kube   kubernetes.Interface
-	*containers
+	*fakeRuntime
 }
 
-func newWorld(t testing.TB, change ...func(*apiserver.Config)) *world {
+func newFixture(t testing.TB, change ...func(*apiserver.Config)) *fixture {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
 		c.Controllers, c.Admission.Disable = nil, nil
 		for _, of := range change {
 			of(c)
 		}
 	}))
-	w := &world{t: t, server: server, kube: kubernetes.NewForConfigOrDie(server.Config), containers: newContainers(t)}
-	w.within("the account of new Pods", func(ctx context.Context) bool {
-		_, err := w.kube.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+	f := &fixture{t: t, server: server, kube: kubernetes.NewForConfigOrDie(server.Config), fakeRuntime: newFakeRuntime(t)}
+	f.eventually("the account of new Pods", func(ctx context.Context) bool {
+		_, err := f.kube.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
 		return err == nil
 	})
-	return w
+	return f
 }
 
-func (w *world) within(what string, done func(context.Context) bool) {
-	w.t.Helper()
-	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) { return done(ctx), nil })
+func (f *fixture) eventually(what string, done func(context.Context) bool) {
+	f.t.Helper()
+	err := wait.PollUntilContextTimeout(f.t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) { return done(ctx), nil })
 	if err != nil {
-		w.t.Fatalf("%s: not within a minute", what)
+		f.t.Fatalf("%s: not within a minute", what)
 	}
 }
 
 // options are of a node that goes by a name, over the world's containers.
-func (w *world) options(name string) Options {
+func (f *fixture) options(name string) Options {
 	root, err := os.MkdirTemp("", "node") // a test's own has too long a path
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	w.t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		mounts, _ := filepath.Glob(root + "/pods/*/volumes/*/*")
 		for _, m := range mounts {
 			_ = syscall.Unmount(m, syscall.MNT_DETACH) // it may be none
 		}
 		os.RemoveAll(root)
 	})
-	return Options{Kubeconfig: w.server.Kubeconfig, Name: name, Root: root, Endpoint: w.endpoint}
+	return Options{Kubeconfig: f.server.Kubeconfig, Name: name, Root: root, Endpoint: f.endpoint}
 }
 
-// process is a node that runs.
-type process struct {
+// nodeProcess is a node that runs.
+type nodeProcess struct {
 	t   testing.TB
 	cmd *exec.Cmd
 	out *bytes.Buffer
 }
 
-func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
-	w.t.Helper()
+func (f *fixture) start(o Options, change ...func(*exec.Cmd)) *nodeProcess {
+	f.t.Helper()
 	text, err := json.Marshal(o)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	p := &process{t: w.t, cmd: exec.Command("/proc/self/exe"), out: &bytes.Buffer{}}
+	p := &nodeProcess{t: f.t, cmd: exec.Command("/proc/self/exe"), out: &bytes.Buffer{}}
 	p.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
 	p.cmd.Dir, p.cmd.WaitDelay = o.Root, 10*time.Second
 	p.cmd.Stderr, p.cmd.SysProcAttr = p.out, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -124,24 +124,24 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 		c(p.cmd)
 	}
 	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	w.t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		p.kill()
-		if w.t.Failed() || os.Getenv("NODE_TEST_LOG") != "" {
-			w.t.Logf("node %s:\n%s", o.Name, p.out)
+		if f.t.Failed() || os.Getenv("NODE_TEST_LOG") != "" {
+			f.t.Logf("node %s:\n%s", o.Name, p.out)
 		}
 	})
 	return p
 }
 
-func (p *process) kill() {
+func (p *nodeProcess) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended
 	_ = p.cmd.Wait()
 }
 
-// end has it end as it should.
-func (p *process) end() {
+// stop has it end as it should.
+func (p *nodeProcess) stop() {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)
@@ -151,12 +151,12 @@ func (p *process) end() {
 	}
 }
 
-// asked returns who has asked a signer for certificates.
-func (w *world) asked(signer string) (who []string) {
-	w.t.Helper()
-	requests, err := w.kube.CertificatesV1().CertificateSigningRequests().List(w.t.Context(), metav1.ListOptions{})
+// csrUsers returns who has asked a signer for certificates.
+func (f *fixture) csrUsers(signer string) (who []string) {
+	f.t.Helper()
+	requests, err := f.kube.CertificatesV1().CertificateSigningRequests().List(f.t.Context(), metav1.ListOptions{})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	for _, r := range requests.Items {
 		if r.Spec.SignerName == signer {
@@ -166,13 +166,13 @@ func (w *world) asked(signer string) (who []string) {
 	return who
 }
 
-// ready waits for a node that is.
-func (w *world) ready(name string) *corev1.Node {
-	w.t.Helper()
+// readyNode waits for a node that is.
+func (f *fixture) readyNode(name string) *corev1.Node {
+	f.t.Helper()
 	var node *corev1.Node
-	w.within("node "+name+" is ready", func(ctx context.Context) (ready bool) {
+	f.eventually("node "+name+" is ready", func(ctx context.Context) (ready bool) {
 		var err error
-		if node, err = w.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err != nil {
+		if node, err = f.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return false
 		}
 		return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -182,9 +182,9 @@ func (w *world) ready(name string) *corev1.Node {
 	return node
 }
 
-// pod makes one that is bound to a node.
-func (w *world) pod(node, name string, change ...func(*corev1.PodSpec)) *corev1.Pod {
-	w.t.Helper()
+// createPod makes one that is bound to a node.
+func (f *fixture) createPod(node, name string, change ...func(*corev1.PodSpec)) *corev1.Pod {
+	f.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{
 		NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1", Command: []string{"main"}}},
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
@@ -192,27 +192,27 @@ func (w *world) pod(node, name string, change ...func(*corev1.PodSpec)) *corev1.
 	for _, c := range change {
 		c(&p.Spec)
 	}
-	p, err := w.kube.CoreV1().Pods("default").Create(w.t.Context(), p, metav1.CreateOptions{})
+	p, err := f.kube.CoreV1().Pods("default").Create(f.t.Context(), p, metav1.CreateOptions{})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return p
 }
 
-// running waits for a Pod whose containers are, and returns it.
-func (w *world) running(name string) *corev1.Pod {
-	w.t.Helper()
+// runningPod waits for a Pod whose containers are, and returns it.
+func (f *fixture) runningPod(name string) *corev1.Pod {
+	f.t.Helper()
 	var pod *corev1.Pod
-	w.within("Pod "+name+" runs", func(ctx context.Context) bool {
+	f.eventually("Pod "+name+" runs", func(ctx context.Context) bool {
 		var err error
-		pod, err = w.kube.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		pod, err = f.kube.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
 		return err == nil && pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].Ready
 	})
 	return pod
 }
 
-// containers are a container runtime that starts no process: what is asked of it is written down. It outlives the nodes.
-type containers struct {
+// fakeRuntime are a container runtime that starts no process: what is asked of it is written down. It outlives the nodes.
+type fakeRuntime struct {
 	*fake.RemoteRuntime
 	endpoint string
 	logs     string // folder
@@ -222,8 +222,8 @@ type containers struct {
 	configs map[string]*runtimeapi.ContainerConfig // by ID
 }
 
-func newContainers(t testing.TB) *containers {
-	c := &containers{RemoteRuntime: fake.NewFakeRemoteRuntime(), configs: map[string]*runtimeapi.ContainerConfig{}}
+func newFakeRuntime(t testing.TB) *fakeRuntime {
+	c := &fakeRuntime{RemoteRuntime: fake.NewFakeRemoteRuntime(), configs: map[string]*runtimeapi.ContainerConfig{}}
 	c.RuntimeService.FakeStatus = &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}
@@ -252,7 +252,7 @@ func newContainers(t testing.TB) *containers {
 	return c
 }
 
-func (c *containers) CreateContainer(ctx context.Context, r *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+func (c *fakeRuntime) CreateContainer(ctx context.Context, r *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	response, err := c.RemoteRuntime.CreateContainer(ctx, r)
 	if err == nil {
 		c.mu.Lock()
@@ -263,7 +263,7 @@ func (c *containers) CreateContainer(ctx context.Context, r *runtimeapi.CreateCo
 }
 
 // ContainerStatus has the path of the log, which the kubelet cleans up after.
-func (c *containers) ContainerStatus(ctx context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+func (c *fakeRuntime) ContainerStatus(ctx context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	response, err := c.RemoteRuntime.ContainerStatus(ctx, r)
 	if err == nil && response.Status.LogPath == "" {
 		response.Status.LogPath = filepath.Join(c.logs, r.ContainerId+".log")
@@ -272,7 +272,7 @@ func (c *containers) ContainerStatus(ctx context.Context, r *runtimeapi.Containe
 }
 
 // ImageStatus has the user of an image.
-func (c *containers) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+func (c *fakeRuntime) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	response, err := c.RemoteRuntime.ImageStatus(ctx, r)
 	if err == nil && response.Image != nil && c.user != 0 {
 		i := response.Image // which is the fake's own
@@ -282,13 +282,13 @@ func (c *containers) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusR
 }
 
 // ImageFsInfo says where images lie, which may not be nowhere.
-func (c *containers) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+func (c *fakeRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	fs := &runtimeapi.FilesystemUsage{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/"}, UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{}}
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{fs}, ContainerFilesystems: []*runtimeapi.FilesystemUsage{fs}}, nil
 }
 
-// of returns how the containers of a Pod were asked for.
-func (c *containers) of(pod *corev1.Pod) (all []*runtimeapi.ContainerConfig) {
+// configsOf returns how the containers of a Pod were asked for.
+func (c *fakeRuntime) configsOf(pod *corev1.Pod) (all []*runtimeapi.ContainerConfig) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, config := range c.configs {
@@ -299,8 +299,8 @@ func (c *containers) of(pod *corev1.Pod) (all []*runtimeapi.ContainerConfig) {
 	return all
 }
 
-// left returns how many containers of a Pod have not ended.
-func (c *containers) left(name string) (n int) {
+// runningContainers returns how many containers of a Pod have not ended.
+func (c *fakeRuntime) runningContainers(name string) (n int) {
 	c.RuntimeService.Lock()
 	defer c.RuntimeService.Unlock()
 	for _, of := range c.RuntimeService.Containers {

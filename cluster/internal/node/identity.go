@@ -21,81 +21,91 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/certificate"
 )
 
-// nodeUser is who the API server knows a node as.
+// nodeUser returns the user name of a node.
 func nodeUser(name string) string { return "system:node:" + name }
 
-// identify returns a client configuration of the node's own. If it was not the node who has started it, that is one with a certificate,
-// which is kept in dir and renewed; whoever has started it approves this, and the one that the kubelet serves with, if he may.
-func identify(ctx context.Context, starter *rest.Config, name, dir string, address net.IP) (*rest.Config, error) {
-	client, err := kubernetes.NewForConfig(starter)
+// nodeClientConfig returns the client configuration of the node. If user is the node's user, nodeClientConfig returns
+// it. Otherwise the node requests a certificate, which is stored in dir and renewed. If user may approve requests, it
+// approves those of the client certificate and of the kubelet's serving certificate. nodeClientConfig blocks until the
+// certificate is issued.
+func nodeClientConfig(ctx context.Context, user *rest.Config, name, dir string, address net.IP) (*rest.Config, error) {
+	userClient, err := kubernetes.NewForConfig(user)
 	if err != nil {
 		return nil, err
 	}
 	var review *authenticationv1.SelfSubjectReview
-	err = untilAnswered(ctx, func() (err error) {
-		review, err = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	err = retryUntilResponse(ctx, func() (err error) {
+		review, err = userClient.AuthenticationV1().SelfSubjectReviews().Create(ctx,
+			&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("ask %s who this is: %w", starter.Host, err)
+		return nil, fmt.Errorf("cannot get the user of the kubeconfig from %s: %w", user.Host, err)
 	}
 	if review.Status.UserInfo.Username == nodeUser(name) {
-		return starter, nil
+		return user, nil
 	}
-	own := rest.AnonymousClientConfig(starter)
+	node := rest.AnonymousClientConfig(user)
 	certificates, err := certificate.NewKubeletClientCertificateManager(dir, types.NodeName(name), nil, nil, "", "",
 		func(current *tls.Certificate) (kubernetes.Interface, error) {
 			if current == nil {
-				return client, nil
+				return userClient, nil
 			}
-			return kubernetes.NewForConfig(own)
+			return kubernetes.NewForConfig(node)
 		})
 	if err != nil {
 		return nil, err
 	}
-	a := approver{client: client.CertificatesV1().CertificateSigningRequests(), node: name, starter: review.Status.UserInfo.Username, address: address}
+	a := approver{
+		client: userClient.CertificatesV1().CertificateSigningRequests(), nodeName: name,
+		user: review.Status.UserInfo.Username, address: address,
+	}
 	go a.run(ctx)
 	certificates.Start()
 	context.AfterFunc(ctx, certificates.Stop)
-	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) { return certificates.Current() != nil, nil })
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
+		return certificates.Current() != nil, nil
+	})
 	if err != nil {
-		return nil, errors.New("stopped before somebody had approved its CertificateSigningRequest, or it was signed")
+		return nil, errors.New("the node stopped before its CertificateSigningRequest was approved and signed")
 	}
-	if _, err = certificate.UpdateTransport(klog.FromContext(ctx), ctx.Done(), own, certificates, 0); err != nil {
+	if _, err = certificate.UpdateTransport(klog.FromContext(ctx), ctx.Done(), node, certificates, 0); err != nil {
 		return nil, err
 	}
-	if own.Proxy != nil { // a proxy-url, of which upstream's transport knows nothing
-		own.Transport.(*http.Transport).Proxy = own.Proxy
+	if node.Proxy != nil { // upstream's transport ignores the proxy-url
+		node.Transport.(*http.Transport).Proxy = node.Proxy
 	}
-	return own, nil
+	return node, nil
 }
 
-// untilAnswered asks an API server again as long as there is none. What it answers, a refusal too, is returned.
-func untilAnswered(ctx context.Context, ask func() error) (err error) {
+// retryUntilResponse repeats a request until the API server responds. It returns the result of the response, which may
+// be an error.
+func retryUntilResponse(ctx context.Context, request func() error) (err error) {
 	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		if err = ask(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+		if err = request(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
 			return true, nil
 		}
-		klog.FromContext(ctx).Error(err, "The API server does not answer yet")
+		klog.FromContext(ctx).Error(err, "The API server does not respond yet")
 		return false, nil
 	})
 	return err
 }
 
-// trustClients writes down the CA of whom the API server believes to be who they say, and so of itself, for the kubelet to believe: the
-// one that it tells extension API servers, or where it tells none its own.
-func trustClients(ctx context.Context, starter *rest.Config, file string) error {
-	client, err := kubernetes.NewForConfig(starter)
+// writeClientCA writes the CA of clients to a file. The kubelet authenticates clients with it, including the API
+// server. It is the CA that the server publishes for extension API servers, or else the CA of the kubeconfig.
+func writeClientCA(ctx context.Context, config *rest.Config, file string) error {
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	ca := starter.CAData
-	told, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+	ca := config.CAData
+	authentication, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx,
+		"extension-apiserver-authentication", metav1.GetOptions{})
 	switch {
-	case err == nil && told.Data["client-ca-file"] != "":
-		ca = []byte(told.Data["client-ca-file"])
+	case err == nil && authentication.Data["client-ca-file"] != "":
+		ca = []byte(authentication.Data["client-ca-file"])
 	case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return fmt.Errorf("the CA of clients: %w", err)
+		return fmt.Errorf("cannot get the CA of clients: %w", err)
 	}
 	return os.WriteFile(file, ca, 0o600)
 }

@@ -33,22 +33,24 @@ import (
 	"k8s.io/kubernetes/pkg/volume/util/subpath"
 )
 
-// settings are the kubelet's flags and configuration: its defaults, but that it takes hold of nothing of the host that is not
-// in its folder: no cgroups, sysctls, iptables or swap, and no disk that others fill.
-func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) {
+// kubeletServer returns the flags and the configuration of the kubelet. They are its defaults, except that the kubelet
+// changes nothing of the host outside of its folder: no cgroups, sysctls, iptables rules or swap. It does not evict
+// Pods because of a full disk, which other programs may fill.
+func (o *Options) kubeletServer(client *rest.Config) (*options.KubeletServer, error) {
 	flags := options.NewKubeletFlags()
 	config, err := options.NewKubeletConfiguration()
 	if err != nil {
 		return nil, err
 	}
-	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP, flags.NodeLabels = o.Root, o.Name, o.Address.String(), o.Labels
+	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP, flags.NodeLabels = o.Root, o.Name, o.Address.String(),
+		o.Labels
 	config.PodLogsDir, config.StaticPodPath = filepath.Join(o.Root, "logs"), o.StaticPods
 	config.Port, config.ReadOnlyPort, config.HealthzPort = int32(o.Port), 0, 0
 
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	// Certificates of another cluster or node, as the one of the last start may have been, would not be believed.
+	// The API server would reject certificates of another cluster or node from an earlier start in this folder.
 	cluster := sha256.Sum256(append([]byte(o.Name+"\n"), client.CAData...))
 	flags.CertDirectory = filepath.Join(o.Root, "pki", hex.EncodeToString(cluster[:4]))
 	if err := os.MkdirAll(flags.CertDirectory, 0o700); err != nil {
@@ -56,37 +58,43 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	}
 	config.Authentication.X509.ClientCAFile = filepath.Join(flags.CertDirectory, "ca.crt")
 	config.RotateCertificates, config.ServerTLSBootstrap = true, true
-	// What the kubelet would do without a configuration file lets everybody in.
+	// Without a configuration file, the kubelet's defaults permit all requests.
 	config.Authentication.Anonymous.Enabled, config.Authentication.Webhook.Enabled = false, true
 	config.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
 
-	config.FailCgroupV1, config.FailSwapOn, config.CgroupsPerQOS, config.EnforceNodeAllocatable = false, false, false, nil
+	config.FailCgroupV1, config.FailSwapOn, config.CgroupsPerQOS, config.EnforceNodeAllocatable = false, false, false,
+		nil
 	config.MakeIPTablesUtilChains, config.EnableControllerAttachDetach = false, false
 	config.ImageGCHighThresholdPercent = 100
-	config.EvictionHard = map[string]string{"memory.available": reservedMemory, "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
+	config.EvictionHard = map[string]string{
+		"memory.available": reservedMemory, "nodefs.available": "0%", "nodefs.inodesFree": "0%",
+		"imagefs.available": "0%",
+	}
 	config.SerializeImagePulls = false
 	config.ClusterDNS = nameservers(config.ResolverConfig)
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
-		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // more is for root alone
+		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // only root may raise the hard limit
 	}
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *config}, nil
 }
 
-// parts are what the kubelet consists of where that is not its own choice.
-func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, own *rest.Config) (*kubelet.Dependencies, error) {
-	makeCounters()
+// dependencies returns the parts of the kubelet that its caller provides. node is the client configuration of the node.
+func (o *Options) dependencies(
+	ctx context.Context, settings *options.KubeletServer, node *rest.Config,
+) (*kubelet.Dependencies, error) {
+	createCounters()
 	machine, err := newMachine(o.Root)
 	if err != nil {
 		return nil, err
 	}
 	mounter := newMounter()
-	parts := &kubelet.Dependencies{
+	deps := &kubelet.Dependencies{
 		RemoteRuntimeService:      o.Runtime,
 		RemoteImageService:        o.Images,
 		CAdvisorInterface:         machine,
 		ContainerManager:          newResources(machine, o.NonRootAnnotation),
-		OSInterface:               logs{root: o.Root},
+		OSInterface:               logOS{root: o.Root},
 		Mounter:                   mounter,
 		Subpather:                 subpath.New(mounter),
 		HostUtil:                  hostUtil{hostutil.NewHostUtil()},
@@ -95,61 +103,67 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 		PodStartupLatencyTracker:  util.NewPodStartupLatencyTracker(),
 		NodeStartupLatencyTracker: util.NewNodeStartupLatencyTracker(klog.FromContext(ctx)),
 	}
-	if parts.RemoteRuntimeService == nil || parts.RemoteImageService == nil {
+	if deps.RemoteRuntimeService == nil || deps.RemoteImageService == nil {
 		settings.ContainerRuntimeEndpoint = o.Endpoint
-		if err := kubelet.PreInitRuntimeService(ctx, &settings.KubeletConfiguration, parts); err != nil {
+		if err := kubelet.PreInitRuntimeService(ctx, &settings.KubeletConfiguration, deps); err != nil {
 			return nil, err
 		}
 	}
 	if !o.AllowPrivileged {
-		parts.RemoteRuntimeService = unprivileged{parts.RemoteRuntimeService}
+		deps.RemoteRuntimeService = unprivileged{deps.RemoteRuntimeService}
 	}
 	if o.KubernetesService != "" {
-		if parts.RemoteRuntimeService, err = newServiceEnvironment(parts.RemoteRuntimeService, o.KubernetesService, o.RelayDevice != ""); err != nil {
+		if deps.RemoteRuntimeService, err = newServiceEnvironment(deps.RemoteRuntimeService, o.KubernetesService,
+			o.RelayDevice != ""); err != nil {
 			return nil, err
 		}
 	}
-	if err := setClients(parts, settings, own); err != nil {
+	if err := setClients(deps, settings, node); err != nil {
 		return nil, err
 	}
-	if parts.TLSOptions, err = kubeletapp.InitializeTLS(ctx, &settings.KubeletFlags, &settings.KubeletConfiguration); err != nil {
+	if deps.TLSOptions, err = kubeletapp.InitializeTLS(ctx, &settings.KubeletFlags,
+		&settings.KubeletConfiguration); err != nil {
 		return nil, err
 	}
-	auth, follow, err := kubeletapp.BuildAuth(types.NodeName(o.Name), parts.KubeClient, settings.KubeletConfiguration)
+	auth, runCAReload, err := kubeletapp.BuildAuth(types.NodeName(o.Name), deps.KubeClient,
+		settings.KubeletConfiguration)
 	if err != nil {
 		return nil, err
 	}
-	follow(ctx.Done())
-	parts.Auth = auth
+	runCAReload(ctx.Done())
+	deps.Auth = auth
 	if !o.StreamsByMethod {
-		parts.Auth = streamsAreCreated{auth}
+		deps.Auth = streamAuthorization{auth}
 	}
-	return parts, nil
+	return deps, nil
 }
 
-// setClients gives the kubelet its clients, with the limits that it has for each.
-func setClients(parts *kubelet.Dependencies, settings *options.KubeletServer, own *rest.Config) (err error) {
+// setClients sets the clients of the kubelet with the rate limits of its configuration.
+func setClients(deps *kubelet.Dependencies, settings *options.KubeletServer, node *rest.Config) (err error) {
 	limited := func(qps float32, burst int) *rest.Config {
-		c := rest.CopyConfig(own)
+		c := rest.CopyConfig(node)
 		c.QPS, c.Burst = qps, burst
 		return c
 	}
-	if parts.KubeClient, err = kubernetes.NewForConfig(limited(float32(settings.KubeAPIQPS), int(settings.KubeAPIBurst))); err != nil {
+	if deps.KubeClient, err = kubernetes.NewForConfig(limited(float32(settings.KubeAPIQPS),
+		int(settings.KubeAPIBurst))); err != nil {
 		return err
 	}
 	events, err := kubernetes.NewForConfig(limited(float32(settings.EventRecordQPS), int(settings.EventBurst)))
 	if err != nil {
 		return err
 	}
-	parts.EventClient = events.CoreV1()
+	deps.EventClient = events.CoreV1()
 	heartbeats := limited(-1, 0)
-	heartbeats.Timeout = min(settings.NodeStatusUpdateFrequency.Duration, time.Duration(settings.NodeLeaseDurationSeconds)*time.Second)
-	parts.HeartbeatClient, err = kubernetes.NewForConfig(heartbeats)
+	heartbeats.Timeout = min(settings.NodeStatusUpdateFrequency.Duration,
+		time.Duration(settings.NodeLeaseDurationSeconds)*time.Second)
+	deps.HeartbeatClient, err = kubernetes.NewForConfig(heartbeats)
 	return err
 }
 
-// makeCounters makes those that upstream's volume manager counts with while it registers them in another goroutine: a race.
-func makeCounters() {
+// createCounters creates the counters of upstream's volume manager. Otherwise the manager would race with their
+// registration, which runs in another goroutine.
+func createCounters() {
 	for _, c := range []*basemetrics.Counter{
 		metrics.ReconstructVolumeOperationsTotal, metrics.ReconstructVolumeOperationsErrorsTotal,
 		metrics.ForceCleanedFailedVolumeOperationsTotal, metrics.ForceCleanedFailedVolumeOperationsErrorsTotal,

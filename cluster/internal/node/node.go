@@ -1,5 +1,5 @@
-// Package node is the kubelet of k8s.io/kubernetes in this process, over a container runtime that is a Go value or answers on a
-// CRI socket. It knows no runtime, and no other part of a cluster than its API server.
+// Package node runs the kubelet of k8s.io/kubernetes in this process. The container runtime is a Go value or a CRI
+// socket. The package uses the API server of a cluster and must not import a runtime or other parts of a cluster.
 package node
 
 import (
@@ -20,52 +20,53 @@ import (
 	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
-// Options is what a node is made of.
+// Options configures a node.
 type Options struct {
-	// Kubeconfig names the API server, and who starts the node: the node itself, or somebody who may have a certificate made
-	// for it. He who may approve that has it approved; else it waits for somebody who does.
+	// Kubeconfig is the kubeconfig of the node, or of a user that may request a certificate for the node. If this user
+	// may also approve the request, the node approves it. Otherwise the node waits until another user approves it.
 	Kubeconfig string
-	// Name of the Node; "" is the host's.
+	// Name is the name of the Node. "" means the name of the host.
 	Name string
-	// Root is the folder of all that the node keeps: what is in it when it starts is taken up again.
+	// Root is the folder for the node's state. A node continues with the state of an earlier node in the same folder.
 	Root string
-	// StaticPods is a folder of manifests of Pods that run whatever the API server says; "" is none.
+	// StaticPods is a folder with manifests of static Pods. "" means no static Pods.
 	StaticPods string
-	// Address is the node's: one of this host's that is not loopback. nil is the first of these.
+	// Address is the address of the node, an address of this host that is not loopback. nil means GlobalAddress.
 	Address net.IP
-	// Port is where the kubelet's API is served; 0 is a free one.
+	// Port is the port of the kubelet's API. 0 means a free port.
 	Port int
-	// StreamsByMethod has the kubelet authorize commands and connections by the HTTP method, as upstream does. Otherwise they need
-	// create on nodes/proxy.
+	// StreamsByMethod makes the kubelet authorize commands and connections by the HTTP method, as upstream does. If
+	// false, they need create on nodes/proxy.
 	StreamsByMethod bool
-	// AllowPrivileged has the node run privileged containers.
+	// AllowPrivileged permits privileged containers.
 	AllowPrivileged bool
-	// Labels are those that the Node gets when it is made.
+	// Labels are the labels of the Node when it is created.
 	Labels map[string]string
 
-	// Runtime and Images run the containers; without them Endpoint does, the socket of a runtime that speaks CRI.
+	// Runtime and Images are the container runtime. If one of them is nil, Endpoint is the CRI socket of the runtime.
 	Runtime  internalapi.RuntimeService
 	Images   internalapi.ImageManagerService
 	Endpoint string
-	// KubernetesService is where Pods find the API server, in KUBERNETES_SERVICE_HOST and _PORT, if nothing here makes the
-	// addresses of Services answer; "" leaves these as they are.
+	// KubernetesService is the address of the API server in KUBERNETES_SERVICE_HOST and _PORT of Pods, for nodes
+	// without kube-proxy. "" means the values of the kubelet.
 	KubernetesService string
-	// NonRootAnnotation is the annotation of a container whose Pod names no user: true if the Pod has runAsNonRoot, else false. The
-	// runtime then chooses the user. "" is none.
+	// NonRootAnnotation is the annotation of a container whose Pod has no runAsUser: true if the Pod has runAsNonRoot,
+	// otherwise false. The runtime then selects the user. "" means no annotation.
 	NonRootAnnotation string
-	// RelayDevice is a device of this host that gets the address of the Service `kubernetes`, and answers there; "" is none. Then
-	// KubernetesService is for Pods of the host's network alone.
+	// RelayDevice is a network device of this host. It gets the address of the Service `kubernetes`, and the node
+	// forwards connections to it. KubernetesService then applies only to Pods in the host's network. "" means no relay.
 	RelayDevice string
 }
 
-// started is set by the first Run: the kubelet's metrics, feature gates and much else are one for the process, and so is it.
-var started atomic.Bool
+// runCalled is set by the first Run. The kubelet has global state, such as metrics and feature gates, so a process can
+// run only one.
+var runCalled atomic.Bool
 
-// Run is a node until ctx ends. Then the process should end as well: the kubelet has parts that only end with it. Its Pods go
-// on; the next Run in the same folder takes them up.
+// Run runs a node until ctx ends. Then the process should exit, because parts of the kubelet end only with the process.
+// The Pods continue, and the next Run in the same folder adopts them.
 func Run(ctx context.Context, o Options) error {
-	if started.Swap(true) {
-		return errors.New("node: a process can be one node only: start another one")
+	if runCalled.Swap(true) {
+		return errors.New("node: this process already runs a node: start another process")
 	}
 	if err := errors.Join(checkMounts(), o.complete()); err != nil {
 		return fmt.Errorf("node: %w", err)
@@ -74,20 +75,21 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("node: kubeconfig: %w", err)
 	}
-	// Container statistics are the runtime's, not those of cgroups that it may not have; that a container has ended it says at once.
+	// The runtime reports container statistics, because there may be no cgroups. It also reports the end of a
+	// container.
 	gates := map[string]bool{string(features.PodAndContainerStatsFromCRI): true, string(features.EventedPLEG): true}
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gates); err != nil {
 		return fmt.Errorf("node: feature gates: %w", err)
 	}
-	settings, err := o.settings(client)
+	settings, err := o.kubeletServer(client)
 	if err != nil {
 		return fmt.Errorf("node: %w", err)
 	}
-	own, err := identify(ctx, client, o.Name, settings.CertDirectory, o.Address)
+	nodeClient, err := nodeClientConfig(ctx, client, o.Name, settings.CertDirectory, o.Address)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
-	if err := trustClients(ctx, client, settings.Authentication.X509.ClientCAFile); err != nil {
+	if err := writeClientCA(ctx, client, settings.Authentication.X509.ClientCAFile); err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
 	if o.RelayDevice != "" {
@@ -95,30 +97,32 @@ func Run(ctx context.Context, o Options) error {
 			return fmt.Errorf("node %s: %w", o.Name, err)
 		}
 	}
-	parts, err := o.parts(ctx, settings, own)
+	deps, err := o.dependencies(ctx, settings, nodeClient)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
-	if err := kubeletapp.RunKubelet(ctx, settings, parts); err != nil {
+	if err := kubeletapp.RunKubelet(ctx, settings, deps); err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// maxRoot is how long the path of the folder may be: the kubelet has sockets in it, whose paths may have 107 bytes.
-const maxRoot = 107 - len("/pod-resources/kubelet.sock")
+// maxRootLength is the maximum length of Options.Root in bytes. The folder contains sockets of the kubelet, and the
+// path of a socket has at most 107 bytes.
+const maxRootLength = 107 - len("/pod-resources/kubelet.sock")
 
-// complete fills in what may be left out, and makes the folders.
+// complete sets the defaults of the options and creates the folders.
 func (o *Options) complete() (err error) {
 	if (o.Runtime == nil || o.Images == nil) && o.Endpoint == "" {
-		return errors.New("there is no container runtime")
+		return errors.New("no container runtime: set Runtime and Images, or Endpoint")
 	}
 	if o.Root, err = filepath.Abs(o.Root); err != nil {
 		return err
 	}
-	if len(o.Root) > maxRoot {
-		return fmt.Errorf("the path of %s is too long: the kubelet's sockets in it can have %d bytes less", o.Root, len(o.Root)-maxRoot)
+	if len(o.Root) > maxRootLength {
+		return fmt.Errorf("the path %s is too long for the kubelet's sockets: shorten it by %d bytes",
+			o.Root, len(o.Root)-maxRootLength)
 	}
 	for _, dir := range []string{o.Root, o.StaticPods} {
 		if dir == "" {

@@ -8,21 +8,29 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// unprivileged is a runtime that runs no privileged container. The kubelet reports its errors as Events of the Pod.
+// unprivileged is a runtime that rejects privileged containers. The kubelet reports its errors as Events of the Pod.
 type unprivileged struct{ internalapi.RuntimeService }
 
 // RunPodSandbox implements internalapi.RuntimeService. The sandbox of a Pod is privileged if one of its containers is.
-func (u unprivileged) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+func (u unprivileged) RunPodSandbox(
+	ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string,
+) (string, error) {
 	if config.GetLinux().GetSecurityContext().GetPrivileged() {
-		return "", fmt.Errorf("pod %s/%s has a privileged container, and this node runs none; to change that, start it with --allow-privileged", config.GetMetadata().GetNamespace(), config.GetMetadata().GetName())
+		return "", fmt.Errorf("pod %s/%s has a privileged container, and this node runs none; "+
+			"to change that, start it with --allow-privileged", config.GetMetadata().GetNamespace(),
+			config.GetMetadata().GetName())
 	}
 	return u.RuntimeService.RunPodSandbox(ctx, config, handler)
 }
 
-// CreateContainer implements internalapi.RuntimeService. An ephemeral container may be privileged in the sandbox of a Pod that is not.
-func (u unprivileged) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
+// CreateContainer implements internalapi.RuntimeService. An ephemeral container may be privileged although the sandbox
+// of its Pod is not.
+func (u unprivileged) CreateContainer(
+	ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig,
+) (string, error) {
 	if config.GetLinux().GetSecurityContext().GetPrivileged() {
-		return "", fmt.Errorf("container %s is privileged, and this node runs no such container; to change that, start it with --allow-privileged", config.GetMetadata().GetName())
+		return "", fmt.Errorf("container %s is privileged, and this node runs no such container; "+
+			"to change that, start it with --allow-privileged", config.GetMetadata().GetName())
 	}
 	return u.RuntimeService.CreateContainer(ctx, sandbox, config, sandboxConfig)
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
-// Rootless is true where this process may not do what a node has to: mount, and read the kernel's log. Then Spawn starts one
-// that may, in namespaces of its own.
+// Rootless reports whether this process may not mount file systems or read the kernel's log, which a node needs. Then
+// the node must run in a confined process, see Spawn.
 func Rootless() bool {
-	if !mayMount() {
+	if !canMount() {
 		return true
 	}
 	if userns.RunningInUserNS() {
-		return false // where the kubelet does without the log
+		return false // in a user namespace the kubelet does not need the log
 	}
 	log, err := os.Open("/dev/kmsg")
 	if err != nil {
@@ -34,19 +34,19 @@ func Rootless() bool {
 	return false
 }
 
-// mayMount is true if this process has CAP_SYS_ADMIN.
-func mayMount() bool {
+// canMount reports whether this process has CAP_SYS_ADMIN.
+func canMount() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// grace is how long a node that is to end may take.
-const grace = 30 * time.Second
+// terminationTimeout is the time between SIGTERM and SIGKILL for a node.
+const terminationTimeout = 30 * time.Second
 
-// Spawn runs this program once more, with other arguments, until it ends or ctx does. The new process has out as its output and
-// no other file of this one. It ends with this process, however that ends. If
-// confined, as a node has to be where Rootless, it is root in a user and a mount namespace of its own, of which its containers are.
+// Spawn runs this program with other arguments in a child process, until the child or ctx ends. out is the child's
+// output, and the child inherits no other files. The child also ends when this process ends for any reason. If
+// confined, the child is root in a new user and mount namespace. This is necessary if Rootless returns true.
 func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -54,8 +54,10 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 	}
 	c := exec.CommandContext(ctx, self, args...)
 	c.Stdout, c.Stderr = out, out
-	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, grace
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // so that an interrupt at a terminal comes once, from here
+	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, terminationTimeout
+	// With another process group, the child does not get an interrupt from the terminal in addition to the signal from
+	// here.
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if confined {
 		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
@@ -64,7 +66,7 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 	if err := descriptors.Keep(); err != nil {
 		return err
 	}
-	runtime.LockOSThread() // whose end the process takes for ours
+	runtime.LockOSThread() // Pdeathsig refers to the thread that starts the child
 	defer runtime.UnlockOSThread()
 	if err := c.Start(); err != nil {
 		if confined {
@@ -78,15 +80,17 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 	return nil
 }
 
-// Killed is whether it is a signal that has ended what Spawn ran.
+// Killed reports whether err, an error of Spawn, means that a signal ended the child.
 func Killed(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && !exit.Exited()
 }
 
-var errNoNamespaces = errors.New("a node needs root, or user namespaces, which this system does not allow (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)")
+var errNoNamespaces = errors.New("a node needs root or user namespaces, which this system does not permit: " +
+	"check the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and " +
+	"kernel.apparmor_restrict_unprivileged_userns")
 
-// checkMounts refuses a namespace in which the system forbids what it is for.
+// checkMounts returns an error if this process is in a user namespace in which the system does not permit mounts.
 func checkMounts() error {
 	if !userns.RunningInUserNS() {
 		return nil

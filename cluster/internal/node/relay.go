@@ -23,7 +23,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ServerAddress is the host and port of the API server that a kubeconfig names.
+// ServerAddress returns the host and port of the API server in a kubeconfig.
 func ServerAddress(kubeconfig string) (string, error) {
 	client, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -40,6 +40,7 @@ func serverAddress(client *rest.Config) (string, error) {
 	return withPort(base), nil
 }
 
+// withPort returns the host of u with its port or the default port of its scheme.
 func withPort(u *url.URL) string {
 	if u.Port() != "" {
 		return u.Host
@@ -47,18 +48,19 @@ func withPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), map[string]string{"https": "443", "http": "80"}[u.Scheme])
 }
 
-// relayService gives a device the address of the Service `kubernetes`, and passes on connections to it to the API server, until ctx
-// ends. The Pods of a bridge find the server there, also where it listens on loopback alone, or is reached through a proxy.
+// relayService adds the address of the Service `kubernetes` to a network device, and forwards connections to the API
+// server until ctx ends. Pods on a bridge reach the server at this address, even if it listens only on loopback or is
+// behind a proxy.
 func relayService(ctx context.Context, client *rest.Config, device string) error {
-	to, err := connector(client)
+	dial, err := apiServerDialer(client)
 	if err != nil {
 		return err
 	}
-	at, err := kubernetesService(ctx, client)
+	service, err := kubernetesService(ctx, client)
 	if err != nil {
 		return err
 	}
-	ip := net.ParseIP(at.Spec.ClusterIP)
+	ip := net.ParseIP(service.Spec.ClusterIP)
 	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
@@ -69,24 +71,25 @@ func relayService(ctx context.Context, client *rest.Config, device string) error
 	}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, bits)}}
 	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("address %s of the Service kubernetes: %w", ip, err)
+		return fmt.Errorf("cannot add the address %s of the Service kubernetes: %w", ip, err)
 	}
-	// On the device alone: other machines, which may have a route to the address, do not get in.
-	from := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+	// The listener is bound to the device, so other machines with a route to the address cannot connect.
+	listenConfig := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), device) }), err)
 	}}
-	for _, port := range at.Spec.Ports {
-		l, err := from.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port.Port))))
+	for _, port := range service.Spec.Ports {
+		l, err := listenConfig.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port.Port))))
 		if err != nil {
-			return fmt.Errorf("the Service kubernetes: %w", err)
+			return fmt.Errorf("cannot listen on the address of the Service kubernetes: %w", err)
 		}
 		context.AfterFunc(ctx, func() { l.Close() })
-		go relay(ctx, l, to)
+		go relay(ctx, l, dial)
 	}
 	return nil
 }
 
-// kubernetesService waits until the API server tells its Service.
+// kubernetesService returns the Service `kubernetes`. It blocks until the API server returns the Service, denies
+// access, or ctx ends.
 func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Service, err error) {
 	c, err := kubernetes.NewForConfig(client)
 	if err != nil {
@@ -103,14 +106,14 @@ func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Serv
 	return s, err
 }
 
-// relay passes on what comes in until the listener is closed.
-func relay(ctx context.Context, l net.Listener, to func(context.Context) (net.Conn, error)) {
+// relay forwards the connections of a listener until it is closed. dial connects to the API server.
+func relay(ctx context.Context, l net.Listener, dial func(context.Context) (net.Conn, error)) {
 	for {
-		from, err := l.Accept()
+		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // as when there are too many open files
+		if err != nil { // for example too many open files
 			klog.FromContext(ctx).Error(err, "Cannot accept a connection to the Service kubernetes")
 			select {
 			case <-time.After(100 * time.Millisecond):
@@ -118,15 +121,15 @@ func relay(ctx context.Context, l net.Listener, to func(context.Context) (net.Co
 			}
 			continue
 		}
-		go pass(ctx, from, to)
+		go forward(ctx, conn, dial)
 	}
 }
 
-// pass copies both ways until one has ended, which ends the other.
-func pass(ctx context.Context, from net.Conn, to func(context.Context) (net.Conn, error)) {
-	defer from.Close()
-	soon, cancel := context.WithTimeout(ctx, dialTimeout)
-	server, err := to(soon)
+// forward copies data between a Pod's connection and the API server until one of them is closed, and closes both.
+func forward(ctx context.Context, pod net.Conn, dial func(context.Context) (net.Conn, error)) {
+	defer pod.Close()
+	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
+	server, err := dial(dialCtx)
 	cancel()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot reach the API server for a Pod")
@@ -134,9 +137,9 @@ func pass(ctx context.Context, from net.Conn, to func(context.Context) (net.Conn
 	}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	go func() {
-		io.Copy(server, from)
+		io.Copy(server, pod)
 		server.Close()
 	}()
-	io.Copy(from, server)
+	io.Copy(pod, server)
 	server.Close()
 }

@@ -14,24 +14,26 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// reservedMemory is what Pods do not get, and below which they are evicted: the kubelet's default.
+// reservedMemory is the memory that is not allocatable. Pods are evicted if less is free. It is the kubelet's default.
 const reservedMemory = "100Mi"
 
-// resources are what the node has for Pods. The kubelet keeps no cgroups of its own here, nor hands out devices or single
-// processors: limits are the runtime's.
+// resources implements cm.ContainerManager without cgroups of Pods, device plugins and exclusive CPUs. The runtime sets
+// the limits.
 type resources struct {
 	cm.ContainerManager
 	machine           *machine
-	nonRootAnnotation string // "": none
+	nonRootAnnotation string // Options.NonRootAnnotation
 }
 
 func newResources(m *machine, nonRootAnnotation string) resources {
 	return resources{ContainerManager: cm.NewStubContainerManager(), machine: m, nonRootAnnotation: nonRootAnnotation}
 }
 
-// GetResources returns what a container is created with. CRI has no field for runAsNonRoot, so an annotation of the
-// container passes it on where the Pod names no user.
-func (r resources) GetResources(ctx context.Context, pod *corev1.Pod, container *corev1.Container) (*kubecontainer.RunContainerOptions, error) {
+// GetResources returns the options with which a container is created. CRI has no field for runAsNonRoot, so it adds an
+// annotation for a container without runAsUser.
+func (r resources) GetResources(
+	ctx context.Context, pod *corev1.Pod, container *corev1.Container,
+) (*kubecontainer.RunContainerOptions, error) {
 	options, err := r.ContainerManager.GetResources(ctx, pod, container)
 	if err != nil || r.nonRootAnnotation == "" {
 		return options, err
@@ -39,41 +41,44 @@ func (r resources) GetResources(ctx context.Context, pod *corev1.Pod, container 
 	effective := securitycontext.DetermineEffectiveSecurityContext(pod, container)
 	if effective.RunAsUser == nil {
 		nonRoot := strconv.FormatBool(ptr.Deref(effective.RunAsNonRoot, false))
-		options.Annotations = append(options.Annotations, kubecontainer.Annotation{Name: r.nonRootAnnotation, Value: nonRoot})
+		annotation := kubecontainer.Annotation{Name: r.nonRootAnnotation, Value: nonRoot}
+		options.Annotations = append(options.Annotations, annotation)
 	}
 	return options, nil
 }
 
-// GetCapacity is what the node has besides processors and memory.
+// GetCapacity returns the capacity of the node except CPUs and memory.
 func (r resources) GetCapacity(logger klog.Logger, _ bool) corev1.ResourceList {
 	fs, err := r.machine.RootFsInfo()
 	if err != nil {
-		logger.Error(err, "Cannot say how large the node's disk is")
+		logger.Error(err, "Cannot read the size of the node's disk")
 		return nil
 	}
 	return cadvisor.EphemeralStorageCapacityFromFsInfo(fs)
 }
 
-// GetPodCgroupRoot is where the kubelet finds what all Pods use: they have no other in common.
+// GetPodCgroupRoot returns the cgroup that contains all Pods. Without cgroups of Pods this is the root.
 func (resources) GetPodCgroupRoot() string { return "/" }
 
-// NewPodContainerManager keeps the cgroups of Pods.
+// NewPodContainerManager returns a manager for Pods without cgroups.
 func (r resources) NewPodContainerManager() cm.PodContainerManager {
 	return noCgroups{r.ContainerManager.NewPodContainerManager()}
 }
 
-// noCgroups are those of Pods: what a resize changes is the containers' alone.
+// noCgroups implements cm.PodContainerManager for Pods without cgroups. A resize changes only the containers.
 type noCgroups struct{ cm.PodContainerManager }
 
-// GetPodCgroupConfig is of no limits, rather than nothing: a resize compares with it.
+// GetPodCgroupConfig returns a configuration without limits. It is not nil, because a resize compares with it.
 func (noCgroups) GetPodCgroupConfig(*corev1.Pod, corev1.ResourceName) (*cm.ResourceConfig, error) {
-	return &cm.ResourceConfig{Memory: new(int64), CPUShares: new(uint64), CPUQuota: new(int64), CPUPeriod: new(uint64)}, nil
+	return &cm.ResourceConfig{
+		Memory: new(int64), CPUShares: new(uint64), CPUQuota: new(int64), CPUPeriod: new(uint64),
+	}, nil
 }
 
-// SetPodCgroupConfig has none to change.
+// SetPodCgroupConfig does nothing.
 func (noCgroups) SetPodCgroupConfig(klog.Logger, *corev1.Pod, *cm.ResourceConfig) error { return nil }
 
-// GetNodeAllocatableReservation is what of the capacity Pods do not get.
+// GetNodeAllocatableReservation returns the part of the capacity that is not allocatable.
 func (r resources) GetNodeAllocatableReservation() corev1.ResourceList {
 	return corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(reservedMemory)}
 }

@@ -10,37 +10,42 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// serviceEnvironment is a runtime whose containers find the API server at an address of its own: the one of the Service that the
-// kubelet tells them answers only where something routes it.
+// serviceEnvironment is a runtime that sets the address of the API server in the environment of containers. The address
+// that the kubelet sets is that of the Service `kubernetes`, which may not be reachable on this node.
 type serviceEnvironment struct {
 	internalapi.RuntimeService
-	host, port string
-	onHost     bool // for the Pods of the host's network alone: others are at the device of a relay
+	host, port      string
+	hostNetworkOnly bool // change only Pods in the host's network, because the others reach the relay
 }
 
-func newServiceEnvironment(r internalapi.RuntimeService, address string, onHost bool) (internalapi.RuntimeService, error) {
+func newServiceEnvironment(
+	r internalapi.RuntimeService, address string, hostNetworkOnly bool,
+) (internalapi.RuntimeService, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("address of the API server for Pods: %w", err)
+		return nil, fmt.Errorf("invalid address of the API server for Pods: %w", err)
 	}
-	return serviceEnvironment{r, host, port, onHost}, nil
+	return serviceEnvironment{r, host, port, hostNetworkOnly}, nil
 }
 
-// CreateContainer changes the two variables, unless the Pod itself has said what they are.
-func (s serviceEnvironment) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
-	if s.onHost && sandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE {
+// CreateContainer implements internalapi.RuntimeService. It changes the variables unless the Pod sets them.
+func (s serviceEnvironment) CreateContainer(
+	ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig,
+) (string, error) {
+	network := sandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork()
+	if s.hostNetworkOnly && network != runtimeapi.NamespaceMode_NODE {
 		return s.RuntimeService.CreateContainer(ctx, sandbox, config, sandboxConfig)
 	}
-	of := map[string]*runtimeapi.KeyValue{}
+	vars := map[string]*runtimeapi.KeyValue{}
 	for _, v := range config.GetEnvs() {
-		of[v.Key] = v
+		vars[v.Key] = v
 	}
-	set := func(name, kubelets, to string) {
-		if v := of[name]; v != nil && bytes.Equal(v.Value, of[kubelets].GetValue()) {
-			v.Value = []byte(to)
+	set := func(name, source, value string) {
+		if v := vars[name]; v != nil && bytes.Equal(v.Value, vars[source].GetValue()) {
+			v.Value = []byte(value)
 		}
 	}
-	// KUBERNETES_PORT_443_TCP_* say what the kubelet has given the other two.
+	// KUBERNETES_PORT_443_TCP_* contain the kubelet's values, so a variable with another value comes from the Pod.
 	set("KUBERNETES_SERVICE_HOST", "KUBERNETES_PORT_443_TCP_ADDR", s.host)
 	set("KUBERNETES_SERVICE_PORT", "KUBERNETES_PORT_443_TCP_PORT", s.port)
 	set("KUBERNETES_SERVICE_PORT_HTTPS", "KUBERNETES_PORT_443_TCP_PORT", s.port)

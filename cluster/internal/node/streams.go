@@ -11,31 +11,33 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/server"
 )
 
-// streamPaths are the first segments of the kubelet's paths that run a command in a container or open a connection to one.
+// streamPaths are the first segments of the kubelet's paths that run a command in a container or open a connection to
+// one.
 var streamPaths = []string{"attach", "exec", "portForward", "run"}
 
-// streamsAreCreated authorizes requests to the kubelet as upstream does, except those that reach into a container. These
-// need create on nodes/proxy for each HTTP method: upstream takes the verb from the method, and a WebSocket begins with a
-// GET, so the right to get nodes/proxy would run commands.
-type streamsAreCreated struct{ server.AuthInterface }
+// streamAuthorization authorizes requests to the kubelet as upstream does, except for commands and connections to a
+// container. These need create on nodes/proxy for every HTTP method. Upstream derives the verb from the method. A
+// WebSocket starts with a GET, so a user with get on nodes/proxy could run commands.
+type streamAuthorization struct{ server.AuthInterface }
 
-// GetRequestAttributes returns the rights that a request needs.
-func (s streamsAreCreated) GetRequestAttributes(ctx context.Context, u user.Info, r *http.Request) []authorizer.Attributes {
+// GetRequestAttributes returns the attributes that must be authorized for a request.
+func (s streamAuthorization) GetRequestAttributes(ctx context.Context, u user.Info,
+	r *http.Request) []authorizer.Attributes {
 	attributes := s.AuthInterface.GetRequestAttributes(ctx, u, r)
 	first, _, _ := strings.Cut(strings.TrimLeft(r.URL.Path, "/"), "/")
 	if slices.Contains(streamPaths, first) {
 		for i, a := range attributes {
-			attributes[i] = creating{a}
+			attributes[i] = createAttributes{a}
 		}
 	}
 	return attributes
 }
 
-// creating is a request as one that creates.
-type creating struct{ authorizer.Attributes }
+// createAttributes are the attributes of a request with the verb create.
+type createAttributes struct{ authorizer.Attributes }
 
 // GetVerb returns create.
-func (creating) GetVerb() string { return "create" }
+func (createAttributes) GetVerb() string { return "create" }
 
 // IsReadOnly returns false.
-func (creating) IsReadOnly() bool { return false }
+func (createAttributes) IsReadOnly() bool { return false }

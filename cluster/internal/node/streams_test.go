@@ -17,30 +17,30 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// account returns the token of a new ServiceAccount with the rights of the rules.
-func (w *world) account(name string, rules ...rbacv1.PolicyRule) string {
-	w.t.Helper()
-	accounts, ctx := w.kube.CoreV1().ServiceAccounts("default"), w.t.Context()
+// newAccount returns the token of a new ServiceAccount with the rights of the rules.
+func (f *fixture) newAccount(name string, rules ...rbacv1.PolicyRule) string {
+	f.t.Helper()
+	accounts, ctx := f.kube.CoreV1().ServiceAccounts("default"), f.t.Context()
 	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	w.server.User("system:serviceaccount:default:"+name, rules...)
+	f.server.User("system:serviceaccount:default:"+name, rules...)
 	token, err := accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return token.Status.Token
 }
 
 // kubeletCaller sends requests to a kubelet, each as a WebSocket's begin, and returns the status.
-func (w *world) kubeletCaller(node *corev1.Node) func(token, method, path string) (status int, body string) {
+func (f *fixture) kubeletCaller(node *corev1.Node) func(token, method, path string) (status int, body string) {
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(w.server.Config.CAData)
+	pool.AppendCertsFromPEM(f.server.Config.CAData)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 	return func(token, method, path string) (int, string) {
-		request, err := http.NewRequestWithContext(w.t.Context(), method, "https://"+kubeletAddress(node)+path, nil)
+		request, err := http.NewRequestWithContext(f.t.Context(), method, "https://"+kubeletAddress(node)+path, nil)
 		if err != nil {
-			w.t.Fatal(err)
+			f.t.Fatal(err)
 		}
 		for name, value := range map[string]string{
 			"Authorization": "Bearer " + token, "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
@@ -64,15 +64,15 @@ func (w *world) kubeletCaller(node *corev1.Node) func(token, method, path string
 // Without create on nodes/proxy a caller of the kubelet runs no command and opens no connection to a container, with any
 // HTTP method. The right to get reads the other paths, and those that have a subresource of their own need that one.
 func TestStreamsNeedCreate(t *testing.T) {
-	w := newWorld(t)
-	w.start(w.options("streams"))
-	node := w.ready("streams")
-	w.pod("streams", "main")
-	w.running("main")
-	reader, creator := w.account("reader", testserver.May("get", "nodes/proxy")), w.account("creator", testserver.May("create", "nodes/proxy"))
-	pods := w.account("pods", testserver.May("get", "nodes/pods"), testserver.May("get", "nodes/healthz"))
-	call := w.kubeletCaller(node)
-	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+	f := newFixture(t)
+	f.start(f.options("streams"))
+	node := f.readyNode("streams")
+	f.createPod("streams", "main")
+	f.runningPod("main")
+	reader, creator := f.newAccount("reader", testserver.May("get", "nodes/proxy")), f.newAccount("creator", testserver.May("create", "nodes/proxy"))
+	pods := f.newAccount("pods", testserver.May("get", "nodes/pods"), testserver.May("get", "nodes/healthz"))
+	call := f.kubeletCaller(node)
+	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
 
 	for _, path := range []string{
 		"/exec/default/main/main?command=true&output=1", "/run/default/main/main?cmd=true", "/attach/default/main/main?output=1",
@@ -107,13 +107,13 @@ func TestStreamsNeedCreate(t *testing.T) {
 
 // With StreamsByMethod a GET is authorized as upstream's kubelet does it.
 func TestStreamsByMethod(t *testing.T) {
-	w := newWorld(t)
-	o := w.options("method")
+	f := newFixture(t)
+	o := f.options("method")
 	o.StreamsByMethod = true
-	w.start(o)
-	node := w.ready("method")
-	reader, call := w.account("reader", testserver.May("get", "nodes/proxy")), w.kubeletCaller(node)
-	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+	f.start(o)
+	node := f.readyNode("method")
+	reader, call := f.newAccount("reader", testserver.May("get", "nodes/proxy")), f.kubeletCaller(node)
+	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
 	const path = "/exec/default/main/main?command=true&output=1"
 	if code, body := call(reader, "GET", path); code == http.StatusForbidden {
 		t.Errorf("a GET: %d %s", code, body)

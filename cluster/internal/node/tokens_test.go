@@ -21,27 +21,27 @@ import (
 // KON-042 EXT-022: a token in a volume is renewed before it expires, for the same audience and Pod, and the container finds the new one.
 func TestTokenIsRenewed(t *testing.T) {
 	// Less than the flag allows. The node renews it at four fifths of its life, or up to 10 seconds sooner: a slow one has time left.
-	w := newWorld(t, func(c *apiserver.Config) { c.Authentication.Accounts.MaxExpiration = 30 * time.Second })
-	w.start(w.options("tokens"))
-	w.ready("tokens")
-	w.pod("tokens", "main", func(s *corev1.PodSpec) {
+	f := newFixture(t, func(c *apiserver.Config) { c.Authentication.Accounts.MaxExpiration = 30 * time.Second })
+	f.start(f.options("tokens"))
+	f.readyNode("tokens")
+	f.createPod("tokens", "main", func(s *corev1.PodSpec) {
 		s.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
 			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: "vault", Path: "token", ExpirationSeconds: ptr.To[int64](600)},
 		}}}}}}
 		s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "token", MountPath: "/tokens"}}
 	})
-	file := mounted(t, w.of(w.running("main"))[0], "/tokens/token")
+	file := hostPath(t, f.configsOf(f.runningPod("main"))[0], "/tokens/token")
 	first, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	expires, looked := expiry(t, first), time.Time{}
-	w.within("another token takes its place, and is good", func(ctx context.Context) bool {
+	f.eventually("another token takes its place, and is good", func(ctx context.Context) bool {
 		now := time.Now()
 		if now.Sub(looked) > time.Second/2 { // a Pod that changes is looked at, as each is from time to time
 			looked = now
 			change := []byte(`{"metadata": {"annotations": {"looked": "` + now.String() + `"}}}`)
-			if _, err := w.kube.CoreV1().Pods("default").Patch(ctx, "main", types.MergePatchType, change, metav1.PatchOptions{}); err != nil {
+			if _, err := f.kube.CoreV1().Pods("default").Patch(ctx, "main", types.MergePatchType, change, metav1.PatchOptions{}); err != nil {
 				return false
 			}
 		}
@@ -55,7 +55,7 @@ func TestTokenIsRenewed(t *testing.T) {
 			}
 			return false
 		}
-		review, err := w.kube.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		review, err := f.kube.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: string(next), Audiences: []string{"vault"}},
 		}, metav1.CreateOptions{})
 		return err == nil && review.Status.Authenticated && review.Status.User.Extra["authentication.kubernetes.io/pod-name"][0] == "main"

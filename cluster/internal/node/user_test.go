@@ -13,17 +13,17 @@ import (
 // and ephemeral containers have it, too. A container's own fields replace those of its Pod.
 func TestNonRootAnnotation(t *testing.T) {
 	const annotation = "example.com/non-root"
-	w := newWorld(t)
-	w.user = 65532
-	o := w.options("users")
+	f := newFixture(t)
+	f.user = 65532
+	o := f.options("users")
 	o.NonRootAnnotation = annotation
-	w.start(o)
-	w.ready("users")
+	f.start(o)
+	f.readyNode("users")
 	security := func(nonRoot *bool, user *int64) *corev1.SecurityContext {
 		return &corev1.SecurityContext{RunAsNonRoot: nonRoot, RunAsUser: user}
 	}
 	yes, no := ptr.To(true), ptr.To(false)
-	pod := w.pod("users", "main", func(s *corev1.PodSpec) {
+	pod := f.createPod("users", "main", func(s *corev1.PodSpec) {
 		s.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: yes}
 		add := func(list *[]corev1.Container, name string, c *corev1.SecurityContext) {
 			*list = append(*list, corev1.Container{Name: name, Image: "example.com/main:1", SecurityContext: c})
@@ -34,21 +34,21 @@ func TestNonRootAnnotation(t *testing.T) {
 		add(&s.Containers, "named", security(nil, ptr.To[int64](1000)))
 		add(&s.Containers, "named-nonroot", security(yes, ptr.To[int64](65532)))
 	})
-	w.pod("users", "plain")
-	w.running("main")
-	w.running("plain")
+	f.createPod("users", "plain")
+	f.runningPod("main")
+	f.runningPod("plain")
 	added := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "added", Image: "example.com/main:1"}}
-	pod, err := w.kube.CoreV1().Pods("default").Get(t.Context(), "main", metav1.GetOptions{})
+	pod, err := f.kube.CoreV1().Pods("default").Get(t.Context(), "main", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{added}
-	if _, err := w.kube.CoreV1().Pods("default").UpdateEphemeralContainers(t.Context(), "main", pod, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.kube.CoreV1().Pods("default").UpdateEphemeralContainers(t.Context(), "main", pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.within("all containers are made", func(context.Context) bool { return len(w.of(pod)) == 6 })
+	f.eventually("all containers are made", func(context.Context) bool { return len(f.configsOf(pod)) == 6 })
 	want := map[string]string{"main": "true", "sidecar": "true", "added": "true", "may-be-root": "false", "named": "", "named-nonroot": ""}
-	for _, c := range w.of(pod) {
+	for _, c := range f.configsOf(pod) {
 		if got := c.Annotations[annotation]; got != want[c.Metadata.Name] {
 			t.Errorf("%s: %q, want %q", c.Metadata.Name, got, want[c.Metadata.Name])
 		}
@@ -56,13 +56,13 @@ func TestNonRootAnnotation(t *testing.T) {
 			t.Errorf("%s: the kubelet sends the user %d", c.Metadata.Name, user)
 		}
 	}
-	if plain := w.of(w.running("plain")); plain[0].Annotations[annotation] != "false" {
+	if plain := f.configsOf(f.runningPod("plain")); plain[0].Annotations[annotation] != "false" {
 		t.Errorf("a Pod without a security context: %v", plain[0].Annotations)
 	}
 
-	w.pod("users", "root", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext = security(yes, ptr.To[int64](0)) })
-	w.within("runAsNonRoot with runAsUser 0 is refused", func(c context.Context) bool {
-		pod, err := w.kube.CoreV1().Pods("default").Get(c, "root", metav1.GetOptions{})
+	f.createPod("users", "root", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext = security(yes, ptr.To[int64](0)) })
+	f.eventually("runAsNonRoot with runAsUser 0 is refused", func(c context.Context) bool {
+		pod, err := f.kube.CoreV1().Pods("default").Get(c, "root", metav1.GetOptions{})
 		return err == nil && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Waiting != nil &&
 			pod.Status.ContainerStatuses[0].State.Waiting.Reason == "CreateContainerConfigError"
 	})

@@ -52,8 +52,8 @@ volumes:
 
 // Containers find what their Pod's volumes say, and nothing of it is left when it has gone.
 func TestVolumes(t *testing.T) {
-	w := newWorld(t)
-	core, ctx := w.kube.CoreV1(), t.Context()
+	f := newFixture(t)
+	core, ctx := f.kube.CoreV1(), t.Context()
 	password := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"word": "open"}}
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"key": "value"}}
 	if _, err := core.Secrets("default").Create(ctx, password, metav1.CreateOptions{}); err != nil {
@@ -62,52 +62,52 @@ func TestVolumes(t *testing.T) {
 	if _, err := core.ConfigMaps("default").Create(ctx, settings, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	o := w.options("volumes")
-	w.start(o)
-	w.ready("volumes")
+	o := f.options("volumes")
+	f.start(o)
+	f.readyNode("volumes")
 	host := t.TempDir()
-	w.pod("volumes", "main", func(s *corev1.PodSpec) {
+	f.createPod("volumes", "main", func(s *corev1.PodSpec) {
 		if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(volumes, "HOST", host)), s); err != nil {
 			t.Fatal(err)
 		}
 	})
-	pod := w.running("main")
-	config := w.of(pod)[0]
+	pod := f.runningPod("main")
+	config := f.configsOf(pod)[0]
 	for path, want := range map[string]string{
 		"/secret/word": "open", "/config/key": "value", "/one": "value",
 		"/projected/sub/key": "value", "/pod/labels": `app="main"`, "/pod/memory": "67108864",
 	} {
-		if data, err := os.ReadFile(mounted(t, config, path)); err != nil || string(data) != want {
+		if data, err := os.ReadFile(hostPath(t, config, path)); err != nil || string(data) != want {
 			t.Errorf("%s is %q, %v, want %q", path, data, err, want)
 		}
 	}
-	if info, err := os.Stat(mounted(t, config, "/secret/word")); err != nil || info.Mode().Perm() != 0o400 {
+	if info, err := os.Stat(hostPath(t, config, "/secret/word")); err != nil || info.Mode().Perm() != 0o400 {
 		t.Errorf("the secret's file: %v, %v", info, err)
 	}
-	token, err := os.ReadFile(mounted(t, config, "/projected/token"))
+	token, err := os.ReadFile(hostPath(t, config, "/projected/token"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: string(token), Audiences: []string{"vault"}}}
-	if review, err = w.kube.AuthenticationV1().TokenReviews().Create(ctx, review, metav1.CreateOptions{}); err != nil {
+	if review, err = f.kube.AuthenticationV1().TokenReviews().Create(ctx, review, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if !review.Status.Authenticated || review.Status.User.Username != "system:serviceaccount:default:default" {
 		t.Errorf("the token is of %v", review.Status)
 	}
 	for path, memory := range map[string]bool{"/secret": true, "/projected": true, "/memory": true, "/scratch": false} {
-		if got := isMemory(t, mounted(t, config, path)); got != memory && os.Getuid() == 0 {
+		if got := isTmpfs(t, hostPath(t, config, path)); got != memory && os.Getuid() == 0 {
 			t.Errorf("%s is in memory: %t", path, got)
 		}
 	}
-	if mounted(t, config, "/host") != host {
-		t.Errorf("/host is %s", mounted(t, config, "/host"))
+	if hostPath(t, config, "/host") != host {
+		t.Errorf("/host is %s", hostPath(t, config, "/host"))
 	}
 
 	if err := core.Pods("default").Delete(ctx, "main", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}); err != nil {
 		t.Fatal(err)
 	}
-	w.within("the Pod is gone, and its folder", func(ctx context.Context) bool {
+	f.eventually("the Pod is gone, and its folder", func(ctx context.Context) bool {
 		_, err := core.Pods("default").Get(ctx, "main", metav1.GetOptions{})
 		_, left := os.Stat(filepath.Join(o.Root, "pods", string(pod.UID)))
 		return apierrors.IsNotFound(err) && os.IsNotExist(left)
@@ -117,8 +117,8 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-// mounted is where on the host something lies that a container has at a path.
-func mounted(t *testing.T, config *runtimeapi.ContainerConfig, path string) string {
+// hostPath is where on the host something lies that a container has at a path.
+func hostPath(t *testing.T, config *runtimeapi.ContainerConfig, path string) string {
 	t.Helper()
 	for _, m := range config.Mounts {
 		if rest, ok := strings.CutPrefix(path, m.ContainerPath); ok && (rest == "" || rest[0] == '/') {
@@ -129,8 +129,8 @@ func mounted(t *testing.T, config *runtimeapi.ContainerConfig, path string) stri
 	return ""
 }
 
-// isMemory is true of a folder that is a file system in memory of its own; so may be what it lies in.
-func isMemory(t *testing.T, path string) bool {
+// isTmpfs is true of a folder that is a file system in memory of its own; so may be what it lies in.
+func isTmpfs(t *testing.T, path string) bool {
 	t.Helper()
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// nodeFolder tells this test, started again, that it is a node of this folder.
+// nodeFolder is a variable that makes the test program a node with this folder.
 const nodeFolder = "TRELLIS_TEST_NODE"
 
-// runTestNode makes a pod with three containers, says their IDs, and waits.
+// runTestNode creates a Pod with three containers, prints their IDs, and blocks until it is killed.
 func runTestNode(root string) {
 	must := func(err error) {
 		if err != nil {
@@ -54,7 +54,8 @@ func runTestNode(root string) {
 	select {}
 }
 
-// What ran goes on when the node is killed, is found again by the next one, and nothing is lost.
+// TestKilledNode checks that containers continue when the node is killed, and that the next node adopts them with their
+// logs and exit statuses.
 func TestKilledNode(t *testing.T) {
 	requireRoot(t)
 	root := t.TempDir()
@@ -67,15 +68,15 @@ func TestKilledNode(t *testing.T) {
 	}
 	node := exec.Command("/proc/self/exe")
 	node.Env = append(os.Environ(), nodeFolder+"="+root)
-	said, err := node.StdoutPipe()
+	stdout, err := node.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := node.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var ids [4]string // the pod, and its containers
-	lines := bufio.NewScanner(said)
+	var ids [4]string // the Pod and its containers
+	lines := bufio.NewScanner(stdout)
 	for i := range ids {
 		lines.Scan()
 		ids[i] = lines.Text()
@@ -85,15 +86,15 @@ func TestKilledNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "another node runs in") {
-		t.Errorf("a second runtime in the folder of one that runs: %v", err)
+		t.Errorf("a second runtime in the same folder: %v", err)
 	}
 	node.Process.Kill()
 	node.Wait()
-	talk, err := os.OpenFile(fifos[0], os.O_WRONLY, 0)
+	input, err := os.OpenFile(fifos[0], os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintln(talk, "one")
+	fmt.Fprintln(input, "one")
 	ended, err := process.Shim{Folder: filepath.Join(root, "containers", ids[2])}.Watch()
 	if err != nil {
 		t.Fatal(err)
@@ -107,86 +108,91 @@ func TestKilledNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &fixture{T: t, Runtime: r, ctx: t.Context(), pod: ids[0]}
-	t.Cleanup(w.clean)
-	if s := w.status(ids[1]); s.GetState() != v1.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() == 0 {
-		t.Errorf("a container that runs: %v", s)
+	f := &fixture{T: t, Runtime: r, ctx: t.Context(), pod: ids[0]}
+	t.Cleanup(f.clean)
+	if s := f.status(ids[1]); s.GetState() != v1.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() == 0 {
+		t.Errorf("status of the running container: %v", s)
 	}
-	if s := w.status(ids[2]); s.GetState() != v1.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 4 || s.GetStartedAt() == 0 {
-		t.Errorf("one that ended without a node: %v", s)
+	if s := f.status(ids[2]); s.GetState() != v1.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 4 ||
+		s.GetStartedAt() == 0 {
+		t.Errorf("status of the container that ended without a node: %v", s)
 	}
-	if s := w.status(ids[3]); s.GetState() != v1.ContainerState_CONTAINER_CREATED {
-		t.Errorf("one that was not started: %v", s)
+	if s := f.status(ids[3]); s.GetState() != v1.ContainerState_CONTAINER_CREATED {
+		t.Errorf("status of the container that was not started: %v", s)
 	}
-	pods, err := w.ListPodSandbox(w.ctx, &v1.PodSandboxFilter{State: &v1.PodSandboxStateValue{State: v1.PodSandboxState_SANDBOX_READY}})
+	pods, err := f.ListPodSandbox(f.ctx,
+		&v1.PodSandboxFilter{State: &v1.PodSandboxStateValue{State: v1.PodSandboxState_SANDBOX_READY}})
 	if err != nil || len(pods) != 1 || pods[0].GetId() != ids[0] || pods[0].GetMetadata().GetName() != "web" {
 		t.Errorf("pods: %v, %v", pods, err)
 	}
-	if out := w.exec(ids[1], "hostname"); out != "web-host\n" {
+	if out := f.exec(ids[1], "hostname"); out != "web-host\n" {
 		t.Errorf("a command in an adopted container: %q", out)
 	}
-	fmt.Fprintln(talk, "two")
-	talk.Close()
-	if s := w.waitForExit(ids[1]); s.GetExitCode() != 6 || w.logText(ids[1]) != "stdout F got one\nstdout F got two\n" {
-		t.Errorf("at its end: %v\n%s", s, w.logText(ids[1]))
+	fmt.Fprintln(input, "two")
+	input.Close()
+	if s := f.waitForExit(ids[1]); s.GetExitCode() != 6 || f.logText(ids[1]) != "stdout F got one\nstdout F got two\n" {
+		t.Errorf("status of the adopted container after its end: %v\n%s", s, f.logText(ids[1]))
 	}
 }
 
-// A process that has the number of one that was ours is not ours.
+// TestReusedPID checks that the runtime does not affect a process that has the PID of an earlier process of a Pod.
 func TestReusedPID(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	bystander := exec.Command("sleep", "1000")
 	if err := bystander.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer bystander.Process.Kill()
-	them, err := process.Identify(bystander.Process.Pid)
+	other, err := process.Identify(bystander.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := w.sandbox(w.pod)
-	ours := s.PauseProcess
-	ours.Signal(unix.SIGKILL)
-	s.PauseProcess = process.ID{PID: them.PID, Start: ours.Start + "0"} // both may have started in one tick of the clock
+	s := f.sandbox(f.pod)
+	pause := s.PauseProcess
+	pause.Signal(unix.SIGKILL)
+	// the start times must differ, but may have the same clock tick
+	s.PauseProcess = process.ID{PID: other.PID, Start: pause.Start + "0"}
 	if s.ready() {
-		t.Error("a bystander passes for a pod")
+		t.Error("a Pod is ready whose pause process has ended")
 	}
-	if err := w.StopPodSandbox(w.ctx, w.pod); err != nil {
+	if err := f.StopPodSandbox(f.ctx, f.pod); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.PauseProcess.Open(); err == nil || !them.Alive() {
-		t.Errorf("a bystander was reached: %v", err)
+	if _, err := s.PauseProcess.Open(); err == nil || !other.Alive() {
+		t.Errorf("the runtime reached another process: %v", err)
 	}
 }
 
-// shimPID is the number of a container's shim.
-func (w *fixture) shimPID(id string) (pid int) {
-	w.Helper()
-	c, _ := w.container(id)
+// shimPID returns the PID of a container's shim.
+func (f *fixture) shimPID(id string) (pid int) {
+	f.Helper()
+	c, _ := f.container(id)
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.started.Init.PID))
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	_, after, _ := strings.Cut(string(stat), "PPid:")
 	fmt.Sscan(after, &pid)
 	return pid
 }
 
+// TestKilledShim checks that a container ends with its shim and has the reason Unknown.
 func TestKilledShim(t *testing.T) {
-	w := newFixture(t, nil)
-	id := w.start(sh("sleep 1000"))
-	c, _ := w.container(id)
-	unix.Kill(w.shimPID(id), unix.SIGKILL)
-	if s := w.waitForExit(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
+	f := newFixture(t, nil)
+	id := f.start(sh("sleep 1000"))
+	c, _ := f.container(id)
+	unix.Kill(f.shimPID(id), unix.SIGKILL)
+	if s := f.waitForExit(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
 		t.Errorf("status: %v", s)
 	}
-	w.eventually("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
+	f.eventually("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
 }
 
-// How a container ended is known where the disk has no room for it: to the node that runs, and to the next one.
+// TestFullDisk checks that a full disk does not lose the exit status of a container, for the running node and the next
+// one.
 func TestFullDisk(t *testing.T) {
 	var o Options
-	w := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+	f := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
 		if err := unix.Mount("tmpfs", opened.Root, "tmpfs", 0, "size=1m,mode=0700"); err != nil {
 			t.Fatal(err)
 		}
@@ -200,79 +206,81 @@ func TestFullDisk(t *testing.T) {
 		if err := unix.Mkfifo(fifos[i], 0o666); err != nil {
 			t.Fatal(err)
 		}
-		ids[i] = w.start(sh(fmt.Sprintf("read line <%s; exit %d", fifos[i], 5+i)))
+		ids[i] = f.start(sh(fmt.Sprintf("read line <%s; exit %d", fifos[i], 5+i)))
 	}
 	finish := func(i int) {
 		if err := os.WriteFile(fifos[i], []byte("go\n"), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	closed, opened := func() {
-		if err := w.Close(w.ctx); err != nil {
+	closeRuntime, openRuntime := func() {
+		if err := f.Close(f.ctx); err != nil {
 			t.Fatal(err)
 		}
 	}, func() {
 		var err error
-		if w.Runtime, err = New(o); err != nil {
+		if f.Runtime, err = New(o); err != nil {
 			t.Fatal(err)
 		}
 	}
-	rest := filepath.Join(o.Root, "rest")
-	if err := os.WriteFile(rest, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+	filler := filepath.Join(o.Root, "rest")
+	if err := os.WriteFile(filler, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
 	finish(0)
-	if s := w.waitForExit(ids[0]); s.GetExitCode() != 5 || s.GetReason() != "Error" {
-		t.Errorf("told to the node: %v", s)
+	if s := f.waitForExit(ids[0]); s.GetExitCode() != 5 || s.GetReason() != "Error" {
+		t.Errorf("status in the node: %v", s)
 	}
-	c, _ := w.container(ids[1])
-	closed()
+	c, _ := f.container(ids[1])
+	closeRuntime()
 	finish(1)
-	w.eventually("it has ended", func() bool { return !c.started.Init.Alive() })
-	opened()
+	f.eventually("the container has ended", func() bool { return !c.started.Init.Alive() })
+	openRuntime()
 	for i, id := range ids {
-		if s := w.waitForExit(id); s.GetExitCode() != int32(5+i) {
-			t.Errorf("told to the next node: %v", s)
+		if s := f.waitForExit(id); s.GetExitCode() != int32(5+i) {
+			t.Errorf("status in the next node: %v", s)
 		}
 	}
-	if err := os.Remove(rest); err != nil {
+	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range ids {
-		w.eventually("it is written down", func() bool { return exists(filepath.Join(w.containerFolder(id), process.ExitFile)) })
+		f.eventually("the exit status is stored",
+			func() bool { return exists(filepath.Join(f.containerFolder(id), process.ExitFile)) })
 	}
-	closed()
-	opened()
+	closeRuntime()
+	openRuntime()
 	for i, id := range ids {
-		if s := w.status(id); s.GetExitCode() != int32(5+i) || s.GetStartedAt() == 0 {
-			t.Errorf("read by another: %v", s)
+		if s := f.status(id); s.GetExitCode() != int32(5+i) || s.GetStartedAt() == 0 {
+			t.Errorf("status in a node that reads the files: %v", s)
 		}
 	}
 }
 
-// A pod that can be reached no more, for its namespaces are those of another user namespace, is made anew when one of
-// its containers is to be.
+// TestPodInOtherUserNamespace checks that CreateContainer stops a Pod whose namespaces belong to another user
+// namespace, so that the kubelet recreates it.
 func TestPodInOtherUserNamespace(t *testing.T) {
-	w := newFixture(t, nil)
-	stranger := exec.Command("sleep", "1000")
-	stranger.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
-	if err := stranger.Start(); err != nil {
+	f := newFixture(t, nil)
+	sleep := exec.Command("sleep", "1000")
+	sleep.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
+	if err := sleep.Start(); err != nil {
 		t.Skipf("no user namespaces here: %v", err)
 	}
-	defer stranger.Process.Kill()
-	s := w.sandbox(w.pod)
+	defer sleep.Process.Kill()
+	s := f.sandbox(f.pod)
 	if s.PauseProcess.InOtherUserNamespace() {
-		t.Error("a pod of this node is foreign")
+		t.Error("a Pod of this node is in another user namespace")
 	}
 	s.PauseProcess.Signal(unix.SIGKILL)
 	var err error
-	if s.PauseProcess, err = process.Identify(stranger.Process.Pid); err != nil {
+	if s.PauseProcess, err = process.Identify(sleep.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.CreateContainer(w.ctx, w.pod, sh(""), w.conf); err == nil || !strings.Contains(err.Error(), "it is made anew") {
-		t.Errorf("a container of it: %v", err)
+	if _, err := f.CreateContainer(f.ctx, f.pod, sh(""), f.conf); err == nil ||
+		!strings.Contains(err.Error(), "the pod will be recreated") {
+		t.Errorf("creating a container: %v", err)
 	}
 	if s.ready() {
-		t.Error("it still counts as one that runs")
+		t.Error("the Pod is still ready")
 	}
 }

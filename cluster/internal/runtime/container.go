@@ -149,7 +149,8 @@ func (r *Runtime) watchContainer(c *container) {
 	record := func(exit process.Exit, reported bool) {
 		if !reported { // the shim may have written the file before it ended
 			exit = process.Exit{
-				Code: 255, Reason: "Unknown", Message: "the container's shim has ended without a report", At: time.Now(),
+				Code: 255, Reason: "Unknown", At: time.Now(),
+				Message: "the container's shim has ended without a report",
 			}
 			process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
 		}

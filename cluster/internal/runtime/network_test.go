@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// echoServer is a name under which this test is a server, of the address that is its argument.
+// echoServer is a name that makes the test program an echo server. Its argument is the address.
 const echoServer = "echo-server"
 
 func serveEcho(address string) {
@@ -34,7 +34,7 @@ func serveEcho(address string) {
 	os.Exit(1)
 }
 
-// setNetwork has a runtime use a network, and takes its bridge away at the end.
+// setNetwork sets the network of a runtime, and deletes its bridge after the test.
 func setNetwork(t *testing.T, o *Options, network Network) {
 	t.Helper()
 	o.Network, o.PodCIDR = network, netip.MustParsePrefix("10.213.0.0/16")
@@ -43,7 +43,7 @@ func setNetwork(t *testing.T, o *Options, network Network) {
 	}
 	probe := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "trellisprobe"}}
 	if err := netlink.LinkAdd(probe); err != nil {
-		t.Skipf("this kernel lets nobody make a bridge here: %v", err)
+		t.Skipf("cannot create a bridge on this machine: %v", err)
 	}
 	netlink.LinkDel(probe)
 	root := o.Root
@@ -56,87 +56,89 @@ func setNetwork(t *testing.T, o *Options, network Network) {
 	})
 }
 
+// TestBridge checks that Pods have different addresses on the bridge and reach each other, and that bridges of
+// different runtimes have different names and ranges.
 func TestBridge(t *testing.T) {
 	requireRoot(t)
-	w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, BridgeNetwork) })
+	f := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, BridgeNetwork) })
 	server := sh("")
 	server.Image.Image, server.Command = "echo", []string{echoServer, ":8080"}
-	w.start(server)
-	status, err := w.PodSandboxStatus(w.ctx, w.pod, false)
+	f.start(server)
+	status, err := f.PodSandboxStatus(f.ctx, f.pod, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ip := status.GetStatus().GetNetwork().GetIp()
-	if !w.bridge.Subnet.Contains(netip.MustParseAddr(ip)) || !w.PodCIDR.Contains(w.bridge.Subnet.Addr()) {
-		t.Errorf("the pod's address is %s, the node's range %s", ip, w.bridge.Subnet)
+	if !f.bridge.Subnet.Contains(netip.MustParseAddr(ip)) || !f.PodCIDR.Contains(f.bridge.Subnet.Addr()) {
+		t.Errorf("the pod's address is %s, the node's range %s", ip, f.bridge.Subnet)
 	}
-	if got := w.echo(ip + ":8080"); got != "hello" {
-		t.Errorf("the node asks the pod: %q", got)
+	if got := f.echo(ip + ":8080"); got != "hello" {
+		t.Errorf("response of the Pod to the node: %q", got)
 	}
 	second := podConfig(t.TempDir(), "second")
-	id, err := w.RunPodSandbox(w.ctx, second, "")
+	id, err := f.RunPodSandbox(f.ctx, second, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if conn, err := w.sandbox(id).dial(ip + ":8080"); err != nil {
-		t.Errorf("one pod asks another: %v", err)
+	if conn, err := f.sandbox(id).dial(ip + ":8080"); err != nil {
+		t.Errorf("connecting from one Pod to another: %v", err)
 	} else {
 		conn.Close()
 	}
-	if a := w.sandbox(id).Address; a == ip {
+	if a := f.sandbox(id).Address; a == ip {
 		t.Errorf("two pods have the address %s", a)
 	}
-	if err := w.StopPodSandbox(w.ctx, id); err != nil {
+	if err := f.StopPodSandbox(f.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := netlink.LinkByName(vethName(id)); err == nil {
-		t.Error("the cable of a pod that was stopped is there")
+		t.Error("the veth pair of a stopped Pod exists")
 	}
 	host := podConfig(t.TempDir(), "host")
 	host.Linux.SecurityContext.NamespaceOptions.Network = v1.NamespaceMode_NODE
-	if id, err = w.RunPodSandbox(w.ctx, host, ""); err != nil {
+	if id, err = f.RunPodSandbox(f.ctx, host, ""); err != nil {
 		t.Fatal(err)
 	}
-	if a := w.sandbox(id).Address; a != "" {
-		t.Errorf("a pod of the host's network has the address %s", a)
+	if a := f.sandbox(id).Address; a != "" {
+		t.Errorf("a Pod with the host's network has the address %s", a)
 	}
-	other, err := openBridge(t.TempDir(), w.PodCIDR)
+	other, err := openBridge(t.TempDir(), f.PodCIDR)
 	if err != nil {
 		t.Fatal(err)
 	}
 	link, _ := netlink.LinkByName(other.Name)
 	defer netlink.LinkDel(link)
-	if other.Name == w.bridge.Name || other.Subnet.Overlaps(w.bridge.Subnet) {
-		t.Errorf("two nodes on one machine have %v and %v", other, w.bridge)
+	if other.Name == f.bridge.Name || other.Subnet.Overlaps(f.bridge.Subnet) {
+		t.Errorf("two nodes on one machine have %v and %v", other, f.bridge)
 	}
-	taken := nextSubnet(other.Subnet)
+	occupied := nextSubnet(other.Subnet)
 	lo, _ := netlink.LinkByName("lo")
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: taken.Addr().Next().AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: occupied.Addr().Next().AsSlice(), Mask: net.CIDRMask(32, 32)}}
 	if err := netlink.AddrAdd(lo, address); err != nil {
 		t.Fatal(err)
 	}
 	defer netlink.AddrDel(lo, address)
-	third, err := openBridge(t.TempDir(), w.PodCIDR)
+	third, err := openBridge(t.TempDir(), f.PodCIDR)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if link, err := netlink.LinkByName(third.Name); err == nil {
 		defer netlink.LinkDel(link)
 	}
-	if third.Subnet == taken {
-		t.Errorf("a bridge has %s, where something else on this machine has an address", taken)
+	if third.Subnet == occupied {
+		t.Errorf("a bridge has the range %s, which contains another address of this machine", occupied)
 	}
-	again, err := openBridge(w.Root, w.PodCIDR)
-	if err != nil || again.Name != w.bridge.Name || again.Subnet != w.bridge.Subnet {
+	again, err := openBridge(f.Root, f.PodCIDR)
+	if err != nil || again.Name != f.bridge.Name || again.Subnet != f.bridge.Subnet {
 		t.Errorf("opened again: %v, %v", again, err)
 	}
 }
 
-// When the machine has started anew, bridges are gone and pods dead. A bridge that has the name or the range of a node's by
-// then is another's.
+// TestForeignBridge checks that a runtime does not use a bridge that another runtime has created with the same name and
+// range after a reboot. The test deletes the bridge and the Pod as a reboot does.
 func TestForeignBridge(t *testing.T) {
 	requireRoot(t)
-	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
@@ -144,44 +146,44 @@ func TestForeignBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	var o Options
-	w := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+	f := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {
 		setNetwork(t, opened, BridgeNetwork)
 		o = *opened
 	})
-	before := w.bridge
-	again, err := openBridge(w.Root, w.PodCIDR)
+	before := f.bridge
+	again, err := openBridge(f.Root, f.PodCIDR)
 	if err != nil || *again != (bridge{Name: before.Name, Subnet: before.Subnet}) {
-		t.Errorf("found again: %v, %v", again, err)
+		t.Errorf("opened again: %v, %v", again, err)
 	}
-	if err := errors.Join(netlink.LinkDel(mustLink(t, before.Name)), w.Close(w.ctx)); err != nil {
+	if err := errors.Join(netlink.LinkDel(mustLink(t, before.Name)), f.Close(f.ctx)); err != nil {
 		t.Fatal(err)
 	}
-	holder := w.sandbox(w.pod).PauseProcess
-	holder.Signal(unix.SIGKILL)
-	w.eventually("the pod is dead", func() bool { return !holder.Alive() })
+	pause := f.sandbox(f.pod).PauseProcess
+	pause.Signal(unix.SIGKILL)
+	f.eventually("the Pod has ended", func() bool { return !pause.Alive() })
 	other, err := openBridge(t.TempDir(), o.PodCIDR)
 	if err != nil || other.Name != before.Name || other.Subnet != before.Subnet {
-		t.Fatalf("another node has %v, not the first one's %v: %v", other, before, err)
+		t.Fatalf("another node has the bridge %v, want %v: %v", other, before, err)
 	}
 
-	if w.Runtime, err = New(o); err != nil {
+	if f.Runtime, err = New(o); err != nil {
 		t.Fatal(err)
 	}
-	if w.bridge.Name == other.Name || w.bridge.Subnet.Overlaps(other.Subnet) {
-		t.Errorf("two nodes have %v and %v", w.bridge, other)
+	if f.bridge.Name == other.Name || f.bridge.Subnet.Overlaps(other.Subnet) {
+		t.Errorf("two nodes have %v and %v", f.bridge, other)
 	}
-	pod, err := w.RunPodSandbox(w.ctx, podConfig(t.TempDir(), "next"), "")
+	pod, err := f.RunPodSandbox(f.ctx, podConfig(t.TempDir(), "next"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a := netip.MustParseAddr(w.sandbox(pod).Address); !w.bridge.Subnet.Contains(a) {
-		t.Errorf("the next pod has %s, the bridge %s", a, w.bridge.Subnet)
+	if a := netip.MustParseAddr(f.sandbox(pod).Address); !f.bridge.Subnet.Contains(a) {
+		t.Errorf("the next pod has %s, the bridge %s", a, f.bridge.Subnet)
 	}
 	if addresses, err := netlink.AddrList(mustLink(t, other.Name), unix.AF_INET); err != nil || len(addresses) != 1 {
-		t.Errorf("the other's bridge has %v, %v", addresses, err)
+		t.Errorf("addresses of the other node's bridge: %v, %v", addresses, err)
 	}
-	if w.sandbox(w.pod).ready() || !w.sandbox(w.pod).Stopped {
-		t.Error("a pod that is dead holds on to its ports and address")
+	if f.sandbox(f.pod).ready() || !f.sandbox(f.pod).Stopped {
+		t.Error("a dead Pod is not stopped, and keeps its ports and address")
 	}
 }
 
@@ -194,69 +196,77 @@ func mustLink(t *testing.T, name string) netlink.Link {
 	return link
 }
 
+// TestPortsOfAddresses checks which ports of two Pods conflict, with and without host addresses.
 func TestPortsOfAddresses(t *testing.T) {
-	pod := func(host string, number, inside int32, spaces int) *sandbox {
-		return &sandbox{Namespaces: spaces, Config: &v1.PodSandboxConfig{PortMappings: []*v1.PortMapping{{HostIp: host, HostPort: number, ContainerPort: inside}}}}
+	pod := func(host string, number, inside int32, namespaces int) *sandbox {
+		mapping := &v1.PortMapping{HostIp: host, HostPort: number, ContainerPort: inside}
+		return &sandbox{Namespaces: namespaces, Config: &v1.PodSandboxConfig{PortMappings: []*v1.PortMapping{mapping}}}
 	}
-	const own = unix.CLONE_NEWNET
+	const separate = unix.CLONE_NEWNET
 	for _, c := range []struct {
 		a, b *sandbox
 		free bool
 	}{
-		{pod("192.0.2.1", 80, 8080, own), pod("192.0.2.2", 80, 8080, own), true},
-		{pod("192.0.2.1", 80, 8080, own), pod("192.0.2.1", 80, 8080, own), false},
-		{pod("192.0.2.1", 80, 8080, own), pod("", 80, 8080, own), false},
-		{pod("0.0.0.0", 80, 8080, own), pod("192.0.2.1", 80, 8080, own), false},
-		{pod("192.0.2.1", 80, 8080, own), pod("::", 80, 8080, own), false},
+		{pod("192.0.2.1", 80, 8080, separate), pod("192.0.2.2", 80, 8080, separate), true},
+		{pod("192.0.2.1", 80, 8080, separate), pod("192.0.2.1", 80, 8080, separate), false},
+		{pod("192.0.2.1", 80, 8080, separate), pod("", 80, 8080, separate), false},
+		{pod("0.0.0.0", 80, 8080, separate), pod("192.0.2.1", 80, 8080, separate), false},
+		{pod("192.0.2.1", 80, 8080, separate), pod("::", 80, 8080, separate), false},
 		{pod("192.0.2.1", 80, 80, 0), pod("192.0.2.2", 80, 80, 0), true},
-		{pod("192.0.2.1", 80, 8080, 0), pod("192.0.2.2", 81, 8080, 0), false}, // both listen at 8080 of the node
+		{pod("192.0.2.1", 80, 8080, 0), pod("192.0.2.2", 81, 8080, 0), false}, // both listen on port 8080 of the node
 	} {
 		r := &Runtime{sandboxes: map[string]*sandbox{"a": c.a}}
 		if err := r.checkPorts(c.b); (err == nil) != c.free {
-			t.Errorf("%v beside %v: %v", c.b.Config, c.a.Config, err)
+			t.Errorf("%v together with %v: %v", c.b.Config, c.a.Config, err)
 		}
 	}
 }
 
+// TestSharedAddress checks that Pods without a bridge have the node's address, and that two of them cannot have the
+// same port.
 func TestSharedAddress(t *testing.T) {
-	w := newFixture(t, func(_ *Options, c *v1.PodSandboxConfig) {
+	f := newFixture(t, func(_ *Options, c *v1.PodSandboxConfig) {
 		c.PortMappings = []*v1.PortMapping{{ContainerPort: 8080}}
 	})
-	status, err := w.PodSandboxStatus(w.ctx, w.pod, false)
+	status, err := f.PodSandboxStatus(f.ctx, f.pod, false)
 	if err != nil || status.GetStatus().GetNetwork().GetIp() != "192.0.2.7" {
 		t.Errorf("the pod's address: %v, %v", status, err)
 	}
 	second := podConfig(t.TempDir(), "second")
 	second.PortMappings = []*v1.PortMapping{{ContainerPort: 80}, {ContainerPort: 8080}}
-	_, err = w.RunPodSandbox(w.ctx, second, "")
-	if err == nil || !strings.Contains(err.Error(), "port 8080/TCP of the node is taken by pod default/web: pods without a network of their own share the node's address") {
-		t.Errorf("a second pod with the port: %v", err)
+	_, err = f.RunPodSandbox(f.ctx, second, "")
+	if err == nil || !strings.Contains(err.Error(),
+		"port 8080/TCP of the node is in use by pod default/web: pods without a separate network share the node's "+
+			"address") {
+		t.Errorf("a second Pod with the port: %v", err)
 	}
 	second.PortMappings[1].Protocol = v1.Protocol_UDP
-	if _, err = w.RunPodSandbox(w.ctx, second, ""); err != nil {
+	if _, err = f.RunPodSandbox(f.ctx, second, ""); err != nil {
 		t.Errorf("with another protocol: %v", err)
 	}
-	if err := w.StopPodSandbox(w.ctx, w.pod); err != nil {
+	if err := f.StopPodSandbox(f.ctx, f.pod); err != nil {
 		t.Fatal(err)
 	}
 	third := podConfig(t.TempDir(), "third")
 	third.PortMappings = []*v1.PortMapping{{ContainerPort: 8080}}
-	if _, err = w.RunPodSandbox(w.ctx, third, ""); err != nil {
+	if _, err = f.RunPodSandbox(f.ctx, third, ""); err != nil {
 		t.Errorf("after the first has ended: %v", err)
 	}
 }
 
+// TestMissingNodeIP checks that New fails if Pods have neither a bridge nor a node address.
 func TestMissingNodeIP(t *testing.T) {
 	o, err := options(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.NodeIP = netip.Addr{}
-	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "nobody said which") {
-		t.Errorf("pods would have no address: %v", err)
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "Options.NodeIP is not set") {
+		t.Errorf("got error %v, want a missing node address", err)
 	}
 }
 
+// TestBridgeAddresses checks the order in which a bridge allocates addresses, and the next range.
 func TestBridgeAddresses(t *testing.T) {
 	b := &bridge{Subnet: netip.MustParsePrefix("10.0.0.0/29")}
 	used := map[string]bool{}
@@ -275,9 +285,9 @@ func TestBridgeAddresses(t *testing.T) {
 	delete(used, "10.0.0.2")
 	delete(used, "10.0.0.6")
 	if a, _ := b.allocate(used); a.String() != "10.0.0.2" {
-		t.Errorf("after the last one: %s", a)
+		t.Errorf("address after the last one: %s", a)
 	}
 	if p := nextSubnet(netip.MustParsePrefix("10.0.255.0/24")); p.String() != "10.1.0.0/24" {
-		t.Errorf("next: %s", p)
+		t.Errorf("next range: %s", p)
 	}
 }

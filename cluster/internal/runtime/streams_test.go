@@ -25,40 +25,46 @@ import (
 	"k8s.io/client-go/transport/spdy"
 )
 
+// TestExecSync checks the environment, output, exit code, timeout and errors of commands in a container.
 func TestExecSync(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	c := sh("exec sleep 1000")
 	c.Envs, c.WorkingDir = []*v1.KeyValue{{Key: "A", Value: []byte("b")}}, "/usr"
-	id := w.start(c)
-	// The last two: it sees the container's processes, and is one of them.
-	if out := w.exec(id, `echo "$A $(pwd) $(hostname) $(cat /proc/1/comm) $(cat /proc/$$/comm)"`); out != "b /usr web-host sleep sh\n" {
+	id := f.start(c)
+	// The command sees the container's processes, and is one of them.
+	if out := f.exec(id, `echo "$A $(pwd) $(hostname) $(cat /proc/1/comm) $(cat /proc/$$/comm)"`); out !=
+		"b /usr web-host sleep sh\n" {
 		t.Errorf("out: %s", out)
 	}
-	out, errs, err := w.ExecSync(w.ctx, id, []string{"sh", "-c", "echo o; echo e >&2; exit 5"}, time.Minute)
+	out, errs, err := f.ExecSync(f.ctx, id, []string{"sh", "-c", "echo o; echo e >&2; exit 5"}, time.Minute)
 	var code utilexec.ExitError
 	if !errors.As(err, &code) || code.ExitStatus() != 5 || string(out) != "o\n" || string(errs) != "e\n" {
 		t.Errorf("%q, %q, %v", out, errs, err)
 	}
-	if _, _, err = w.ExecSync(w.ctx, id, []string{"nothing"}, 0); errors.As(err, &code) || err == nil || !strings.Contains(err.Error(), "executable file not found in $PATH") {
-		t.Errorf("a command that is not there: %v", err)
+	if _, _, err = f.ExecSync(f.ctx, id, []string{"nothing"}, 0); errors.As(err, &code) || err == nil ||
+		!strings.Contains(err.Error(), "executable file not found in $PATH") {
+		t.Errorf("an unknown command: %v", err)
 	}
-	ready, wait := fifo(t)
-	go func() { wait() }()
-	if _, _, err = w.ExecSync(w.ctx, id, []string{"sh", "-c", "echo >" + ready + "; sleep 1000"}, 300*time.Millisecond); !errors.Is(err, remote.ErrCommandTimedOut) {
+	ready, receive := fifo(t)
+	go func() { receive() }()
+	if _, _, err = f.ExecSync(f.ctx, id, []string{"sh", "-c", "echo >" + ready + "; sleep 1000"},
+		300*time.Millisecond); !errors.Is(err, remote.ErrCommandTimedOut) {
 		t.Errorf("a command that takes too long: %v", err)
 	}
-	if _, _, err = w.ExecSync(w.ctx, w.start(sh("")), []string{"true"}, 0); err == nil {
-		// It may have run in the time between; then the container was there.
-		t.Log("the command came before the container's end")
+	if _, _, err = f.ExecSync(f.ctx, f.start(sh("")), []string{"true"}, 0); err == nil {
+		// The container may have run until the command started.
+		t.Log("the command ran before the container ended")
 	}
-	if err := w.StopContainer(w.ctx, id, 0); err != nil {
+	if err := f.StopContainer(f.ctx, id, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err = w.ExecSync(w.ctx, id, []string{"true"}, 0); err == nil || !strings.Contains(err.Error(), "does not run") {
+	if _, _, err = f.ExecSync(f.ctx, id, []string{"true"}, 0); err == nil ||
+		!strings.Contains(err.Error(), "is not running") {
 		t.Errorf("in a container that has ended: %v", err)
 	}
 }
 
+// stream connects to the URL of a stream and copies its data until it ends.
 func stream(t *testing.T, address string, o remotecommand.StreamOptions) error {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -74,21 +80,24 @@ func stream(t *testing.T, address string, o remotecommand.StreamOptions) error {
 	return e.StreamWithContext(ctx, o)
 }
 
+// TestExecStreams checks the streams of a command with and without a terminal.
 func TestExecStreams(t *testing.T) {
-	w := newFixture(t, nil)
-	id := w.start(sh("exec sleep 1000"))
+	f := newFixture(t, nil)
+	id := f.start(sh("exec sleep 1000"))
 	exec := func(tty bool, script string, o remotecommand.StreamOptions) error {
 		t.Helper()
-		answer, err := w.Exec(w.ctx, &v1.ExecRequest{ContainerId: id, Cmd: []string{"sh", "-c", script}, Tty: tty, Stdin: o.Stdin != nil, Stdout: true, Stderr: !tty})
+		response, err := f.Exec(f.ctx, &v1.ExecRequest{ContainerId: id, Cmd: []string{"sh", "-c", script}, Tty: tty,
+			Stdin: o.Stdin != nil, Stdout: true, Stderr: !tty})
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.Tty = tty
-		return stream(t, answer.GetUrl(), o)
+		return stream(t, response.GetUrl(), o)
 	}
 	var out, errs bytes.Buffer
 	large := strings.Repeat("0123456789abcdef", 1<<16)
-	err := exec(false, "cat; echo e >&2; exit 4", remotecommand.StreamOptions{Stdin: strings.NewReader(large), Stdout: &out, Stderr: &errs})
+	err := exec(false, "cat; echo e >&2; exit 4", remotecommand.StreamOptions{Stdin: strings.NewReader(large),
+		Stdout: &out, Stderr: &errs})
 	var code utilexec.ExitError
 	if !errors.As(err, &code) || code.ExitStatus() != 4 || out.String() != large || errs.String() != "e\n" {
 		t.Errorf("%v; %d bytes of %d; %q", err, out.Len(), len(large), errs.String())
@@ -96,37 +105,40 @@ func TestExecStreams(t *testing.T) {
 	out.Reset()
 	sizes := queue{make(chan remotecommand.TerminalSize, 1)}
 	sizes.c <- remotecommand.TerminalSize{Width: 123, Height: 45}
-	typed, typist := io.Pipe()
-	go fmt.Fprint(typist, "hello\n")
-	err = exec(true, `tty >/dev/null || exit 1; while [ "$(stty size)" != "45 123" ]; do sleep 0.02; done; read line; echo "got $line"`,
-		remotecommand.StreamOptions{Stdin: typed, Stdout: &out, TerminalSizeQueue: sizes})
+	input, typing := io.Pipe()
+	go fmt.Fprint(typing, "hello\n")
+	err = exec(true, `tty >/dev/null || exit 1
+		while [ "$(stty size)" != "45 123" ]; do sleep 0.02; done; read line; echo "got $line"`,
+		remotecommand.StreamOptions{Stdin: input, Stdout: &out, TerminalSizeQueue: sizes})
 	if err != nil || !strings.HasSuffix(out.String(), "got hello\r\n") {
 		t.Errorf("on a terminal: %v, %q", err, out.String())
 	}
 }
 
-// A program at a terminal finds TERM, as in other runtimes.
+// TestTerm checks that a command with a terminal has TERM, as in other runtimes.
 func TestTerm(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	for name, want := range map[string]string{"": "xterm", "TERM": "dumb"} {
 		c := sh("exec sleep 1000")
 		c.Envs = []*v1.KeyValue{{Key: name, Value: []byte("dumb")}}
-		id := w.start(c)
+		id := f.start(c)
 		var out bytes.Buffer
-		ask := []string{"sh", "-c", "echo $TERM"}
-		answer, err := w.Exec(w.ctx, &v1.ExecRequest{ContainerId: id, Cmd: ask, Tty: true, Stdout: true})
+		command := []string{"sh", "-c", "echo $TERM"}
+		response, err := f.Exec(f.ctx, &v1.ExecRequest{ContainerId: id, Cmd: command, Tty: true, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := stream(t, answer.GetUrl(), remotecommand.StreamOptions{Stdout: &out, Tty: true}); err != nil || out.String() != want+"\r\n" {
-			t.Errorf("with %q of its own: %q, %v", name, out.String(), err)
+		if err := stream(t, response.GetUrl(), remotecommand.StreamOptions{Stdout: &out, Tty: true}); err != nil ||
+			out.String() != want+"\r\n" {
+			t.Errorf("with the variable %q: %q, %v", name, out.String(), err)
 		}
-		if got := w.exec(id, "echo $TERM"); name == "" && got != "\n" {
+		if got := f.exec(id, "echo $TERM"); name == "" && got != "\n" {
 			t.Errorf("without a terminal: %q", got)
 		}
 	}
 }
 
+// queue is a TerminalSizeQueue of the sizes in a channel.
 type queue struct {
 	c chan remotecommand.TerminalSize
 }
@@ -139,41 +151,46 @@ func (q queue) Next() *remotecommand.TerminalSize {
 	return &s
 }
 
+// TestAttach checks that an attached client writes to a container and reads its output until the container ends.
 func TestAttach(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	for _, tty := range []bool{false, true} {
 		c := sh(`read line; echo "first $line"; read line; echo "second $line"; cat >/dev/null; echo end`)
 		c.Stdin, c.StdinOnce, c.Tty = true, true, tty
-		id := w.start(c)
-		answer, err := w.Attach(w.ctx, &v1.AttachRequest{ContainerId: id, Stdin: true, Stdout: true})
+		id := f.start(c)
+		response, err := f.Attach(f.ctx, &v1.AttachRequest{ContainerId: id, Stdin: true, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		in, out := "a\nb\n", bytes.Buffer{}
 		if tty {
-			in += "\x04" // the end, as it is typed
+			in += "\x04" // end of file on a terminal
 		}
-		if err := stream(t, answer.GetUrl(), remotecommand.StreamOptions{Stdin: strings.NewReader(in), Stdout: &out, Tty: tty}); err != nil {
+		if err := stream(t, response.GetUrl(), remotecommand.StreamOptions{Stdin: strings.NewReader(in), Stdout: &out,
+			Tty: tty}); err != nil {
 			t.Error(err)
 		}
 		want := "first a\nsecond b\nend\n"
-		if got := strings.ReplaceAll(out.String(), "\r", ""); !tty && got != want || !strings.HasSuffix(got, "end\n") || !strings.Contains(got, "first a\n") {
+		if got := strings.ReplaceAll(out.String(), "\r", ""); !tty && got != want || !strings.HasSuffix(got, "end\n") ||
+			!strings.Contains(got, "first a\n") {
 			t.Errorf("tty %t: attached: %q", tty, got)
 		}
-		if s := w.waitForExit(id); s.GetExitCode() != 0 || !tty && strings.ReplaceAll(w.logText(id), "stdout F ", "") != want {
-			t.Errorf("tty %t: %v\n%s", tty, s, w.logText(id))
+		if s := f.waitForExit(id); s.GetExitCode() != 0 || !tty &&
+			strings.ReplaceAll(f.logText(id), "stdout F ", "") != want {
+			t.Errorf("tty %t: %v\n%s", tty, s, f.logText(id))
 		}
 	}
 }
 
-// Who was attached to a container that says nothing, and has gone, leaves nothing.
+// TestAttachDisconnect checks that the shim closes the connections of a client that has disconnected, also if the
+// container writes nothing.
 func TestAttachDisconnect(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	for _, stdin := range []bool{false, true} {
 		c := sh("exec sleep 1000")
 		c.Stdin = true
-		id := w.start(c)
-		shim := fmt.Sprintf("/proc/%d/fd", w.shimPID(id))
+		id := f.start(c)
+		shim := fmt.Sprintf("/proc/%d/fd", f.shimPID(id))
 		connections := func() (n int) {
 			all, err := os.ReadDir(shim)
 			if err != nil {
@@ -186,42 +203,43 @@ func TestAttachDisconnect(t *testing.T) {
 			}
 			return n
 		}
-		const before = 2 // where it listens, and the node that waits for the end
-		w.eventually("the node waits", func() bool { return connections() == before })
-		answer, err := w.Attach(w.ctx, &v1.AttachRequest{ContainerId: id, Stdin: stdin, Stdout: true, Stderr: true})
+		const before = 2 // the listener, and the node that waits for the exit
+		f.eventually("the node waits", func() bool { return connections() == before })
+		response, err := f.Attach(f.ctx, &v1.AttachRequest{ContainerId: id, Stdin: stdin, Stdout: true, Stderr: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		u, _ := url.Parse(answer.GetUrl())
-		var leave func()
-		u.Host, leave = w.relayConnection(u.Host)
+		u, _ := url.Parse(response.GetUrl())
+		var disconnect func()
+		u.Host, disconnect = f.relayConnection(u.Host)
 		client, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: u.Host}, "POST", u)
 		if err != nil {
 			t.Fatal(err)
 		}
-		typed, typist := io.Pipe()
+		input, typing := io.Pipe()
 		o := remotecommand.StreamOptions{Stdout: io.Discard, Stderr: io.Discard}
 		if stdin {
-			o.Stdin = typed
+			o.Stdin = input
 		}
-		go client.StreamWithContext(w.ctx, o)
-		w.eventually("it is attached", func() bool { return connections() > before })
-		leave()
-		w.eventually(fmt.Sprintf("stdin %t: nothing is left of it", stdin), func() bool { return connections() == before })
-		typist.Close()
+		go client.StreamWithContext(f.ctx, o)
+		f.eventually("the client is attached", func() bool { return connections() > before })
+		disconnect()
+		f.eventually(fmt.Sprintf("stdin %t: all connections of the client are closed", stdin),
+			func() bool { return connections() == before })
+		typing.Close()
 	}
 }
 
-// relayConnection passes one connection on to an address, until somebody cuts it.
-func (w *fixture) relayConnection(to string) (address string, cut func()) {
-	w.Helper()
+// relayConnection listens on a new address and forwards one connection to the address to. cut closes the connection.
+func (f *fixture) relayConnection(to string) (address string, cut func()) {
+	f.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	server, err := net.Dial("tcp", to)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	go func() {
 		defer listener.Close()
@@ -234,10 +252,11 @@ func (w *fixture) relayConnection(to string) (address string, cut func()) {
 	return listener.Addr().String(), func() { server.Close() }
 }
 
+// TestPortForward checks that a forwarded port reaches a server on the loopback address of a Pod.
 func TestPortForward(t *testing.T) {
 	for _, network := range []Network{HostNetwork, BridgeNetwork} {
 		t.Run(string(network), func(t *testing.T) {
-			w := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, network) })
+			f := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { setNetwork(t, o, network) })
 			free, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -246,25 +265,27 @@ func TestPortForward(t *testing.T) {
 			free.Close()
 			c := sh("")
 			c.Image.Image, c.Command = "echo", []string{echoServer, fmt.Sprint("127.0.0.1:", number)}
-			w.start(c)
-			for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); { // until it listens
-				if conn, err := w.sandbox(w.pod).dial(c.Command[1]); err == nil {
+			f.start(c)
+			for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); { // until the server listens
+				if conn, err := f.sandbox(f.pod).dial(c.Command[1]); err == nil {
 					conn.Close()
 					break
 				}
 			}
-			answer, err := w.PortForward(w.ctx, &v1.PortForwardRequest{PodSandboxId: w.pod, Port: []int32{int32(number)}})
+			response, err := f.PortForward(f.ctx, &v1.PortForwardRequest{PodSandboxId: f.pod,
+				Port: []int32{int32(number)}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			u, _ := url.Parse(answer.GetUrl())
+			u, _ := url.Parse(response.GetUrl())
 			transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{Host: u.Host})
 			if err != nil {
 				t.Fatal(err)
 			}
 			ready, stop := make(chan struct{}), make(chan struct{})
 			dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u)
-			forward, err := portforward.New(dialer, []string{fmt.Sprintf("0:%d", number)}, stop, ready, io.Discard, os.Stderr)
+			forward, err := portforward.New(dialer, []string{fmt.Sprintf("0:%d", number)}, stop, ready, io.Discard,
+				os.Stderr)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -275,7 +296,7 @@ func TestPortForward(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := w.echo(fmt.Sprint("127.0.0.1:", ports[0].Local)); got != "hello" {
+			if got := f.echo(fmt.Sprint("127.0.0.1:", ports[0].Local)); got != "hello" {
 				t.Errorf("echo: %q", got)
 			}
 			close(stop)
@@ -286,9 +307,9 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-// echo sends hello to an echo server that may not listen yet, and returns what comes back.
-func (w *fixture) echo(address string) string {
-	w.Helper()
+// echo sends hello to an echo server and returns the response. It retries until the server listens.
+func (f *fixture) echo(address string) string {
+	f.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {

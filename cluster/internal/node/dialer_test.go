@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// behindHTTPS is a proxy of https that lets in who has a certificate of a CA of its own, and connects all to the same server.
-func behindHTTPS(t *testing.T, keys *pki.Bundle, to string) *url.URL {
+// startHTTPSProxy is a proxy of https that lets in who has a certificate of a CA of its own, and connects all to the same server.
+func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 	t.Helper()
 	p := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		server, err := net.Dial("tcp", to)
@@ -61,7 +61,7 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	at := behindHTTPS(t, keys, server.Listener.Addr().String())
+	at := startHTTPSProxy(t, keys, server.Listener.Addr().String())
 	for name, c := range map[string]struct {
 		tls rest.TLSClientConfig
 		in  bool
@@ -82,7 +82,7 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 		} else if err == nil {
 			_ = resp.Body.Close()
 		}
-		to, err := connector(config)
+		to, err := apiServerDialer(config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestNoProxy(t *testing.T) {
 			{rest.Config{Host: "https://192.0.2.1"}, direct.address},
 			{rest.Config{Host: "https://far.example:6443", Proxy: named}, false},
 		} {
-			to, err := connector(&c.config)
+			to, err := apiServerDialer(&c.config)
 			if err != nil {
 				t.Fatal(err)
 			}

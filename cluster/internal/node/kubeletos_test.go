@@ -9,7 +9,7 @@ import (
 // The links to logs are in the node's folder, and no log is found where none is named: the kubelet removes what is found.
 func TestLogs(t *testing.T) {
 	root := t.TempDir()
-	l := logs{root: root}
+	l := logOS{root: root}
 	link := "/var/log/containers/main_default_main-1.log"
 	if err := l.Symlink("/elsewhere", link); err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 )
 
 // Only what the node's own kubelet asks for is approved: no other node's name, and no address that is not the node's.
-func TestApproves(t *testing.T) {
-	a := approver{node: "mine", starter: "admin", address: net.IPv4(192, 0, 2, 1)}
+func TestApprover(t *testing.T) {
+	a := approver{nodeName: "mine", user: "admin", address: net.IPv4(192, 0, 2, 1)}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestApproves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := a.approves(&certificatesv1.CertificateSigningRequestSpec{
+		got := a.matches(&certificatesv1.CertificateSigningRequestSpec{
 			SignerName: c.signer, Username: c.user, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage},
 			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}),
 		})

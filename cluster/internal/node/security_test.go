@@ -84,16 +84,16 @@ func TestSubPathStaysInTheVolume(t *testing.T) {
 
 // A gitRepo volume runs no git on the node (CVE-2024-10220, CVE-2025-1767): the Pod does not start.
 func TestGitRepoIsRefused(t *testing.T) {
-	w := newWorld(t)
-	w.start(w.options("git"))
-	w.ready("git")
+	f := newFixture(t)
+	f.start(f.options("git"))
+	f.readyNode("git")
 	repository := t.TempDir()
-	w.pod("git", "cloner", func(s *corev1.PodSpec) {
+	f.createPod("git", "cloner", func(s *corev1.PodSpec) {
 		s.Volumes = []corev1.Volume{{Name: "repo", VolumeSource: corev1.VolumeSource{GitRepo: &corev1.GitRepoVolumeSource{Repository: repository, Directory: "."}}}}
 		s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "repo", MountPath: "/repo"}}
 	})
-	w.within("an event names the reason", func(ctx context.Context) bool {
-		events, err := w.kube.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=cloner"})
+	f.eventually("an event names the reason", func(ctx context.Context) bool {
+		events, err := f.kube.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=cloner"})
 		if err != nil {
 			return false
 		}
@@ -104,7 +104,7 @@ func TestGitRepoIsRefused(t *testing.T) {
 		}
 		return false
 	})
-	if n := w.left("cloner"); n != 0 {
+	if n := f.runningContainers("cloner"); n != 0 {
 		t.Errorf("%d of its containers run", n)
 	}
 }
@@ -112,11 +112,11 @@ func TestGitRepoIsRefused(t *testing.T) {
 // A node listens on the kubelet's port alone, without a read-only or health port (CVE-2020-8551, CVE-2019-11248), and each
 // path there needs a credential and a right: debug handlers, logs and checkpoints (CVE-2025-0426) too.
 func TestEveryPathNeedsARight(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(w.options("paths"))
-	node := w.ready("paths")
+	f := newFixture(t)
+	p := f.start(f.options("paths"))
+	node := f.readyNode("paths")
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(w.server.Config.CAData)
+	pool.AppendCertsFromPEM(f.server.Config.CAData)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 	status := func(method, path, token string) int {
 		request, err := http.NewRequestWithContext(t.Context(), method, "https://"+kubeletAddress(node)+path, bytes.NewReader(nil))
@@ -134,8 +134,8 @@ func TestEveryPathNeedsARight(t *testing.T) {
 		io.Copy(io.Discard, response.Body)
 		return response.StatusCode
 	}
-	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { return status("GET", "/pods", "") != 0 })
-	none, pods := w.account("none"), w.account("pods", testserver.May("get", "pods"), testserver.May("get", "nodes"))
+	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { return status("GET", "/pods", "") != 0 })
+	none, pods := f.newAccount("none"), f.newAccount("pods", testserver.May("get", "pods"), testserver.May("get", "nodes"))
 	for _, path := range []string{
 		"/healthz", "/pods", "/runningpods/", "/metrics", "/metrics/cadvisor", "/stats/summary", "/configz", "/logs/", "/statusz",
 		"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/flags/v", "/containerLogs/default/a/b", "/exec/default/a/b", "/checkpoint/default/a/b",
@@ -152,15 +152,15 @@ func TestEveryPathNeedsARight(t *testing.T) {
 		}
 	}
 	port := fmt.Sprintf(":%04X", node.Status.DaemonEndpoints.KubeletEndpoint.Port)
-	for _, address := range listening(t, p.cmd.Process.Pid) {
+	for _, address := range listenAddresses(t, p.cmd.Process.Pid) {
 		if !strings.HasSuffix(address, port) {
 			t.Errorf("the node listens on %s, too", address)
 		}
 	}
 }
 
-// listening returns the TCP addresses on which a process listens, as the kernel writes them.
-func listening(t *testing.T, pid int) (addresses []string) {
+// listenAddresses returns the TCP addresses on which a process listens, as the kernel writes them.
+func listenAddresses(t *testing.T, pid int) (addresses []string) {
 	t.Helper()
 	own := map[string]bool{}
 	descriptors, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -178,8 +178,8 @@ func listening(t *testing.T, pid int) (addresses []string) {
 		}
 		for _, line := range strings.Split(string(data), "\n") {
 			const address, state, inode, listens = 1, 3, 9, "0A"
-			if f := strings.Fields(line); len(f) > inode && f[state] == listens && own["socket:["+f[inode]+"]"] {
-				addresses = append(addresses, f[address])
+			if fields := strings.Fields(line); len(fields) > inode && fields[state] == listens && own["socket:["+fields[inode]+"]"] {
+				addresses = append(addresses, fields[address])
 			}
 		}
 	}
