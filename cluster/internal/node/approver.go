@@ -33,8 +33,9 @@ func (a *approver) run(ctx context.Context) {
 	review := func(o any) { a.review(ctx, o.(*certificatesv1.CertificateSigningRequest)) }
 	_, requests := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object,
-				error) {
+			ListWithContextFunc: func(
+				ctx context.Context, o metav1.ListOptions,
+			) (runtime.Object, error) {
 				return a.client.List(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {

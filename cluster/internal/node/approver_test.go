@@ -13,7 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Only what the node's own kubelet asks for is approved: no other node's name, and no address that is not the node's.
+// TestApprover checks that only requests of the node's kubelet match, with the name and the address of the node.
 func TestApprover(t *testing.T) {
 	a := approver{nodeName: "mine", user: "admin", address: net.IPv4(192, 0, 2, 1)}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -27,32 +27,36 @@ func TestApprover(t *testing.T) {
 		dns                string
 		want               bool
 	}{
-		"client, by who started it":     {client, "admin", "mine", "", "", true},
-		"client, by itself":             {client, "system:node:mine", "mine", "", "", true},
-		"client, by another":            {client, "eve", "mine", "", "", false},
-		"client, another node's":        {client, "admin", "other", "", "", false},
-		"serving, by itself":            {serving, "system:node:mine", "mine", "192.0.2.1", "mine", true},
-		"serving, by who started it":    {serving, "admin", "mine", "192.0.2.1", "mine", false},
-		"serving, another's address":    {serving, "system:node:mine", "mine", "192.0.2.2", "mine", false},
-		"serving, another's name":       {serving, "system:node:mine", "mine", "192.0.2.1", "kubernetes.default.svc", false},
-		"serving, by another node":      {serving, "system:node:other", "mine", "192.0.2.1", "mine", false},
-		"of a signer of something else": {certificatesv1.KubeAPIServerClientSignerName, "system:node:mine", "mine", "", "", false},
+		"client, by its user":      {client, "admin", "mine", "", "", true},
+		"client, by itself":        {client, "system:node:mine", "mine", "", "", true},
+		"client, by another":       {client, "eve", "mine", "", "", false},
+		"client, for another node": {client, "admin", "other", "", "", false},
+		"serving, by itself":       {serving, "system:node:mine", "mine", "192.0.2.1", "mine", true},
+		"serving, by its user":     {serving, "admin", "mine", "192.0.2.1", "mine", false},
+		"serving, another address": {serving, "system:node:mine", "mine", "192.0.2.2", "mine", false},
+		"serving, another name":    {serving, "system:node:mine", "mine", "192.0.2.1", "kubernetes.default.svc", false},
+		"serving, by another node": {serving, "system:node:other", "mine", "192.0.2.1", "mine", false},
+		"another signer": {certificatesv1.KubeAPIServerClientSignerName, "system:node:mine", "mine", "", "",
+			false},
 	} {
-		template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + c.node, Organization: []string{"system:nodes"}}}
+		template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + c.node,
+			Organization: []string{"system:nodes"}}}
 		usage := certificatesv1.UsageClientAuth
 		if c.signer == serving {
-			template.IPAddresses, template.DNSNames, usage = []net.IP{net.ParseIP(c.address)}, []string{c.dns}, certificatesv1.UsageServerAuth
+			template.IPAddresses, template.DNSNames, usage = []net.IP{net.ParseIP(c.address)}, []string{c.dns},
+				certificatesv1.UsageServerAuth
 		}
 		request, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := a.matches(&certificatesv1.CertificateSigningRequestSpec{
-			SignerName: c.signer, Username: c.user, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage},
+			SignerName: c.signer, Username: c.user,
+			Usages:  []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage},
 			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}),
 		})
 		if got != c.want {
-			t.Errorf("%s: approved: %t", name, got)
+			t.Errorf("%s: got match %t, want %t", name, got, c.want)
 		}
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// startHTTPSProxy is a proxy of https that lets in who has a certificate of a CA of its own, and connects all to the same server.
+// startHTTPSProxy starts an HTTPS proxy. It requires a client certificate of keys.CA, and connects every client to the
+// same server.
 func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 	t.Helper()
 	p := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -28,12 +29,12 @@ func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 			return
 		}
 		w.WriteHeader(http.StatusOK)
-		client, said, err := http.NewResponseController(w).Hijack()
+		client, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
 		}
 		go func() {
-			_, _ = io.Copy(server, said)
+			_, _ = io.Copy(server, buffered)
 			_ = server.Close()
 		}()
 		_, _ = io.Copy(client, server)
@@ -41,7 +42,8 @@ func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 	}))
 	cas := x509.NewCertPool()
 	cas.AddCert(keys.CA)
-	p.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
+	p.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: cas}
 	p.StartTLS()
 	t.Cleanup(p.Close)
 	at, err := url.Parse(p.URL)
@@ -51,7 +53,9 @@ func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 	return at
 }
 
-// SOX-013: a proxy of https gets the CA, the insecurity and the certificate that the kubeconfig has for the server, as from client-go.
+// TestHTTPSProxyByTheKubeconfig checks that the TLS settings of the kubeconfig also apply to an HTTPS proxy, as in
+// client-go.
+// SOX-013
 func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 	keys, err := pki.Ensure("", []string{"far.example", "127.0.0.1"}, time.Now())
 	if err != nil {
@@ -66,18 +70,22 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 		tls rest.TLSClientConfig
 		in  bool
 	}{
-		"a CA and a certificate":             {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert, KeyData: keys.AdminKey}, true},
-		"without verification":               {rest.TLSClientConfig{Insecure: true, CertData: keys.AdminCert, KeyData: keys.AdminKey}, true},
-		"without a certificate":              {rest.TLSClientConfig{CAData: keys.CAPEM}, false},
-		"without the CA":                     {rest.TLSClientConfig{CertData: keys.AdminCert, KeyData: keys.AdminKey}, false},
-		"the server's name is not the proxy": {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert, KeyData: keys.AdminKey, ServerName: "other.example"}, false},
+		"a CA and a certificate": {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert,
+			KeyData: keys.AdminKey}, true},
+		"without verification": {rest.TLSClientConfig{Insecure: true, CertData: keys.AdminCert,
+			KeyData: keys.AdminKey}, true},
+		"without a certificate": {rest.TLSClientConfig{CAData: keys.CAPEM}, false},
+		"without the CA": {rest.TLSClientConfig{CertData: keys.AdminCert, KeyData: keys.AdminKey},
+			false},
+		"the server's name is not the proxy": {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert,
+			KeyData: keys.AdminKey, ServerName: "other.example"}, false},
 	} {
 		config := &rest.Config{Host: "https://far.example:6443", TLSClientConfig: c.tls, Proxy: http.ProxyURL(at)}
-		theirs, err := rest.HTTPClientFor(config)
+		client, err := rest.HTTPClientFor(config)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if resp, err := theirs.Get(config.Host); (err == nil) != c.in {
+		if resp, err := client.Get(config.Host); (err == nil) != c.in {
 			t.Errorf("%s: client-go: %v", name, err)
 		} else if err == nil {
 			_ = resp.Body.Close()
@@ -96,14 +104,15 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 	}
 }
 
-// SOX-013: NO_PROXY has the Pods' way to the API server lead past the proxy of the environment, by the server's name or address; not past
-// the proxy-url of the kubeconfig, as in client-go.
+// TestNoProxy checks that NO_PROXY with the server's name or address disables the proxy of the environment, but not the
+// proxy-url of the kubeconfig, as in client-go.
+// SOX-013
 func TestNoProxy(t *testing.T) {
-	over, cancel := context.WithCancel(t.Context()) // so that nothing is connected to
+	cancelled, cancel := context.WithCancel(t.Context()) // so that no connection is made
 	cancel()
 	t.Setenv("HTTPS_PROXY", "http://proxy.example:3128")
 	named := http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy.example:3128"})
-	for no, direct := range map[string]struct{ name, address bool }{
+	for noProxy, direct := range map[string]struct{ name, address bool }{
 		"":                         {false, false},
 		".example":                 {true, false},
 		"far.example":              {true, false},
@@ -112,7 +121,7 @@ func TestNoProxy(t *testing.T) {
 		"other.example, 192.0.2.1": {false, true},
 		"*":                        {true, true},
 	} {
-		t.Setenv("NO_PROXY", no)
+		t.Setenv("NO_PROXY", noProxy)
 		for _, c := range []struct {
 			config rest.Config
 			direct bool
@@ -125,8 +134,8 @@ func TestNoProxy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := to(over); err == nil || strings.Contains(err.Error(), "proxy.example") == c.direct {
-				t.Errorf("NO_PROXY=%q: %s: %v", no, c.config.Host, err)
+			if _, err := to(cancelled); err == nil || strings.Contains(err.Error(), "proxy.example") == c.direct {
+				t.Errorf("NO_PROXY=%q: %s: %v", noProxy, c.config.Host, err)
 			}
 		}
 	}

@@ -27,12 +27,13 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// optionsVariable has the test's program be a node in place of a test: a node is a process.
+// optionsVariable is a variable with Options. It makes the test program a node, because a node is a process.
 const optionsVariable = "NODE_TEST_OPTIONS"
 
-// spawnVariable has it be one that spawns such a process.
+// spawnVariable makes the test program start a node with Spawn.
 const spawnVariable = "NODE_TEST_SPAWN"
 
+// TestMain runs the tests, or a node if optionsVariable is set.
 func TestMain(m *testing.M) {
 	text := os.Getenv(optionsVariable)
 	if text == "" {
@@ -56,7 +57,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// fixture is a server, a client of its administrator's, and containers that are only written down, on a CRI socket.
+// fixture is an API server, a client of its administrator, and a fake container runtime.
 type fixture struct {
 	t      testing.TB
 	server *testserver.Server
@@ -64,6 +65,7 @@ type fixture struct {
 	*fakeRuntime
 }
 
+// newFixture starts a server with controllers and waits for the default service account.
 func newFixture(t testing.TB, change ...func(*apiserver.Config)) *fixture {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
 		c.Controllers, c.Admission.Disable = nil, nil
@@ -71,45 +73,49 @@ func newFixture(t testing.TB, change ...func(*apiserver.Config)) *fixture {
 			of(c)
 		}
 	}))
-	f := &fixture{t: t, server: server, kube: kubernetes.NewForConfigOrDie(server.Config), fakeRuntime: newFakeRuntime(t)}
-	f.eventually("the account of new Pods", func(ctx context.Context) bool {
+	f := &fixture{t: t, server: server, kube: kubernetes.NewForConfigOrDie(server.Config),
+		fakeRuntime: newFakeRuntime(t)}
+	f.eventually("the default service account exists", func(ctx context.Context) bool {
 		_, err := f.kube.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
 		return err == nil
 	})
 	return f
 }
 
-func (f *fixture) eventually(what string, done func(context.Context) bool) {
+// eventually polls until done returns true, and fails the test after a minute.
+func (f *fixture) eventually(condition string, done func(context.Context) bool) {
 	f.t.Helper()
-	err := wait.PollUntilContextTimeout(f.t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) { return done(ctx), nil })
+	err := wait.PollUntilContextTimeout(f.t.Context(), 20*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) { return done(ctx), nil })
 	if err != nil {
-		f.t.Fatalf("%s: not within a minute", what)
+		f.t.Fatalf("not within a minute: %s", condition)
 	}
 }
 
-// options are of a node that goes by a name, over the world's containers.
+// options returns the options of a node with the fake runtime.
 func (f *fixture) options(name string) Options {
-	root, err := os.MkdirTemp("", "node") // a test's own has too long a path
+	root, err := os.MkdirTemp("", "node") // the path of t.TempDir is too long
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() {
 		mounts, _ := filepath.Glob(root + "/pods/*/volumes/*/*")
 		for _, m := range mounts {
-			_ = syscall.Unmount(m, syscall.MNT_DETACH) // it may be none
+			_ = syscall.Unmount(m, syscall.MNT_DETACH) // may not be a mount
 		}
 		os.RemoveAll(root)
 	})
 	return Options{Kubeconfig: f.server.Kubeconfig, Name: name, Root: root, Endpoint: f.endpoint}
 }
 
-// nodeProcess is a node that runs.
+// nodeProcess is the process of a node.
 type nodeProcess struct {
 	t   testing.TB
 	cmd *exec.Cmd
 	out *bytes.Buffer
 }
 
+// start starts a node. change may change its command.
 func (f *fixture) start(o Options, change ...func(*exec.Cmd)) *nodeProcess {
 	f.t.Helper()
 	text, err := json.Marshal(o)
@@ -136,23 +142,23 @@ func (f *fixture) start(o Options, change ...func(*exec.Cmd)) *nodeProcess {
 }
 
 func (p *nodeProcess) kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
+	_ = p.cmd.Process.Kill() // may have ended
 	_ = p.cmd.Wait()
 }
 
-// stop has it end as it should.
+// stop sends SIGTERM and waits until the node has ended.
 func (p *nodeProcess) stop() {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)
 	}
 	if err := p.cmd.Wait(); err != nil {
-		p.t.Errorf("it ends with %v", err)
+		p.t.Errorf("the node ends with %v", err)
 	}
 }
 
-// csrUsers returns who has asked a signer for certificates.
-func (f *fixture) csrUsers(signer string) (who []string) {
+// csrUsers returns the users of the CertificateSigningRequests for a signer.
+func (f *fixture) csrUsers(signer string) (users []string) {
 	f.t.Helper()
 	requests, err := f.kube.CertificatesV1().CertificateSigningRequests().List(f.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -160,13 +166,13 @@ func (f *fixture) csrUsers(signer string) (who []string) {
 	}
 	for _, r := range requests.Items {
 		if r.Spec.SignerName == signer {
-			who = append(who, r.Spec.Username)
+			users = append(users, r.Spec.Username)
 		}
 	}
-	return who
+	return users
 }
 
-// readyNode waits for a node that is.
+// readyNode waits until a node is ready, and returns it.
 func (f *fixture) readyNode(name string) *corev1.Node {
 	f.t.Helper()
 	var node *corev1.Node
@@ -182,13 +188,15 @@ func (f *fixture) readyNode(name string) *corev1.Node {
 	return node
 }
 
-// createPod makes one that is bound to a node.
+// createPod creates a Pod that is bound to a node.
 func (f *fixture) createPod(node, name string, change ...func(*corev1.PodSpec)) *corev1.Pod {
 	f.t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{
-		NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1", Command: []string{"main"}}},
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-	}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{
+			NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1",
+				Command: []string{"main"}}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		}}
 	for _, c := range change {
 		c(&p.Spec)
 	}
@@ -199,27 +207,29 @@ func (f *fixture) createPod(node, name string, change ...func(*corev1.PodSpec)) 
 	return p
 }
 
-// runningPod waits for a Pod whose containers are, and returns it.
+// runningPod waits until a Pod and its first container run, and returns the Pod.
 func (f *fixture) runningPod(name string) *corev1.Pod {
 	f.t.Helper()
 	var pod *corev1.Pod
 	f.eventually("Pod "+name+" runs", func(ctx context.Context) bool {
 		var err error
 		pod, err = f.kube.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
-		return err == nil && pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].Ready
+		return err == nil && pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) > 0 &&
+			pod.Status.ContainerStatuses[0].Ready
 	})
 	return pod
 }
 
-// fakeRuntime are a container runtime that starts no process: what is asked of it is written down. It outlives the nodes.
+// fakeRuntime is a container runtime on a CRI socket. It records the containers without starting a process, and
+// outlives the nodes.
 type fakeRuntime struct {
 	*fake.RemoteRuntime
 	endpoint string
 	logs     string // folder
-	user     int64  // of each image; 0 is none
+	user     int64  // user of each image; 0 means none
 
 	mu      sync.Mutex
-	configs map[string]*runtimeapi.ContainerConfig // by ID
+	configs map[string]*runtimeapi.ContainerConfig // by container ID
 }
 
 func newFakeRuntime(t testing.TB) *fakeRuntime {
@@ -252,7 +262,9 @@ func newFakeRuntime(t testing.TB) *fakeRuntime {
 	return c
 }
 
-func (c *fakeRuntime) CreateContainer(ctx context.Context, r *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+func (c *fakeRuntime) CreateContainer(
+	ctx context.Context, r *runtimeapi.CreateContainerRequest,
+) (*runtimeapi.CreateContainerResponse, error) {
 	response, err := c.RemoteRuntime.CreateContainer(ctx, r)
 	if err == nil {
 		c.mu.Lock()
@@ -262,8 +274,10 @@ func (c *fakeRuntime) CreateContainer(ctx context.Context, r *runtimeapi.CreateC
 	return response, err
 }
 
-// ContainerStatus has the path of the log, which the kubelet cleans up after.
-func (c *fakeRuntime) ContainerStatus(ctx context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+// ContainerStatus adds the path of the log, which the kubelet cleans up.
+func (c *fakeRuntime) ContainerStatus(
+	ctx context.Context, r *runtimeapi.ContainerStatusRequest,
+) (*runtimeapi.ContainerStatusResponse, error) {
 	response, err := c.RemoteRuntime.ContainerStatus(ctx, r)
 	if err == nil && response.Status.LogPath == "" {
 		response.Status.LogPath = filepath.Join(c.logs, r.ContainerId+".log")
@@ -271,23 +285,30 @@ func (c *fakeRuntime) ContainerStatus(ctx context.Context, r *runtimeapi.Contain
 	return response, err
 }
 
-// ImageStatus has the user of an image.
-func (c *fakeRuntime) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+// ImageStatus adds the user of an image.
+func (c *fakeRuntime) ImageStatus(
+	ctx context.Context, r *runtimeapi.ImageStatusRequest,
+) (*runtimeapi.ImageStatusResponse, error) {
 	response, err := c.RemoteRuntime.ImageStatus(ctx, r)
 	if err == nil && response.Image != nil && c.user != 0 {
-		i := response.Image // which is the fake's own
-		response.Image = &runtimeapi.Image{Id: i.Id, RepoTags: i.RepoTags, Size: i.Size, Spec: i.Spec, Uid: &runtimeapi.Int64Value{Value: c.user}}
+		i := response.Image // shared with the fake, so it must not be changed
+		response.Image = &runtimeapi.Image{Id: i.Id, RepoTags: i.RepoTags, Size: i.Size, Spec: i.Spec,
+			Uid: &runtimeapi.Int64Value{Value: c.user}}
 	}
 	return response, err
 }
 
-// ImageFsInfo says where images lie, which may not be nowhere.
-func (c *fakeRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
-	fs := &runtimeapi.FilesystemUsage{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/"}, UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{}}
-	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{fs}, ContainerFilesystems: []*runtimeapi.FilesystemUsage{fs}}, nil
+// ImageFsInfo returns a file system of the images, which the kubelet requires.
+func (c *fakeRuntime) ImageFsInfo(
+	context.Context, *runtimeapi.ImageFsInfoRequest,
+) (*runtimeapi.ImageFsInfoResponse, error) {
+	fs := &runtimeapi.FilesystemUsage{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/"},
+		UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{}}
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{fs},
+		ContainerFilesystems: []*runtimeapi.FilesystemUsage{fs}}, nil
 }
 
-// configsOf returns how the containers of a Pod were asked for.
+// configsOf returns the configurations of the containers of a Pod.
 func (c *fakeRuntime) configsOf(pod *corev1.Pod) (all []*runtimeapi.ContainerConfig) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -299,12 +320,13 @@ func (c *fakeRuntime) configsOf(pod *corev1.Pod) (all []*runtimeapi.ContainerCon
 	return all
 }
 
-// runningContainers returns how many containers of a Pod have not ended.
+// runningContainers returns the number of running containers of a Pod.
 func (c *fakeRuntime) runningContainers(name string) (n int) {
 	c.RuntimeService.Lock()
 	defer c.RuntimeService.Unlock()
-	for _, of := range c.RuntimeService.Containers {
-		if of.Labels["io.kubernetes.pod.name"] == name && of.State == runtimeapi.ContainerState_CONTAINER_RUNNING {
+	for _, container := range c.RuntimeService.Containers {
+		if container.Labels["io.kubernetes.pod.name"] == name &&
+			container.State == runtimeapi.ContainerState_CONTAINER_RUNNING {
 			n++
 		}
 	}

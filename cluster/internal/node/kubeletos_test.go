@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The links to logs are in the node's folder, and no log is found where none is named: the kubelet removes what is found.
+// TestLogs checks that the links to logs are in the node's folder. A relative pattern must find no files, because the
+// kubelet removes the files that it finds.
 func TestLogs(t *testing.T) {
 	root := t.TempDir()
 	l := logOS{root: root}
@@ -14,11 +15,12 @@ func TestLogs(t *testing.T) {
 	if err := l.Symlink("/elsewhere", link); err != nil {
 		t.Fatal(err)
 	}
-	if to, err := os.Readlink(filepath.Join(root, "containers", filepath.Base(link))); err != nil || to != "/elsewhere" {
+	if to, err := os.Readlink(filepath.Join(root, "containers", filepath.Base(link))); err != nil ||
+		to != "/elsewhere" {
 		t.Errorf("the link leads to %q, %v", to, err)
 	}
 	if found, err := l.Glob("/var/log/containers/*.log"); err != nil || len(found) != 1 {
-		t.Errorf("found: %v, %v", found, err)
+		t.Errorf("got links %v, %v; want one", found, err)
 	}
 	if err := l.Remove(link); err != nil {
 		t.Error(err)
@@ -28,6 +30,6 @@ func TestLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found, err := l.Glob("*"); err != nil || len(found) != 0 {
-		t.Errorf("logs of a container that has none: %v, %v", found, err)
+		t.Errorf("got files %v, %v for a relative pattern; want none", found, err)
 	}
 }

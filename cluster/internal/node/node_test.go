@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A node has an address that others reach, a Lease, and room; its identity is its own, whoever has started it.
+// TestNode checks the address, labels, capacity and Lease of a node, and that it has requested one client certificate.
 func TestNode(t *testing.T) {
 	f := newFixture(t)
 	o := f.options("alone")
@@ -33,30 +33,32 @@ func TestNode(t *testing.T) {
 	node := f.readyNode("alone")
 
 	if address := net.ParseIP(node.Status.Addresses[0].Address); address == nil || address.IsLoopback() {
-		t.Errorf("its addresses are %v", node.Status.Addresses)
+		t.Errorf("addresses of the node: %v", node.Status.Addresses)
 	}
 	if node.Labels["example.com/rack"] != "4" || node.Labels[corev1.LabelHostname] != "alone" {
-		t.Errorf("its labels are %v", node.Labels)
+		t.Errorf("labels of the node: %v", node.Labels)
 	}
 	capacity, allocatable := node.Status.Capacity, node.Status.Allocatable
-	for _, r := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods} {
+	for _, r := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
+		corev1.ResourcePods} {
 		if q := capacity[r]; q.IsZero() {
-			t.Errorf("it has no %s: %v", r, capacity)
+			t.Errorf("the node has no %s: %v", r, capacity)
 		}
 	}
 	if reserved := capacity.Memory().Value() - allocatable.Memory().Value(); reserved != 100<<20 {
-		t.Errorf("it keeps %d bytes of its memory, want 100 MiB", reserved)
+		t.Errorf("got %d bytes of reserved memory, want 100 MiB", reserved)
 	}
-	f.eventually("it renews a lease", func(ctx context.Context) bool {
+	f.eventually("the node renews its Lease", func(ctx context.Context) bool {
 		lease, err := f.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "alone", metav1.GetOptions{})
 		return err == nil && *lease.Spec.HolderIdentity == "alone"
 	})
 	if by := f.csrUsers("kubernetes.io/kube-apiserver-client-kubelet"); len(by) != 1 || by[0] != "kubernetes-admin" {
-		t.Errorf("the node's certificate was asked for by %v", by)
+		t.Errorf("the node's certificate was requested by %v", by)
 	}
 }
 
-// The kubelet's API has a certificate of the cluster's CA, and asks the API server who may use it.
+// TestKubeletAPI checks that the kubelet's API has a certificate of the cluster's CA, and that the API server
+// authenticates and authorizes its users.
 func TestKubeletAPI(t *testing.T) {
 	f := newFixture(t)
 	f.start(f.options("served"))
@@ -70,7 +72,7 @@ func TestKubeletAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func(c *http.Client) (status int, body string) {
+	get := func(c *http.Client) (status int, body string) {
 		response, err := c.Get(url)
 		if err != nil {
 			return 0, err.Error()
@@ -79,15 +81,19 @@ func TestKubeletAPI(t *testing.T) {
 		data, _ := io.ReadAll(response.Body)
 		return response.StatusCode, string(data)
 	}
-	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { status, _ := ask(anonymous); return status != 0 })
-	if status, body := ask(anonymous); status != http.StatusUnauthorized {
+	f.eventually("the kubelet has a serving certificate", func(context.Context) bool {
+		status, _ := get(anonymous)
+		return status != 0
+	})
+	if status, body := get(anonymous); status != http.StatusUnauthorized {
 		t.Errorf("without credentials: %d %s", status, body)
 	}
-	if status, body := ask(administrator); status != http.StatusOK || !strings.Contains(body, `"PodList"`) {
+	if status, body := get(administrator); status != http.StatusOK || !strings.Contains(body, `"PodList"`) {
 		t.Errorf("as administrator: %d %s", status, body)
 	}
 }
 
+// TestStaticPod checks that a static Pod follows changes of its manifest and ends with it.
 // SCD-046
 func TestStaticPod(t *testing.T) {
 	f := newFixture(t)
@@ -97,7 +103,8 @@ func TestStaticPod(t *testing.T) {
 	f.readyNode("static")
 	write := func(argument string) {
 		t.Helper()
-		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: main}\nspec: {containers: [{name: main, image: 'example.com/main:1', args: [" + argument + "]}]}\n"
+		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: main}\nspec: {containers: [{name: main, image: " +
+			"'example.com/main:1', args: [" + argument + "]}]}\n"
 		temporary := filepath.Join(o.Root, "main.yaml")
 		if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -110,24 +117,25 @@ func TestStaticPod(t *testing.T) {
 	write("one")
 	first := f.runningPod("main-static")
 	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || first.OwnerReferences[0].Kind != "Node" {
-		t.Errorf("it is no mirror Pod of the node's: %v", first.ObjectMeta)
+		t.Errorf("not a mirror Pod of the node: %v", first.ObjectMeta)
 	}
 	write("two")
-	f.eventually("the changed manifest is in force", func(ctx context.Context) bool {
+	f.eventually("the changed manifest is applied", func(ctx context.Context) bool {
 		pod, err := f.kube.CoreV1().Pods("default").Get(ctx, "main-static", metav1.GetOptions{})
-		return err == nil && pod.UID != first.UID && pod.Spec.Containers[0].Args[0] == "two" && pod.Status.Phase == corev1.PodRunning && f.runningContainers("main-static") == 1
+		return err == nil && pod.UID != first.UID && pod.Spec.Containers[0].Args[0] == "two" &&
+			pod.Status.Phase == corev1.PodRunning && f.runningContainers("main-static") == 1
 	})
 	if err := os.Remove(filepath.Join(o.StaticPods, "main.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually("it ends with its manifest", func(ctx context.Context) bool {
+	f.eventually("the Pod ends with its manifest", func(ctx context.Context) bool {
 		_, err := f.kube.CoreV1().Pods("default").Get(ctx, "main-static", metav1.GetOptions{})
 		return apierrors.IsNotFound(err) && f.runningContainers("main-static") == 0
 	})
 }
 
-// Pods go on when their node is killed, and are taken up when it is back: none is started twice, and those that were deleted
-// meanwhile end.
+// TestRestart checks that Pods continue when their node is killed, and that the next node adopts them without a
+// restart. Pods that were deleted in between end.
 func TestRestart(t *testing.T) {
 	f := newFixture(t)
 	o := f.options("again")
@@ -147,25 +155,27 @@ func TestRestart(t *testing.T) {
 		_, err := f.kube.CoreV1().Pods("default").Get(ctx, "goes", metav1.GetOptions{})
 		return apierrors.IsNotFound(err) && f.runningContainers("goes") == 0
 	})
-	f.createPod("again", "comes") // what comes now is served after all that there was
+	f.createPod("again", "comes") // the node handles a new Pod after the existing ones
 	f.runningPod("comes")
 	after := f.runningPod("stays")
-	if a, b := after.Status.ContainerStatuses[0], before.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || a.RestartCount != 0 || !a.State.Running.StartedAt.Equal(&b.State.Running.StartedAt) {
-		t.Errorf("its container was %v, and is %v", b, a)
+	if a, b := after.Status.ContainerStatuses[0], before.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID ||
+		a.RestartCount != 0 || !a.State.Running.StartedAt.Equal(&b.State.Running.StartedAt) {
+		t.Errorf("the container changed from %v to %v", b, a)
 	}
 	if n := len(f.configsOf(before)); n != 1 {
-		t.Errorf("its container was made %d times", n)
+		t.Errorf("the container was created %d times, want once", n)
 	}
 
 	if n := f.csrUsers("kubernetes.io/kube-apiserver-client-kubelet"); len(n) != 1 {
-		t.Errorf("it has asked for a certificate %d times", len(n))
+		t.Errorf("the node has requested a certificate %d times, want once", len(n))
 	}
 	node.stop()
 	if f.runningContainers("stays") != 1 {
-		t.Error("a node that ends takes its Pods along")
+		t.Error("the Pod ends with its node")
 	}
 }
 
+// TestTwoNodes checks that two nodes on one host have different ports.
 // CRD-035
 func TestTwoNodes(t *testing.T) {
 	f := newFixture(t)
@@ -177,31 +187,36 @@ func TestTwoNodes(t *testing.T) {
 		ports[f.readyNode(name).Status.DaemonEndpoints.KubeletEndpoint.Port] = true
 	}
 	if len(ports) != 2 {
-		t.Errorf("their ports are %v", ports)
+		t.Errorf("got the ports %v, want two", ports)
 	}
 }
 
-// A resize reaches the containers, of Pods without cgroups as of others.
+// TestResize checks that a resize of a Pod without a cgroup changes its containers.
 func TestResize(t *testing.T) {
 	f := newFixture(t)
 	f.start(f.options("resize"))
 	f.readyNode("resize")
 	f.createPod("resize", "main", func(s *corev1.PodSpec) {
-		s.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+		s.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"),
+			corev1.ResourceMemory: resource.MustParse("64Mi")}
 	})
 	f.runningPod("main")
-	larger := []byte(`{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"2"},"limits":{"cpu":"2"}}}]}}`)
-	if _, err := f.kube.CoreV1().Pods("default").Patch(t.Context(), "main", types.StrategicMergePatchType, larger, metav1.PatchOptions{}, "resize"); err != nil {
+	larger := []byte(`{"spec": {"containers": [
+		{"name": "main", "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}}]}}`)
+	_, err := f.kube.CoreV1().Pods("default").Patch(t.Context(), "main", types.StrategicMergePatchType, larger,
+		metav1.PatchOptions{}, "resize")
+	if err != nil {
 		t.Fatal(err)
 	}
-	f.eventually("the container is told", func(context.Context) bool {
+	f.eventually("the container is updated", func(context.Context) bool {
 		return slices.Contains(f.RuntimeService.GetCalls(), "UpdateContainerResources")
 	})
 	f.createPod("resize", "next")
 	f.runningPod("next")
 }
 
-// Pods find the API server where it listens, unless they have said so themselves.
+// TestKubernetesService checks that containers have the address of Options.KubernetesService in their environment,
+// unless the Pod sets the variable.
 func TestKubernetesService(t *testing.T) {
 	f := newFixture(t)
 	o := f.options("env")
@@ -218,15 +233,17 @@ func TestKubernetesService(t *testing.T) {
 			env[v.Key] = string(v.Value)
 		}
 		if env["KUBERNETES_SERVICE_HOST"] != want || env["KUBERNETES_SERVICE_PORT"] != "6443" {
-			t.Errorf("%s: the API server is at %s:%s, want %s", pod, env["KUBERNETES_SERVICE_HOST"], env["KUBERNETES_SERVICE_PORT"], want)
+			t.Errorf("%s: the API server is at %s:%s, want %s", pod, env["KUBERNETES_SERVICE_HOST"],
+				env["KUBERNETES_SERVICE_PORT"], want)
 		}
 	}
 }
 
-// Whoever is not root has a node all the same, root of a namespace of its own; it keeps secrets in files, for itself alone.
+// TestRootless checks a node of another user than root, in a user namespace. It stores secrets in files that only this
+// user can read, and ends with the process that started it.
 func TestRootless(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root can be somebody else")
+		t.Skip("needs root to start a process of another user")
 	}
 	const nobody = 65534
 	f := newFixture(t)
@@ -236,15 +253,15 @@ func TestRootless(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Kubeconfig = filepath.Join(o.Root, "kubeconfig")
-	var config, self []byte
+	var config, executable []byte
 	if config, err = os.ReadFile(f.server.Kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	if self, err = os.ReadFile("/proc/self/exe"); err != nil {
+	if executable, err = os.ReadFile("/proc/self/exe"); err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(o.Root, "program") // where others may not look is the test's own
-	for name, data := range map[string][]byte{o.Kubeconfig: config, program: self} {
+	program := filepath.Join(o.Root, "program") // the user may not read the folder of the test program
+	for name, data := range map[string][]byte{o.Kubeconfig: config, program: executable} {
 		if err := os.WriteFile(name, data, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -269,8 +286,8 @@ func TestRootless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if of := info.Sys().(*syscall.Stat_t); of.Uid != nobody || info.Mode().Perm() != 0o700 || isTmpfs(t, token) {
-		t.Errorf("the token lies in a folder of user %d, %v", of.Uid, info.Mode())
+	if stat := info.Sys().(*syscall.Stat_t); stat.Uid != nobody || info.Mode().Perm() != 0o700 || isTmpfs(t, token) {
+		t.Errorf("the folder of the token belongs to user %d, with mode %v", stat.Uid, info.Mode())
 	}
 	if data, err := os.ReadFile(filepath.Join(token, "token")); err != nil || len(data) == 0 {
 		t.Errorf("the token: %v", err)
@@ -278,17 +295,19 @@ func TestRootless(t *testing.T) {
 	p.stop()
 
 	p = start()
-	f.eventually("it is back", func(context.Context) bool { return isListening(node) })
+	f.eventually("the node listens again", func(context.Context) bool { return isListening(node) })
 	p.kill()
-	f.eventually("it ends with who has spawned it", func(context.Context) bool { return !isListening(node) })
+	f.eventually("the node ends with the process that started it",
+		func(context.Context) bool { return !isListening(node) })
 }
 
-// kubeletAddress is where the kubelet of a node is served.
+// kubeletAddress returns the address of the kubelet of a node.
 func kubeletAddress(node *corev1.Node) string {
-	return net.JoinHostPort(node.Status.Addresses[0].Address, strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)))
+	return net.JoinHostPort(node.Status.Addresses[0].Address,
+		strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)))
 }
 
-// isListening is true of a node whose kubelet has its port.
+// isListening reports whether the kubelet of a node accepts connections.
 func isListening(node *corev1.Node) bool {
 	c, err := net.Dial("tcp", kubeletAddress(node))
 	if err == nil {

@@ -21,15 +21,16 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// A subPath stays in its volume: a symbolic link that leads out is refused (CVE-2017-1002101), also one that takes the
-// place of a folder again and again while the mount is made (CVE-2021-25741).
+// TestSubPathStaysInTheVolume checks that a subPath cannot leave its volume through a symbolic link (CVE-2017-1002101),
+// also if the link repeatedly replaces a folder during the mount (CVE-2021-25741).
 func TestSubPathStaysInTheVolume(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("mounts, which takes root here")
+		t.Skip("needs root to mount")
 	}
 	secret, volume, pod := t.TempDir(), t.TempDir(), t.TempDir()
 	folder, link := filepath.Join(volume, "folder"), filepath.Join(volume, "link")
-	for name, text := range map[string]string{filepath.Join(secret, "key"): "s3cret", filepath.Join(folder, "key"): "harmless"} {
+	for name, text := range map[string]string{filepath.Join(secret, "key"): "s3cret",
+		filepath.Join(folder, "key"): "harmless"} {
 		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +45,8 @@ func TestSubPathStaysInTheVolume(t *testing.T) {
 	t.Cleanup(func() { s.CleanSubPaths(pod, "volume") })
 	prepare := func(index int, name string) (string, error) {
 		host, cleanup, err := s.PrepareSafeSubpath(subpath.Subpath{
-			VolumeMountIndex: index, Path: filepath.Join(volume, name), VolumeName: "volume", VolumePath: volume, PodDir: pod, ContainerName: "main",
+			VolumeMountIndex: index, Path: filepath.Join(volume,
+				name), VolumeName: "volume", VolumePath: volume, PodDir: pod, ContainerName: "main",
 		})
 		if cleanup != nil {
 			defer cleanup()
@@ -59,41 +61,45 @@ func TestSubPathStaysInTheVolume(t *testing.T) {
 		t.Fatalf("a folder: %q, %v", key, err)
 	}
 	if key, err := prepare(1, "link"); err == nil {
-		t.Errorf("a link shows %q", key)
+		t.Errorf("got %q through a link", key)
 	}
 	if err := s.SafeMakeDir("link/made", volume, 0o755); err == nil {
-		t.Error("a folder is made behind a link")
+		t.Error("a folder is created behind a link")
 	}
 
 	ctx, stop := context.WithCancel(t.Context())
-	swapping := make(chan struct{})
+	swapped := make(chan struct{})
 	go func() {
-		defer close(swapping)
+		defer close(swapped)
 		for ctx.Err() == nil {
 			unix.Renameat2(unix.AT_FDCWD, folder, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
 		}
 	}()
 	for i := range 200 {
 		if key, err := prepare(2+i, "folder"); err == nil && key != "harmless" {
-			t.Errorf("the race shows %q", key)
+			t.Errorf("got %q during the race", key)
 		}
 	}
 	stop()
-	<-swapping
+	<-swapped
 }
 
-// A gitRepo volume runs no git on the node (CVE-2024-10220, CVE-2025-1767): the Pod does not start.
+// TestGitRepoIsRefused checks that a Pod with a gitRepo volume does not start, so the node runs no git (CVE-2024-10220,
+// CVE-2025-1767).
 func TestGitRepoIsRefused(t *testing.T) {
 	f := newFixture(t)
 	f.start(f.options("git"))
 	f.readyNode("git")
 	repository := t.TempDir()
 	f.createPod("git", "cloner", func(s *corev1.PodSpec) {
-		s.Volumes = []corev1.Volume{{Name: "repo", VolumeSource: corev1.VolumeSource{GitRepo: &corev1.GitRepoVolumeSource{Repository: repository, Directory: "."}}}}
+		s.Volumes = []corev1.Volume{{Name: "repo",
+			VolumeSource: corev1.VolumeSource{GitRepo: &corev1.GitRepoVolumeSource{Repository: repository,
+				Directory: "."}}}}
 		s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "repo", MountPath: "/repo"}}
 	})
-	f.eventually("an event names the reason", func(ctx context.Context) bool {
-		events, err := f.kube.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=cloner"})
+	f.eventually("an event contains the reason", func(ctx context.Context) bool {
+		events, err := f.kube.CoreV1().Events("default").List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.name=cloner"})
 		if err != nil {
 			return false
 		}
@@ -105,12 +111,13 @@ func TestGitRepoIsRefused(t *testing.T) {
 		return false
 	})
 	if n := f.runningContainers("cloner"); n != 0 {
-		t.Errorf("%d of its containers run", n)
+		t.Errorf("got %d running containers of the Pod, want none", n)
 	}
 }
 
-// A node listens on the kubelet's port alone, without a read-only or health port (CVE-2020-8551, CVE-2019-11248), and each
-// path there needs a credential and a right: debug handlers, logs and checkpoints (CVE-2025-0426) too.
+// TestEveryPathNeedsARight checks that a node listens only on the kubelet's port, without a read-only or health port
+// (CVE-2020-8551, CVE-2019-11248). Every path there needs a credential and a right, including debug handlers, logs and
+// checkpoints (CVE-2025-0426).
 func TestEveryPathNeedsARight(t *testing.T) {
 	f := newFixture(t)
 	p := f.start(f.options("paths"))
@@ -119,7 +126,8 @@ func TestEveryPathNeedsARight(t *testing.T) {
 	pool.AppendCertsFromPEM(f.server.Config.CAData)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 	status := func(method, path, token string) int {
-		request, err := http.NewRequestWithContext(t.Context(), method, "https://"+kubeletAddress(node)+path, bytes.NewReader(nil))
+		request, err := http.NewRequestWithContext(t.Context(), method, "https://"+kubeletAddress(node)+path,
+			bytes.NewReader(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,11 +142,15 @@ func TestEveryPathNeedsARight(t *testing.T) {
 		io.Copy(io.Discard, response.Body)
 		return response.StatusCode
 	}
-	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { return status("GET", "/pods", "") != 0 })
-	none, pods := f.newAccount("none"), f.newAccount("pods", testserver.May("get", "pods"), testserver.May("get", "nodes"))
+	f.eventually("the kubelet has a serving certificate",
+		func(context.Context) bool { return status("GET", "/pods", "") != 0 })
+	none, pods := f.newAccount("none"), f.newAccount("pods", testserver.May("get", "pods"),
+		testserver.May("get", "nodes"))
 	for _, path := range []string{
-		"/healthz", "/pods", "/runningpods/", "/metrics", "/metrics/cadvisor", "/stats/summary", "/configz", "/logs/", "/statusz",
-		"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/flags/v", "/containerLogs/default/a/b", "/exec/default/a/b", "/checkpoint/default/a/b",
+		"/healthz", "/pods", "/runningpods/", "/metrics", "/metrics/cadvisor", "/stats/summary", "/configz", "/logs/",
+		"/statusz",
+		"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/flags/v",
+		"/containerLogs/default/a/b", "/exec/default/a/b", "/checkpoint/default/a/b",
 	} {
 		for _, method := range []string{"GET", "POST"} {
 			if code := status(method, path, ""); code != http.StatusUnauthorized {
@@ -154,22 +166,22 @@ func TestEveryPathNeedsARight(t *testing.T) {
 	port := fmt.Sprintf(":%04X", node.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	for _, address := range listenAddresses(t, p.cmd.Process.Pid) {
 		if !strings.HasSuffix(address, port) {
-			t.Errorf("the node listens on %s, too", address)
+			t.Errorf("the node also listens on %s", address)
 		}
 	}
 }
 
-// listenAddresses returns the TCP addresses on which a process listens, as the kernel writes them.
+// listenAddresses returns the TCP addresses on which a process listens, in the format of the kernel.
 func listenAddresses(t *testing.T, pid int) (addresses []string) {
 	t.Helper()
-	own := map[string]bool{}
+	openFiles := map[string]bool{}
 	descriptors, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range descriptors {
 		to, _ := os.Readlink(d)
-		own[to] = true
+		openFiles[to] = true
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
@@ -177,8 +189,9 @@ func listenAddresses(t *testing.T, pid int) (addresses []string) {
 			continue // without IPv6
 		}
 		for _, line := range strings.Split(string(data), "\n") {
-			const address, state, inode, listens = 1, 3, 9, "0A"
-			if fields := strings.Fields(line); len(fields) > inode && fields[state] == listens && own["socket:["+fields[inode]+"]"] {
+			const address, state, inode, listening = 1, 3, 9, "0A"
+			if fields := strings.Fields(line); len(fields) > inode && fields[state] == listening &&
+				openFiles["socket:["+fields[inode]+"]"] {
 				addresses = append(addresses, fields[address])
 			}
 		}

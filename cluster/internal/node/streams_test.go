@@ -17,11 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// newAccount returns the token of a new ServiceAccount with the rights of the rules.
+// newAccount creates a ServiceAccount with the rights of rules, and returns a token for it.
 func (f *fixture) newAccount(name string, rules ...rbacv1.PolicyRule) string {
 	f.t.Helper()
 	accounts, ctx := f.kube.CoreV1().ServiceAccounts("default"), f.t.Context()
-	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
 	f.server.User("system:serviceaccount:default:"+name, rules...)
@@ -32,7 +33,7 @@ func (f *fixture) newAccount(name string, rules ...rbacv1.PolicyRule) string {
 	return token.Status.Token
 }
 
-// kubeletCaller sends requests to a kubelet, each as a WebSocket's begin, and returns the status.
+// kubeletCaller returns a function that sends a request with a WebSocket handshake to a kubelet.
 func (f *fixture) kubeletCaller(node *corev1.Node) func(token, method, path string) (status int, body string) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(f.server.Config.CAData)
@@ -43,8 +44,9 @@ func (f *fixture) kubeletCaller(node *corev1.Node) func(token, method, path stri
 			f.t.Fatal(err)
 		}
 		for name, value := range map[string]string{
-			"Authorization": "Bearer " + token, "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-			"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "v4.channel.k8s.io",
+			"Authorization": "Bearer " + token, "Connection": "Upgrade", "Upgrade": "websocket",
+			"Sec-WebSocket-Version": "13",
+			"Sec-WebSocket-Key":     "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "v4.channel.k8s.io",
 		} {
 			request.Header.Set(name, value)
 		}
@@ -61,22 +63,28 @@ func (f *fixture) kubeletCaller(node *corev1.Node) func(token, method, path stri
 	}
 }
 
-// Without create on nodes/proxy a caller of the kubelet runs no command and opens no connection to a container, with any
-// HTTP method. The right to get reads the other paths, and those that have a subresource of their own need that one.
+// TestStreamsNeedCreate checks that commands and connections to a container need create on nodes/proxy, for every HTTP
+// method. get on nodes/proxy permits the other paths, except those with a separate subresource.
 func TestStreamsNeedCreate(t *testing.T) {
 	f := newFixture(t)
 	f.start(f.options("streams"))
 	node := f.readyNode("streams")
 	f.createPod("streams", "main")
 	f.runningPod("main")
-	reader, creator := f.newAccount("reader", testserver.May("get", "nodes/proxy")), f.newAccount("creator", testserver.May("create", "nodes/proxy"))
+	reader, creator := f.newAccount("reader", testserver.May("get", "nodes/proxy")), f.newAccount("creator",
+		testserver.May("create", "nodes/proxy"))
 	pods := f.newAccount("pods", testserver.May("get", "nodes/pods"), testserver.May("get", "nodes/healthz"))
 	call := f.kubeletCaller(node)
-	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+	f.eventually("the kubelet has a serving certificate", func(context.Context) bool {
+		code, _ := call(reader, "GET", "/pods")
+		return code != 0
+	})
 
 	for _, path := range []string{
-		"/exec/default/main/main?command=true&output=1", "/run/default/main/main?cmd=true", "/attach/default/main/main?output=1",
-		"/portForward/default/main", "/%65xec/default/main/main?command=true&output=1", "/exec/default/main/uid/main?command=true&output=1",
+		"/exec/default/main/main?command=true&output=1", "/run/default/main/main?cmd=true",
+		"/attach/default/main/main?output=1",
+		"/portForward/default/main", "/%65xec/default/main/main?command=true&output=1",
+		"/exec/default/main/uid/main?command=true&output=1",
 	} {
 		for _, method := range []string{"GET", "POST", "HEAD", "OPTIONS"} {
 			if code, body := call(reader, method, path); code != http.StatusForbidden {
@@ -84,28 +92,30 @@ func TestStreamsNeedCreate(t *testing.T) {
 			}
 		}
 		for _, method := range []string{"GET", "POST"} {
-			if code, body := call(creator, method, path); code == http.StatusForbidden || code == http.StatusUnauthorized {
+			if code, body := call(creator, method, path); code == http.StatusForbidden ||
+				code == http.StatusUnauthorized {
 				t.Errorf("%s %s with create: %d %s", method, path, code, body)
 			}
 		}
 	}
-	if code, body := call(reader, "GET", "//exec/default/main/main?command=true&output=1"); code != http.StatusForbidden {
-		t.Errorf("a path to be cleaned, with get: %d %s", code, body) // the client follows the redirect
+	if code, body := call(reader, "GET",
+		"//exec/default/main/main?command=true&output=1"); code != http.StatusForbidden {
+		t.Errorf("a path with //, with get: %d %s", code, body) // the client follows the redirect
 	}
-	for path, may := range map[string][]string{
+	for path, allowedTokens := range map[string][]string{
 		"/pods": {reader, pods}, "/runningpods/": {reader, pods}, "/healthz": {reader, pods}, "/configz": {reader},
 		"/containerLogs/default/main/main": {reader}, "/metrics": nil, "/stats/summary": nil, "/logs/": nil,
 	} {
 		for name, token := range map[string]string{"reader": reader, "pods": pods, "creator": creator} {
 			code, body := call(token, "GET", path)
-			if allowed := code != http.StatusForbidden; allowed != slices.Contains(may, token) {
+			if allowed := code != http.StatusForbidden; allowed != slices.Contains(allowedTokens, token) {
 				t.Errorf("GET %s by %s: %d %.100s", path, name, code, body)
 			}
 		}
 	}
 }
 
-// With StreamsByMethod a GET is authorized as upstream's kubelet does it.
+// TestStreamsByMethod checks that with StreamsByMethod the verb depends on the HTTP method, as in upstream's kubelet.
 func TestStreamsByMethod(t *testing.T) {
 	f := newFixture(t)
 	o := f.options("method")
@@ -113,7 +123,10 @@ func TestStreamsByMethod(t *testing.T) {
 	f.start(o)
 	node := f.readyNode("method")
 	reader, call := f.newAccount("reader", testserver.May("get", "nodes/proxy")), f.kubeletCaller(node)
-	f.eventually("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+	f.eventually("the kubelet has a serving certificate", func(context.Context) bool {
+		code, _ := call(reader, "GET", "/pods")
+		return code != 0
+	})
 	const path = "/exec/default/main/main?command=true&output=1"
 	if code, body := call(reader, "GET", path); code == http.StatusForbidden {
 		t.Errorf("a GET: %d %s", code, body)

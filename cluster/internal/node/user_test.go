@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The annotation shows the runtime that a Pod names no user, and whether it has runAsNonRoot. Init containers, sidecars
-// and ephemeral containers have it, too. A container's own fields replace those of its Pod.
+// TestNonRootAnnotation checks the annotation of containers without runAsUser, with and without runAsNonRoot. Init
+// containers, sidecars and ephemeral containers have it too. The fields of a container override those of its Pod.
 func TestNonRootAnnotation(t *testing.T) {
 	const annotation = "example.com/non-root"
 	f := newFixture(t)
@@ -37,17 +37,20 @@ func TestNonRootAnnotation(t *testing.T) {
 	f.createPod("users", "plain")
 	f.runningPod("main")
 	f.runningPod("plain")
-	added := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "added", Image: "example.com/main:1"}}
+	added := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "added",
+		Image: "example.com/main:1"}}
 	pod, err := f.kube.CoreV1().Pods("default").Get(t.Context(), "main", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{added}
-	if _, err := f.kube.CoreV1().Pods("default").UpdateEphemeralContainers(t.Context(), "main", pod, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.kube.CoreV1().Pods("default").UpdateEphemeralContainers(t.Context(), "main", pod,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually("all containers are made", func(context.Context) bool { return len(f.configsOf(pod)) == 6 })
-	want := map[string]string{"main": "true", "sidecar": "true", "added": "true", "may-be-root": "false", "named": "", "named-nonroot": ""}
+	f.eventually("all containers are created", func(context.Context) bool { return len(f.configsOf(pod)) == 6 })
+	want := map[string]string{"main": "true", "sidecar": "true", "added": "true", "may-be-root": "false", "named": "",
+		"named-nonroot": ""}
 	for _, c := range f.configsOf(pod) {
 		if got := c.Annotations[annotation]; got != want[c.Metadata.Name] {
 			t.Errorf("%s: %q, want %q", c.Metadata.Name, got, want[c.Metadata.Name])
@@ -60,10 +63,14 @@ func TestNonRootAnnotation(t *testing.T) {
 		t.Errorf("a Pod without a security context: %v", plain[0].Annotations)
 	}
 
-	f.createPod("users", "root", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext = security(yes, ptr.To[int64](0)) })
-	f.eventually("runAsNonRoot with runAsUser 0 is refused", func(c context.Context) bool {
+	f.createPod("users", "root", func(s *corev1.PodSpec) {
+		s.Containers[0].SecurityContext = security(yes,
+			ptr.To[int64](0))
+	})
+	f.eventually("runAsNonRoot with runAsUser 0 is rejected", func(c context.Context) bool {
 		pod, err := f.kube.CoreV1().Pods("default").Get(c, "root", metav1.GetOptions{})
-		return err == nil && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Waiting != nil &&
+		return err == nil && len(pod.Status.ContainerStatuses) == 1 &&
+			pod.Status.ContainerStatuses[0].State.Waiting != nil &&
 			pod.Status.ContainerStatuses[0].State.Waiting.Reason == "CreateContainerConfigError"
 	})
 }

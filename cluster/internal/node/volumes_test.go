@@ -50,12 +50,14 @@ volumes:
 - {name: host, hostPath: {path: HOST, type: Directory}}
 `
 
-// Containers find what their Pod's volumes say, and nothing of it is left when it has gone.
+// TestVolumes checks the content and the modes of all kinds of volumes, and that they are removed with the Pod.
 func TestVolumes(t *testing.T) {
 	f := newFixture(t)
 	core, ctx := f.kube.CoreV1(), t.Context()
-	password := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"word": "open"}}
-	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"key": "value"}}
+	password := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "password"},
+		StringData: map[string]string{"word": "open"}}
+	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"},
+		Data: map[string]string{"key": "value"}}
 	if _, err := core.Secrets("default").Create(ctx, password, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -88,12 +90,13 @@ func TestVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: string(token), Audiences: []string{"vault"}}}
+	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: string(token),
+		Audiences: []string{"vault"}}}
 	if review, err = f.kube.AuthenticationV1().TokenReviews().Create(ctx, review, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if !review.Status.Authenticated || review.Status.User.Username != "system:serviceaccount:default:default" {
-		t.Errorf("the token is of %v", review.Status)
+		t.Errorf("status of the token: %v", review.Status)
 	}
 	for path, memory := range map[string]bool{"/secret": true, "/projected": true, "/memory": true, "/scratch": false} {
 		if got := isTmpfs(t, hostPath(t, config, path)); got != memory && os.Getuid() == 0 {
@@ -104,20 +107,21 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("/host is %s", hostPath(t, config, "/host"))
 	}
 
-	if err := core.Pods("default").Delete(ctx, "main", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}); err != nil {
+	if err := core.Pods("default").Delete(ctx, "main",
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually("the Pod is gone, and its folder", func(ctx context.Context) bool {
+	f.eventually("the Pod and its folder are deleted", func(ctx context.Context) bool {
 		_, err := core.Pods("default").Get(ctx, "main", metav1.GetOptions{})
 		_, left := os.Stat(filepath.Join(o.Root, "pods", string(pod.UID)))
 		return apierrors.IsNotFound(err) && os.IsNotExist(left)
 	})
 	if _, err := os.Stat(host); err != nil {
-		t.Errorf("the host's folder went along: %v", err)
+		t.Errorf("the host's folder was deleted with the Pod: %v", err)
 	}
 }
 
-// hostPath is where on the host something lies that a container has at a path.
+// hostPath returns the path on the host of a path in a container.
 func hostPath(t *testing.T, config *runtimeapi.ContainerConfig, path string) string {
 	t.Helper()
 	for _, m := range config.Mounts {
@@ -129,7 +133,7 @@ func hostPath(t *testing.T, config *runtimeapi.ContainerConfig, path string) str
 	return ""
 }
 
-// isTmpfs is true of a folder that is a file system in memory of its own; so may be what it lies in.
+// isTmpfs reports whether a folder is the mount point of a tmpfs. Its parent may be on another tmpfs.
 func isTmpfs(t *testing.T, path string) bool {
 	t.Helper()
 	var fs unix.Statfs_t
