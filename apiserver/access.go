@@ -15,20 +15,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// believe decides whom the server believes.
-func (s *Server) believe() (err error) {
+// openAuthentication creates the authenticators and starts the goroutine that reloads their files.
+func (s *Server) openAuthentication() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s.disbelieve = cancel
+	s.stopAuthReload = cancel
 	keys := s.keys.Load()
-	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.TokenGetter(s.store.Head), secrets{s})
+	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.TokenGetter(s.store.Head),
+		secrets{s})
 	if err != nil {
 		return err
 	}
-	s.believing.Go(func() { s.authn.Run(ctx, s.report) })
+	s.authReload.Go(func() { s.authn.Run(ctx, s.report) })
 	return nil
 }
 
-// secrets writes Secrets through the API of a server that serves by then.
+// secrets accesses Secrets through the server's own API. It must not be called before the server serves.
 type secrets struct{ *Server }
 
 // Secrets implements v1.SecretsGetter.
@@ -36,22 +37,24 @@ func (s secrets) Secrets(namespace string) v1.SecretInterface {
 	return v1.NewForConfigOrDie(s.Loopback()).Secrets(namespace)
 }
 
-// decide decides who may do what.
-func (s *Server) decide() (err error) {
+// openAuthorization creates the authorizers.
+func (s *Server) openAuthorization() (err error) {
 	s.roles = rbac.New(s.store.Head)
 	s.authorizer, err = authz.New(s.config.Authorization, s.roles, func() informers.SharedInformerFactory {
 		later := transport(func(r *http.Request) (*http.Response, error) {
-			return s.Loopback().Transport.RoundTrip(r) // there is one by the time that somebody asks
+			return s.Loopback().Transport.RoundTrip(r) // the informers start after the handler exists
 		})
-		return informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL(), Transport: later, QPS: -1}), 0)
+		return informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL(),
+			Transport: later, QPS: -1}), 0)
 	})
 	return err
 }
 
-// report tells the operator of an error.
+// report logs an error.
 func (s *Server) report(err error) { s.config.Logger.Error(err.Error()) }
 
-// issuer serves the documents of who makes the tokens of service accounts, if it can have any.
+// issuer returns the handler of the service account issuer's discovery documents. It returns nil, and logs a warning,
+// if the configured issuer cannot have such documents.
 func (s *Server) issuer() http.Handler {
 	h, err := s.authn.IssuerHandler(s.config.Authentication.Accounts, s.listener.Addr().String())
 	if err != nil {
@@ -61,7 +64,7 @@ func (s *Server) issuer() http.Handler {
 	return h
 }
 
-// transport is a round tripper.
+// transport is a function that implements http.RoundTripper.
 type transport func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.

@@ -20,9 +20,10 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// EXT-020: a store whose Services have no IPAddresses, as an older server left it, has them when the server is ready, and no
-// address is given twice; one that is lost later is made again.
-func TestAddressesAreMended(t *testing.T) {
+// TestAddressesAreRepaired checks that the server creates missing IPAddresses of Services. At the start it creates all
+// of them before it is ready, as for a store of an older server, and no address can be allocated twice. Later it
+// creates a deleted one again. (EXT-020)
+func TestAddressesAreRepaired(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Now())
 	server := testserver.Start(t, testserver.OnDisk(), testserver.With(func(c *apiserver.Config) { c.Clock = clock }))
 	services, addresses := clients(server)
@@ -40,24 +41,26 @@ func TestAddressesAreMended(t *testing.T) {
 	for i := range n {
 		want := serviceAt(i)
 		got, err := addresses.Get(t.Context(), want.Spec.ClusterIP, metav1.GetOptions{})
-		if err != nil || *got.Spec.ParentRef != (networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: want.Name}) {
+		if err != nil || *got.Spec.ParentRef != (networkingv1.ParentReference{Resource: "services",
+			Namespace: "default", Name: want.Name}) {
 			t.Fatal(got, err)
 		}
 		want.Name = "another"
 		if _, err := services.Create(t.Context(), want, metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
-			t.Errorf("%s is given twice: %v", want.Spec.ClusterIP, err)
+			t.Errorf("%s is allocated twice: %v", want.Spec.ClusterIP, err)
 		}
 	}
 	if err := addresses.Delete(t.Context(), "10.0.0.2", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	clock.Step(3 * time.Minute)
-	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		_, err := addresses.Get(ctx, "10.0.0.2", metav1.GetOptions{})
-		return err == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			_, err := addresses.Get(ctx, "10.0.0.2", metav1.GetOptions{})
+			return err == nil, nil
+		})
 	if err != nil {
-		t.Error("it is not made again")
+		t.Error("the deleted IPAddress is not created again")
 	}
 }
 
@@ -66,7 +69,7 @@ func clients(s *testserver.Server) (corev1client.ServiceInterface, networkingv1c
 	return client.CoreV1().Services(metav1.NamespaceDefault), client.NetworkingV1().IPAddresses()
 }
 
-// serviceAt is the Service i, with the address i after that of the Service kubernetes.
+// serviceAt returns the Service i, whose address follows that of the Service kubernetes by i+1.
 func serviceAt(i int) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("s-", i)},

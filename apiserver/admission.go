@@ -22,22 +22,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Admission are the flags of kube-apiserver that say which admission plugins there are.
+// Admission holds the flags of kube-apiserver that select and configure admission plugins.
 type Admission struct {
-	Enable, Disable []string // their names: --enable-admission-plugins, --disable-admission-plugins
-	ConfigFile      string   // --admission-control-config-file; "": none
+	Enable, Disable []string // plugin names: --enable-admission-plugins, --disable-admission-plugins
+	ConfigFile      string   // --admission-control-config-file; "" means none
 }
 
-// admission makes the plugins. They ask nothing before the server serves.
+// admission creates the admission plugins. They send no requests before the server serves.
 func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: later{s}, QPS: -1, UserAgent: "kube-apiserver"})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: lazyLoopback{s}, QPS: -1,
+		UserAgent: "kube-apiserver"})
 	if err != nil {
-		return nil, fmt.Errorf("client of admission: %w", err)
+		return nil, fmt.Errorf("create the client of admission plugins: %w", err)
 	}
-	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() }, authorizer.AuthorizerFunc(s.authorizer.Authorize)
+	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() },
+		authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
 	s.quotas = &plugins.Quotas{From: informers, Stop: s.stopping}
-	s.warnOfNodes()
+	s.warnNodeRestriction()
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
 		NodeAuthorizer: s.authorizer.Nodes(),
@@ -48,34 +50,41 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 		Authorizer:     may,
 		Mapper:         restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
-	webhooks, end, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers, Client: client, Authorizer: may})
+	webhooks, end, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers,
+		Client: client, Authorizer: may})
 	if err != nil {
-		return nil, fmt.Errorf("admission webhooks: %w", err)
+		return nil, fmt.Errorf("create admission webhooks: %w", err)
 	}
-	s.hangUp = end
-	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Client: client, Authorizer: may})...)
+	s.closeWebhooks = end
+	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog,
+		Objects: policyObjects{s}, Client: client, Authorizer: may})...)
 	return plugins.Open(c)
 }
 
-// warnOfNodes warns where the Node authorizer works without the admission plugin that its decisions rely on.
-func (s *Server) warnOfNodes() {
+// warnNodeRestriction logs a warning if the Node authorizer is configured without the admission plugin that it relies
+// on.
+func (s *Server) warnNodeRestriction() {
 	if s.authorizer.Nodes() && slices.Contains(s.config.Admission.Disable, plugins.NodeRestriction) {
-		s.config.Logger.Warn("the admission plugin NodeRestriction is disabled, but the Node authorizer is configured: any kubelet certificate can read every Secret and act as every ServiceAccount; remove NodeRestriction from --disable-admission-plugins")
+		s.config.Logger.Warn("the admission plugin NodeRestriction is disabled, but the Node authorizer is " +
+			"configured: any kubelet certificate can read every Secret and act as every ServiceAccount; remove " +
+			"NodeRestriction from --disable-admission-plugins")
 	}
 }
 
-// stored are objects as policies read them: at the head of the store.
-type stored struct{ s *Server }
+// policyObjects reads objects for admission policies, at the head of the store.
+type policyObjects struct{ s *Server }
 
 // Get implements policy.Objects.
-func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
+func (o policyObjects) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
 	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "0")
 	return policy.Object{Record: found.Record, Tree: found.Tree}, err
 }
 
 // List implements policy.Objects.
-func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]policy.Object, error) {
-	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector, ResourceVersion: "0"})
+func (o policyObjects) List(ctx context.Context, v *resource.Version, namespace string,
+	selector labels.Selector) ([]policy.Object, error) {
+	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace},
+		engine.ListOptions{Labels: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
@@ -86,9 +95,9 @@ func (o stored) List(ctx context.Context, v *resource.Version, namespace string,
 	return all, nil
 }
 
-// later is the way to a server that is not put together yet.
-type later struct{ s *Server }
+// lazyLoopback is a transport to this server. It can be created before the server's handler exists.
+type lazyLoopback struct{ s *Server }
 
-func (l later) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l lazyLoopback) RoundTrip(r *http.Request) (*http.Response, error) {
 	return l.s.Loopback().Transport.RoundTrip(r)
 }

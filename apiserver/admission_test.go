@@ -20,7 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// However many writers race, and while the controller counts what there is, a ResourceQuota is filled and never exceeded.
+// TestQuotaUnderRace checks that concurrent writers fill a ResourceQuota and never exceed it, also while the controller
+// counts the objects.
 func TestQuotaUnderRace(t *testing.T) {
 	s := start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}})
 	config := s.ClientConfig()
@@ -30,12 +31,13 @@ func TestQuotaUnderRace(t *testing.T) {
 	ctx := context.Background()
 	const hard = 100
 	limit := corev1.ResourceList{"configmaps": resource.MustParse(strconv.Itoa(hard))}
-	q, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "few"}, Spec: corev1.ResourceQuotaSpec{Hard: limit}}, metav1.CreateOptions{})
+	q, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "few"},
+		Spec: corev1.ResourceQuotaSpec{Hard: limit}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "m-"}}
-	for q.Status.Hard == nil { // until it is counted for the first time, nothing is enforced
+	for q.Status.Hard == nil { // a quota is not enforced before the controller has counted it
 		if q, err = quotas.Get(ctx, "few", metav1.GetOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -49,16 +51,18 @@ func TestQuotaUnderRace(t *testing.T) {
 				switch {
 				case err == nil:
 					made.Add(1)
-				case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: few, requested: configmaps=1, used: configmaps=100, limited: configmaps=100"):
+				case apierrors.IsForbidden(err) && strings.Contains(err.Error(),
+					"exceeded quota: few, requested: configmaps=1, used: configmaps=100, limited: configmaps=100"):
 					refused.Add(1)
-				case apierrors.IsConflict(err) && strings.Contains(err.Error(), "resourcequotas"): // as with kube-apiserver, after three tries
+				// as with kube-apiserver, after three tries
+				case apierrors.IsConflict(err) && strings.Contains(err.Error(), "resourcequotas"):
 				default:
 					t.Error(err)
 				}
 			}
 		})
 	}
-	writers.Go(func() { // each change of the spec has it counted anew
+	writers.Go(func() { // after each change of the spec the controller counts again
 		for i := range 50 {
 			patch := []byte(`{"spec":{"hard":{"secrets":"` + strconv.Itoa(i) + `"}}}`)
 			if _, err := quotas.Patch(ctx, "few", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -68,12 +72,13 @@ func TestQuotaUnderRace(t *testing.T) {
 	})
 	writers.Wait()
 	if made.Load() != hard || refused.Load() == 0 {
-		t.Errorf("made %d, refused %d", made.Load(), refused.Load())
+		t.Errorf("created %d, rejected %d", made.Load(), refused.Load())
 	}
 }
 
-// A write that others go along with (an eviction, and the status of its budget) has a quota's count wait no longer than it takes, and a
-// create that starts over, as its Namespace has changed under it, is charged once.
+// TestQuotaIsChargedOnce checks two properties of ResourceQuotas. A write with related writes, such as an eviction that
+// also updates the status of its budget, blocks the count of a quota only until the write ends. A create that is
+// retried because its Namespace has changed is charged once.
 func TestQuotaIsChargedOnce(t *testing.T) {
 	s := start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}})
 	config := s.ClientConfig()
@@ -87,8 +92,10 @@ func TestQuotaIsChargedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	v1, limit := client.CoreV1(), corev1.ResourceList{"configmaps": resource.MustParse("1000"), "pods": resource.MustParse("5")}
-	must(v1.ResourceQuotas("default").Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: limit}}, metav1.CreateOptions{}))
+	v1, limit := client.CoreV1(), corev1.ResourceList{"configmaps": resource.MustParse("1000"),
+		"pods": resource.MustParse("5")}
+	must(v1.ResourceQuotas("default").Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
+		Spec: corev1.ResourceQuotaSpec{Hard: limit}}, metav1.CreateOptions{}))
 	used := func(what corev1.ResourceName) int64 {
 		t.Helper()
 		q, err := v1.ResourceQuotas("default").Get(ctx, "q", metav1.GetOptions{})
@@ -101,21 +108,26 @@ func TestQuotaIsChargedOnce(t *testing.T) {
 	}
 	for used("configmaps") < 0 {
 	}
-	must(v1.ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	must(v1.ServiceAccounts("default").Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{"a": "b"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	pod, err := v1.Pods("default").Create(ctx, pod, metav1.CreateOptions{})
 	must(pod, err)
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning,
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 	must(v1.Pods("default").UpdateStatus(ctx, pod, metav1.UpdateOptions{}))
 	budgets := client.PolicyV1().PodDisruptionBudgets("default")
-	budget, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: policyv1.PodDisruptionBudgetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
-	}}, metav1.CreateOptions{})
+	budget, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+		}}, metav1.CreateOptions{})
 	must(budget, err)
-	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 1, CurrentHealthy: 1, ExpectedPods: 1}
+	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 1,
+		CurrentHealthy: 1, ExpectedPods: 1}
 	must(budgets.UpdateStatus(ctx, budget, metav1.UpdateOptions{}))
 	must(nil, v1.Pods("default").EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "p"}}))
-	for used("pods") > 0 { // it is counted
+	for used("pods") > 0 { // until the controller has counted
 	}
 
 	stop, annotated := make(chan struct{}), sync.WaitGroup{}
@@ -127,7 +139,8 @@ func TestQuotaIsChargedOnce(t *testing.T) {
 			default:
 			}
 			patch := []byte(`{"metadata":{"annotations":{"n":"` + strconv.Itoa(i) + `"}}}`)
-			if _, err := v1.Namespaces().Patch(ctx, "default", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			if _, err := v1.Namespaces().Patch(ctx, "default", types.MergePatchType, patch,
+				metav1.PatchOptions{}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -137,7 +150,9 @@ func TestQuotaIsChargedOnce(t *testing.T) {
 	for range 8 {
 		made.Go(func() {
 			for range 25 {
-				if _, err := v1.ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "m-"}}, metav1.CreateOptions{}); err != nil {
+				if _, err := v1.ConfigMaps("default").Create(ctx,
+					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "m-"}},
+					metav1.CreateOptions{}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -21,17 +21,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Aggregation is how the server reaches the API servers that APIServices name.
+// Aggregation configures the proxy to the API servers that APIServices register.
 type Aggregation struct {
-	// ProxyClientCertFile and ProxyClientKeyFile are the certificate, read again when it changes, that proves to them that it is
-	// this server who says for whom it asks; "": one of a CA of its own.
+	// ProxyClientCertFile and ProxyClientKeyFile hold the client certificate for aggregated API servers. It proves to
+	// them that the user headers come from this server. The files are reloaded when they change. "" means a certificate
+	// of the server's own front-proxy CA.
 	ProxyClientCertFile, ProxyClientKeyFile string
-	// ByClusterIP dials the address of a Service, behind which somebody else (kube-proxy) has to find an endpoint.
+	// ByClusterIP makes the server dial the cluster IP of the Service, so that kube-proxy must route to an endpoint. By
+	// default the server dials an endpoint itself.
 	ByClusterIP bool
 }
 
-// aggregate makes the way to other API servers, which follows the catalog from then on.
-func (s *Server) aggregate(out *egress.Dialer) {
+// openAggregation creates the proxy to aggregated API servers and subscribes it to updates of the catalog.
+func (s *Server) openAggregation(out *egress.Dialer) {
 	services := s.services()
 	services.ByClusterIP = s.config.Aggregation.ByClusterIP
 	s.apiServices = controllers.NewAPIServices(s.engine.Live.Load)
@@ -48,30 +50,34 @@ func (s *Server) aggregate(out *egress.Dialer) {
 	follow(nil)
 }
 
-// keepAPIServices runs the loop that does, unless their kind is switched off.
-func (s *Server) keepAPIServices(ctx context.Context, c *rest.Config) error {
+// runAPIServices runs the controller of APIServices, unless --runtime-config disables their kind.
+func (s *Server) runAPIServices(ctx context.Context, c *rest.Config) error {
 	if !s.serves(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")) {
 		return nil
 	}
 	return s.apiServices.Run(ctx, c)
 }
 
-// headers are those that flags name.
+// headers returns the front-proxy headers that flags configure, or the defaults.
 func (s *Server) headers() proxy.Headers {
 	h := s.config.Authentication.RequestHeader
 	if h.CAFile == "" {
 		return proxy.Headers{}.Default()
 	}
-	return proxy.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
+	return proxy.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders,
+		ExtraPrefix: h.ExtraHeaderPrefixes}
 }
 
-// proxyCertificate is who the server is to other API servers.
+// proxyCertificate returns the client certificate for aggregated API servers.
 func (s *Server) proxyCertificate() (*tls.Certificate, error) {
-	return given("--proxy-client-cert-file", s.proxyClient, func() *tls.Certificate { return &s.keys.Load().ProxyClient })
+	return clientCertificate("--proxy-client-cert-file", s.proxyClient,
+		func() *tls.Certificate { return &s.keys.Load().ProxyClient })
 }
 
-// given is the certificate that a flag names, as its file is now, or the server's own.
-func given(flag string, file *dynamiccertificates.DynamicCertKeyPairContent, own func() *tls.Certificate) (*tls.Certificate, error) {
+// clientCertificate returns the current content of the certificate file that a flag names. It calls own if the flag is
+// not set, that is if file is nil.
+func clientCertificate(flag string, file *dynamiccertificates.DynamicCertKeyPairContent,
+	own func() *tls.Certificate) (*tls.Certificate, error) {
 	if file == nil {
 		return own(), nil
 	}
@@ -82,7 +88,7 @@ func given(flag string, file *dynamiccertificates.DynamicCertKeyPairContent, own
 	return &c, nil
 }
 
-// openClientCertificates reads the certificates that the configuration names.
+// openClientCertificates reads the client certificates that the configuration names.
 func (s *Server) openClientCertificates() (err error) {
 	open := func(flag, cert, key string) *dynamiccertificates.DynamicCertKeyPairContent {
 		if cert == "" || err != nil {
@@ -94,13 +100,15 @@ func (s *Server) openClientCertificates() (err error) {
 		}
 		return file
 	}
-	s.proxyClient = open("proxy-client-cert-file", s.config.Aggregation.ProxyClientCertFile, s.config.Aggregation.ProxyClientKeyFile)
+	s.proxyClient = open("proxy-client-cert-file", s.config.Aggregation.ProxyClientCertFile,
+		s.config.Aggregation.ProxyClientKeyFile)
 	s.kubeletClient = open("kubelet-client-certificate", s.config.Kubelet.CertFile, s.config.Kubelet.KeyFile)
 	return err
 }
 
-// trust keeps the ConfigMap by which other API servers know this one.
-func (s *Server) trust(ctx context.Context, c *rest.Config) error {
+// runTrust keeps the ConfigMap extension-apiserver-authentication up to date. Aggregated API servers authenticate this
+// server by it.
+func (s *Server) runTrust(ctx context.Context, c *rest.Config) error {
 	if s.proxyClient != nil {
 		s.loops.Go(func() { s.proxyClient.Run(ctx, 1) })
 	}
@@ -113,7 +121,9 @@ func (s *Server) trust(ctx context.Context, c *rest.Config) error {
 
 func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {
 	if c := s.config; (c.Authentication.RequestHeader.CAFile == "") != (c.Aggregation.ProxyClientCertFile == "") {
-		c.Logger.Warn("--requestheader-client-ca-file and --proxy-client-cert-file belong together: other API servers believe this one if a CA of the former has signed the latter")
+		c.Logger.Warn("--requestheader-client-ca-file and --proxy-client-cert-file should be set together: " +
+			"aggregated API servers trust this " +
+			"server only if a CA of the former signed the latter")
 	}
 	headers := s.headers()
 	info = clusterauthenticationtrust.ClusterAuthenticationInfo{
@@ -129,10 +139,14 @@ func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticat
 		info.RequestHeaderCA, err = dynamiccertificates.NewStaticCAContent("front-proxy", keys.ProxyCAPEM)
 		return info, err
 	}
-	info.RequestHeaderAllowedNames, info.RequestHeaderCA = headerrequest.StaticStringSlice(h.AllowedNames), s.authn.FrontProxy.CAs
-	if len(h.AllowedNames) > 0 && shareCA(s.authn.ClientCAs.CurrentCABundleContent(), info.RequestHeaderCA.CurrentCABundleContent()) {
-		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: it signs users, who are taken for front proxies that "+
-			"--requestheader-allowed-names does not name, and get 401", "allowedNames", h.AllowedNames)
+	info.RequestHeaderAllowedNames, info.RequestHeaderCA = headerrequest.StaticStringSlice(h.AllowedNames),
+		s.authn.FrontProxy.CAs
+	if len(h.AllowedNames) > 0 && shareCA(s.authn.ClientCAs.CurrentCABundleContent(),
+		info.RequestHeaderCA.CurrentCABundleContent()) {
+		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: users with its "+
+			"certificates are authenticated as "+
+			"front proxies and get 401, because --requestheader-allowed-names does not list them", "allowedNames",
+			h.AllowedNames)
 	}
 	return info, nil
 }

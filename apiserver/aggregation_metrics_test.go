@@ -13,9 +13,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// TestMetricsOfOtherServers: what is not available is counted as kube-apiserver counts it, and what another server answers it leaves to
-// that to count; a request under way is what it is, whoever answers it.
-func TestMetricsOfOtherServers(t *testing.T) {
+// TestAggregatedAPIMetrics checks the metrics of requests to an aggregated API. Requests that fail because the API is
+// unavailable are counted as by kube-apiserver. Requests that the other server answers are not counted here, because
+// that server counts them. Requests in flight are counted in both cases.
+func TestAggregatedAPIMetrics(t *testing.T) {
 	dir := t.TempDir()
 	keys, err := pki.Ensure(dir, nil, time.Now())
 	if err != nil {
@@ -23,9 +24,10 @@ func TestMetricsOfOtherServers(t *testing.T) {
 	}
 	c := apiserver.Config{LocalServices: []string{"default/server"}}
 	c.Authentication.RequestHeader.CAFile = filepath.Join(dir, "front-proxy-ca.crt")
-	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
+		"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
 	s := start(t, c)
-	e := newExtension(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
+	e := newAggregatedServer(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
 	e.register(t, s)
 	metrics := func() []string {
 		resp, err := client(t, s).Get(s.URL() + "/metrics")
@@ -36,8 +38,11 @@ func TestMetricsOfOtherServers(t *testing.T) {
 		now := metrics()
 		for _, line := range lines {
 			if !slices.Contains(now, line) {
-				t.Errorf("there is no %s", line)
-				t.Log(slices.DeleteFunc(slices.Clone(now), func(l string) bool { return strings.HasPrefix(l, "#") || l[:min(len(l), 9)] != line[:9] }))
+				t.Errorf("metrics lack %s", line)
+				t.Log(slices.DeleteFunc(slices.Clone(now), func(l string) bool {
+					return strings.HasPrefix(l, "#") ||
+						l[:min(len(l), 9)] != line[:9]
+				}))
 			}
 		}
 	}
@@ -55,13 +60,14 @@ func TestMetricsOfOtherServers(t *testing.T) {
 	}
 	defer write.Body.Close()
 	expect(`aggregator_unavailable_apiservice{name="v1.a.example.com"} 0`)
-	for tried, alone := 0, []string{`apiserver_current_inflight_requests{request_kind="mutating"} 1`, `apiserver_current_inflight_requests{request_kind="readOnly"} 1`}; ; tried++ {
-		now := metrics() // beside what the server's own loops do
+	for tried, alone := 0, []string{`apiserver_current_inflight_requests{request_kind="mutating"} 1`,
+		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`}; ; tried++ {
+		now := metrics() // requests of the server's own controllers may be counted as well
 		if slices.Contains(now, alone[0]) && slices.Contains(now, alone[1]) {
 			break
 		}
 		if tried == 1000 {
-			t.Fatalf("there is no %v", alone)
+			t.Fatalf("metrics lack %v", alone)
 		}
 	}
 	e.CloseClientConnections()
@@ -71,22 +77,24 @@ func TestMetricsOfOtherServers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said, err := io.ReadAll(resp.Body)
-		if resp.Body.Close(); err == nil && string(said) == "service unavailable\n" {
+		response, err := io.ReadAll(resp.Body)
+		if resp.Body.Close(); err == nil && string(response) == "service unavailable\n" {
 			status = resp.StatusCode
 		}
 	}
 	resp, err = client(t, s).Get(s.URL() + strings.TrimSuffix(things, "s") + "/made-up")
 	body(t, resp, err, http.StatusServiceUnavailable)
-	expect(`aggregator_unavailable_apiservice{name="v1.a.example.com"} 1`, `aggregator_unavailable_apiservice_total{name="v1.a.example.com",reason="FailedDiscoveryCheck"} 1`,
+	expect(`aggregator_unavailable_apiservice{name="v1.a.example.com"} 1`,
+		`aggregator_unavailable_apiservice_total{name="v1.a.example.com",reason="FailedDiscoveryCheck"} 1`,
 		`apiserver_request_terminations_total{code="503",component="aggregator",group="a.example.com",resource="things",scope="namespace",subresource="",verb="LIST",version="v1"} 1`,
 		`apiserver_request_terminations_total{code="503",component="aggregator",group="a.example.com",resource="",scope="resource",subresource="",verb="GET",version="v1"} 1`)
 	for _, line := range metrics() {
 		if strings.HasPrefix(line, "apiserver_request_total") && strings.Contains(line, "a.example.com") {
-			t.Errorf("the other server's is counted here: %s", line)
+			t.Errorf("a request to the other server is counted here: %s", line)
 		}
 	}
-	req, err := http.NewRequest(http.MethodDelete, s.URL()+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com", nil)
+	req, err := http.NewRequest(http.MethodDelete,
+		s.URL()+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +102,7 @@ func TestMetricsOfOtherServers(t *testing.T) {
 	body(t, resp, err, http.StatusOK)
 	for _, line := range metrics() {
 		if strings.HasPrefix(line, "aggregator_unavailable") {
-			t.Errorf("is still there: %s", line)
+			t.Errorf("not removed: %s", line)
 		}
 	}
 }

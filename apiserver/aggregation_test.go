@@ -18,30 +18,32 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// extension is an API server of things at v1 of a group, for the Service named of namespace default. It says who it takes the caller for.
-type extension struct {
+// aggregatedServer is an API server of the resource things at v1 of a group, behind the Service default/server. Its
+// responses contain the user that it reads from the request headers.
+type aggregatedServer struct {
 	*httptest.Server
 	group   string
 	verbs   string // of things, as JSON
 	ca      []byte
-	proxies *x509.CertPool // it believes
+	proxies *x509.CertPool // trusted CAs of front proxies
 
 	mu   sync.Mutex
-	seen []*x509.Certificate // client certificates
+	seen []*x509.Certificate // client certificates of the requests
 }
 
-func newExtension(t *testing.T, group string, proxies []byte, userHeader string) *extension {
+func newAggregatedServer(t *testing.T, group string, proxies []byte, userHeader string) *aggregatedServer {
 	t.Helper()
 	keys, err := pki.Ensure("", []string{"server.default.svc"}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &extension{group: group, verbs: `["list"]`, ca: keys.CAPEM, proxies: x509.NewCertPool()}
+	e := &aggregatedServer{group: group, verbs: `["list"]`, ca: keys.CAPEM, proxies: x509.NewCertPool()}
 	e.proxies.AppendCertsFromPEM(proxies)
 	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		certificate := r.TLS.PeerCertificates[0]
-		if _, err := certificate.Verify(x509.VerifyOptions{Roots: e.proxies, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		if _, err := certificate.Verify(x509.VerifyOptions{Roots: e.proxies,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 			http.Error(w, err.Error(), http.StatusUnauthorized)
 			return
 		}
@@ -49,7 +51,8 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 		e.seen = append(e.seen, certificate)
 		e.mu.Unlock()
 		if strings.HasSuffix(r.URL.Path, "/v1") {
-			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":`+e.verbs+`}]}`)
+			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+
+				`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":`+e.verbs+`}]}`)
 			return
 		}
 		switch r.URL.Path {
@@ -74,7 +77,8 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 			<-r.Context().Done()
 			return
 		}
-		fmt.Fprintf(w, `{"user":%q,"groups":%q,"usual":%q}`, r.Header.Get(userHeader), strings.Join(r.Header["X-Of-Group"], ","), r.Header.Get("X-Remote-User"))
+		fmt.Fprintf(w, `{"user":%q,"groups":%q,"usual":%q}`, r.Header.Get(userHeader),
+			strings.Join(r.Header["X-Of-Group"], ","), r.Header.Get("X-Remote-User"))
 	}))
 	e.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAnyClientCert}
 	e.EnableHTTP2 = true
@@ -83,8 +87,8 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 	return e
 }
 
-// register makes the Service and the APIService of e, and returns when that is available.
-func (e *extension) register(t *testing.T, s *apiserver.Server) {
+// register creates the Service and the APIService of e, and waits until the APIService is available.
+func (e *aggregatedServer) register(t *testing.T, s *apiserver.Server) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(e.Listener.Addr().String())
 	if err != nil {
@@ -102,21 +106,25 @@ func (e *extension) register(t *testing.T, s *apiserver.Server) {
 		}
 		resp.Body.Close()
 	}
-	post("/api/v1/namespaces/default/services", `{"metadata":{"name":"server"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
-	post("/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.`+e.group+`"},"spec":{"group":"`+e.group+`","version":"v1","groupPriorityMinimum":1000,"versionPriority":15,
+	post("/api/v1/namespaces/default/services",
+		`{"metadata":{"name":"server"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	post("/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.`+e.group+`"},"spec":{"group":"`+
+		e.group+`","version":"v1","groupPriorityMinimum":1000,"versionPriority":15,
 		"caBundle":`+string(ca)+`,"service":{"namespace":"default","name":"server","port":`+port+`}}}`)
 	for available := false; !available; {
 		resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1." + e.group)
 		text := body(t, resp, err, http.StatusOK)
-		if available = strings.Contains(text, `"reason":"Passed"`); strings.Contains(text, "bad status") || strings.Contains(text, "--allow-local-services") {
+		if available = strings.Contains(text, `"reason":"Passed"`); strings.Contains(text, "bad status") ||
+			strings.Contains(text, "--allow-local-services") {
 			t.Fatal(text)
 		}
 	}
 }
 
-// AGG-002 AGG-004 AGG-007 AGG-008 AGG-009 AGG-010 AGG-012 AGG-013 AGG-016 AGG-017 AGG-028 AGG-053: every API server sees the one
-// certificate that flags name, which the CA that they name has signed, and is told who asks in the headers that they name. It is
-// called at the port of its APIService, and has to be who that says.
+// TestFrontProxyFlags checks the flags of the front proxy. Every aggregated API server sees the client certificate that
+// the flags name, signed by the CA that they name, and the user in the headers that they name. The server connects to
+// the port of the APIService and verifies the certificate of the aggregated server with the APIService's CA bundle.
+// (AGG-002 AGG-004 AGG-007 AGG-008 AGG-009 AGG-010 AGG-012 AGG-013 AGG-016 AGG-017 AGG-028 AGG-053)
 func TestFrontProxyFlags(t *testing.T) {
 	dir := t.TempDir()
 	keys, err := pki.Ensure(dir, nil, time.Now())
@@ -126,12 +134,14 @@ func TestFrontProxyFlags(t *testing.T) {
 	var c apiserver.Config
 	h := &c.Authentication.RequestHeader
 	h.CAFile, h.AllowedNames = filepath.Join(dir, "front-proxy-ca.crt"), []string{"front-proxy-client"}
-	h.UsernameHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes = []string{"X-Of-User", "X-Other"}, []string{"X-Of-Group"}, []string{"X-Of-Extra-"}
-	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	h.UsernameHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes = []string{"X-Of-User",
+		"X-Other"}, []string{"X-Of-Group"}, []string{"X-Of-Extra-"}
+	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
+		"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
 	c.LocalServices = []string{"default/server"}
 	s := start(t, c)
 	for _, group := range []string{"a.example.com", "b.example.com"} {
-		e := newExtension(t, group, keys.ProxyCAPEM, "X-Of-User")
+		e := newAggregatedServer(t, group, keys.ProxyCAPEM, "X-Of-User")
 		e.register(t, s)
 		resp, err := client(t, s).Get(s.URL() + "/apis/" + group + "/v1/things")
 		if got := body(t, resp, err, http.StatusOK); got != `{"user":"kubernetes-admin","groups":"system:masters,system:authenticated","usual":""}` {
@@ -145,14 +155,15 @@ func TestFrontProxyFlags(t *testing.T) {
 	}
 }
 
-// AGG-012 AGG-028: who does not believe the CA refuses, and the APIService says so.
+// TestFrontProxyOfAnotherCA checks that an aggregated API server that does not trust the front-proxy CA rejects
+// requests, and that the condition of its APIService reports this. (AGG-012 AGG-028)
 func TestFrontProxyOfAnotherCA(t *testing.T) {
-	strangers, err := pki.Ensure("", nil, time.Now())
+	others, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := start(t, apiserver.Config{LocalServices: []string{"default/server"}})
-	e := newExtension(t, "a.example.com", strangers.ProxyCAPEM, "X-Remote-User")
+	e := newAggregatedServer(t, "a.example.com", others.ProxyCAPEM, "X-Remote-User")
 	_, port, _ := net.SplitHostPort(e.Listener.Addr().String())
 	ca, err := json.Marshal(e.ca)
 	if err != nil {
@@ -166,23 +177,27 @@ func TestFrontProxyOfAnotherCA(t *testing.T) {
 		resp, err := client(t, s).Post(s.URL()+path, "application/json", strings.NewReader(text))
 		body(t, resp, err, http.StatusCreated)
 	}
-	for said := ""; !strings.Contains(said, "bad status from"); {
+	for response := ""; !strings.Contains(response, "bad status from"); {
 		resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com")
-		said = body(t, resp, err, http.StatusOK)
+		response = body(t, resp, err, http.StatusOK)
 	}
 	resp, err := client(t, s).Get(s.URL() + "/apis/a.example.com/v1/things")
 	body(t, resp, err, http.StatusServiceUnavailable)
 }
 
-// AGG-047: an API server is called at an endpoint of its Service, or, if that is what a flag says, at the Service's cluster IP.
+// TestAggregatorRouting checks that the server connects to an endpoint of the Service of an APIService, or to the
+// Service's cluster IP if a flag selects it. (AGG-047)
 func TestAggregatorRouting(t *testing.T) {
 	for _, byClusterIP := range []bool{false, true} {
 		s := start(t, apiserver.Config{Aggregation: apiserver.Aggregation{ByClusterIP: byClusterIP}})
 		for _, o := range [][2]string{
-			{"/api/v1/namespaces/default/services", `{"metadata":{"name":"server"},"spec":{"clusterIP":"10.0.0.77","ports":[{"port":443}]}}`},
-			{"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", `{"metadata":{"name":"server","labels":{"kubernetes.io/service-name":"server"}},"addressType":"IPv4",
+			{"/api/v1/namespaces/default/services",
+				`{"metadata":{"name":"server"},"spec":{"clusterIP":"10.0.0.77","ports":[{"port":443}]}}`},
+			{"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+				`{"metadata":{"name":"server","labels":{"kubernetes.io/service-name":"server"}},"addressType":"IPv4",
 				"endpoints":[{"addresses":["192.0.2.200"]}],"ports":[{"name":"","port":8443}]}`},
-			{"/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,
+			{"/apis/apiregistration.k8s.io/v1/apiservices",
+				`{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,
 				"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"server"}}}`},
 		} {
 			resp, err := client(t, s).Post(s.URL()+o[0], "application/json", strings.NewReader(o[1]))
@@ -192,10 +207,11 @@ func TestAggregatorRouting(t *testing.T) {
 		if byClusterIP {
 			want = "https://10.0.0.77:443/"
 		}
-		for said := ""; !strings.Contains(said, "FailedDiscoveryCheck"); {
+		for response := ""; !strings.Contains(response, "FailedDiscoveryCheck"); {
 			resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com")
-			if said = body(t, resp, err, http.StatusOK); strings.Contains(said, "FailedDiscoveryCheck") && !strings.Contains(said, want) {
-				t.Errorf("%s, want %s", said, want)
+			if response = body(t, resp, err, http.StatusOK); strings.Contains(response, "FailedDiscoveryCheck") &&
+				!strings.Contains(response, want) {
+				t.Errorf("%s, want %s", response, want)
 			}
 		}
 	}

@@ -11,26 +11,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api"
 )
 
-// auditing is the record of requests. The zero value is none.
+// auditing is the audit backend of the server. The zero value records nothing.
 type auditing struct {
 	api.Audit
 	backend audit.Backend
 	stop    chan struct{}
 }
 
-// openAudit begins the record that upstream's options describe. A webhook is called through dial.
+// openAudit starts the audit backend that upstream's options describe. It dials a webhook with dial.
 func (s *Server) openAudit(dial utilnet.DialFunc) error {
 	o := s.config.Audit
 	if o == nil {
 		return nil
 	}
-	made := &server.Config{EgressSelector: egressselector.NewEgressSelectorWithMap(map[egressselector.EgressType]utilnet.DialFunc{egressselector.ControlPlane: dial})}
+	dialers := map[egressselector.EgressType]utilnet.DialFunc{egressselector.ControlPlane: dial}
+	made := &server.Config{EgressSelector: egressselector.NewEgressSelectorWithMap(dialers)}
 	if err := o.ApplyTo(made); err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
 	if made.AuditBackend == nil {
 		if o.LogOptions.Path != "" || o.WebhookOptions.ConfigFile != "" {
-			s.config.Logger.Warn("no requests are audited: there is no --audit-policy-file")
+			s.config.Logger.Warn("no requests are audited: --audit-policy-file is not set")
 		}
 		return nil
 	}
@@ -38,11 +39,12 @@ func (s *Server) openAudit(dial utilnet.DialFunc) error {
 	if err := made.AuditBackend.Run(stop); err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
-	s.audit = auditing{api.Audit{Sink: made.AuditBackend, Policy: made.AuditPolicyRuleEvaluator}, made.AuditBackend, stop}
+	s.audit = auditing{api.Audit{Sink: made.AuditBackend, Policy: made.AuditPolicyRuleEvaluator}, made.AuditBackend,
+		stop}
 	return nil
 }
 
-// close returns when all that is left has been written or sent.
+// close stops the backend. It blocks until all pending events have been written or sent.
 func (a *auditing) close() {
 	if a.backend != nil {
 		close(a.stop)

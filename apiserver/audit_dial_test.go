@@ -13,8 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/server/options"
 )
 
-// The webhook is called the one way out.
-func TestAuditWebhookIsDialled(t *testing.T) {
+// TestAuditWebhookUsesDialer checks that the audit webhook is called through the server's dialer.
+func TestAuditWebhookUsesDialer(t *testing.T) {
 	dir := t.TempDir()
 	o := options.NewAuditOptions()
 	o.PolicyFile, o.WebhookOptions.ConfigFile = filepath.Join(dir, "policy"), filepath.Join(dir, "hook")
@@ -28,16 +28,16 @@ users: [{name: a}], contexts: [{name: a, context: {cluster: a, user: a}}], curre
 			t.Fatal(err)
 		}
 	}
-	asked := ""
+	dialed := ""
 	s := &Server{config: Config{Audit: o}.withDefaults()}
 	if err := s.openAudit(func(_ context.Context, _, address string) (net.Conn, error) {
-		asked = address
-		return nil, errors.New("no way out")
+		dialed = address
+		return nil, errors.New("refused")
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if s.audit.Sink.ProcessEvents(&auditinternal.Event{}) || asked != "audit.example.com:443" {
-		t.Errorf("%q was dialled", asked)
+	if s.audit.Sink.ProcessEvents(&auditinternal.Event{}) || dialed != "audit.example.com:443" {
+		t.Errorf("dialed %q", dialed)
 	}
 	s.audit.close()
 }

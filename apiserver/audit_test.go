@@ -23,13 +23,14 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// auditOptions are those of a folder with a policy of a level; no Policy is written for "".
+// auditOptions returns audit options with a policy file in dir for one audit level. "" means no policy file.
 func auditOptions(t *testing.T, dir, level string) *options.AuditOptions {
 	t.Helper()
 	o := options.NewAuditOptions()
 	if level != "" {
 		o.PolicyFile = filepath.Join(dir, "policy.yaml")
-		writeFile(t, o.PolicyFile, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: "+level+", users: [kubernetes-admin]}]")
+		writeFile(t, o.PolicyFile, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: "+
+			"[RequestReceived]\nrules: [{level: "+level+", users: [kubernetes-admin]}]")
 	}
 	return o
 }
@@ -41,14 +42,14 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// auditHook is a webhook over TLS that keeps the events it is sent.
+// auditHook is an audit webhook over TLS that records the events it receives.
 type auditHook struct {
 	mu      sync.Mutex
 	batches []auditv1.EventList
-	enter   func() // at the beginning of each call
+	enter   func() // called at the start of each request
 }
 
-// open returns the kubeconfig by which the hook is called.
+// open starts the webhook and returns the path of a kubeconfig for it.
 func (h *auditHook) open(t *testing.T, dir string) string {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		h.enter()
@@ -69,13 +70,14 @@ users: [{name: a}], contexts: [{name: a, context: {cluster: a, user: a}}], curre
 	return path
 }
 
-// A webhook gets events in batches, the last of them when the server ends.
+// TestAuditWebhook checks that a webhook receives events in batches, and the last batch when the server shuts down.
 func TestAuditWebhook(t *testing.T) {
 	dir := t.TempDir()
 	hook := &auditHook{enter: func() {}}
 	o := auditOptions(t, dir, "Request")
 	o.WebhookOptions.ConfigFile = hook.open(t, dir)
-	o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchSize, o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchWait = 4, time.Hour
+	o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchSize, o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchWait = 4,
+		time.Hour
 	s := start(t, apiserver.Config{Audit: o})
 	c := &caller{t, s, client(t, s)}
 	for i := range 10 {
@@ -87,7 +89,7 @@ func TestAuditWebhook(t *testing.T) {
 	names := map[string]bool{}
 	for _, b := range hook.batches {
 		if b.Kind != "EventList" || b.APIVersion != "audit.k8s.io/v1" || len(b.Items) > 4 {
-			t.Errorf("a batch of %d, a %s of %s", len(b.Items), b.Kind, b.APIVersion)
+			t.Errorf("got a batch of %d events, %s of %s", len(b.Items), b.Kind, b.APIVersion)
 		}
 		for _, e := range b.Items {
 			if e.RequestObject != nil {
@@ -96,15 +98,16 @@ func TestAuditWebhook(t *testing.T) {
 		}
 	}
 	if len(hook.batches) != 3 || len(names) != 10 {
-		t.Errorf("%d batches about %d objects", len(hook.batches), len(names))
+		t.Errorf("got %d batches about %d objects", len(hook.batches), len(names))
 	}
 }
 
-// A webhook that does not answer costs memory up to a limit, and never a request's time; what is lost is counted.
+// TestAuditWebhookThatHangs checks that a webhook that does not respond delays no request. Its events use a bounded
+// buffer, and events that do not fit are counted.
 func TestAuditWebhookThatHangs(t *testing.T) {
 	dir, release := t.TempDir(), make(chan struct{})
-	let := sync.OnceFunc(func() { close(release) })
-	defer let()
+	resume := sync.OnceFunc(func() { close(release) })
+	defer resume()
 	hook := &auditHook{enter: func() { <-release }}
 	o := auditOptions(t, dir, "Metadata")
 	o.WebhookOptions.ConfigFile = hook.open(t, dir)
@@ -113,14 +116,14 @@ func TestAuditWebhookThatHangs(t *testing.T) {
 	s := start(t, apiserver.Config{Audit: o})
 	c := &caller{t, s, client(t, s)}
 	before := lostEvents(c)
-	const asked = 20
-	for range asked {
+	const requests = 20
+	for range requests {
 		c.want(200, "GET", "/version", "")
 	}
-	if lost := lostEvents(c) - before; lost < asked-4 {
-		t.Errorf("%d of %d events were lost", lost, asked)
+	if lost := lostEvents(c) - before; lost < requests-4 {
+		t.Errorf("%d of %d events were lost", lost, requests)
 	}
-	let()
+	resume()
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
@@ -129,12 +132,14 @@ func TestAuditWebhookThatHangs(t *testing.T) {
 	}
 }
 
-// lostEvents is the metric of the events that found the buffer full, of all servers of this process.
+// lostEvents returns the number of audit events that were dropped because the buffer was full, from the metrics. It
+// counts all servers of this process.
 func lostEvents(c *caller) int {
 	c.Helper()
 	metrics := c.want(200, "GET", "/metrics", "")
-	if !strings.Contains(metrics, "\napiserver_audit_event_total ") || !strings.Contains(metrics, "\n"+`apiserver_audit_level_total{level="Metadata"} `) {
-		c.Errorf("no metrics of audit in %s", metrics)
+	if !strings.Contains(metrics, "\napiserver_audit_event_total ") ||
+		!strings.Contains(metrics, "\n"+`apiserver_audit_level_total{level="Metadata"} `) {
+		c.Errorf("the audit metrics are missing in %s", metrics)
 	}
 	m := regexp.MustCompile(`\napiserver_audit_error_total\{plugin="buffered"\} (\d+)`).FindStringSubmatch(metrics)
 	if m == nil {
@@ -147,7 +152,7 @@ func lostEvents(c *caller) int {
 	return n
 }
 
-// auditLines counts the events in the files whose names begin with path's.
+// auditLines counts the audit events in the log file and its rotated files.
 func auditLines(t *testing.T, path string) (files, lines int) {
 	t.Helper()
 	all, err := filepath.Glob(strings.TrimSuffix(path, ".log") + "*.log")
@@ -170,14 +175,15 @@ func auditLines(t *testing.T, path string) (files, lines int) {
 	return len(all), lines
 }
 
-// VER-006: what many requests say at once arrives whole, a line each; a file that is full is put aside, and what is left when the server ends
-// is written.
+// TestAuditLog checks that concurrent requests write one complete line for each event, that a full file is rotated, and
+// that pending events are written when the server shuts down. (VER-006)
 func TestAuditLog(t *testing.T) {
 	for _, mode := range []string{options.ModeBlocking, options.ModeBatch} {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()
 			o := auditOptions(t, dir, "Request")
-			o.LogOptions.Path, o.LogOptions.MaxSize, o.LogOptions.BatchOptions.Mode = filepath.Join(dir, "new", "audit.log"), 1, mode
+			o.LogOptions.Path, o.LogOptions.MaxSize, o.LogOptions.BatchOptions.Mode = filepath.Join(dir, "new",
+				"audit.log"), 1, mode
 			s := start(t, apiserver.Config{Audit: o})
 			c := &caller{t, s, client(t, s)}
 			big := strings.Repeat("x", 100<<10)
@@ -185,7 +191,8 @@ func TestAuditLog(t *testing.T) {
 			for i := range 4 {
 				all.Go(func() {
 					for j := range 5 {
-						c.want(201, "POST", "/api/v1/namespaces/default/configmaps", fmt.Sprintf(`{"metadata":{"name":"c%d-%d"},"data":{"k":%q}}`, i, j, big))
+						c.want(201, "POST", "/api/v1/namespaces/default/configmaps",
+							fmt.Sprintf(`{"metadata":{"name":"c%d-%d"},"data":{"k":%q}}`, i, j, big))
 					}
 				})
 			}
@@ -194,16 +201,17 @@ func TestAuditLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			if files, lines := auditLines(t, o.LogOptions.Path); files < 2 || lines != 20 {
-				t.Errorf("%d events in %d files", lines, files)
+				t.Errorf("got %d events in %d files", lines, files)
 			}
 		})
 	}
 }
 
-// As kube-apiserver, a server without a policy writes no event; it says so.
+// TestAuditWithoutAPolicy checks that a server without a policy writes no event and logs a warning, as kube-apiserver
+// does.
 func TestAuditWithoutAPolicy(t *testing.T) {
 	dir := t.TempDir()
-	var log bytes.Buffer // whose handler locks
+	var log bytes.Buffer // slog's handler serializes writes
 	o := auditOptions(t, dir, "")
 	o.LogOptions.Path = filepath.Join(dir, "audit.log")
 	s := start(t, apiserver.Config{Audit: o, Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -212,18 +220,20 @@ func TestAuditWithoutAPolicy(t *testing.T) {
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	if _, n := auditLines(t, o.LogOptions.Path); n != 0 || !strings.Contains(log.String(), "there is no --audit-policy-file") {
-		t.Errorf("%d events", n)
+	if _, n := auditLines(t, o.LogOptions.Path); n != 0 || !strings.Contains(log.String(),
+		"--audit-policy-file is not set") {
+		t.Errorf("got %d events", n)
 	}
 }
 
-// What cannot be audited as it is to be does not begin.
-func TestAuditThatCannotBegin(t *testing.T) {
+// TestInvalidAuditConfig checks that an invalid audit configuration prevents the start.
+func TestInvalidAuditConfig(t *testing.T) {
 	dir := t.TempDir()
 	broken := auditOptions(t, dir, "Nonsense")
-	for what, o := range map[string]*options.AuditOptions{"level": broken, "policy": {PolicyFile: filepath.Join(dir, "none")}} {
+	for what, o := range map[string]*options.AuditOptions{"level": broken,
+		"policy": {PolicyFile: filepath.Join(dir, "none")}} {
 		if s, err := apiserver.Start(t.Context(), apiserver.Config{Audit: o}); err == nil {
-			t.Errorf("%s: it has started", what)
+			t.Errorf("%s: the server started", what)
 			_ = s.Shutdown()
 		} else if !strings.HasPrefix(err.Error(), "audit: loading audit policy file: ") {
 			t.Errorf("%s: %v", what, err)

@@ -26,7 +26,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// clientCA signs certificates of clients.
+// clientCA is a CA that signs client certificates.
 type clientCA struct {
 	*testing.T
 	certificate *x509.Certificate
@@ -37,14 +37,15 @@ type clientCA struct {
 func newClientCA(t *testing.T) *clientCA {
 	t.Helper()
 	ca := &clientCA{T: t, file: filepath.Join(t.TempDir(), "ca.crt")}
-	ca.certificate, ca.key = ca.issue(&x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true})
+	ca.certificate, ca.key = ca.issue(&x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
+		BasicConstraintsValid: true})
 	if err := os.WriteFile(ca.file, ca.pem(ca.certificate), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return ca
 }
 
-// issue signs a certificate, by itself if there is no CA yet.
+// issue creates a certificate. It is self-signed if ca has no key yet.
 func (ca *clientCA) issue(template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	ca.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -71,10 +72,12 @@ func (ca *clientCA) pem(c *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})
 }
 
-// client is a configuration of who has a certificate for a name, and sends the header X-Remote-User unless remote is "".
+// client returns the configuration of a client with a certificate for name. The client sends remote in the header
+// X-Remote-User, unless remote is "".
 func (ca *clientCA) client(s *testserver.Server, name, remote string) *rest.Config {
 	ca.Helper()
-	c, key := ca.issue(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: []string{"dev"}}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	c, key := ca.issue(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: []string{"dev"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		ca.Fatal(err)
@@ -96,10 +99,12 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// whoAmI is the user of a client, and the first group; "" if it is refused.
+// whoAmI returns the user name and the first group of a client as the server authenticates it, or "" if the server
+// responds 401.
 func whoAmI(t *testing.T, config *rest.Config) string {
 	t.Helper()
-	review, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(),
+		&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if apierrors.IsUnauthorized(err) {
 		return ""
 	}
@@ -109,13 +114,15 @@ func whoAmI(t *testing.T, config *rest.Config) string {
 	return review.Status.UserInfo.Username + "/" + review.Status.UserInfo.Groups[0]
 }
 
-// AGG-040 AGG-041 AGG-042: each of the two files of client CAs is believed for what it is for, with the other or without it.
-// AGG-026: what it says is in force without a restart.
+// TestClientCAsAreIndependent checks that the CAs of --client-ca-file authenticate only users, and those of
+// --requestheader-client-ca-file only front proxies, with or without the other file. (AGG-040 AGG-041 AGG-042)
+// A changed file takes effect without a restart. (AGG-026)
 func TestClientCAsAreIndependent(t *testing.T) {
 	users, proxies := newClientCA(t), newClientCA(t)
 	for _, c := range []struct {
-		users, proxies           bool
-		user, proxy, other, says string // who a user is, the front proxy, another proxy, and a user who says to be somebody
+		users, proxies bool
+		// identity of a user, of the front proxy, of another proxy, and of a user that sends the proxy's header
+		user, proxy, other, spoofed string
 	}{
 		{false, false, "", "", "", ""},
 		{true, false, "joe/dev", "", "", "joe/dev"},
@@ -127,12 +134,13 @@ func TestClientCAsAreIndependent(t *testing.T) {
 				config.Authentication.ClientCAFile = users.file
 			}
 			if c.proxies {
-				config.Authentication.RequestHeader = authn.RequestHeader{CAFile: proxies.file, AllowedNames: []string{"front"}, UsernameHeaders: []string{"X-Remote-User"}}
+				config.Authentication.RequestHeader = authn.RequestHeader{CAFile: proxies.file,
+					AllowedNames: []string{"front"}, UsernameHeaders: []string{"X-Remote-User"}}
 			}
 		}))
 		for config, want := range map[*rest.Config]string{
 			users.client(s, "joe", ""): c.user, proxies.client(s, "front", "jane"): c.proxy,
-			proxies.client(s, "other", "jane"): c.other, users.client(s, "joe", "jane"): c.says,
+			proxies.client(s, "other", "jane"): c.other, users.client(s, "joe", "jane"): c.spoofed,
 		} {
 			if got := whoAmI(t, config); got != want {
 				t.Errorf("with %t %t: %q, want %q", c.users, c.proxies, got, want)
@@ -145,7 +153,8 @@ func TestClientCAsAreIndependent(t *testing.T) {
 		if err := os.Rename(next.file, users.file); err != nil {
 			t.Fatal(err)
 		}
-		for whoAmI(t, joe) != "" || whoAmI(t, next.client(s, "ann", "")) != "ann/dev" { // until the file has been read
+		// until the server has reloaded the file
+		for whoAmI(t, joe) != "" || whoAmI(t, next.client(s, "ann", "")) != "ann/dev" {
 		}
 		if got := whoAmI(t, proxies.client(s, "front", "jane")); got != c.proxy {
 			t.Errorf("after a change of the other file: %q", got)

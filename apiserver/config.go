@@ -1,5 +1,5 @@
-// Package apiserver makes a running server of one Config. It has no logic of its
-// own: it opens, connects and closes the parts, in the right order.
+// Package apiserver starts an API server from a Config. It contains no logic of the API: it opens, connects and closes
+// the other packages' parts in the right order.
 package apiserver
 
 import (
@@ -24,122 +24,127 @@ import (
 const (
 	// KubeconfigName is the administrator's kubeconfig in the data directory.
 	KubeconfigName = "admin.kubeconfig"
-	// CBORServingAndStorage is upstream's name of the feature gate behind Config.EnableCBOR.
+	// CBORServingAndStorage is upstream's name of the feature gate that Config.EnableCBOR implements.
 	CBORServingAndStorage = "CBORServingAndStorage"
-	// CustomResourceFieldSelectors is that of the gate behind Config.DisableFieldSelectors.
+	// CustomResourceFieldSelectors is upstream's name of the feature gate that Config.DisableFieldSelectors implements.
 	CustomResourceFieldSelectors = "CustomResourceFieldSelectors"
 )
 
-// TLS is what kube-apiserver's flags --tls-* say, SNICertKey one of --tls-sni-cert-key.
+// TLS holds the values of kube-apiserver's --tls-* flags, and SNICertKey one value of --tls-sni-cert-key.
 type (
 	TLS        = serving.TLS
 	SNICertKey = serving.SNICertKey
 )
 
-// Config is all that a server can be told. The zero value is a server in memory on a
-// free port of the loopback interface that refuses anonymous requests.
+// Config is the configuration of a server. The zero value describes a server that stores everything in memory, listens
+// on a free port of the loopback interface and refuses anonymous requests.
 type Config struct {
-	// DataDir is the folder that everything is kept in; it is made if need be. "" keeps
-	// everything in memory.
+	// DataDir is the directory of all persistent state. It is created if it does not exist. "" means that all state is
+	// in memory.
 	DataDir string
-	// Etcd keeps the objects in an etcd cluster instead. Only one server may run on it.
+	// Etcd stores the objects in an etcd cluster instead of DataDir. Only one server may use it.
 	Etcd Etcd
-	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
-	// free one.
+	// Address is the IP address and port to listen on. "" means 127.0.0.1:0, and port 0 selects a free port.
 	Address string
-	// AdvertiseAddress is where other machines reach it, for discovery and the Service kubernetes; nil is Address, or
-	// an address of this machine if that is all of them.
+	// AdvertiseAddress is the address at which other machines reach the server, for discovery and the Service
+	// kubernetes. nil means the IP address of Address, or an address of this machine if Address is unspecified.
 	AdvertiseAddress net.IP
-	// OpenFiles is the number of files that the process may have open, which bounds the connections; 0 is the system's limit.
+	// OpenFiles is the maximum number of open files of the process, which bounds the connections. 0 means the system's
+	// limit.
 	OpenFiles uint64
-	// TLS is what the server shows its clients, and demands of their connections.
+	// TLS is the TLS configuration of the server: its certificates, the minimum version and the cipher suites.
 	TLS TLS
-	// Clock is what the server's own certificates age by; nil is the machine's.
+	// Clock is the clock of periodic work, such as the renewal of the server's own certificates. nil means the real
+	// clock.
 	Clock clock.WithTicker
-	// Authentication is whom the server believes, besides its own administrator.
+	// Authentication configures authentication, in addition to the server's own administrator.
 	Authentication authn.Config
-	// Authorization is who decides what callers may do, besides system:masters, who may do all.
+	// Authorization configures the authorizers. The group system:masters may do everything in any case.
 	Authorization authz.Config
-	// Fairness is whose turn it is; without limits they are kube-apiserver's, 400 and 200.
+	// Fairness configures API Priority and Fairness. If no limits are set, they are kube-apiserver's: 400 reads, 200
+	// writes.
 	Fairness flowcontrol.Config
-	// Admission is what may change or stop a write.
+	// Admission configures the admission plugins.
 	Admission Admission
-	// Aggregation is how it reaches the API servers that APIServices name.
+	// Aggregation configures the proxy to aggregated API servers.
 	Aggregation Aggregation
-	// LocalServices lists, as NAMESPACE/NAME, the Services of type ExternalName that may lead to a loopback address; nil: none.
+	// LocalServices lists, as NAMESPACE/NAME, the Services of type ExternalName that may resolve to a loopback address.
+	// nil means none.
 	LocalServices []string
-	// Kubelet is how it reaches the kubelets of nodes.
+	// Kubelet configures the connections to the kubelets of nodes.
 	Kubelet Kubelet
-	// EgressSelectorFile is an EgressSelectorConfiguration of apiserver.k8s.io: which of its connections go through a tunnel;
-	// "": none.
+	// EgressSelectorFile is the path of an EgressSelectorConfiguration of apiserver.k8s.io. It selects the connections
+	// that go through a tunnel. "" means none.
 	EgressSelectorFile string
-	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
+	// RequestTimeout is the deadline of a request that is not long-running, including the time to read its body. 0
 	// means a minute.
 	RequestTimeout time.Duration
-	// MemoryBudget is the memory in bytes for request bodies in work; 0 means 1 GiB.
+	// MemoryBudget is the memory in bytes for the request bodies that are being processed. 0 means 1 GiB.
 	MemoryBudget int64
-	// EventTTL is how long events are kept; 0 means an hour.
+	// EventTTL is the lifetime of Event objects. 0 means an hour.
 	EventTTL time.Duration
-	// CompactionInterval is how long history is kept; 0 means five minutes.
+	// CompactionInterval is the retention time of the watch history. 0 means five minutes.
 	CompactionInterval time.Duration
-	// HistoryBytes is how much of it is kept at most; 0 leaves it to the store.
+	// HistoryBytes is the maximum size of the watch history in bytes. 0 means the store's default.
 	HistoryBytes int64
-	// DiskReserve is how many bytes of the disk are kept free for what makes room, deletions above all;
-	// 0 leaves it to the store.
+	// DiskReserve is the disk space in bytes that only deletions and small updates may use. 0 means the store's
+	// default.
 	DiskReserve int64
-	// AcceptLossAfter opens a data directory that has lost revisions if the last one left is this; 0 refuses it.
+	// AcceptLossAfter is the last intact revision of a damaged data directory. The server opens such a directory only
+	// if the revisions match. 0 means that a damaged directory is an error.
 	AcceptLossAfter int64
-	// DiskUsage says how many bytes of the disk are free, and how many there are; nil asks the system.
+	// DiskUsage returns the free bytes and the size of the disk. nil means a system call.
 	DiskUsage func() (free, size uint64, err error)
-	// Audit is which requests are recorded, and where; nil records none.
+	// Audit selects the requests that are audited and the audit backends. nil disables auditing.
 	Audit *options.AuditOptions
 
-	// ServiceClusterIPRanges is where Services get their addresses from: a range, or one of each family, of which the first is
-	// the default. nil means 10.0.0.0/24.
+	// ServiceClusterIPRanges holds the ranges of cluster IPs: one range, or one of each IP family with the default
+	// family first. nil means 10.0.0.0/24.
 	ServiceClusterIPRanges []netip.Prefix
-	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
+	// ServiceNodePortRange is the range of node ports of Services. The zero value means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
-	// UnguardedBindings lets schedulers bind Pods to nodes that have no room for them, as kube-apiserver does.
+	// UnguardedBindings disables the check of a node's free capacity when a Pod is bound, as in kube-apiserver.
 	UnguardedBindings bool
-	// DisallowPrivileged refuses Pods with privileged containers, or hostProcess containers of Windows, as kube-apiserver does without
-	// --allow-privileged.
+	// DisallowPrivileged rejects Pods with privileged containers or hostProcess containers of Windows, as
+	// kube-apiserver does without --allow-privileged.
 	DisallowPrivileged bool
-	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is all.
+	// Controllers selects the controllers of kube-controller-manager that run, in the format of its flag --controllers.
+	// nil means all.
 	Controllers []string
-	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. A client that
-	// finalizes the namespace itself within this time gets no conflict.
+	// NamespaceDelay is the time between the deletion of a namespace and the first write of the namespace controller. A
+	// client that finalizes the namespace itself within this time gets no conflict.
 	NamespaceDelay time.Duration
-	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.
+	// ClusterSigning configures the CAs that sign CertificateSigningRequests. The zero value means the server's own CA.
 	ClusterSigning controllers.Signing
-	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
+	// AutoMigrateStorage rewrites the objects of a CRD at its storage version after the storage version has changed.
 	AutoMigrateStorage bool
-	// EnableCBOR offers application/cbor.
+	// EnableCBOR enables the media type application/cbor.
 	EnableCBOR bool
-	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless
-	// they had some before.
+	// DisableFieldSelectors ignores the selectableFields of CRDs. It also drops them when a CRD is written, unless the
+	// stored CRD has some.
 	DisableFieldSelectors bool
-	// RuntimeConfig switches built-in kinds on and off, as --runtime-config of kube-apiserver: apps/v1: false,
-	// batch/v1/jobs: false, api/beta: false.
+	// RuntimeConfig enables and disables built-in kinds, as kube-apiserver's --runtime-config does. Examples: apps/v1:
+	// false, batch/v1/jobs: false, api/beta: false.
 	RuntimeConfig map[string]string
-	// Profiling serves /debug/pprof to those who may read it.
+	// Profiling serves /debug/pprof to users that are authorized to read it.
 	Profiling bool
-	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,
-	// while that is read; 0 means 30 seconds.
+	// ConversionRecheck is the interval at which a sample of a conversion webhook's cached results is revalidated,
+	// while these results are read. 0 means 30 seconds.
 	ConversionRecheck time.Duration
-	// ConversionKubeconfig is a kubeconfig whose users are named by the exact hosts of conversion webhooks, with the credentials
-	// for these; "": none.
+	// ConversionKubeconfig is the path of a kubeconfig with the credentials for conversion webhooks. The name of each
+	// user is the exact host of a webhook. "" means none.
 	ConversionKubeconfig string
-	// Logger gets what an operator should know; nil discards it.
+	// Logger receives messages for the operator. nil means that they are discarded.
 	Logger *slog.Logger
 }
 
-// Etcd says where an etcd cluster is, and what of it is this server's. Without Servers there is none.
+// Etcd configures the connection to an etcd cluster. If Servers is empty, the server does not use etcd.
 type Etcd struct {
 	Servers  []string // URLs
-	CAFile   string   // that signs the certificates of the servers
-	CertFile string   // this server's as their client, with KeyFile
+	CAFile   string   // CA of the certificates of the etcd servers
+	CertFile string   // client certificate of this server, with KeyFile
 	KeyFile  string
-	Prefix   string // of the keys; "" means /registry
+	Prefix   string // prefix of all keys; "" means /registry
 }
 
 func (c Config) withDefaults() Config {

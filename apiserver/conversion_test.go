@@ -22,12 +22,13 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// numbered is a webhook, behind the Service hook, that writes its number into what it converts.
-type numbered struct {
+// numberedWebhook is a conversion webhook behind the Service hook. It writes its current number into each converted
+// object.
+type numberedWebhook struct {
 	*testing.T
 	*httptest.Server
 	number atomic.Int64
-	client *http.Client // of the API server at
+	client *http.Client // client of the API server at url
 	url    string
 }
 
@@ -37,27 +38,34 @@ const hostCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceD
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}},
 {"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object","properties":{"by":{"type":"integer"}}}}}]}}`
 
-// newNumbered starts a server that asks again so often, and has a Host that is read at v2 by way of the webhook.
-func newNumbered(t *testing.T, recheck time.Duration) *numbered {
-	server := testserver.Start(t, testserver.LocalServices("default/hook"), testserver.With(func(c *apiserver.Config) { c.ConversionRecheck = recheck }))
+// newNumberedWebhook starts a server that revalidates cached conversions at an interval, and a webhook that converts a
+// Host from v1 to v2.
+func newNumberedWebhook(t *testing.T, recheck time.Duration) *numberedWebhook {
+	server := testserver.Start(t, testserver.LocalServices("default/hook"),
+		testserver.With(func(c *apiserver.Config) { c.ConversionRecheck = recheck }))
 	client, err := rest.HTTPClientFor(server.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &numbered{T: t, client: client, url: server.Config.Host}
-	n.Server = httptest.NewUnstartedServer(&conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
-		{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) {
+	n := &numberedWebhook{T: t, client: client, url: server.Config.Host}
+	kinds := map[schema.GroupKind]conversionwebhook.Func{
+		{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured,
+			error) {
 			o.Object["by"] = n.number.Load()
 			return o, nil
 		},
-	}})
+	}
+	n.Server = httptest.NewUnstartedServer(&conversionwebhook.Handler{Kinds: kinds})
 	certificate, ca := certificateOf(t, "hook.default.svc")
 	n.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	n.StartTLS()
 	t.Cleanup(n.Server.Close)
-	n.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", fmt.Sprintf(hostCRD, base64.StdEncoding.EncodeToString(ca), n.Listener.Addr().(*net.TCPAddr).Port))
-	n.send("POST", "/api/v1/namespaces/default/services", `{"metadata":{"name":"hook"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
-	n.send("POST", "/apis/example.com/v1/namespaces/default/hosts", `{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
+	n.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+		fmt.Sprintf(hostCRD, base64.StdEncoding.EncodeToString(ca), n.Listener.Addr().(*net.TCPAddr).Port))
+	n.send("POST", "/api/v1/namespaces/default/services",
+		`{"metadata":{"name":"hook"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	n.send("POST", "/apis/example.com/v1/namespaces/default/hosts",
+		`{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
 	return n
 }
 
@@ -70,7 +78,7 @@ func certificateOf(t *testing.T, name string) (tls.Certificate, []byte) {
 	return keys.Serving, keys.CAPEM
 }
 
-func (n *numbered) send(method, path, text string) string {
+func (n *numberedWebhook) send(method, path, text string) string {
 	n.Helper()
 	req, err := http.NewRequestWithContext(n.Context(), method, n.url+path, strings.NewReader(text))
 	if err != nil {
@@ -87,40 +95,43 @@ func (n *numbered) send(method, path, text string) string {
 	return body(n.T, resp, err, status)
 }
 
-// by says which number the webhook had when it converted the Host that is read.
-func (n *numbered) by() string {
+// by reads the Host at v2 and returns the number that the webhook had when it converted the Host.
+func (n *numberedWebhook) by() string {
 	n.Helper()
 	_, after, _ := strings.Cut(n.send("GET", "/apis/example.com/v2/namespaces/default/hosts/h", ""), `"by":`)
 	number, _, _ := strings.Cut(after, ",")
 	return strings.TrimSuffix(strings.TrimSpace(number), "}")
 }
 
-// renumber gives the webhook its next number, and checks that nobody has noticed.
-func (n *numbered) renumber() (want string) {
+// renumber gives the webhook its next number. It checks that the server still returns the cached conversion.
+func (n *numberedWebhook) renumber() (want string) {
 	n.Helper()
 	before := n.by()
 	want = fmt.Sprint(n.number.Add(1))
 	if got := n.by(); got != before {
-		n.Fatalf("read as of webhook %s, which was %s", got, before)
+		n.Fatalf("got the conversion of webhook %s, want the cached one of %s", got, before)
 	}
 	return want
 }
 
-// await reads until the webhook of a number is seen, which another goroutine finds out.
-func (n *numbered) await(want string) {
+// await reads the Host until it has been converted by the webhook with the given number. The server invalidates its
+// cache asynchronously.
+func (n *numberedWebhook) await(want string) {
 	n.Helper()
 	for began := time.Now(); n.by() != want; {
 		if time.Since(began) > 20*time.Second {
-			n.Fatalf("still not read as of webhook %s", want)
+			n.Fatalf("the conversion of webhook %s is not read in time", want)
 		}
 	}
 }
 
-// CNV-040 CNV-073: what a webhook has converted ends with the webhook: with the CRD's conversion, with what stands behind its
-// Service, and with its connections.
-func TestConversionsEndWithTheWebhook(t *testing.T) {
-	n := newNumbered(t, time.Hour)
-	const crd, endpoints, slices = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com", "/api/v1/namespaces/default/endpoints", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+// TestConversionCacheInvalidation checks the events that invalidate the cached results of a conversion webhook: a
+// change of the CRD's conversion, of the webhook's Service or its endpoints, and the loss of the connections. (CNV-040
+// CNV-073)
+func TestConversionCacheInvalidation(t *testing.T) {
+	n := newNumberedWebhook(t, time.Hour)
+	const crd, endpoints, slices = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com",
+		"/api/v1/namespaces/default/endpoints", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 	const slice = `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.9"]}],"ports":[{"port":443}]}`
 	for _, write := range [][]string{
 		{"POST", slices, slice},
@@ -140,7 +151,7 @@ func TestConversionsEndWithTheWebhook(t *testing.T) {
 			n.send("PATCH", crd, `{"spec":{"conversion":`+conversion+`}}`)
 		}
 		if got := n.by(); got != want {
-			t.Errorf("after %s: read as of webhook %s, it is %s", write, got, want)
+			t.Errorf("after %s: got the conversion of webhook %s, want %s", write, got, want)
 		}
 	}
 	want := n.renumber()
@@ -148,22 +159,24 @@ func TestConversionsEndWithTheWebhook(t *testing.T) {
 	n.await(want)
 }
 
-// So they do with what the webhook says when it is asked again, as often as the configuration has it.
-func TestConversionsAreAskedForAgain(t *testing.T) {
-	n := newNumbered(t, time.Millisecond)
+// TestConversionRevalidation checks that a cached conversion is replaced when the periodic revalidation gets another
+// result.
+func TestConversionRevalidation(t *testing.T) {
+	n := newNumberedWebhook(t, time.Millisecond)
 	n.by()
 	n.number.Add(1)
 	n.await("1")
 }
 
-// CNV-059 CNV-074: metrics count what the server calls, and show that a webhook is not called while nobody answers there.
-func TestCircuitBreakerShows(t *testing.T) {
-	n := newNumbered(t, time.Hour)
+// TestCircuitBreakerMetrics checks that metrics count the requests to conversion webhooks and show the open circuit
+// breaker of an unreachable webhook. (CNV-059 CNV-074)
+func TestCircuitBreakerMetrics(t *testing.T) {
+	n := newNumberedWebhook(t, time.Hour)
 	host := fmt.Sprintf("hook.default.svc:%d", n.Listener.Addr().(*net.TCPAddr).Port)
 	shows := func(line string) {
 		t.Helper()
 		if metrics := n.send("GET", "/metrics", ""); !strings.Contains(metrics, "\n"+fmt.Sprintf(line, host)) {
-			t.Errorf("there is no "+line, host)
+			t.Errorf("metrics lack "+line, host)
 		}
 	}
 	n.by()
@@ -171,7 +184,8 @@ func TestCircuitBreakerShows(t *testing.T) {
 	shows(`trellis_egress_circuit_breakers{host=%q,name="conversion",state="closed"} 1`)
 	n.Server.Close()
 	for range 5 {
-		n.send("PATCH", "/apis/example.com/v1/namespaces/default/hosts/h", fmt.Sprintf(`{"metadata":{"labels":{"a":"%d"}}}`, n.number.Add(1)))
+		n.send("PATCH", "/apis/example.com/v1/namespaces/default/hosts/h",
+			fmt.Sprintf(`{"metadata":{"labels":{"a":"%d"}}}`, n.number.Add(1)))
 		resp, err := n.client.Get(n.url + "/apis/example.com/v2/namespaces/default/hosts/h")
 		body(n.T, resp, err, http.StatusInternalServerError)
 	}

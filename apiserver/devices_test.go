@@ -16,29 +16,36 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// A ResourceQuota of an extended resource counts the devices of ResourceClaims by the DeviceClass that has its name, as soon as the class is
-// written. The first claim of a Pod that requests the resource is not counted again.
+// TestQuotaOfExtendedResource checks that a ResourceQuota of an extended resource counts the devices of ResourceClaims
+// whose DeviceClass declares the resource, as soon as the class is written. The first claim of a Pod that requests the
+// resource is not counted in addition to the Pod.
 func TestQuotaOfExtendedResource(t *testing.T) {
 	ctx := t.Context()
-	c := kubernetes.NewForConfigOrDie(start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}, Admission: apiserver.Admission{Disable: []string{"ServiceAccount"}}}).Loopback())
+	c := kubernetes.NewForConfigOrDie(start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"},
+		Admission: apiserver.Admission{Disable: []string{"ServiceAccount"}}}).Loopback())
 	const name = "requests.example.com/copper"
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("1")}}}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("1")}}}
 	if _, err := c.CoreV1().ResourceQuotas("default").Create(ctx, quota, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		q, err := c.CoreV1().ResourceQuotas("default").Get(ctx, "q", metav1.GetOptions{})
-		return err == nil && len(q.Status.Used) == 1, err
-	}); err != nil {
+	if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			q, err := c.CoreV1().ResourceQuotas("default").Get(ctx, "q", metav1.GetOptions{})
+			return err == nil && len(q.Status.Used) == 1, err
+		}); err != nil {
 		t.Fatal(err)
 	}
 	claim := func(name string, of *corev1.Pod, refused bool) {
 		t.Helper()
-		o := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
-			Requests: []resourcev1.DeviceRequest{{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "copper", Count: 1}}}}}}
+		o := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+				Requests: []resourcev1.DeviceRequest{{Name: "r",
+					Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "copper", Count: 1}}}}}}
 		if of != nil {
 			o.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}
-			o.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(of, corev1.SchemeGroupVersion.WithKind("Pod"))}
+			o.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(of,
+				corev1.SchemeGroupVersion.WithKind("Pod"))}
 		}
 		_, err := c.ResourceV1().ResourceClaims("default").Create(ctx, o, metav1.CreateOptions{})
 		if apierrors.IsForbidden(err) != refused || err != nil && !refused {
@@ -46,14 +53,18 @@ func TestQuotaOfExtendedResource(t *testing.T) {
 		}
 	}
 	extended := "example.com/copper"
-	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "copper"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &extended}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
-		Requests: corev1.ResourceList{"example.com/copper": resource.MustParse("1")}, Limits: corev1.ResourceList{"example.com/copper": resource.MustParse("1")}}}}}}
+	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "copper"},
+		Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &extended}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i",
+			Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{"example.com/copper": resource.MustParse("1")},
+				Limits:   corev1.ResourceList{"example.com/copper": resource.MustParse("1")}}}}}}
 	pod, err := c.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	claim("before", nil, false) // the class has the name later
+	claim("before", nil, false) // the class does not exist yet
 	if _, err := c.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

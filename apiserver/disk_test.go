@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// caller sends requests to a server.
+// caller is an HTTP client of a server.
 type caller struct {
 	*testing.T
 	server *apiserver.Server
@@ -48,13 +48,15 @@ func (c *caller) want(code int, method, path, payload string) string {
 	return text
 }
 
-// On a disk that is nearly full, what is new gets 503 with Retry-After; what is small and what makes room
-// goes on. Health and metrics say so, nothing names a path, and when there is room all goes on.
+// TestDiskNearlyFull checks a server on a disk that is nearly full. A large create gets 503 with Retry-After. Small
+// writes and deletions succeed. Health checks and metrics report the state, and no response contains a path. When the
+// disk has free space again, all writes succeed.
 func TestDiskNearlyFull(t *testing.T) {
 	var free atomic.Uint64
 	free.Store(10 << 20)
 	dir := t.TempDir()
-	s := start(t, apiserver.Config{DataDir: dir, DiskReserve: 1 << 20, DiskUsage: func() (uint64, uint64, error) { return free.Load(), 100 << 20, nil }})
+	s := start(t, apiserver.Config{DataDir: dir, DiskReserve: 1 << 20,
+		DiskUsage: func() (uint64, uint64, error) { return free.Load(), 100 << 20, nil }})
 	c := &caller{t, s, client(t, s)}
 	const path = "/api/v1/namespaces/default/configmaps"
 	manifest := func(name string) string {
@@ -64,16 +66,19 @@ func TestDiskNearlyFull(t *testing.T) {
 	c.want(200, "GET", "/readyz", "")
 	free.Store(900 << 10)
 	resp, text := c.do("POST", path, manifest("b"))
-	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") != "1" || !strings.Contains(text, `"reason":"ServiceUnavailable"`) || strings.Contains(text, dir) {
+	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") != "1" ||
+		!strings.Contains(text, `"reason":"ServiceUnavailable"`) || strings.Contains(text, dir) {
 		t.Errorf("a create: %d %s %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
 	c.want(500, "GET", "/readyz", "")
-	if text := c.want(500, "GET", "/readyz/storage", ""); !strings.Contains(text, "nearly full") || strings.Contains(text, dir) {
+	if text := c.want(500, "GET", "/readyz/storage", ""); !strings.Contains(text, "nearly full") ||
+		strings.Contains(text, dir) {
 		t.Errorf("/readyz/storage: %s", text)
 	}
 	c.want(200, "GET", "/livez", "")
-	if text := c.want(200, "GET", "/metrics", ""); !strings.Contains(text, "\ntrellis_storage_writable 0\n") || !strings.Contains(text, "\ntrellis_storage_disk_free_bytes 921600\n") {
-		t.Error("/metrics does not say so")
+	if text := c.want(200, "GET", "/metrics", ""); !strings.Contains(text, "\ntrellis_storage_writable 0\n") ||
+		!strings.Contains(text, "\ntrellis_storage_disk_free_bytes 921600\n") {
+		t.Error("/metrics does not report the full disk")
 	}
 	c.want(200, "GET", path+"/a", "")
 	c.want(200, "PATCH", path+"/a", `{"metadata":{"labels":{"a":"b"},"finalizers":["example.com/a"]}}`)
@@ -84,6 +89,6 @@ func TestDiskNearlyFull(t *testing.T) {
 	c.want(201, "POST", path, manifest("b"))
 	c.want(200, "GET", "/readyz", "")
 	if text := c.want(200, "GET", "/metrics", ""); !strings.Contains(text, "\ntrellis_storage_writable 1\n") {
-		t.Error("/metrics does not say that there is room again")
+		t.Error("/metrics does not report that the disk is writable again")
 	}
 }

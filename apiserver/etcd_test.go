@@ -25,10 +25,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// onEtcd starts a server that keeps its objects in etcd, and returns it with a client.
+// onEtcd starts a server that stores its objects in etcd, and returns the server and a client.
 func onEtcd(t *testing.T, e *storagetest.Etcd) (*apiserver.Server, corev1client.ConfigMapInterface) {
 	t.Helper()
-	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, Controllers: []string{"clusterrole-aggregation-controller"}}) // no other makes ConfigMaps
+	// no controller that creates ConfigMaps
+	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}},
+		Controllers: []string{"clusterrole-aggregation-controller"}})
 	config := s.ClientConfig()
 	config.QPS = -1
 	core, err := corev1client.NewForConfig(config)
@@ -42,8 +44,9 @@ func configMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-// What lies in etcd is found by the next server, in the places where kube-apiserver has it.
-func TestEtcdKeepsAll(t *testing.T) {
+// TestEtcdRestart checks that the next server finds the objects that are stored in etcd, and that their keys are those
+// of kube-apiserver.
+func TestEtcdRestart(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	s, maps := onEtcd(t, e)
 	made, err := maps.Create(t.Context(), configMap("a"), metav1.CreateOptions{})
@@ -57,7 +60,8 @@ func TestEtcdKeepsAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := raw.Head().Get("configmaps/default/a"); r == nil || !strings.HasPrefix(string(r.Value), `{"apiVersion":"v1","kind":"ConfigMap"`) {
+	if r := raw.Head().Get("configmaps/default/a"); r == nil ||
+		!strings.HasPrefix(string(r.Value), `{"apiVersion":"v1","kind":"ConfigMap"`) {
 		t.Errorf("%+v", r)
 	}
 	if err := raw.Close(); err != nil {
@@ -70,20 +74,24 @@ func TestEtcdKeepsAll(t *testing.T) {
 	}
 	large := configMap("large")
 	large.Data = map[string]string{"x": strings.Repeat("x", 1600<<10)}
-	if _, err := maps.Create(t.Context(), large, metav1.CreateOptions{}); !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
+	if _, err := maps.Create(t.Context(), large,
+		metav1.CreateOptions{}); !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
 		t.Errorf("a large object: %v", err)
 	}
 }
 
-// etcd may want TLS and a certificate of its clients (--etcd-cafile, --etcd-certfile, --etcd-keyfile).
+// TestEtcdOverTLS checks the connection to an etcd that requires TLS and client certificates (--etcd-cafile,
+// --etcd-certfile, --etcd-keyfile).
 func TestEtcdOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := pki.Ensure(dir, []string{"127.0.0.1"}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
-	e := storagetest.StartEtcd(t, "--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("apiserver.crt"), "--key-file="+file("apiserver.key"))
-	c := apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}, CAFile: file("ca.crt"), CertFile: file("admin.crt"), KeyFile: file("admin.key")}}
+	e := storagetest.StartEtcd(t, "--client-cert-auth", "--trusted-ca-file="+file("ca.crt"),
+		"--cert-file="+file("apiserver.crt"), "--key-file="+file("apiserver.key"))
+	c := apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}, CAFile: file("ca.crt"),
+		CertFile: file("admin.crt"), KeyFile: file("admin.key")}}
 	s := start(t, c)
 	resp, err := client(t, s).Get(s.URL() + "/readyz")
 	body(t, resp, err, http.StatusOK)
@@ -92,11 +100,13 @@ func TestEtcdOverTLS(t *testing.T) {
 	c.Etcd.CertFile, c.Etcd.KeyFile = "", ""
 	if s, err := apiserver.Start(ctx, c); err == nil {
 		_ = s.Shutdown()
-		t.Error("served without a certificate")
+		t.Error("the server started without a client certificate")
 	}
-	for _, lacks := range []apiserver.Etcd{{CAFile: file("none")}, {CAFile: file("ca.key")}, {CertFile: file("admin.crt"), KeyFile: file("none")}} {
+	for _, lacks := range []apiserver.Etcd{{CAFile: file("none")}, {CAFile: file("ca.key")},
+		{CertFile: file("admin.crt"), KeyFile: file("none")}} {
 		lacks.Servers = c.Etcd.Servers
-		if s, err := apiserver.Start(t.Context(), apiserver.Config{Etcd: lacks}); err == nil || !strings.Contains(err.Error(), "etcd") {
+		if s, err := apiserver.Start(t.Context(), apiserver.Config{Etcd: lacks}); err == nil ||
+			!strings.Contains(err.Error(), "etcd") {
 			t.Errorf("%+v: %v", lacks, err)
 			if err == nil {
 				_ = s.Shutdown()
@@ -105,7 +115,8 @@ func TestEtcdOverTLS(t *testing.T) {
 	}
 }
 
-// Controllers run behind the Lease of kube-controller-manager where another server may have the same objects, and there alone.
+// TestControllersAreElectedOnEtcd checks that controllers use the Lease of kube-controller-manager only if another
+// server may use the same etcd.
 func TestControllersAreElectedOnEtcd(t *testing.T) {
 	for _, c := range []apiserver.Config{{}, {Etcd: apiserver.Etcd{Servers: []string{storagetest.StartEtcd(t).URL}}}} {
 		config := start(t, c).ClientConfig()
@@ -114,21 +125,23 @@ func TestControllersAreElectedOnEtcd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ev := <-w.ResultChan(); ev.Type != watch.Added { // by a controller
+		if ev := <-w.ResultChan(); ev.Type != watch.Added { // created by a controller
 			t.Fatalf("%+v", ev)
 		}
 		w.Stop()
-		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), "kube-controller-manager", metav1.GetOptions{})
+		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), "kube-controller-manager",
+			metav1.GetOptions{})
 		switch {
 		case c.Etcd.Servers == nil && !apierrors.IsNotFound(err):
-			t.Errorf("one server alone: %v, %v", lease, err)
+			t.Errorf("embedded store: got a Lease %v, %v", lease, err)
 		case c.Etcd.Servers != nil && (err != nil || *lease.Spec.HolderIdentity == ""):
 			t.Errorf("on etcd: %+v, %v", lease, err)
 		}
 	}
 }
 
-// While etcd is away, requests are told so. Then everything goes on, and no watch has lost or repeated anything.
+// TestEtcdKilled checks that requests fail with a storage error while etcd is down. After its restart they succeed, and
+// no watch has lost or repeated an event.
 func TestEtcdKilled(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	s, maps := onEtcd(t, e)
@@ -150,23 +163,27 @@ func TestEtcdKilled(t *testing.T) {
 			next++
 		}
 		e.Kill()
-		var asking sync.WaitGroup
-		for _, path := range []string{"/api/v1/namespaces/default/configmaps/m000", "/api/v1/configmaps", "/api/v1/configmaps?watch=1", "/apis/un.known/v1/things"} {
-			asking.Go(func() { toldAway(t, s, http.MethodGet, path, "") })
+		var requests sync.WaitGroup
+		for _, path := range []string{"/api/v1/namespaces/default/configmaps/m000", "/api/v1/configmaps",
+			"/api/v1/configmaps?watch=1", "/apis/un.known/v1/things"} {
+			requests.Go(func() { expectUnavailable(t, s, http.MethodGet, path, "") })
 		}
-		asking.Go(func() {
-			toldAway(t, s, http.MethodPost, "/api/v1/namespaces/default/configmaps", fmt.Sprintf(`{"metadata":{"name":"m%03d"}}`, next))
+		requests.Go(func() {
+			expectUnavailable(t, s, http.MethodPost, "/api/v1/namespaces/default/configmaps",
+				fmt.Sprintf(`{"metadata":{"name":"m%03d"}}`, next))
 		})
-		asking.Wait()
-		if list, err := maps.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil || len(list.Items) != next {
-			t.Errorf("what this server has seen: %d of %d, %v", len(list.Items), next, err)
+		requests.Wait()
+		if list, err := maps.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil ||
+			len(list.Items) != next {
+			t.Errorf("list from the watch cache: got %d of %d, %v", len(list.Items), next, err)
 		}
 		resp, err := client(t, s).Get(s.URL() + "/readyz")
 		if text := body(t, resp, err, http.StatusInternalServerError); !strings.Contains(text, "storage") {
-			t.Errorf("readyz says %s", text)
+			t.Errorf("readyz: %s", text)
 		}
 		e.Start()
-		for err := create(); err != nil && !apierrors.IsAlreadyExists(err); err = create() { // what was in doubt may be there
+		// the write with unknown outcome may have succeeded
+		for err := create(); err != nil && !apierrors.IsAlreadyExists(err); err = create() {
 			if !apierrors.IsServiceUnavailable(err) && !apierrors.IsTimeout(err) {
 				t.Fatal(err)
 			}
@@ -180,13 +197,13 @@ func TestEtcdKilled(t *testing.T) {
 				t.Fatalf("seen %q, want %q", got, want)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatalf("%d events of %d were seen", i, next)
+			t.Fatalf("got %d of %d events", i, next)
 		}
 	}
 }
 
-// toldAway makes a request that has to be told that the storage is away.
-func toldAway(t *testing.T, s *apiserver.Server, method, path, text string) {
+// expectUnavailable sends a request and checks that it fails because the storage is unavailable.
+func expectUnavailable(t *testing.T, s *apiserver.Server, method, path, text string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, s.URL()+path, strings.NewReader(text))
 	if err != nil {
@@ -200,22 +217,22 @@ func toldAway(t *testing.T, s *apiserver.Server, method, path, text string) {
 		return
 	}
 	defer resp.Body.Close()
-	said, _ := io.ReadAll(resp.Body)
+	response, _ := io.ReadAll(resp.Body)
 	switch resp.StatusCode {
 	case http.StatusServiceUnavailable:
-		if !strings.Contains(string(said), "the server's storage is unavailable") {
-			t.Errorf("%s %s: %s", method, path, said)
+		if !strings.Contains(string(response), "the server's storage is unavailable") {
+			t.Errorf("%s %s: %s", method, path, response)
 		}
-	case http.StatusGatewayTimeout: // of a write
-		if method == http.MethodGet || !strings.Contains(string(said), "the outcome of the write is unknown") {
-			t.Errorf("%s %s: %s", method, path, said)
+	case http.StatusGatewayTimeout: // possible for a write
+		if method == http.MethodGet || !strings.Contains(string(response), "the outcome of the write is unknown") {
+			t.Errorf("%s %s: %s", method, path, response)
 		}
 	default:
-		t.Errorf("%s %s: %d %s", method, path, resp.StatusCode, said)
+		t.Errorf("%s %s: %d %s", method, path, resp.StatusCode, response)
 	}
 }
 
-// follow tells what a client sees that watches again from where its watch has ended.
+// follow sends the events of a client that continues an ended watch at its last resource version.
 func follow(t *testing.T, maps corev1client.ConfigMapInterface, seen chan<- string) {
 	list, err := maps.List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -227,7 +244,7 @@ func follow(t *testing.T, maps corev1client.ConfigMapInterface, seen chan<- stri
 	for t.Context().Err() == nil {
 		w, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: revision})
 		if err != nil {
-			continue // until etcd is back
+			continue // etcd is not back yet
 		}
 		for ev := range w.ResultChan() {
 			m, ok := ev.Object.(*corev1.ConfigMap)
@@ -241,7 +258,8 @@ func follow(t *testing.T, maps corev1client.ConfigMapInterface, seen chan<- stri
 	}
 }
 
-// A watch that is running goes on over a compaction; one from before it is told to begin anew.
+// TestEtcdCompacted checks that a running watch continues after a compaction, and that a new watch at a compacted
+// revision gets the status Expired.
 func TestEtcdCompacted(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	_, maps := onEtcd(t, e)
@@ -267,22 +285,24 @@ func TestEtcdCompacted(t *testing.T) {
 			t.Fatalf("%+v, want %s", ev, want)
 		}
 	}
-	_, other := onEtcd(t, e) // remembers nothing of it
+	_, other := onEtcd(t, e) // has no history in memory
 	late, err := other.Watch(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer late.Stop()
-	if ev := <-late.ResultChan(); ev.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(ev.Object)) {
-		t.Errorf("a watch from before: %+v", ev)
+	if ev := <-late.ResultChan(); ev.Type != watch.Error ||
+		!apierrors.IsResourceExpired(apierrors.FromObject(ev.Object)) {
+		t.Errorf("a watch at a compacted revision: %+v", ev)
 	}
-	_, err = other.List(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	_, err = other.List(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion,
+		ResourceVersionMatch: metav1.ResourceVersionMatchExact})
 	if !apierrors.IsResourceExpired(err) {
-		t.Errorf("a list from before: %v", err)
+		t.Errorf("a list at a compacted revision: %v", err)
 	}
 }
 
-// compact makes etcd forget what is older, as an operator would.
+// compact compacts etcd up to a resource version.
 func compact(t *testing.T, e *storagetest.Etcd, resourceVersion string) {
 	t.Helper()
 	revision, err := strconv.ParseInt(resourceVersion, 10, 64)

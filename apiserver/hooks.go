@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api"
 )
 
-// The tasks of a start that kube-apiserver has as well, by the names of its post-start hooks. That of a controller is done when the
-// controller runs.
+// The names of kube-apiserver's post-start hooks, for the tasks that this server has as well. The task of a controller
+// is done when the controller runs.
 const (
 	hookCRDControllers    = "start-apiextensions-controllers"
 	hookCRDs              = "crd-informer-synced"
@@ -36,12 +36,14 @@ const (
 	hookAutoregistration  = "kube-apiserver-autoregistration"
 )
 
-// hookNames lists them in kube-apiserver's order, with the kind without which the server does not have the task.
+// hookNames lists the hooks in kube-apiserver's order. If resource is set, the hook exists only while that resource is
+// served.
 var hookNames = []struct {
-	name string
-	of   schema.GroupVersionResource
+	name     string
+	resource schema.GroupVersionResource
 }{
-	{name: hookCRDControllers}, {name: hookCRDs}, {name: hookNamespaces}, {name: hookTrust}, {name: hookStorage}, {name: hookTokenTracking},
+	{name: hookCRDControllers}, {name: hookCRDs}, {name: hookNamespaces}, {name: hookTrust}, {name: hookStorage},
+	{name: hookTokenTracking},
 	{hookAddresses, networkingv1.SchemeGroupVersion.WithResource("servicecidrs")},
 	{name: hookRoles},
 	{hookPriorityClasses, schedulingv1.SchemeGroupVersion.WithResource("priorityclasses")},
@@ -57,13 +59,13 @@ var hookNames = []struct {
 
 var errNotFinished = errors.New("not finished")
 
-// hooks records which tasks of the start are done. The zero value records none.
+// hooks records which start tasks are done. The zero value is ready to use.
 type hooks struct {
 	mu     sync.Mutex
-	states map[string]error // nil: done
+	states map[string]error // by hook name; nil means done
 }
 
-// done records the end of tasks, nil or the error of each.
+// done records that the named tasks have ended with err. nil means success.
 func (h *hooks) done(err error, names ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,7 +77,7 @@ func (h *hooks) done(err error, names ...string) {
 	}
 }
 
-// state returns nil if a task is done.
+// state returns nil if a task is done, or the error of the task.
 func (h *hooks) state(name string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,14 +87,15 @@ func (h *hooks) state(name string) error {
 	return errNotFinished
 }
 
-// checks returns the health checks of the tasks that the server has.
+// checks returns a health check for each start task of the server.
 func (s *Server) checks() (all []api.Check) {
 	for _, hook := range hookNames {
 		if hook.name == hookFairnessConsumer && s.config.Fairness.Disabled {
 			continue
 		}
-		if hook.of.Empty() || s.serves(hook.of) {
-			all = append(all, api.Check{Name: "poststarthook/" + hook.name, Run: func() error { return s.hooks.state(hook.name) }})
+		if hook.resource.Empty() || s.serves(hook.resource) {
+			all = append(all, api.Check{Name: "poststarthook/" + hook.name,
+				Run: func() error { return s.hooks.state(hook.name) }})
 		}
 	}
 	return all

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// CRD-070: a task of the start is done when it has ended without an error, not before.
+// TestHookStates checks that a start task is done only after it has ended without an error. (CRD-070)
 func TestHookStates(t *testing.T) {
 	var h hooks
 	failed := errors.New("failed")

@@ -17,7 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 )
 
-// CRD-070: the health checks have the names of kube-apiserver's, for the tasks of a start that the server has. Others are not found.
+// TestHooks checks that the health checks of start tasks have the names of kube-apiserver's, and that checks of other
+// tasks do not exist. (CRD-070)
 func TestHooks(t *testing.T) {
 	get := func(s *apiserver.Server, path string, status int) string {
 		t.Helper()
@@ -25,11 +26,13 @@ func TestHooks(t *testing.T) {
 		return body(t, resp, err, status)
 	}
 	names := []string{"start-apiextensions-controllers", "crd-informer-synced", "start-system-namespaces-controller",
-		"start-cluster-authentication-info-controller", "storage-readiness", "start-legacy-token-tracking-controller", "rbac/bootstrap-roles",
+		"start-cluster-authentication-info-controller", "storage-readiness", "start-legacy-token-tracking-controller",
+		"rbac/bootstrap-roles",
 		"bootstrap-controller", "apiservice-registration-controller", "apiservice-discovery-controller"}
 	names = append(names, "start-service-ip-repair-controllers", "start-kubernetes-service-cidr-controller")
 	optional := []string{"scheduling/bootstrap-system-priority-classes",
-		"priority-and-fairness-config-consumer", "priority-and-fairness-config-producer", "apiservice-status-local-available-controller",
+		"priority-and-fairness-config-consumer", "priority-and-fairness-config-producer",
+		"apiservice-status-local-available-controller",
 		"apiservice-status-remote-available-controller", "kube-apiserver-autoregistration"}
 	all := start(t, apiserver.Config{})
 	for _, endpoint := range []string{"/healthz", "/livez", "/readyz"} {
@@ -40,15 +43,18 @@ func TestHooks(t *testing.T) {
 			}
 			get(all, endpoint+"/poststarthook/"+name, http.StatusOK)
 		}
-		for _, name := range []string{"log", "informer-sync", "poststarthook", "poststarthook/", "poststarthook/rbac", "poststarthook/max-in-flight-filter",
-			"poststarthook/start-kube-apiserver-identity-lease-controller", "poststarthook/generic-apiserver-start-informers"} {
+		for _, name := range []string{"log", "informer-sync", "poststarthook", "poststarthook/", "poststarthook/rbac",
+			"poststarthook/max-in-flight-filter",
+			"poststarthook/start-kube-apiserver-identity-lease-controller",
+			"poststarthook/generic-apiserver-start-informers"} {
 			get(all, endpoint+"/"+name, http.StatusNotFound)
 		}
 	}
 	if paths := get(all, "/", http.StatusOK); !strings.Contains(paths, `"/livez/poststarthook/rbac/bootstrap-roles"`) {
-		t.Errorf("the index has no hooks: %s", paths)
+		t.Errorf("the index lacks the hooks: %s", paths)
 	}
-	few := start(t, apiserver.Config{Fairness: flowcontrol.Config{Disabled: true}, RuntimeConfig: map[string]string{"api/all": "false", "v1": "true", "networking.k8s.io/v1": "true"}})
+	few := start(t, apiserver.Config{Fairness: flowcontrol.Config{Disabled: true},
+		RuntimeConfig: map[string]string{"api/all": "false", "v1": "true", "networking.k8s.io/v1": "true"}})
 	get(few, "/readyz", http.StatusOK)
 	for _, name := range names {
 		get(few, "/readyz/poststarthook/"+name, http.StatusOK)
@@ -58,8 +64,9 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// What every cluster has is looked after every minute: the priorities of requests and the system namespaces.
-func TestUpkeepEveryMinute(t *testing.T) {
+// TestReconcileEveryMinute checks that the server creates missing flow control objects and system namespaces every
+// minute.
+func TestReconcileEveryMinute(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Now())
 	c := kubernetes.NewForConfigOrDie(start(t, apiserver.Config{Clock: clock}).Loopback())
 	if err := c.FlowcontrolV1().FlowSchemas().Delete(t.Context(), "catch-all", metav1.DeleteOptions{}); err != nil {
@@ -70,7 +77,8 @@ func TestUpkeepEveryMinute(t *testing.T) {
 	}
 	poll := func(done func(ctx context.Context) bool) {
 		t.Helper()
-		if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) { return done(ctx), nil }); err != nil {
+		if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true,
+			func(ctx context.Context) (bool, error) { return done(ctx), nil }); err != nil {
 			t.Error(err)
 		}
 	}
@@ -78,8 +86,9 @@ func TestUpkeepEveryMinute(t *testing.T) {
 		_, err := c.CoreV1().Namespaces().Get(ctx, "kube-node-lease", metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})
-	if _, err := c.FlowcontrolV1().FlowSchemas().Get(t.Context(), "catch-all", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("before the minute has passed: %v", err)
+	if _, err := c.FlowcontrolV1().FlowSchemas().Get(t.Context(), "catch-all",
+		metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("before the interval has passed: %v", err)
 	}
 	clock.Step(time.Minute)
 	poll(func(ctx context.Context) bool {

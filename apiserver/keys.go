@@ -13,17 +13,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
-// makeKeys reads what the server has made for itself, or makes it.
-func (s *Server) makeKeys() error {
-	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-		kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is that by which clients inside a cluster would know the API
-	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() { // which stands for one that Hosts has, as with kube-apiserver
+// openKeys reads the server's own keys and certificates, or creates them.
+func (s *Server) openKeys() error {
+	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local",
+		kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is the cluster IP of the Service kubernetes
+	// as kube-apiserver; unspecified means one of Hosts
+	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() {
 		others = append(others, ip.String())
 	}
 	return s.keys.Make(s.certificates, s.path("pki"), serving.Hosts(s.listener.Addr(), others...), s.config.Clock.Now())
 }
 
-// renewKeys replaces certificates that end soon.
+// renewKeys replaces certificates that expire soon.
 func (s *Server) renewKeys() error {
 	if err := s.keys.Renew(s.config.Clock.Now()); err != nil {
 		return err
@@ -50,10 +52,10 @@ func (s *Server) writeKubeconfig() error {
 	return nil
 }
 
-// Kubeconfig is the administrator's, as a file would hold it.
+// Kubeconfig returns the content of the administrator's kubeconfig.
 func (s *Server) Kubeconfig() []byte { return s.keys.Load().Kubeconfig(s.URL(), s.serverName()) }
 
-// ClientConfig is for an administrator's client that connects over HTTPS.
+// ClientConfig returns the configuration of an administrator's client over HTTPS.
 func (s *Server) ClientConfig() *rest.Config {
 	keys := s.keys.Load()
 	return &rest.Config{
@@ -64,7 +66,8 @@ func (s *Server) ClientConfig() *rest.Config {
 	}
 }
 
-// serverName is that by which the administrator asks for the server's own certificate; "" where there is no other.
+// serverName returns the TLS server name (SNI) that selects the server's own certificate. "" means that no other
+// certificate is configured.
 func (s *Server) serverName() string {
 	if s.config.TLS.IsSet() {
 		return serving.LoopbackName

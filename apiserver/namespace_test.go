@@ -21,7 +21,7 @@ func post(t *testing.T, s *apiserver.Server, path, text string) {
 	body(t, resp, err, http.StatusCreated)
 }
 
-// patch sends a patch of a type such as merge-patch+json and returns the response.
+// patch sends a patch with a media type such as merge-patch+json and returns the body of the response.
 func patch(t *testing.T, s *apiserver.Server, path, kind, text string, status int) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path, strings.NewReader(text))
@@ -67,13 +67,14 @@ func deleteNamespace(t *testing.T, s *apiserver.Server, name string) {
 	remove(t, s, "/api/v1/namespaces/"+name)
 }
 
-// awaitEnd waits until a namespace is gone.
+// awaitEnd waits until a namespace is deleted.
 func awaitEnd(t *testing.T, s *apiserver.Server, name string) {
 	t.Helper()
 	until(t, s, "/api/v1/namespaces/"+name, http.StatusNotFound, "")
 }
 
-// A namespace does not wait for an APIService that has never been available, after a restart either (CRD-031).
+// TestNamespaceOfServiceNeverAvailable checks that the deletion of a namespace does not wait for an APIService that has
+// never been available, also after a restart (CRD-031).
 func TestNamespaceOfServiceNeverAvailable(t *testing.T) {
 	dir := t.TempDir()
 	s := start(t, apiserver.Config{DataDir: dir})
@@ -89,16 +90,20 @@ func TestNamespaceOfServiceNeverAvailable(t *testing.T) {
 	awaitEnd(t, s, "b")
 }
 
-// A namespace waits for an APIService whose group and version a CRD has as well, for the objects of the CRD come back (CRD-031).
+// TestNamespaceOfServiceInPlaceOfCRD checks that the deletion of a namespace waits for an unavailable APIService if a
+// CRD defines the same group and version. The CRD's objects are served again after the APIService is deleted (CRD-031).
 func TestNamespaceOfServiceInPlaceOfCRD(t *testing.T) {
 	s := start(t, apiserver.Config{})
-	post(t, s, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", `{"metadata":{"name":"things.dead.example.com"},"spec":{"group":"dead.example.com",
+	post(t, s, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+		`{"metadata":{"name":"things.dead.example.com"},"spec":{"group":"dead.example.com",
 		"scope":"Namespaced","names":{"plural":"things","kind":"Thing"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`)
 	until(t, s, apiServices+"/v1.dead.example.com", http.StatusOK, `"Local"`)
 	post(t, s, "/api/v1/namespaces", `{"metadata":{"name":"a"}}`)
 	until(t, s, "/apis/dead.example.com/v1/namespaces/a/things", http.StatusOK, "")
-	post(t, s, "/apis/dead.example.com/v1/namespaces/a/things", `{"apiVersion":"dead.example.com/v1","kind":"Thing","metadata":{"name":"x"}}`)
-	patch(t, s, apiServices+"/v1.dead.example.com", "merge-patch+json", `{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"none"}}}`, http.StatusOK)
+	post(t, s, "/apis/dead.example.com/v1/namespaces/a/things",
+		`{"apiVersion":"dead.example.com/v1","kind":"Thing","metadata":{"name":"x"}}`)
+	patch(t, s, apiServices+"/v1.dead.example.com", "merge-patch+json",
+		`{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"none"}}}`, http.StatusOK)
 	until(t, s, apiServices+"/v1.dead.example.com", http.StatusOK, `"ServiceNotFound"`)
 	remove(t, s, "/api/v1/namespaces/a")
 	until(t, s, "/api/v1/namespaces/a", http.StatusOK, "waiting for APIService v1.dead.example.com")
@@ -107,21 +112,25 @@ func TestNamespaceOfServiceInPlaceOfCRD(t *testing.T) {
 	until(t, s, "/apis/dead.example.com/v1/things", http.StatusOK, `"items":[]`)
 }
 
-// A namespace does not wait for an API server that could delete nothing in it when it was last available; it waits for another, names it
-// in its condition and an Event, empties itself of all else, and ends once the APIService is deleted (CRD-031).
+// TestNamespaceOfServiceNoLongerAvailable checks the deletion of a namespace while an aggregated API server is
+// unavailable. The deletion does not wait if the server's resources did not support deletion when it was last
+// available. Otherwise it deletes all other objects and waits. The namespace's condition and an Event name the
+// APIService. The deletion ends after the APIService is deleted (CRD-031).
 func TestNamespaceOfServiceNoLongerAvailable(t *testing.T) {
-	for verbs, waits := range map[string]bool{`["list","watch"]`: false, `["list","deletecollection"]`: true, `["delete"]`: true} {
+	for verbs, waits := range map[string]bool{`["list","watch"]`: false, `["list","deletecollection"]`: true,
+		`["delete"]`: true} {
 		t.Run(verbs, func(t *testing.T) {
 			dir := t.TempDir()
 			c := apiserver.Config{DataDir: t.TempDir(), LocalServices: []string{"default/server"}}
 			c.Authentication.RequestHeader.CAFile = filepath.Join(dir, "front-proxy-ca.crt")
-			c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+			c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
+				"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
 			keys, err := pki.Ensure(dir, nil, time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
 			s := start(t, c)
-			e := newExtension(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
+			e := newAggregatedServer(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
 			e.verbs = verbs
 			e.register(t, s)
 			e.Close()
@@ -133,7 +142,8 @@ func TestNamespaceOfServiceNoLongerAvailable(t *testing.T) {
 				awaitEnd(t, s, "a")
 				return
 			}
-			const wait = "waiting for APIService v1.a.example.com: make its API server available, or delete the APIService"
+			const wait = "waiting for APIService v1.a.example.com: make its API server available, or delete the " +
+				"APIService"
 			until(t, s, "/api/v1/namespaces/a", http.StatusOK, wait)
 			until(t, s, "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Da", http.StatusOK, wait)
 			until(t, s, "/api/v1/namespaces/a/configmaps", http.StatusOK, `"items":[]`)

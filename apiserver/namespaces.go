@@ -10,19 +10,21 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// namespacesInterval is upstream's.
+// namespacesInterval is the interval of the system namespaces controller, the same as upstream's.
 const namespacesInterval = time.Minute
 
-// systemNamespaces makes the namespaces that every cluster has, where they are missing.
+// systemNamespaces creates the missing system namespaces.
 func (s *Server) systemNamespaces(ctx context.Context) error {
 	client, err := corev1client.NewForConfig(s.Loopback())
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
+	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic,
+		corev1.NamespaceNodeLease} {
 		_, err := client.Namespaces().Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			_, err = client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			_, err = client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+				metav1.CreateOptions{})
 		}
 		if err != nil {
 			return err

@@ -33,7 +33,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 )
 
-// kubelets is a server with default flags and two nodes, each with the certificate that a kubelet gets by a CertificateSigningRequest.
+// kubelets is a server with default flags and two nodes. Each node has a client certificate from a
+// CertificateSigningRequest.
 type kubelets struct {
 	*testing.T
 	admin, node, other kubernetes.Interface
@@ -47,8 +48,8 @@ func newKubelets(t *testing.T) *kubelets {
 	return k
 }
 
-// join returns the client of a kubelet that has a certificate, and creates its Node by that. The server approves the administrator's
-// request.
+// join requests a client certificate for a kubelet, creates its Node with the certificate and returns the client. The
+// server approves the request automatically, because the administrator creates it.
 func (k *kubelets) join(s *apiserver.Server, name string) kubernetes.Interface {
 	k.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -56,22 +57,26 @@ func (k *kubelets) join(s *apiserver.Server, name string) kubernetes.Interface {
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
 	k.must(err)
 	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-	asked, uid, err := csr.RequestCertificateWithContext(k.Context(), k.admin, signingRequest(k.T, name, key), name, certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages, key)
+	request, uid, err := csr.RequestCertificateWithContext(k.Context(), k.admin, signingRequest(k.T, name, key), name,
+		certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages, key)
 	k.must(err)
-	certificate, err := csr.WaitForCertificate(k.Context(), k.admin, asked, uid)
+	certificate, err := csr.WaitForCertificate(k.Context(), k.admin, request, uid)
 	k.must(err)
 	config := rest.AnonymousClientConfig(s.ClientConfig())
 	config.CertData, config.KeyData = certificate, keyPEM
 	client := kubernetes.NewForConfigOrDie(config)
-	_, err = client.CoreV1().Nodes().Create(k.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err = client.CoreV1().Nodes().Create(k.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	k.must(err)
 	return client
 }
 
-// signingRequest is a PEM request for the certificate of a node.
+// signingRequest returns a PEM request for the client certificate of a node.
 func signingRequest(t *testing.T, node string, key crypto.Signer) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node,
+			Organization: []string{"system:nodes"}}}, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,15 +90,15 @@ func (k *kubelets) must(err error) {
 	}
 }
 
-// refused checks that an error is a 403 with a text.
+// refused checks that an error is a 403 whose message contains text.
 func (k *kubelets) refused(what string, err error, text string) {
 	k.Helper()
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), text) {
-		k.Errorf("%s: %v, not forbidden with %q", what, err, text)
+		k.Errorf("%s: got %v, want forbidden with %q", what, err, text)
 	}
 }
 
-// mirror is a mirror Pod of a node, as its kubelet creates one of a static Pod.
+// mirror returns a mirror Pod of a node, as its kubelet creates it for a static Pod.
 func (k *kubelets) mirror(node string, change func(*corev1.PodSpec)) *corev1.Pod {
 	k.Helper()
 	n, err := k.admin.CoreV1().Nodes().Get(k.Context(), node, metav1.GetOptions{})
@@ -101,21 +106,25 @@ func (k *kubelets) mirror(node string, change func(*corev1.PodSpec)) *corev1.Pod
 	yes := true
 	pod := podOn(node, "mirror")
 	pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "a"}
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: n.UID, Controller: &yes}}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: n.UID,
+		Controller: &yes}}
 	change(&pod.Spec)
 	return pod
 }
 
 func podOn(node, name string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 }
 
-// With default flags a kubelet cannot create a Pod that uses a Secret or a ServiceAccount, which the Node authorizer would then let it
-// read or get a token of.
+// TestKubeletCreatesOnlyMirrorPods checks that with default flags a kubelet cannot create a Pod that uses a Secret or a
+// ServiceAccount. The Node authorizer would otherwise permit it to read the Secret or to get a token of the account.
 func TestKubeletCreatesOnlyMirrorPods(t *testing.T) {
 	k := newKubelets(t)
 	pods := k.node.CoreV1().Pods("default")
-	secret := corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}}
+	secret := corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: "s"},
+	}}
 	plain := podOn("node-1", "plain")
 	plain.Spec.Volumes = []corev1.Volume{secret}
 	_, err := pods.Create(t.Context(), plain, metav1.CreateOptions{})
@@ -124,22 +133,26 @@ func TestKubeletCreatesOnlyMirrorPods(t *testing.T) {
 	k.refused("a mirror Pod of another node", err, "can only create pods with spec.nodeName set to itself")
 	for what, change := range map[string]func(*corev1.PodSpec){
 		"secrets (via secret volumes)": func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{secret} },
-		"secrets":                      func(s *corev1.PodSpec) { s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} },
-		"serviceaccounts":              func(s *corev1.PodSpec) { s.ServiceAccountName = "default" },
+		"secrets": func(s *corev1.PodSpec) {
+			s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}}
+		},
+		"serviceaccounts": func(s *corev1.PodSpec) { s.ServiceAccountName = "default" },
 	} {
 		_, err := pods.Create(t.Context(), k.mirror("node-1", change), metav1.CreateOptions{})
 		if !apierrors.IsForbidden(err) {
 			t.Errorf("a mirror Pod with %s: %v", what, err)
 		}
 	}
-	if _, err := pods.Create(t.Context(), k.mirror("node-1", func(*corev1.PodSpec) {}), metav1.CreateOptions{}); err != nil {
+	if _, err := pods.Create(t.Context(), k.mirror("node-1", func(*corev1.PodSpec) {}),
+		metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}
 	_, err = k.node.CoreV1().Secrets("default").Get(t.Context(), "s", metav1.GetOptions{})
 	k.refused("the Secret", err, "no relationship found")
 }
 
-// CVE-2025-4563: with default flags a kubelet cannot create a mirror Pod that refers to a ResourceClaim, by whatever field.
+// TestCVE20254563 checks that with default flags a kubelet cannot create a mirror Pod that refers to a ResourceClaim in
+// any field (CVE-2025-4563).
 func TestCVE20254563(t *testing.T) {
 	k := newKubelets(t)
 	name := "claim"
@@ -151,15 +164,17 @@ func TestCVE20254563(t *testing.T) {
 		_, err := k.node.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 		k.refused(field, err, "can not create pods that reference resourceclaims")
 	}
-	created, err := k.node.CoreV1().Pods("default").Create(t.Context(), k.mirror("node-1", func(*corev1.PodSpec) {}), metav1.CreateOptions{})
+	created, err := k.node.CoreV1().Pods("default").Create(t.Context(), k.mirror("node-1", func(*corev1.PodSpec) {}),
+		metav1.CreateOptions{})
 	k.must(err)
 	created.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "c", ResourceClaimName: &name}}
 	_, err = k.node.CoreV1().Pods("default").UpdateStatus(t.Context(), created, metav1.UpdateOptions{})
 	k.refused("status", err, "cannot update resource claim statues")
 }
 
-// CVE-2025-5187: with default flags a kubelet cannot make its Node the property of another object. By the end of that object it would
-// be deleted, and come back with other labels and taints. The owner may not come with the Node either.
+// TestCVE20255187 checks that with default flags a kubelet cannot set an owner reference on its Node, neither at its
+// creation nor later. The deletion of the owner would delete the Node, and the kubelet could create it again with other
+// labels and taints (CVE-2025-5187).
 func TestCVE20255187(t *testing.T) {
 	k := newKubelets(t)
 	nodes := k.node.CoreV1().Nodes()
@@ -169,9 +184,12 @@ func TestCVE20255187(t *testing.T) {
 		k.refused("an owner by a patch of "+subresource, err, "is not allowed to modify ownerReferences")
 	}
 	k.must(k.admin.CoreV1().Nodes().Delete(t.Context(), "node-1", metav1.DeleteOptions{}))
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", OwnerReferences: []metav1.OwnerReference{{APIVersion: "storage.k8s.io/v1", Kind: "CSINode", Name: "node-1", UID: "u"}}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1",
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "storage.k8s.io/v1", Kind: "CSINode", Name: "node-1",
+			UID: "u"}}}}
 	_, err := nodes.Create(t.Context(), node, metav1.CreateOptions{})
-	k.refused("an owner from the start", err, `nodes "node-1" is forbidden: node "node-1" is not allowed to set ownerReferences`)
+	k.refused("an owner from the start", err,
+		`nodes "node-1" is forbidden: node "node-1" is not allowed to set ownerReferences`)
 	applied := []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1","ownerReferences":[{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","name":"node-1","uid":"u"}]}}`)
 	_, err = nodes.Patch(t.Context(), "node-1", types.ApplyPatchType, applied, metav1.PatchOptions{FieldManager: "m"})
 	k.refused("an owner by an apply that creates", err, "is not allowed to set ownerReferences")
@@ -180,31 +198,40 @@ func TestCVE20255187(t *testing.T) {
 	k.must(err)
 }
 
-// With default flags a kubelet changes its own Node only, and none of the labels and taints that place Pods of others there.
+// TestKubeletChangesItsNodeOnly checks that with default flags a kubelet can change only its own Node, and no labels
+// and taints that attract Pods to it.
 func TestKubeletChangesItsNodeOnly(t *testing.T) {
 	k := newKubelets(t)
 	nodes := k.node.CoreV1().Nodes()
 	for label, text := range map[string]string{
-		`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`: "is not allowed to modify labels: node-role.kubernetes.io/control-plane",
-		`{"metadata":{"labels":{"node-restriction.kubernetes.io/a":"b"}}}`:     "is not allowed to modify labels: node-restriction.kubernetes.io/a",
+		`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`: "is not allowed to modify labels: " +
+			"node-role.kubernetes.io/control-plane",
+		`{"metadata":{"labels":{"node-restriction.kubernetes.io/a":"b"}}}`: "is not allowed to modify labels: " +
+			"node-restriction.kubernetes.io/a",
 		`{"spec":{"taints":null}}`: "is not allowed to modify taints",
 	} {
 		_, err := nodes.Patch(t.Context(), "node-1", types.MergePatchType, []byte(label), metav1.PatchOptions{})
 		k.refused(label, err, text)
 	}
-	_, err := nodes.Patch(t.Context(), "node-2", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+	_, err := nodes.Patch(t.Context(), "node-2", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`),
+		metav1.PatchOptions{})
 	k.refused("another Node", err, "")
-	_, err = nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}}, metav1.CreateOptions{})
+	_, err = nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}},
+		metav1.CreateOptions{})
 	k.refused("a Node by another name", err, `is not allowed to modify node "node-3"`)
-	_, err = nodes.Patch(t.Context(), "node-1", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+	_, err = nodes.Patch(t.Context(), "node-1", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`),
+		metav1.PatchOptions{})
 	k.must(err)
 	k.must(k.admin.CoreV1().Nodes().Delete(t.Context(), "node-1", metav1.DeleteOptions{}))
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1",
+		Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}}
 	_, err = nodes.Create(t.Context(), node, metav1.CreateOptions{})
-	k.refused("a label from the start", err, "is not allowed to set the following labels: node-role.kubernetes.io/control-plane")
+	k.refused("a label from the start", err,
+		"is not allowed to set the following labels: node-role.kubernetes.io/control-plane")
 }
 
-// With default flags a kubelet deletes, evicts and reports on Pods of its own node only, and gets tokens that are bound to these.
+// TestKubeletActsForItsPodsOnly checks that with default flags a kubelet can delete, evict and update the status of
+// only the Pods on its own node, and gets only tokens that are bound to these Pods.
 func TestKubeletActsForItsPodsOnly(t *testing.T) {
 	k := newKubelets(t)
 	ctx, pods := t.Context(), k.node.CoreV1().Pods("default")
@@ -212,30 +239,36 @@ func TestKubeletActsForItsPodsOnly(t *testing.T) {
 	for _, name := range []string{"node-1", "node-2"} {
 		pod, err := k.admin.CoreV1().Pods("default").Create(ctx, podOn(name, name), metav1.CreateOptions{})
 		k.must(err)
-		pod.ResourceVersion = "" // controllers write to it as well
+		pod.ResourceVersion = "" // controllers may have updated it
 		made[name] = pod
 	}
-	k.refused("deletion", pods.Delete(ctx, "node-2", metav1.DeleteOptions{}), "can only delete pods with spec.nodeName set to itself")
-	k.refused("eviction", pods.EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}}), "can only evict pods with spec.nodeName set to itself")
+	k.refused("deletion", pods.Delete(ctx, "node-2", metav1.DeleteOptions{}),
+		"can only delete pods with spec.nodeName set to itself")
+	k.refused("eviction", pods.EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}}),
+		"can only evict pods with spec.nodeName set to itself")
 	_, err := pods.UpdateStatus(ctx, made["node-2"], metav1.UpdateOptions{})
 	k.refused("status", err, "can only update pod status for pods with spec.nodeName set to itself")
 	token := func(to *corev1.Pod) error {
 		r := &authenticationv1.TokenRequest{}
 		if to != nil {
-			r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: to.Name, UID: to.UID}
+			r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: to.Name,
+				UID: to.UID}
 		}
 		for {
 			_, err := k.node.CoreV1().ServiceAccounts("default").CreateToken(ctx, "default", r, metav1.CreateOptions{})
-			if err == nil || !strings.Contains(err.Error(), "no relationship found") { // until the Node authorizer has seen the Pod
+			// the Node authorizer has not seen the Pod yet
+			if err == nil || !strings.Contains(err.Error(), "no relationship found") {
 				return err
 			}
 		}
 	}
 	k.refused("token bound to nothing", token(nil), "node requested token not bound to a pod")
-	k.refused("token bound to a Pod of another node", token(made["node-2"]), "node requested token bound to a pod scheduled on a different node")
+	k.refused("token bound to a Pod of another node", token(made["node-2"]),
+		"node requested token bound to a pod scheduled on a different node")
 	k.must(token(made["node-1"]))
 	lease := func(namespace, name string) error {
-		_, err := k.node.CoordinationV1().Leases(namespace).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		_, err := k.node.CoordinationV1().Leases(namespace).Create(ctx,
+			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		return err
 	}
 	k.refused("Lease of a controller", lease("kube-system", "a"), "can only access leases in the")
@@ -243,8 +276,10 @@ func TestKubeletActsForItsPodsOnly(t *testing.T) {
 	k.must(lease("kube-node-lease", "node-1"))
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	k.must(err)
-	request := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "r"}, Spec: certificatesv1.CertificateSigningRequestSpec{
-		Request: signingRequest(t, "node-2", key), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth}}}
+	request := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "r"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: signingRequest(t, "node-2", key), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth}}}
 	_, err = k.node.CertificatesV1().CertificateSigningRequests().Create(ctx, request, metav1.CreateOptions{})
 	k.refused("certificate of another node", err, "can only create a node CSR with CN=system:node:node-1")
 	_, err = pods.UpdateStatus(ctx, made["node-1"], metav1.UpdateOptions{})
@@ -252,10 +287,12 @@ func TestKubeletActsForItsPodsOnly(t *testing.T) {
 	k.must(pods.Delete(ctx, "node-1", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
-// NodeRestriction is on by default wherever the Node authorizer is configured, by flags or by a file. To disable it logs a warning.
+// TestNodeRestrictionComesWithTheNodeAuthorizer checks that NodeRestriction is enabled by default if the Node
+// authorizer is configured, by flags or by a file, and that disabling it logs a warning.
 func TestNodeRestrictionComesWithTheNodeAuthorizer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "authz.yaml")
-	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: Node, name: node}, {type: AlwaysAllow, name: alwaysallow}]\n"
+	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: Node, " +
+		"name: node}, {type: AlwaysAllow, name: alwaysallow}]\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -264,24 +301,31 @@ func TestNodeRestrictionComesWithTheNodeAuthorizer(t *testing.T) {
 		apiserver.Config
 		on, warned bool
 	}{
-		"default":                  {apiserver.Config{}, true, false},
-		"modes":                    {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow", "Node"}}}, true, false},
-		"file":                     {apiserver.Config{Authorization: authz.Config{ConfigFile: file}}, true, false},
-		"disabled":                 {apiserver.Config{Admission: disabled}, false, true},
-		"no Node":                  {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}}}, false, false},
-		"no Node, and disabled":    {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}}, Admission: disabled}, false, false},
-		"no Node, but is switched": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}}, Admission: apiserver.Admission{Enable: []string{"NodeRestriction"}}}, true, false},
+		"default": {apiserver.Config{}, true, false},
+		"modes": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow", "Node"}}},
+			true, false},
+		"file":     {apiserver.Config{Authorization: authz.Config{ConfigFile: file}}, true, false},
+		"disabled": {apiserver.Config{Admission: disabled}, false, true},
+		"no Node": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}}}, false,
+			false},
+		"no Node, and disabled": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}},
+			Admission: disabled}, false, false},
+		"no Node, but enabled": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}},
+			Admission: apiserver.Admission{Enable: []string{"NodeRestriction"}}}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			c.Controllers, c.Logger = []string{"clusterrole-aggregation-controller"}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			c.Controllers, c.Logger = []string{"clusterrole-aggregation-controller"},
+				slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 			s := start(t, c.Config)
 			as := rest.CopyConfig(s.ClientConfig())
 			as.Impersonate = rest.ImpersonationConfig{UserName: "system:node:n", Groups: []string{"system:nodes"}}
-			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}}
-			_, err := kubernetes.NewForConfigOrDie(as).CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n",
+				Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}}
+			_, err := kubernetes.NewForConfigOrDie(as).CoreV1().Nodes().Create(context.Background(), node,
+				metav1.CreateOptions{})
 			if apierrors.IsForbidden(err) != c.on || !c.on && err != nil {
-				t.Errorf("a node that calls itself control plane: %v", err)
+				t.Errorf("a node with the control plane label: %v", err)
 			}
 			if err := s.Shutdown(); err != nil {
 				t.Error(err)

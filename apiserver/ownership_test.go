@@ -17,25 +17,27 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// A server does not start in a data directory that other users can change, or with keys that they can read or have made.
-// The error ends with the command after which it starts. A folder that its group can write to is a warning.
-func TestDataDirectoryOfOthers(t *testing.T) {
+// TestUnsafeDataDirectory checks that a server does not start with a data directory that other users can change, or
+// with keys that other users can read or own. The error ends with a command that fixes the problem. A directory that
+// its group can write to causes only a warning.
+func TestUnsafeDataDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	begin := func() (string, error) {
 		var lines bytes.Buffer
-		s, err := apiserver.Start(context.Background(), apiserver.Config{DataDir: dir, Logger: slog.New(slog.NewTextHandler(&lines, nil))})
+		s, err := apiserver.Start(context.Background(), apiserver.Config{DataDir: dir,
+			Logger: slog.New(slog.NewTextHandler(&lines, nil))})
 		if err == nil {
 			err = s.Shutdown()
 		}
 		return lines.String(), err
 	}
-	if lines, err := begin(); err != nil || strings.Contains(lines, "open to others") {
+	if lines, err := begin(); err != nil || strings.Contains(lines, "other users can change") {
 		t.Fatal(lines, err)
 	}
 	mode := func(mode fs.FileMode) func(string) error {
 		return func(path string) error { return os.Chmod(path, mode) }
 	}
-	stranger := func(path string) error { return os.Lchown(path, 12345, -1) }
+	chownOther := func(path string) error { return os.Lchown(path, 12345, -1) }
 	for _, c := range []struct {
 		path, command string
 		change        func(path string) error
@@ -50,11 +52,11 @@ func TestDataDirectoryOfOthers(t *testing.T) {
 		{"pki/admin.key", "chmod o-rw", mode(0o604), false},
 		{"pki/ca.crt", "chmod o-w", mode(0o666), false},
 		{"admin.kubeconfig", "chmod o-rw", mode(0o644), false},
-		{".", "chown -Rh", stranger, true},
-		{"pki", "chown -Rh", stranger, true},
-		{"pki/front-proxy-ca.key", "chown -Rh", stranger, true},
-		{"pki/ca.crt", "chown -Rh", stranger, true},
-		{"admin.kubeconfig", "chown -Rh", stranger, true},
+		{".", "chown -Rh", chownOther, true},
+		{"pki", "chown -Rh", chownOther, true},
+		{"pki/front-proxy-ca.key", "chown -Rh", chownOther, true},
+		{"pki/ca.crt", "chown -Rh", chownOther, true},
+		{"admin.kubeconfig", "chown -Rh", chownOther, true},
 	} {
 		if c.root && os.Geteuid() != 0 {
 			continue // only root can give files to another user
@@ -65,7 +67,7 @@ func TestDataDirectoryOfOthers(t *testing.T) {
 		}
 		_, err := begin()
 		if err == nil {
-			t.Fatalf("%s: the server starts, where %s is to be demanded", c.path, c.command)
+			t.Fatalf("%s: the server started, want an error with %s", c.path, c.command)
 		}
 		_, command, _ := strings.Cut(err.Error(), "then run: ")
 		if !strings.HasPrefix(command, c.command+" ") || !strings.HasSuffix(command, " "+path) {
@@ -82,12 +84,14 @@ func TestDataDirectoryOfOthers(t *testing.T) {
 		os.Chmod(filepath.Join(dir, "pki", "ca.key"), 0o660)); err != nil {
 		t.Fatal(err)
 	}
-	if lines, err := begin(); err != nil || strings.Count(lines, "open to others") != 1 || !strings.Contains(lines, "chmod g-w "+dir) {
-		t.Errorf("a folder with an fsGroup: %v %s", err, lines)
+	if lines, err := begin(); err != nil || strings.Count(lines, "other users can change") != 1 ||
+		!strings.Contains(lines, "chmod g-w "+dir) {
+		t.Errorf("a directory with an fsGroup: %v %s", err, lines)
 	}
 }
 
-// Another user makes the folder and a CA before the first start of the server. It trusts neither.
+// TestPlantedCA checks that the server does not trust a data directory or a CA that another user has created before its
+// first start.
 func TestPlantedCA(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give files to another user")
@@ -97,13 +101,13 @@ func TestPlantedCA(t *testing.T) {
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"pki/ca.crt", "pki/ca.key", "pki", "."} { // each alone is enough
+	for _, name := range []string{"pki/ca.crt", "pki/ca.key", "pki", "."} { // each of them is sufficient
 		if err := os.Lchown(filepath.Join(dir, name), 12345, -1); err != nil {
 			t.Fatal(err)
 		}
 		if s, err := apiserver.Start(context.Background(), apiserver.Config{DataDir: dir}); err == nil {
 			_ = s.Shutdown()
-			t.Errorf("%s of another user is trusted", name)
+			t.Errorf("the server trusts %s of another user", name)
 		}
 		if err := os.Lchown(filepath.Join(dir, name), 0, -1); err != nil {
 			t.Fatal(err)

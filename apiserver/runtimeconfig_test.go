@@ -8,14 +8,15 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// EXT-001: with apiregistration.k8s.io switched off, there is no APIService, and none that is stored counts.
+// TestNoAPIServices checks that stored APIServices have no effect while apiregistration.k8s.io is disabled. (EXT-001)
 func TestNoAPIServices(t *testing.T) {
 	c := apiserver.Config{DataDir: t.TempDir()}
 	const service = `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.batch"},"spec":{"group":"batch","version":"v1",
 		"groupPriorityMinimum":1,"versionPriority":1,"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`
 	const services = "/apis/apiregistration.k8s.io/v1/apiservices"
 	first := start(t, c)
-	patch, err := http.NewRequest(http.MethodPatch, first.URL()+services+"/v1.batch?fieldManager=t&force=true", strings.NewReader(service))
+	patch, err := http.NewRequest(http.MethodPatch, first.URL()+services+"/v1.batch?fieldManager=t&force=true",
+		strings.NewReader(service))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,8 @@ func TestNoAPIServices(t *testing.T) {
 	get(off, services, http.StatusNotFound)
 }
 
-// EXT-001: what --runtime-config switches off is gone, from discovery and OpenAPI too, and comes back as it was.
+// TestRuntimeConfig checks that kinds disabled by --runtime-config are not served and not in discovery and OpenAPI.
+// Their objects are unchanged after the kinds are enabled again. (EXT-001)
 func TestRuntimeConfig(t *testing.T) {
 	c := apiserver.Config{DataDir: t.TempDir(), Address: "0.0.0.0:0"}
 	const job = `{"apiVersion":"batch/v1","kind":"CronJob","metadata":{"name":"a"},"spec":{"schedule":"* * * * *","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}}}`
@@ -50,7 +52,8 @@ func TestRuntimeConfig(t *testing.T) {
 	if err := first.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	c.RuntimeConfig = map[string]string{"api/all": "false", "v1": "true", "batch/v1": "true", "batch/v1/cronjobs": "false", "autoscaling/v2": "true"}
+	c.RuntimeConfig = map[string]string{"api/all": "false", "v1": "true", "batch/v1": "true",
+		"batch/v1/cronjobs": "false", "autoscaling/v2": "true"}
 	off := start(t, c)
 	get := func(s *apiserver.Server, path string, status int) string {
 		resp, err := client(t, s).Get(s.URL() + path)
@@ -58,7 +61,8 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 	const found = `"message":"the server could not find the requested resource"`
 	for path, want := range map[string]string{
-		jobs: found, jobs + "/a": found, "/apis/autoscaling/v1": found, "/apis/autoscaling/v1/horizontalpodautoscalers": found,
+		jobs: found, jobs + "/a": found, "/apis/autoscaling/v1": found,
+		"/apis/autoscaling/v1/horizontalpodautoscalers": found,
 		"/apis/apps": found, "/apis/apps/v1": found, "/openapi/v3/apis/apps/v1": "404 page not found\n",
 	} {
 		if got := get(off, path, http.StatusNotFound); !strings.Contains(strings.ReplaceAll(got, `": "`, `":"`), want) {
@@ -66,9 +70,11 @@ func TestRuntimeConfig(t *testing.T) {
 		}
 	}
 	get(off, "/apis/apps/v1/deployments", http.StatusNotFound)
-	for path, kinds := range map[string][2]string{ // what is there, and what is not
-		"/apis": {`"autoscaling/v2"`, `autoscaling/v1"`}, "/apis/batch/v1": {`"jobs"`, "cronjobs"}, "/openapi/v2": {"/apis/batch/v1/jobs", "cronjobs"},
-		"/openapi/v3": {"apis/autoscaling/v2", "apis/apps"}, "/openapi/v3/apis/batch/v1": {"/apis/batch/v1/jobs", "cronjobs"},
+	for path, kinds := range map[string][2]string{ // text that the response contains, and text that it does not contain
+		"/apis": {`"autoscaling/v2"`, `autoscaling/v1"`}, "/apis/batch/v1": {`"jobs"`,
+			"cronjobs"}, "/openapi/v2": {"/apis/batch/v1/jobs", "cronjobs"},
+		"/openapi/v3": {"apis/autoscaling/v2", "apis/apps"}, "/openapi/v3/apis/batch/v1": {"/apis/batch/v1/jobs",
+			"cronjobs"},
 	} {
 		if got := get(off, path, http.StatusOK); !strings.Contains(got, kinds[0]) || strings.Contains(got, kinds[1]) {
 			t.Errorf("%s: %.2000s", path, got)
@@ -80,18 +86,20 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 	c.RuntimeConfig = nil
 	if got := get(start(t, c), jobs+"/a", http.StatusOK); !strings.Contains(got, `"schedule":"* * * * *"`) {
-		t.Errorf("what was stored is changed: %s", got)
+		t.Errorf("the stored object has changed: %s", got)
 	}
 }
 
-// A Service gets its addresses also where the kind IPAddress is disabled, and where another server serves its group and version (EXT-001).
+// TestServicesWithoutIPAddresses checks that a Service gets its cluster IP while the kind IPAddress is disabled, and
+// while an aggregated server serves its group and version (EXT-001).
 func TestServicesWithoutIPAddresses(t *testing.T) {
 	off := start(t, apiserver.Config{RuntimeConfig: map[string]string{"networking.k8s.io/v1": "false"}})
 	post(t, off, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
 
-	elsewhere := start(t, apiserver.Config{})
-	until(t, elsewhere, apiServices+"/v1.networking.k8s.io", http.StatusOK, "Local")
-	patch(t, elsewhere, apiServices+"/v1.networking.k8s.io", "merge-patch+json", `{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`, http.StatusOK)
-	until(t, elsewhere, "/apis/networking.k8s.io/v1/ipaddresses", http.StatusServiceUnavailable, "")
-	post(t, elsewhere, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
+	aggregated := start(t, apiserver.Config{})
+	until(t, aggregated, apiServices+"/v1.networking.k8s.io", http.StatusOK, "Local")
+	patch(t, aggregated, apiServices+"/v1.networking.k8s.io", "merge-patch+json",
+		`{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`, http.StatusOK)
+	until(t, aggregated, "/apis/networking.k8s.io/v1/ipaddresses", http.StatusServiceUnavailable, "")
+	post(t, aggregated, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
 }

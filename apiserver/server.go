@@ -48,51 +48,55 @@ import (
 
 // Server is a running API server.
 type Server struct {
-	config       Config
-	ways         *selector.Selector // out of here
-	listener     net.Listener
-	store        storage.Store
-	disk         embedded.Health // of what is below store
-	keys         serving.Keys
-	certificates *serving.Certificates
-	authn        *authn.Authenticators
-	roles        *rbac.Index
-	authorizer   *authz.Authorizers
-	audit        auditing
-	// proxyClient and kubeletClient are certificates; nil: one of the server's own.
+	config         Config
+	egressSelector *selector.Selector // dialers by destination, some through a tunnel
+	listener       net.Listener
+	store          storage.Store
+	disk           embedded.Health // health of the disk of the embedded store
+	keys           serving.Keys
+	certificates   *serving.Certificates
+	authn          *authn.Authenticators
+	roles          *rbac.Index
+	authorizer     *authz.Authorizers
+	audit          auditing
+	// proxyClient and kubeletClient are client certificates from files. nil means a certificate of the server's own CA.
 	proxyClient, kubeletClient *dynamiccertificates.DynamicCertKeyPairContent
 	handler                    *api.Server
 	quotas                     *plugins.Quotas
-	hangUp                     func() // on the webhooks of admission
+	closeWebhooks              func() // closes the admission webhooks' connections
 	feed                       *engine.Feed
-	webhooks                   *conversion.Webhooks // nil until connect, as is
+	webhooks                   *conversion.Webhooks // nil until connect, like engine
 	engine                     *engine.Engine
-	// reachable gets to know which webhooks cannot be reached, apiServices who serves what.
-	reachable   *controllers.Reachability
-	apiServices *controllers.APIServices
-	aggregator  *aggregation.Aggregator // nil until connect, as is
-	nodes       *nodes.Proxy
-	migrating   []string // CRDs that say so from before
-	http        *serving.Server
-	stopping    chan struct{} // closed when the server begins to end
-	drained     chan struct{} // closed when no request is left
-	hooks       hooks
-	failed      chan struct{}
-	failOnce    sync.Once
-	failure     error // set before failed is closed
+	// reachability tracks the conversion webhooks that cannot be reached. apiServices tracks the availability of
+	// APIServices.
+	reachability *controllers.Reachability
+	apiServices  *controllers.APIServices
+	aggregator   *aggregation.Aggregator // nil until connect, like nodes
+	nodes        *nodes.Proxy
+	migrating    []string // names of the CRDs whose storage migration an earlier server did not finish
+	http         *serving.Server
+	stopping     chan struct{} // closed when the shutdown begins
+	drained      chan struct{} // closed when the last request has ended
+	hooks        hooks
+	failed       chan struct{}
+	failOnce     sync.Once
+	failure      error // why the server failed; set before failed is closed
 
-	// The loops run beside the requests. They are clients, and end before the requests do.
-	loops      sync.WaitGroup
-	stopLoops  context.CancelFunc
-	believing  sync.WaitGroup // reading again who is believed
-	disbelieve context.CancelFunc
-	closed     func() error // once
+	// The loops are the controllers and other periodic goroutines. They are clients of the server and stop before its
+	// requests are drained.
+	loops          sync.WaitGroup
+	stopLoops      context.CancelFunc
+	authReload     sync.WaitGroup // goroutine that reloads authentication files
+	stopAuthReload context.CancelFunc
+	closed         func() error // close, run at most once
 }
 
-// Start opens everything and serves. When it returns, every stored kind is served.
-// The caller ends the server with Shutdown; ctx only bounds the start.
+// Start starts a server. When it returns, the server serves every stored kind. The caller must stop the server with
+// Shutdown. ctx bounds only the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, hangUp: func() {}, disbelieve: func() {}, reachable: controllers.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}),
+		drained: make(chan struct{}), stopLoops: func() {}, closeWebhooks: func() {}, stopAuthReload: func() {},
+		reachability: controllers.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -107,23 +111,23 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.openClientCertificates(); err != nil {
 		return err
 	}
-	if s.ways, err = selector.Open(s.config.EgressSelectorFile); err != nil {
+	if s.egressSelector, err = selector.Open(s.config.EgressSelectorFile); err != nil {
 		return fmt.Errorf("--egress-selector-config-file: %w", err)
 	}
-	if s.store, err = s.open(ctx); err != nil {
+	if s.store, err = s.openStore(ctx); err != nil {
 		return err
 	}
 	if s.listener, err = serving.Listen(s.config.Address); err != nil {
 		return err
 	}
-	if err := s.makeKeys(); err != nil {
+	if err := s.openKeys(); err != nil {
 		return err
 	}
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
 	if err := s.systemNamespaces(ctx); err != nil {
-		return fmt.Errorf("system namespaces: %w", err)
+		return fmt.Errorf("create system namespaces: %w", err)
 	}
 	s.hooks.done(nil, hookNamespaces)
 	addresses := make(chan error, 1)
@@ -132,16 +136,17 @@ func (s *Server) start(ctx context.Context) (err error) {
 			addresses <- nil
 			return
 		}
-		addresses <- errors.Join(controllers.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
+		addresses <- errors.Join(controllers.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges),
+			s.repairAddresses(ctx))
 	}()
 	if err := errors.Join(controllers.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
-		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
+		return fmt.Errorf("bootstrap default objects and Service addresses: %w", err)
 	}
 	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
 	conditions := make(chan error, 1)
 	go func() { conditions <- s.writeDangling(ctx) }()
-	if err := errors.Join(s.publish(ctx), <-conditions); err != nil {
-		return fmt.Errorf("the Service kubernetes, and conditions of FlowSchemas: %w", err)
+	if err := errors.Join(s.publishService(ctx), <-conditions); err != nil {
+		return fmt.Errorf("publish the Service kubernetes and the conditions of FlowSchemas: %w", err)
 	}
 	s.hooks.done(nil, hookKubernetesService, hookFairnessConsumer)
 	go s.serve()
@@ -155,7 +160,7 @@ func (s *Server) runLoops() {
 	ctx = controllers.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
 		if err := s.feed.Run(ctx); ctx.Err() == nil {
-			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
+			s.fail(fmt.Errorf("send changes to the controllers: %w", err))
 		}
 	})
 	upstream := s.upstream()
@@ -164,43 +169,46 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
-	s.loops.Go(func() { s.ways.Run(ctx) })
+	s.loops.Go(func() { s.egressSelector.Run(ctx) })
 	if s.kubeletClient != nil {
 		s.loops.Go(func() { s.kubeletClient.Run(ctx, 1) })
 	}
-	s.every(ctx, serving.RenewalCheck, "the server's own certificates are not renewed", s.renewKeys)
+	s.runPeriodically(ctx, serving.RenewalCheck, "cannot renew the server's own certificates", s.renewKeys)
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
 			return nil
 		}
-		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
+		s.runPeriodically(ctx, repairInterval, "cannot repair the addresses of Services",
+			func() error { return s.repairAddresses(ctx) })
 		return controllers.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return controllers.ReconcileFlowControl(ctx, s.Loopback()) })
-	s.every(ctx, namespacesInterval, "the system namespaces are not kept", func() error { return s.systemNamespaces(ctx) })
+	s.runPeriodically(ctx, priorityInterval, "cannot reconcile the flow control objects",
+		func() error { return controllers.ReconcileFlowControl(ctx, s.Loopback()) })
+	s.runPeriodically(ctx, namespacesInterval, "cannot create the system namespaces",
+		func() error { return s.systemNamespaces(ctx) })
 	for _, loop := range []struct {
 		run   func(context.Context, *rest.Config) error
-		hooks []string // that are done when it runs
+		hooks []string // start tasks that are done when the loop runs
 	}{
 		{loops, []string{hookCRDControllers}},
 		{ranges, []string{hookServiceCIDRs}},
 		{upstream.Run, nil},
-		{s.reachable.Run, nil},
-		{s.keepAPIServices, []string{hookLocalAvailable, hookRemoteAvailable, hookAutoregistration}},
-		{s.trust, []string{hookTrust}},
+		{s.reachability.Run, nil},
+		{s.runAPIServices, []string{hookLocalAvailable, hookRemoteAvailable, hookAutoregistration}},
+		{s.runTrust, []string{hookTrust}},
 		{controllers.RunTokenTracking, []string{hookTokenTracking}},
 	} {
 		s.hooks.done(nil, loop.hooks...)
 		s.loops.Go(func() {
 			if err := loop.run(ctx, s.Loopback()); err != nil {
-				s.config.Logger.Error("the control loops do not run", "error", err)
+				s.config.Logger.Error("cannot run a controller", "error", err)
 				s.hooks.done(err, loop.hooks...)
 			}
 		})
 	}
 }
 
-// writeDangling writes the condition Dangling of FlowSchemas, unless priority and fairness are disabled.
+// writeDangling writes the condition Dangling of FlowSchemas, unless API Priority and Fairness is disabled.
 func (s *Server) writeDangling(ctx context.Context) error {
 	if s.config.Fairness.Disabled {
 		return nil
@@ -208,10 +216,10 @@ func (s *Server) writeDangling(ctx context.Context) error {
 	return controllers.ReconcileDangling(ctx, s.Loopback())
 }
 
-// priorityInterval is upstream's.
+// priorityInterval is the interval at which the flow control objects are reconciled, the same as upstream's.
 const priorityInterval = time.Minute
 
-// upstream are controllers of kube-controller-manager's.
+// upstream returns the controllers of kube-controller-manager.
 func (s *Server) upstream() *controllers.Upstream {
 	signing := s.config.ClusterSigning
 	signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
@@ -222,8 +230,9 @@ func (s *Server) upstream() *controllers.Upstream {
 	})
 }
 
-// every runs do again and again until ctx is done, and says what it means that it fails.
-func (s *Server) every(ctx context.Context, period time.Duration, failure string, do func() error) {
+// runPeriodically calls do periodically until ctx is done. If do fails, it logs the message failure with the
+// error.
+func (s *Server) runPeriodically(ctx context.Context, period time.Duration, failure string, do func() error) {
 	s.loops.Go(serving.Every(ctx, s.config.Clock, period, func() {
 		if err := do(); err != nil && ctx.Err() == nil {
 			s.config.Logger.Error(failure, "error", err)
@@ -231,7 +240,7 @@ func (s *Server) every(ctx context.Context, period time.Duration, failure string
 	}))
 }
 
-// path of a file or folder in the data directory; "" where there is none.
+// path returns the path of a file in the data directory, or "" if there is no data directory.
 func (s *Server) path(name string) string {
 	if s.config.DataDir == "" {
 		return ""
@@ -239,8 +248,8 @@ func (s *Server) path(name string) string {
 	return filepath.Join(s.config.DataDir, name)
 }
 
-// open connects to etcd, or takes the data directory, or refuses because another server has it.
-func (s *Server) open(ctx context.Context) (storage.Store, error) {
+// openStore connects to etcd or opens the data directory. It fails if another server uses the data directory.
+func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 	if s.config.DataDir != "" {
 		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
@@ -250,7 +259,7 @@ func (s *Server) open(ctx context.Context) (storage.Store, error) {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 		for _, warning := range warnings {
-			s.config.Logger.Warn("the data directory is open to others: " + warning)
+			s.config.Logger.Warn("other users can change the data directory: " + warning)
 		}
 	}
 	if len(s.config.Etcd.Servers) > 0 {
@@ -268,7 +277,7 @@ func (s *Server) open(ctx context.Context) (storage.Store, error) {
 		AcceptLossAfter: s.config.AcceptLossAfter,
 	})
 	if err != nil {
-		return nil, err // and not a nil of that type
+		return nil, err // not the typed nil in store
 	}
 	return store, nil
 }
@@ -278,7 +287,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	c := &s.config.Etcd
 	store, err := etcd.Open(ctx, etcd.Options{
 		Servers: c.Servers, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile,
-		Dial: s.ways.To(egressselector.Etcd),
+		Dial: s.egressSelector.To(egressselector.Etcd),
 		Base: "/registry/", Prefix: path.Join("/", c.Prefix) + "/",
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,
@@ -289,18 +298,18 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	return store, nil
 }
 
-// connect puts the parts together, from the store up to the handler.
+// connect creates and connects the parts of the server, from the store up to the HTTP handler.
 func (s *Server) connect(ctx context.Context) (err error) {
 	out := s.dialer()
 	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
-	s.config.Authentication.EgressLookup = s.ways.Lookup
+	s.config.Authentication.EgressLookup = s.egressSelector.Lookup
 	if err := s.openAudit(out.DialContext); err != nil {
 		return err
 	}
-	if err := s.believe(); err != nil {
+	if err := s.openAuthentication(); err != nil {
 		return err
 	}
-	if err := s.decide(); err != nil {
+	if err := s.openAuthorization(); err != nil {
 		return err
 	}
 	if err := s.openWebhooks(out); err != nil {
@@ -311,15 +320,15 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	}
 	s.hooks.done(nil, hookStorage, hookCRDs)
 	s.feed = s.engine.NewFeed()
-	s.aggregate(out)
+	s.openAggregation(out)
 	s.hooks.done(nil, hookRegistration, hookDiscovery)
 	if err := s.openNodes(out); err != nil {
 		return err
 	}
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
-		Live:           append([]api.Check{{Name: "storage", Run: s.alive}}, s.checks()...),
-		Ready:          append([]api.Check{{Name: "storage", Run: s.writable}}, s.checks()...),
+		Live:           append([]api.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
+		Ready:          append([]api.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
@@ -329,21 +338,23 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authorizer:     s.authorizer,
 		Fairness:       flowcontrol.New(s.config.Fairness, s.store.Head, s.config.Clock),
 		Aggregator:     s.aggregator,
-		Connect: func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
+		Connect: func(ctx context.Context, namespace, name string, options runtime.Object,
+			fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
 			return s.nodes.Handler(ctx, namespace, name, options, fail)
 		},
-		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery, s.addresses()),
+		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery, s.discoveryAddresses()),
 		OpenAPI:    openapi.Handler(s.engine.Live, s.aggregator),
 		EnableCBOR: s.config.EnableCBOR,
 		Profiling:  s.config.Profiling,
 		Audit:      s.audit.Audit,
 	})
-	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.OpenFiles, s.config.Logger)
-	s.takeOver(s.engine.Live.Load())
+	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.OpenFiles,
+		s.config.Logger)
+	s.resumeFromConditions(s.engine.Live.Load())
 	return nil
 }
 
-// openWebhooks makes what calls conversion webhooks.
+// openWebhooks creates the client of conversion webhooks.
 func (s *Server) openWebhooks(out *egress.Dialer) error {
 	from, warnings, err := credentials.ForConversion(s.config.ConversionKubeconfig)
 	if err != nil {
@@ -354,7 +365,7 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 	}
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout:     s.config.RequestTimeout,
-		Report:      s.reachable.Report,
+		Report:      s.reachability.Report,
 		Egress:      out,
 		Credentials: from,
 		WebhookOf: func(crd string) string {
@@ -370,7 +381,7 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 	return nil
 }
 
-// openEngine returns once all that is stored is known.
+// openEngine opens the engine. It returns after the catalog contains all stored kinds.
 func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.Engine, error) {
 	enabled, err := kinds.ParseRuntimeConfig(s.config.RuntimeConfig)
 	if err != nil {
@@ -387,34 +398,37 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 				Catalog: live.Current, Head: s.store.Head,
 				EventTTL:   s.config.EventTTL,
 				Authorizer: s.authorizer, Rules: s.authorizer, RoleRules: rbac.Resolver{Index: s.roles},
-				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
-				ServiceRanges:    s.config.ServiceClusterIPRanges,
-				NodePorts:        s.config.ServiceNodePortRange,
-				NoFieldSelectors: s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
+				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences,
+				MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
+				ServiceRanges:      s.config.ServiceClusterIPRanges,
+				NodePorts:          s.config.ServiceNodePortRange,
+				NoFieldSelectors:   s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
 				AllowPrivileged: !s.config.DisallowPrivileged,
-				StorageHealth:   s.writable,
+				StorageHealth:   s.checkWritable,
 				Enabled:         enabled,
 			})
 		},
 		Admission:              admits,
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
-		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
-		Failed: s.fail,
+		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation,
+		RecheckEvery: s.config.ConversionRecheck,
+		Failed:       s.fail,
 	})
 }
 
-// serves says that --runtime-config has not switched a kind off.
+// serves reports whether the server serves a resource, that is whether --runtime-config does not disable it.
 func (s *Server) serves(r schema.GroupVersionResource) bool {
 	return s.engine.Live.Load().Find(r.Group, r.Version, r.Resource) != nil
 }
 
-// definition is that of a kind; nil if there is none.
+// definition returns the definition of a resource, or nil if there is none.
 func (s *Server) definition(group, plural string) *resource.Definition {
 	return s.engine.Live.Load().Definition(group, plural)
 }
 
-// takeOver has what CRDs say of the work of a server that ran before put right.
-func (s *Server) takeOver(catalog *resource.Catalog) {
+// resumeFromConditions continues work that an earlier server recorded in the conditions of CRDs: unfinished storage
+// migrations and unreachable conversion webhooks.
+func (s *Server) resumeFromConditions(catalog *resource.Catalog) {
 	for d := range catalog.Definitions() {
 		if d.Custom == nil {
 			continue
@@ -435,10 +449,11 @@ func (s *Server) serve() {
 	}
 }
 
-// URL is where clients on this machine reach the server.
+// URL returns the URL at which clients on this machine reach the server.
 func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 
-// Loopback is for a client in this process: no connection, all rights, no rate limit.
+// Loopback returns the configuration of a client in this process. The client uses no network connection, has all
+// permissions and no rate limit.
 func (s *Server) Loopback() *rest.Config {
 	return &rest.Config{
 		Host:      s.URL(),
@@ -448,8 +463,8 @@ func (s *Server) Loopback() *rest.Config {
 	}
 }
 
-// Failed is closed when the server cannot go on; Shutdown then says why.
+// Failed returns a channel that is closed when the server has failed. Shutdown then returns the reason.
 func (s *Server) Failed() <-chan struct{} { return s.failed }
 
-// Address is the IP address and port that the server listens on.
+// Address returns the IP address and port that the server listens on.
 func (s *Server) Address() string { return s.listener.Addr().String() }

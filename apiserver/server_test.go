@@ -38,7 +38,7 @@ func client(t *testing.T, s *apiserver.Server) *http.Client {
 	return c
 }
 
-// body is the text of an answer with the status that is wanted.
+// body returns the body of a response. It fails the test if the response has another status.
 func body(t *testing.T, resp *http.Response, err error, status int) string {
 	t.Helper()
 	if err != nil {
@@ -52,6 +52,7 @@ func body(t *testing.T, resp *http.Response, err error, status int) string {
 	return string(data)
 }
 
+// TestSecondServerIsRefused checks that a second server on the same data directory does not start.
 func TestSecondServerIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	first := start(t, apiserver.Config{DataDir: dir})
@@ -80,16 +81,17 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
+// TestPortInUseIsExplained checks that the error about a port in use names the flag --secure-port.
 func TestPortInUseIsExplained(t *testing.T) {
 	first := start(t, apiserver.Config{})
 	_, err := apiserver.Start(context.Background(), apiserver.Config{Address: first.Address()})
 	if err == nil || !strings.Contains(err.Error(), "--secure-port") {
-		t.Errorf("error %v does not say what to do", err)
+		t.Errorf("error %v does not name --secure-port", err)
 	}
 }
 
-// CRD-071: certificates, objects and resource versions are there again.
-func TestRestartKeepsAll(t *testing.T) {
+// TestRestart checks that certificates, objects and resource versions survive a restart. (CRD-071)
+func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	first := start(t, apiserver.Config{DataDir: dir})
 	address := first.Address()
@@ -100,38 +102,41 @@ func TestRestartKeepsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := start(t, apiserver.Config{DataDir: dir, Address: address})
-	resp, err = c.Get(second.URL() + "/api/v1/namespaces/default") // the first one's client
+	resp, err = c.Get(second.URL() + "/api/v1/namespaces/default") // with the client of the first server
 	if got := body(t, resp, err, http.StatusOK); got != want {
 		t.Errorf("after a restart\n%s, want\n%s", got, want)
 	}
 }
 
-// CRD-070: a server that says it is ready serves, lists and describes every stored kind.
+// TestReadyMeansServed checks that a ready server serves every stored kind and publishes it in discovery and OpenAPI.
+// (CRD-070)
 func TestReadyMeansServed(t *testing.T) {
 	const crd = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"oxen.example.com"},
 "spec":{"group":"example.com","scope":"Cluster","names":{"plural":"oxen","kind":"Ox"},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
 	dir := t.TempDir()
 	first := start(t, apiserver.Config{DataDir: dir})
-	resp, err := client(t, first).Post(first.URL()+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/json", strings.NewReader(crd))
+	resp, err := client(t, first).Post(first.URL()+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+		"application/json", strings.NewReader(crd))
 	body(t, resp, err, http.StatusCreated)
 	if err := first.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
 	second := start(t, apiserver.Config{DataDir: dir})
-	c := client(t, second)
-	for _, ask := range []struct{ path, want string }{
+	hc := client(t, second)
+	for _, c := range []struct{ path, want string }{
 		{"/readyz", "ok"}, {"/", `"/apis/example.com/v1"`}, {"/apis/example.com/v1/oxen", `"kind":"OxList"`},
 		{"/apis/example.com/v1", `"name":"oxen"`}, {"/openapi/v3", `"apis/example.com/v1"`},
 	} {
-		resp, err := c.Get(second.URL() + ask.path)
-		if got := body(t, resp, err, http.StatusOK); !strings.Contains(got, ask.want) {
-			t.Errorf("%s: no %s in %.300s", ask.path, ask.want, got)
+		resp, err := hc.Get(second.URL() + c.path)
+		if got := body(t, resp, err, http.StatusOK); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s is missing in %.300s", c.path, c.want, got)
 		}
 	}
 }
 
-func TestShutdownLetsRequestsFinishAndTakesNoNewOnes(t *testing.T) {
+// TestShutdownDrainsRequests checks that a shutdown waits for requests in flight and accepts no new connections.
+func TestShutdownDrainsRequests(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	c := client(t, s)
 	reader, writer := io.Pipe()
@@ -144,18 +149,17 @@ func TestShutdownLetsRequestsFinishAndTakesNoNewOnes(t *testing.T) {
 		resp, err := c.Post(s.URL()+"/api/v1/namespaces/default/configmaps", "application/json", reader)
 		answers <- answer{resp, err}
 	}()
-	// The server asks for the body only once the handler reads it: half of it is in flight now.
+	// The write returns only after the handler reads the body.
 	if _, err := fmt.Fprint(writer, `{"apiVersion":"v1","kind":"ConfigMap",`); err != nil {
 		t.Fatal(err)
 	}
-	// That the handler has the request shows in its metrics.
 	inFlight(t, c, s)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Shutdown() }()
 	refused(t, s)
 	select {
 	case err := <-ended:
-		t.Fatalf("the server ended while a request was in flight (%v)", err)
+		t.Fatalf("the shutdown ended while a request was in flight (%v)", err)
 	default:
 	}
 	if _, err := fmt.Fprint(writer, `"metadata":{"name":"late"}}`); err != nil {
@@ -169,16 +173,17 @@ func TestShutdownLetsRequestsFinishAndTakesNoNewOnes(t *testing.T) {
 	}
 }
 
-// inFlight waits until the server counts a mutating request that it is working on.
+// inFlight waits until the metrics show a mutating request in flight.
 func inFlight(t *testing.T, c *http.Client, s *apiserver.Server) {
 	t.Helper()
 	within(t, func() bool {
 		resp, err := c.Get(s.URL() + "/metrics")
-		return strings.Contains(body(t, resp, err, http.StatusOK), `apiserver_current_inflight_requests{request_kind="mutating"} 1`)
+		return strings.Contains(body(t, resp, err, http.StatusOK),
+			`apiserver_current_inflight_requests{request_kind="mutating"} 1`)
 	})
 }
 
-// refused waits until the server takes no connection.
+// refused waits until the server accepts no connection.
 func refused(t *testing.T, s *apiserver.Server) {
 	t.Helper()
 	within(t, func() bool {
@@ -197,11 +202,12 @@ func within(t *testing.T, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("did not happen in time")
+			t.Fatal("the condition is not true in time")
 		}
 	}
 }
 
+// TestShutdownEndsWatchesCleanly checks that a shutdown ends watches without an error, with HTTP/2 and HTTP/1.1.
 func TestShutdownEndsWatchesCleanly(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	for _, h2 := range []bool{true, false} {
@@ -224,7 +230,7 @@ func TestShutdownEndsWatchesCleanly(t *testing.T) {
 		}
 		defer func() {
 			if _, err := io.Copy(io.Discard, lines); err != nil {
-				t.Errorf("h2=%v: the watch ended with %v, want an ordinary end", h2, err)
+				t.Errorf("h2=%v: the watch ended with %v, want EOF", h2, err)
 			}
 		}()
 	}
@@ -232,11 +238,12 @@ func TestShutdownEndsWatchesCleanly(t *testing.T) {
 		t.Error(err)
 	}
 	if err := s.Shutdown(); err != nil {
-		t.Errorf("a second time: %v", err)
+		t.Errorf("second shutdown: %v", err)
 	}
 }
 
-// CRD-069: over a real connection, in both versions of HTTP.
+// TestForeignCertificate checks that a client certificate of an unknown CA gets 401, with HTTP/2 and HTTP/1.1.
+// (CRD-069)
 func TestForeignCertificate(t *testing.T) {
 	s := start(t, apiserver.Config{Authentication: authn.Config{Anonymous: true}})
 	for _, protocol := range []string{"h2", "http/1.1"} {
@@ -259,7 +266,7 @@ func TestForeignCertificate(t *testing.T) {
 	}
 }
 
-// foreign is the certificate of another cluster's administrator.
+// foreign returns the client certificate of another cluster's administrator.
 func foreign(t *testing.T) tls.Certificate {
 	t.Helper()
 	keys, err := pki.Ensure("", nil, time.Now())

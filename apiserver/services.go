@@ -28,7 +28,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// services is how the way out to Services reads the store. Built-in kinds are stored as they are served.
+// services returns functions that read Services and EndpointSlices from the store, for resolving Services. Built-in
+// kinds are stored in the version in which they are served.
 func (s *Server) services() egress.Objects {
 	return egress.Objects{
 		Get: func(resource, namespace, name string) []byte {
@@ -51,12 +52,13 @@ func (s *Server) services() egress.Objects {
 	}
 }
 
-// dialer returns the Dialer of all connections that the server opens.
+// dialer returns the dialer of all connections that the server opens.
 func (s *Server) dialer() *egress.Dialer {
 	services := s.services()
 	return &egress.Dialer{
-		Cluster: s.ways.To(egressselector.Cluster), ControlPlane: s.ways.To(egressselector.ControlPlane),
-		Resolve: egress.Resolver(services),
+		Cluster:      s.egressSelector.To(egressselector.Cluster),
+		ControlPlane: s.egressSelector.To(egressselector.ControlPlane),
+		Resolve:      egress.Resolver(services),
 		IsLocal: func(namespace, name string) bool {
 			return slices.Contains(s.config.LocalServices, namespace+"/"+name) && services.IsExternal(namespace, name)
 		},
@@ -65,33 +67,37 @@ func (s *Server) dialer() *egress.Dialer {
 		}),
 		Proxy:   http.ProxyFromEnvironment,
 		Metrics: egress.NewMetrics(),
-		Self:    transport(s.askItself),
+		Self:    transport(s.callLoopback),
 	}
 }
 
-// repairInterval is upstream's.
+// repairInterval is the interval of the Service IP repair controller, the same as upstream's.
 const repairInterval = 3 * time.Minute
 
-// repairAddresses has the IPAddresses and the Services agree again: somebody may have deleted one.
+// repairAddresses creates missing IPAddresses of Services and deletes wrong ones. A client may have deleted or changed
+// some.
 func (s *Server) repairAddresses(ctx context.Context) error {
 	wrong, missing := kinds.RepairAddresses(s.store.Head())
 	if len(wrong)+len(missing) == 0 {
 		return nil
 	}
-	s.config.Logger.Warn("IPAddresses are not those of the Services; repairing", "wrong", len(wrong), "missing", len(missing))
+	s.config.Logger.Warn("IPAddresses do not match the Services; repairing them", "wrong", len(wrong), "missing",
+		len(missing))
 	return controllers.RepairAddresses(ctx, s.Loopback(), wrong, missing)
 }
 
 const (
-	serviceName = "kubernetes" // of the Service in namespace default by which the API is known
+	serviceName = "kubernetes" // name of the API server's Service in the namespace default
 	servicePort = 443
 	httpsPort   = "https"
-	proxyName   = "service.kubernetes.io/service-proxy-name" // who makes the address of a Service answer, if not kube-proxy
+	// label with the name of a Service proxy other than kube-proxy
+	proxyName = "service.kubernetes.io/service-proxy-name"
 )
 
-// publish keeps the Service kubernetes, as kube-apiserver does. Its endpoints are this server's address, if others can
-// reach it there. If not, kube-proxy is told to leave it alone: it would refuse what something else (trellis-cluster) may answer.
-func (s *Server) publish(ctx context.Context) error {
+// publishService applies the Service kubernetes, as kube-apiserver does. Its endpoint is this server's address if other
+// machines can reach it. Otherwise a label makes kube-proxy ignore the Service. kube-proxy would reject connections to
+// a Service without endpoints, but another program such as trellis-cluster may serve them.
+func (s *Server) publishService(ctx context.Context) error {
 	config := s.Loopback()
 	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated
 	core, err := corev1client.NewForConfig(config)
@@ -106,27 +112,33 @@ func (s *Server) publish(ctx context.Context) error {
 	services := core.Services(metav1.NamespaceDefault)
 	spec := coreapply.ServiceSpec().
 		WithType(corev1.ServiceTypeClusterIP).
-		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(servicePort).WithTargetPort(intstr.FromInt32(port)))
+		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).
+			WithPort(servicePort).WithTargetPort(intstr.FromInt32(port)))
 	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		spec.WithClusterIP(kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
+		spec.WithClusterIP(kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])) // an existing Service keeps its address
 	}
 	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
-	address := s.advertised()
+	address := s.advertisedIP()
 	if address == nil {
 		labels[proxyName] = "trellis"
 	}
 	service := coreapply.Service(serviceName, metav1.NamespaceDefault).WithLabels(labels).WithSpec(spec)
-	if _, err := services.Apply(ctx, service, applying()); err != nil {
+	if _, err := services.Apply(ctx, service, applyOptions()); err != nil {
 		return err
 	}
-	return publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault), discovery.EndpointSlices(metav1.NamespaceDefault), address, port)
+	return publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault),
+		discovery.EndpointSlices(metav1.NamespaceDefault), address, port)
 }
 
-func applying() metav1.ApplyOptions { return metav1.ApplyOptions{FieldManager: "trellis", Force: true} }
+func applyOptions() metav1.ApplyOptions {
+	return metav1.ApplyOptions{FieldManager: "trellis", Force: true}
+}
 
-func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterface, slices discoveryv1client.EndpointSliceInterface, address net.IP, port int32) error {
+func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterface,
+	slices discoveryv1client.EndpointSliceInterface, address net.IP, port int32) error {
 	if address == nil {
-		for _, remove := range []func(context.Context, string, metav1.DeleteOptions) error{endpoints.Delete, slices.Delete} {
+		for _, remove := range []func(context.Context, string, metav1.DeleteOptions) error{endpoints.Delete,
+			slices.Delete} {
 			if err := remove(ctx, serviceName, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				return err
 			}
@@ -140,9 +152,11 @@ func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterfa
 	slice := discoveryapply.EndpointSlice(serviceName, metav1.NamespaceDefault).
 		WithLabels(map[string]string{discoveryv1.LabelServiceName: serviceName}).
 		WithAddressType(family).
-		WithEndpoints(discoveryapply.Endpoint().WithAddresses(address.String()).WithConditions(discoveryapply.EndpointConditions().WithReady(true))).
+		WithEndpoints(discoveryapply.Endpoint().WithAddresses(address.String()).
+			WithConditions(discoveryapply.EndpointConditions().WithReady(true))).
 		WithPorts(discoveryapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP))
-	if _, err := slices.Apply(ctx, slice, applying()); err != nil && !apierrors.IsNotFound(err) { // discovery.k8s.io may be switched off
+	// --runtime-config may disable discovery.k8s.io
+	if _, err := slices.Apply(ctx, slice, applyOptions()); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	old := coreapply.Endpoints(serviceName, metav1.NamespaceDefault).
@@ -150,15 +164,16 @@ func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterfa
 		WithSubsets(coreapply.EndpointSubset().
 			WithAddresses(coreapply.EndpointAddress().WithIP(address.String())).
 			WithPorts(coreapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP)))
-	_, err := endpoints.Apply(ctx, old, applying())
+	_, err := endpoints.Apply(ctx, old, applyOptions())
 	return err
 }
 
-// addresses are what discovery tells clients of where the server is, as kube-apiserver's: all of them its advertised address, those who come
-// out of the range of Services that of the Service kubernetes as well. What no other machine reaches is at its own.
-func (s *Server) addresses() apidiscovery.Addresses {
+// discoveryAddresses returns the server addresses that discovery reports, as kube-apiserver does. All clients get the
+// advertised address, or the listening address if no other machine can reach the server. Clients with an IP address in
+// the Service range also get the address of the Service kubernetes.
+func (s *Server) discoveryAddresses() apidiscovery.Addresses {
 	address, services := strings.TrimPrefix(s.URL(), "https://"), s.config.ServiceClusterIPRanges[0]
-	if ip := s.advertised(); ip != nil {
+	if ip := s.advertisedIP(); ip != nil {
 		address = net.JoinHostPort(ip.String(), strconv.Itoa(s.listener.Addr().(*net.TCPAddr).Port))
 	}
 	return apidiscovery.Addresses{
@@ -167,8 +182,8 @@ func (s *Server) addresses() apidiscovery.Addresses {
 	}
 }
 
-// advertised is the address at which other machines reach the server; nil if they cannot.
-func (s *Server) advertised() net.IP {
+// advertisedIP returns the address at which other machines reach the server, or nil if they cannot.
+func (s *Server) advertisedIP() net.IP {
 	ip := s.listener.Addr().(*net.TCPAddr).IP
 	if given := s.config.AdvertiseAddress; given != nil && !given.IsUnspecified() {
 		ip = given
@@ -179,7 +194,7 @@ func (s *Server) advertised() net.IP {
 		}
 		return ip
 	}
-	addresses, _ := net.InterfaceAddrs() // none: nobody can
+	addresses, _ := net.InterfaceAddrs() // on an error there is no address to advertise
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
 			return n.IP

@@ -20,10 +20,12 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// EXT-020: Services that are made at the same time get addresses and node ports of their own, each at the first try.
-func TestServicesAtOnce(t *testing.T) {
-	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { // hardly more than it takes
-		c.ServiceClusterIPRanges, c.ServiceNodePortRange = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26")}, utilnet.PortRange{Base: 30000, Size: 40}
+// TestConcurrentServices checks that Services that are created concurrently get distinct cluster IPs and node ports,
+// each at the first attempt. (EXT-020)
+func TestConcurrentServices(t *testing.T) {
+	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { // just enough addresses and ports
+		c.ServiceClusterIPRanges, c.ServiceNodePortRange = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26")},
+			utilnet.PortRange{Base: 30000, Size: 40}
 	}))
 	client, err := corev1client.NewForConfig(server.Config)
 	if err != nil {
@@ -35,7 +37,8 @@ func TestServicesAtOnce(t *testing.T) {
 		wait.Go(func() {
 			_, err := services.Create(t.Context(), &corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s-%d", i)},
-				Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80}}},
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
+					Ports: []corev1.ServicePort{{Port: 80}}},
 			}, metav1.CreateOptions{})
 			if err != nil {
 				t.Error(err)
@@ -52,17 +55,20 @@ func TestServicesAtOnce(t *testing.T) {
 		ips[s.Spec.ClusterIP] = true
 		ports[s.Spec.Ports[0].NodePort] = true
 	}
-	if len(ips) != 41 || len(ports) != 41 || !ips["10.0.0.1"] { // with the Service kubernetes, which has no node port
+	if len(ips) != 41 || len(ports) != 41 || !ips["10.0.0.1"] { // with the Service kubernetes, whose node port is 0
 		t.Errorf("%d Services: %d addresses, %d node ports", len(all.Items), len(ips), len(ports))
 	}
 }
 
-// The Service kubernetes has an endpoint where others reach the server. Else kube-proxy is told that it is not the one to answer: it
-// would refuse. A server that is started again elsewhere says what is so then.
+// TestServiceKubernetes checks that the Service kubernetes has an endpoint if other machines can reach the server.
+// Otherwise it has the label that makes kube-proxy ignore it. A restart with another address updates both.
 func TestServiceKubernetes(t *testing.T) {
 	dir := t.TempDir()
 	for _, address := range []string{"127.0.0.1:0", ":0", "127.0.0.1:0"} {
-		server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Address, c.DataDir = address, dir }))
+		server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
+			c.Address, c.DataDir = address,
+				dir
+		}))
 		client, err := kubernetes.NewForConfig(server.Config)
 		if err != nil {
 			t.Fatal(err)
@@ -83,31 +89,34 @@ func TestServiceKubernetes(t *testing.T) {
 	}
 }
 
-// HPX-004: the address that /api tells is that of the endpoints of the Service kubernetes, or, where no other machine reaches the server,
-// its own; who comes out of the range of Services is told that of the Service as well. The server's certificate is good at both, and at no address that means all.
+// TestAdvertisedAddress checks the server addresses in /api. The first is the endpoint of the Service kubernetes, or
+// the listening address if no other machine can reach the server. Clients with an address in the Service range also get
+// the cluster IP. The server's certificate is valid for both, and for no unspecified address. (HPX-004)
 func TestAdvertisedAddress(t *testing.T) {
 	for _, c := range []struct {
-		listen, advertise, want string // the host; "": one of this machine, where it has any
+		listen, advertise, want string // the host; "" means any address of this machine
 	}{
-		{"127.0.0.1:0", "", "127.0.0.1"}, {":0", "", ""}, {"127.0.0.1:0", "10.0.2.15", "10.0.2.15"}, {":0", "2001:db8::1", "2001:db8::1"},
+		{"127.0.0.1:0", "", "127.0.0.1"}, {":0", "", ""}, {"127.0.0.1:0", "10.0.2.15", "10.0.2.15"}, {":0",
+			"2001:db8::1", "2001:db8::1"},
 		{"127.0.0.1:0", "0.0.0.0", "127.0.0.1"}, {":0", "::", ""}, {"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
 	} {
 		server := testserver.Start(t, testserver.With(func(config *apiserver.Config) {
 			config.Address, config.AdvertiseAddress = c.listen, net.ParseIP(c.advertise)
 		}))
 		client := kubernetes.NewForConfigOrDie(server.Config)
-		ask := func(from string) []metav1.ServerAddressByClientCIDR {
-			var said metav1.APIVersions
-			text, err := client.RESTClient().Get().AbsPath("/api").SetHeader("X-Forwarded-For", from).Do(t.Context()).Raw()
+		discover := func(from string) []metav1.ServerAddressByClientCIDR {
+			var versions metav1.APIVersions
+			text, err := client.RESTClient().Get().AbsPath("/api").SetHeader("X-Forwarded-For",
+				from).Do(t.Context()).Raw()
 			if err == nil {
-				err = json.Unmarshal(text, &said)
+				err = json.Unmarshal(text, &versions)
 			}
-			if err != nil || len(said.ServerAddressByClientCIDRs) == 0 {
+			if err != nil || len(versions.ServerAddressByClientCIDRs) == 0 {
 				t.Fatalf("%v: %v %s", c, err, text)
 			}
-			return said.ServerAddressByClientCIDRs
+			return versions.ServerAddressByClientCIDRs
 		}
-		is := ask("192.0.2.7")
+		is := discover("192.0.2.7")
 		host, _, err := net.SplitHostPort(is[0].ServerAddress)
 		if err != nil || len(is) != 1 || is[0].ClientCIDR != "0.0.0.0/0" || c.want != "" && host != c.want {
 			t.Errorf("%v: %v, %v", c, is, err)
@@ -116,12 +125,13 @@ func TestAdvertisedAddress(t *testing.T) {
 		if err == nil {
 			endpoint := net.JoinHostPort(slice.Endpoints[0].Addresses[0], strconv.Itoa(int(*slice.Ports[0].Port)))
 			if endpoint != is[0].ServerAddress {
-				t.Errorf("%v: /api says %s, the Service has %s", c, is[0].ServerAddress, endpoint)
+				t.Errorf("%v: /api has %s, the Service has %s", c, is[0].ServerAddress, endpoint)
 			}
 		} else if host != "127.0.0.1" {
 			t.Errorf("%v: no endpoint: %v", c, err)
 		}
-		if is = ask("10.0.0.77"); len(is) != 2 || is[1] != (metav1.ServerAddressByClientCIDR{ClientCIDR: "10.0.0.0/24", ServerAddress: "10.0.0.1:443"}) {
+		if is = discover("10.0.0.77"); len(is) != 2 ||
+			is[1] != (metav1.ServerAddressByClientCIDR{ClientCIDR: "10.0.0.0/24", ServerAddress: "10.0.0.1:443"}) {
 			t.Errorf("%v: to a client in the range of Services: %v", c, is)
 		}
 		u, err := url.Parse(server.Config.Host)
@@ -133,7 +143,7 @@ func TestAdvertisedAddress(t *testing.T) {
 				t.Errorf("%v: %v", c, err)
 			}
 		}
-		for _, name := range []string{"0.0.0.0", "::"} { // nobody is there
+		for _, name := range []string{"0.0.0.0", "::"} { // the unspecified addresses
 			if shown(t, u.Host, "").VerifyHostname(name) == nil {
 				t.Errorf("%v: the certificate is for %s", c, name)
 			}

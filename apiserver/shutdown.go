@@ -2,8 +2,8 @@ package apiserver
 
 import "errors"
 
-// Shutdown takes no new request, lets those in flight finish, ends the watches, and
-// closes the store. It may be called more than once and returns what had failed, if anything.
+// Shutdown stops accepting requests, waits for the requests in flight, ends the watches and closes the store. It may be
+// called more than once. It returns the error that stopped the server or that occurred during the shutdown, if any.
 func (s *Server) Shutdown() error { return s.closed() }
 
 func (s *Server) close() error {
@@ -23,12 +23,12 @@ func (s *Server) close() error {
 	if s.nodes != nil {
 		s.nodes.Close()
 	}
-	s.disbelieve()
-	s.believing.Wait()
+	s.stopAuthReload()
+	s.authReload.Wait()
 	if s.engine != nil {
 		s.engine.Close()
 	}
-	s.hangUp()
+	s.closeWebhooks()
 	if s.webhooks != nil {
 		s.webhooks.Close()
 	}
@@ -36,8 +36,8 @@ func (s *Server) close() error {
 		err = errors.Join(err, s.store.Close())
 	}
 	s.audit.close()
-	if s.ways != nil {
-		s.ways.Close()
+	if s.egressSelector != nil {
+		s.egressSelector.Close()
 	}
 	select {
 	case <-s.failed:
@@ -47,7 +47,7 @@ func (s *Server) close() error {
 	}
 }
 
-// fail records the first reason why the server cannot go on.
+// fail records the first fatal error of the server and closes the channel of Failed.
 func (s *Server) fail(err error) {
 	s.failOnce.Do(func() {
 		s.failure = err

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A client whose handshake ends only after the shutdown has begun does not hold it up, whatever it does not do then.
+// TestShutdownWithALateConnection checks that a client whose TLS handshake ends after the shutdown has begun, and that
+// sends no request, does not delay the shutdown.
 func TestShutdownWithALateConnection(t *testing.T) {
 	s, err := Start(t.Context(), Config{})
 	if err != nil {

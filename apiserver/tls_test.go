@@ -23,7 +23,7 @@ import (
 
 const day = 24 * time.Hour
 
-// certificate makes the files of a certificate for names.
+// certificate creates the files of a certificate for names.
 func certificate(t *testing.T, names ...string) (dir, cert, key string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -33,7 +33,7 @@ func certificate(t *testing.T, names ...string) (dir, cert, key string) {
 	return dir, filepath.Join(dir, "apiserver.crt"), filepath.Join(dir, "apiserver.key")
 }
 
-// shown is the certificate that a new connection sees which asks for name.
+// shown returns the certificate that the server presents on a new connection with the SNI name.
 func shown(t *testing.T, address, name string) *x509.Certificate {
 	t.Helper()
 	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, ServerName: name})
@@ -44,8 +44,8 @@ func shown(t *testing.T, address, name string) *x509.Certificate {
 	return conn.ConnectionState().PeerCertificates[0]
 }
 
-// stored is the certificate in a file.
-func stored(t *testing.T, cert, key string) *x509.Certificate {
+// policyObjects returns the certificate in a file.
+func policyObjects(t *testing.T, cert, key string) *x509.Certificate {
 	t.Helper()
 	c, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
@@ -54,7 +54,9 @@ func stored(t *testing.T, cert, key string) *x509.Certificate {
 	return c.Leaf
 }
 
-func TestFilesThatChangeAreServed(t *testing.T) {
+// TestCertificateFilesAreReloaded checks that changed certificate files take effect, and that the last valid
+// certificate remains in use while a file is damaged.
+func TestCertificateFilesAreReloaded(t *testing.T) {
 	dir, cert, key := certificate(t, "main.example.com")
 	sniDir, sniCert, sniKey := certificate(t, "other.example.com")
 	s := start(t, apiserver.Config{TLS: apiserver.TLS{
@@ -64,28 +66,29 @@ func TestFilesThatChangeAreServed(t *testing.T) {
 	old := client(t, s)
 	resp, err := old.Get(s.URL() + "/readyz")
 	body(t, resp, err, http.StatusOK)
-	for _, of := range []struct{ dir, cert, key, name string }{{dir, cert, key, ""}, {sniDir, sniCert, sniKey, "other.example.com"}} {
-		if !shown(t, s.Address(), of.name).Equal(stored(t, of.cert, of.key)) {
+	for _, of := range []struct{ dir, cert, key, name string }{{dir, cert, key, ""},
+		{sniDir, sniCert, sniKey, "other.example.com"}} {
+		if !shown(t, s.Address(), of.name).Equal(policyObjects(t, of.cert, of.key)) {
 			t.Errorf("%q: the first file is not served", of.name)
 		}
 		if err := pki.Reissue(of.dir, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		next := stored(t, of.cert, of.key)
+		next := policyObjects(t, of.cert, of.key)
 		within(t, func() bool { return shown(t, s.Address(), of.name).Equal(next) })
 		if err := os.WriteFile(of.cert, []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if !shown(t, s.Address(), of.name).Equal(next) {
-			t.Errorf("%q: a damaged file ended the service", of.name)
+			t.Errorf("%q: the last valid certificate is not served", of.name)
 		}
 	}
-	resp, err = old.Get(s.URL() + "/readyz") // an old connection, or one by the own certificate
+	resp, err = old.Get(s.URL() + "/readyz") // on the old connection, or a new one with the server's own certificate
 	body(t, resp, err, http.StatusOK)
 }
 
-// Which certificate a client sees is what upstream's controller would show it.
-func TestSNIIsUpstreams(t *testing.T) {
+// TestSNIMatchesUpstream checks that the server selects the same certificate for a client as upstream's controller.
+func TestSNIMatchesUpstream(t *testing.T) {
 	_, mainCert, mainKey := certificate(t, "main.example.com")
 	_, cert0, key0 := certificate(t, "fourth.example.com")
 	_, cert1, key1 := certificate(t, "*.wild.example.com", "both.example.com")
@@ -93,32 +96,36 @@ func TestSNIIsUpstreams(t *testing.T) {
 	_, cert3, key3 := certificate(t, "third.example.com")
 	for _, typed := range [][]string{{"second.example.com", "*.typed.example.com", "*"}, {"127.0.0.1"}} {
 		c := apiserver.TLS{CertFile: mainCert, KeyFile: mainKey, SNI: []apiserver.SNICertKey{
-			{CertFile: cert0, KeyFile: key0, Names: []string{"zero.example.com"}}, // and not by what it says itself
-			{CertFile: cert1, KeyFile: key1}, {CertFile: cert2, KeyFile: key2}, {CertFile: cert3, KeyFile: key3, Names: typed},
+			// not by the names in the certificate
+			{CertFile: cert0, KeyFile: key0, Names: []string{"zero.example.com"}},
+			{CertFile: cert1, KeyFile: key1}, {CertFile: cert2, KeyFile: key2}, {CertFile: cert3, KeyFile: key3,
+				Names: typed},
 		}}
 		s := start(t, apiserver.Config{TLS: c})
-		oracle := upstream(t, c)
+		reference := upstream(t, c)
 		seen := map[string]bool{}
 		for _, name := range []string{
-			"", "main.example.com", "both.example.com", "BOTH.example.com", "second.example.com", "third.example.com", "fourth.example.com", "zero.example.com",
-			"x.wild.example.com", "wild.example.com", "x.y.wild.example.com", "X.Typed.example.com", "typed.example.com",
+			"", "main.example.com", "both.example.com", "BOTH.example.com", "second.example.com", "third.example.com",
+			"fourth.example.com", "zero.example.com",
+			"x.wild.example.com", "wild.example.com", "x.y.wild.example.com", "X.Typed.example.com",
+			"typed.example.com",
 			"single", "unknown.example.org", "localhost", "kube-apiserver",
 		} {
-			got, want := shown(t, s.Address(), name), shown(t, oracle, name)
+			got, want := shown(t, s.Address(), name), shown(t, reference, name)
 			if !got.Equal(want) {
-				t.Errorf("typed %v: %q sees %v, upstream shows %v", typed, name, got.DNSNames, want.DNSNames)
+				t.Errorf("names %v: SNI %q: got %v, upstream has %v", typed, name, got.DNSNames, want.DNSNames)
 			}
 			seen[got.DNSNames[0]] = true
 		}
 		if len(seen) != 5 {
-			t.Errorf("typed %v: of five certificates, these were seen: %v", typed, seen)
+			t.Errorf("names %v: got certificates %v, want five", typed, seen)
 		}
 		resp, err := client(t, s).Get(s.URL() + "/readyz")
-		body(t, resp, err, http.StatusOK) // the administrator's client, who trusts the own certificate alone
+		body(t, resp, err, http.StatusOK) // the administrator's client trusts only the server's own certificate
 	}
 }
 
-// upstream is the address of a server with upstream's choice of certificates.
+// upstream starts a TLS server that uses upstream's certificate controller, and returns its address.
 func upstream(t *testing.T, c apiserver.TLS) string {
 	t.Helper()
 	serving, err := dynamiccertificates.NewDynamicServingContentFromFiles("test", c.CertFile, c.KeyFile)
@@ -157,6 +164,7 @@ func upstream(t *testing.T, c apiserver.TLS) string {
 	return l.Addr().String()
 }
 
+// TestVersionsAndCipherSuites checks the flags of TLS versions and cipher suites.
 func TestVersionsAndCipherSuites(t *testing.T) {
 	const suite, other = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
 	for _, c := range []struct {
@@ -165,11 +173,15 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 		refused string
 	}{
 		{apiserver.TLS{}, &tls.Config{MaxVersion: tls.VersionTLS12}, ""},
-		{apiserver.TLS{}, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, "protocol version not supported"},
+		{apiserver.TLS{}, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
+			"protocol version not supported"},
 		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{}, ""},
-		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{MaxVersion: tls.VersionTLS12}, "protocol version not supported"},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}}, ""},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{other}}, "handshake failure"},
+		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{MaxVersion: tls.VersionTLS12},
+			"protocol version not supported"},
+		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12,
+			CipherSuites: []uint16{suite}}, ""},
+		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12,
+			CipherSuites: []uint16{other}}, "handshake failure"},
 	} {
 		s := start(t, apiserver.Config{TLS: c.server})
 		c.client.InsecureSkipVerify = true
@@ -178,19 +190,22 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 			_ = conn.Close()
 		}
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
-			t.Errorf("server %+v, client %x to %x: %v, want %q", c.server, c.client.MinVersion, c.client.MaxVersion, err, c.refused)
+			t.Errorf("server %+v, client %x to %x: %v, want %q", c.server, c.client.MinVersion, c.client.MaxVersion,
+				err, c.refused)
 		}
 	}
 }
 
-func TestBadFilesAreToldBeforeAnythingIsServed(t *testing.T) {
+// TestInvalidTLSFiles checks that invalid TLS flags fail the start, before the data directory is created.
+func TestInvalidTLSFiles(t *testing.T) {
 	_, cert, key := certificate(t, "one.example.com")
 	_, _, foreignKey := certificate(t, "two.example.com")
 	for flag, c := range map[string]apiserver.TLS{
 		"--tls-cert-file":        {CertFile: cert, KeyFile: foreignKey},
 		"--tls-private-key-file": {CertFile: cert},
-		"--tls-sni-cert-key":     {SNI: []apiserver.SNICertKey{{CertFile: cert, KeyFile: key}, {CertFile: cert, KeyFile: "missing"}}},
-		"--tls-cipher-suites":    {CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}},
+		"--tls-sni-cert-key": {SNI: []apiserver.SNICertKey{{CertFile: cert, KeyFile: key},
+			{CertFile: cert, KeyFile: "missing"}}},
+		"--tls-cipher-suites": {CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}},
 	} {
 		dir := filepath.Join(t.TempDir(), "data")
 		s, err := apiserver.Start(context.Background(), apiserver.Config{DataDir: dir, TLS: c})
@@ -201,12 +216,12 @@ func TestBadFilesAreToldBeforeAnythingIsServed(t *testing.T) {
 			t.Errorf("%s: error %v", flag, err)
 		}
 		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%s: the server had begun", flag)
+			t.Errorf("%s: the data directory was created", flag)
 		}
 	}
 }
 
-// A server that began 300 days ago has renewed its certificates by today.
+// TestOwnCertificatesAreRenewed checks that a server that has been running for 300 days renews its certificates.
 func TestOwnCertificatesAreRenewed(t *testing.T) {
 	for name, dir := range map[string]string{"on disk": t.TempDir(), "in memory": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -217,8 +232,8 @@ func TestOwnCertificatesAreRenewed(t *testing.T) {
 				if err := pki.Reissue(filepath.Join(dir, "pki"), []string{"apiserver"}, clock.Now()); err != nil {
 					t.Fatal(err)
 				}
-				clock.Step(time.Hour) // what trellis certs renew has made, is taken as well
-				reissued := stored(t, dir+"/pki/apiserver.crt", dir+"/pki/apiserver.key")
+				clock.Step(time.Hour) // files written by trellis certs renew are loaded as well
+				reissued := policyObjects(t, dir+"/pki/apiserver.crt", dir+"/pki/apiserver.key")
 				within(t, func() bool { return shown(t, s.Address(), "").Equal(reissued) })
 				before = reissued
 			}
@@ -230,7 +245,7 @@ func TestOwnCertificatesAreRenewed(t *testing.T) {
 			}
 			within(t, func() bool { return dir == "" || read(t, dir+"/admin.kubeconfig") == string(s.Kubeconfig()) })
 			if bytes.Equal(s.Kubeconfig(), kubeconfig) {
-				t.Error("the kubeconfig is not written anew")
+				t.Error("the kubeconfig is not written again")
 			}
 			config, err := clientcmd.RESTConfigFromKubeConfig(s.Kubeconfig())
 			if err != nil {
@@ -240,7 +255,7 @@ func TestOwnCertificatesAreRenewed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, c := range []*http.Client{c, next} { // the old certificate has not ended yet
+			for _, c := range []*http.Client{c, next} { // the old certificate has not expired yet
 				resp, err := c.Get(s.URL() + "/api/v1/namespaces/default")
 				body(t, resp, err, http.StatusOK)
 			}

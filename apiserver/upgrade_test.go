@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// echo upgrades the connection of a request to protocol, and returns each line that it reads there.
+// echo upgrades the connection of a request to protocol and sends back what it reads.
 func echo(w http.ResponseWriter, protocol string) {
 	conn, in, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -30,60 +30,68 @@ func echo(w http.ResponseWriter, protocol string) {
 	_, _ = io.Copy(conn, in)
 }
 
-// upgrading is a server with an aggregated API whose requests have a deadline of two seconds. User jane has all rights and a seat limit.
-type upgrading struct {
+// upgradeEnv is a server with an aggregated API. Requests have a deadline of two seconds. The user jane has all
+// permissions and is subject to flow control.
+type upgradeEnv struct {
 	*testing.T
 	*apiserver.Server
 	client *http.Client
 	tls    *tls.Config
 }
 
-func newUpgrading(t *testing.T) *upgrading {
+func newUpgradeEnv(t *testing.T) *upgradeEnv {
 	dir := t.TempDir()
 	keys, err := pki.Ensure(filepath.Join(dir, "pki"), nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &upgrading{T: t, Server: start(t, apiserver.Config{DataDir: dir, RequestTimeout: 2 * time.Second, LocalServices: []string{"default/server"}})}
+	u := &upgradeEnv{T: t, Server: start(t, apiserver.Config{DataDir: dir, RequestTimeout: 2 * time.Second,
+		LocalServices: []string{"default/server"}})}
 	u.client = client(t, u.Server)
 	if u.tls, err = rest.TLSConfigFor(u.ClientConfig()); err != nil {
 		t.Fatal(err)
 	}
-	newExtension(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User").register(t, u.Server)
-	resp, err := u.client.Post(u.URL()+"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "application/json", strings.NewReader(
-		`{"metadata":{"name":"jane"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"jane"}]}`))
+	newAggregatedServer(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User").register(t, u.Server)
+	resp, err := u.client.Post(u.URL()+"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "application/json",
+		strings.NewReader(
+			`{"metadata":{"name":"jane"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"jane"}]}`))
 	body(t, resp, err, http.StatusCreated)
 	return u
 }
 
-// send sends a request of jane to the aggregated API on a connection of its own.
-func (u *upgrading) send(method, then, headers string) (net.Conn, *bufio.Reader) {
+// send sends a request of jane to the aggregated API on a new connection.
+func (u *upgradeEnv) send(method, then, headers string) (net.Conn, *bufio.Reader) {
 	u.Helper()
 	conn, err := tls.Dial("tcp", u.Address(), u.tls.Clone())
 	if err != nil {
 		u.Fatal(err)
 	}
 	u.Cleanup(func() { _ = conn.Close() })
-	fmt.Fprintf(conn, "%s /apis/a.example.com/v1/namespaces/default/things/a?%s HTTP/1.1\r\nHost: x\r\nImpersonate-User: jane\r\n%s\r\n", method, then, headers)
+	fmt.Fprintf(conn, "%s /apis/a.example.com/v1/namespaces/default/things/a?%s HTTP/1.1\r\nHost: "+
+		"x\r\nImpersonate-User: jane\r\n%s\r\n", method, then, headers)
 	return conn, bufio.NewReader(conn)
 }
 
-// counted reports whether requests of jane hold that many seats, and the server counts that many mutating requests.
-func (u *upgrading) counted(seats, mutating int) bool {
+// counted reports whether the requests of jane hold the given number of seats, and whether the metrics count the given
+// number of mutating requests in flight.
+func (u *upgradeEnv) counted(seats, mutating int) bool {
 	u.Helper()
 	resp, err := u.client.Get(u.URL() + "/metrics")
 	text := body(u.T, resp, err, http.StatusOK)
-	return strings.Contains(text, fmt.Sprintf("apiserver_flowcontrol_current_executing_requests{flow_schema=\"global-default\",priority_level=\"global-default\"} %d\n", seats)) &&
-		strings.Contains(text, fmt.Sprintf("apiserver_current_inflight_requests{request_kind=\"mutating\"} %d\n", mutating))
+	return strings.Contains(text, fmt.Sprintf("apiserver_flowcontrol_current_executing_requests{flow_schema=\"global-default\","+
+		"priority_level=\"global-default\"} %d\n", seats)) &&
+		strings.Contains(text, fmt.Sprintf("apiserver_current_inflight_requests{request_kind=\"mutating\"} %d\n",
+			mutating))
 }
 
-// TestUpgradeHeaderHasADeadline checks that the header alone does not make a request long-running. It keeps its seat, is counted as a short
-// request, and gets 504 at its deadline, as the same request without the header does.
+// TestUpgradeHeaderHasADeadline checks that the Upgrade header does not make a request long-running. The request keeps
+// its seat, is counted as a short request and gets 504 at its deadline, like the same request without the header.
 func TestUpgradeHeaderHasADeadline(t *testing.T) {
-	u := newUpgrading(t)
+	u := newUpgradeEnv(t)
 	var all []*bufio.Reader
 	for _, headers := range []string{
-		"", "Connection: Upgrade\r\n", "Connection: Upgrade\r\nUpgrade: websocket\r\n", "Connection: keep-alive, upgrade\r\nUpgrade: SPDY/3.1\r\n",
+		"", "Connection: Upgrade\r\n", "Connection: Upgrade\r\nUpgrade: websocket\r\n",
+		"Connection: keep-alive, upgrade\r\nUpgrade: SPDY/3.1\r\n",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPatch} {
 			_, in := u.send(method, "then=never+answers", headers)
@@ -99,21 +107,21 @@ func TestUpgradeHeaderHasADeadline(t *testing.T) {
 	}
 	within(t, func() bool { return u.counted(0, 0) })
 
-	// An answer that is no upgrade, and does not end, is cut off.
+	// An endless response without an upgrade is aborted.
 	_, in := u.send(http.MethodPatch, "then=streams", "Connection: Upgrade\r\nUpgrade: websocket\r\n")
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatal(resp, err)
 	}
 	if _, err := io.Copy(io.Discard, resp.Body); err == nil {
-		t.Error("the answer ended as if it were whole")
+		t.Error("the response ended without an error")
 	}
 }
 
-// TestUpgradedRequestIsLongRunning checks that an upgraded request has no deadline, not even one that the client asked for, holds no seat, is
-// no short request for metrics, and ends when the server shuts down.
+// TestUpgradedRequestIsLongRunning checks that an upgraded request has no deadline, not even the client's timeout
+// parameter. It holds no seat, is not counted as a short request and ends when the server shuts down.
 func TestUpgradedRequestIsLongRunning(t *testing.T) {
-	u := newUpgrading(t)
+	u := newUpgradeEnv(t)
 	type upgraded struct {
 		net.Conn
 		in *bufio.Reader
@@ -130,7 +138,8 @@ func TestUpgradedRequestIsLongRunning(t *testing.T) {
 		}
 	}
 	within(t, func() bool { return u.counted(0, 0) })
-	_, in := u.send(http.MethodGet, "then=never+answers", "") // its deadline is later than theirs
+	// its deadline is later than those of the upgraded requests would be
+	_, in := u.send(http.MethodGet, "then=never+answers", "")
 	resp, err := http.ReadResponse(in, nil)
 	body(t, resp, err, http.StatusGatewayTimeout)
 	for i, c := range all {
@@ -139,7 +148,7 @@ func TestUpgradedRequestIsLongRunning(t *testing.T) {
 			t.Errorf("%q %v", line, err)
 		}
 	}
-	// The shutdown waits for a request that has the header, and ends those that were upgraded.
+	// The shutdown waits for a request that is not upgraded yet, and ends upgraded ones.
 	_, in = u.send(http.MethodPatch, "then=never+answers", "Connection: Upgrade\r\nUpgrade: websocket\r\n")
 	within(t, func() bool { return u.counted(1, 1) })
 	down := make(chan error, 1)

@@ -34,7 +34,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// mutual is the files of a webhook that demands a client certificate, and of its client.
+// mutual holds the files of a webhook that requires a client certificate, and a client of a server that calls the
+// webhook.
 type mutual struct {
 	*testing.T
 	dir    string
@@ -71,12 +72,13 @@ func (m *mutual) write(name, text string) string {
 	return path
 }
 
-// kubeconfig writes a kubeconfig whose users all have the client certificate, and more.
+// kubeconfig writes a kubeconfig whose users all have the client certificate and the additional fields in more.
 func (m *mutual) kubeconfig(name, more string, users ...string) string {
 	m.Helper()
 	text := "apiVersion: v1\nkind: Config\nusers:\n"
 	for _, user := range users {
-		text += fmt.Sprintf("- {name: %q, user: {client-certificate: client.crt, client-key: client.key%s}}\n", user, more)
+		text += fmt.Sprintf("- {name: %q, user: {client-certificate: client.crt, client-key: client.key%s}}\n", user,
+			more)
 	}
 	return m.write(name, text)
 }
@@ -91,7 +93,7 @@ func (m *mutual) start(options ...testserver.Option) {
 	m.url = server.Config.Host
 }
 
-// send returns the status and the body of the answer.
+// send sends a request and returns the status code and the body of the response.
 func (m *mutual) send(method, path, text string) (int, string) {
 	m.Helper()
 	req, err := http.NewRequestWithContext(m.Context(), method, m.url+path, strings.NewReader(text))
@@ -122,8 +124,8 @@ func (m *mutual) must(method, path, text string) {
 
 func (m *mutual) ca() string { return base64.StdEncoding.EncodeToString(m.keys.CAPEM) }
 
-// CNV-014: a conversion webhook that demands a client certificate is called with the one of --conversion-webhook-kubeconfig, by URL and by
-// Service, at the host and port that a user of the file names and at no other.
+// TestConversionWebhookDemandsCertificate checks that a conversion webhook with a URL or a Service gets the client
+// certificate of --conversion-webhook-kubeconfig, at exactly the host and port that a user of the file names. (CNV-014)
 func TestConversionWebhookDemandsCertificate(t *testing.T) {
 	m := newMutual(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -133,7 +135,10 @@ func TestConversionWebhookDemandsCertificate(t *testing.T) {
 	hook := conversionwebhook.Server{
 		CertFile: m.dir + "/tls.crt", KeyFile: m.dir + "/tls.key", ClientCAFile: m.dir + "/ca.crt",
 		Handler: &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
-			{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) { return o, nil },
+			{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured,
+				_ string) (*unstructured.Unstructured, error) {
+				return o, nil
+			},
 		}},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -146,29 +151,36 @@ func TestConversionWebhookDemandsCertificate(t *testing.T) {
 		}
 	})
 	port := l.Addr().(*net.TCPAddr).Port
-	file := m.kubeconfig("kubeconfig", "", fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("hook.default.svc:%d", port), "localhost", "*")
+	file := m.kubeconfig("kubeconfig", "", fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("hook.default.svc:%d", port),
+		"localhost", "*")
 	m.start(testserver.With(func(c *apiserver.Config) { c.ConversionKubeconfig = file }))
-	m.must("POST", "/api/v1/namespaces/default/services", `{"metadata":{"name":"hook"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	m.must("POST", "/api/v1/namespaces/default/services",
+		`{"metadata":{"name":"hook"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
 	m.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", fmt.Sprintf(hostCRD, m.ca(), port))
-	m.must("POST", "/apis/example.com/v1/namespaces/default/hosts", `{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
+	m.must("POST", "/apis/example.com/v1/namespaces/default/hosts",
+		`{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
 	for _, c := range []struct {
 		config string
 		status int
 	}{
 		{fmt.Sprintf(`"service":{"namespace":"default","name":"hook","port":%d}`, port), http.StatusOK},
 		{fmt.Sprintf(`"service":null,"url":"https://127.0.0.1:%d/"`, port), http.StatusOK},
-		{fmt.Sprintf(`"service":null,"url":"https://localhost:%d/"`, port), http.StatusInternalServerError}, // named for port 443
+		// the user localhost applies to port 443
+		{fmt.Sprintf(`"service":null,"url":"https://localhost:%d/"`, port), http.StatusInternalServerError},
 	} {
-		m.must("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com", `{"spec":{"conversion":{"webhook":{"clientConfig":{`+c.config+`}}}}}`)
+		m.must("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com",
+			`{"spec":{"conversion":{"webhook":{"clientConfig":{`+c.config+`}}}}}`)
 		status, body := m.send("GET", "/apis/example.com/v2/namespaces/default/hosts/h", "")
-		if status != c.status || status >= 300 && !strings.Contains(body, "conversion webhook for example.com/v1, Kind=Host failed") {
+		if status != c.status || status >= 300 && !strings.Contains(body,
+			"conversion webhook for example.com/v1, Kind=Host failed") {
 			t.Errorf("%s: %d %s, want %d", c.config, status, body, c.status)
 		}
 	}
 }
 
-// A kubeconfig that applies to no conversion webhook is refused at the start. Where some of its users do not apply, the server warns.
-func TestUselessConversionKubeconfig(t *testing.T) {
+// TestUnusableConversionKubeconfig checks that the start fails with a kubeconfig that cannot apply to any conversion
+// webhook, and that the server logs a warning if only some of its users cannot apply.
+func TestUnusableConversionKubeconfig(t *testing.T) {
 	m := newMutual(t)
 	for file, want := range map[string]string{
 		m.kubeconfig("wildcard", "", "*"): `user "*": ignored: wildcards do not apply to conversion webhooks`,
@@ -178,12 +190,14 @@ func TestUselessConversionKubeconfig(t *testing.T) {
 		if err == nil {
 			_ = s.Shutdown()
 		}
-		if err == nil || !strings.Contains(err.Error(), "--conversion-webhook-kubeconfig: kubeconfig "+file+": ") || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.Contains(err.Error(), "--conversion-webhook-kubeconfig: kubeconfig "+file+": ") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	var log bytes.Buffer // whose handler locks
-	s := start(t, apiserver.Config{ConversionKubeconfig: m.kubeconfig("both", "", "*", "hook.example.com"), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	var log bytes.Buffer // slog's handler serializes writes
+	s := start(t, apiserver.Config{ConversionKubeconfig: m.kubeconfig("both", "", "*", "hook.example.com"),
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
@@ -192,8 +206,8 @@ func TestUselessConversionKubeconfig(t *testing.T) {
 	}
 }
 
-// reviews is an admission webhook that demands a client certificate, allows all, and records the Authorization of
-// requests about writes of the administrator.
+// reviews is an admission webhook that requires a client certificate and allows all requests. It records the path and
+// the header Authorization of each request about a write of the administrator.
 type reviews struct {
 	*httptest.Server
 	mu   sync.Mutex
@@ -219,14 +233,15 @@ func (m *mutual) newReviews() *reviews {
 	}))
 	roots := x509.NewCertPool()
 	roots.AddCert(m.keys.CA)
-	r.TLS = &tls.Config{Certificates: []tls.Certificate{m.keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots}
+	r.TLS = &tls.Config{Certificates: []tls.Certificate{m.keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: roots}
 	r.Config.ErrorLog = log.New(io.Discard, "", 0)
 	r.StartTLS()
 	m.Cleanup(r.Close)
 	return r
 }
 
-// take returns the requests since the last time.
+// take returns the requests since its last call.
 func (r *reviews) take() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,20 +250,22 @@ func (r *reviews) take() string {
 	return seen
 }
 
-// configure makes a configuration of admission webhooks for ConfigMaps.
+// configure creates a webhook configuration for ConfigMaps.
 func (m *mutual) configure(kind, url string) {
 	m.Helper()
-	m.must("POST", "/apis/admissionregistration.k8s.io/v1/"+kind+"webhookconfigurations", fmt.Sprintf(`{"metadata":{"name":"guard"},"webhooks":[{"name":"guard.example.com",
+	m.must("POST", "/apis/admissionregistration.k8s.io/v1/"+kind+"webhookconfigurations",
+		fmt.Sprintf(`{"metadata":{"name":"guard"},"webhooks":[{"name":"guard.example.com",
 "clientConfig":{"url":%q,"caBundle":%q},"sideEffects":"None","admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":[""],"apiVersions":["v1"],"resources":["configmaps"]}]}]}`, url, m.ca()))
 }
 
-// An admission webhook that demands a client certificate gets the credentials of the kubeConfigFile of its plugin, as with kube-apiserver:
-// each plugin has a file of its own, and wildcards apply.
+// TestAdmissionWebhookDemandsCertificate checks that an admission webhook gets the credentials of the kubeConfigFile of
+// its plugin, as in kube-apiserver. Each plugin has a separate file, and wildcards apply.
 func TestAdmissionWebhookDemandsCertificate(t *testing.T) {
 	m := newMutual(t)
 	hook := m.newReviews()
 	mutating := m.kubeconfig("mutating", ", token: secret", "*")
-	m.write("validating.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: WebhookAdmissionConfiguration\nkubeConfigFile: "+m.kubeconfig("validating", "", hook.Listener.Addr().String()))
+	m.write("validating.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: "+
+		"WebhookAdmissionConfiguration\nkubeConfigFile: "+m.kubeconfig("validating", "", hook.Listener.Addr().String()))
 	file := m.write("admission.yaml", `apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins:
@@ -266,7 +283,9 @@ plugins:
 	m.must("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/guard", "")
 	m.configure("validating", strings.Replace(hook.URL, "127.0.0.1", "localhost", 1)+"/elsewhere")
 	status, text := m.send("POST", maps, `{"metadata":{"name":"two"}}`)
-	if got := hook.take(); status != http.StatusInternalServerError || !strings.Contains(text, `failed calling webhook \"guard.example.com\": failed to call webhook: Post`) || got != "mutate Bearer secret" {
+	if got := hook.take(); status != http.StatusInternalServerError ||
+		!strings.Contains(text, `failed calling webhook \"guard.example.com\": failed to call webhook: Post`) ||
+		got != "mutate Bearer secret" {
 		t.Errorf("%d %s; the webhook got %q", status, text, got)
 	}
 	if err := os.Rename(m.dir+"/client.key", m.dir+"/moved.key"); err != nil {
@@ -274,19 +293,21 @@ plugins:
 	}
 	m.must("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/guard", "")
 	m.configure("validating", hook.URL+"/fresh")
-	if status, text = m.send("POST", maps, `{"metadata":{"name":"two"}}`); status != http.StatusInternalServerError || !strings.Contains(text, "could not get REST client: open "+m.dir+"/client.key") {
+	if status, text = m.send("POST", maps, `{"metadata":{"name":"two"}}`); status != http.StatusInternalServerError ||
+		!strings.Contains(text, "could not get REST client: open "+m.dir+"/client.key") {
 		t.Errorf("without a key: %d %s", status, text)
 	}
 	if err := os.Rename(m.dir+"/moved.key", m.dir+"/client.key"); err != nil {
 		t.Fatal(err)
 	}
-	m.must("POST", maps, `{"metadata":{"name":"two"}}`) // which is another attempt
+	m.must("POST", maps, `{"metadata":{"name":"two"}}`) // the server reads the key again
 }
 
-// pageExample finds the indented lines of a page.
+// pageExample matches a block of indented lines of a page.
 var pageExample = regexp.MustCompile(`(?m)(?:^    .*\n)+`)
 
-// The two files of docs/admission.md lead to the credentials that the page describes.
+// TestPageOfAdmissionCredentials checks that the two example files of docs/admission.md provide the described
+// credentials.
 func TestPageOfAdmissionCredentials(t *testing.T) {
 	m := newMutual(t)
 	page, err := os.ReadFile("../docs/admission.md")
@@ -315,16 +336,17 @@ func TestPageOfAdmissionCredentials(t *testing.T) {
 	}
 }
 
-// Settings of webhooks that cannot be used are refused at the start.
-func TestUselessSettingsOfAdmissionWebhooks(t *testing.T) {
+// TestInvalidAdmissionWebhookSettings checks that the start fails with invalid settings of the webhook plugins.
+func TestInvalidAdmissionWebhookSettings(t *testing.T) {
 	m := newMutual(t)
 	for settings, want := range map[string]string{
-		"kubeConfigFile: kubeconfig":                     `kubeConfigFile: Invalid value: "kubeconfig": must be an absolute file path`,
-		"kubeConfigFile: " + m.dir + "/none":             "stat " + m.dir + "/none: no such file or directory",
-		"staticManifestsDir: " + m.dir:                   "staticManifestsDir: not supported",
-		"kubeconfigFile: " + m.dir + "/none":             "strict decoding error: unknown field",
-		"kubeConfigFile: " + m.write("k", "users: [}"):   "error loading config file",
-		"kubeConfigFile: " + m.write("u", lacksTheToken): `user "*": open ` + m.dir + "/token: no such file or directory",
+		"kubeConfigFile: kubeconfig":                   `kubeConfigFile: Invalid value: "kubeconfig": must be an absolute file path`,
+		"kubeConfigFile: " + m.dir + "/none":           "stat " + m.dir + "/none: no such file or directory",
+		"staticManifestsDir: " + m.dir:                 "staticManifestsDir: not supported",
+		"kubeconfigFile: " + m.dir + "/none":           "strict decoding error: unknown field",
+		"kubeConfigFile: " + m.write("k", "users: [}"): "error loading config file",
+		"kubeConfigFile: " + m.write("u", lacksTheToken): `user "*": open ` + m.dir +
+			"/token: no such file or directory",
 	} {
 		for _, plugin := range []string{"MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"} {
 			file := m.write("admission.yaml", `apiVersion: apiserver.config.k8s.io/v1
@@ -334,7 +356,8 @@ plugins: [{name: `+plugin+`, configuration: {apiVersion: apiserver.config.k8s.io
 			if err == nil {
 				_ = s.Shutdown()
 			}
-			if err == nil || !strings.Contains(err.Error(), `couldn't init admission plugin "`+plugin+`": `) || !strings.Contains(err.Error(), want) {
+			if err == nil || !strings.Contains(err.Error(), `couldn't init admission plugin "`+plugin+`": `) ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", settings, err, want)
 			}
 		}

@@ -13,15 +13,16 @@ const numbersCRD = `{"metadata":{"name":"numbers.example.com"},"spec":{"group":"
 	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","x-kubernetes-preserve-unknown-fields":true,"properties":{
 		"replicas":{"type":"integer","x-kubernetes-validations":[{"rule":"self % 2 == 0"}]}}},"status":{"type":"object","properties":{"replicas":{"type":"integer"}}}}}}}]}}`
 
-// apply sends text as a server-side apply and returns the answer.
+// apply sends text as a server-side apply and returns the body of the response.
 func apply(t *testing.T, s *apiserver.Server, path, text string, status int) string {
 	t.Helper()
 	return patch(t, s, path+"?fieldManager=test", "apply-patch+yaml", text, status)
 }
 
-// A whole number of a server-side apply is an integer however JSON writes it: to rules, to /scale, and in fields without a schema
-// (SUB-015, VAL-049). Minus zero is stored as zero, as kube-apiserver reads it.
-func TestWholeNumbersOfAnApply(t *testing.T) {
+// TestIntegersInApply checks that a whole number in a server-side apply is an integer in each JSON notation: for CEL
+// rules, for /scale and in fields without a schema (SUB-015, VAL-049). Minus zero is stored as zero, as in
+// kube-apiserver.
+func TestIntegersInApply(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	post(t, s, crds, numbersCRD)
 	until(t, s, "/apis/example.com/v1/numbers", http.StatusOK, "")
@@ -32,12 +33,13 @@ func TestWholeNumbersOfAnApply(t *testing.T) {
 	if text := apply(t, s, path, `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"a"},"spec":{"replicas":3.0}}`, http.StatusUnprocessableEntity); !strings.Contains(text, "failed rule: self % 2 == 0") {
 		t.Error(text)
 	}
-	post(t, s, "/apis/example.com/v1/numbers", `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"b"},"spec":{"x":-0.0}}`)
+	post(t, s, "/apis/example.com/v1/numbers",
+		`{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"b"},"spec":{"x":-0.0}}`)
 	until(t, s, "/apis/example.com/v1/numbers/b", http.StatusOK, `"spec":{"x":0}`)
 }
 
-// An integer of a built-in kind that a patch writes with a fraction is refused in a merge patch and a JSON patch, and accepted in a strategic
-// merge patch, as by kube-apiserver.
+// TestFractionsInPatches checks an integer of a built-in kind that a patch writes with a fraction, such as 2.0. As in
+// kube-apiserver, merge patches and JSON patches with it are rejected, and strategic merge patches are accepted.
 func TestFractionsInPatches(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	const deployments = "/apis/apps/v1/namespaces/default/deployments"
@@ -53,7 +55,8 @@ func TestFractionsInPatches(t *testing.T) {
 			{"json-patch", `[{"op":"replace","path":"/spec/replicas","value":3.0}]`, http.StatusUnprocessableEntity},
 			{"strategic-merge-patch", `{"spec":{"replicas":4.0}}`, http.StatusOK},
 		} {
-			if text := patch(t, s, path, c.kind+"+json", c.patch, c.status); c.status != http.StatusOK && !strings.Contains(text, "cannot unmarshal number") {
+			if text := patch(t, s, path, c.kind+"+json", c.patch, c.status); c.status != http.StatusOK &&
+				!strings.Contains(text, "cannot unmarshal number") {
 				t.Errorf("%s: %s", c.patch, text)
 			}
 		}
