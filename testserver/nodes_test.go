@@ -21,7 +21,7 @@ import (
 )
 
 func ExampleServer_Nodes() {
-	var t *testing.T // of a test
+	var t *testing.T // the test's parameter
 	server := testserver.Start(t)
 	server.Nodes(100)
 	pod := &corev1.Pod{
@@ -32,10 +32,10 @@ func ExampleServer_Nodes() {
 	if _, err := client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// From here on a controller under test sees it run.
+	// A controller under test now sees the Pod running.
 }
 
-// pods are those of a client in the namespace default.
+// pods accesses the Pods of the namespace default.
 type pods struct {
 	*testing.T
 	kubernetes.Interface
@@ -55,8 +55,8 @@ func (p pods) create(name, node string, change func(*corev1.Pod)) {
 	}
 }
 
-// seen takes events until done says so. A watch begins with what there is.
-func seen(t *testing.T, w watch.Interface, err error, done func(watch.Event) bool) {
+// watchUntil receives events until done returns true. The watch begins with the existing objects.
+func watchUntil(t *testing.T, w watch.Interface, err error, done func(watch.Event) bool) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -70,12 +70,12 @@ func seen(t *testing.T, w watch.Interface, err error, done func(watch.Event) boo
 	t.Fatal("the watch has ended")
 }
 
-// until returns once done is true of the Pods that there are.
+// until waits until done returns true for the existing Pods, by name.
 func (p pods) until(done func(map[string]*corev1.Pod) bool) {
 	p.Helper()
 	all := map[string]*corev1.Pod{}
 	w, err := p.CoreV1().Pods("default").Watch(p.Context(), metav1.ListOptions{})
-	seen(p.T, w, err, func(e watch.Event) bool {
+	watchUntil(p.T, w, err, func(e watch.Event) bool {
 		pod := e.Object.(*corev1.Pod)
 		all[pod.Name] = pod
 		if e.Type == watch.Deleted {
@@ -85,7 +85,7 @@ func (p pods) until(done func(map[string]*corev1.Pod) bool) {
 	})
 }
 
-// one returns the Pod once done is true of it.
+// one waits until done returns true for a Pod, and returns the Pod.
 func (p pods) one(name string, done func(*corev1.Pod) bool) (pod *corev1.Pod) {
 	p.Helper()
 	p.until(func(all map[string]*corev1.Pod) bool {
@@ -98,7 +98,8 @@ func (p pods) one(name string, done func(*corev1.Pod) bool) (pod *corev1.Pod) {
 func (p pods) annotate(name, outcome string) {
 	p.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, testserver.OutcomeAnnotation, outcome)
-	if _, err := p.CoreV1().Pods("default").Patch(p.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := p.CoreV1().Pods("default").Patch(p.Context(), name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
 		p.Fatal(err)
 	}
 }
@@ -110,7 +111,7 @@ func start(t *testing.T, n int, options ...testserver.Option) (*testserver.Serve
 	return s, pods{t, kubernetes.NewForConfigOrDie(s.Config)}
 }
 
-// Nodes that are simulated look as nodes do, and have Leases; more can be had.
+// TestNodes checks the fields and Leases of simulated nodes, and that more nodes can be added.
 func TestNodes(t *testing.T) {
 	s, p := start(t, 2)
 	s.Nodes(1)
@@ -123,8 +124,9 @@ func TestNodes(t *testing.T) {
 		if want := fmt.Sprintf("node-%d", i); node.Name != want || node.Labels[corev1.LabelHostname] != want {
 			t.Errorf("%s has the labels %v", node.Name, node.Labels)
 		}
-		if room := node.Status.Allocatable; room.Pods().Value() != 110 || room.Cpu().IsZero() || room.Memory().IsZero() {
-			t.Errorf("room for %v", room)
+		if allocatable := node.Status.Allocatable; allocatable.Pods().Value() != 110 || allocatable.Cpu().IsZero() ||
+			allocatable.Memory().IsZero() {
+			t.Errorf("allocatable: %v", allocatable)
 		}
 		for _, c := range node.Status.Conditions {
 			if (c.Type == corev1.NodeReady) != (c.Status == corev1.ConditionTrue) {
@@ -137,7 +139,7 @@ func TestNodes(t *testing.T) {
 		t.Errorf("addresses %v", addresses)
 	}
 	w, err := p.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{})
-	seen(t, w, err, func(e watch.Event) bool {
+	watchUntil(t, w, err, func(e watch.Event) bool {
 		l := e.Object.(*coordinationv1.Lease)
 		if *l.Spec.HolderIdentity != l.Name || l.Spec.RenewTime == nil || *l.Spec.LeaseDurationSeconds != 40 {
 			t.Errorf("%+v", l)
@@ -147,18 +149,21 @@ func TestNodes(t *testing.T) {
 	})
 }
 
-// A Pod runs once it is bound, by its field or by a Binding, with the status that a kubelet gives it.
+// TestPodsRun checks that a Pod runs when it is bound, by its field or by a Binding, with the status that a kubelet
+// would set.
 func TestPodsRun(t *testing.T) {
 	_, p := start(t, 2)
 	p.create("elsewhere", "another", nil)
 	p.create("bound", "", func(pod *corev1.Pod) {
 		pod.Generation = 0
-		pod.Spec.InitContainers = []corev1.Container{{Name: "once", Image: "i"}, {Name: "beside", Image: "i", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
+		pod.Spec.InitContainers = []corev1.Container{{Name: "once", Image: "i"},
+			{Name: "beside", Image: "i", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
 		pod.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/gate"}}
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 	})
 	p.create("host", "node-1", func(pod *corev1.Pod) { pod.Spec.HostNetwork = true })
-	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "bound"}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-0"}}
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "bound"},
+		Target: corev1.ObjectReference{Kind: "Node", Name: "node-0"}}
 	if err := p.CoreV1().Pods("default").Bind(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -169,34 +174,41 @@ func TestPodsRun(t *testing.T) {
 	}
 	pod := p.one("bound", running)
 	status := &pod.Status
-	if status.HostIP == host.Status.HostIP || status.PodIP == "" || status.PodIP == status.HostIP || status.StartTime == nil || status.ObservedGeneration != pod.Generation || pod.Generation == 0 {
+	if status.HostIP == host.Status.HostIP || status.PodIP == "" || status.PodIP == status.HostIP ||
+		status.StartTime == nil || status.ObservedGeneration != pod.Generation || pod.Generation == 0 {
 		t.Errorf("%+v", status)
 	}
 	for of, want := range map[corev1.PodConditionType]corev1.ConditionStatus{
-		corev1.PodScheduled: corev1.ConditionTrue, corev1.PodInitialized: corev1.ConditionTrue, corev1.PodReadyToStartContainers: corev1.ConditionTrue,
-		corev1.ContainersReady: corev1.ConditionTrue, corev1.PodReady: corev1.ConditionFalse, // for the gate
+		corev1.PodScheduled: corev1.ConditionTrue, corev1.PodInitialized: corev1.ConditionTrue,
+		corev1.PodReadyToStartContainers: corev1.ConditionTrue,
+		// because of the readiness gate
+		corev1.ContainersReady: corev1.ConditionTrue, corev1.PodReady: corev1.ConditionFalse,
 	} {
 		if _, c := podutil.GetPodCondition(status, of); c == nil || c.Status != want {
 			t.Errorf("%s: %+v", of, c)
 		}
 	}
-	if c := status.ContainerStatuses[0]; c.State.Running == nil || !c.Ready || !*c.Started || c.Image != "image-a" || c.Resources.Requests.Cpu().Value() != 1 {
+	if c := status.ContainerStatuses[0]; c.State.Running == nil || !c.Ready || !*c.Started || c.Image != "image-a" ||
+		c.Resources.Requests.Cpu().Value() != 1 {
 		t.Errorf("%+v", c)
 	}
-	if c := status.InitContainerStatuses; c[0].State.Terminated == nil || !c[0].Ready || c[1].State.Running == nil || !c[1].Ready {
+	if c := status.InitContainerStatuses; c[0].State.Terminated == nil || !c[0].Ready || c[1].State.Running == nil ||
+		!c[1].Ready {
 		t.Errorf("%+v", c)
 	}
 	patch := `{"status":{"conditions":[{"type":"example.com/gate","status":"True"}]}}`
-	if _, err := p.CoreV1().Pods("default").Patch(t.Context(), "bound", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := p.CoreV1().Pods("default").Patch(t.Context(), "bound", types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 	p.one("bound", podutil.IsPodReady)
-	if pod, err := p.CoreV1().Pods("default").Get(t.Context(), "elsewhere", metav1.GetOptions{}); err != nil || pod.Status.Phase != corev1.PodPending {
+	if pod, err := p.CoreV1().Pods("default").Get(t.Context(), "elsewhere", metav1.GetOptions{}); err != nil ||
+		pod.Status.Phase != corev1.PodPending {
 		t.Errorf("on a node that is not simulated: %v %+v", err, pod.Status)
 	}
 }
 
-// Pods end as their annotation says, at once or later.
+// TestOutcomes checks that Pods end in the phase of their annotation, set at their creation or later.
 func TestOutcomes(t *testing.T) {
 	_, p := start(t, 1)
 	for _, name := range []string{"fails", "succeeds"} {
@@ -205,18 +217,22 @@ func TestOutcomes(t *testing.T) {
 	}
 	p.annotate("fails", "Failed")
 	p.annotate("succeeds", "Succeeded")
-	p.create("at-once", "node-0", func(pod *corev1.Pod) { pod.Annotations = map[string]string{testserver.OutcomeAnnotation: "Failed"} })
-	for name, want := range map[string]corev1.PodPhase{"fails": corev1.PodFailed, "succeeds": corev1.PodSucceeded, "at-once": corev1.PodFailed} {
+	p.create("at-once", "node-0", func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{testserver.OutcomeAnnotation: "Failed"}
+	})
+	for name, want := range map[string]corev1.PodPhase{"fails": corev1.PodFailed, "succeeds": corev1.PodSucceeded,
+		"at-once": corev1.PodFailed} {
 		pod := p.one(name, podutil.IsPodTerminal)
 		end := pod.Status.ContainerStatuses[0].State.Terminated
-		if pod.Status.Phase != want || end == nil || (end.ExitCode == 0) != (want == corev1.PodSucceeded) || podutil.IsPodReady(pod) {
+		if pod.Status.Phase != want || end == nil || (end.ExitCode == 0) != (want == corev1.PodSucceeded) ||
+			podutil.IsPodReady(pod) {
 			t.Errorf("%s: %+v", name, pod.Status)
 		}
 	}
 }
 
-// A Pod that is deleted is told to end, ends, and goes.
-func TestPodsGo(t *testing.T) {
+// TestPodDeletion checks that a deleted Pod gets a grace period, ends, and is then removed.
+func TestPodDeletion(t *testing.T) {
 	_, p := start(t, 1)
 	p.create("a", "node-0", nil)
 	p.one("a", podutil.IsPodReady)
@@ -225,9 +241,10 @@ func TestPodsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	var marked, ended bool
-	seen(t, w, err, func(e watch.Event) bool {
+	watchUntil(t, w, err, func(e watch.Event) bool {
 		pod := e.Object.(*corev1.Pod)
-		marked = marked || pod.DeletionTimestamp != nil && *pod.DeletionGracePeriodSeconds == 30 && pod.Status.Phase == corev1.PodRunning
+		marked = marked || pod.DeletionTimestamp != nil && *pod.DeletionGracePeriodSeconds == 30 &&
+			pod.Status.Phase == corev1.PodRunning
 		ended = ended || pod.Status.Phase == corev1.PodSucceeded
 		return e.Type == watch.Deleted
 	})
@@ -236,7 +253,7 @@ func TestPodsGo(t *testing.T) {
 	}
 }
 
-// A server that starts again has its nodes, and they their Pods.
+// TestNodesAfterRestart checks that the simulated nodes and their Pods continue after a restart of the server.
 func TestNodesAfterRestart(t *testing.T) {
 	s, p := start(t, 1, testserver.OnDisk())
 	p.create("before", "node-0", nil)
@@ -250,19 +267,19 @@ func TestNodesAfterRestart(t *testing.T) {
 	}
 }
 
-// A thousand Pods on a hundred nodes run, and go, with none left out.
+// TestThousandPods checks that a thousand Pods on a hundred nodes run and are deleted.
 func TestThousandPods(t *testing.T) {
 	began := time.Now()
 	_, p := start(t, 100)
 	t.Logf("nodes after %v", time.Since(began))
 	const n = 1000
-	var making errgroup.Group
-	making.SetLimit(16)
+	var creates errgroup.Group
+	creates.SetLimit(16)
 	for i := range n {
-		making.Go(func() error { p.create(fmt.Sprintf("pod-%d", i), fmt.Sprintf("node-%d", i%100), nil); return nil })
+		creates.Go(func() error { p.create(fmt.Sprintf("pod-%d", i), fmt.Sprintf("node-%d", i%100), nil); return nil })
 	}
-	_ = making.Wait() // none fails
-	t.Logf("Pods made after %v", time.Since(began))
+	_ = creates.Wait() // the functions return nil
+	t.Logf("Pods created after %v", time.Since(began))
 	p.until(func(all map[string]*corev1.Pod) bool {
 		addresses := map[string]bool{}
 		for _, pod := range all {
@@ -272,22 +289,24 @@ func TestThousandPods(t *testing.T) {
 		}
 		return len(addresses) == n
 	})
-	t.Logf("Pods run after %v", time.Since(began))
-	if err := p.CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	t.Logf("Pods ready after %v", time.Since(began))
+	if err := p.CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	left, err := p.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for many := len(left.Items); many > 0; {
-		w, err := p.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: left.ResourceVersion})
-		seen(t, w, err, func(e watch.Event) bool {
+	for remaining := len(left.Items); remaining > 0; {
+		w, err := p.CoreV1().Pods("default").Watch(t.Context(),
+			metav1.ListOptions{ResourceVersion: left.ResourceVersion})
+		watchUntil(t, w, err, func(e watch.Event) bool {
 			if e.Type == watch.Deleted {
-				many--
+				remaining--
 			}
-			return many == 0
+			return remaining == 0
 		})
 	}
-	t.Logf("Pods gone after %v", time.Since(began))
+	t.Logf("Pods deleted after %v", time.Since(began))
 }

@@ -31,13 +31,14 @@ import (
 
 const (
 	overcommitRounds = 50
-	podsOfOne        = 6 // that each scheduler has to place in a round, as many as there is room for
-	nodesOfAll       = 3
-	roomOfNode       = podsOfOne / nodesOfAll
+	podsPerScheduler = 6 // Pods of each scheduler in a round, equal to the capacity of all nodes
+	nodeCount        = 3
+	nodeCapacity     = podsPerScheduler / nodeCount
 )
 
-// Issue 16: two unmodified kube-schedulers, neither of which hears what the other has bound before it has tried to bind all that it
-// has, bind no more to a node than fits, and each Pod that was refused is tried again.
+// TestSchedulersNeverOvercommit checks that two unmodified kube-schedulers never bind more Pods to a node than its
+// capacity permits, and that each rejected Pod is scheduled again. The schedulers get no events about bound Pods before
+// both have tried to bind all their Pods (issue 16).
 func TestSchedulersNeverOvercommit(t *testing.T) {
 	program, found := storagetest.Program(t, "kube-scheduler")
 	if !found {
@@ -47,14 +48,16 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	admin := kubernetes.NewForConfigOrDie(s.Config)
-	for i := range nodesOfAll {
-		room := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(roomOfNode, resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}, Status: corev1.NodeStatus{Allocatable: room, Capacity: room}}
+	for i := range nodeCount {
+		capacity := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(nodeCapacity, resource.DecimalSI),
+			corev1.ResourcePods: resource.MustParse("110")}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)},
+			Status: corev1.NodeStatus{Allocatable: capacity, Capacity: capacity}}
 		made, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		made.Spec.Taints = nil // it is ready
+		made.Spec.Taints = nil // remove the taint not-ready
 		if _, err := admin.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -67,8 +70,8 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 		await(ctx, t, r.listening)
 	}
 	for round := range overcommitRounds {
-		tried := r.hold(fmt.Sprintf("-%d-", round), 2*podsOfOne)
-		for i := range podsOfOne {
+		tried := r.hold(fmt.Sprintf("-%d-", round), 2*podsPerScheduler)
+		for i := range podsPerScheduler {
 			for _, scheduler := range []string{"one", "two"} {
 				place(ctx, t, admin, fmt.Sprintf("%s-%d-%d", scheduler, round, i), scheduler)
 			}
@@ -76,23 +79,27 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 		await(ctx, t, tried)
 		r.release()
 		full(ctx, t, admin, round%10 == 0)
-		if err := admin.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, metav1.ListOptions{}); err != nil {
+		if err := admin.CoreV1().Pods("default").DeleteCollection(ctx,
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.refused < overcommitRounds {
-		t.Errorf("%d bindings were refused in %d rounds: that shows little", r.refused, overcommitRounds)
+		t.Errorf("got %d rejected bindings in %d rounds, want at least one for each round", r.refused, overcommitRounds)
 	}
 }
 
-// place makes a Pod of one cpu.
+// place creates a Pod that requests one CPU.
 func place(ctx context.Context, t *testing.T, admin kubernetes.Interface, name, scheduler string) {
 	t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{SchedulerName: scheduler, Containers: []corev1.Container{{
-		Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
-	}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{SchedulerName: scheduler, Containers: []corev1.Container{{
+			Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")},
+			},
+		}}}}
 	if _, err := admin.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +114,7 @@ func await(ctx context.Context, t *testing.T, done <-chan struct{}) {
 	}
 }
 
-// full checks that no node has more than fits, and waits for all to be full if it is to.
+// full checks that no node exceeds its capacity. If wait is true, it waits until all nodes are full.
 func full(ctx context.Context, t *testing.T, admin kubernetes.Interface, wait bool) {
 	t.Helper()
 	for {
@@ -123,11 +130,11 @@ func full(ctx context.Context, t *testing.T, admin kubernetes.Interface, wait bo
 			}
 		}
 		for node, n := range on {
-			if n > roomOfNode {
-				t.Fatalf("%s has room for %d Pods and has %d", node, roomOfNode, n)
+			if n > nodeCapacity {
+				t.Fatalf("%s has capacity for %d Pods and has %d", node, nodeCapacity, n)
 			}
 		}
-		if !wait || bound == podsOfOne {
+		if !wait || bound == podsPerScheduler {
 			return
 		}
 		w, err := admin.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: pods.ResourceVersion})
@@ -139,15 +146,18 @@ func full(ctx context.Context, t *testing.T, admin kubernetes.Interface, wait bo
 	}
 }
 
-// runScheduler runs one until the end of the test.
+// runScheduler runs a kube-scheduler until the end of the test.
 func runScheduler(t *testing.T, program, name, server string) {
 	t.Helper()
 	dir := t.TempDir()
 	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	for file, text := range map[string]string{
-		kubeconfig: "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: '" + server + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\n",
-		config: "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: {leaderElect: false}\npodMaxBackoffSeconds: 1\nprofiles: [{schedulerName: " + name + "}]\n" +
-			"clientConnection: {kubeconfig: '" + kubeconfig + "', contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}\n",
+		kubeconfig: "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: '" +
+			server + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\n",
+		config: "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: " +
+			"{leaderElect: false}\npodMaxBackoffSeconds: 1\nprofiles: [{schedulerName: " + name + "}]\n" +
+			"clientConnection: {kubeconfig: '" + kubeconfig +
+			"', contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -172,21 +182,22 @@ func runScheduler(t *testing.T, program, name, server string) {
 	})
 }
 
-// relay stands between schedulers and the server. While it holds, it tells of Pods that come and go, and not of what becomes of them.
+// relay is a reverse proxy between the schedulers and the server. While it holds events, it forwards the creations and
+// deletions of Pods, and delays their modifications.
 type relay struct {
 	*httputil.ReverseProxy
 	url string
 
-	listening chan struct{} // receives when a scheduler has begun to hear of Pods
+	listening chan struct{} // receives a value when a scheduler starts a watch of Pods
 
 	mu      sync.Mutex
 	flushed *sync.Cond
-	gate    chan struct{} // closed when it lets go; nil while it does not hold
-	held    int           // events
-	round   string        // what the names of its Pods have in them
+	gate    chan struct{} // closed to release held events; nil while the relay holds none
+	held    int           // number of held events
+	round   string        // part of the names of this round's Pods
 	tried   map[string]bool
 	wanted  int
-	done    chan struct{} // closed when so many Pods have been tried to be bound
+	done    chan struct{} // closed when binding has been tried for wanted Pods
 	refused int
 }
 
@@ -200,8 +211,9 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{ReverseProxy: httputil.NewSingleHostReverseProxy(host), tried: map[string]bool{}, listening: make(chan struct{}, 16)}
-	r.Transport, r.FlushInterval, r.ModifyResponse = transport, -1, r.see
+	r := &relay{ReverseProxy: httputil.NewSingleHostReverseProxy(host), tried: map[string]bool{},
+		listening: make(chan struct{}, 16)}
+	r.Transport, r.FlushInterval, r.ModifyResponse = transport, -1, r.modifyResponse
 	r.flushed = sync.NewCond(&r.mu)
 	server := httptest.NewServer(r)
 	t.Cleanup(server.CloseClientConnections)
@@ -210,15 +222,17 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 	return r
 }
 
-// hold begins to hold what becomes of the Pods of a round, and tells when so many have been tried to be bound.
+// hold starts to hold the modifications of a round's Pods. The returned channel is closed after binding has been tried
+// for the given number of Pods.
 func (r *relay) hold(round string, pods int) (tried <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.gate, r.done, r.round, r.wanted, r.tried = make(chan struct{}), make(chan struct{}), round, pods, map[string]bool{}
+	r.gate, r.done, r.round, r.wanted, r.tried = make(chan struct{}), make(chan struct{}), round, pods,
+		map[string]bool{}
 	return r.done
 }
 
-// release tells all that has been held.
+// release forwards all held events and blocks until they have been written.
 func (r *relay) release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,14 +242,14 @@ func (r *relay) release() {
 	}
 }
 
-func (r *relay) see(resp *http.Response) error {
+func (r *relay) modifyResponse(resp *http.Response) error {
 	name, binding := strings.CutSuffix(resp.Request.URL.Path, "/binding")
 	switch {
 	case binding:
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if !strings.Contains(name, r.round) {
-			return nil // it comes late
+			return nil // a late request of an earlier round
 		}
 		if resp.StatusCode == http.StatusConflict {
 			r.refused++
@@ -254,7 +268,7 @@ func (r *relay) see(resp *http.Response) error {
 	return nil
 }
 
-// stream is what a client reads; it ends what it is made of.
+// stream is the body that a client reads. Close also closes the original body.
 type stream struct {
 	io.ReadCloser
 	from io.Closer
@@ -265,7 +279,7 @@ func (s *stream) Close() error {
 	return s.ReadCloser.Close()
 }
 
-// pass passes the events of a watch on.
+// pass forwards the events of a watch.
 func (r *relay) pass(from io.Reader, to *io.PipeWriter) {
 	events := make(chan []byte)
 	go func() {
@@ -281,27 +295,27 @@ func (r *relay) pass(from io.Reader, to *io.PipeWriter) {
 	defer to.Close()
 	var held [][]byte
 	var gate chan struct{}
-	tell := func() {
-		_, _ = to.Write(bytes.Join(held, nil)) // where nobody reads any more, there is nothing to tell
+	flush := func() {
+		_, _ = to.Write(bytes.Join(held, nil)) // fails only if the client has disconnected
 		r.count(-len(held))
 		held, gate = nil, nil
 	}
-	defer tell()
+	defer flush()
 	for {
 		select {
 		case <-gate:
-			tell()
+			flush()
 		case e, more := <-events:
 			if !more {
 				return
 			}
-			if now := r.holds(e); now != nil {
+			if now := r.gateFor(e); now != nil {
 				gate, held = now, append(held, e)
 				continue
 			}
 			select {
 			case <-gate:
-				tell() // first
+				flush() // preserves the order
 			default:
 			}
 			_, _ = to.Write(e)
@@ -309,8 +323,8 @@ func (r *relay) pass(from io.Reader, to *io.PipeWriter) {
 	}
 }
 
-// holds is the gate that an event has to wait at, or nil.
-func (r *relay) holds(event []byte) chan struct{} {
+// gateFor returns the channel that an event must wait for, or nil if the event is forwarded immediately.
+func (r *relay) gateFor(event []byte) chan struct{} {
 	var e struct {
 		Type   string
 		Object metav1.PartialObjectMetadata

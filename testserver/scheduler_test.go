@@ -21,9 +21,10 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// TestObjectsOfASecondScheduler applies the objects of a second scheduler: those of this repository, and those of the documentation unchanged where
-// they are beside this checkout. They give its service account the permissions that it needs, except for a lock of its own name, which it gets by
-// an edit of the role. Each Pod names its scheduler. SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012 SCD-018 SCD-022 SCD-023 SCD-025 SCD-027
+// TestObjectsOfASecondScheduler applies the manifests of a second scheduler: those of this repository, and the
+// unchanged ones of the documentation if they are available. It checks that the scheduler's service account gets the
+// required permissions. The permission for a Lease with the scheduler's name needs the documented edit of the role.
+// Each Pod names its scheduler. SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012 SCD-018 SCD-022 SCD-023 SCD-025 SCD-027
 // SCD-029 SCD-030 SCD-031 SCD-032.
 func TestObjectsOfASecondScheduler(t *testing.T) {
 	for name, folder := range map[string]string{
@@ -32,14 +33,14 @@ func TestObjectsOfASecondScheduler(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := os.Stat(folder); name != "own" && err != nil {
-				t.Skip("the examples of the documentation are not beside this checkout")
+				t.Skip("the examples of the documentation are not available")
 			}
 			hasSecondScheduler(t, folder)
 		})
 	}
 }
 
-// hasSecondScheduler applies the manifests of a folder to a server, and acts as the scheduler.
+// hasSecondScheduler applies the manifests of a folder to a server and sends the requests of the scheduler.
 func hasSecondScheduler(t *testing.T, folder string) {
 	t.Helper()
 	s, ctx := testserver.Start(t), t.Context()
@@ -56,29 +57,37 @@ func hasSecondScheduler(t *testing.T, folder string) {
 		t.Fatal(err)
 	}
 	pod := deployment.Spec.Template
-	if c := pod.Spec.Containers[0]; pod.Labels["version"] != "second" || c.Resources.Requests.Cpu().MilliValue() != 100 || *c.SecurityContext.Privileged || pod.Spec.HostNetwork || pod.Spec.HostPID {
+	if c := pod.Spec.Containers[0]; pod.Labels["version"] != "second" ||
+		c.Resources.Requests.Cpu().MilliValue() != 100 || *c.SecurityContext.Privileged || pod.Spec.HostNetwork ||
+		pod.Spec.HostPID {
 		t.Errorf("%+v", pod)
 	}
 	config, err := admin.CoreV1().ConfigMaps("kube-system").Get(ctx, "my-scheduler-config", metav1.GetOptions{})
 	if err != nil || config.Data["my-scheduler-config.yaml"] == "" {
 		t.Errorf("%v %v", config, err)
 	}
-	for name, scheduler := range map[string]string{"no-annotation": "default-scheduler", "annotation-default-scheduler": "default-scheduler", "annotation-second-scheduler": "my-scheduler"} {
-		of, err := admin.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler + ",metadata.name=" + name})
+	for name, scheduler := range map[string]string{"no-annotation": "default-scheduler",
+		"annotation-default-scheduler": "default-scheduler", "annotation-second-scheduler": "my-scheduler"} {
+		of, err := admin.CoreV1().Pods(metav1.NamespaceDefault).List(ctx,
+			metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler + ",metadata.name=" + name})
 		if err != nil || len(of.Items) != 1 {
 			t.Errorf("%s is not %s's: %v %v", name, scheduler, of, err)
 		}
 	}
 
-	token, err := admin.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "my-scheduler", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := admin.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "my-scheduler",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	scheduler := kubernetes.NewForConfigOrDie(&rest.Config{Host: s.Config.Host, BearerToken: token.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: s.Config.CAData}})
-	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "annotation-second-scheduler"}, Target: corev1.ObjectReference{Kind: "Node", Name: "m"}}
+	scheduler := kubernetes.NewForConfigOrDie(&rest.Config{Host: s.Config.Host, BearerToken: token.Status.Token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.Config.CAData}})
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "annotation-second-scheduler"},
+		Target: corev1.ObjectReference{Kind: "Node", Name: "m"}}
 	for what, do := range map[string]func() error{
 		"watch Pods": func() error {
-			w, err := scheduler.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: "spec.schedulerName=my-scheduler"})
+			w, err := scheduler.CoreV1().Pods("").Watch(ctx,
+				metav1.ListOptions{FieldSelector: "spec.schedulerName=my-scheduler"})
 			if err == nil {
 				w.Stop()
 			}
@@ -91,8 +100,9 @@ func hasSecondScheduler(t *testing.T, folder string) {
 			_, err := scheduler.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 			return err
 		},
-		"read whom to trust": func() error {
-			_, err := scheduler.CoreV1().ConfigMaps("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=extension-apiserver-authentication"})
+		"read the client CAs": func() error {
+			_, err := scheduler.CoreV1().ConfigMaps("kube-system").List(ctx,
+				metav1.ListOptions{FieldSelector: "metadata.name=extension-apiserver-authentication"})
 			return err
 		},
 	} {
@@ -103,7 +113,8 @@ func hasSecondScheduler(t *testing.T, folder string) {
 
 	leases := scheduler.CoordinationV1().Leases("kube-system")
 	lock := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "my-scheduler"}, Spec: coordinationv1.LeaseSpec{
-		HolderIdentity: ptr.To("one"), LeaseDurationSeconds: ptr.To[int32](15), AcquireTime: ptr.To(metav1.NowMicro()), RenewTime: ptr.To(metav1.NowMicro()), LeaseTransitions: ptr.To[int32](0),
+		HolderIdentity: ptr.To("one"), LeaseDurationSeconds: ptr.To[int32](15), AcquireTime: ptr.To(metav1.NowMicro()),
+		RenewTime: ptr.To(metav1.NowMicro()), LeaseTransitions: ptr.To[int32](0),
 	}}
 	if _, err := leases.Create(ctx, lock, metav1.CreateOptions{}); err != nil {
 		t.Error(err)
@@ -115,7 +126,9 @@ func hasSecondScheduler(t *testing.T, folder string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"kube-scheduler", "my-scheduler"}, Verbs: []string{"get", "update"}})
+	role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"},
+		Resources: []string{"leases"}, ResourceNames: []string{"kube-scheduler", "my-scheduler"}, Verbs: []string{"get",
+			"update"}})
 	if _, err := admin.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +137,8 @@ func hasSecondScheduler(t *testing.T, folder string) {
 		t.Fatalf("the lock, after the edit: %v", err)
 	}
 	held.Spec.RenewTime = ptr.To(metav1.NewMicroTime(held.Spec.RenewTime.Add(2 * time.Second)))
-	if held, err = leases.Update(ctx, held, metav1.UpdateOptions{}); err != nil || *held.Spec.HolderIdentity != "one" || *held.Spec.LeaseDurationSeconds != 15 {
+	if held, err = leases.Update(ctx, held, metav1.UpdateOptions{}); err != nil || *held.Spec.HolderIdentity != "one" ||
+		*held.Spec.LeaseDurationSeconds != 15 {
 		t.Errorf("%+v %v", held, err)
 	}
 }

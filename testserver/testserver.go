@@ -1,5 +1,5 @@
-// Package testserver is a Trellis server in the process of a Go test, in one line. It knows
-// tests and apiserver, nothing below.
+// Package testserver starts a Trellis server in the process of a Go test. It imports testing and apiserver, and must not
+// import packages below apiserver, except for the names of controllers.
 package testserver
 
 import (
@@ -16,51 +16,52 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers"
 )
 
-// Server is a running server that ends with its test.
+// Server is a running server that is stopped at the end of its test.
 type Server struct {
-	// Config is for an administrator's client over HTTPS, without a rate limit. Each call that
-	// changes it should copy it first.
+	// Config is the configuration of an administrator's client over HTTPS, without a rate limit. Callers must copy it
+	// before they change it.
 	Config *rest.Config
-	// Kubeconfig is the path of a file that says the same.
+	// Kubeconfig is the path of a kubeconfig file with the same configuration.
 	Kubeconfig string
 
 	t       testing.TB
 	config  apiserver.Config
 	running *apiserver.Server
-	audit   string // file of the record of requests, if there is one
+	audit   string // path of the audit log of Recording; "" means none
 
-	nodes     []*nodes // that are simulated
+	nodes     []*nodes // simulated nodes
 	nodeCount int
-	podCount  atomic.Uint32 // of addresses that Pods have been given
+	podCount  atomic.Uint32 // number of allocated Pod addresses
 }
 
-// Option changes how a server is started.
+// Option changes the configuration of a server before it starts.
 type Option func(*Server)
 
-// OnDisk keeps the server's state in a temporary folder of the test, so that Restart
-// finds it again; without it everything is in memory.
+// OnDisk stores the server's state in a temporary directory of the test, as Restart requires. By default all state is
+// in memory.
 func OnDisk() Option {
 	return func(s *Server) { s.config.DataDir = s.t.TempDir() }
 }
 
-// LocalServices permits Services of type ExternalName, each as NAMESPACE/NAME, to lead to a loopback address, where a test serves a
-// webhook or an API.
+// LocalServices permits Services of type ExternalName, each as NAMESPACE/NAME, to resolve to a loopback address. A test
+// can serve a webhook or an aggregated API there.
 func LocalServices(names ...string) Option {
 	return func(s *Server) { s.config.LocalServices = append(s.config.LocalServices, names...) }
 }
 
-// With changes the server's configuration before it starts.
+// With calls change with the server's configuration before the start.
 func With(change func(*apiserver.Config)) Option {
 	return func(s *Server) { change(&s.config) }
 }
 
-// Start starts a server on a free port of the loopback interface and stops it when
-// the test is over. It ends the test if there is none to be had.
+// Start starts a server on a free port of the loopback interface and stops it at the end of the test. If the start
+// fails, Start fails the test.
 func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
 	s := &Server{t: t, config: apiserver.Config{Controllers: []string{controllers.AggregateRoles}}}
 	s.config.Authentication.Anonymous = true
-	s.config.Admission.Disable = []string{"ServiceAccount"} // as no controller makes the accounts that it looks for
+	// the controller that creates default service accounts does not run
+	s.config.Admission.Disable = []string{"ServiceAccount"}
 	for _, o := range options {
 		o(s)
 	}
@@ -87,8 +88,7 @@ func (s *Server) start() {
 	}
 }
 
-// Stop shuts the server down; the test fails if that does not go cleanly. A second
-// call does nothing.
+// Stop shuts the server down. The test fails if the shutdown returns an error. A second call does nothing.
 func (s *Server) Stop() {
 	s.t.Helper()
 	if s.running == nil {
@@ -97,29 +97,30 @@ func (s *Server) Stop() {
 	for _, n := range s.nodes {
 		n.stop()
 		n.running.Wait()
-		_ = n.writes.Wait() // none fails
+		_ = n.writes.Wait() // the functions return nil
 	}
 	running := s.running
 	s.running = nil
-	s.leave()
+	s.closeIdleConnections()
 	if err := running.Shutdown(); err != nil {
 		s.t.Errorf("testserver: shut down: %v", err)
 	}
 }
 
-// leave closes the connections of the test's clients that are idle: the server tells them to go, and grants them a second.
-func (s *Server) leave() {
-	if client, err := rest.TransportFor(s.Config); err == nil { // the clients' own: client-go keeps one for a Config
+// closeIdleConnections closes the idle connections of the test's clients. Otherwise the shutdown of the server waits a
+// second for the clients to react to GOAWAY.
+func (s *Server) closeIdleConnections() {
+	if client, err := rest.TransportFor(s.Config); err == nil { // client-go caches one transport for each Config
 		utilnet.CloseIdleConnectionsFor(client)
 	}
 }
 
-// Restart shuts a server on disk down and starts it again on the same data and the same
-// address, so that clients find it again.
+// Restart shuts down a server with OnDisk and starts it again with the same data and the same address, so that existing
+// clients reconnect.
 func (s *Server) Restart() {
 	s.t.Helper()
 	if s.config.DataDir == "" {
-		s.t.Fatal("testserver: Restart needs OnDisk: a server in memory would forget everything")
+		s.t.Fatal("testserver: Restart requires OnDisk: a server in memory loses its state")
 	}
 	if s.running != nil {
 		s.config.Address = s.running.Address()

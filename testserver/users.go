@@ -11,18 +11,21 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// May is a rule of a role: verbs, separated by commas, and a resource as kubectl names it ("crontabs.stable.example.com/status").
+// May returns a rule of a role. verbs are separated by commas, and resource has the form of kubectl, for example
+// "crontabs.stable.example.com/status".
 func May(verbs, resource string) rbacv1.PolicyRule {
 	name, sub, _ := strings.Cut(resource, "/")
 	gr := schema.ParseGroupResource(name)
 	if sub != "" {
 		gr.Resource += "/" + sub
 	}
-	return rbacv1.PolicyRule{Verbs: strings.Split(verbs, ","), APIGroups: []string{gr.Group}, Resources: []string{gr.Resource}}
+	return rbacv1.PolicyRule{Verbs: strings.Split(verbs, ","), APIGroups: []string{gr.Group},
+		Resources: []string{gr.Resource}}
 }
 
-// User returns a client configuration of a user who may do what the rules say, in all namespaces, and what everybody may.
-// Names of service accounts ("system:serviceaccount:default:robot") get the groups that these have.
+// User returns a client configuration of a user with the permissions of the rules in all namespaces, in addition to
+// those of all users. The name of a service account, such as "system:serviceaccount:default:robot", gets the groups of
+// service accounts.
 func (s *Server) User(name string, rules ...rbacv1.PolicyRule) *rest.Config {
 	s.t.Helper()
 	client, ctx := v1.NewForConfigOrDie(s.Config), context.Background()
@@ -38,7 +41,7 @@ func (s *Server) User(name string, rules ...rbacv1.PolicyRule) *rest.Config {
 			_, err = client.ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})
 		}
 		if err != nil {
-			s.t.Fatalf("testserver: role of %s: %v", name, err)
+			s.t.Fatalf("testserver: create the role of %s: %v", name, err)
 		}
 	}
 	c := rest.CopyConfig(s.Config)

@@ -12,11 +12,14 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// A user of a test may do what its rules say and nothing else; the server tells what would have been needed.
+// TestUsers checks that a user of a test has only the permissions of its rules, and that LeastRole returns the required
+// ones.
 func TestUsers(t *testing.T) {
 	s := testserver.Start(t, testserver.Recording())
-	jane := kubernetes.NewForConfigOrDie(s.User("jane", testserver.May("get,create", "configmaps"), testserver.May("get", "deployments.apps/status"))).CoreV1().ConfigMaps("default")
-	if _, err := jane.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{}); err != nil {
+	jane := kubernetes.NewForConfigOrDie(s.User("jane", testserver.May("get,create", "configmaps"),
+		testserver.May("get", "deployments.apps/status"))).CoreV1().ConfigMaps("default")
+	if _, err := jane.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}
 	if _, err := jane.Get(t.Context(), "c", metav1.GetOptions{}); err != nil {

@@ -15,15 +15,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Recording keeps a record of all requests, for LeastRole.
+// Recording records all requests in an audit log, for LeastRole.
 func Recording() Option {
 	return func(s *Server) {
 		s.audit = filepath.Join(s.t.TempDir(), "audit.log")
-		Audit(s.audit, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]")(s)
+		Audit(s.audit, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: "+
+			"Metadata}]")(s)
 	}
 }
 
-// Audit has the events that a Policy of audit.k8s.io/v1 asks for written to a file.
+// Audit writes the audit events that policy selects to the file log. policy is a Policy of audit.k8s.io/v1.
 func Audit(log, policy string) Option {
 	return func(s *Server) {
 		file := filepath.Join(s.t.TempDir(), "policy.yaml")
@@ -36,33 +37,33 @@ func Audit(log, policy string) Option {
 	}
 }
 
-// LeastRole is the least ClusterRole that allows what a user has asked for, allowed or not, as YAML: of the client
-// configuration that User has returned, or the administrator's for "kubernetes-admin". It needs Recording, and ends the server,
-// which writes its record to the end.
+// LeastRole returns, as YAML, the minimal ClusterRole that permits all requests that a user has sent, including the
+// forbidden ones. The name is that of a user created by User, or "kubernetes-admin" for the administrator. LeastRole
+// requires the option Recording. It stops the server, so that the audit log is complete.
 func (s *Server) LeastRole(name string) string {
 	s.t.Helper()
 	if s.audit == "" {
-		s.t.Fatal("testserver: LeastRole needs Recording")
+		s.t.Fatal("testserver: LeastRole requires Recording")
 	}
 	s.Stop()
 	record, err := os.ReadFile(s.audit)
 	if err != nil {
 		s.t.Fatalf("testserver: %v", err)
 	}
-	verbs := map[asked]map[string]bool{}
+	verbs := map[requestedResource]map[string]bool{}
 	for line := range bytes.Lines(record) {
 		var e auditv1.Event
 		if err := json.Unmarshal(line, &e); err != nil {
-			s.t.Fatalf("testserver: audit record: %v", err)
+			s.t.Fatalf("testserver: decode audit event: %v", err)
 		}
-		who := e.User.Username
+		user := e.User.Username
 		if e.ImpersonatedUser != nil {
-			who = e.ImpersonatedUser.Username
+			user = e.ImpersonatedUser.Username
 		}
-		if who != name || e.ObjectRef == nil {
+		if user != name || e.ObjectRef == nil {
 			continue
 		}
-		of := asked{e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource}
+		of := requestedResource{e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource}
 		if verbs[of] == nil {
 			verbs[of] = map[string]bool{}
 		}
@@ -71,17 +72,19 @@ func (s *Server) LeastRole(name string) string {
 	return s.role(name, verbs)
 }
 
-// asked is what a request was about.
-type asked struct{ group, resource, subresource string }
+// requestedResource identifies the resource of a request.
+type requestedResource struct{ group, resource, subresource string }
 
-func (s *Server) role(name string, verbs map[asked]map[string]bool) string {
-	role := rbacv1.ClusterRole{TypeMeta: metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+func (s *Server) role(name string, verbs map[requestedResource]map[string]bool) string {
+	role := rbacv1.ClusterRole{TypeMeta: metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(),
+		Kind: "ClusterRole"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
 	for of, set := range verbs {
 		resource := of.resource
 		if of.subresource != "" {
 			resource += "/" + of.subresource
 		}
-		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{of.group}, Resources: []string{resource}, Verbs: slices.Sorted(maps.Keys(set))})
+		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{of.group}, Resources: []string{resource},
+			Verbs: slices.Sorted(maps.Keys(set))})
 	}
 	slices.SortFunc(role.Rules, func(a, b rbacv1.PolicyRule) int {
 		return slices.Compare(append(a.APIGroups[:1:1], a.Resources...), append(b.APIGroups[:1:1], b.Resources...))
