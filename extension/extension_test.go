@@ -30,7 +30,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// manifest is of the kind Boat, which is stored at v1 and has fewer fields at v1alpha1.
+// manifest is the manifest of the kind Boat, with the storage version v1 and the version v1alpha1.
 const manifest = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: boats.example.com}
@@ -55,8 +55,8 @@ spec:
 
 var boats = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "boats"}
 
-// world is an extension server behind a main server, and the administrator's client of it.
-type world struct {
+// env is an extension server behind a main server, with the administrator's client.
+type env struct {
 	*testing.T
 	main   *testserver.Server
 	server *Server
@@ -64,7 +64,7 @@ type world struct {
 	boats  dynamic.ResourceInterface
 }
 
-func start(t *testing.T, kinds ...Kind) *world {
+func start(t *testing.T, kinds ...Kind) *env {
 	t.Helper()
 	main := testserver.Start(t)
 	s, err := Start(t.Context(), Config{Kinds: kinds, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
@@ -78,27 +78,30 @@ func start(t *testing.T, kinds ...Kind) *world {
 	})
 	admin := rest.CopyConfig(main.Config)
 	admin.Host, admin.CAData = s.URL(), s.CA()
-	w := &world{T: t, main: main, server: s, admin: admin, boats: dynamic.NewForConfigOrDie(admin).Resource(boats).Namespace("default")}
-	w.until(func() bool { // what the ConfigMap says of users may come a moment later
-		_, err := w.boats.List(t.Context(), metav1.ListOptions{})
+	e := &env{T: t, main: main, server: s, admin: admin,
+		boats: dynamic.NewForConfigOrDie(admin).Resource(boats).Namespace("default")}
+	e.until(func() bool { // the ConfigMap with the client CAs may be written after the start
+		_, err := e.boats.List(t.Context(), metav1.ListOptions{})
 		return err == nil
 	})
-	return w
+	return e
 }
 
-func (w *world) until(is func() bool) {
-	w.Helper()
-	if err := wait.PollUntilContextTimeout(w.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return is(), nil }); err != nil {
-		w.Fatal(err)
+func (e *env) until(is func() bool) {
+	e.Helper()
+	if err := wait.PollUntilContextTimeout(e.Context(), 5*time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) { return is(), nil }); err != nil {
+		e.Fatal(err)
 	}
 }
 
-func (w *world) create(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	return w.boats.Create(w.Context(), o, metav1.CreateOptions{})
+func (e *env) create(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	return e.boats.Create(e.Context(), o, metav1.CreateOptions{})
 }
 
 func boat(name string, spec map[string]any) *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Boat", "metadata": map[string]any{"name": name}, "spec": spec}}
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Boat",
+		"metadata": map[string]any{"name": name}, "spec": spec}}
 }
 
 func text(o *unstructured.Unstructured, path ...string) string {
@@ -106,8 +109,8 @@ func text(o *unstructured.Unstructured, path ...string) string {
 	return s
 }
 
-// What a program links that serves kinds of its own: nothing of the kinds of a cluster.
-func TestLinksNoKinds(t *testing.T) {
+// TestDependencies checks that the package does not depend on k8s.io/kubernetes or the generic API server.
+func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +122,8 @@ func TestLinksNoKinds(t *testing.T) {
 	}
 }
 
-// What no API server would take as a CustomResourceDefinition, is no kind.
-func TestManifests(t *testing.T) {
+// TestInvalidManifests checks the errors for manifests that are not valid CustomResourceDefinitions.
+func TestInvalidManifests(t *testing.T) {
 	change := func(old, new string) Kind {
 		return Kind{Manifest: []byte(strings.Replace(manifest, old, new, 1))}
 	}
@@ -131,14 +134,19 @@ func TestManifests(t *testing.T) {
 		want  string
 	}{
 		{[]Kind{change("scope:", "scoop:")}, `unknown field "scoop"`},
-		{[]Kind{change("apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1")}, "not of a CustomResourceDefinition"},
+		{[]Kind{change("apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1")}, "want a CustomResourceDefinition"},
 		{[]Kind{change("type: integer", "type: number, x-kubernetes-list-type: set")}, "x-kubernetes-list-type"},
 		{[]Kind{change("boats.example.com", "ships.example.com")}, `must be spec.names.plural+"."+spec.group`},
-		{[]Kind{change("  scope:", "  conversion: {strategy: Webhook}\n  scope:")}, "the function Convert does the work of a webhook"},
-		{[]Kind{change("{name: boats.example.com}", `{name: boats.example.com, annotations: {trellis.dev/conversion: "x("}}`)}, "trellis.dev/conversion"},
-		{[]Kind{{Manifest: []byte(strings.Replace(manifest, "{name: boats.example.com}", `{name: boats.example.com, annotations: {trellis.dev/conversion: "x"}}`, 1)), Convert: convert}}, "there is a function Convert"},
+		{[]Kind{change("  scope:", "  conversion: {strategy: Webhook}\n  scope:")},
+			"use the function Convert instead of a webhook"},
+		{[]Kind{change("{name: boats.example.com}",
+			`{name: boats.example.com, annotations: {trellis.dev/conversion: "x("}}`)}, "trellis.dev/conversion"},
+		{[]Kind{{Manifest: []byte(strings.Replace(manifest, "{name: boats.example.com}",
+			`{name: boats.example.com, annotations: {trellis.dev/conversion: "x"}}`, 1)), Convert: convert}},
+			"are mutually exclusive"},
 		{[]Kind{twice, twice}, "two kinds"},
-		{[]Kind{{Manifest: []byte(manifest), Subresources: []Subresource{{Name: "sink"}}}}, "boats/sink: manifest of a kind"},
+		{[]Kind{{Manifest: []byte(manifest), Subresources: []Subresource{{Name: "sink"}}}},
+			"boats/sink: decode manifest of a kind"},
 	} {
 		if _, err := Start(t.Context(), Config{Kinds: c.kinds}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
@@ -146,51 +154,57 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// All that a CRD can say of a kind: fields that select, /status, /scale, strictness.
+// TestKind checks features of the manifest: selectable fields, /status, /scale, validation, pruning and strict field
+// validation.
 func TestKind(t *testing.T) {
-	w := start(t, Kind{Manifest: []byte(manifest)})
+	e := start(t, Kind{Manifest: []byte(manifest)})
 	ctx := t.Context()
 	for _, color := range []string{"red", "blue"} {
-		if _, err := w.create(boat(color, map[string]any{"color": color, "sails": int64(2)})); err != nil {
+		if _, err := e.create(boat(color, map[string]any{"color": color, "sails": int64(2)})); err != nil {
 			t.Fatal(err)
 		}
 	}
-	list, err := w.boats.List(ctx, metav1.ListOptions{FieldSelector: "spec.color=red"})
+	list, err := e.boats.List(ctx, metav1.ListOptions{FieldSelector: "spec.color=red"})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%v %v", list, err)
 	}
-	if _, err := w.create(boat("fast", map[string]any{"sails": int64(10)})); !apierrors.IsInvalid(err) {
+	if _, err := e.create(boat("fast", map[string]any{"sails": int64(10)})); !apierrors.IsInvalid(err) {
 		t.Error(err)
 	}
-	o, err := w.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"status":{"sails":1}}`), metav1.PatchOptions{}, "status")
+	o, err := e.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"status":{"sails":1}}`), metav1.PatchOptions{},
+		"status")
 	if n, _, _ := unstructured.NestedInt64(o.Object, "status", "sails"); err != nil || n != 1 {
 		t.Errorf("%v %v", o, err)
 	}
-	scale, err := w.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`), metav1.PatchOptions{}, "scale")
+	scale, err := e.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`),
+		metav1.PatchOptions{}, "scale")
 	if err != nil || scale.GetKind() != "Scale" {
 		t.Errorf("%v %v", scale, err)
 	}
-	if o, err = w.boats.Get(ctx, "red", metav1.GetOptions{}); err != nil || o.GetGeneration() != 2 {
+	if o, err = e.boats.Get(ctx, "red", metav1.GetOptions{}); err != nil || o.GetGeneration() != 2 {
 		t.Errorf("%v %v", o, err)
 	}
 	unknown := boat("odd", map[string]any{"wheels": int64(1)})
-	if _, err := w.boats.Create(ctx, unknown, metav1.CreateOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) {
+	if _, err := e.boats.Create(ctx, unknown,
+		metav1.CreateOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) {
 		t.Error(err)
 	}
-	if o, err = w.create(unknown); err != nil || len(o.Object["spec"].(map[string]any)) > 0 {
+	if o, err = e.create(unknown); err != nil || len(o.Object["spec"].(map[string]any)) > 0 {
 		t.Errorf("%v %v: not pruned", o, err)
 	}
-	if err := w.boats.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := e.boats.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// Functions hear of each write, at the version that is stored; their errors become answers.
+// TestHooks checks that Admit and Validate are called for each write with objects at the storage version, and that
+// their errors become responses.
 func TestHooks(t *testing.T) {
-	var heard []string
+	var calls []string
 	k := Kind{Manifest: []byte(manifest)}
 	k.Admit = func(_ context.Context, r *Request) error {
-		heard = append(heard, fmt.Sprint("admit ", r.Operation, r.Subresource, r.Old != nil, r.New != nil, r.User.GetName(), r.DryRun))
+		calls = append(calls, fmt.Sprint("admit ", r.Operation, r.Subresource, r.Old != nil, r.New != nil,
+			r.User.GetName(), r.DryRun))
 		if r.Operation == Delete {
 			return errors.New("boats last")
 		}
@@ -202,41 +216,46 @@ func TestHooks(t *testing.T) {
 		return nil
 	}
 	k.Validate = func(_ context.Context, r *Request) error {
-		heard = append(heard, fmt.Sprint("validate ", r.Operation, r.Old != nil, r.New != nil))
+		calls = append(calls, fmt.Sprint("validate ", r.Operation, r.Old != nil, r.New != nil))
 		if r.Operation != Delete && text(r.New, "spec", "color") == "invisible" {
 			path := field.NewPath("spec")
-			return field.ErrorList{field.Forbidden(path.Child("color"), "cannot be seen"), field.Required(path.Child("name"), "")}.ToAggregate()
+			return field.ErrorList{field.Forbidden(path.Child("color"), "cannot be seen"),
+				field.Required(path.Child("name"), "")}.ToAggregate()
 		}
 		if r.New != nil && r.New.GetLabels()["afloat"] != "yes" {
-			t.Errorf("Validate does not see what Admit has changed: %v", r.New)
+			t.Errorf("Validate does not get the changes of Admit: %v", r.New)
 		}
 		return nil
 	}
-	w := start(t, k)
+	e := start(t, k)
 	ctx := t.Context()
-	o, err := w.boats.Create(ctx, boat("b", nil), metav1.CreateOptions{DryRun: []string{"All"}})
+	o, err := e.boats.Create(ctx, boat("b", nil), metav1.CreateOptions{DryRun: []string{"All"}})
 	if err != nil || o.GetLabels()["afloat"] != "yes" {
 		t.Fatal(o, err)
 	}
 	v1alpha1 := boat("b", map[string]any{"color": "red"})
 	v1alpha1.SetAPIVersion("example.com/v1alpha1")
-	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
-	if o, err = older.Create(ctx, v1alpha1, metav1.CreateOptions{}); err != nil || o.GetAPIVersion() != "example.com/v1alpha1" {
+	older := dynamic.NewForConfigOrDie(e.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).
+		Namespace("default")
+	if o, err = older.Create(ctx, v1alpha1, metav1.CreateOptions{}); err != nil ||
+		o.GetAPIVersion() != "example.com/v1alpha1" {
 		t.Fatal(o, err)
 	}
 	patch := []byte(`{"spec":{"color":"invisible"}}`)
-	_, err = w.boats.Patch(ctx, "b", types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = e.boats.Patch(ctx, "b", types.MergePatchType, patch, metav1.PatchOptions{})
 	const want = `Boat.example.com "b" is invalid: [spec.color: Forbidden: cannot be seen, spec.name: Required value]`
 	if !apierrors.IsInvalid(err) || err.Error() != want {
 		t.Error(err)
 	}
-	if _, err := w.boats.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{}, "scale"); err != nil {
+	if _, err := e.boats.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{},
+		"scale"); err != nil {
 		t.Error(err)
 	}
-	if err := w.boats.Delete(ctx, "b", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) || err.Error() != `boats.example.com "b" is forbidden: boats last` {
+	if err := e.boats.Delete(ctx, "b", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) ||
+		err.Error() != `boats.example.com "b" is forbidden: boats last` {
 		t.Error(err)
 	}
-	got, wanted := strings.Join(heard, "\n"), strings.Join([]string{
+	got, wanted := strings.Join(calls, "\n"), strings.Join([]string{
 		"admit CREATEfalse true kubernetes-admin true", "validate CREATEfalse true",
 		"admit CREATEfalse true kubernetes-admin false", "validate CREATEfalse true",
 		"admit UPDATEtrue true kubernetes-admin false", "validate UPDATEtrue true",
@@ -244,25 +263,28 @@ func TestHooks(t *testing.T) {
 		"admit DELETEtrue false kubernetes-admin false",
 	}, "\n")
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(wanted, " ", "") {
-		t.Errorf("heard\n%s\nwant\n%s", got, wanted)
+		t.Errorf("got calls\n%s\nwant\n%s", got, wanted)
 	}
 }
 
-// What is posted is done to the newest object, and judged as an update is; what goes wrong is told.
+// TestSubresource checks that the function of a subresource gets the latest object, that its change is validated like
+// an update, and that its errors reach the client.
 func TestSubresource(t *testing.T) {
 	k := Kind{Manifest: []byte(manifest)}
 	k.Validate = func(_ context.Context, r *Request) error {
-		if r.Subresource == "sink" && text(r.New, "spec", "name") == "unsinkable" && text(r.New, "spec", "color") != text(r.Old, "spec", "color") {
+		if r.Subresource == "sink" && text(r.New, "spec", "name") == "unsinkable" &&
+			text(r.New, "spec", "color") != text(r.Old, "spec", "color") {
 			return field.Forbidden(field.NewPath("spec", "name"), "it is unsinkable")
 		}
 		return nil
 	}
-	var w *world
-	var between []byte // what somebody else writes while it is done
-	did := 0
-	k.Subresources = []Subresource{{Name: "sink", Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
+	var e *env
+	var concurrent []byte // patch by another writer while Do runs
+	count := 0
+	k.Subresources = []Subresource{{Name: "sink",
+		Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
 		Do: func(ctx context.Context, o, body *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-			did++
+			count++
 			if o.GetAPIVersion() != "example.com/v1" {
 				t.Errorf("the object is at %s", o.GetAPIVersion())
 			}
@@ -270,17 +292,19 @@ func TestSubresource(t *testing.T) {
 			if color == "void" {
 				return nil, errors.New("no such sea")
 			}
-			if between != nil {
-				patch := between
-				between = nil
-				if _, err := w.boats.Patch(ctx, o.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			if concurrent != nil {
+				patch := concurrent
+				concurrent = nil
+				if _, err := e.boats.Patch(ctx, o.GetName(), types.MergePatchType, patch,
+					metav1.PatchOptions{}); err != nil {
 					t.Error(err)
 				}
 			}
 			return nil, unstructured.SetNestedField(o.Object, color, "spec", "color")
 		}}}
-	w = start(t, k)
-	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
+	e = start(t, k)
+	older := dynamic.NewForConfigOrDie(e.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).
+		Namespace("default")
 	sink := func(name, color string, o metav1.CreateOptions) error {
 		hole := boat(name, map[string]any{"color": color})
 		hole.SetKind("Hole")
@@ -288,37 +312,39 @@ func TestSubresource(t *testing.T) {
 		return err
 	}
 	for _, name := range []string{"b", "unsinkable"} {
-		if _, err := w.create(boat(name, map[string]any{"name": name})); err != nil {
+		if _, err := e.create(boat(name, map[string]any{"name": name})); err != nil {
 			t.Fatal(err)
 		}
 	}
-	between = []byte(`{"spec":{"title":"HMS"}}`)
-	if err := sink("b", "blue", metav1.CreateOptions{}); err != nil || did != 2 {
-		t.Errorf("%v, done %d times", err, did)
+	concurrent = []byte(`{"spec":{"title":"HMS"}}`)
+	if err := sink("b", "blue", metav1.CreateOptions{}); err != nil || count != 2 {
+		t.Errorf("%v, Do was called %d times, want 2", err, count)
 	}
 	if err := sink("b", "green", metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
 		t.Error(err)
 	}
-	o, err := w.boats.Get(t.Context(), "b", metav1.GetOptions{})
+	o, err := e.boats.Get(t.Context(), "b", metav1.GetOptions{})
 	if err != nil || text(o, "spec", "color") != "blue" || text(o, "spec", "title") != "HMS" || o.GetGeneration() != 3 {
 		t.Errorf("%v %v", o, err)
 	}
-	if err := sink("unsinkable", "blue", metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "it is unsinkable") {
+	if err := sink("unsinkable", "blue", metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "it is unsinkable") {
 		t.Error(err)
 	}
-	if err := sink("b", "void", metav1.CreateOptions{}); apierrors.ReasonForError(err) != metav1.StatusReasonUnknown || err.Error() != "no such sea" {
+	if err := sink("b", "void", metav1.CreateOptions{}); apierrors.ReasonForError(err) != metav1.StatusReasonUnknown ||
+		err.Error() != "no such sea" {
 		t.Errorf("%v", err)
 	}
-	if err := sink("nobody", "blue", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+	if err := sink("missing", "blue", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
 	wrong := boat("b", nil)
-	if _, err := w.boats.Create(t.Context(), wrong, metav1.CreateOptions{}, "sink"); !apierrors.IsInvalid(err) {
+	if _, err := e.boats.Create(t.Context(), wrong, metav1.CreateOptions{}, "sink"); !apierrors.IsInvalid(err) {
 		t.Errorf("a Boat in place of a Hole: %v", err)
 	}
 }
 
-// A function converts: what is written at one version is read at another.
+// TestConvert checks that Kind.Convert converts objects between versions for reads, writes and watches.
 func TestConvert(t *testing.T) {
 	k := Kind{Manifest: []byte(manifest)}
 	k.Convert = func(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
@@ -332,15 +358,16 @@ func TestConvert(t *testing.T) {
 		}
 		return o, nil
 	}
-	w := start(t, k)
+	e := start(t, k)
 	ctx := t.Context()
-	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
+	older := dynamic.NewForConfigOrDie(e.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).
+		Namespace("default")
 	events, err := older.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer events.Stop()
-	if _, err := w.create(boat("b", map[string]any{"title": "Rose"})); err != nil {
+	if _, err := e.create(boat("b", map[string]any{"title": "Rose"})); err != nil {
 		t.Fatal(err)
 	}
 	if e := <-events.ResultChan(); text(e.Object.(*unstructured.Unstructured), "spec", "name") != "Rose" {
@@ -350,17 +377,20 @@ func TestConvert(t *testing.T) {
 	if err != nil || text(o, "spec", "name") != "Lily" {
 		t.Errorf("%v %v", o, err)
 	}
-	if o, err = w.boats.Get(ctx, "b", metav1.GetOptions{}); err != nil || text(o, "spec", "title") != "Lily" || text(o, "spec", "name") != "" {
+	if o, err = e.boats.Get(ctx, "b", metav1.GetOptions{}); err != nil || text(o, "spec", "title") != "Lily" ||
+		text(o, "spec", "name") != "" {
 		t.Errorf("%v %v", o, err)
 	}
 }
 
-// Objects are created in namespaces of the main server, while these are there.
+// TestNamespaces checks that objects can be created only in namespaces that exist on the main server and are not
+// terminating.
 func TestNamespaces(t *testing.T) {
-	w := start(t, Kind{Manifest: []byte(manifest)})
-	ctx, core := t.Context(), kubernetes.NewForConfigOrDie(w.main.Config).CoreV1().Namespaces()
+	e := start(t, Kind{Manifest: []byte(manifest)})
+	ctx, core := t.Context(), kubernetes.NewForConfigOrDie(e.main.Config).CoreV1().Namespaces()
 	at := func(namespace string) error {
-		_, err := dynamic.NewForConfigOrDie(w.admin).Resource(boats).Namespace(namespace).Create(ctx, boat("b", nil), metav1.CreateOptions{})
+		_, err := dynamic.NewForConfigOrDie(e.admin).Resource(boats).Namespace(namespace).Create(ctx, boat("b", nil),
+			metav1.CreateOptions{})
 		return err
 	}
 	if err := at("harbour"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "harbour" not found` {
@@ -370,29 +400,32 @@ func TestNamespaces(t *testing.T) {
 	if _, err := core.Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := at("harbour"); err != nil { // whatever the watch has told of
+	if err := at("harbour"); err != nil { // also before the watch delivers the namespace
 		t.Error(err)
 	}
 	if err := core.Delete(ctx, "harbour", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.until(func() bool { return apierrors.HasStatusCause(at("harbour"), corev1.NamespaceTerminatingCause) })
-	if _, err := core.Patch(ctx, "harbour", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+	e.until(func() bool { return apierrors.HasStatusCause(at("harbour"), corev1.NamespaceTerminatingCause) })
+	if _, err := core.Patch(ctx, "harbour", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// AGG-039: where the main server is away, nobody is granted anything, and whoever has a certificate is still known.
-func TestMainServerAway(t *testing.T) {
-	w := start(t, Kind{Manifest: []byte(manifest)})
-	w.main.Stop()
-	anonymous := rest.AnonymousClientConfig(w.admin)
+// TestMainServerUnavailable checks that no request is authorized while the main server is unavailable, except those of
+// system:masters, and that client certificates are still authenticated. (AGG-039)
+func TestMainServerUnavailable(t *testing.T) {
+	e := start(t, Kind{Manifest: []byte(manifest)})
+	e.main.Stop()
+	anonymous := rest.AnonymousClientConfig(e.admin)
 	client, err := rest.HTTPClientFor(anonymous)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]int{"/apis/example.com/v1/boats": http.StatusInternalServerError, "/livez": http.StatusOK} {
-		resp, err := client.Get(w.server.URL() + path)
+	for path, want := range map[string]int{"/apis/example.com/v1/boats": http.StatusInternalServerError,
+		"/livez": http.StatusOK} {
+		resp, err := client.Get(e.server.URL() + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -401,22 +434,24 @@ func TestMainServerAway(t *testing.T) {
 		}
 	}
 	client.CloseIdleConnections()
-	if _, err := w.boats.List(t.Context(), metav1.ListOptions{}); err != nil {
+	if _, err := e.boats.List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
-	elsewhere := dynamic.NewForConfigOrDie(w.admin).Resource(boats).Namespace("unheard-of")
-	if _, err := elsewhere.Create(t.Context(), boat("b", nil), metav1.CreateOptions{}); !apierrors.IsInternalError(err) {
-		t.Errorf("in a namespace that nobody can ask for: %v", err)
+	elsewhere := dynamic.NewForConfigOrDie(e.admin).Resource(boats).Namespace("unknown")
+	if _, err := elsewhere.Create(t.Context(), boat("b", nil),
+		metav1.CreateOptions{}); !apierrors.IsInternalError(err) {
+		t.Errorf("in a namespace that the main server cannot return: %v", err)
 	}
 }
 
-// AGG-032: the program is told by flags.
+// TestFlags checks the command-line flags. (AGG-032)
 func TestFlags(t *testing.T) {
 	main := testserver.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ready := &interrupter{cancel: cancel}
 	dir := t.TempDir()
-	args := []string{"boats", "--kubeconfig", main.Kubeconfig, "--secure-port=0", "--bind-address=127.0.0.1", "--data-dir", dir}
+	args := []string{"boats", "--kubeconfig", main.Kubeconfig, "--secure-port=0", "--bind-address=127.0.0.1",
+		"--data-dir", dir}
 	if err := run(ctx, Config{Kinds: []Kind{{Manifest: []byte(manifest)}}}, args, ready); err != nil {
 		t.Fatal(err)
 	}
@@ -424,17 +459,22 @@ func TestFlags(t *testing.T) {
 		t.Error(ready.String())
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
-		t.Error("nothing is kept", err)
+		t.Error("the data directory is empty", err)
 	}
 	for want, args := range map[string][]string{
-		"flags only":                                  {"boats", "serve"},
-		"unknown flag: --sails":                       {"boats", "--sails"},
-		"this is no Pod":                              {"boats", "--secure-port=0"},
-		"--client-ca-file":                            {"boats", "--kubeconfig", main.Kubeconfig, "--client-ca-file=/missing"},
-		"--requestheader-client-ca-file":              {"boats", "--kubeconfig", main.Kubeconfig, "--requestheader-client-ca-file=/missing"},
-		"--tls-cert-file":                             {"boats", "--kubeconfig", main.Kubeconfig, "--tls-cert-file=/missing"},
-		"client for authentication: stat /missing":    {"boats", "--kubeconfig", main.Kubeconfig, "--authentication-kubeconfig=/missing"},
-		"client for authorization: stat /elsewhere":   {"boats", "--kubeconfig", main.Kubeconfig, "--authorization-kubeconfig=/elsewhere"},
+		"only flags":            {"boats", "serve"},
+		"unknown flag: --sails": {"boats", "--sails"},
+		"does not run in a Pod": {"boats", "--secure-port=0"},
+		"--client-ca-file": {"boats", "--kubeconfig", main.Kubeconfig,
+			"--client-ca-file=/missing"},
+		"--requestheader-client-ca-file": {"boats", "--kubeconfig", main.Kubeconfig,
+			"--requestheader-client-ca-file=/missing"},
+		"--tls-cert-file": {"boats", "--kubeconfig", main.Kubeconfig,
+			"--tls-cert-file=/missing"},
+		"client for authentication: stat /missing": {"boats", "--kubeconfig", main.Kubeconfig,
+			"--authentication-kubeconfig=/missing"},
+		"client for authorization: stat /elsewhere": {"boats", "--kubeconfig", main.Kubeconfig,
+			"--authorization-kubeconfig=/elsewhere"},
 		"invalid argument \"here\" for \"--bind-addr": {"boats", "--bind-address=here"},
 	} {
 		if err := run(t.Context(), Config{}, args, ready); err == nil || !strings.Contains(err.Error(), want) {
@@ -443,7 +483,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// interrupter ends the program as soon as it has said that it serves.
+// interrupter is the output of the program. It cancels the program's context at the first write.
 type interrupter struct {
 	bytes.Buffer
 	cancel context.CancelFunc
@@ -454,14 +494,16 @@ func (i *interrupter) Write(p []byte) (int, error) {
 	return i.Buffer.Write(p)
 }
 
-// A server that began 300 days ago has renewed its own certificate by today, and the same clients trust it.
+// TestOwnCertificateIsRenewed checks that a server that has been running for 300 days renews its own certificate, and
+// that clients with the same CA trust it.
 func TestOwnCertificateIsRenewed(t *testing.T) {
 	main, clock := testserver.Start(t), clocktesting.NewFakeClock(time.Now().AddDate(0, 0, -300))
-	s, err := Start(t.Context(), Config{Kinds: []Kind{{Manifest: []byte(manifest)}}, Kubeconfig: main.Kubeconfig, clock: clock})
+	s, err := Start(t.Context(), Config{Kinds: []Kind{{Manifest: []byte(manifest)}}, Kubeconfig: main.Kubeconfig,
+		clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t}
+	e := &env{T: t}
 	t.Cleanup(func() {
 		if err := s.Shutdown(); err != nil {
 			t.Error(err)
@@ -479,7 +521,7 @@ func TestOwnCertificateIsRenewed(t *testing.T) {
 	}
 	before := shown()
 	clock.SetTime(time.Now())
-	w.until(func() bool { return !shown().Equal(before) })
+	e.until(func() bool { return !shown().Equal(before) })
 	if after := shown(); after.NotAfter.Before(time.Now().AddDate(0, 0, 364)) {
 		t.Errorf("renewed until %v", after.NotAfter)
 	}

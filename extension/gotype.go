@@ -12,15 +12,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Typed makes a function for Kind.Admit or Kind.Validate of one that takes Go types, those of the version that is stored: obj is
-// Request.New, and nil on a delete; old is Request.Old, and nil on a create.
+// Typed returns a function for Kind.Admit or Kind.Validate that calls f with Go types. T is the Go type of the storage
+// version. obj is the decoded Request.New and nil on a delete. old is the decoded Request.Old and nil on a create.
 func Typed[T any](f func(ctx context.Context, r *Request, obj, old *T) error) func(context.Context, *Request) error {
 	return func(ctx context.Context, r *Request) error {
-		obj, err := as[T](r.New)
+		obj, err := fromUnstructured[T](r.New)
 		if err != nil {
 			return err
 		}
-		old, err := as[T](r.Old)
+		old, err := fromUnstructured[T](r.Old)
 		if err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ func Typed[T any](f func(ctx context.Context, r *Request, obj, old *T) error) fu
 	}
 }
 
-func as[T any](u *unstructured.Unstructured) (*T, error) {
+func fromUnstructured[T any](u *unstructured.Unstructured) (*T, error) {
 	if u == nil {
 		return nil, nil
 	}
@@ -40,29 +40,32 @@ func as[T any](u *unstructured.Unstructured) (*T, error) {
 	return obj, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, obj)
 }
 
-// useTypes has the versions of d use the types of the scheme, and sees that it converts.
+// useTypes sets the Go types of the scheme on the versions of d. It returns an error if the scheme cannot convert
+// between them.
 func (k *Kind) useTypes(d *resource.Definition) (err error) {
 	for _, v := range d.Versions {
 		empty, errNew := k.Scheme.New(v.GroupVersionKind())
 		if errNew != nil {
 			return errNew
 		}
-		v.Type = &resource.GoType{New: empty.DeepCopyObject, Default: k.Scheme.Default, NoProtobuf: !resource.IsProtobuf(empty)}
+		v.Type = &resource.GoType{New: empty.DeepCopyObject, Default: k.Scheme.Default,
+			NoProtobuf: !resource.IsProtobuf(empty)}
 		if v.ConvertTo == nil || k.Convert != nil {
 			continue
 		}
-		for _, way := range []struct {
+		for _, direction := range []struct {
 			from    *resource.Version
 			convert func(map[string]any) (map[string]any, error)
 		}{{v, v.ConvertTo}, {d.Storage, v.ConvertFrom}} {
-			_, tried := way.convert(map[string]any{"apiVersion": way.from.APIVersion, "kind": d.Names.Kind})
-			err = errors.Join(err, tried)
+			_, failed := direction.convert(map[string]any{"apiVersion": direction.from.APIVersion,
+				"kind": d.Names.Kind})
+			err = errors.Join(err, failed)
 		}
 	}
 	return err
 }
 
-// convertByScheme converts by way of the internal version where the scheme has one.
+// convertByScheme converts an object with the scheme. It converts through the internal version if the scheme has one.
 func (k *Kind) convertByScheme(o *unstructured.Unstructured, toVersion string) (*unstructured.Unstructured, error) {
 	gvk := schema.FromAPIVersionAndKind(toVersion, o.GetKind())
 	in, err := k.Scheme.New(o.GroupVersionKind())
@@ -74,10 +77,11 @@ func (k *Kind) convertByScheme(o *unstructured.Unstructured, toVersion string) (
 		return nil, err
 	}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, in); err != nil {
-		return nil, fmt.Errorf("read %s: %w", o.GroupVersionKind(), err)
+		return nil, fmt.Errorf("decode %s: %w", o.GroupVersionKind(), err)
 	}
-	if hub := (schema.GroupVersion{Group: gvk.Group, Version: runtime.APIVersionInternal}); k.Scheme.Recognizes(hub.WithKind(gvk.Kind)) {
-		if in, err = k.Scheme.UnsafeConvertToVersion(in, hub); err != nil {
+	if internal := (schema.GroupVersion{Group: gvk.Group,
+		Version: runtime.APIVersionInternal}); k.Scheme.Recognizes(internal.WithKind(gvk.Kind)) {
+		if in, err = k.Scheme.UnsafeConvertToVersion(in, internal); err != nil {
 			return nil, err
 		}
 	}

@@ -30,7 +30,7 @@ import (
 	generated "k8s.io/kubernetes/pkg/generated/openapi"
 )
 
-// Boat is the kind at v1, and OldBoat at v1alpha1, where the title is called a name.
+// Boat is the Go type of the kind at v1, OldBoat at v1alpha1. The field title is called name at v1alpha1.
 type Boat struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -80,7 +80,7 @@ func (b *OldBoat) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// boatDefinitions are what openapi-gen makes of such types.
+// boatDefinitions returns the definitions that openapi-gen generates from such types.
 func boatDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	const here = "github.com/trellis-k8s/trellis/extension."
 	text := func(about string) spec.Schema {
@@ -95,26 +95,30 @@ func boatDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefi
 		return spec.Schema{SchemaProps: spec.SchemaProps{Default: map[string]any{}, Ref: ref(name)}}
 	}
 	of := func(about string, required []string, p map[string]spec.Schema) common.OpenAPIDefinition {
-		return common.OpenAPIDefinition{Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: about, Type: []string{"object"}, Required: required, Properties: p}}}
+		return common.OpenAPIDefinition{Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: about,
+			Type: []string{"object"}, Required: required, Properties: p}}}
 	}
-	byName := spec.Extensions{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []string{"name"}, "x-kubernetes-patch-merge-key": "name"}
+	byName := spec.Extensions{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []string{"name"},
+		"x-kubernetes-patch-merge-key": "name"}
 	return map[string]common.OpenAPIDefinition{
 		here + "Boat": of("Boat is moved by wind.", nil, map[string]spec.Schema{
 			"apiVersion": text(""), "kind": text(""), "metadata": to("k8s.io/apimachinery/pkg/apis/meta/v1.ObjectMeta"),
 			"spec": to(here + "BoatSpec"), "status": to(here + "BoatStatus")}),
 		here + "BoatSpec": of("", []string{"crew"}, map[string]spec.Schema{
-			"title": text("The name on its side."), "color": {SchemaProps: spec.SchemaProps{Type: []string{"string"}, Enum: []any{"red", "white"}}},
+			"title": text("The name on its side."), "color": {SchemaProps: spec.SchemaProps{Type: []string{"string"},
+				Enum: []any{"red", "white"}}},
 			"sails": whole, "crew": list(text(""), nil), "anchors": list(to(here+"Anchor"), byName),
-			"built": to("k8s.io/apimachinery/pkg/apis/meta/v1.Time"), "leeway": to("k8s.io/apimachinery/pkg/apis/meta/v1.Duration")}),
+			"built":  to("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
+			"leeway": to("k8s.io/apimachinery/pkg/apis/meta/v1.Duration")}),
 		here + "Anchor":     of("", []string{"name"}, map[string]spec.Schema{"name": text(""), "depth": whole}),
 		here + "BoatStatus": of("", []string{"sails"}, map[string]spec.Schema{"sails": whole}),
 		here + "OldBoat": of("Boat as it was.", nil, map[string]spec.Schema{"apiVersion": text(""), "kind": text(""),
 			"metadata": to("k8s.io/apimachinery/pkg/apis/meta/v1.ObjectMeta"), "spec": to(here + "OldBoatSpec")}),
-		here + "OldBoatSpec": of("", nil, map[string]spec.Schema{"name": text("What it is called.")}),
+		here + "OldBoatSpec": of("", nil, map[string]spec.Schema{"name": text("The name of the boat.")}),
 	}
 }
 
-// boatScheme has a default at each version, and converts from one to the other.
+// boatScheme returns a scheme with a default in each version and conversions between the versions.
 func boatScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	s.AddKnownTypeWithName(boats.GroupVersion().WithKind("Boat"), &Boat{})
@@ -155,8 +159,10 @@ func boatSpec() *apiextensionsv1.CustomResourceDefinitionSpec {
 		Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
 			{Name: "v1", Served: true, Storage: true, Subresources: &apiextensionsv1.CustomResourceSubresources{
 				Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
-				Scale:  &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.sails", StatusReplicasPath: ".status.sails"}},
-				AdditionalPrinterColumns: []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Title", Type: "string", JSONPath: ".spec.title"}}},
+				Scale: &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.sails",
+					StatusReplicasPath: ".status.sails"}},
+				AdditionalPrinterColumns: []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Title",
+					Type: "string", JSONPath: ".spec.title"}}},
 			{Name: "v1alpha1", Served: true},
 		},
 	}
@@ -164,7 +170,7 @@ func boatSpec() *apiextensionsv1.CustomResourceDefinitionSpec {
 
 func typedBoats() Kind { return Kind{Spec: boatSpec(), Scheme: boatScheme(), OpenAPI: boatDefinitions} }
 
-// A kind of Go types: its schemas, defaults, conversions and validation are theirs.
+// TestGoTypes checks the schemas, defaults, conversions and validation of a kind with Go types.
 func TestGoTypes(t *testing.T) {
 	k := typedBoats()
 	k.Admit = Typed(func(_ context.Context, _ *Request, b, _ *Boat) error {
@@ -179,104 +185,122 @@ func TestGoTypes(t *testing.T) {
 		}
 		return nil
 	})
-	w := start(t, k)
+	e := start(t, k)
 	ctx := t.Context()
-	o, err := w.create(boat("rose", map[string]any{"title": "Rose", "anchors": []any{map[string]any{"name": "bow"}}}))
+	o, err := e.create(boat("rose", map[string]any{"title": "Rose", "anchors": []any{map[string]any{"name": "bow"}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]any{"title": "Rose", "sails": int64(2), "crew": nil, "anchors": []any{map[string]any{"name": "bow", "depth": int64(0)}}}
+	want := map[string]any{"title": "Rose", "sails": int64(2), "crew": nil,
+		"anchors": []any{map[string]any{"name": "bow", "depth": int64(0)}}}
 	if !reflect.DeepEqual(o.Object["spec"], want) || o.GetLabels()["title"] != "Rose" || o.GetGeneration() != 1 {
 		t.Errorf("%v", o.Object)
 	}
-	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
-	if o, err = older.Get(ctx, "rose", metav1.GetOptions{}); err != nil || text(o, "spec", "name") != "Rose" || o.GetUID() == "" {
+	older := dynamic.NewForConfigOrDie(e.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).
+		Namespace("default")
+	if o, err = older.Get(ctx, "rose", metav1.GetOptions{}); err != nil || text(o, "spec", "name") != "Rose" ||
+		o.GetUID() == "" {
 		t.Errorf("%v %v", o, err)
 	}
 	v1alpha1 := boat("old", nil)
 	v1alpha1.SetAPIVersion("example.com/v1alpha1")
-	if o, err = older.Create(ctx, v1alpha1, metav1.CreateOptions{}); err != nil || text(o, "spec", "name") != "nameless" {
+	if o, err = older.Create(ctx, v1alpha1, metav1.CreateOptions{}); err != nil ||
+		text(o, "spec", "name") != "nameless" {
 		t.Errorf("%v %v", o, err)
 	}
-	if o, err = w.boats.Get(ctx, "old", metav1.GetOptions{}); err != nil || text(o, "spec", "title") != "nameless" || o.GetLabels()["title"] != "nameless" {
+	if o, err = e.boats.Get(ctx, "old", metav1.GetOptions{}); err != nil || text(o, "spec", "title") != "nameless" ||
+		o.GetLabels()["title"] != "nameless" {
 		t.Errorf("%v %v", o, err)
 	}
 	fewer := []byte(`{"spec":{"sails":1}}`)
-	if _, err := w.boats.Patch(ctx, "rose", types.MergePatchType, fewer, metav1.PatchOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.sails: Invalid value: 1: may not be fewer") {
+	if _, err := e.boats.Patch(ctx, "rose", types.MergePatchType, fewer,
+		metav1.PatchOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec.sails: Invalid value: 1: may not be fewer") {
 		t.Error(err)
 	}
-	t.Run("refused", func(t *testing.T) { testGoTypeRefusals(t, w) })
-	t.Run("owned", func(t *testing.T) { testGoTypeApply(t, w) })
-	t.Run("described", func(t *testing.T) { testGoTypeDescribed(t, w) })
+	t.Run("refused", func(t *testing.T) { testGoTypeRefusals(t, e) })
+	t.Run("owned", func(t *testing.T) { testGoTypeApply(t, e) })
+	t.Run("described", func(t *testing.T) { testGoTypeDescribed(t, e) })
 }
 
-// An object that does not fit its Go type is refused with the message of kube-apiserver, after the path of the field if the message names none.
-func testGoTypeRefusals(t *testing.T, w *world) {
-	ctx, direct := t.Context(), kubernetes.NewForConfigOrDie(w.admin).RESTClient()
+// testGoTypeRefusals checks that an object that does not match its Go type is rejected with kube-apiserver's message.
+// If the message does not name the field, it follows the path of the field.
+func testGoTypeRefusals(t *testing.T, e *env) {
+	ctx, direct := t.Context(), kubernetes.NewForConfigOrDie(e.admin).RESTClient()
 	for want, spec := range map[string]map[string]any{
 		`Boat in version "v1" cannot be handled as a Boat: json: cannot unmarshal string into Go struct field BoatSpec.spec.sails of type int32`: {"sails": "many"},
 		`Boat in version "v1" cannot be handled as a Boat: strict decoding error: unknown field "spec.wheels"`:                                   {"wheels": int64(4)},
 		`Boat in version "v1" cannot be handled as a Boat: spec.leeway: time: invalid duration "soon"`:                                           {"leeway": "soon"},
 		`Boat.example.com "b" is invalid: spec.color: Unsupported value: "blue": supported values: "red", "white"`:                               {"color": "blue"},
 	} {
-		if _, err := w.boats.Create(ctx, boat("b", spec), metav1.CreateOptions{FieldValidation: "Strict"}); err == nil || err.Error() != want {
+		if _, err := e.boats.Create(ctx, boat("b", spec),
+			metav1.CreateOptions{FieldValidation: "Strict"}); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
-		js, _ := boat("b", spec).MarshalJSON() // which is YAML, too, that is decoded another way
-		post := direct.Post().AbsPath("/apis/example.com/v1/namespaces/default/boats").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/yaml")
+		js, _ := boat("b", spec).MarshalJSON() // JSON is also YAML, which has another decoder
+		post := direct.Post().AbsPath("/apis/example.com/v1/namespaces/default/boats").Param("fieldValidation",
+			"Strict").SetHeader("Content-Type", "application/yaml")
 		if err := post.Body(js).Do(ctx).Error(); err == nil || err.Error() != want {
 			t.Errorf("as YAML: %v, want %s", err, want)
 		}
 	}
 	patch := []byte(`{"spec":{"sails":"many"}}`)
-	if _, err := w.boats.Patch(ctx, "rose", types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "cannot unmarshal string into Go struct field BoatSpec.spec.sails of type int32") {
+	_, err := e.boats.Patch(ctx, "rose", types.MergePatchType, patch, metav1.PatchOptions{})
+	const want = "cannot unmarshal string into Go struct field BoatSpec.spec.sails of type int32"
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
 }
 
-// Lists are merged by the keys that the types declare, and defaults have no owner but who writes them.
-func testGoTypeApply(t *testing.T, w *world) {
+// testGoTypeApply checks that lists are merged by the keys that the types declare, and that default values have no
+// field owner.
+func testGoTypeApply(t *testing.T, e *env) {
 	ctx := t.Context()
 	for _, a := range []string{"port", "starboard"} {
 		applied := boat("applied", map[string]any{"anchors": []any{map[string]any{"name": a, "depth": int64(3)}}})
-		if _, err := w.boats.Apply(ctx, "applied", applied, metav1.ApplyOptions{FieldManager: a}); err != nil {
+		if _, err := e.boats.Apply(ctx, "applied", applied, metav1.ApplyOptions{FieldManager: a}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	o, err := w.boats.Get(ctx, "applied", metav1.GetOptions{})
+	o, err := e.boats.Get(ctx, "applied", metav1.GetOptions{})
 	anchors, _, _ := unstructured.NestedSlice(o.Object, "spec", "anchors")
-	if sails, _, _ := unstructured.NestedInt64(o.Object, "spec", "sails"); err != nil || len(anchors) != 2 || sails != 2 {
+	if sails, _, _ := unstructured.NestedInt64(o.Object, "spec", "sails"); err != nil || len(anchors) != 2 ||
+		sails != 2 {
 		t.Errorf("%v %v", o, err)
 	}
-	if len(o.GetManagedFields()) != 2 || strings.Contains(string(o.GetManagedFields()[0].FieldsV1.GetRawBytes()), "sails") {
+	if len(o.GetManagedFields()) != 2 || strings.Contains(string(o.GetManagedFields()[0].FieldsV1.GetRawBytes()),
+		"sails") {
 		t.Errorf("%v", o.GetManagedFields())
 	}
 	strategic := []byte(`{"spec":{"crew":["Ann"]}}`)
-	if o, err = w.boats.Patch(ctx, "applied", types.StrategicMergePatchType, strategic, metav1.PatchOptions{}); err != nil || fmt.Sprint(o.Object["spec"].(map[string]any)["crew"]) != "[Ann]" {
+	if o, err = e.boats.Patch(ctx, "applied", types.StrategicMergePatchType, strategic,
+		metav1.PatchOptions{}); err != nil || fmt.Sprint(o.Object["spec"].(map[string]any)["crew"]) != "[Ann]" {
 		t.Errorf("%v %v", o, err)
 	}
 }
 
-func testGoTypeDescribed(t *testing.T, w *world) {
-	client, err := rest.HTTPClientFor(w.admin)
+func testGoTypeDescribed(t *testing.T, e *env) {
+	client, err := rest.HTTPClientFor(e.admin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
 		"/openapi/v3/apis/example.com/v1":       "The name on its side.",
-		"/openapi/v3/apis/example.com/v1alpha1": "What it is called.",
+		"/openapi/v3/apis/example.com/v1alpha1": "The name of the boat.",
 		"/openapi/v2":                           "Boat is moved by wind.",
 	} {
-		if got := read200(t, client, w.server.URL()+path, "application/json"); !strings.Contains(got, want) {
+		if got := read200(t, client, e.server.URL()+path, "application/json"); !strings.Contains(got, want) {
 			t.Errorf("%s lacks %q", path, want)
 		}
 	}
-	table := read200(t, client, w.server.URL()+"/apis/example.com/v1/namespaces/default/boats/rose", "application/json;as=Table;g=meta.k8s.io;v=v1")
+	table := read200(t, client, e.server.URL()+"/apis/example.com/v1/namespaces/default/boats/rose",
+		"application/json;as=Table;g=meta.k8s.io;v=v1")
 	if !strings.Contains(table, `"cells":["rose","Rose"]`) {
 		t.Error(table)
 	}
-	// a type without a protobuf form is not offered in it
-	if js := read200(t, client, w.server.URL()+"/apis/example.com/v1/namespaces/default/boats/rose", "application/vnd.kubernetes.protobuf,application/json"); !strings.HasPrefix(js, "{") {
+	// A type without protobuf methods is not served as protobuf.
+	if js := read200(t, client, e.server.URL()+"/apis/example.com/v1/namespaces/default/boats/rose",
+		"application/vnd.kubernetes.protobuf,application/json"); !strings.HasPrefix(js, "{") {
 		t.Errorf("%q", js)
 	}
 }
@@ -300,17 +324,20 @@ func read200(t *testing.T, c *http.Client, url, accept string) string {
 	return string(body)
 }
 
-// Types with a protobuf form speak it: bodies, answers, lists and watches.
+// TestGoTypeProtobuf checks that types with protobuf methods use protobuf in request bodies, responses, lists and
+// watches.
 func TestGoTypeProtobuf(t *testing.T) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{})
-	w := start(t, Kind{Manifest: []byte(manifest)}, Kind{Scheme: scheme, OpenAPI: generated.GetOpenAPIDefinitions, Spec: &apiextensionsv1.CustomResourceDefinitionSpec{
-		Group: coordinationv1.GroupName, Scope: apiextensionsv1.NamespaceScoped,
-		Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: "leases", Kind: "Lease"},
-		Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
-	}})
-	as := rest.CopyConfig(w.admin)
-	as.ContentType, as.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf // nothing else
+	e := start(t, Kind{Manifest: []byte(manifest)}, Kind{Scheme: scheme, OpenAPI: generated.GetOpenAPIDefinitions,
+		Spec: &apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: coordinationv1.GroupName, Scope: apiextensionsv1.NamespaceScoped,
+			Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: "leases", Kind: "Lease"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
+		}})
+	as := rest.CopyConfig(e.admin)
+	// no other media type
+	as.ContentType, as.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
 	leases, ctx := kubernetes.NewForConfigOrDie(as).CoordinationV1().Leases("default"), t.Context()
 	watch, err := leases.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -318,7 +345,8 @@ func TestGoTypeProtobuf(t *testing.T) {
 	}
 	defer watch.Stop()
 	renewed := metav1.NewMicroTime(time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC))
-	made, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "l"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("me"), RenewTime: &renewed}}, metav1.CreateOptions{})
+	made, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "l"},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("me"), RenewTime: &renewed}}, metav1.CreateOptions{})
 	if err != nil || *made.Spec.HolderIdentity != "me" || !made.Spec.RenewTime.Equal(&renewed) || made.UID == "" {
 		t.Fatal(made, err)
 	}
@@ -326,15 +354,17 @@ func TestGoTypeProtobuf(t *testing.T) {
 		t.Errorf("%v", e)
 	}
 	made.Spec.LeaseDurationSeconds = new(int32(7))
-	if made, err = leases.Update(ctx, made, metav1.UpdateOptions{}); err != nil || *made.Spec.LeaseDurationSeconds != 7 {
+	if made, err = leases.Update(ctx, made, metav1.UpdateOptions{}); err != nil ||
+		*made.Spec.LeaseDurationSeconds != 7 {
 		t.Errorf("%v %v", made, err)
 	}
-	if list, err := leases.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 1 || *list.Items[0].Spec.HolderIdentity != "me" {
+	if list, err := leases.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 1 ||
+		*list.Items[0].Spec.HolderIdentity != "me" {
 		t.Errorf("%v %v", list, err)
 	}
 }
 
-// Of each Go type of Kubernetes a structural schema is derived.
+// TestGeneratedSchemas checks that each Go type of Kubernetes results in a valid structural schema.
 func TestGeneratedSchemas(t *testing.T) {
 	for gvk, of := range kubernetesscheme.Scheme.AllKnownTypes() {
 		obj, isObject := reflect.New(of).Interface().(interface {
@@ -361,16 +391,22 @@ func TestGeneratedSchemas(t *testing.T) {
 	}
 }
 
-// What the schema cannot say, the type does: quantities and ports are as its own JSON has them.
+// TestGeneratedDeployment checks that the Go type normalizes values that the schema leaves open, such as quantities and
+// ports.
 func TestGeneratedDeployment(t *testing.T) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypeWithName(boats.GroupVersion().WithKind("Boat"), &appsv1.Deployment{})
 	k := Kind{Spec: boatSpec(), Scheme: scheme, OpenAPI: generated.GetOpenAPIDefinitions}
 	k.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}}
-	w := start(t, k)
-	container := map[string]any{"name": "c", "resources": map[string]any{"limits": map[string]any{"cpu": int64(1), "memory": "1024Mi"}},
-		"readinessProbe": map[string]any{"httpGet": map[string]any{"port": int64(80)}}, "livenessProbe": map[string]any{"httpGet": map[string]any{"port": "http"}}}
-	o, err := w.boats.Apply(t.Context(), "d", boat("d", map[string]any{"selector": map[string]any{}, "template": map[string]any{"spec": map[string]any{"containers": []any{container}}}}), metav1.ApplyOptions{FieldManager: "me"})
+	e := start(t, k)
+	container := map[string]any{"name": "c",
+		"resources":      map[string]any{"limits": map[string]any{"cpu": int64(1), "memory": "1024Mi"}},
+		"readinessProbe": map[string]any{"httpGet": map[string]any{"port": int64(80)}},
+		"livenessProbe":  map[string]any{"httpGet": map[string]any{"port": "http"}}}
+	o, err := e.boats.Apply(t.Context(), "d",
+		boat("d", map[string]any{"selector": map[string]any{},
+			"template": map[string]any{"spec": map[string]any{"containers": []any{container}}}}),
+		metav1.ApplyOptions{FieldManager: "me"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,21 +415,29 @@ func TestGeneratedDeployment(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := d.Spec.Template.Spec.Containers[0]
-	if c.Resources.Limits.Cpu().String() != "1" || c.Resources.Limits.Memory().String() != "1Gi" || c.ReadinessProbe.HTTPGet.Port.IntValue() != 80 || c.LivenessProbe.HTTPGet.Port.StrVal != "http" {
+	if c.Resources.Limits.Cpu().String() != "1" || c.Resources.Limits.Memory().String() != "1Gi" ||
+		c.ReadinessProbe.HTTPGet.Port.IntValue() != 80 || c.LivenessProbe.HTTPGet.Port.StrVal != "http" {
 		t.Errorf("%v", o.Object)
 	}
 }
 
-// A kind whose types do not do what it says, does not start.
-func TestGoTypeFaults(t *testing.T) {
+// TestInvalidGoTypes checks the errors for kinds whose manifest and Go types do not match.
+func TestInvalidGoTypes(t *testing.T) {
 	for want, change := range map[string]func(*Kind){
-		`no kind "Boat" is registered for version "example.com/v1"`:              func(k *Kind) { k.Scheme = runtime.NewScheme() },
-		"version v1 has neither a schema nor, as there is no OpenAPI":            func(k *Kind) { k.OpenAPI = nil },
-		"OpenAPI does not define com.github.trellis-k8s.trellis.extension.Boat":  func(k *Kind) { k.OpenAPI = generated.GetOpenAPIDefinitions },
-		"spec.versions[0].schema.openAPIV3Schema: Required value":                func(k *Kind) { k.Scheme = nil },
-		"converting (extension.OldBoat) to (extension.Boat): unknown conversion": func(k *Kind) { k.Scheme = unconverted() },
-		"boats.example.com: there is a function Convert, and the annotation trellis.dev/conversion": func(k *Kind) {
-			k.Spec, k.Manifest = nil, []byte(strings.Replace(manifest, "{name: boats.example.com}", "{name: boats.example.com, annotations: {trellis.dev/conversion: x}}", 1))
+		`no kind "Boat" is registered for version "example.com/v1"`: func(k *Kind) {
+			k.Scheme = runtime.NewScheme()
+		},
+		"version v1 has no schema, and OpenAPI is not set": func(k *Kind) { k.OpenAPI = nil },
+		"OpenAPI does not define com.github.trellis-k8s.trellis.extension.Boat": func(k *Kind) {
+			k.OpenAPI = generated.GetOpenAPIDefinitions
+		},
+		"spec.versions[0].schema.openAPIV3Schema: Required value": func(k *Kind) { k.Scheme = nil },
+		"converting (extension.OldBoat) to (extension.Boat): unknown conversion": func(k *Kind) {
+			k.Scheme = unconverted()
+		},
+		"boats.example.com: Go conversion and the annotation trellis.dev/conversion are mutually exclusive": func(k *Kind) {
+			k.Spec, k.Manifest = nil, []byte(strings.Replace(manifest, "{name: boats.example.com}",
+				"{name: boats.example.com, annotations: {trellis.dev/conversion: x}}", 1))
 		},
 	} {
 		k := typedBoats()

@@ -24,20 +24,22 @@ const (
 	Delete = string(admission.Delete)
 )
 
-// Request is a write that a Kind hears of. To refuse it, return an error: a StatusError is what the client gets; one of
-// k8s.io/apimachinery/pkg/util/validation/field (or some, by ErrorList.ToAggregate) is a 422, any other a 403.
+// Request describes a write of an object, for Kind.Admit and Kind.Validate. These functions reject the write by
+// returning an error. A StatusError is sent to the client unchanged. An error of
+// k8s.io/apimachinery/pkg/util/validation/field, or several by ErrorList.ToAggregate, becomes a 422. Any other error
+// becomes a 403.
 type Request struct {
 	Operation   string
 	Subresource string // "", "status", or one of the kind's
-	// Old is the object as it is stored, New as it is to be, both at the version that the manifest stores; nil on a create, and
-	// on a delete. Old is not stored, whatever becomes of it.
+	// Old is the stored object and New the object to store, both at the storage version. Old is nil on a create and New
+	// is nil on a delete. Changes of Old have no effect.
 	Old, New *unstructured.Unstructured
 	User     user.Info
 	DryRun   bool
-	Warn     func(text string) // adds a Warning header to the answer
+	Warn     func(text string) // adds a Warning header to the response
 }
 
-// hooks are the kinds with functions, as the plugin of admission that asks these.
+// hooks is the admission plugin that calls the Go functions of kinds.
 type hooks map[schema.GroupResource]*Kind
 
 // Name implements admission.Plugin.
@@ -45,13 +47,13 @@ func (hooks) Name() string { return "Hooks" }
 
 // Handles implements admission.Plugin.
 func (h hooks) Handles(r *admission.Request) bool {
-	k := h[subject(r).GroupResource()]
+	k := h[objectVersion(r).GroupResource()]
 	return k != nil && (k.Admit != nil || k.Validate != nil)
 }
 
 // Admit implements admission.Plugin.
 func (h hooks) Admit(ctx context.Context, r *admission.Request) error {
-	k := h[subject(r).GroupResource()]
+	k := h[objectVersion(r).GroupResource()]
 	if k == nil || k.Admit == nil {
 		return nil
 	}
@@ -64,17 +66,17 @@ func (h hooks) Admit(ctx context.Context, r *admission.Request) error {
 		before = object.Copy(q.New.Object)
 	}
 	if err := k.Admit(ctx, q); err != nil {
-		return refused(ctx, r, err)
+		return statusError(ctx, r, err)
 	}
 	if q.New == nil || equality.Semantic.DeepEqual(before, q.New.Object) {
 		return nil
 	}
-	return r.Replace(ctx, q.New.Object, subject(r).Definition.Storage)
+	return r.Replace(ctx, q.New.Object, objectVersion(r).Definition.Storage)
 }
 
 // Validate implements admission.Plugin.
 func (h hooks) Validate(ctx context.Context, r *admission.Request) error {
-	k := h[subject(r).GroupResource()]
+	k := h[objectVersion(r).GroupResource()]
 	if k == nil || k.Validate == nil {
 		return nil
 	}
@@ -83,13 +85,13 @@ func (h hooks) Validate(ctx context.Context, r *admission.Request) error {
 		return err
 	}
 	if err := k.Validate(ctx, q); err != nil {
-		return refused(ctx, r, err)
+		return statusError(ctx, r, err)
 	}
 	return nil
 }
 
-// subject is the kind of the objects: to a function, what is written by /scale is the object.
-func subject(r *admission.Request) *resource.Version {
+// objectVersion returns the kind of the object that a request writes. For a write of /scale it is the scaled object.
+func objectVersion(r *admission.Request) *resource.Version {
 	if r.Subresource == "scale" {
 		return r.Target
 	}
@@ -97,9 +99,11 @@ func subject(r *admission.Request) *resource.Version {
 }
 
 func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
-	q := &Request{Operation: string(r.Operation), Subresource: r.Subresource, User: r.User, DryRun: r.DryRun, Warn: r.Warn}
-	at := subject(r).Definition.Storage
-	for into, read := range map[**unstructured.Unstructured]func(context.Context, *resource.Version) (object.Tree, error){
+	q := &Request{Operation: string(r.Operation), Subresource: r.Subresource, User: r.User, DryRun: r.DryRun,
+		Warn: r.Warn}
+	at := objectVersion(r).Definition.Storage
+	for into, read := range map[**unstructured.Unstructured]func(context.Context, *resource.Version) (object.Tree,
+		error){
 		&q.Old: r.Old, &q.New: r.New,
 	} {
 		t, err := read(ctx, at)
@@ -113,16 +117,16 @@ func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
 	return q, nil
 }
 
-// refused is what the client gets of a function's error.
-func refused(ctx context.Context, r *admission.Request, err error) error {
+// statusError converts the error of a function to the error that the client gets.
+func statusError(ctx context.Context, r *admission.Request, err error) error {
 	name := r.ObjectName(ctx)
-	if err = invalid(subject(r).Definition, name, err); isStatus(err) {
+	if err = invalid(objectVersion(r).Definition, name, err); isStatus(err) {
 		return err
 	}
 	return apierrors.NewForbidden(r.Resource.GroupResource(), name, err)
 }
 
-// invalid makes a 422 of errors of fields, and leaves others as they are.
+// invalid converts field errors to a 422. It returns other errors unchanged.
 func invalid(d *resource.Definition, name string, err error) error {
 	all := []error{err}
 	if some, ok := err.(utilerrors.Aggregate); ok {

@@ -20,45 +20,49 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Kind is one that a server serves, as long as it runs.
+// Kind is a kind of objects that the server serves.
 type Kind struct {
-	// Manifest says of the kind all that a CustomResourceDefinition of apiextensions.k8s.io/v1 can say, as YAML or JSON: names,
-	// scope, versions, schemas with defaults and CEL rules, columns, selectable fields, the subresources status and scale. It
-	// is checked as one, but no API server gets to see it.
+	// Manifest is a CustomResourceDefinition of apiextensions.k8s.io/v1, as YAML or JSON, with the names, scope,
+	// versions, schemas with defaults and CEL rules, columns, selectable fields and the subresources status and scale
+	// of the kind. It is validated like a CustomResourceDefinition, but it is not stored in any API server.
 	Manifest []byte
-	// Spec, in place of Manifest, is the same in Go.
+	// Spec is the Go form of the manifest's spec. If it is set, Manifest is ignored.
 	Spec *apiextensionsv1.CustomResourceDefinitionSpec
-	// Scheme, if there is one, has a Go type for each version of the kind. Its defaulting functions fill in defaults, its conversion
-	// functions convert, from version to version or by way of the internal one, and types with a protobuf form speak it.
+	// Scheme has a Go type for each version of the kind. nil means that the kind has no Go types. The server uses the
+	// scheme's defaulting functions and its conversion functions, which convert directly or through the internal
+	// version. Types with protobuf methods are also served as protobuf.
 	Scheme *runtime.Scheme
-	// OpenAPI is what openapi-gen has made of the Go types, as far as versions have no schema in the manifest.
+	// OpenAPI returns the definitions that openapi-gen generates from the Go types. They provide the schemas of
+	// versions that have none in the manifest.
 	OpenAPI common.GetOpenAPIDefinitions
-	// Convert takes an object, which belongs to it, to another version of the kind. nil: versions differ in apiVersion alone, or
-	// as Scheme or the manifest's annotation trellis.dev/conversion says.
+	// Convert converts an object to another version of the kind. It may modify obj. nil means that Scheme or the
+	// manifest's annotation trellis.dev/conversion converts, or that the versions differ only in apiVersion.
 	Convert func(obj *unstructured.Unstructured, toVersion string) (*unstructured.Unstructured, error)
-	// Admit hears of each create, update and delete before the object is validated, and may change r.New.
+	// Admit is called for each create, update and delete, before the object is validated. It may change r.New.
 	Admit func(ctx context.Context, r *Request) error
-	// Validate hears of them when nothing else stands against them; what it changes is not stored.
+	// Validate is called for each create, update and delete that all other validations accept. Its changes are not
+	// stored.
 	Validate func(ctx context.Context, r *Request) error
-	// Subresources are further ones that objects are posted to.
+	// Subresources lists additional subresources that accept POST.
 	Subresources []Subresource
 }
 
-// Subresource is a way to have something done to an object: POST .../flunders/mine/weigh.
+// Subresource is an action on an object that a client requests with POST, for example POST .../flunders/mine/weigh.
 type Subresource struct {
 	Name string
-	// Body is a manifest, as Kind has one, of what is posted. It is no kind of its own; the names in it are those of its
-	// schemas and its kind, the scope is that of the object.
+	// Body is a manifest, as in Kind, of the request body. It is not served as a separate kind: its names are used only
+	// for the schema and the kind of the body, and the scope is that of the object.
 	Body []byte
-	// Do may change the object, at its storage version. What it returns is the answer, of the kind of the body; nil: that it was
-	// done. It is called again where another write has come in between. The context knows who asks, as upstream's do
-	// (k8s.io/apiserver/pkg/endpoints/request). An error that is no StatusError is the server's fault.
+	// Do performs the action. It may change obj, which is at the storage version. Its result is the response, of the
+	// kind of the body. nil means a response of success. Do is called again if another write of the object conflicts.
+	// The context contains the user, as upstream's contexts do (k8s.io/apiserver/pkg/endpoints/request). An error that
+	// is not a StatusError is a server error.
 	Do func(ctx context.Context, obj, body *unstructured.Unstructured) (answer *unstructured.Unstructured, err error)
 }
 
-// compile makes of kinds what the engine serves, and of their Go functions what it asks.
-func compile(kinds []Kind) (all []*resource.Definition, asks hooks, err error) {
-	asks = hooks{}
+// compile returns the definitions of kinds for the engine, and the admission plugin that calls their Go functions.
+func compile(kinds []Kind) (all []*resource.Definition, plugin hooks, err error) {
+	plugin = hooks{}
 	for i := range kinds {
 		k := &kinds[i]
 		d, err := k.definition()
@@ -66,29 +70,29 @@ func compile(kinds []Kind) (all []*resource.Definition, asks hooks, err error) {
 			return nil, nil, err
 		}
 		gr := d.Storage.GroupResource()
-		if asks[gr] != nil {
-			return nil, nil, fmt.Errorf("%s: there are two kinds of that name", gr)
+		if plugin[gr] != nil {
+			return nil, nil, fmt.Errorf("%s: two kinds have this name", gr)
 		}
-		all, asks[gr] = append(all, d), k
+		all, plugin[gr] = append(all, d), k
 	}
-	return all, asks, nil
+	return all, plugin, nil
 }
 
 func (k *Kind) definition() (*resource.Definition, error) {
-	crd, err := k.declared()
+	crd, err := k.crd()
 	if err != nil {
 		return nil, err
 	}
 	convert := k.Convert
 	if k.Scheme != nil {
-		if err := k.describe(crd); err != nil {
+		if err := k.addSchemas(crd); err != nil {
 			return nil, fmt.Errorf("%s: %w", crd.Name, err)
 		}
 		if convert == nil && len(crd.Spec.Versions) > 1 {
 			convert = k.convertByScheme
 		}
 	}
-	d, err := defined(crd, convert != nil)
+	d, err := compileManifest(crd, convert != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +105,7 @@ func (k *Kind) definition() (*resource.Definition, error) {
 	for _, v := range d.Versions {
 		v.Subresources = subs
 		if convert != nil && v != d.Storage {
-			v.ConvertTo, v.ConvertFrom = by(convert, d.Storage), by(convert, v)
+			v.ConvertTo, v.ConvertFrom = converter(convert, d.Storage), converter(convert, v)
 		}
 	}
 	if k.Scheme == nil {
@@ -111,56 +115,65 @@ func (k *Kind) definition() (*resource.Definition, error) {
 }
 
 func (k *Kind) subresource(d *resource.Definition, s Subresource) (resource.Subresource, error) {
-	manifest, err := read(s.Body)
+	manifest, err := parseManifest(s.Body)
 	if err != nil {
 		return resource.Subresource{}, err
 	}
-	body, err := defined(manifest, false)
+	body, err := compileManifest(manifest, false)
 	if err != nil {
 		return resource.Subresource{}, err
 	}
 	body.Namespaced = d.Namespaced
-	return resource.Subresource{Name: s.Name, Verbs: []string{"create"}, Body: body.Storage, Do: k.do(d, s)}, nil
+	return resource.Subresource{Name: s.Name, Verbs: []string{"create"}, Body: body.Storage,
+		Do: k.subresourceFunc(d, s)}, nil
 }
 
-// declared is what the kind says of itself.
-func (k *Kind) declared() (*apiextensionsv1.CustomResourceDefinition, error) {
+// crd returns the kind as a CustomResourceDefinition.
+func (k *Kind) crd() (*apiextensionsv1.CustomResourceDefinition, error) {
 	if k.Spec == nil {
-		return read(k.Manifest)
+		return parseManifest(k.Manifest)
 	}
 	crd := &apiextensionsv1.CustomResourceDefinition{Spec: *k.Spec.DeepCopy()}
 	crd.SetGroupVersionKind(manifestKind)
 	crd.Name = crd.Spec.Names.Plural + "." + crd.Spec.Group
-	crd.Annotations = map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: "unapproved, for an extension server"} // for groups of k8s.io
+	// required for groups of k8s.io
+	crd.Annotations = map[string]string{
+		apiextensionsv1.KubeAPIApprovedAnnotation: "unapproved, for an extension server",
+	}
 	return crd, nil
 }
 
 var manifestKind = apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition")
 
-func read(manifest []byte) (*apiextensionsv1.CustomResourceDefinition, error) {
+func parseManifest(manifest []byte) (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict(manifest, crd); err != nil {
-		return nil, fmt.Errorf("manifest of a kind: %w", err)
+		return nil, fmt.Errorf("decode manifest of a kind: %w", err)
 	}
-	if is := crd.GroupVersionKind(); is != manifestKind {
-		return nil, fmt.Errorf("manifest of a kind: it is of %s, not of a CustomResourceDefinition of %s", is, apiextensionsv1.SchemeGroupVersion)
+	if got := crd.GroupVersionKind(); got != manifestKind {
+		return nil, fmt.Errorf("decode manifest of a kind: got %s, want a CustomResourceDefinition of %s", got,
+			apiextensionsv1.SchemeGroupVersion)
 	}
 	return crd, nil
 }
 
-// defined compiles a manifest, and refuses what no API server would take. converts says that there is Go code for that.
-func defined(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*resource.Definition, error) {
+// compileManifest compiles a manifest. It returns an error for a manifest that is not a valid CustomResourceDefinition.
+// converts specifies that Go code converts between versions.
+func compileManifest(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*resource.Definition, error) {
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
 	if crd.Spec.Conversion.Strategy != apiextensionsv1.NoneConverter {
-		return nil, fmt.Errorf("%s: spec.conversion.strategy: the function Convert does the work of a webhook", crd.Name)
+		return nil, fmt.Errorf("%s: spec.conversion.strategy: must be None: use the function Convert instead of a "+
+			"webhook", crd.Name)
 	}
 	if _, declared := crd.Annotations[resource.ConversionAnnotation]; declared && converts {
-		return nil, fmt.Errorf("%s: there is a function Convert, and the annotation %s", crd.Name, resource.ConversionAnnotation)
+		return nil, fmt.Errorf("%s: Go conversion and the annotation %s are mutually exclusive", crd.Name,
+			resource.ConversionAnnotation)
 	}
 	crd.Status = apiextensionsv1.CustomResourceDefinitionStatus{
 		AcceptedNames: crd.Spec.Names,
-		Conditions:    []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}},
+		Conditions: []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established,
+			Status: apiextensionsv1.ConditionTrue}},
 	}
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {
@@ -171,7 +184,7 @@ func defined(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*res
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", crd.Name, err)
 	}
-	if text, err = settled(text); err != nil {
+	if text, err = canonicalJSON(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", crd.Name, err)
 	}
 	read, err := crdvalidation.Read(text)
@@ -189,8 +202,8 @@ func defined(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*res
 	return d, nil
 }
 
-// settled is JSON in the form in which the engine stores it.
-func settled(text []byte) ([]byte, error) {
+// canonicalJSON converts JSON to the form in which the engine stores it.
+func canonicalJSON(text []byte) ([]byte, error) {
 	t, _, err := object.DecodeJSON(text)
 	if err != nil {
 		return nil, err
@@ -198,22 +211,24 @@ func settled(text []byte) ([]byte, error) {
 	return bytes.Clone(object.Pack(t, 0).JSON()), nil
 }
 
-// by converts to a version by a function.
-func by(convert func(*unstructured.Unstructured, string) (*unstructured.Unstructured, error), to *resource.Version) func(object.Tree) (object.Tree, error) {
+// converter returns a function that converts objects to a version with convert.
+func converter(convert func(*unstructured.Unstructured, string) (*unstructured.Unstructured, error),
+	to *resource.Version) func(object.Tree) (object.Tree, error) {
 	return func(t object.Tree) (object.Tree, error) {
 		out, err := convert(&unstructured.Unstructured{Object: object.Copy(t)}, to.APIVersion)
 		if err != nil {
 			return nil, err
 		}
 		if out == nil {
-			return nil, errors.New("there is no object")
+			return nil, errors.New("Convert returned no object")
 		}
 		return out.Object, nil
 	}
 }
 
-// do is what a subresource does, and what the kind has to say to that.
-func (k *Kind) do(d *resource.Definition, s Subresource) func(context.Context, object.Tree, object.Tree) (object.Tree, error) {
+// subresourceFunc returns a function that calls s.Do and then k.Validate.
+func (k *Kind) subresourceFunc(d *resource.Definition, s Subresource) func(context.Context, object.Tree,
+	object.Tree) (object.Tree, error) {
 	return func(ctx context.Context, obj, body object.Tree) (object.Tree, error) {
 		now, before := &unstructured.Unstructured{Object: obj}, &unstructured.Unstructured{Object: object.Copy(obj)}
 		answer, err := s.Do(ctx, now, &unstructured.Unstructured{Object: body})

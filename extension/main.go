@@ -1,6 +1,8 @@
-// Package extension is an API server of your own behind Trellis or kube-apiserver: kinds, and what you add to them in Go. The main
-// server makes it part of its API (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server/); this one
-// keeps the objects itself, and asks the main server who somebody is and what they may do. docs/extension-server.md begins at go mod init.
+// Package extension implements an extension API server behind Trellis or kube-apiserver, for kinds with custom Go code.
+// The main server aggregates it into its API
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server/). The extension server stores the
+// objects itself and delegates authentication and authorization to the main server. docs/extension-server.md is a
+// tutorial.
 package extension
 
 import (
@@ -19,7 +21,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Main is a program: it serves c, or what flags say instead, until it is interrupted, and ends the process.
+// Main is the main function of an extension server. It serves c until the process is interrupted, and then exits.
+// Command-line flags override c.
 func Main(c Config) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	err := run(ctx, c, os.Args, os.Stdout)
@@ -33,7 +36,7 @@ func Main(c Config) {
 	}
 }
 
-// run serves until ctx is done.
+// run parses the flags in args and serves until ctx is done.
 func run(ctx context.Context, c Config, args []string, out io.Writer) error {
 	c.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	flags := pflag.NewFlagSet(filepath.Base(args[0]), pflag.ContinueOnError)
@@ -42,7 +45,7 @@ func run(ctx context.Context, c Config, args []string, out io.Writer) error {
 		return err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("there are flags only, and not %q", flags.Arg(0))
+		return fmt.Errorf("unexpected argument %q: only flags are accepted", flags.Arg(0))
 	}
 	c.Address = address()
 	s, err := Start(ctx, c)
@@ -57,29 +60,46 @@ func run(ctx context.Context, c Config, args []string, out io.Writer) error {
 	return s.Shutdown()
 }
 
-// bind declares the flags, which have upstream's names and meaning, and returns how to read the address off them.
+// bind declares the flags, with upstream's names and semantics. It returns a function that returns the address after
+// the flags have been parsed.
 func (c *Config) bind(flags *pflag.FlagSet) (address func() string) {
 	ip := flags.IP("bind-address", net.IPv4zero, "IP address to listen on")
-	port := flags.Uint16("secure-port", 443, "port to serve HTTPS on; 0 picks a free one")
-	flags.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder that objects are kept in; without it they are kept in memory")
-	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", c.AcceptLossAfter, "last revision to keep of a damaged --data-dir, as the error of the start names it; by default such a folder is refused")
-	flags.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, "file of the certificate to serve with, for SERVICE.NAMESPACE.svc; read again when it changes; by default one of a CA of its own")
-	flags.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "file of its private key")
-	flags.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig of the main server; by default that of the Pod")
-	flags.StringVar(&c.AuthenticationKubeconfig, "authentication-kubeconfig", c.AuthenticationKubeconfig, "kubeconfig for asking it who somebody is, instead")
-	flags.StringVar(&c.AuthorizationKubeconfig, "authorization-kubeconfig", c.AuthorizationKubeconfig, "kubeconfig for asking it what somebody may do, instead")
+	port := flags.Uint16("secure-port", 443, "port to serve HTTPS on (0 selects a free port)")
+	flags.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the stored objects (empty means in memory)")
+	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", c.AcceptLossAfter,
+		"last revision to keep of a damaged --data-dir, from the error message of the start (0 means that a damaged "+
+			"directory is an error)")
+	flags.StringVar(&c.CertFile, "tls-cert-file", c.CertFile,
+		"file with the serving certificate for SERVICE.NAMESPACE.svc, reloaded when it changes (empty means a "+
+			"certificate of a self-generated CA)")
+	flags.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "file with the private key of --tls-cert-file")
+	flags.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig,
+		"kubeconfig file for the main server (empty means the in-cluster configuration of the Pod)")
+	flags.StringVar(&c.AuthenticationKubeconfig, "authentication-kubeconfig", c.AuthenticationKubeconfig,
+		"kubeconfig file for authentication requests to the main server (empty means --kubeconfig)")
+	flags.StringVar(&c.AuthorizationKubeconfig, "authorization-kubeconfig", c.AuthorizationKubeconfig,
+		"kubeconfig file for authorization requests to the main server (empty means --kubeconfig)")
 
 	a := &c.Authentication
-	flags.BoolVar(&a.SkipLookup, "authentication-skip-lookup", a.SkipLookup, "do not look into the ConfigMap extension-apiserver-authentication for what is not said here")
-	flags.BoolVar(&a.TolerateLookupFailure, "authentication-tolerate-lookup-failure", a.TolerateLookupFailure, "go on where that fails")
-	flags.StringVar(&a.ClientCAFile, "client-ca-file", a.ClientCAFile, "file of CAs that sign the certificates of users, instead of the ConfigMap's")
+	flags.BoolVar(&a.SkipLookup, "authentication-skip-lookup", a.SkipLookup,
+		"do not read missing settings from the ConfigMap extension-apiserver-authentication")
+	flags.BoolVar(&a.TolerateLookupFailure, "authentication-tolerate-lookup-failure", a.TolerateLookupFailure,
+		"start even if reading that ConfigMap fails")
+	flags.StringVar(&a.ClientCAFile, "client-ca-file", a.ClientCAFile,
+		"file with the CAs of user certificates (empty means those in the ConfigMap)")
 	h := &a.RequestHeader
-	flags.StringVar(&h.CAFile, "requestheader-client-ca-file", h.CAFile, "file of CAs that sign the client certificate of the main server; with it, what the ConfigMap says of headers does not count")
-	flags.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", h.AllowedNames, "common names that this certificate may have; none: any")
-	flags.StringSliceVar(&h.UsernameHeaders, "requestheader-username-headers", orDefault(h.UsernameHeaders, "x-remote-user"), "headers that say who asks, the first that is there")
-	flags.StringSliceVar(&h.UIDHeaders, "requestheader-uid-headers", h.UIDHeaders, "headers of the user's UID")
-	flags.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", orDefault(h.GroupHeaders, "x-remote-group"), "headers of the user's groups")
-	flags.StringSliceVar(&h.ExtraHeaderPrefixes, "requestheader-extra-headers-prefix", orDefault(h.ExtraHeaderPrefixes, "x-remote-extra-"), "what headers begin with that say more of the user")
+	flags.StringVar(&h.CAFile, "requestheader-client-ca-file", h.CAFile,
+		"file with the CAs of the main server's client certificate; if set, the header settings in the ConfigMap "+
+			"are ignored")
+	flags.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", h.AllowedNames,
+		"allowed common names of this certificate (empty means any)")
+	flags.StringSliceVar(&h.UsernameHeaders, "requestheader-username-headers",
+		orDefault(h.UsernameHeaders, "x-remote-user"), "headers with the user name; the first header present is used")
+	flags.StringSliceVar(&h.UIDHeaders, "requestheader-uid-headers", h.UIDHeaders, "headers with the UID of the user")
+	flags.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", orDefault(h.GroupHeaders, "x-remote-group"),
+		"headers with the groups of the user")
+	flags.StringSliceVar(&h.ExtraHeaderPrefixes, "requestheader-extra-headers-prefix",
+		orDefault(h.ExtraHeaderPrefixes, "x-remote-extra-"), "prefixes of headers with extra attributes of the user")
 	return func() string {
 		if c.Address != "" && !flags.Changed("bind-address") && !flags.Changed("secure-port") {
 			return c.Address
@@ -88,9 +108,9 @@ func (c *Config) bind(flags *pflag.FlagSet) (address func() string) {
 	}
 }
 
-func orDefault(said []string, otherwise string) []string {
-	if said != nil {
-		return said
+func orDefault(values []string, fallback string) []string {
+	if values != nil {
+		return values
 	}
-	return []string{otherwise}
+	return []string{fallback}
 }

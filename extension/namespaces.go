@@ -18,8 +18,9 @@ import (
 
 var namespaceResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
-// namespaces keep objects out of namespaces that are not there or are about to go, as the main server sees it: what a watch has not told of yet, it is
-// asked about.
+// namespaces is an admission plugin that rejects creations in namespaces that do not exist or are terminating on the
+// main server. It reads namespaces from a watch cache, and requests those that are not in the cache from the main
+// server.
 type namespaces struct {
 	client metadata.Interface
 	watch  cache.SharedIndexInformer
@@ -51,7 +52,7 @@ func (n *namespaces) Admit(ctx context.Context, r *admission.Request) error {
 	case apierrors.IsNotFound(err):
 		return admission.CreateIn(r.Namespace, nil, r.Resource.GroupResource(), r.ObjectName(ctx))
 	case err != nil:
-		return apierrors.NewInternalError(fmt.Errorf("look for the namespace %s: %w", r.Namespace, err))
+		return apierrors.NewInternalError(fmt.Errorf("get namespace %s of the main server: %w", r.Namespace, err))
 	}
 	meta := &object.Meta{}
 	if at := found.GetDeletionTimestamp(); at != nil {
@@ -72,10 +73,10 @@ func (n *namespaces) find(ctx context.Context, name string) (metav1.Object, erro
 // Validate implements admission.Plugin.
 func (*namespaces) Validate(context.Context, *admission.Request) error { return nil }
 
-// ready fails until the watch has told of all there are.
+// ready returns an error until the watch cache contains all namespaces.
 func (n *namespaces) ready() error {
 	if !n.watch.HasSynced() {
-		return fmt.Errorf("the namespaces of the main server are not known yet")
+		return fmt.Errorf("the namespaces of the main server are not loaded yet")
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// describe gives the versions of crd that have no schema the one that is generated of their Go type.
-func (k *Kind) describe(crd *apiextensionsv1.CustomResourceDefinition) error {
+// addSchemas sets the schema of each version of crd that has none, from the OpenAPI definition of its Go type.
+func (k *Kind) addSchemas(crd *apiextensionsv1.CustomResourceDefinition) error {
 	var all definitions
 	for i := range crd.Spec.Versions {
 		v := &crd.Spec.Versions[i]
@@ -25,13 +25,14 @@ func (k *Kind) describe(crd *apiextensionsv1.CustomResourceDefinition) error {
 			continue
 		}
 		if k.OpenAPI == nil {
-			return fmt.Errorf("version %s has neither a schema nor, as there is no OpenAPI, a generated one", v.Name)
+			return fmt.Errorf("version %s has no schema, and OpenAPI is not set", v.Name)
 		}
 		if all.byName == nil {
-			all.read(machinery.GetOpenAPIDefinitions) // types of apimachinery, which need not be generated again
+			all.read(machinery.GetOpenAPIDefinitions) // types of apimachinery, for definitions that OpenAPI lacks
 			all.read(k.OpenAPI)
 		}
-		obj, err := k.Scheme.New(schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind})
+		obj, err := k.Scheme.New(schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name,
+			Kind: crd.Spec.Names.Kind})
 		if err != nil {
 			return err
 		}
@@ -45,10 +46,11 @@ func (k *Kind) describe(crd *apiextensionsv1.CustomResourceDefinition) error {
 	return nil
 }
 
-// definitions are generated schemas, by the names that OpenAPI has for them. They become structural ones, which refer to no others.
+// definitions holds generated schemas by their OpenAPI names, and converts them to structural schemas without
+// references.
 type definitions struct {
 	byName map[string]common.OpenAPIDefinition
-	within []string // those that are being written out
+	stack  []string // names of the schemas that are being expanded
 }
 
 func (d *definitions) read(generated common.GetOpenAPIDefinitions) {
@@ -60,7 +62,7 @@ func (d *definitions) read(generated common.GetOpenAPIDefinitions) {
 	}
 }
 
-// modelName is that of a type by which it is defined or referred to: its model name, or the path of its package and its own.
+// modelName returns the OpenAPI name of a type. name is a model name, or the package path and the name of the type.
 func modelName(name string) string {
 	if strings.Contains(name, "/") {
 		return util.ToRESTFriendlyName(name)
@@ -68,7 +70,8 @@ func modelName(name string) string {
 	return name
 }
 
-// structural is the schema of a name. keys are those of the list of which it is an item.
+// structural returns the structural schema of a definition. keys are the map keys of the list if the schema is that of
+// a list item.
 func (d *definitions) structural(name string, keys []string) (*apiextensionsv1.JSONSchemaProps, error) {
 	definition, ok := d.byName[name]
 	if !ok {
@@ -79,22 +82,22 @@ func (d *definitions) structural(name string, keys []string) (*apiextensionsv1.J
 		return nil, err
 	}
 	s := &apiextensionsv1.JSONSchemaProps{}
-	if err := json.Unmarshal(text, s); err != nil { // extensions that are none of a CustomResourceDefinition's are left out
+	if err := json.Unmarshal(text, s); err != nil { // drops extensions that JSONSchemaProps does not have
 		return nil, err
 	}
-	d.within = append(d.within, name)
-	defer func() { d.within = d.within[:len(d.within)-1] }()
+	d.stack = append(d.stack, name)
+	defer func() { d.stack = d.stack[:len(d.stack)-1] }()
 	return s, d.complete(s, keys)
 }
 
-// complete makes s structural. Whether a value is of the right type, the Go type has the last word on: what cannot be said by a
-// structural schema is left open.
+// complete makes s structural. It omits constraints that a structural schema cannot express, because the Go type checks
+// the types of values anyway.
 func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string) error {
 	if s.Ref != nil {
-		return d.follow(s, keys)
+		return d.resolve(s, keys)
 	}
 	switch {
-	case len(s.OneOf) > 0: // of an integer or a number, and a string
+	case len(s.OneOf) > 0: // an integer or a number, or a string
 		s.OneOf, s.Type, s.Format, s.XIntOrString = nil, "", "", true
 	case s.Type == "object" && len(s.Properties) == 0 && s.AdditionalProperties == nil, s.Type == "":
 		s.XPreserveUnknownFields = new(true)
@@ -108,7 +111,7 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 			dropZero(&p)
 		}
 		if slices.Contains(s.Required, name) && (p.Type == "array" || p.Type == "object" || p.Format == "date-time") {
-			p.Nullable = true // as Go writes what is not set
+			p.Nullable = true // Go encodes an unset field as null
 		}
 		s.Properties[name] = p
 	}
@@ -117,7 +120,7 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 		return d.complete(s.AdditionalProperties.Schema, nil)
 	}
 	if s.Items == nil || s.Items.Schema == nil {
-		s.XListType = nil // which is of lists alone, whatever a type has been marked with
+		s.XListType = nil // valid only for lists; some types have the marker anyway
 		return nil
 	}
 	item := s.Items.Schema
@@ -125,28 +128,29 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 	err := d.complete(item, s.XListMapKeys)
 	for _, key := range s.XListMapKeys {
 		if p, ok := item.Properties[key]; !ok || p.Default == nil && !slices.Contains(item.Required, key) {
-			s.XListType, s.XListMapKeys = new("atomic"), nil // items may be without the key
+			s.XListType, s.XListMapKeys = new("atomic"), nil // items may lack the key
 			break
 		}
 	}
 	return err
 }
 
-// follow puts what s refers to in its place.
-func (d *definitions) follow(s *apiextensionsv1.JSONSchemaProps, keys []string) error {
-	said, is := *s, &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)} // a type that contains itself
-	if !slices.Contains(d.within, *s.Ref) {
+// resolve replaces s with the schema that it refers to.
+func (d *definitions) resolve(s *apiextensionsv1.JSONSchemaProps, keys []string) error {
+	// a type that contains itself
+	reference, target := *s, &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+	if !slices.Contains(d.stack, *s.Ref) {
 		var err error
-		if is, err = d.structural(*s.Ref, keys); err != nil {
+		if target, err = d.structural(*s.Ref, keys); err != nil {
 			return err
 		}
 	}
-	*s = *is
-	s.Description, s.Default = cmp.Or(said.Description, s.Description), said.Default
+	*s = *target
+	s.Description, s.Default = cmp.Or(reference.Description, s.Description), reference.Default
 	return nil
 }
 
-// dropZero drops a default that says what Go says of a field that is not set. It might be no value that the schema allows.
+// dropZero drops a default that equals the Go zero value. The schema may not permit that value.
 func dropZero(s *apiextensionsv1.JSONSchemaProps) {
 	if s.Default != nil && slices.Contains([]string{"{}", `""`, "0", "false", "null"}, string(s.Default.Raw)) {
 		s.Default = nil

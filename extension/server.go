@@ -31,27 +31,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// Config is all that a server can be told. What is left out is as Main's flags have it.
+// Config is the configuration of a server. Unset fields have the defaults of Main's flags, unless documented otherwise.
 type Config struct {
 	Kinds []Kind
-	// DataDir is the folder that objects are kept in; "" keeps them in memory.
+	// DataDir is the directory of the stored objects. "" means that they are in memory.
 	DataDir string
-	// AcceptLossAfter opens a folder that has lost revisions if the last one left is this; 0 refuses it.
+	// AcceptLossAfter is the last intact revision of a damaged data directory. The server opens such a directory only
+	// if the revisions match. 0 means that a damaged directory is an error.
 	AcceptLossAfter int64
-	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a free one.
+	// Address is the IP address and port to listen on. "" means 127.0.0.1:0, and port 0 selects a free port.
 	Address string
-	// CertFile and KeyFile are the certificate that the server shows, read again when they change; "": one of a CA of its own.
+	// CertFile and KeyFile hold the serving certificate. They are reloaded when they change. "" means a certificate of
+	// a self-generated CA.
 	CertFile, KeyFile string
-	// Kubeconfig is the way to the main server; "" is that of a Pod. The others, where they are not "", are for asking whom to
-	// believe, and who may do what.
+	// Kubeconfig is the path of a kubeconfig for the main server. "" means the in-cluster configuration of a Pod. The
+	// other two replace it for authentication and authorization requests. "" means Kubeconfig.
 	Kubeconfig, AuthenticationKubeconfig, AuthorizationKubeconfig string
-	// Authentication is whom to believe, where it is not what the main server says.
+	// Authentication overrides the authentication settings that the main server publishes.
 	Authentication delegated.Config
-	// Logger gets what an operator should know; nil discards it.
+	// Logger receives messages for the operator. nil means that they are discarded.
 	Logger *slog.Logger
 
-	retry *wait.Backoff    // of what is asked of the main server; nil: upstream's
-	clock clock.WithTicker // by which its own certificate ages; nil: the machine's
+	retry *wait.Backoff    // for requests to the main server; nil means upstream's
+	clock clock.WithTicker // for the renewal of the server's own certificate; nil means the real clock
 }
 
 // Server is a running server.
@@ -69,15 +71,15 @@ type Server struct {
 	running context.Context // until Shutdown
 	stop    context.CancelFunc
 	loops   sync.WaitGroup
-	closed  func() error // once
+	closed  func() error // close, run at most once
 
 	failOnce sync.Once
 	failed   chan struct{}
-	failure  error // set before failed is closed
+	failure  error // why the server failed; set before failed is closed
 }
 
-// Start serves. It fails where a kind is not sound, or where the main server does not say whom to believe. The caller ends the
-// server with Shutdown; ctx only bounds the start.
+// Start starts a server. It fails if a kind is invalid, or if it cannot read the authentication settings from the main
+// server. The caller must stop the server with Shutdown. ctx bounds only the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
 	s := &Server{config: c, failed: make(chan struct{})}
 	s.config.Address = cmp.Or(c.Address, "127.0.0.1:0")
@@ -99,7 +101,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) error {
-	kinds, asks, err := compile(s.config.Kinds)
+	kinds, plugin, err := compile(s.config.Kinds)
 	if err != nil {
 		return err
 	}
@@ -111,7 +113,7 @@ func (s *Server) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.open(ctx, kinds, asks); err != nil {
+	if err := s.open(ctx, kinds, plugin); err != nil {
 		return err
 	}
 	if s.listener, err = serving.Listen(s.config.Address); err != nil {
@@ -124,7 +126,7 @@ func (s *Server) start(ctx context.Context) error {
 	certificates.Run(s.running)
 	s.loops.Go(serving.Every(s.running, clock, serving.RenewalCheck, func() {
 		if err := s.keys.Renew(clock.Now()); err != nil {
-			s.config.Logger.Error("the server's own certificate is not renewed", "error", err)
+			s.config.Logger.Error("cannot renew the server's own certificate", "error", err)
 		}
 	}))
 	s.handler = api.New(api.Config{
@@ -134,8 +136,9 @@ func (s *Server) start(ctx context.Context) error {
 
 		Authenticator: access.NewAuthenticator(authentication),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(s.engine.Live, nil, discovery.Addresses{Default: strings.TrimPrefix(s.URL(), "https://")}),
-		OpenAPI:       openapi.Handler(s.engine.Live, nil),
+		Discovery: discovery.Handler(s.engine.Live, nil,
+			discovery.Addresses{Default: strings.TrimPrefix(s.URL(), "https://")}),
+		OpenAPI: openapi.Handler(s.engine.Live, nil),
 	})
 	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), 0, s.config.Logger)
 	s.loops.Go(func() { s.namespaces.watch.RunWithContext(s.running) })
@@ -151,11 +154,11 @@ func (s *Server) tls() serving.TLS {
 	return serving.TLS{CertFile: s.config.CertFile, KeyFile: s.config.KeyFile}
 }
 
-// open opens the store, and the engine over it.
-func (s *Server) open(ctx context.Context, kinds []*resource.Definition, asks hooks) (err error) {
+// open opens the store and the engine.
+func (s *Server) open(ctx context.Context, kinds []*resource.Definition, plugin hooks) (err error) {
 	dir := s.config.DataDir
 	if dir != "" {
-		if err := s.checkFolder(dir); err != nil {
+		if err := s.checkDirectory(dir); err != nil {
 			return err
 		}
 		dir = filepath.Join(dir, "store")
@@ -167,14 +170,14 @@ func (s *Server) open(ctx context.Context, kinds []*resource.Definition, asks ho
 	s.engine, err = engine.Open(ctx, engine.Config{
 		Store:     s.store,
 		Kinds:     func(*resource.Live) []*resource.Definition { return kinds },
-		Admission: admission.Plugins{s.namespaces, asks},
+		Admission: admission.Plugins{s.namespaces, plugin},
 		Failed:    s.fail,
 	})
 	return err
 }
 
-// checkFolder makes the data directory, and refuses one that other users can change.
-func (s *Server) checkFolder(dir string) error {
+// checkDirectory creates the data directory if necessary. It returns an error if other users can change the directory.
+func (s *Server) checkDirectory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
@@ -183,15 +186,17 @@ func (s *Server) checkFolder(dir string) error {
 		return fmt.Errorf("data directory: %w", err)
 	}
 	for _, warning := range warnings {
-		s.config.Logger.Warn("the data directory is open to others: " + warning)
+		s.config.Logger.Warn("other users can change the data directory: " + warning)
 	}
 	return nil
 }
 
-// delegate has the main server say whom to believe and who may do what.
-func (s *Server) delegate(ctx context.Context) (authentication access.Authentication, authorizer access.Authorizer, err error) {
+// delegate creates the authentication and the authorizer that send requests to the main server.
+func (s *Server) delegate(ctx context.Context) (authentication access.Authentication, authorizer access.Authorizer,
+	err error) {
 	clients := map[string]kubernetes.Interface{}
-	for purpose, kubeconfig := range map[string]string{"authentication": s.config.AuthenticationKubeconfig, "authorization": s.config.AuthorizationKubeconfig} {
+	for purpose, kubeconfig := range map[string]string{"authentication": s.config.AuthenticationKubeconfig,
+		"authorization": s.config.AuthorizationKubeconfig} {
 		c, err := s.mainServer(kubeconfig)
 		if err == nil {
 			clients[purpose], err = kubernetes.NewForConfig(c)
@@ -200,7 +205,8 @@ func (s *Server) delegate(ctx context.Context) (authentication access.Authentica
 			return authentication, nil, fmt.Errorf("client for %s: %w", purpose, err)
 		}
 	}
-	if authentication, err = delegated.NewAuthentication(ctx, s.running, s.config.Authentication, clients["authentication"], *s.config.retry, s.config.Logger); err != nil {
+	if authentication, err = delegated.NewAuthentication(ctx, s.running, s.config.Authentication,
+		clients["authentication"], *s.config.retry, s.config.Logger); err != nil {
 		return authentication, nil, err
 	}
 	if authorizer, err = delegated.NewAuthorizer(clients["authorization"], *s.config.retry); err != nil {
@@ -213,14 +219,14 @@ func (s *Server) delegate(ctx context.Context) (authentication access.Authentica
 	return authentication, authorizer, err
 }
 
-// mainServer is for a client of the main server. Its limits are upstream's: by them, this server answers.
+// mainServer returns the configuration of a client of the main server, with upstream's rate limits.
 func (s *Server) mainServer(kubeconfig string) (*rest.Config, error) {
 	c, err := rest.InClusterConfig()
 	if file := cmp.Or(kubeconfig, s.config.Kubeconfig); file != "" {
 		c, err = clientcmd.BuildConfigFromFlags("", file)
 	}
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("there is no --kubeconfig, and this is no Pod of a cluster")
+		return nil, errors.New("--kubeconfig is not set, and the process does not run in a Pod")
 	}
 	if err != nil {
 		return nil, err
@@ -229,16 +235,16 @@ func (s *Server) mainServer(kubeconfig string) (*rest.Config, error) {
 	return c, nil
 }
 
-// URL is where clients on this machine reach the server.
+// URL returns the URL at which clients on this machine reach the server.
 func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 
-// CA is the one, in PEM, that has signed the certificate which the server shows where it was given none.
+// CA returns the PEM of the self-generated CA. It signs the serving certificate if Config.CertFile is "".
 func (s *Server) CA() []byte { return s.keys.Load().CAPEM }
 
-// Failed is closed when the server cannot go on; Shutdown then says why.
+// Failed returns a channel that is closed when the server has failed. Shutdown then returns the reason.
 func (s *Server) Failed() <-chan struct{} { return s.failed }
 
-// fail records the first reason why the server cannot go on.
+// fail records the first fatal error of the server and closes the channel of Failed.
 func (s *Server) fail(err error) {
 	s.failOnce.Do(func() {
 		s.failure = err
@@ -246,8 +252,8 @@ func (s *Server) fail(err error) {
 	})
 }
 
-// Shutdown takes no new request, lets those in flight finish, ends the watches, and closes the store. It may be called more than
-// once and returns what had failed, if anything.
+// Shutdown stops accepting requests, waits for the requests in flight, ends the watches and closes the store. It may be
+// called more than once. It returns the error that stopped the server or that occurred during the shutdown, if any.
 func (s *Server) Shutdown() error { return s.closed() }
 
 func (s *Server) close() (err error) {
