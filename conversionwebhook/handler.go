@@ -1,6 +1,6 @@
-// Package conversionwebhook is for people who write a conversion webhook for a CustomResourceDefinition: a handler of
-// ConversionReviews and a TLS server for it, so that one function for each kind is all that is left to write. It works
-// with any Kubernetes API server and knows nothing of Trellis.
+// Package conversionwebhook implements conversion webhooks for CustomResourceDefinitions. It has a handler of
+// ConversionReviews and a TLS server. The user writes one conversion function for each kind. The package works with any
+// Kubernetes API server and must not import other packages of Trellis.
 package conversionwebhook
 
 import (
@@ -20,28 +20,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Func converts one object of a kind to another version of it, such as "example.com/v1". It may modify obj and return
-// it. Of metadata only labels and annotations may change; kind may not, and apiVersion is set for it. The text of an
-// error reaches the client whose request needed the conversion, which fails. It is called by several goroutines at once.
+// Func converts an object to another version of its kind, such as "example.com/v1". It may modify and return obj. It
+// must not change kind or metadata, except for labels and annotations. The caller sets apiVersion. If Func returns an
+// error, the client's request fails with the text of the error. Func must be safe for concurrent use.
 type Func func(obj *unstructured.Unstructured, toVersion string) (*unstructured.Unstructured, error)
 
-// MaxBytes is how large a ConversionReview may be where Handler does not say otherwise.
+// MaxBytes is the default maximum size of a ConversionReview in bytes.
 const MaxBytes = 64 << 20
 
-// Handler answers ConversionReviews of apiextensions.k8s.io/v1 and v1beta1, each in the version that it came in, as
-// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning describes.
-// All objects of a review are converted, in their order, or the review is answered with Failed and the first error. So it
-// is if a Func panics, or if there is none for an object's kind.
+// Handler responds to ConversionReviews of apiextensions.k8s.io/v1 and v1beta1 in the version of the request, as
+// documented at
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning. It
+// converts all objects of a review in their order. On the first error the status of the response is Failed. A panic of
+// a Func and a kind without a Func are errors.
 type Handler struct {
-	// Kinds has the Func of each kind.
+	// Kinds holds the conversion function of each kind.
 	Kinds map[schema.GroupKind]Func
-	// MaxBytes bounds the body of a request; 0 means the constant MaxBytes.
+	// MaxBytes is the maximum size of a request body in bytes. 0 means the constant MaxBytes.
 	MaxBytes int64
-	// Logger is told of panics; nil means slog.Default.
+	// Logger logs panics. nil means slog.Default.
 	Logger *slog.Logger
 }
 
-// review is a ConversionReview of either version: they look the same.
+// review is a ConversionReview of either version. Both versions have the same fields.
 type review struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
@@ -66,7 +67,7 @@ type result struct {
 	Message string `json:"message,omitempty"`
 }
 
-// ServeHTTP answers a request that is no ConversionReview with 4xx.
+// ServeHTTP implements http.Handler. It responds with 4xx to a request that is not a ConversionReview.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q, code, err := h.read(w, r)
 	if err != nil {
@@ -83,23 +84,23 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // a client that has gone needs no answer
+	_, _ = w.Write(data) // an error means that the client has disconnected
 }
 
-// read reads a review, or returns the code that the request is answered with.
+// read reads a review. On an error it returns the status code of the response.
 func (h *Handler) read(w http.ResponseWriter, r *http.Request) (q review, code int, err error) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		return q, http.StatusMethodNotAllowed, errors.New("a ConversionReview has to be POSTed")
+		return q, http.StatusMethodNotAllowed, errors.New("a ConversionReview must be sent with POST")
 	}
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
-		return q, http.StatusUnsupportedMediaType, errors.New("the Content-Type has to be application/json")
+		return q, http.StatusUnsupportedMediaType, errors.New("the Content-Type must be application/json")
 	}
-	most := h.MaxBytes
-	if most == 0 {
-		most = MaxBytes
+	limit := h.MaxBytes
+	if limit == 0 {
+		limit = MaxBytes
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
@@ -110,23 +111,25 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request) (q review, code i
 	if err := json.Unmarshal(body, &q); err != nil {
 		return q, http.StatusBadRequest, fmt.Errorf("not a ConversionReview: %w", err)
 	}
-	known := q.APIVersion == apiextensionsv1.SchemeGroupVersion.String() || q.APIVersion == apiextensionsv1beta1.SchemeGroupVersion.String()
+	known := q.APIVersion == apiextensionsv1.SchemeGroupVersion.String() ||
+		q.APIVersion == apiextensionsv1beta1.SchemeGroupVersion.String()
 	if !known || q.Kind != "ConversionReview" || q.Request == nil {
-		return q, http.StatusBadRequest, fmt.Errorf("not the request of a ConversionReview: %s, Kind=%s", q.APIVersion, q.Kind)
+		return q, http.StatusBadRequest, fmt.Errorf("not a ConversionReview with a request: %s, Kind=%s", q.APIVersion,
+			q.Kind)
 	}
 	return q, 0, nil
 }
 
-// convert converts the objects of a request, all or none.
+// convert converts all objects of a request. It stops at the first error.
 func (h *Handler) convert(r *http.Request, q *request) ([]*unstructured.Unstructured, error) {
 	out := make([]*unstructured.Unstructured, len(q.Objects))
 	for i, raw := range q.Objects {
 		if err := r.Context().Err(); err != nil {
-			return nil, err // nobody waits for it
+			return nil, err // the client has disconnected
 		}
 		obj := &unstructured.Unstructured{}
 		if err := obj.UnmarshalJSON(raw); err != nil {
-			return nil, fmt.Errorf("object %d cannot be decoded: %w", i, err)
+			return nil, fmt.Errorf("decode object %d: %w", i, err)
 		}
 		if obj.GetAPIVersion() != q.DesiredAPIVersion {
 			var err error
@@ -139,22 +142,23 @@ func (h *Handler) convert(r *http.Request, q *request) ([]*unstructured.Unstruct
 	return out, nil
 }
 
-// convertOne calls the Func of an object. A panic is an error; what it said is for the log alone.
+// convertOne calls the Func of an object. It converts a panic to an error. The panic's value is only logged.
 func (h *Handler) convertOne(obj *unstructured.Unstructured, to string) (out *unstructured.Unstructured, err error) {
 	kind, name := obj.GroupVersionKind(), obj.GetName()
 	convert := h.Kinds[kind.GroupKind()]
 	if convert == nil {
-		return nil, fmt.Errorf("there is no conversion for %s", kind.GroupKind())
+		return nil, fmt.Errorf("no conversion function for %s", kind.GroupKind())
 	}
 	defer func() {
 		if reason := recover(); reason != nil {
-			h.logger().Error("panic in a conversion", "kind", kind, "name", name, "to", to, "panic", reason, "stack", string(debug.Stack()))
-			out, err = nil, fmt.Errorf("the conversion of %s %q to %s panicked", kind.Kind, name, to)
+			h.logger().Error("panic in a conversion function", "kind", kind, "name", name, "to", to, "panic", reason,
+				"stack", string(debug.Stack()))
+			out, err = nil, fmt.Errorf("convert %s %q to %s: panic in the conversion function", kind.Kind, name, to)
 		}
 	}()
 	out, err = convert(obj, to)
 	if err == nil && (out == nil || out.Object == nil) {
-		err = fmt.Errorf("the conversion of %s %q to %s returned nothing", kind.Kind, name, to)
+		err = fmt.Errorf("convert %s %q to %s: the conversion function returned no object", kind.Kind, name, to)
 	}
 	if err != nil {
 		return nil, err

@@ -16,28 +16,29 @@ import (
 
 // Server serves a webhook over TLS.
 type Server struct {
-	// Address to listen on; "" means ":8443".
+	// Address is the address to listen on. "" means ":8443".
 	Address string
-	// CertFile and KeyFile have the serving certificate in PEM, which has to be for the name that the API server calls:
-	// <service>.<namespace>.svc, or the host of the URL. They are read again when they change, as mounted Secrets do.
+	// CertFile and KeyFile hold the serving certificate in PEM. It must be valid for the name that the API server
+	// calls: <service>.<namespace>.svc, or the host of the URL. The files are reloaded when they change, such as
+	// mounted Secrets.
 	CertFile, KeyFile string
-	// ClientCAFile has the CAs, in PEM, of the certificates that callers must show. With "" none is asked for. It is
-	// read again as the others are.
+	// ClientCAFile holds the CAs of client certificates in PEM. "" means that no client certificate is required. The
+	// file is reloaded when it changes.
 	ClientCAFile string
-	// Handler answers; one Handler or more behind a ServeMux.
+	// Handler handles the requests: a *Handler, or an http.ServeMux with several of them.
 	Handler http.Handler
 }
 
-// The limits of a connection. An API server waits for 30 seconds.
+// The timeouts of a connection. An API server waits 30 seconds for a response.
 const (
-	headerTimeout = 10 * time.Second
-	bodyTimeout   = 30 * time.Second
-	answerTimeout = time.Minute
-	idleTimeout   = 2 * time.Minute
+	headerTimeout   = 10 * time.Second
+	bodyTimeout     = 30 * time.Second
+	responseTimeout = time.Minute
+	idleTimeout     = 2 * time.Minute
 )
 
-// Run listens and serves until ctx is done, and then lets the requests under way finish. It fails at once if the files
-// cannot be read.
+// Run listens and serves until ctx is done, and then waits for the requests in flight. It returns an error immediately
+// if the files cannot be read.
 func (s *Server) Run(ctx context.Context) error {
 	address := s.Address
 	if address == "" {
@@ -50,7 +51,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.Serve(ctx, l)
 }
 
-// Serve is Run on a listener, which it closes.
+// Serve is like Run, but serves on l. It closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	files := &files{server: s}
 	if _, err := files.config(time.Now()); err != nil {
@@ -61,13 +62,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		Handler:           s.Handler,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
-		WriteTimeout:      answerTimeout,
+		WriteTimeout:      responseTimeout,
 		IdleTimeout:       idleTimeout,
 		TLSConfig: &tls.Config{
 			MinVersion:         tls.VersionTLS12,
 			NextProtos:         []string{"h2", "http/1.1"},
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.config(time.Now()) },
-			GetCertificate:     func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, errors.New("no certificate") },
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				return nil,
+					errors.New("no certificate")
+			},
 		},
 	}
 	served := make(chan error, 1)
@@ -77,45 +81,46 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTimeout)
+	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), responseTimeout)
 	defer cancel()
 	err := server.Shutdown(finishing)
 	<-served
 	return err
 }
 
-// lookEvery is how often the files are looked at, at most.
-const lookEvery = time.Second
+// checkInterval is the minimum interval between two checks of the files for changes.
+const checkInterval = time.Second
 
-// files is the TLS configuration that a Server's files describe.
+// files loads the TLS configuration from a Server's files and caches it.
 type files struct {
 	server *Server
 
 	mu      sync.Mutex
-	looked  time.Time
-	seen    [3]stamp
+	checked time.Time // time of the last check
+	seen    [3]stamp  // state of the files that current is loaded from
 	current *tls.Config
 }
 
-// stamp tells one state of a file from another.
+// stamp identifies the state of a file.
 type stamp struct {
 	modified time.Time
 	size     int64
 }
 
-// config returns the configuration for a connection. Files that cannot be read leave the one before in place.
+// config returns the configuration for a connection. If the files cannot be read, it returns the last valid
+// configuration.
 func (f *files) config(now time.Time) (*tls.Config, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current != nil && now.Sub(f.looked) < lookEvery {
+	if f.current != nil && now.Sub(f.checked) < checkInterval {
 		return f.current, nil
 	}
-	f.looked = now
+	f.checked = now
 	seen, err := f.stamps()
 	if err == nil && (f.current == nil || seen != f.seen) {
-		var fresh *tls.Config
-		if fresh, err = f.load(); err == nil {
-			f.current, f.seen = fresh, seen
+		var loaded *tls.Config
+		if loaded, err = f.load(); err == nil {
+			f.current, f.seen = loaded, seen
 		}
 	}
 	if f.current != nil {
@@ -154,11 +159,11 @@ func (f *files) load() (*tls.Config, error) {
 	}
 	data, err := os.ReadFile(f.server.ClientCAFile)
 	if err != nil {
-		return nil, fmt.Errorf("read the CAs of clients: %w", err)
+		return nil, fmt.Errorf("read the client CAs: %w", err)
 	}
 	c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
 	if !c.ClientCAs.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("read the CAs of clients: %s has none", f.server.ClientCAFile)
+		return nil, fmt.Errorf("read the client CAs: %s contains no certificate", f.server.ClientCAFile)
 	}
 	return c, nil
 }

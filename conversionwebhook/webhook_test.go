@@ -27,12 +27,13 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 )
 
-// crontabs is a handler for CronTabs that do what their names say.
+// crontabs returns a handler for CronTabs. The name of an object selects the behavior of the conversion function.
 func crontabs() *conversionwebhook.Handler {
 	return &conversionwebhook.Handler{
 		MaxBytes: 10 << 10,
 		Logger:   slog.New(slog.DiscardHandler),
-		Kinds: map[schema.GroupKind]conversionwebhook.Func{{Group: "example.com", Kind: "CronTab"}: func(obj *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
+		Kinds: map[schema.GroupKind]conversionwebhook.Func{{Group: "example.com",
+			Kind: "CronTab"}: func(obj *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 			switch obj.GetName() {
 			case "refused":
 				return nil, errors.New("refused because")
@@ -66,6 +67,7 @@ func post(body string, change func(*http.Request)) *httptest.ResponseRecorder {
 	return w
 }
 
+// TestReviews checks the responses to ConversionReviews of both versions: success, errors and panics.
 // CNV-008 CNV-012 CNV-017 CNV-053 CNV-054 CNV-055 CNV-056 CNV-057
 func TestReviews(t *testing.T) {
 	const object = `{"apiVersion":"example.com/v1","kind":"CronTab","metadata":{"name":"%s"},"n":1}`
@@ -74,15 +76,17 @@ func TestReviews(t *testing.T) {
 		names []string
 		want  string
 	}{
-		{[]string{"a", "b"}, `{"status":"Success"},"convertedObjects":[` + fmt.Sprintf(object, "a") + "," + fmt.Sprintf(object, "b") + "]"},
+		{[]string{"a", "b"}, `{"status":"Success"},"convertedObjects":[` + fmt.Sprintf(object, "a") + "," +
+			fmt.Sprintf(object, "b") + "]"},
 		{nil, `{"status":"Success"}`},
 		{[]string{"a", "refused", "panics"}, failed("refused because")},
-		{[]string{"a", "panics"}, failed(`the conversion of CronTab \"panics\" to example.com/v1 panicked`)},
-		{[]string{"nothing"}, failed(`the conversion of CronTab \"nothing\" to example.com/v1 returned nothing`)},
+		{[]string{"a", "panics"}, failed(`convert CronTab \"panics\" to example.com/v1: panic in the conversion function`)},
+		{[]string{"nothing"}, failed(`convert CronTab \"nothing\" to example.com/v1: the conversion function returned no object`)},
 	} {
 		for _, v := range []string{"apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"} {
 			w := post(request(v, c.names...), nil)
-			want := `{"apiVersion":"` + v + `","kind":"ConversionReview","response":{"uid":"u","result":` + c.want + `}}`
+			want := `{"apiVersion":"` + v + `","kind":"ConversionReview","response":{"uid":"u","result":` + c.want +
+				`}}`
 			got := strings.ReplaceAll(w.Body.String(), "\n", "")
 			if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" || got != want {
 				t.Errorf("%v: %d\n%s, want\n%s", c.names, w.Code, got, want)
@@ -90,7 +94,8 @@ func TestReviews(t *testing.T) {
 		}
 	}
 	other := strings.ReplaceAll(request("apiextensions.k8s.io/v1", "a"), "CronTab", "Other")
-	if got := post(other, nil).Body.String(); !strings.Contains(got, failed("there is no conversion for Other.example.com")) {
+	if got := post(other, nil).Body.String(); !strings.Contains(got,
+		failed("no conversion function for Other.example.com")) {
 		t.Errorf("another kind: %s", got)
 	}
 	same := strings.ReplaceAll(request("apiextensions.k8s.io/v1", "refused"), "example.com/v1beta1", "example.com/v1")
@@ -99,7 +104,8 @@ func TestReviews(t *testing.T) {
 	}
 }
 
-func TestRequestsThatAreNoReviews(t *testing.T) {
+// TestInvalidRequests checks the status codes for requests that are not ConversionReviews.
+func TestInvalidRequests(t *testing.T) {
 	good := request("apiextensions.k8s.io/v1", "a")
 	for name, c := range map[string]struct {
 		body   string
@@ -122,12 +128,13 @@ func TestRequestsThatAreNoReviews(t *testing.T) {
 		}
 	}
 	bad := strings.Replace(good, `"kind":"CronTab",`, "", 1)
-	if got := post(bad, nil).Body.String(); !strings.Contains(got, "Failed") || !strings.Contains(got, "object 0 cannot be decoded") {
+	if got := post(bad, nil).Body.String(); !strings.Contains(got, "Failed") ||
+		!strings.Contains(got, "decode object 0") {
 		t.Errorf("an object without kind: %s", got)
 	}
 }
 
-// pair is a self-signed certificate in files.
+// pair is a self-signed certificate and its key.
 type pair struct {
 	pem         []byte
 	certificate tls.Certificate
@@ -139,13 +146,15 @@ func newPair(t *testing.T, name string) pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour),
+		IsCA:                  true,
 		BasicConstraintsValid: true, DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}}
+	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}}
 }
 
 func (p pair) write(t *testing.T, dir string) {
@@ -154,7 +163,8 @@ func (p pair) write(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"tls.crt": p.pem, "tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})} {
+	for name, data := range map[string][]byte{"tls.crt": p.pem,
+		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -174,17 +184,18 @@ func serve(t *testing.T, s *conversionwebhook.Server) string {
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
-			t.Errorf("the server ended with %v", err)
+			t.Errorf("Serve: %v", err)
 		}
 	})
 	return "https://" + l.Addr().String()
 }
 
-// call makes one request on a connection of its own.
+// call sends one request on a new connection.
 func call(url string, ca pair, certificates ...tls.Certificate) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca.pem)
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}}}
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}}}
 	resp, err := c.Post(url, "application/json", strings.NewReader(request("apiextensions.k8s.io/v1", "a")))
 	if err != nil {
 		return err
@@ -196,12 +207,14 @@ func call(url string, ca pair, certificates ...tls.Certificate) error {
 	return nil
 }
 
-// A certificate that is renewed takes effect without a restart, and one that cannot be read does not end the service.
-func TestCertificatesAreReadAgain(t *testing.T) {
+// TestCertificateReload checks that a renewed certificate takes effect without a restart, and that the server keeps the
+// last valid certificate if a file is damaged.
+func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	first, second := newPair(t, "first"), newPair(t, "the-second-is-longer")
 	first.write(t, dir)
-	url := serve(t, &conversionwebhook.Server{CertFile: dir + "/tls.crt", KeyFile: dir + "/tls.key", Handler: crontabs()})
+	url := serve(t, &conversionwebhook.Server{CertFile: dir + "/tls.crt", KeyFile: dir + "/tls.key",
+		Handler: crontabs()})
 	if err := call(url, first); err != nil {
 		t.Fatal(err)
 	}
@@ -231,15 +244,16 @@ func within(t *testing.T, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("did not happen in time")
+			t.Fatal("the condition is not true in time")
 		}
 	}
 }
 
-// CNV-014: nobody is asked for a certificate, unless the server is told who may call.
+// TestClientCertificates checks that the server requires a client certificate only if ClientCAFile is set, and verifies
+// it. (CNV-014)
 func TestClientCertificates(t *testing.T) {
 	dir := t.TempDir()
-	own, known, stranger := newPair(t, "localhost"), newPair(t, "known"), newPair(t, "stranger")
+	own, known, unknown := newPair(t, "localhost"), newPair(t, "known"), newPair(t, "unknown")
 	own.write(t, dir)
 	s := conversionwebhook.Server{CertFile: dir + "/tls.crt", KeyFile: dir + "/tls.key", Handler: crontabs()}
 	open := s
@@ -255,12 +269,13 @@ func TestClientCertificates(t *testing.T) {
 	if err := call(url, own, known.certificate); err != nil {
 		t.Errorf("known: %v", err)
 	}
-	if call(url, own) == nil || call(url, own, stranger.certificate) == nil {
-		t.Error("who shows no certificate, or a stranger's, may call")
+	if call(url, own) == nil || call(url, own, unknown.certificate) == nil {
+		t.Error("a client without a certificate or with one of an unknown CA was accepted")
 	}
 }
 
-func TestServerNeedsItsFiles(t *testing.T) {
+// TestMissingFiles checks that Run returns an error if the certificate files do not exist.
+func TestMissingFiles(t *testing.T) {
 	s := conversionwebhook.Server{Address: "127.0.0.1:0", CertFile: "none", KeyFile: "none", Handler: crontabs()}
 	if err := s.Run(t.Context()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)

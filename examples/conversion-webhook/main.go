@@ -1,5 +1,5 @@
-// Command conversion-webhook is an example of a conversion webhook: it converts CronTabs between example.com/v1beta1,
-// where hostPort is one field, and example.com/v1, where host and port are two.
+// Command conversion-webhook is an example of a conversion webhook. It converts CronTabs between example.com/v1beta1
+// with the field hostPort, and example.com/v1 with the fields host and port.
 package main
 
 import (
@@ -15,10 +15,12 @@ import (
 
 func main() {
 	server := conversionwebhook.Server{Handler: crontab.Handler()}
-	flag.StringVar(&server.Address, "address", ":8443", "where to listen")
-	flag.StringVar(&server.CertFile, "tls-cert-file", "/tls/tls.crt", "the serving certificate, in PEM")
-	flag.StringVar(&server.KeyFile, "tls-private-key-file", "/tls/tls.key", "its key")
-	flag.StringVar(&server.ClientCAFile, "client-ca-file", "", "CAs of the clients that may call; without it all may")
+	flag.StringVar(&server.Address, "address", ":8443", "address to listen on")
+	flag.StringVar(&server.CertFile, "tls-cert-file", "/tls/tls.crt", "file with the serving certificate in PEM")
+	flag.StringVar(&server.KeyFile, "tls-private-key-file", "/tls/tls.key",
+		"file with the private key of -tls-cert-file")
+	flag.StringVar(&server.ClientCAFile, "client-ca-file", "",
+		"file with the CAs of client certificates (empty means that no certificate is required)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

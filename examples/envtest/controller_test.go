@@ -1,5 +1,5 @@
-// Package envtest_test is a controller and its test with envtest, as a project of its own would have them:
-// docs/envtest.md runs it. A CronTab gets a ConfigMap that it owns.
+// Package envtest_test contains an example controller and its test with envtest. docs/envtest.md runs it. The
+// controller creates a ConfigMap for each CronTab, with the CronTab as the owner.
 package envtest_test
 
 import (
@@ -30,7 +30,7 @@ func newCronTab() *unstructured.Unstructured {
 	return u
 }
 
-// reconciler is the controller.
+// reconciler implements the controller.
 type reconciler struct{ client.Client }
 
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -47,12 +47,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, err
 }
 
-// TestController runs the controller as a user who may do what its role says.
+// TestController runs the controller as a user with the permissions of a ClusterRole.
 func TestController(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip(`set KUBEBUILDER_ASSETS to a folder that "trellis envtest" has filled`)
+		t.Skip(`set KUBEBUILDER_ASSETS to a directory created by "trellis envtest"`)
 	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "crontab")}, ErrorIfCRDPathMissing: true}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "crontab")},
+		ErrorIfCRDPathMissing: true}
 	config, err := env.Start()
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +68,12 @@ func TestController(t *testing.T) {
 		t.Fatal(err)
 	}
 	allow(t, admin, "controller",
-		rbacv1.PolicyRule{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs"}, Verbs: []string{"get", "list", "watch"}},
-		rbacv1.PolicyRule{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs/finalizers"}, Verbs: []string{"update"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "update"}})
+		rbacv1.PolicyRule{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs"},
+			Verbs: []string{"get", "list", "watch"}},
+		rbacv1.PolicyRule{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs/finalizers"},
+			Verbs: []string{"update"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
+			Verbs: []string{"get", "list", "watch", "create", "update"}})
 	user, err := env.AddUser(envtest.User{Name: "controller"}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -84,18 +88,18 @@ func TestController(t *testing.T) {
 		t.Fatal(err)
 	}
 	made := &corev1.ConfigMap{}
-	eventually(t, "the ConfigMap is made", func(ctx context.Context) bool {
+	eventually(t, "the ConfigMap is created", func(ctx context.Context) bool {
 		return admin.Get(ctx, client.ObjectKeyFromObject(cronTab), made) == nil && made.Data["schedule"] == "0 3 * * *"
 	})
 	if err := admin.Delete(t.Context(), cronTab); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the ConfigMap goes with its owner", func(ctx context.Context) bool {
+	eventually(t, "the ConfigMap is deleted with its owner", func(ctx context.Context) bool {
 		return apierrors.IsNotFound(admin.Get(ctx, client.ObjectKeyFromObject(made), made))
 	})
 }
 
-// allow gives a user a role in all namespaces.
+// allow grants rules to a user in all namespaces.
 func allow(t *testing.T, admin client.Client, user string, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	name := metav1.ObjectMeta{Name: user}
@@ -135,11 +139,12 @@ func startManager(t *testing.T, config *rest.Config) {
 	})
 }
 
-func eventually(t *testing.T, what string, is func(context.Context) bool) {
+func eventually(t *testing.T, what string, condition func(context.Context) bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		return is(ctx), nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			return condition(ctx), nil
+		})
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}

@@ -1,4 +1,5 @@
-// Command extension-server is an example of an extension API server: the kinds Flunder and Fischer of wardle.example.com.
+// Command extension-server is an example of an extension API server. It serves the kinds Flunder and Fischer of
+// wardle.example.com.
 package main
 
 import (
@@ -27,15 +28,17 @@ var catches []byte
 
 func config() extension.Config {
 	return extension.Config{Kinds: []extension.Kind{
-		{Manifest: flunders, Validate: validate, Subresources: []extension.Subresource{{Name: "catch", Body: catches, Do: catch}}},
+		{Manifest: flunders, Validate: validate,
+			Subresources: []extension.Subresource{{Name: "catch", Body: catches, Do: catch}}},
 		{Manifest: fischers},
 	}}
 }
 
-// validate refuses a Flunder that refers to itself: its schema does not know its name.
+// validate rejects a Flunder that refers to itself. A schema cannot express this, because it has no access to the
+// object's name.
 func validate(_ context.Context, r *extension.Request) error {
 	if r.New == nil {
-		return nil // it is being deleted
+		return nil // a delete
 	}
 	reference, _, _ := unstructured.NestedString(r.New.Object, "spec", "reference")
 	to, _, _ := unstructured.NestedString(r.New.Object, "spec", "referenceType")
@@ -45,10 +48,11 @@ func validate(_ context.Context, r *extension.Request) error {
 	return nil
 }
 
-// catch notes who has caught a Flunder, which can be done once.
+// catch records the Fischer that has caught a Flunder. A Flunder can be caught only once.
 func catch(_ context.Context, flunder, body *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	if by, _, _ := unstructured.NestedString(flunder.Object, "status", "caughtBy"); by != "" {
-		return nil, apierrors.NewConflict(schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}, flunder.GetName(), errors.New("it is caught already"))
+		return nil, apierrors.NewConflict(schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"},
+			flunder.GetName(), errors.New("it has already been caught"))
 	}
 	fischer, _, _ := unstructured.NestedString(body.Object, "fischer")
 	return body, unstructured.SetNestedField(flunder.Object, fischer, "status", "caughtBy")

@@ -1,4 +1,4 @@
-// Package crontab converts CronTabs. Another kind takes another function like convert, and its line in Handler.
+// Package crontab converts CronTabs. To add another kind, write a function like convert and add it to Handler.
 package crontab
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 )
 
-// Handler answers ConversionReviews at /crdconvert, and at /readyz that it is there.
+// Handler returns a handler of ConversionReviews at /crdconvert, and of a health check at /readyz.
 func Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/crdconvert", &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
@@ -47,7 +47,7 @@ func convert(obj *unstructured.Unstructured, toVersion string) (*unstructured.Un
 		delete(crontab, "port")
 		crontab["hostPort"] = net.JoinHostPort(host, port)
 	default:
-		return nil, errors.New("no CronTab can be converted to " + toVersion)
+		return nil, errors.New("unsupported version of CronTab: " + toVersion)
 	}
 	return obj, nil
 }

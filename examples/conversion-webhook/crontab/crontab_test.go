@@ -14,17 +14,17 @@ import (
 
 const examples = "../../../../shared/spec/examples/09-conversion/conversionreview-"
 
-// example is a file of the documents as text.
+// example returns the content of an example file of the documentation.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(examples + name + ".json")
 	if err != nil {
-		t.Skipf("the examples are not here: %v", err)
+		t.Skipf("the examples of the documentation are not available: %v", err)
 	}
 	return string(data)
 }
 
-// post sends a ConversionReview to the example.
+// post sends a ConversionReview to the handler and returns the response.
 func post(t *testing.T, body string) any {
 	t.Helper()
 	r := httptest.NewRequest("POST", "/crdconvert?timeout=30s", strings.NewReader(body))
@@ -47,7 +47,7 @@ func decoded(t *testing.T, data []byte) (out any) {
 	return out
 }
 
-// The reviews of two objects, but for their version.
+// Templates of reviews of two objects. %s is the version of the review.
 const (
 	reviewRequest = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "request": {"uid": "c-3", "desiredAPIVersion": "example.com/v1", "objects": [
 		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "[::1]:80", "metadata": {"name": "nightly", "namespace": "jobs", "uid": "a-1"}},
@@ -59,23 +59,27 @@ const (
 		"message": "hostPort could not be parsed into a separate host and port"}}}`
 )
 
-// TestReviews checks the answers to requests in either version. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-057 CNV-058.
+// TestReviews checks the responses to requests in both versions. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051 CNV-052
+// CNV-053 CNV-056 CNV-057 CNV-058.
 func TestReviews(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		answers(t, v, fmt.Sprintf(reviewRequest, v), "b.example:81", fmt.Sprintf(reviewSuccess, v), fmt.Sprintf(reviewFailed, v))
+		checkResponses(t, v, fmt.Sprintf(reviewRequest, v), "b.example:81", fmt.Sprintf(reviewSuccess, v),
+			fmt.Sprintf(reviewFailed, v))
 	}
 }
 
-// TestDocumentedReviews checks the same with the reviews of the documents. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-057
-// CNV-058.
+// TestDocumentedReviews checks the same with the reviews of the documentation. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051
+// CNV-052 CNV-053 CNV-056 CNV-057 CNV-058.
 func TestDocumentedReviews(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		answers(t, v, example(t, "request."+v), "example.com:2345", example(t, "response-success."+v), example(t, "response-failed."+v))
+		checkResponses(t, v, example(t, "request."+v), "example.com:2345", example(t, "response-success."+v),
+			example(t, "response-failed."+v))
 	}
 }
 
-// answers checks that a request is answered with success, and one with a bad hostPort in place of the given one with failed.
-func answers(t *testing.T, name, request, hostPort, success, failed string) {
+// checkResponses checks that a request gets the response success, and that the request with a malformed hostPort gets
+// failed.
+func checkResponses(t *testing.T, name, request, hostPort, success, failed string) {
 	t.Helper()
 	if got, want := post(t, request), decoded(t, []byte(success)); !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: got %v, want %v", name, got, want)
@@ -88,24 +92,24 @@ func answers(t *testing.T, name, request, hostPort, success, failed string) {
 	}
 }
 
-// CNV-013: there and back nothing is lost.
-func TestThereAndBack(t *testing.T) {
+// TestRoundTrip checks that a conversion to v1 and back results in the same object. (CNV-013)
+func TestRoundTrip(t *testing.T) {
 	for _, text := range []string{`"hostPort":"[::1]:80"`, `"hostPort":"localhost:1234"`, `"other":"x"`} {
 		request := func(from, to, object string) string {
 			return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","request":{"uid":"u","desiredAPIVersion":"example.com/` + to +
 				`","objects":[` + object + `]}}`
 		}
 		object := `{"apiVersion":"example.com/v1beta1","kind":"CronTab","metadata":{"name":"a"},` + text + `}`
-		there, err := json.Marshal(converted(t, post(t, request("v1beta1", "v1", object))))
+		v1, err := json.Marshal(converted(t, post(t, request("v1beta1", "v1", object))))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(there), "hostPort") {
-			t.Errorf("%s is %s at v1", text, there)
+		if strings.Contains(string(v1), "hostPort") {
+			t.Errorf("%s at v1: %s", text, v1)
 		}
-		back := converted(t, post(t, request("v1", "v1beta1", string(there))))
+		back := converted(t, post(t, request("v1", "v1beta1", string(v1))))
 		if want := decoded(t, []byte(object)); !reflect.DeepEqual(back, want) {
-			t.Errorf("%s came back as %v", text, back)
+			t.Errorf("%s: round trip returned %v", text, back)
 		}
 	}
 }
