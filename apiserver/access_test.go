@@ -82,9 +82,9 @@ func TestTokenReview(t *testing.T) {
 	}
 	bearer := rest.AnonymousClientConfig(s.Config)
 	bearer.BearerToken = request.Status.Token
-	who, err := kubernetes.NewForConfigOrDie(bearer).AuthenticationV1().SelfSubjectReviews().Create(ctx,
+	review, err := kubernetes.NewForConfigOrDie(bearer).AuthenticationV1().SelfSubjectReviews().Create(ctx,
 		&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:default:robot" {
-		t.Errorf("%v %+v", err, who)
+	if err != nil || review.Status.UserInfo.Username != "system:serviceaccount:default:robot" {
+		t.Errorf("%v %+v", err, review)
 	}
 }

@@ -35,8 +35,8 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the client of admission plugins: %w", err)
 	}
-	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() },
-		authorizer.AuthorizerFunc(s.authorizer.Authorize)
+	catalog := func() *resource.Catalog { return s.engine.Live.Load() }
+	authorize := authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
 	s.quotas = &plugins.Quotas{From: informers, Stop: s.stopping}
 	s.warnNodeRestriction()
@@ -47,17 +47,17 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 		Quotas:         s.quotas,
 		Client:         client,
 		Stop:           s.drained,
-		Authorizer:     may,
+		Authorizer:     authorize,
 		Mapper:         restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
 	webhooks, end, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers,
-		Client: client, Authorizer: may})
+		Client: client, Authorizer: authorize})
 	if err != nil {
 		return nil, fmt.Errorf("create admission webhooks: %w", err)
 	}
 	s.closeWebhooks = end
 	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog,
-		Objects: policyObjects{s}, Client: client, Authorizer: may})...)
+		Objects: policyObjects{s}, Client: client, Authorizer: authorize})...)
 	return plugins.Open(c)
 }
 

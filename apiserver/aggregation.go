@@ -139,8 +139,8 @@ func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticat
 		info.RequestHeaderCA, err = dynamiccertificates.NewStaticCAContent("front-proxy", keys.ProxyCAPEM)
 		return info, err
 	}
-	info.RequestHeaderAllowedNames, info.RequestHeaderCA = headerrequest.StaticStringSlice(h.AllowedNames),
-		s.authn.FrontProxy.CAs
+	info.RequestHeaderAllowedNames = headerrequest.StaticStringSlice(h.AllowedNames)
+	info.RequestHeaderCA = s.authn.FrontProxy.CAs
 	if len(h.AllowedNames) > 0 && shareCA(s.authn.ClientCAs.CurrentCABundleContent(),
 		info.RequestHeaderCA.CurrentCABundleContent()) {
 		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: users with its "+

@@ -24,8 +24,8 @@ func TestAggregatedAPIMetrics(t *testing.T) {
 	}
 	c := apiserver.Config{LocalServices: []string{"default/server"}}
 	c.Authentication.RequestHeader.CAFile = filepath.Join(dir, "front-proxy-ca.crt")
-	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
-		"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	c.Aggregation.ProxyClientCertFile = filepath.Join(dir, "front-proxy-client.crt")
+	c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.key")
 	s := start(t, c)
 	e := newAggregatedServer(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
 	e.register(t, s)
@@ -60,14 +60,14 @@ func TestAggregatedAPIMetrics(t *testing.T) {
 	}
 	defer write.Body.Close()
 	expect(`aggregator_unavailable_apiservice{name="v1.a.example.com"} 0`)
-	for tried, alone := 0, []string{`apiserver_current_inflight_requests{request_kind="mutating"} 1`,
+	for tried, want := 0, []string{`apiserver_current_inflight_requests{request_kind="mutating"} 1`,
 		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`}; ; tried++ {
 		now := metrics() // requests of the server's own controllers may be counted as well
-		if slices.Contains(now, alone[0]) && slices.Contains(now, alone[1]) {
+		if slices.Contains(now, want[0]) && slices.Contains(now, want[1]) {
 			break
 		}
 		if tried == 1000 {
-			t.Fatalf("metrics lack %v", alone)
+			t.Fatalf("metrics lack %v", want)
 		}
 	}
 	e.CloseClientConnections()

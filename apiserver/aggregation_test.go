@@ -134,10 +134,10 @@ func TestFrontProxyFlags(t *testing.T) {
 	var c apiserver.Config
 	h := &c.Authentication.RequestHeader
 	h.CAFile, h.AllowedNames = filepath.Join(dir, "front-proxy-ca.crt"), []string{"front-proxy-client"}
-	h.UsernameHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes = []string{"X-Of-User",
-		"X-Other"}, []string{"X-Of-Group"}, []string{"X-Of-Extra-"}
-	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
-		"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	h.UsernameHeaders, h.GroupHeaders = []string{"X-Of-User", "X-Other"}, []string{"X-Of-Group"}
+	h.ExtraHeaderPrefixes = []string{"X-Of-Extra-"}
+	c.Aggregation.ProxyClientCertFile = filepath.Join(dir, "front-proxy-client.crt")
+	c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.key")
 	c.LocalServices = []string{"default/server"}
 	s := start(t, c)
 	for _, group := range []string{"a.example.com", "b.example.com"} {

@@ -76,8 +76,8 @@ func TestAuditWebhook(t *testing.T) {
 	hook := &auditHook{enter: func() {}}
 	o := auditOptions(t, dir, "Request")
 	o.WebhookOptions.ConfigFile = hook.open(t, dir)
-	o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchSize, o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchWait = 4,
-		time.Hour
+	o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchSize = 4
+	o.WebhookOptions.BatchOptions.BatchConfig.MaxBatchWait = time.Hour
 	s := start(t, apiserver.Config{Audit: o})
 	c := &caller{t, s, client(t, s)}
 	for i := range 10 {
@@ -182,8 +182,8 @@ func TestAuditLog(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()
 			o := auditOptions(t, dir, "Request")
-			o.LogOptions.Path, o.LogOptions.MaxSize, o.LogOptions.BatchOptions.Mode = filepath.Join(dir, "new",
-				"audit.log"), 1, mode
+			o.LogOptions.Path = filepath.Join(dir, "new", "audit.log")
+			o.LogOptions.MaxSize, o.LogOptions.BatchOptions.Mode = 1, mode
 			s := start(t, apiserver.Config{Audit: o})
 			c := &caller{t, s, client(t, s)}
 			big := strings.Repeat("x", 100<<10)

@@ -136,8 +136,8 @@ func TestClusterThroughTunnel(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := apiserver.Config{EgressSelectorFile: file, LocalServices: []string{"default/server"}}
-	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(keysDir,
-		"front-proxy-client.crt"), filepath.Join(keysDir, "front-proxy-client.key")
+	c.Aggregation.ProxyClientCertFile = filepath.Join(keysDir, "front-proxy-client.crt")
+	c.Aggregation.ProxyClientKeyFile = filepath.Join(keysDir, "front-proxy-client.key")
 	h := newWebhookServer(t, c)
 	requireDial := func(what, address string) {
 		t.Helper()
@@ -231,8 +231,8 @@ func TestTunnelWithoutAgent(t *testing.T) {
 	}
 	patch("/api/v1/nodes/n/status", `{"addresses":[{"type":"InternalIP","address":"203.0.113.1"}]}`)
 	patch("/api/v1/namespaces/default/pods/p/status", `{"podIPs":[{"ip":"203.0.113.5"}],"podIP":"203.0.113.5"}`)
-	pod, service := fmt.Sprintf("/api/v1/namespaces/default/pods/https:p:%d/proxy/admit",
-		h.port), fmt.Sprintf("/api/v1/namespaces/default/services/https:hook:%d/proxy/admit", h.port)
+	pod := fmt.Sprintf("/api/v1/namespaces/default/pods/https:p:%d/proxy/admit", h.port)
+	service := fmt.Sprintf("/api/v1/namespaces/default/services/https:hook:%d/proxy/admit", h.port)
 	for _, path := range []string{pod, service} {
 		if code, response := h.send("GET", path, ""); code != http.StatusOK {
 			t.Errorf("%s: %d %s", path, code, response)

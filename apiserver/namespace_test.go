@@ -123,8 +123,8 @@ func TestNamespaceOfServiceNoLongerAvailable(t *testing.T) {
 			dir := t.TempDir()
 			c := apiserver.Config{DataDir: t.TempDir(), LocalServices: []string{"default/server"}}
 			c.Authentication.RequestHeader.CAFile = filepath.Join(dir, "front-proxy-ca.crt")
-			c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir,
-				"front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+			c.Aggregation.ProxyClientCertFile = filepath.Join(dir, "front-proxy-client.crt")
+			c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.key")
 			keys, err := pki.Ensure(dir, nil, time.Now())
 			if err != nil {
 				t.Fatal(err)

@@ -105,8 +105,8 @@ func TestCVE202125740(t *testing.T) {
 		`{"addresses":["192.0.2.7"],"targetRef":{"kind":"Pod","namespace":"other","name":"p"}}`,
 		`{"addresses":["192.0.2.7"],"targetRef":{"kind":"Pod","namespace":"default","name":"none"}}`,
 	} {
-		d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.trap.port))
-		d.create(slicesOfDefault, fmt.Sprintf(`{"metadata":{"name":%[1]q,"labels":{"kubernetes.io/service-name":%[1]q}},"addressType":"IPv4","ports":[{"name":"","port":%[2]d}],"endpoints":[%[3]s]}`, d.service, d.trap.port, endpoint))
+		d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.listener.port))
+		d.create(slicesOfDefault, fmt.Sprintf(`{"metadata":{"name":%[1]q,"labels":{"kubernetes.io/service-name":%[1]q}},"addressType":"IPv4","ports":[{"name":"","port":%[2]d}],"endpoints":[%[3]s]}`, d.service, d.listener.port, endpoint))
 		code, response := d.do("GET", callsNode["Service proxy"](d), "")
 		if code != http.StatusServiceUnavailable || !strings.Contains(response, "no endpoints available for service") {
 			t.Errorf("%s: %d %s", endpoint, code, response)

@@ -66,8 +66,7 @@ func TestServiceKubernetes(t *testing.T) {
 	dir := t.TempDir()
 	for _, address := range []string{"127.0.0.1:0", ":0", "127.0.0.1:0"} {
 		server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
-			c.Address, c.DataDir = address,
-				dir
+			c.Address, c.DataDir = address, dir
 		}))
 		client, err := kubernetes.NewForConfig(server.Config)
 		if err != nil {
@@ -106,8 +105,8 @@ func TestAdvertisedAddress(t *testing.T) {
 		client := kubernetes.NewForConfigOrDie(server.Config)
 		discover := func(from string) []metav1.ServerAddressByClientCIDR {
 			var versions metav1.APIVersions
-			text, err := client.RESTClient().Get().AbsPath("/api").SetHeader("X-Forwarded-For",
-				from).Do(t.Context()).Raw()
+			text, err := client.RESTClient().Get().AbsPath("/api").SetHeader("X-Forwarded-For", from).
+				Do(t.Context()).Raw()
 			if err == nil {
 				err = json.Unmarshal(text, &versions)
 			}

@@ -48,27 +48,27 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// trap is a listener on all addresses of this machine that counts connections.
-type trap struct {
-	port     int
-	accepted atomic.Int64
-	came     chan struct{} // receives a value after a connection
+// countingListener is a listener on all addresses of this machine that counts connections.
+type countingListener struct {
+	port      int
+	accepted  atomic.Int64
+	connected chan struct{} // receives a value after a connection
 }
 
-func newTrap(t *testing.T) *trap {
+func newCountingListener(t *testing.T) *countingListener {
 	t.Helper()
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	s := &trap{port: l.Addr().(*net.TCPAddr).Port, came: make(chan struct{}, 1)}
+	s := &countingListener{port: l.Addr().(*net.TCPAddr).Port, connected: make(chan struct{}, 1)}
 	go func() {
 		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
 			_ = conn.Close()
 			s.accepted.Add(1)
 			select {
-			case s.came <- struct{}{}:
+			case s.connected <- struct{}{}:
 			default:
 			}
 		}
@@ -87,13 +87,13 @@ var specialHosts = []string{
 	"rebinds.example.com",
 }
 
-// dialEnv is a server that API objects make connect to a trap.
+// dialEnv is a server that API objects make connect to its listener.
 type dialEnv struct {
 	*testing.T
-	url    string
-	config *rest.Config
-	client *http.Client
-	trap   *trap
+	url      string
+	config   *rest.Config
+	client   *http.Client
+	listener *countingListener
 
 	services int    // number of created Services
 	service  string // name of the last Service
@@ -165,14 +165,14 @@ var behindService = map[string]func(d *dialEnv, host string) bool{
 		if a, err := netip.ParseAddr(host); err == nil {
 			family = map[bool]string{true: "IPv4", false: "IPv6"}[a.Is4()]
 		}
-		return d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.trap.port)) &&
+		return d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.listener.port)) &&
 			d.create(slicesOfDefault, fmt.Sprintf(`{"metadata":{"name":%[1]q,"labels":{"kubernetes.io/service-name":%[1]q}},
-			"addressType":%[2]q,"ports":[{"name":"","port":%[3]d}],"endpoints":[{"addresses":[%[4]q],"targetRef":{"kind":"Pod","namespace":"default","name":"p"}}]}`, d.service, family, d.trap.port, host))
+			"addressType":%[2]q,"ports":[{"name":"","port":%[3]d}],"endpoints":[{"addresses":[%[4]q],"targetRef":{"kind":"Pod","namespace":"default","name":"p"}}]}`, d.service, family, d.listener.port, host))
 	},
 	"Endpoints": func(d *dialEnv, host string) bool {
-		return d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.trap.port)) &&
+		return d.serve(fmt.Sprintf(`"clusterIP":"None","ports":[{"port":%d}]`, d.listener.port)) &&
 			d.create(coreOfDefault+"/endpoints", fmt.Sprintf(`{"metadata":{"name":%q,
-			"labels":{"endpointslice.kubernetes.io/skip-mirror":"true"}},"subsets":[{"addresses":[{"ip":%q}],"ports":[{"port":%d}]}]}`, d.service, host, d.trap.port))
+			"labels":{"endpointslice.kubernetes.io/skip-mirror":"true"}},"subsets":[{"addresses":[{"ip":%q}],"ports":[{"port":%d}]}]}`, d.service, host, d.listener.port))
 	},
 }
 
@@ -186,7 +186,7 @@ func (d *dialEnv) serve(spec string) (ok bool) {
 
 // clientConfig returns the client configuration of a webhook behind the Service.
 func (d *dialEnv) clientConfig() string {
-	return fmt.Sprintf(`"service":{"namespace":"default","name":%q,"port":%d}`, d.service, d.trap.port)
+	return fmt.Sprintf(`"service":{"namespace":"default","name":%q,"port":%d}`, d.service, d.listener.port)
 }
 
 // callsService has the requests that make the server connect to the Service.
@@ -197,7 +197,7 @@ var callsService = map[string]func(d *dialEnv) (int, string){
 	"APIService": func(d *dialEnv) (int, string) {
 		d.do("DELETE", apiServices+"/v1.a.example.com", "")
 		d.must("POST", apiServices, fmt.Sprintf(`{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,
-			"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":%q,"port":%d}}}`, d.service, d.trap.port))
+			"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":%q,"port":%d}}}`, d.service, d.listener.port))
 		for {
 			if _, response := d.do("GET", apiServices+"/v1.a.example.com", ""); strings.Contains(response,
 				"FailedDiscoveryCheck") {
@@ -233,13 +233,13 @@ var callsNode = map[string]func(d *dialEnv) string{
 	"attach":           func(*dialEnv) string { return pods + "/p/attach?stdout=true" },
 	"portforward":      func(*dialEnv) string { return pods + "/p/portforward" },
 	"node proxy":       func(*dialEnv) string { return "/api/v1/nodes/n/proxy/healthz" },
-	"node proxy, port": func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/http:n:%d/proxy/x", d.trap.port) },
-	"node proxy, TLS":  func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/https:n:%d/proxy/x", d.trap.port) },
-	"Pod proxy":        func(d *dialEnv) string { return fmt.Sprintf("%s/p:%d/proxy/x", pods, d.trap.port) },
-	"Pod proxy, TLS":   func(d *dialEnv) string { return fmt.Sprintf("%s/https:p:%d/proxy/x", pods, d.trap.port) },
+	"node proxy, port": func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/http:n:%d/proxy/x", d.listener.port) },
+	"node proxy, TLS":  func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/https:n:%d/proxy/x", d.listener.port) },
+	"Pod proxy":        func(d *dialEnv) string { return fmt.Sprintf("%s/p:%d/proxy/x", pods, d.listener.port) },
+	"Pod proxy, TLS":   func(d *dialEnv) string { return fmt.Sprintf("%s/https:p:%d/proxy/x", pods, d.listener.port) },
 	"Service proxy": func(d *dialEnv) string {
 		return fmt.Sprintf("%s/%s:%d/proxy/x", services, d.service,
-			d.trap.port)
+			d.listener.port)
 	},
 }
 
@@ -253,8 +253,8 @@ func newDialEnv(t *testing.T, c apiserver.Config) *dialEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &dialEnv{T: t, url: s.URL(), config: config, client: by, trap: newTrap(t)}
-	d.must("POST", crds, fmt.Sprintf(strings.Replace(hostCRD, `"caBundle":%q,`, "", 1), d.trap.port))
+	d := &dialEnv{T: t, url: s.URL(), config: config, client: by, listener: newCountingListener(t)}
+	d.must("POST", crds, fmt.Sprintf(strings.Replace(hostCRD, `"caBundle":%q,`, "", 1), d.listener.port))
 	d.must("POST", "/apis/example.com/v1/namespaces/default/hosts",
 		`{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
 	// unless the controller has created it
@@ -309,7 +309,7 @@ func TestClusterLeadsToNoSpecialAddress(t *testing.T) {
 			}
 		}
 	}
-	if n := d.trap.accepted.Load(); n > 0 {
+	if n := d.listener.accepted.Load(); n > 0 {
 		t.Errorf("%d connections reached this machine", n)
 	}
 }
@@ -319,7 +319,7 @@ func TestClusterLeadsToNoSpecialAddress(t *testing.T) {
 func (d *dialEnv) nodeAt(host string) {
 	d.Helper()
 	d.must("PATCH", "/api/v1/nodes/n/status",
-		fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}}}`, host, d.trap.port))
+		fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}}}`, host, d.listener.port))
 	if _, err := netip.ParseAddr(host); err != nil {
 		return
 	}
@@ -341,14 +341,14 @@ func TestLocalServiceByFlag(t *testing.T) {
 	d := newDialEnv(t, c)
 	for what, call := range callsService {
 		for _, host := range []string{"localhost", "127.0.0.1", "loopback4.example.com"} {
-			before := d.trap.accepted.Load()
+			before := d.listener.accepted.Load()
 			behindService["ExternalName"](d, host)
-			if _, response := call(d); d.trap.accepted.Load() == before {
+			if _, response := call(d); d.listener.accepted.Load() == before {
 				t.Errorf("%s at %s does not reach this machine: %s", what, host, response)
 			}
 		}
 	}
-	before := d.trap.accepted.Load()
+	before := d.listener.accepted.Load()
 	for what, call := range callsService {
 		for _, host := range []string{"169.254.169.254", "metadata.example.com", "0.0.0.0"} {
 			behindService["ExternalName"](d, host)
@@ -361,7 +361,7 @@ func TestLocalServiceByFlag(t *testing.T) {
 		code, response := call(d)
 		d.refused(what+" by EndpointSlice", "loopback4.example.com", code, response)
 	}
-	if d.trap.accepted.Load() > before {
+	if d.listener.accepted.Load() > before {
 		t.Error("a connection reached this machine")
 	}
 }
@@ -388,25 +388,25 @@ func TestURLsMayBeLocal(t *testing.T) {
 		}
 		return dir + "/" + name
 	}
-	kubeconfig := func(name string, to *trap) string {
+	kubeconfig := func(name string, to *countingListener) string {
 		return file(name, `{apiVersion: v1, kind: Config, clusters: [{name: a, cluster: {server: "https://localhost:`+
 			strconv.Itoa(to.port)+`"}}],
 users: [{name: a}], contexts: [{name: a, context: {cluster: a, user: a}}], current-context: a}`)
 	}
-	tokens, decisions, issuer := newTrap(t), newTrap(t), newTrap(t)
+	tokens, decisions, issuer := newCountingListener(t), newCountingListener(t), newCountingListener(t)
 	c := apiserver.Config{Controllers: []string{"clusterrole-aggregation-controller"}}
 	c.Authentication.Webhook.ConfigFile, c.Authentication.Webhook.Version = kubeconfig("tokens", tokens), "v1"
-	c.Authorization.Modes, c.Authorization.Webhook.ConfigFile, c.Authorization.Webhook.Version = []string{"RBAC",
-		"Webhook"}, kubeconfig("decisions", decisions), "v1"
+	c.Authorization.Modes = []string{"RBAC", "Webhook"}
+	c.Authorization.Webhook.ConfigFile, c.Authorization.Webhook.Version = kubeconfig("decisions", decisions), "v1"
 	c.Authentication.ConfigFile = file("authn", fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 jwt: [{issuer: {url: "https://localhost:%d", audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ""}}}]
 `, issuer.port))
 	d := newDialEnv(t, c)
-	reached := func(what string, by *trap) {
+	reached := func(what string, by *countingListener) {
 		t.Helper()
 		select {
-		case <-by.came:
+		case <-by.connected:
 		case <-time.After(time.Minute):
 			t.Errorf("%s does not reach this machine", what)
 		}
@@ -421,10 +421,10 @@ jwt: [{issuer: {url: "https://localhost:%d", audiences: [a]}, claimMappings: {us
 	d.do("GET", "/api/v1/pods", "", "Impersonate-User: jane")
 	reached("a webhook that authorizes", decisions)
 	for _, host := range []string{"127.0.0.1", "localhost", "loopback4.example.com"} {
-		url := fmt.Sprintf(`"url":"https://%s:%d/"`, host, d.trap.port)
+		url := fmt.Sprintf(`"url":"https://%s:%d/"`, host, d.listener.port)
 		d.converted(`"service":null,` + url)
-		reached("a webhook that converts at "+host, d.trap)
+		reached("a webhook that converts at "+host, d.listener)
 		d.admitted(validatingHooks, url)
-		reached("a webhook that admits at "+host, d.trap)
+		reached("a webhook that admits at "+host, d.listener)
 	}
 }

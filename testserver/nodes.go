@@ -42,8 +42,8 @@ type nodes struct {
 // OutcomeAnnotation. It is ready when its readiness gates are true.
 func (s *Server) Nodes(n int) {
 	s.t.Helper()
-	client, simulated := kubernetes.NewForConfigOrDie(s.running.Loopback()).CoreV1().Nodes(), &nodes{server: s,
-		addresses: map[string]string{}}
+	client := kubernetes.NewForConfigOrDie(s.running.Loopback()).CoreV1().Nodes()
+	simulated := &nodes{server: s, addresses: map[string]string{}}
 	for i := s.nodeCount; i < s.nodeCount+n; i++ {
 		name, address := fmt.Sprintf("node-%d", i), fmt.Sprintf("172.%d.%d.%d", 16+i>>16, i>>8&0xff, i&0xff)
 		simulated.addresses[name] = address

@@ -227,8 +227,8 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 func (r *relay) hold(round string, pods int) (tried <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.gate, r.done, r.round, r.wanted, r.tried = make(chan struct{}), make(chan struct{}), round, pods,
-		map[string]bool{}
+	r.gate, r.done = make(chan struct{}), make(chan struct{})
+	r.round, r.wanted, r.tried = round, pods, map[string]bool{}
 	return r.done
 }
 

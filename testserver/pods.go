@@ -29,8 +29,8 @@ func (s *Server) simulate(pod *corev1.Pod, hostIP string) bool {
 			i := s.podCount.Add(1)
 			status.PodIP = fmt.Sprintf("10.%d.%d.%d", 128+i>>16&0x7f, i>>8&0xff, i&0xff)
 		}
-		status.HostIP, status.HostIPs, status.PodIPs = hostIP, []corev1.HostIP{{IP: hostIP}},
-			[]corev1.PodIP{{IP: status.PodIP}}
+		status.HostIP, status.HostIPs = hostIP, []corev1.HostIP{{IP: hostIP}}
+		status.PodIPs = []corev1.PodIP{{IP: status.PodIP}}
 	}
 	status.Phase, status.ObservedGeneration = outcome(pod), pod.Generation
 	status.InitContainerStatuses, status.ContainerStatuses = nil, nil

@@ -72,8 +72,8 @@ func prepare(t *testing.T, admin *rest.Config, without ...string) *env {
 		t.Fatalf("the certificate is for %v", got)
 	}
 	e.config = config()
-	e.config.CertFile, e.config.KeyFile = filepath.Join(e.certs, "apiserver.crt"), filepath.Join(e.certs,
-		"apiserver.key")
+	e.config.CertFile = filepath.Join(e.certs, "apiserver.crt")
+	e.config.KeyFile = filepath.Join(e.certs, "apiserver.key")
 	e.config.DataDir, e.config.Address = t.TempDir(), "127.0.0.1:0"
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "wardle-server-tls"}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{
