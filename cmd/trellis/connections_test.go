@@ -20,26 +20,26 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// fewFiles is the limit of open files of the server, and mayAuthenticate what it then leaves to authenticated
-// connections: a half, less what is for others.
+// maxFiles is the server's limit of open files. maxAuthenticated is the resulting limit of authenticated connections:
+// half of maxFiles minus the descriptors reserved for unauthenticated connections.
 const (
-	fewFiles        = 64
-	mayAuthenticate = fewFiles/2 - 8
+	maxFiles         = 64
+	maxAuthenticated = maxFiles/2 - 8
 )
 
-// limited is a server process that may have few files open.
-type limited struct {
+// limitedServer is a server process with a low limit of open files.
+type limitedServer struct {
 	*testing.T
 	url, address string
 	admin        *rest.Config
 }
 
-func startLimited(t *testing.T) *limited {
+func startLimited(t *testing.T) *limitedServer {
 	t.Helper()
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	cmd := exec.CommandContext(ctx, "sh", "-c",
-		fmt.Sprintf(`ulimit -n %d && exec trellis serve --secure-port 0 --data-dir "$0"`, fewFiles), dir)
+		fmt.Sprintf(`ulimit -n %d && exec trellis serve --secure-port 0 --data-dir "$0"`, maxFiles), dir)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func startLimited(t *testing.T) *limited {
 			t.Log(log.String())
 		}
 	})
-	l := &limited{T: t}
+	l := &limitedServer{T: t}
 	ready := regexp.MustCompile(`ready at (https://(\S+))`)
 	lines := bufio.NewScanner(out)
 	for l.url == "" && lines.Scan() {
@@ -75,8 +75,9 @@ func startLimited(t *testing.T) *limited {
 	return l
 }
 
-// strangers opens idle connections until the end of the test. Every other one completes its TLS handshake.
-func (l *limited) strangers(n int) {
+// openIdleConnections opens n unauthenticated connections until the end of the test. Every other connection completes
+// its TLS handshake.
+func (l *limitedServer) openIdleConnections(n int) {
 	l.Helper()
 	for i := range n {
 		conn, err := net.Dial("tcp", l.address)
@@ -85,14 +86,14 @@ func (l *limited) strangers(n int) {
 		}
 		l.Cleanup(func() { conn.Close() })
 		if i%2 == 1 {
-			// fails where it is closed
+			// The handshake fails if the server has closed the connection.
 			_ = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}).Handshake()
 		}
 	}
 }
 
-// healthy requests /readyz on a new connection, without credentials.
-func (l *limited) healthy() {
+// checkReady checks /readyz on a new connection without credentials.
+func (l *limitedServer) checkReady() {
 	l.Helper()
 	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 		DisableKeepAlives: true}, Timeout: time.Minute}
@@ -106,8 +107,8 @@ func (l *limited) healthy() {
 	}
 }
 
-// client is the administrator on a connection of its own.
-func (l *limited) client() *http.Client {
+// client returns a client of the administrator with a separate connection.
+func (l *limitedServer) client() *http.Client {
 	l.Helper()
 	config, err := rest.TLSConfigFor(l.admin)
 	if err != nil {
@@ -118,8 +119,8 @@ func (l *limited) client() *http.Client {
 	return c
 }
 
-// write creates a ConfigMap of 200 KiB, and returns the answer.
-func (l *limited) write(c *http.Client, name string) (status int, header http.Header, text string) {
+// write creates a ConfigMap of 200 KiB and returns the response.
+func (l *limitedServer) write(c *http.Client, name string) (status int, header http.Header, text string) {
 	l.Helper()
 	data := strings.Repeat("x", 200<<10)
 	resp, err := c.Post(l.url+"/api/v1/namespaces/default/configmaps", "application/json",
@@ -135,16 +136,16 @@ func (l *limited) write(c *http.Client, name string) (status int, header http.He
 	return resp.StatusCode, resp.Header, string(body)
 }
 
-// TestStrangersLeaveDescriptors checks a server process with few descriptors. Idle connections of clients that never
-// authenticate stop neither the store nor health checks, nor another client.
-func TestStrangersLeaveDescriptors(t *testing.T) {
+// TestUnauthenticatedConnectionsLeaveDescriptors checks a server process with few descriptors. Idle connections of
+// clients that never authenticate do not block the store, health checks or another client.
+func TestUnauthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 	l := startLimited(t)
-	l.strangers(3 * fewFiles)
+	l.openIdleConnections(3 * maxFiles)
 	c := l.client()
-	for i := range 100 { // more than the store keeps in memory, so that it opens files
+	for i := range 100 { // more than the store keeps in memory: the store has to open files
 		if i%10 == 0 {
-			l.strangers(fewFiles)
-			l.healthy()
+			l.openIdleConnections(maxFiles)
+			l.checkReady()
 		}
 		if status, _, text := l.write(c, fmt.Sprintf("c%d", i)); status != http.StatusCreated {
 			t.Fatal(i, text)
@@ -152,12 +153,12 @@ func TestStrangersLeaveDescriptors(t *testing.T) {
 	}
 }
 
-// TestAuthenticatedConnectionsLeaveDescriptors checks that authenticated connections at the limit stop neither the
-// store nor health checks. One too many gets 503, and the others go on.
+// TestAuthenticatedConnectionsLeaveDescriptors checks that authenticated connections at the limit do not block the
+// store or health checks. A connection above the limit gets 503, and the other connections keep working.
 func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 	l := startLimited(t)
 	var all []*http.Client
-	for i := range mayAuthenticate {
+	for i := range maxAuthenticated {
 		c := l.client()
 		if status, _, text := l.write(c, fmt.Sprintf("c%d", i)); status != http.StatusCreated {
 			t.Fatal(i, text)
@@ -169,8 +170,8 @@ func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 		!strings.Contains(text, "too many connections") {
 		t.Error(status, header, text)
 	}
-	l.strangers(fewFiles)
-	l.healthy()
+	l.openIdleConnections(maxFiles)
+	l.checkReady()
 	for i, c := range all {
 		if status, _, text := l.write(c, fmt.Sprintf("d%d", i)); status != http.StatusCreated {
 			t.Error(i, text)
@@ -182,6 +183,6 @@ func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 		status, _, text = l.write(c, "late")
 	}
 	if status != http.StatusCreated {
-		t.Error("a connection that has ended is still counted: ", text)
+		t.Error("a closed connection is still counted: ", text)
 	}
 }

@@ -8,27 +8,27 @@ import (
 	"testing"
 )
 
-// TestConversionWebhookPage runs every command of docs/conversion-webhook.md: first beside the server of the README,
-// then beside the one that the page starts. CNV-011 CNV-014: the example converts, and demands a client certificate
-// that the server has.
+// TestConversionWebhookPage runs every command of docs/conversion-webhook.md. The first commands use the server of the
+// README, the later ones the server that the page starts. The example webhook converts objects, and it requires the
+// client certificate that the server presents (CNV-011, CNV-014).
 func TestConversionWebhookPage(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds a program; left out with -short")
+		t.Skip("builds a program; skipped with -short")
 	}
 	const page = "../../docs/conversion-webhook.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := servedBy.FindStringSubmatchIndex(string(text))
+	command := serveCommand.FindStringSubmatchIndex(string(text))
 	if command == nil {
 		t.Fatalf("%s does not start a server", page)
 	}
 	args := strings.Fields(string(text[command[2]:command[3]]))[3:]
-	dir := clone(t)
+	dir := copyModule(t)
 	env := append(os.Environ(), "KUBECONFIG=", "HOME="+t.TempDir(), "GOPATH="+goEnv(t, "GOPATH"),
 		"GOCACHE="+goEnv(t, "GOCACHE"))
-	t.Cleanup(func() { // where a command failed
+	t.Cleanup(func() { // in case a command failed
 		if pid, err := os.ReadFile(filepath.Join(dir, "webhook.pid")); err == nil {
 			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
 		}

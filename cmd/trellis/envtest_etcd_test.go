@@ -21,11 +21,12 @@ func readAll(t *testing.T, r io.Reader) string {
 	return string(data)
 }
 
-// etcd's stand-in is healthy, says who it is, has none of etcd's API, and ends cleanly when it is told to.
-func TestStandIn(t *testing.T) {
-	taken := httptest.NewServer(nil)
-	url := taken.URL
-	taken.Close() // its port is free now
+// TestEtcdStub checks that the etcd stub is healthy, identifies itself, serves none of etcd's API, and ends cleanly on
+// SIGTERM.
+func TestEtcdStub(t *testing.T) {
+	unused := httptest.NewServer(nil)
+	url := unused.URL
+	unused.Close() // its port is free now
 	dir := filepath.Join(t.TempDir(), "data")
 	assets := t.TempDir()
 	if out, err := exec.Command("trellis", "envtest", assets).CombinedOutput(); err != nil {
@@ -39,7 +40,7 @@ func TestStandIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Process.Kill() })
-	deadline := time.After(patience)
+	deadline := time.After(scriptTimeout)
 	for tick := time.NewTicker(10 * time.Millisecond); ; {
 		if response, err := http.Get(url + "/health"); err == nil {
 			if body := readAll(t, response.Body); response.StatusCode != 200 || body != `{"health":"true","reason":""}`+
@@ -52,11 +53,11 @@ func TestStandIn(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("it does not answer")
+			t.Fatal("the stub does not respond")
 		}
 	}
-	if is, ok := findStub(t.Context(), url); !ok || is.DataDir != dir {
-		t.Errorf("%+v, %v, want the folder %s", is, ok, dir)
+	if stub, ok := findStub(t.Context(), url); !ok || stub.DataDir != dir {
+		t.Errorf("findStub: got %+v, %v, want the data directory %s", stub, ok, dir)
 	}
 	response, err := http.Post(url+"/v3/kv/range", "application/json", nil)
 	if err != nil || response.StatusCode != http.StatusNotFound {
@@ -66,35 +67,35 @@ func TestStandIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.Wait(); err != nil {
-		t.Errorf("it ends: %v", err)
+		t.Errorf("exit of the stub: %v", err)
 	}
 }
 
-// What is no stand-in is not taken for one: an etcd's data would else seem to be gone.
-func TestWhoIsNoStandIn(t *testing.T) {
-	for _, says := range []string{
+// TestFindStubRejectsOthers checks that findStub recognizes no other server as the stub. If it took a real etcd for the
+// stub, the data in etcd would seem to be lost.
+func TestFindStubRejectsOthers(t *testing.T) {
+	for _, body := range []string{
 		`{"etcdserver":"3.7.0","etcdcluster":"3.7.0","storage":"3.7.0"}`,
 		`{"trellis":"v1","dataDir":"relative"}`,
 		`{"dataDir":"/data"}`,
 		`hello`,
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_,
-				_ = io.WriteString(w, says)
+			_, _ = io.WriteString(w, body)
 		}))
-		if is, ok := findStub(t.Context(), server.URL); ok {
-			t.Errorf("%s: taken for %+v", says, is)
+		if stub, ok := findStub(t.Context(), server.URL); ok {
+			t.Errorf("%s: recognized as %+v", body, stub)
 		}
 		server.Close()
-		if is, ok := findStub(t.Context(), server.URL); ok {
-			t.Errorf("nobody listens, taken for %+v", is)
+		if stub, ok := findStub(t.Context(), server.URL); ok {
+			t.Errorf("no server listens: got %+v", stub)
 		}
 	}
 }
 
-// Where there can be no link there is a copy.
+// TestLinkOrCopy checks that a file is copied if it cannot be linked.
 func TestLinkOrCopy(t *testing.T) {
-	const elsewhere = "/proc/version" // of a file system that has no links
+	const elsewhere = "/proc/version" // on another file system, without links
 	want, err := os.ReadFile(elsewhere)
 	if err != nil {
 		t.Skip(err)
@@ -107,6 +108,6 @@ func TestLinkOrCopy(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode()&0o111 == 0 {
-		t.Errorf("it cannot be run: %v, %v", info.Mode(), err)
+		t.Errorf("the copy is not executable: %v, %v", info.Mode(), err)
 	}
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// startEnvtest starts a control plane as a project's tests do, with the folder that trellis envtest fills, in an
-// empty folder that is empty still when the test is over.
+// startEnvtest starts a control plane as the tests of a project do, with the folder that `trellis envtest` fills. The
+// current folder is empty and must still be empty at the end of the test.
 func startEnvtest(t *testing.T, env *envtest.Environment) {
 	t.Helper()
 	crds, err := filepath.Abs("../../examples/crontab")
@@ -49,7 +49,7 @@ func startEnvtest(t *testing.T, env *envtest.Environment) {
 			t.Errorf("stop: %v", err)
 		}
 		if left, err := os.ReadDir(here); err != nil || len(left) > 0 {
-			t.Errorf("the current folder holds %v (%v)", left, err)
+			t.Errorf("files left in the current folder: %v (%v)", left, err)
 		}
 	})
 	if _, err := env.Start(); err != nil {
@@ -74,8 +74,8 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// Who is added as a user of envtest's control plane is known, and may do what roles say; an account's token, signed
-// with envtest's key, is good as well.
+// TestEnvtest checks that a user added to envtest's control plane is authenticated and authorized by roles. The token
+// of a ServiceAccount, which envtest's key signs, is valid as well.
 func TestEnvtest(t *testing.T) {
 	ctx, env := t.Context(), &envtest.Environment{}
 	startEnvtest(t, env)
@@ -106,7 +106,7 @@ func TestEnvtest(t *testing.T) {
 	external := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"},
 		Spec: corev1.ServiceSpec{
 			Ports: []corev1.ServicePort{{Port: 80}}, ExternalIPs: []string{"192.0.2.1"}}}
-	// as with kube-apiserver and the flags that envtest passes
+	// kube-apiserver accepts both objects with the flags that envtest passes.
 	for _, o := range []client.Object{privileged, external} {
 		if err := admin.Create(ctx, o); err != nil {
 			t.Error(err)
@@ -116,7 +116,7 @@ func TestEnvtest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	readsOnly(t, "jane", newClient(t, jane.Config()))
+	checkReadOnly(t, "jane", newClient(t, jane.Config()))
 
 	token, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot",
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -125,10 +125,10 @@ func TestEnvtest(t *testing.T) {
 	}
 	robot := rest.AnonymousClientConfig(env.Config)
 	robot.BearerToken = token.Status.Token
-	readsOnly(t, "robot", newClient(t, robot))
+	checkReadOnly(t, "robot", newClient(t, robot))
 
 	if raceDetector {
-		return // kubectl is slow then, and says so
+		return // kubectl is slow with the race detector, and prints a warning
 	}
 	kubectl, err := jane.Kubectl()
 	if err != nil {
@@ -141,30 +141,30 @@ func TestEnvtest(t *testing.T) {
 	}
 }
 
-// readsOnly is what the role of TestEnvtest lets somebody do.
-func readsOnly(t *testing.T, who string, c client.Client) {
+// checkReadOnly checks that a client has the rights of the role in TestEnvtest: it can read, but not write.
+func checkReadOnly(t *testing.T, user string, c client.Client) {
 	t.Helper()
 	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a"}, cronTab("")); err != nil {
-		t.Errorf("%s reads: %v", who, err)
+		t.Errorf("%s reads: %v", user, err)
 	}
 	if err := c.Create(t.Context(), cronTab("b")); !apierrors.IsForbidden(err) {
-		t.Errorf("%s writes: %v, want Forbidden", who, err)
+		t.Errorf("%s writes: %v, want Forbidden", user, err)
 	}
 }
 
-// What was written is there after a restart of the apiserver alone: in the data directory of the stand-in, or in a real
-// etcd.
+// TestEnvtestRestart checks that objects survive a restart of only the API server. They are stored in the data
+// directory of the etcd stub, or in a real etcd.
 func TestEnvtestRestart(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		store bool // in etcd's data directory is Trellis' own
-	}{{"stand-in", true}, {"etcd", false}} {
+		store bool // whether etcd's data directory holds Trellis' store
+	}{{"stub", true}, {"etcd", false}} {
 		t.Run(c.name, func(t *testing.T) {
 			etcd := &envtest.Etcd{DataDir: t.TempDir()}
 			if !c.store {
 				program, found := storagetest.Program(t, "etcd")
 				if !found {
-					t.Skip("there is no etcd to test with")
+					t.Skip("no etcd program: build it with make oracle")
 				}
 				etcd.Path = program
 			}
@@ -187,17 +187,18 @@ func TestEnvtestRestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			if after.GetUID() != before.GetUID() || after.GetResourceVersion() != before.GetResourceVersion() {
-				t.Errorf("%v, and after the restart %v", before, after)
+				t.Errorf("before the restart: %v, after it: %v", before, after)
 			}
 			if _, err := os.Stat(filepath.Join(etcd.DataDir, "store")); (err == nil) != c.store {
-				t.Errorf("the store in etcd's data directory: %v", err)
+				t.Errorf("stat of the store in etcd's data directory: %v, want a store: %v", err, c.store)
 			}
 		})
 	}
 }
 
-// CRD-031: under the name of kube-apiserver, a test that deletes a namespace and then finalizes it gets no conflict,
-// also when it is slow between its requests. A namespace that no test finalizes ends as well.
+// TestEnvtestNamespaces checks that under the name kube-apiserver, a client that deletes and then finalizes a namespace
+// gets no conflict, even if it waits between the requests. A namespace that no client finalizes is removed as well.
+// CRD-031
 func TestEnvtestNamespaces(t *testing.T) {
 	env := &envtest.Environment{}
 	startEnvtest(t, env)
@@ -217,11 +218,11 @@ func TestEnvtestNamespaces(t *testing.T) {
 		return apierrors.IsNotFound(err), nil
 	}
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, gone); err != nil {
-		t.Errorf("the namespace does not end: %v", err)
+		t.Errorf("the namespace is not removed: %v", err)
 	}
 }
 
-// deleteNamespace creates a namespace, deletes it and returns what is left.
+// deleteNamespace creates a namespace, deletes it, and returns the terminating object.
 func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Namespace {
 	c := kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces()
 	if _, err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
@@ -238,11 +239,11 @@ func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Nam
 	return ns
 }
 
-// finalizeNamespace does what the specs of controller-runtime's client do, through the client of controller-runtime or
-// that of client-go.
+// finalizeNamespace deletes and finalizes a namespace as the specs of controller-runtime's client do. It uses the
+// client of client-go if typed, and else that of controller-runtime.
 func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed bool) {
 	ns := deleteNamespace(t, config, name)
-	<-time.After(200 * time.Millisecond) // what a loaded machine takes
+	<-time.After(200 * time.Millisecond) // the delay of a loaded machine
 	ns.Spec.Finalizers = nil
 	var err error
 	if typed {
@@ -259,15 +260,16 @@ func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed boo
 	}
 }
 
-// Under the name of kube-apiserver no controllers of kube-controller-manager run: envtest never had them.
+// TestKubeAPIServerHasNoControllers checks that under the name kube-apiserver, no controllers of
+// kube-controller-manager run, because envtest has none.
 func TestKubeAPIServerHasNoControllers(t *testing.T) {
 	if f := newKubeAPIServer().Flags().Lookup("controllers"); f != nil {
-		t.Errorf("there is a flag --%s", f.Name)
+		t.Errorf("unexpected flag --%s", f.Name)
 	}
 }
 
-// Flags of kube-apiserver that Trellis cannot set accept their one value and refuse others. Privileged Pods are refused
-// by default, as by kube-apiserver, and accepted by trellis serve.
+// TestFlagsOfKubeAPIServer checks that flags of kube-apiserver with one supported value accept only that value.
+// kube-apiserver rejects privileged Pods by default, `trellis serve` accepts them.
 func TestFlagsOfKubeAPIServer(t *testing.T) {
 	for _, flag := range []string{"--watch-cache", "--watch-cache=true", "--endpoint-reconciler-type=none",
 		"--storage-backend=etcd3", "--storage-media-type=application/json", "--allow-privileged", "--v=2"} {
@@ -283,17 +285,18 @@ func TestFlagsOfKubeAPIServer(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"kube-apiserver": "false", "serve": "true"} {
-		of := newKubeAPIServer()
+		cmd := newKubeAPIServer()
 		if name == "serve" {
-			of = newServe()
+			cmd = newServe()
 		}
-		if got := of.Flags().Lookup("allow-privileged"); got.DefValue != want || got.Value.String() != want {
-			t.Errorf("%s: %s by default", name, got.DefValue)
+		if got := cmd.Flags().Lookup("allow-privileged"); got.DefValue != want || got.Value.String() != want {
+			t.Errorf("%s: default %s, want %s", name, got.DefValue, want)
 		}
 	}
 }
 
-// The stand-in for etcd accepts what envtest passes, and refuses values and flags that it cannot honour.
+// TestFlagsOfEtcd checks that the etcd stub accepts the flags that envtest passes, and rejects flags and values that it
+// cannot honour.
 func TestFlagsOfEtcd(t *testing.T) {
 	for _, flag := range []string{"--unsafe-no-fsync=true", "--listen-peer-urls=http://localhost:0",
 		"--log-level=error", "--logger=zap", "--name=default", "--quota-backend-bytes=0"} {

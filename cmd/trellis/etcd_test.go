@@ -12,11 +12,12 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// onEtcd are the scripts that run on etcd as well: the first kind and its life, and what asks most of a store.
+// onEtcd lists the scripts that also run on etcd: the life of a first kind, and the scripts that use most operations of
+// a store.
 var onEtcd = []string{"crontab", "crd-delete", "delete", "finalizers", "lists", "namespaces", "status", "scale",
 	"versions", "watch"}
 
-// TestScriptsOnEtcd runs some scripts against servers that keep their objects in etcd, as --etcd-servers makes them.
+// TestScriptsOnEtcd runs some scripts against servers that store their objects in etcd, as with --etcd-servers.
 func TestScriptsOnEtcd(t *testing.T) {
 	e, bin := storagetest.StartEtcd(t), kubectlDir(t)
 	for _, name := range onEtcd {
@@ -36,7 +37,7 @@ func TestScriptsOnEtcd(t *testing.T) {
 	}
 }
 
-// The flags mean what kube-apiserver's do.
+// TestEtcdFlags checks that the etcd flags have the same meaning as those of kube-apiserver.
 func TestEtcdFlags(t *testing.T) {
 	var f serveFlags
 	cmd := newServe()

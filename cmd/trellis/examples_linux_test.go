@@ -13,9 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// example returns the path of a file of the documentation where it stands beside this checkout. Else it returns the
-// file of that name in testdata/documents, which does the same in other words. The files use fixed ports and paths, so
-// a test runs in a network and with mounts of its own.
+// example returns the path of a file of the documentation, if the documentation is stored beside this checkout.
+// Otherwise it returns the file of the same name in testdata/documents, which has the same effect. The files use fixed
+// ports and paths, so their tests run in a separate network namespace with separate mounts.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {
@@ -23,7 +23,7 @@ func example(t *testing.T, name string) string {
 			return file
 		}
 	}
-	t.Fatalf("there is no document %s", name)
+	t.Fatalf("no document %s", name)
 	return ""
 }
 
@@ -32,13 +32,14 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// untilProxy is a sleep that lasts until the proxy is there, on however slow a machine.
+// untilProxy replaces the sleep program. It waits until the proxy is reachable, also on a slow machine.
 const untilProxy = `#!/bin/sh
 exec timeout 60 sh -c 'until curl -s -o /dev/null http://127.0.0.1:8080/api; do /bin/sleep 0.1; done'
 `
 
-// HPX-001 HPX-002 HPX-003 HPX-004 HPX-005: the commands of the documentation say what it says that they do.
-func TestExampleOfHTTPProxy(t *testing.T) {
+// TestHTTPProxyExample checks that the commands of the documentation print the documented output.
+// HPX-001 HPX-002 HPX-003 HPX-004 HPX-005
+func TestHTTPProxyExample(t *testing.T) {
 	commands := example(t, "13-http-proxy/commands.sh")
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -64,17 +65,18 @@ func TestExampleOfHTTPProxy(t *testing.T) {
 	address := regexp.MustCompile(`"serverAddress": "[^"]+"`)
 	api := address.ReplaceAllString(string(want), `"serverAddress": "`+
 		strings.TrimPrefix(server.Config.Host, "https://")+`"`)
-	for _, said := range []string{"deployment.apps/hello-app created\n", "Starting to serve on 127.0.0.1:8080\n", api,
+	for _, want := range []string{"deployment.apps/hello-app created\n", "Starting to serve on 127.0.0.1:8080\n", api,
 		"{\n  \"kind\": \"PodList\",\n  \"apiVersion\": \"v1\",\n  \"metadata\": {\n    \"resourceVersion\": \""} {
-		if !strings.Contains(string(out), said) {
-			t.Errorf("%s\nit does not say\n%s", out, said)
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the output\n%s\ndoes not contain\n%s", out, want)
 		}
 	}
 }
 
-// KON-002 KON-004 KON-008 KON-051: the documentation's EgressSelectorConfiguration over TCP leads to a tunnel server by
-// HTTP CONNECT and mTLS.
-func TestExampleOfTunnelOverTCP(t *testing.T) {
+// TestTunnelOverTCPExample checks that the documentation's EgressSelectorConfiguration over TCP connects to a tunnel
+// server with HTTP CONNECT and mTLS.
+// KON-002 KON-004 KON-008 KON-051
+func TestTunnelOverTCPExample(t *testing.T) {
 	config, err := filepath.Abs(example(t, "15-konnectivity/egress-selector-configuration-tcp.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -84,16 +86,16 @@ func TestExampleOfTunnelOverTCP(t *testing.T) {
 		return
 	}
 	setUpNetwork(t)
-	f := newFront(t, transport{"HTTPConnect", false}, kubectlDir(t), func(t *testing.T, _, ca string) string {
-		hasKeys(t, filepath.Dir(ca))
-		return frontTrellis(t, config, ca)
+	f := newFrontend(t, transport{"HTTPConnect", false}, kubectlDir(t), func(t *testing.T, _, ca string) string {
+		mountKeys(t, filepath.Dir(ca))
+		return startTrellis(t, config, ca)
 	})
-	f.at = "127.0.0.1:8131"
-	f.through(t, ours, ours)
+	f.tunnelAddress = "127.0.0.1:8131"
+	f.checkTunnel(t, trellis, trellis)
 }
 
-// hasKeys has the keys of a folder lie where the documentation's file has them.
-func hasKeys(t *testing.T, dir string) {
+// mountKeys copies the keys of a folder to the paths in the documentation's file.
+func mountKeys(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)

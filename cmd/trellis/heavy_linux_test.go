@@ -27,19 +27,20 @@ import (
 )
 
 const (
-	heavyLimit  = 512 << 20      // memory of the server
-	heavyBudget = heavyLimit / 4 // what that gives to bodies by default
-	heavyBody   = 3<<20 - 64<<10 // a little less than the largest body
-	heavyAtOnce = 64             // clients
-	heavyWait   = "timeout=10s"  // of each request: those that find no memory get 503
-	asProtobuf  = "application/vnd.kubernetes.protobuf"
-	asJSON      = "application/json"
-	asMerge     = "application/merge-patch+json"
+	heavyLimit   = 512 << 20      // memory of the server
+	heavyBudget  = heavyLimit / 4 // default memory budget of request bodies with that limit
+	heavyBody    = 3<<20 - 64<<10 // a little less than the largest accepted body
+	heavyClients = 64             // clients
+	heavyWait    = "timeout=10s"  // of each request, which gets 503 if the budget stays exhausted
+	asProtobuf   = "application/vnd.kubernetes.protobuf"
+	asJSON       = "application/json"
+	asMergePatch = "application/merge-patch+json"
 )
 
-// The worst body of each built-in kind does not end a server with 512 MiB: the largest body, which is refused with its
-// weight, and the heaviest body that the budget admits; each alone, and from 64 clients at once. The same holds for
-// traced writes, for small patches of heavy objects, for YAML with aliases, and for reviews of a caller without rights.
+// TestHeavyBodiesDoNotEndTheServer checks that the heaviest body of each built-in kind does not end a server with 512
+// MiB. It sends the largest body, which the server rejects with its weight, and the heaviest body that the budget
+// admits. Each body is sent once, and then by 64 clients concurrently. Further requests are traced writes, small
+// patches of heavy objects, YAML with aliases, and reviews by a caller without rights.
 func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
@@ -56,50 +57,46 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 				!strings.Contains(text, "bytes of memory, the limit is") {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
 			}
-			s.alive(r.path)
-			// its weight is nearly the budget
+			s.checkReady(r.path)
+			// The weight of r.most is nearly the budget.
 			if code, text := s.send(r.path, asProtobuf, r.most); code == 0 ||
 				strings.Contains(text, "bytes of memory") {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
 			}
-			s.alive(r.path)
+			s.checkReady(r.path)
 		}
 		for _, r := range all {
-			s.atOnce("the largest", func(int) (string, string, []byte) { return r.path, asProtobuf, r.full })
-			s.atOnce("the heaviest", func(int) (string, string, []byte) {
-				return r.path + "?timeout=500ms", asProtobuf,
-					r.most
+			s.sendConcurrently("the largest", func(int) (string, string, []byte) { return r.path, asProtobuf, r.full })
+			s.sendConcurrently("the heaviest", func(int) (string, string, []byte) {
+				return r.path + "?timeout=500ms", asProtobuf, r.most
 			})
-			s.atOnce("the heaviest eighth", func(int) (string, string, []byte) {
-				return r.path + "?timeout=500ms",
-					asProtobuf, r.eighth
+			s.sendConcurrently("the heaviest eighth", func(int) (string, string, []byte) {
+				return r.path + "?timeout=500ms", asProtobuf, r.eighth
 			})
 		}
-		s.others()
+		s.sendOtherRequests()
 		s.checkPeak()
 	})
 	t.Run("GOMEMLIMIT", func(t *testing.T) {
 		s := startHeavy(t, "")
-		s.atOnce("the largest", func(i int) (string, string, []byte) {
+		s.sendConcurrently("the largest", func(i int) (string, string, []byte) {
 			r := all[i%len(all)]
-			return r.path, asProtobuf,
-				r.full
+			return r.path, asProtobuf, r.full
 		})
-		s.atOnce("the heaviest", func(i int) (string, string, []byte) {
+		s.sendConcurrently("the heaviest", func(i int) (string, string, []byte) {
 			r := all[i%len(all)]
-			return r.path, asProtobuf,
-				r.most
+			return r.path, asProtobuf, r.most
 		})
-		s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) {
+		s.sendConcurrently("the heaviest eighth", func(i int) (string, string, []byte) {
 			r := all[i%len(all)]
-			return r.path,
-				asProtobuf, r.eighth
+			return r.path, asProtobuf, r.eighth
 		})
-		s.others()
+		s.sendOtherRequests()
 		s.checkPeak()
 	})
 }
 
+// worstOfEachKind returns the heaviest bodies of all kinds that accept one as Protobuf.
 func worstOfEachKind(t *testing.T) (all []heavyRequest) {
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		if v := d.Storage; v.HasProtobuf() && d.Behavior.Compute == nil { // a computed kind accepts no body
@@ -107,13 +104,13 @@ func worstOfEachKind(t *testing.T) (all []heavyRequest) {
 		}
 	}
 	if len(all) < 50 {
-		t.Fatalf("only %d kinds", len(all))
+		t.Fatalf("got %d kinds, want at least 50", len(all))
 	}
 	return all
 }
 
-// others sends requests that are heavy for other reasons than the kind of their body.
-func (s *heavyServer) others() {
+// sendOtherRequests sends requests that are heavy for a reason other than the kind of their body.
+func (s *heavyServer) sendOtherRequests() {
 	const maps, pods = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
 	var data strings.Builder
 	for i := range 30_000 {
@@ -123,21 +120,19 @@ func (s *heavyServer) others() {
 		`}}`)); code != http.StatusCreated {
 		s.Fatalf("%d %s", code, text)
 	}
-	s.atOnce("small patches of a heavy object", func(i int) (string, string, []byte) {
-		return maps + "/heavy", asMerge, fmt.Appendf(nil, `{"data":{"a":"%d"}}`, i)
+	s.sendConcurrently("small patches of a heavy object", func(i int) (string, string, []byte) {
+		return maps + "/heavy", asMergePatch, fmt.Appendf(nil, `{"data":{"a":"%d"}}`, i)
 	})
 	containers := []byte(`{"metadata":{"name":"x"},"spec":{"containers":[{}` + strings.Repeat(",{}", 8_000) + `]}}`)
-	s.atOnce("traced writes", func(int) (string, string, []byte) {
-		return pods + "?dryRun=All&trace=true", asJSON,
-			containers
+	s.sendConcurrently("traced writes", func(int) (string, string, []byte) {
+		return pods + "?dryRun=All&trace=true", asJSON, containers
 	})
 	aliases := []byte("a: &a [" + strings.Repeat("{},", 300) + "]\nb: &b [" + strings.Repeat("*a,", 300) +
 		"]\nc: [*b,*b,*b]\n")
-	s.atOnce("aliases", func(int) (string, string, []byte) { return maps, "application/yaml", aliases })
+	s.sendConcurrently("aliases", func(int) (string, string, []byte) { return maps, "application/yaml", aliases })
 	review := worstOf(kindNamed("selfsubjectaccessreviews"))
-	s.withoutRights().atOnce("reviews", func(int) (string, string, []byte) {
-		return review.path, asProtobuf,
-			review.eighth
+	s.withoutRights().sendConcurrently("reviews", func(int) (string, string, []byte) {
+		return review.path, asProtobuf, review.eighth
 	})
 }
 
@@ -145,27 +140,29 @@ func (s *heavyServer) others() {
 func (s *heavyServer) withoutRights() *heavyServer {
 	s.Helper()
 	const accounts = "/api/v1/namespaces/default/serviceaccounts"
-	if code, text := s.send(accounts, asJSON, []byte(`{"metadata":{"name":"stranger"}}`)); code != http.StatusCreated {
+	if code, text := s.send(accounts, asJSON,
+		[]byte(`{"metadata":{"name":"unprivileged"}}`)); code != http.StatusCreated {
 		s.Fatalf("%d %s", code, text)
 	}
-	code, text := s.send(accounts+"/stranger/token", asJSON, []byte(`{"spec":{}}`))
+	code, text := s.send(accounts+"/unprivileged/token", asJSON, []byte(`{"spec":{}}`))
 	token := regexp.MustCompile(`"token":"([^"]+)"`).FindStringSubmatch(text)
 	if code != http.StatusCreated || token == nil {
 		s.Fatalf("%d %s", code, text)
 	}
-	stranger := *s
-	stranger.connect(&rest.Config{Host: s.host, BearerToken: token[1],
+	unprivileged := *s
+	unprivileged.connect(&rest.Config{Host: s.host, BearerToken: token[1],
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
-	if code, text := stranger.send("/api/v1/namespaces/default/configmaps", asJSON,
+	if code, text := unprivileged.send("/api/v1/namespaces/default/configmaps", asJSON,
 		[]byte(`{}`)); code != http.StatusForbidden {
-		s.Fatalf("the ServiceAccount has rights: %d %s", code, text)
+		s.Fatalf("the ServiceAccount can create a ConfigMap: %d %s", code, text)
 	}
-	return &stranger
+	return &unprivileged
 }
 
+// heavyRequest holds the heaviest bodies of a kind, and the path to create them.
 type heavyRequest struct {
 	path               string
-	full, most, eighth []byte // of the largest size, of nearly the budget's weight, of an eighth of that
+	full, most, eighth []byte // with the largest size, with nearly the budget's weight, and with an eighth of that
 }
 
 func kindNamed(plural string) *resource.Version {
@@ -177,7 +174,7 @@ func kindNamed(plural string) *resource.Version {
 	return nil
 }
 
-// worstOf is the body of a kind that grows the most.
+// worstOf returns requests with the body that takes the most memory of all bodies of a kind.
 func worstOf(v *resource.Version) heavyRequest {
 	d, table := v.Definition, v.Type.Weights()
 	r := heavyRequest{path: "/apis/" + v.APIVersion}
@@ -202,13 +199,13 @@ func worstOf(v *resource.Version) heavyRequest {
 	return r
 }
 
-// heavyServer is a process of trellis serve with a limited memory, and an administrator's client.
+// heavyServer is a process of `trellis serve` with limited memory, with a client of the administrator.
 type heavyServer struct {
 	*testing.T
 	process *exec.Cmd
 	host    string
 	client  *http.Client
-	held    string // what holds the limit
+	limiter string // the mechanism that enforces the limit, for logs
 }
 
 // startHeavy starts a server in the memory cgroup group or, if it is "", with GOMEMLIMIT.
@@ -219,12 +216,12 @@ func startHeavy(t *testing.T, group string) *heavyServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &heavyServer{T: t, held: "GOMEMLIMIT"}
+	s := &heavyServer{T: t, limiter: "GOMEMLIMIT"}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.process = exec.CommandContext(ctx, self, "serve", "--data-dir", dir, "--secure-port", "0")
 	s.process.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(heavyLimit))
 	if group != "" {
-		s.held = "the cgroup " + group
+		s.limiter = "the cgroup " + group
 		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self,
 			"serve", "--data-dir", dir, "--secure-port", "0")
 	}
@@ -251,7 +248,7 @@ func startHeavy(t *testing.T, group string) *heavyServer {
 	}
 }
 
-// newMemoryGroup makes a memory cgroup; "" where it cannot.
+// newMemoryGroup creates a memory cgroup and returns its folder, or "" if it cannot create one.
 func newMemoryGroup(t *testing.T) string {
 	for _, c := range []struct{ root, limit string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
 		{"/sys/fs/cgroup", "memory.max"}} {
@@ -260,7 +257,7 @@ func newMemoryGroup(t *testing.T) string {
 			continue
 		}
 		t.Cleanup(func() {
-			for range 100 { // a cgroup can be removed when its last process is gone
+			for range 100 { // a cgroup can be removed after its last process has ended
 				if os.Remove(dir) == nil {
 					return
 				}
@@ -282,8 +279,11 @@ func (s *heavyServer) connect(config *rest.Config) {
 	}
 	c.NextProtos = []string{"http/1.1"}
 	s.host = config.Host
-	transport := &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string,
-		*tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}
+	transport := &http.Transport{
+		TLSClientConfig:     c,
+		TLSNextProto:        map[string]func(string, *tls.Conn) http.RoundTripper{},
+		MaxIdleConnsPerHost: heavyClients,
+	}
 	authenticated, err := rest.HTTPWrappersForConfig(config, transport)
 	if err != nil {
 		s.Fatal(err)
@@ -291,13 +291,13 @@ func (s *heavyServer) connect(config *rest.Config) {
 	s.client = &http.Client{Transport: authenticated}
 }
 
-// send is the answer to a body; its code is 0 where there is none.
+// send sends a body and returns the response. The code is 0 if there is no response.
 func (s *heavyServer) send(path, contentType string, body []byte) (code int, text string) {
 	method := http.MethodPost
 	switch contentType {
 	case "":
 		method = http.MethodGet
-	case asMerge:
+	case asMergePatch:
 		method = http.MethodPatch
 	}
 	url := s.host + path
@@ -318,23 +318,23 @@ func (s *heavyServer) send(path, contentType string, body []byte) (code int, tex
 		return 0, err.Error()
 	}
 	defer response.Body.Close()
-	begin, _ := io.ReadAll(io.LimitReader(response.Body, 4000))
+	start, _ := io.ReadAll(io.LimitReader(response.Body, 4000))
 	_, _ = io.Copy(io.Discard, response.Body)
-	return response.StatusCode, string(begin)
+	return response.StatusCode, string(start)
 }
 
-// atOnce has all clients send at once; each gets an answer.
-func (s *heavyServer) atOnce(what string, of func(i int) (path, contentType string, body []byte)) {
+// sendConcurrently sends one request of each client concurrently, and checks that each gets a response.
+func (s *heavyServer) sendConcurrently(what string, request func(i int) (path, contentType string, body []byte)) {
 	s.Helper()
 	var wait sync.WaitGroup
 	var mu sync.Mutex
 	codes := map[int]int{}
-	for i := range heavyAtOnce {
+	for i := range heavyClients {
 		wait.Go(func() {
-			path, contentType, body := of(i)
+			path, contentType, body := request(i)
 			code, text := s.send(path, contentType, body)
 			if code == 0 {
-				s.Errorf("%s: %s: no answer: %s", what, path, text)
+				s.Errorf("%s: %s: no response: %s", what, path, text)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -343,10 +343,10 @@ func (s *heavyServer) atOnce(what string, of func(i int) (path, contentType stri
 	}
 	wait.Wait()
 	s.Logf("%s: %v, at most %d MiB so far", what, codes, s.peak()>>20)
-	s.alive(what)
+	s.checkReady(what)
 }
 
-func (s *heavyServer) alive(after string) {
+func (s *heavyServer) checkReady(after string) {
 	s.Helper()
 	if code, text := s.send("/readyz", "", nil); code != http.StatusOK {
 		s.Fatalf("after %s: %d %s", after, code, text)
@@ -355,13 +355,13 @@ func (s *heavyServer) alive(after string) {
 
 func (s *heavyServer) checkPeak() {
 	s.Helper()
-	s.Logf("the server took %d MiB at most; its limit is held by %s", s.peak()>>20, s.held)
+	s.Logf("the server used at most %d MiB; its limit is enforced by %s", s.peak()>>20, s.limiter)
 	if s.peak() > heavyLimit {
-		s.Errorf("the server took %d bytes, the limit is %d", s.peak(), heavyLimit)
+		s.Errorf("the server used %d bytes, the limit is %d", s.peak(), heavyLimit)
 	}
 }
 
-// peak is the most memory that the server has had, besides the pages of its program that the system can drop.
+// peak returns the peak memory of the server in bytes. It excludes the pages of the program, which the kernel can drop.
 func (s *heavyServer) peak() int64 {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.Process.Pid))
 	sizes := map[string]int64{}

@@ -13,39 +13,41 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// KON-037: the program is an agent when it is called proxy-agent, as it is in the documentation's manifest.
+// TestProxyAgent checks that the program runs as an agent under the name proxy-agent, as in the documentation's
+// manifest. KON-037
 func TestProxyAgent(t *testing.T) {
-	if code, said := runs(t, "/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"); code != 1 ||
-		!strings.Contains(said, "error: --proxy-server-port 0 ") {
-		t.Errorf("exit code %d, %s", code, said)
+	if code, stderr := runCommand(t, "/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"); code != 1 ||
+		!strings.Contains(stderr, "error: --proxy-server-port 0 ") {
+		t.Errorf("exit code %d, %s", code, stderr)
 	}
-	if code, said := runs(t, "/proxy-agent", "--no-such"); code != 1 ||
-		said != "error: unknown flag: --no-such (see proxy-agent --help)\n" {
-		t.Errorf("exit code %d, %s", code, said)
+	if code, stderr := runCommand(t, "/proxy-agent", "--no-such"); code != 1 ||
+		stderr != "error: unknown flag: --no-such (see proxy-agent --help)\n" {
+		t.Errorf("exit code %d, %s", code, stderr)
 	}
 }
 
-// runs runs a command line, and returns the exit code and what it says on stderr.
-func runs(t *testing.T, args ...string) (code int, said string) {
+// runCommand runs a command line, and returns the exit code and the output on stderr.
+func runCommand(t *testing.T, args ...string) (code int, stderr string) {
 	t.Helper()
-	to, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	output, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer to.Close()
-	stderr := os.Stderr
-	os.Stderr = to
+	defer output.Close()
+	before := os.Stderr
+	os.Stderr = output
 	code = run(args)
-	os.Stderr = stderr
-	text, err := os.ReadFile(to.Name())
+	os.Stderr = before
+	text, err := os.ReadFile(output.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return code, string(text)
 }
 
-// KON-037: all flags of the reference are there, with its defaults but for keepalive, and klog's under their names
-// there.
+// TestAgentFlags checks that the agent has all flags of the reference, including those of klog under the reference's
+// names. The defaults are those of the reference, except for keepalive.
+// KON-037
 func TestAgentFlags(t *testing.T) {
 	want := map[string]string{
 		"agent-cert": "", "agent-key": "", "ca-cert": "", "proxy-server-host": "127.0.0.1", "proxy-server-port": "8091",
@@ -67,16 +69,17 @@ func TestAgentFlags(t *testing.T) {
 	logging.VisitAll(func(f *flag.Flag) { want[strings.ReplaceAll(f.Name, "_", "-")] = f.DefValue })
 	newKonnectivityAgent().Flags().VisitAll(func(f *pflag.Flag) {
 		if value, known := want[f.Name]; !known || value != f.DefValue {
-			t.Errorf("--%s is by default %q, want %q", f.Name, f.DefValue, value)
+			t.Errorf("--%s: default %q, want %q", f.Name, f.DefValue, value)
 		}
 		delete(want, f.Name)
 	})
 	if len(want) > 0 {
-		t.Errorf("there are no flags for %v", want)
+		t.Errorf("missing flags: %v", want)
 	}
 }
 
-// KON-037: the ID is the flag's, or else the environment's, or else one of its own.
+// TestAgentID checks that the agent takes its ID from the flag, or else from the environment, or else generates one.
+// KON-037
 func TestAgentID(t *testing.T) {
 	for _, c := range []struct{ flag, env, want string }{{"flag", "env", "flag"}, {"", "env", "env"}, {"", "", ""}} {
 		t.Setenv("PROXY_AGENT_ID", c.env)
@@ -89,13 +92,14 @@ func TestAgentID(t *testing.T) {
 	}
 }
 
-// KON-034 KON-039: where servers are, and what an agent is for, as they may be written.
+// TestAgentAccepts checks the accepted values of the server's host and of the agent's identifiers.
+// KON-034 KON-039
 func TestAgentAccepts(t *testing.T) {
 	for _, args := range []string{
 		"--proxy-server-host=192.0.2.1", "--proxy-server-host=2001:db8::1", "--proxy-server-host=fe80::1%eth0",
 		"--proxy-server-host=a.example",
 		"--agent-identifiers=host=a&host=b.example&ipv4=192.0.2.1&ipv6=2001:db8::1&cidr=192.0.2.0/24&cidr=2001:db8::/64&default-route=true",
-		// as one of the reference's manifests has it
+		// a value in one of the reference's manifests
 		"--agent-identifiers=default-route=0", "--agent-identifiers=", "--agent-identifiers=ipv4=${HOST_IP}",
 	} {
 		var f agentFlags
@@ -110,8 +114,9 @@ func TestAgentAccepts(t *testing.T) {
 	}
 }
 
-// KON-037: identifiers whose values are none of their kind are not refused, as the reference takes them, but the log
-// says so.
+// TestAgentWarns checks that identifiers with an invalid value cause a warning. They are not rejected, because the
+// reference accepts them.
+// KON-037
 func TestAgentWarns(t *testing.T) {
 	for identifiers, want := range map[string]string{
 		"ipv4=${HOST_IP}": `ipv4: "${HOST_IP}" is not an IPv4 address`,
@@ -129,28 +134,27 @@ func TestAgentWarns(t *testing.T) {
 	}
 }
 
-// KON-037: what cannot work is refused, with its flag and what to do.
-func TestAgentRefuses(t *testing.T) {
+// TestAgentRejects checks that invalid flags are rejected. The error names the flag and the accepted values.
+// KON-037
+func TestAgentRejects(t *testing.T) {
 	for args, want := range map[string]string{
-		"--agent-cert /dev/null":             "--agent-cert and --agent-key must be set together",
-		"--agent-cert none --agent-key none": "none: no such file",
-		"--ca-cert none":                     "--ca-cert: stat none: no such file or directory",
-		"--service-account-token-path none":  "--service-account-token-path: stat none: no such file or directory",
-		"--kubeconfig none":                  "--kubeconfig: stat none: no such file or directory",
-		"--proxy-server-host=":               "--proxy-server-host must not be empty",
-		"--proxy-server-host a.example:8132": `--proxy-server-host "a.example:8132" must be a host name or an address without scheme and port`,
-		"--proxy-server-host https://a":      "use --proxy-server-port for the port",
-		"--proxy-server-host [::1]":          "use --proxy-server-port for the port",
-		"--proxy-server-port 0":              "--proxy-server-port 0 must be between 1 and 65535",
-		"--health-server-port 65536":         "--health-server-port 65536 must be between 0 and 65535",
-		"--admin-server-port -1":             "--admin-server-port -1 must be between 0 and 65535",
-		"--xfr-channel-size 0":               `invalid argument "0" for "--xfr-channel-size" flag: only "150" is supported`,
-		"--probe-interval 2s":                `only "1s" is supported`,
-		"--keepalive-time 0":                 "--keepalive-time must be greater than 0",
-		"--sync-interval 11s": "--sync-interval must be greater than 0 and at most " +
-			"--sync-interval-cap",
-		"--sync-interval 0": "--sync-interval must be greater than 0 and at most " +
-			"--sync-interval-cap",
+		"--agent-cert /dev/null":               "--agent-cert and --agent-key must be set together",
+		"--agent-cert none --agent-key none":   "none: no such file",
+		"--ca-cert none":                       "--ca-cert: stat none: no such file or directory",
+		"--service-account-token-path none":    "--service-account-token-path: stat none: no such file or directory",
+		"--kubeconfig none":                    "--kubeconfig: stat none: no such file or directory",
+		"--proxy-server-host=":                 "--proxy-server-host must not be empty",
+		"--proxy-server-host a.example:8132":   `--proxy-server-host "a.example:8132" must be a host name or an address without scheme and port`,
+		"--proxy-server-host https://a":        "use --proxy-server-port for the port",
+		"--proxy-server-host [::1]":            "use --proxy-server-port for the port",
+		"--proxy-server-port 0":                "--proxy-server-port 0 must be between 1 and 65535",
+		"--health-server-port 65536":           "--health-server-port 65536 must be between 0 and 65535",
+		"--admin-server-port -1":               "--admin-server-port -1 must be between 0 and 65535",
+		"--xfr-channel-size 0":                 `invalid argument "0" for "--xfr-channel-size" flag: only "150" is supported`,
+		"--probe-interval 2s":                  `only "1s" is supported`,
+		"--keepalive-time 0":                   "--keepalive-time must be greater than 0",
+		"--sync-interval 11s":                  "--sync-interval must be greater than 0 and at most --sync-interval-cap",
+		"--sync-interval 0":                    "--sync-interval must be greater than 0 and at most --sync-interval-cap",
 		"--server-count-source min":            `--server-count-source "min" must be default or max`,
 		"--enable-contention-profiling":        "--enable-contention-profiling requires --enable-profiling",
 		"--agent-identifiers %":                `--agent-identifiers: invalid URL escape "%"`,
@@ -167,9 +171,9 @@ func TestAgentRefuses(t *testing.T) {
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
 		cmd.SetArgs(strings.Fields(args))
-		ended, end := context.WithCancel(t.Context())
-		end() // one that is not refused ends at once
-		if err := cmd.ExecuteContext(ended); err == nil || !strings.Contains(err.Error(), want) {
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel() // a command that accepts its flags ends immediately
+		if err := cmd.ExecuteContext(canceled); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
 	}

@@ -17,103 +17,108 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// The two ends of a cable (RFC 5737) between the network of a tunnel server and that of its agent.
-const nearAddress, distantAddress = "198.51.100.1", "198.51.100.2"
+// Addresses (RFC 5737) of the two ends of a veth link between the networks of a tunnel server and its agent.
+const serverEndAddress, agentEndAddress = "198.51.100.1", "198.51.100.2"
 
-// ip changes a network.
-func ip(t *testing.T, in *remote, args string) {
+// ip runs the program ip in a network namespace, or in the test's own if in is nil.
+func ip(t *testing.T, in *netns, args string) {
 	t.Helper()
 	cmd := exec.Command("ip", strings.Fields(args)...)
-	var said []byte
+	var output []byte
 	if err := in.do(func() (err error) {
-		said, err = cmd.CombinedOutput()
+		output, err = cmd.CombinedOutput()
 		return err
 	}); err != nil {
-		t.Fatalf("ip %s: %v: %s", args, err, said)
+		t.Fatalf("ip %s: %v: %s", args, err, output)
 	}
 }
 
-// plug leads a cable from this network to another one.
-func plug(t *testing.T, to *remote) {
+// addLink creates a veth link from this network namespace to another one.
+func addLink(t *testing.T, to *netns) {
 	t.Helper()
 	var thread int
 	_ = to.do(func() error {
 		thread = unix.Gettid()
 		return nil
 	})
-	ip(t, nil, fmt.Sprint("link add near type veth peer name distant netns ", thread))
-	ip(t, nil, "addr add "+nearAddress+"/24 dev near")
-	ip(t, to, "addr add "+distantAddress+"/24 dev distant")
-	ip(t, nil, "link set near up")
-	ip(t, to, "link set distant up")
+	ip(t, nil, fmt.Sprint("link add server-end type veth peer name agent-end netns ", thread))
+	ip(t, nil, "addr add "+serverEndAddress+"/24 dev server-end")
+	ip(t, to, "addr add "+agentEndAddress+"/24 dev agent-end")
+	ip(t, nil, "link set server-end up")
+	ip(t, to, "link set agent-end up")
 }
 
-// KON-043 KON-053 KON-054: a cable between server and agent that is taken away says nothing to either. Both find it
-// out, what goes through it ends at both ends, new dials say that there is no agent, and once the cable is back so is
-// the agent.
+// TestLinkTakenDown checks that server and agent both detect that the link between them is down. The connections
+// through the tunnel end on both sides, and new dials report that no agent is available. After the link is up, the
+// agent reconnects. KON-043 KON-053 KON-054
 func TestLinkTakenDown(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("there is no ip here, of iproute2 (apt-get install iproute2)")
+		t.Skip("no program ip: install iproute2 (apt-get install iproute2)")
 	}
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
 		return
 	}
 	setUpNetwork(t)
-	for _, pulled := range []string{"near", "distant"} {
-		t.Run("the end that is "+pulled, func(t *testing.T) { linkTakenDown(t, pulled) })
+	for _, end := range []string{"server-end", "agent-end"} {
+		t.Run(end, func(t *testing.T) { testLinkTakenDown(t, end) })
 	}
 }
 
-func linkTakenDown(t *testing.T, pulled string) {
-	keys, cluster := t.TempDir(), newRemote(t)
-	if _, err := pki.Ensure(keys, []string{"localhost", "127.0.0.1", nearAddress}, time.Now()); err != nil {
+func testLinkTakenDown(t *testing.T, end string) {
+	keys, cluster := t.TempDir(), newNetns(t)
+	if _, err := pki.Ensure(keys, []string{"localhost", "127.0.0.1", serverEndAddress}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	plug(t, cluster)
-	t.Cleanup(func() { ip(t, nil, "link delete near") })
-	at := map[string]*remote{"near": nil, "distant": cluster}[pulled]
+	addLink(t, cluster)
+	t.Cleanup(func() { ip(t, nil, "link delete server-end") })
+	in := map[string]*netns{"server-end": nil, "agent-end": cluster}[end]
 	e := echoOn(cluster.listen(t, nodeAddress+":0"))
-	s := newTunnelServer(t, ours, keys, overSocket, filepath.Join(shortFolder(t), "s"), "--keepalive-time=1s")
-	newTunnelAgent(t, ours, cluster, keys, s.agents, "--proxy-server-host="+nearAddress, "--keepalive-time=1s")
-	by := s.through(t)
+	s := newTunnelServer(t, trellis, keys, overSocket, filepath.Join(shortFolder(t), "s"), "--keepalive-time=1s")
+	newTunnelAgent(t, trellis, cluster, keys, s.agentPort, "--proxy-server-host="+serverEndAddress,
+		"--keepalive-time=1s")
+	dialer := s.newClient(t)
 	eventually(t, "the server is ready", s.ready)
-	for range 2 { // what has been taken away once may be again
-		conns := e.connections(t, by, 50)
-		ip(t, at, "link set "+pulled+" down")
-		endAll(t, conns)
-		eventually(t, "connections end at the destination", func() bool { return e.open.Load() == 0 })
+	for range 2 { // the link can go down again
+		conns := e.connections(t, dialer, 50)
+		ip(t, in, "link set "+end+" down")
+		waitForErrors(t, conns)
+		eventually(t, "the connections end at the destination", func() bool { return e.open.Load() == 0 })
 		eventually(t, "the server has no agent", func() bool { return !s.ready() })
-		noAgent(t, func(ctx context.Context) (net.Conn, error) { return by.DialContext(ctx, "tcp", e.address) })
-		ip(t, at, "link set "+pulled+" up")
-		eventually(t, "the agent is back", s.ready)
-		for _, c := range e.connections(t, by, 10) {
+		checkNoAgent(t, func(ctx context.Context) (net.Conn,
+			error) {
+			return dialer.DialContext(ctx, "tcp", e.address)
+		})
+		ip(t, in, "link set "+end+" up")
+		eventually(t, "the agent has reconnected", s.ready)
+		for _, c := range e.connections(t, dialer, 10) {
 			_ = c.Close()
 		}
-		eventually(t, "connections that are closed end at the destination", func() bool { return e.open.Load() == 0 })
+		eventually(t, "closed connections end at the destination", func() bool { return e.open.Load() == 0 })
 	}
 }
 
-// endAll waits until connections end, each with an error.
-func endAll(t *testing.T, conns []net.Conn) {
+// waitForErrors waits until all connections end with an error other than io.EOF.
+func waitForErrors(t *testing.T, conns []net.Conn) {
 	t.Helper()
 	for i, c := range conns {
-		_ = c.SetReadDeadline(time.Now().Add(tunnelPatience))
+		_ = c.SetReadDeadline(time.Now().Add(tunnelTimeout))
 		if n, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF || os.IsTimeout(err) {
-			t.Fatalf("connection %d ends with %d, %v", i, n, err)
+			t.Fatalf("read of connection %d: got %d bytes, %v, want an error other than EOF", i, n, err)
 		}
 	}
 }
 
-func noAgent(t *testing.T, dial func(context.Context) (net.Conn, error)) {
+// checkNoAgent checks that a dial fails because no agent is available.
+func checkNoAgent(t *testing.T, dial func(context.Context) (net.Conn, error)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), tunnelPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), tunnelTimeout)
 	defer cancel()
 	conn, err := dial(ctx)
 	if err == nil {
 		_ = conn.Close()
 	}
 	if err == nil || !strings.Contains(err.Error(), "No agent available") {
-		t.Errorf("without an agent a dial ends with %v", err)
+		t.Errorf("dial without an agent: got %v, want \"No agent available\"", err)
 	}
 }

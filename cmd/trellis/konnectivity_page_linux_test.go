@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPageOfKonnectivity types the chapter about one machine as one who reads it does, in a network of its own. KON-004
-// KON-005 KON-006 KON-008 KON-012 KON-023 KON-028 KON-030 KON-033 KON-034 KON-045 KON-049 KON-051 KON-054 KON-055, by
-// kubectl, curl and the programs.
-func TestPageOfKonnectivity(t *testing.T) {
+// TestKonnectivityPage runs the commands of the chapter about one machine as a reader does, in a separate network
+// namespace. It uses kubectl, curl and the programs of Konnectivity. KON-004 KON-005 KON-006 KON-008 KON-012 KON-023
+// KON-028 KON-030 KON-033 KON-034 KON-045 KON-049 KON-051 KON-054 KON-055
+func TestKonnectivityPage(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes half a minute; left out with -short")
+		t.Skip("takes half a minute; skipped with -short")
 	}
 	if os.Getenv(ownNetwork) == "" {
 		for _, program := range []string{"curl", "openssl"} {
 			if _, err := exec.LookPath(program); err != nil {
-				t.Skipf("there is no %s: install it", program)
+				t.Skipf("no program %s: install it", program)
 			}
 		}
 		inOwnNetwork(t)
@@ -40,56 +40,56 @@ func TestPageOfKonnectivity(t *testing.T) {
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	blocks := pageBlock.FindAllStringSubmatch(chapter, -1)
 	if fences := strings.Count(chapter, "\n```"); !found || len(blocks) < 10 || fences != 2*len(blocks) {
-		t.Fatalf("%d fences, %d blocks are understood", fences, len(blocks))
+		t.Fatalf("%d fences, but %d blocks with a known language", fences, len(blocks))
 	}
-	r, said := newReader(t), ""
+	r, output := newPageRunner(t), ""
 	for _, b := range blocks {
 		if b[1] != "text" {
-			said = r.types(b[2], b[1] == "sh refused")
+			output = r.run(b[2], b[1] == "sh refused")
 			continue
 		}
 		for line := range strings.Lines(b[2]) {
-			if !strings.Contains(masked(said), strings.TrimSpace(masked(line))) {
-				t.Fatalf("the page shows\n%sbut it is\n%s", line, said)
+			if !strings.Contains(masked(output), strings.TrimSpace(masked(line))) {
+				t.Fatalf("the page shows\n%sbut the output is\n%s", line, output)
 			}
 		}
 	}
 	if left, err := os.ReadDir(r.dir); err != nil || len(left) != 0 {
-		t.Errorf("the page leaves %v, %v", left, err)
+		t.Errorf("files left by the page: %v, %v", left, err)
 	}
-	r.allHaveEnded()
+	r.checkProcessesEnded()
 }
 
-// reader types blocks of commands. A folder that one goes to, and a variable that it exports, are those of the next as
-// well.
-type reader struct {
+// pageRunner runs blocks of commands as one shell session: a block starts with the working directory and the exported
+// variables of the previous block.
+type pageRunner struct {
 	*testing.T
 	dir, session string
 	env          []string
-	typed        []typed
+	blocks       []ranBlock
 }
 
-// typed is a block that has ended, and what may have been left running.
-type typed struct {
-	block string
-	ended chan struct{} // closed when none of its processes is left
+// ranBlock is a block whose shell has ended. Its background processes may still run.
+type ranBlock struct {
+	commands string
+	ended    chan struct{} // closed when all its processes have ended
 }
 
-func newReader(t *testing.T) *reader {
-	// what a block leaves running is this process's to wait for
+func newPageRunner(t *testing.T) *pageRunner {
+	// The background processes of a block become children of this process, which can then wait for them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "KUBECONFIG=") })
 	env = append(env, "HOME="+t.TempDir(), "PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))
-	return &reader{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
+	return &pageRunner{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
 }
 
-// types types a block, of which the last command is refused or none, and returns what it prints. What it leaves running
-// ends with the test.
-func (r *reader) types(block string, refused bool) string {
+// run runs a block and returns its output. If refused, the last command must fail, and else no command may fail. The
+// background processes of the block are killed at the end of the test.
+func (r *pageRunner) run(block string, refused bool) string {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), tunnelPatience)
+	ctx, cancel := context.WithTimeout(r.Context(), tunnelTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, "sh", "-eu", "-c", "if [ -e \"$0\" ]; then . \"$0\"; fi\n"+block+
 		"\n{ export -p; echo \"cd '$PWD'\"; } > \"$0\"", r.session)
@@ -98,7 +98,7 @@ func (r *reader) types(block string, refused bool) string {
 	out, err := c.CombinedOutput()
 	r.Cleanup(func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
 	ended := make(chan struct{})
-	r.typed = append(r.typed, typed{block, ended})
+	r.blocks = append(r.blocks, ranBlock{block, ended})
 	go reap(c.Process.Pid, ended)
 	if (err != nil) != refused {
 		r.Fatalf("%srefused: %v, want %v\n%s", block, err, refused, out)
@@ -106,10 +106,10 @@ func (r *reader) types(block string, refused bool) string {
 	return string(out)
 }
 
-// reap waits until no process of a group is left.
+// reap waits for all processes of a group, and then closes ended.
 func reap(group int, ended chan struct{}) {
 	for {
-		// there is no other child in it
+		// An error means that the group has no other child.
 		if _, err := syscall.Wait4(-group, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) {
 			close(ended)
 			return
@@ -117,15 +117,15 @@ func reap(group int, ended chan struct{}) {
 	}
 }
 
-// allHaveEnded expects that nothing which a block has started goes on.
-func (r *reader) allHaveEnded() {
+// checkProcessesEnded checks that all processes that blocks have started end.
+func (r *pageRunner) checkProcessesEnded() {
 	r.Helper()
-	deadline := time.After(tunnelPatience)
-	for _, b := range r.typed {
+	deadline := time.After(tunnelTimeout)
+	for _, b := range r.blocks {
 		select {
 		case <-b.ended:
 		case <-deadline:
-			r.Fatalf("the page leaves processes running, which this has started:\n%s", b.block)
+			r.Fatalf("processes of this block still run:\n%s", b.commands)
 		}
 	}
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// pairs are who has made the servers, and who the agents, but for the reference alone.
-var pairs = []struct{ server, agent whose }{{ours, ours}, {ours, references}, {references, ours}}
+// pairs lists the combinations of servers and agents that include one of Trellis.
+var pairs = []struct{ server, agent implementation }{{trellis, trellis}, {trellis, reference}, {reference, trellis}}
 
 var overSocket = transport{"GRPC", true}
 
-// echo is a destination that sends back what comes.
+// echo is a destination that sends back all data.
 type echo struct {
 	address string
-	open    atomic.Int64 // connections
+	open    atomic.Int64 // number of open connections
 }
 
 func newEcho(t *testing.T) *echo {
@@ -55,26 +55,25 @@ func echoOn(l net.Listener) *echo {
 	return e
 }
 
-// through is what an API server dials by.
-func (s *tunnelServer) through(t *testing.T) *client.Client {
+// newClient returns a client of the tunnel server, as in an API server.
+func (s *tunnelServer) newClient(t *testing.T) *client.Client {
 	c := client.New(func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix",
-			s.front)
+		return (&net.Dialer{}).DialContext(ctx, "unix", s.frontend)
 	})
 	t.Cleanup(c.Close)
 	return c
 }
 
-// connect opens a connection to a destination, and has something go there and back.
-func (e *echo) connect(ctx context.Context, by *client.Client) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, tunnelPatience)
+// connect opens a connection to the destination, and checks that data is sent back.
+func (e *echo) connect(ctx context.Context, dialer *client.Client) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, tunnelTimeout)
 	defer cancel()
-	conn, err := by.DialContext(ctx, "tcp", e.address)
+	conn, err := dialer.DialContext(ctx, "tcp", e.address)
 	if err != nil {
 		return nil, err
 	}
-	_ = conn.SetDeadline(time.Now().Add(tunnelPatience))
-	if _, err = conn.Write([]byte("told")); err == nil {
+	_ = conn.SetDeadline(time.Now().Add(tunnelTimeout))
+	if _, err = conn.Write([]byte("echo")); err == nil {
 		_, err = io.ReadFull(conn, make([]byte, 4))
 	}
 	if err != nil {
@@ -83,11 +82,11 @@ func (e *echo) connect(ctx context.Context, by *client.Client) (net.Conn, error)
 	return conn, err
 }
 
-// connections opens so many.
-func (e *echo) connections(t *testing.T, by *client.Client, n int) (all []net.Conn) {
+// connections opens n connections until the end of the test.
+func (e *echo) connections(t *testing.T, dialer *client.Client, n int) (all []net.Conn) {
 	t.Helper()
 	for range n {
-		conn, err := e.connect(t.Context(), by)
+		conn, err := e.connect(t.Context(), dialer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,9 +96,9 @@ func (e *echo) connections(t *testing.T, by *client.Client, n int) (all []net.Co
 	return all
 }
 
-// KON-055: two agents are connected to both of two servers, and share what goes through each. They find the servers by
-// a load balancer, knowing from --server-count or from Leases how many there are, or, those of ours, by the addresses
-// in the Leases.
+// TestSeveralServersAndAgents checks that two agents both connect to two servers, and share the connections through
+// each. The agents reach the servers through a load balancer, and take their number from --server-count or from Leases.
+// The agents of Trellis can also use the addresses in the Leases. KON-055
 func TestSeveralServersAndAgents(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -107,84 +106,85 @@ func TestSeveralServersAndAgents(t *testing.T) {
 	}
 	setUpNetwork(t)
 	for _, p := range pairs {
-		for _, by := range []string{"server count", "Leases", "addresses in Leases"} {
-			if by == "addresses in Leases" && (p.server == references || p.agent == references) {
-				continue // the reference has none
+		for _, method := range []string{"server count", "Leases", "addresses in Leases"} {
+			if method == "addresses in Leases" && (p.server == reference || p.agent == reference) {
+				continue // the reference does not support addresses in Leases
 			}
-			t.Run(fmt.Sprintf("%s servers, %s agents, %s", p.server, p.agent, by),
-				func(t *testing.T) { several(t, p.server, p.agent, by) })
+			t.Run(fmt.Sprintf("%s servers, %s agents, %s", p.server, p.agent, method),
+				func(t *testing.T) { testSeveral(t, p.server, p.agent, method) })
 		}
 	}
 }
 
-// several starts two servers and two agents, which are to find these by something.
-func several(t *testing.T, server, agent whose, by string) {
+// testSeveral starts two servers and two agents, which find the servers by one of the methods.
+func testSeveral(t *testing.T, server, agent implementation, method string) {
 	keys, _ := newKeys(t)
-	var serving, counting []string
-	if by == "server count" {
-		serving = []string{"--server-count=2"}
+	var serverFlags, agentFlags []string
+	if method == "server count" {
+		serverFlags = []string{"--server-count=2"}
 	} else {
 		kubeconfig := "--kubeconfig=" + testserver.Start(t).Kubeconfig
-		serving, counting = []string{"--enable-lease-controller", kubeconfig}, []string{"--count-server-leases",
-			kubeconfig}
+		serverFlags = []string{"--enable-lease-controller", kubeconfig}
+		agentFlags = []string{"--count-server-leases", kubeconfig}
 	}
 	var servers []*tunnelServer
 	var agents []*tunnelAgent
 	for i := range 2 {
-		more := append(serving[:len(serving):len(serving)], fmt.Sprintf("--server-id=s%d", i))
-		if by == "addresses in Leases" {
-			more = append(more, "--advertise-agent-address=127.0.0.1") // with the port of each
+		more := append(serverFlags[:len(serverFlags):len(serverFlags)], fmt.Sprintf("--server-id=s%d", i))
+		if method == "addresses in Leases" {
+			more = append(more, "--advertise-agent-address=127.0.0.1") // with the server's own port
 		}
 		servers = append(servers, newTunnelServer(t, server, keys, overSocket, filepath.Join(shortFolder(t), "s"),
 			more...))
 	}
-	at := servers[0].agents
-	if by != "addresses in Leases" {
+	at := servers[0].agentPort
+	if method != "addresses in Leases" {
 		at = balance(t, servers)
 	}
 	for range 2 {
-		agents = append(agents, newTunnelAgent(t, agent, nil, keys, at, counting...))
+		agents = append(agents, newTunnelAgent(t, agent, nil, keys, at, agentFlags...))
 	}
 	eventually(t, "each agent is connected to each server", func() bool {
 		for i := range 2 {
-			if metric(servers[i].admin, "server_ready_backend_connections") != 2 ||
-				metric(agents[i].admin, "agent_open_server_connections") != 2 {
+			if metric(servers[i].adminPort, "server_ready_backend_connections") != 2 ||
+				metric(agents[i].adminPort, "agent_open_server_connections") != 2 {
 				return false
 			}
 		}
 		return true
 	})
-	const each, least = 40, 5 // the reference's servers choose by chance
+	const each, least = 40, 5 // the reference's servers choose an agent at random
 	e, before := newEcho(t), make([]int, len(agents))
 	for i, s := range servers {
-		e.connections(t, s.through(t), each)
+		e.connections(t, s.newClient(t), each)
 		for j, a := range agents {
-			n := metric(a.admin, "agent_open_endpoint_connections")
+			n := metric(a.adminPort, "agent_open_endpoint_connections")
 			if n-before[j] < least {
-				t.Errorf("of %d connections through server %d, agent %d has %d", each, i, j, n-before[j])
+				t.Errorf("agent %d has %d of %d connections through server %d, want at least %d",
+					j, n-before[j], each, i, least)
 			}
 			before[j] = n
 		}
 	}
 }
 
-// balance leads those who connect to a port to one of the servers.
+// balance starts a load balancer that relays each connection to one of the servers.
 func balance(t *testing.T, servers []*tunnelServer) (port int) {
-	var to []string
+	var addresses []string
 	for _, s := range servers {
-		to = append(to, fmt.Sprintf("127.0.0.1:%d", s.agents))
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", s.agentPort))
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	go relay(l, to...)
+	go relay(l, addresses...)
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// KON-053: a server, or an agent, that is killed takes its thousand connections with it at both ends, and nothing else:
-// the other end finds the next one, and new connections go through that.
+// TestKilledUnderConnections checks that the thousand connections of a killed server or agent end at both ends. The
+// other program connects to the next one, and new connections work. KON-053
 func TestKilledUnderConnections(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -193,42 +193,42 @@ func TestKilledUnderConnections(t *testing.T) {
 	setUpNetwork(t)
 	for _, p := range pairs {
 		t.Run(fmt.Sprintf("%s server, %s agent", p.server, p.agent),
-			func(t *testing.T) { killed(t, p.server, p.agent) })
+			func(t *testing.T) { testKilled(t, p.server, p.agent) })
 	}
 }
 
-func killed(t *testing.T, server, agent whose) {
+func testKilled(t *testing.T, server, agent implementation) {
 	keys, _ := newKeys(t)
 	e := newEcho(t)
 	s := newTunnelServer(t, server, keys, overSocket, filepath.Join(shortFolder(t), "s"))
-	a := newTunnelAgent(t, agent, nil, keys, s.agents)
-	by := s.through(t)
+	a := newTunnelAgent(t, agent, nil, keys, s.agentPort)
+	dialer := s.newClient(t)
 	for _, end := range []string{"server", "agent"} {
 		eventually(t, "the server is ready", s.ready)
-		conns := e.connections(t, by, 1000)
+		conns := e.connections(t, dialer, 1000)
 		if end == "server" {
 			s.kill()
 		} else {
 			a.kill()
 		}
 		for i, c := range conns {
-			_ = c.SetReadDeadline(time.Now().Add(tunnelPatience))
+			_ = c.SetReadDeadline(time.Now().Add(tunnelTimeout))
 			if n, err := c.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
-				t.Fatalf("the %s is killed: connection %d ends with %d, %v", end, i, n, err)
+				t.Fatalf("after the kill of the %s, read of connection %d: got %d bytes, %v", end, i, n, err)
 			}
 		}
-		eventually(t, "the "+end+" is killed: connections end at the destination",
+		eventually(t, "connections end at the destination after the kill of the "+end,
 			func() bool { return e.open.Load() == 0 })
 		if end == "server" {
 			s.process = launch(t, nil, s.args)
 		} else {
 			eventually(t, "the server has no agent", func() bool { return !s.ready() })
-			a = newTunnelAgent(t, agent, nil, keys, s.agents)
+			a = newTunnelAgent(t, agent, nil, keys, s.agentPort)
 		}
 		eventually(t, "the server has an agent again", s.ready)
-		for _, c := range e.connections(t, by, 10) {
+		for _, c := range e.connections(t, dialer, 10) {
 			_ = c.Close()
 		}
-		eventually(t, "connections that are closed end at the destination", func() bool { return e.open.Load() == 0 })
+		eventually(t, "closed connections end at the destination", func() bool { return e.open.Load() == 0 })
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// What lies about after a burst is seen, and is gone once it has been returned.
-func TestUsageSeesGarbage(t *testing.T) {
+// TestUsageCountsGarbage checks that usage counts the garbage after a burst of allocations until it is returned to the
+// system.
+func TestUsageCountsGarbage(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	u := usage{}
 	before := u.read()
@@ -17,19 +18,20 @@ func TestUsageSeesGarbage(t *testing.T) {
 		waste[i] = make([]byte, 1<<20)
 	}
 	if grown := u.read() - before; grown < 64<<20 {
-		t.Fatalf("64 MiB were allocated, %d seen", grown)
+		t.Fatalf("usage has grown by %d bytes, want at least 64 MiB", grown)
 	}
 	clear(waste)
 	if u.releasable() < 64<<20 {
-		t.Fatalf("only %d bytes to return", u.releasable())
+		t.Fatalf("got %d releasable bytes, want at least 64 MiB", u.releasable())
 	}
 	debug.FreeOSMemory()
 	if u.read(); u.releasable() > minReleasable {
-		t.Fatalf("%d bytes are still there", u.releasable())
+		t.Fatalf("got %d releasable bytes after the release, want at most %d", u.releasable(), minReleasable)
 	}
 }
 
-// However little lives, there is room for garbage; where much does, the share counts.
+// TestGCPercentFor checks that a small live heap gets a minimum of space for garbage, and a large one a fixed
+// percentage.
 func TestGCPercentFor(t *testing.T) {
 	for live, want := range map[uint64]int{0: 1000, 8 << 20: 500, 80 << 20: 80, 1 << 30: 80} {
 		if got := gcPercentFor(live); got != want {
@@ -38,12 +40,12 @@ func TestGCPercentFor(t *testing.T) {
 	}
 }
 
-// Each collection is noticed, not only the first.
+// TestWatchCollections checks that every garbage collection is reported, not only the first.
 func TestWatchCollections(t *testing.T) {
-	seen := make(chan bool, 1)
+	reported := make(chan bool, 1)
 	watchCollections(func() {
 		select {
-		case seen <- true:
+		case reported <- true:
 		default:
 		}
 	})
@@ -51,8 +53,8 @@ func TestWatchCollections(t *testing.T) {
 		for noticed := false; !noticed; {
 			runtime.GC()
 			select {
-			case noticed = <-seen:
-			case <-time.After(time.Millisecond): // it may not have been watched again yet
+			case noticed = <-reported:
+			case <-time.After(time.Millisecond): // the next collection may not be watched yet
 			}
 		}
 	}

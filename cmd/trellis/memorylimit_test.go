@@ -7,8 +7,9 @@ import (
 	"testing/fstest"
 )
 
-// The limit of the process is the least of those of its cgroups, their parents and the machine, as systemd, containers
-// and cgroups of version 1 show them; the collector gets to know it.
+// TestMemoryLimit checks that the memory limit of the process is the minimum of the limits of its cgroups, their
+// parents and the machine. The files are those of systemd, of containers and of cgroups v1. The limit also sets the
+// garbage collector's soft limit.
 func TestMemoryLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
 	const mib = 1 << 20
@@ -35,17 +36,17 @@ func TestMemoryLimit(t *testing.T) {
 		debug.SetMemoryLimit(math.MaxInt64)
 		limit, soft := limitMemory(files), debug.SetMemoryLimit(-1)
 		if limit != c.limit || soft != c.soft {
-			t.Errorf("%s: %d and %d for the collector, want %d and %d", name, limit, soft, c.limit, c.soft)
+			t.Errorf("%s: got limit %d and soft limit %d, want %d and %d", name, limit, soft, c.limit, c.soft)
 		}
 	}
 	debug.SetMemoryLimit(mib) // GOMEMLIMIT
 	if n := limitMemory(fstest.MapFS{"proc/meminfo": &fstest.MapFile{Data: []byte("MemTotal: 4096 kB\n")}}); n != mib ||
 		debug.SetMemoryLimit(-1) != mib {
-		t.Errorf("GOMEMLIMIT: %d", n)
+		t.Errorf("with GOMEMLIMIT: got limit %d, want %d", n, mib)
 	}
 	for limit, want := range map[int64]int64{0: 1 << 30, 512 * mib: 128 * mib, 1 << 40: 1 << 30} {
 		if got := budgetFor(limit); got != want {
-			t.Errorf("a limit of %d: a budget of %d, want %d", limit, got, want)
+			t.Errorf("limit %d: got budget %d, want %d", limit, got, want)
 		}
 	}
 }

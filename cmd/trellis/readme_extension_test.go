@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// servedBy is the command in docs/extension-server.md that starts the server for the page.
-var servedBy = regexp.MustCompile(`(?m)^    (go run \./cmd/trellis serve .*)$`)
+// serveCommand matches the command that starts the server in a page of docs.
+var serveCommand = regexp.MustCompile(`(?m)^    (go run \./cmd/trellis serve .*)$`)
 
-// runExtensionPage follows docs/extension-server.md beside the server that the page starts. A new module there requires
-// this one: as it is in dir, from a module proxy of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019,
-// EXT-027 and EXT-029, by kubectl.
+// runExtensionPage runs the commands of docs/extension-server.md, with the server that the page starts. The page
+// creates a module that requires this module. The test serves the copy in dir from a module proxy of its own. The page
+// uses kubectl to show EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029.
 func runExtensionPage(t *testing.T, dir string, env []string) {
 	t.Helper()
 	proxy, version := t.TempDir(), fmt.Sprintf("v0.0.%d", time.Now().UnixNano())
@@ -35,7 +35,7 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 		if err != nil {
 			t.Error(err)
 		}
-		if pid, err := os.ReadFile(filepath.Join(dir, "wardle/pid")); err == nil { // where a command failed
+		if pid, err := os.ReadFile(filepath.Join(dir, "wardle/pid")); err == nil { // in case a command failed
 			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
 		}
 	})
@@ -46,7 +46,7 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := servedBy.FindSubmatch(text)
+	command := serveCommand.FindSubmatch(text)
 	if command == nil {
 		t.Fatalf("%s does not start a server", page)
 	}
@@ -55,7 +55,7 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 	stop()
 }
 
-// publish puts the module in dir into a folder of a module proxy.
+// publish writes the module in dir to a folder of a module proxy.
 func publish(t *testing.T, dir, folder, version string) {
 	t.Helper()
 	must := func(err error) {

@@ -10,25 +10,25 @@ import (
 	"time"
 )
 
-// block is one fenced block of shell commands in the README; those of `sh cluster` are run by the nested module's
-// tests.
-var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
+// readmeBlock matches a fenced block of shell commands in the README. The tests of the nested module run the blocks of
+// `sh cluster`.
+var readmeBlock = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
-// pageBlock is one fenced block of a page of docs: commands that pass, commands of which the last is refused,
-// or a part of what the commands before it print.
+// pageBlock matches a fenced block of a page of docs. It holds commands that succeed, commands of which the last fails,
+// or a part of the output of the preceding commands.
 var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh|text)\n(.*?)^```$")
 
-// TestReadme runs every command of the README as it is written: the first two blocks
-// are the set-up, the others are typed in a second terminal. Those of pages of docs follow.
+// TestReadme runs every command of the README as it is written. The first two blocks are the set-up, the others are
+// typed in a second terminal. The commands of pages of docs follow.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds the program; left out with -short")
+		t.Skip("builds the program; skipped with -short")
 	}
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := block.FindAllStringSubmatch(string(readme), -1)
+	blocks := readmeBlock.FindAllStringSubmatch(string(readme), -1)
 	if len(blocks) < 4 {
 		t.Fatalf("the README has %d blocks of commands, want at least 4", len(blocks))
 	}
@@ -37,14 +37,14 @@ func TestReadme(t *testing.T) {
 		strings.TrimSpace(blocks[1][2]) != "go test ./..." {
 		t.Fatalf("the README does not begin with the two set-up commands: %q, %q", setUp, blocks[1][2])
 	}
-	dir := clone(t)
+	dir := copyModule(t)
 	bin := t.TempDir()
 	env := append(os.Environ(), "GOBIN="+bin, "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"),
 		"KUBECONFIG=", "HOME="+t.TempDir(), "GOPATH="+goEnv(t, "GOPATH"), "GOCACHE="+goEnv(t, "GOCACHE"))
 	stop := startReadmeServer(t, dir, env, setUp)
 	for _, b := range blocks[2:] {
 		if b[1] == "" {
-			t.Errorf("this block of commands is run by no test:\n%s", b[2])
+			t.Errorf("no test runs this block of commands:\n%s", b[2])
 			continue
 		}
 		c := exec.Command("sh", "-eux", "-c", b[2])
@@ -56,7 +56,7 @@ func TestReadme(t *testing.T) {
 	runPage(t, "../../docs/access.md", dir, env)
 	runPage(t, "../../docs/crd.md", dir, env)
 	runPage(t, "../../docs/aggregation.md", dir, env)
-	t.Cleanup(func() { // where a command failed
+	t.Cleanup(func() { // in case a command failed
 		for _, name := range []string{"webhook.pid", "guard.pid"} {
 			if pid, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
 				_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
@@ -70,7 +70,7 @@ func TestReadme(t *testing.T) {
 	runExtensionPage(t, dir, env)
 }
 
-// runPage runs every command of a page beside the running server.
+// runPage runs every command of a page with the running server.
 func runPage(t *testing.T, page, dir string, env []string) {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -79,12 +79,12 @@ func runPage(t *testing.T, page, dir string, env []string) {
 	}
 	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
 	if fences := strings.Count(string(text), "```"); len(blocks) < 10 || fences != 2*len(blocks) {
-		t.Fatalf("%s has %d fences, %d blocks are understood", page, fences, len(blocks))
+		t.Fatalf("%s has %d fences, but %d blocks with a known language", page, fences, len(blocks))
 	}
 	runBlocks(t, page, string(text), dir, env)
 }
 
-// runBlocks runs the commands in a part of a page, and compares what they print.
+// runBlocks runs the commands in a part of a page and compares their output.
 func runBlocks(t *testing.T, page, text, dir string, env []string) {
 	t.Helper()
 	var out []byte
@@ -92,10 +92,10 @@ func runBlocks(t *testing.T, page, text, dir string, env []string) {
 		switch b[1] {
 		case "text":
 			if want := strings.TrimSpace(b[2]); !strings.Contains(string(out), want) {
-				t.Errorf("%s shows %q, but it is:\n%s", page, want, out)
+				t.Errorf("%s shows %q, but the output is:\n%s", page, want, out)
 			}
 		case "sh":
-			t.Errorf("this block of commands is run by no test:\n%s", b[2])
+			t.Errorf("no test runs this block of commands:\n%s", b[2])
 		default:
 			c := exec.Command("sh", "-eu", "-c", b[2])
 			c.Dir, c.Env = dir, env
@@ -108,8 +108,8 @@ func runBlocks(t *testing.T, page, text, dir string, env []string) {
 	}
 }
 
-// clone is a folder that looks like the module's, in which a server may leave its data.
-func clone(t *testing.T) string {
+// copyModule copies the module to a new folder, in which a server can store its data.
+func copyModule(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "extension",
@@ -145,11 +145,11 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// startReadmeServer runs the first command, on a free port so that it is in nobody's way,
-// and returns when it says that it is ready.
+// startReadmeServer runs the command that starts a server, on a free port to avoid conflicts. It returns when the
+// server is ready.
 func startReadmeServer(t *testing.T, dir string, env []string, command string) (stop func()) {
 	t.Helper()
-	// The program is built first: an interrupt to "go run" is not one to the program it runs.
+	// The program is built first, because "go run" does not forward an interrupt to the program that it runs.
 	build := exec.Command("go", "build", "-o", "server.test", "./cmd/trellis")
 	build.Dir, build.Env = dir, env
 	if out, err := build.CombinedOutput(); err != nil {
@@ -162,7 +162,7 @@ func startReadmeServer(t *testing.T, dir string, env []string, command string) (
 	return startServer(t, dir, env, filepath.Join(dir, "server.test"), args[3:]...)
 }
 
-// startServer runs a server on a free port, and returns when it says that it is ready.
+// startServer starts a server on a free port, and returns when the server logs that it is ready.
 func startServer(t *testing.T, dir string, env []string, program string, args ...string) (stop func()) {
 	t.Helper()
 	output := filepath.Join(dir, "output.test")
@@ -178,7 +178,7 @@ func startServer(t *testing.T, dir string, env []string, program string, args ..
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	t.Cleanup(func() { _ = c.Process.Kill() })
-	deadline := time.After(patience)
+	deadline := time.After(scriptTimeout)
 	for tick := time.NewTicker(10 * time.Millisecond); ; {
 		if data, _ := os.ReadFile(output); strings.Contains(string(data), "Trellis is ready") {
 			break
@@ -187,7 +187,7 @@ func startServer(t *testing.T, dir string, env []string, program string, args ..
 		case <-tick.C:
 		case err := <-ended:
 			data, _ := os.ReadFile(output)
-			t.Fatalf("the server ended: %v\n%s", err, data)
+			t.Fatalf("the server has ended: %v\n%s", err, data)
 		case <-deadline:
 			data, _ := os.ReadFile(output)
 			t.Fatalf("the server is not ready:\n%s", data)

@@ -21,7 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// scriptCommands are the commands that scripts have besides testscript's own.
+// scriptCommands holds the commands of scripts in addition to those of testscript.
 var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"cmpmask": cmpMask,
 	"await":   await,
@@ -34,11 +34,11 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"tunnel":  runTunnel,
 }
 
-// patience is how long a script waits for what must come.
-const patience = 30 * time.Second
+// scriptTimeout limits each wait of a script.
+const scriptTimeout = 30 * time.Second
 
-// changing is what differs from run to run, and what stands for it.
-var changing = []struct {
+// masks holds patterns of values that differ between runs, and their replacements.
+var masks = []struct {
 	pattern *regexp.Regexp
 	mask    string
 }{
@@ -50,15 +50,16 @@ var changing = []struct {
 	{regexp.MustCompile(`(?m) $`), ""},
 }
 
+// masked replaces the values in text that differ between runs.
 func masked(text string) string {
-	for _, c := range changing {
-		text = c.pattern.ReplaceAllString(text, c.mask)
+	for _, m := range masks {
+		text = m.pattern.ReplaceAllString(text, m.mask)
 	}
 	return strings.TrimSpace(text) + "\n"
 }
 
-// cmpMask compares two files (or stdout, stderr) like cmp, but for ages, uids, timestamps,
-// resource versions and runs of blanks. The second may be written with example values.
+// cmpMask compares two files like cmp, ignoring ages, UIDs, timestamps, resource versions and runs of blanks: cmpmask
+// GOT WANT. Each argument is a file, stdout or stderr. WANT may contain example values.
 func cmpMask(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: cmpmask got want")
@@ -69,15 +70,15 @@ func cmpMask(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// await waits until a file that another command writes holds a match. A variable gets what is in its first brackets:
-// await FILE PATTERN [NAME].
+// await waits until a file that another command writes matches a pattern: await FILE PATTERN [NAME]. The variable NAME
+// is set to the text of the first group.
 func await(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 && len(args) != 3 {
 		ts.Fatalf("usage: await file pattern [name]")
 	}
 	pattern, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
-	deadline := time.After(patience)
+	deadline := time.After(scriptTimeout)
 	for tick := time.NewTicker(5 * time.Millisecond); ; {
 		data, err := os.ReadFile(ts.MkAbs(args[0]))
 		if match := pattern.FindSubmatch(data); err == nil && match != nil {
@@ -94,8 +95,8 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// httpRequest sends one request and prints the status, the headers that scripts look at, and
-// the body: http [-anonymous] METHOD PATH [Header:value…] [@bodyfile].
+// httpRequest sends a request and prints the status, some headers, and the body:
+// http [-anonymous] METHOD PATH [Header:value…] [@bodyfile].
 func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
 	config, err := clientcmd.BuildConfigFromFlags("", ts.Getenv("KUBECONFIG"))
 	ts.Check(err)
@@ -117,7 +118,7 @@ func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
 		name, value, _ := strings.Cut(a, ":")
 		header.Add(name, value)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), scriptTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, args[0], config.Host+args[1], body)
 	ts.Check(err)
@@ -139,7 +140,7 @@ func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// big fills a placeholder in a file with a text of a size: big FILE PLACEHOLDER BYTES.
+// big replaces a placeholder in a file with a text of the given size: big FILE PLACEHOLDER BYTES.
 func big(ts *testscript.TestScript, neg bool, args []string) {
 	var size int
 	if neg || len(args) != 3 {
@@ -151,28 +152,28 @@ func big(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
 }
 
-// pick prints a part of a JSON document, indented, with sorted keys: pick FILE KEY...
+// pick prints a part of a JSON document, indented and with sorted keys: pick FILE KEY...
 func pick(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) == 0 {
 		ts.Fatalf("usage: pick file key...")
 	}
-	var at any
-	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &at))
+	var value any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &value))
 	for _, key := range args[1:] {
-		m, _ := at.(map[string]any)
-		if at = m[key]; at == nil {
+		m, _ := value.(map[string]any)
+		if value = m[key]; value == nil {
 			break
 		}
 	}
-	if neg != (at == nil) {
-		ts.Fatalf("%s of %s is %v", args[1:], args[0], at)
+	if neg != (value == nil) {
+		ts.Fatalf("%s of %s is %v", args[1:], args[0], value)
 	}
-	text, err := json.MarshalIndent(at, "", "  ")
+	text, err := json.MarshalIndent(value, "", "  ")
 	ts.Check(err)
 	fmt.Fprintf(ts.Stdout(), "%s\n", text)
 }
 
-// login makes a kubeconfig of the token that the last command has printed: login FILE.
+// login writes a kubeconfig with the token that the last command has printed: login FILE.
 func login(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: login file")
@@ -185,7 +186,7 @@ func login(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(clientcmd.WriteToFile(*config, ts.MkAbs(args[0])))
 }
 
-// cleanUp removes what an earlier script left on a server that is not ours.
+// cleanUp deletes the objects of earlier scripts from the server of TEST_KUBECONFIG.
 func cleanUp(t *testing.T, kubeconfig string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -196,7 +197,7 @@ func cleanUp(t *testing.T, kubeconfig string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), scriptTimeout)
 	defer cancel()
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
 		Resource: "customresourcedefinitions"}
@@ -205,8 +206,8 @@ func cleanUp(t *testing.T, kubeconfig string) {
 	remove(t, ctx, client.Resource(namespaces), func(name string) bool { return strings.HasPrefix(name, "script-") })
 }
 
-// remove deletes what ours selects, and waits until it is gone.
-func remove(t *testing.T, ctx context.Context, client dynamic.ResourceInterface, ours func(name string) bool) {
+// remove deletes the selected objects, and waits until they are removed.
+func remove(t *testing.T, ctx context.Context, client dynamic.ResourceInterface, selected func(name string) bool) {
 	t.Helper()
 	for tick := time.NewTicker(50 * time.Millisecond); ; {
 		list, err := client.List(ctx, metav1.ListOptions{})
@@ -215,7 +216,7 @@ func remove(t *testing.T, ctx context.Context, client dynamic.ResourceInterface,
 		}
 		left := 0
 		for _, o := range list.Items {
-			if !ours(o.GetName()) {
+			if !selected(o.GetName()) {
 				continue
 			}
 			left++
@@ -229,7 +230,7 @@ func remove(t *testing.T, ctx context.Context, client dynamic.ResourceInterface,
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("clean up: %d objects are left", left)
+			t.Fatalf("clean up: timed out with %d objects left", left)
 		}
 	}
 }

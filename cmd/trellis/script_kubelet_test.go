@@ -20,8 +20,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where
-// FOLDER has the CA that signs its certificate and that of who may ask it. Scripts find its port in KUBELET_PORT.
+// runKubelet runs a fake kubelet until the end of the script: kubelet FOLDER. Commands in its containers run on this
+// machine. FOLDER holds the CA that signs the kubelet's certificate and those of its clients. The script finds the port
+// in KUBELET_PORT.
 func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: kubelet folder")
@@ -32,7 +33,7 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
 	leaf := &x509.Certificate{
-		// of which a tunnel alone leads to the other
+		// The second address is reachable only through a tunnel.
 		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(203, 0, 113, 1)},
 		NotBefore:   time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
@@ -48,14 +49,14 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	k.Start(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients})
 	ts.Defer(func() {
-		k.CloseClientConnections() // of a server that the script has not ended
+		k.CloseClientConnections() // of servers that still run at the end of the script
 		k.Close()
 	})
 	ts.Setenv("KUBELET_PORT", strconv.Itoa(k.Port()))
 }
 
-// runTunnel runs a tunnel server, with its agent, until the end of the script: tunnel http-connect|grpc SOCKET. All
-// hosts are this machine.
+// runTunnel runs a tunnel server with its agent until the end of the script: tunnel http-connect|grpc SOCKET.
+// Connections to all hosts lead to this machine.
 func runTunnel(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: tunnel http-connect|grpc socket")

@@ -12,9 +12,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// otherServer names a kubeconfig: the scripts then run against its server, one after the other,
-// so that what they expect can be checked on the real thing. That server's CRDs in groups
-// below example.com and its namespaces named script-… are deleted.
+// otherServer is the environment variable with a kubeconfig of another API server. If it is set, the scripts run
+// against that server one after the other, to check their expectations on a real kube-apiserver. The server's CRDs in
+// groups below example.com and its namespaces named script-… are deleted.
 const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 		"etcd": command, "proxy-server": command})
 }
 
-// kubectlDir is a folder to look for kubectl in. With the race detector kubectl starts five
-// times slower and says on stderr that it is there, so kubectl is then built without.
+// kubectlDir creates a folder for the front of PATH. It is empty, or holds kubectl without the race detector if the
+// test runs with it: kubectl would start five times slower with it, and print a warning on stderr.
 func kubectlDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,7 +37,7 @@ func kubectlDir(t *testing.T) string {
 	return dir
 }
 
-// TestScripts runs testdata/script, each script against a server of its own.
+// TestScripts runs the scripts in testdata/script, each against a separate server.
 func TestScripts(t *testing.T) {
 	scripts, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(scripts) == 0 {
@@ -66,7 +66,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// TestPrograms runs testdata/program: scripts that start servers themselves.
+// TestPrograms runs the scripts in testdata/program, which start servers themselves.
 func TestPrograms(t *testing.T) {
 	bin := kubectlDir(t)
 	testscript.Run(t, testscript.Params{
@@ -78,7 +78,7 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// setUp gives a script a home of its own, where kubectl caches discovery, and its server.
+// setUp sets the variables of a script: its kubeconfig, and a separate home, where kubectl caches discovery.
 func setUp(env *testscript.Env, kubeconfig, bin string) error {
 	env.Setenv("PATH", bin+string(filepath.ListSeparator)+env.Getenv("PATH"))
 	if kubeconfig != "" {

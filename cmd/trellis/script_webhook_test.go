@@ -21,9 +21,9 @@ import (
 	"github.com/trellis-k8s/trellis/examples/conversion-webhook/crontab"
 )
 
-// webhook runs the example of a conversion webhook: webhook start, webhook stop (start then finds the same address),
-// and webhook call CRD NEW, which writes a CRD that calls it by URL as NEW. Scripts find its port in WEBHOOK_PORT and
-// its CA, as a caBundle, in WEBHOOK_CA.
+// webhook runs the example of a conversion webhook. `webhook start` starts it, `webhook stop` stops it, and a second
+// start uses the same address. `webhook call CRD NEW` writes a copy of CRD to NEW that calls the webhook by URL. The
+// script finds the port in WEBHOOK_PORT, and the CA as a caBundle in WEBHOOK_CA.
 func webhook(ts *testscript.TestScript, neg bool, args []string) {
 	switch {
 	case !neg && len(args) == 1 && args[0] == "start":
@@ -39,7 +39,7 @@ func webhook(ts *testscript.TestScript, neg bool, args []string) {
 
 type webhookKey struct{}
 
-// runningWebhook is a script's webhook.
+// runningWebhook is the webhook of a script.
 type runningWebhook struct {
 	address string
 	stop    func()
@@ -74,7 +74,7 @@ func startWebhook(ts *testscript.TestScript) {
 	ts.Defer(w.stop)
 }
 
-// writeCertificate writes tls.crt and tls.key, for this machine and for the documents' Service.
+// writeCertificate writes tls.crt and tls.key for the loopback address and for the Service of the documentation.
 func writeCertificate(ts *testscript.TestScript) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
@@ -91,7 +91,7 @@ func writeCertificate(ts *testscript.TestScript) {
 		0o600))
 }
 
-// callWebhook writes a CRD with a clientConfig that leads to the script's webhook.
+// callWebhook writes a copy of a CRD with a clientConfig that refers to the script's webhook.
 func callWebhook(ts *testscript.TestScript, from, to string) {
 	var crd map[string]any
 	ts.Check(yaml.Unmarshal([]byte(ts.ReadFile(from)), &crd))

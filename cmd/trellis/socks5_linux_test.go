@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// ownNetwork says by its name that a test runs in a network of its own, and by its value where this came from: what
-	// the user's id was.
+	// ownNetwork is an environment variable. It is set in a process of tests with a separate network namespace, to the
+	// user ID of the parent process.
 	ownNetwork = "TEST_OWN_NETWORK"
-	// farAddress is the one of kubernetes-remote-server.example there (RFC 5737). It is not of the loopback interface's
-	// network, as for that HTTPS_PROXY does not count.
-	farAddress = "192.0.2.10"
+	// remoteServerAddress is the address of kubernetes-remote-server.example in that network (RFC 5737). It is no
+	// loopback address, because HTTPS_PROXY does not apply to these.
+	remoteServerAddress = "192.0.2.10"
 )
 
-// TestSOCKS5 runs testdata/socks5 through "ssh -D" to a real sshd, and through "trellis socks5", in a network of its
-// own: what listens on a fixed port there is in nobody's way, and no name is resolved by asking others.
+// TestSOCKS5 runs the scripts in testdata/socks5 through `ssh -D` to a real sshd, and through `trellis socks5`. They
+// run in a separate network namespace, where fixed ports cause no conflicts and no DNS server is reachable.
 func TestSOCKS5(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -46,7 +46,7 @@ func TestSOCKS5(t *testing.T) {
 	for _, tunnel := range []string{"ssh", "socks5"} {
 		t.Run(tunnel, func(t *testing.T) {
 			if _, err := os.Stat("/usr/sbin/sshd"); tunnel == "ssh" && (err != nil || os.Getenv(ownNetwork) != "0") {
-				t.Skip("there is no sshd, or the user is not root: as root, apt-get install openssh-server " +
+				t.Skip("no sshd, or the user is not root: run as root, with apt-get install openssh-server " +
 					"openssh-client")
 			}
 			testscript.Run(t, testscript.Params{
@@ -54,7 +54,7 @@ func TestSOCKS5(t *testing.T) {
 				Cmds: commands,
 				Setup: func(env *testscript.Env) error {
 					env.Setenv("BY", tunnel)
-					env.Setenv("FAR", farAddress)
+					env.Setenv("FAR", remoteServerAddress)
 					env.Setenv("OTHER_KUBECTL", other)
 					return setUp(env, "", bin)
 				},
@@ -68,11 +68,11 @@ func TestSOCKS5(t *testing.T) {
 	}
 }
 
-// skippedTest finds the tests that a process of tests has skipped.
+// skippedTest matches the skipped tests in the output of a process of tests.
 var skippedTest = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 
-// inOwnNetwork runs the test that calls it once more, where there is no network but its own. What is skipped there is
-// skipped here.
+// inOwnNetwork runs the calling test again in a process with a separate network namespace. It skips the subtests that
+// this process has skipped.
 func inOwnNetwork(t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()
@@ -90,7 +90,7 @@ func inOwnNetwork(t *testing.T) {
 	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
-		t.Skip("this system gives nobody but root a network of their own: run the test as root, or permit user " +
+		t.Skip("this system allows only root to create a network namespace: run the test as root, or permit user " +
 			"namespaces (sysctl kernel.unprivileged_userns_clone=1)")
 	}
 	t.Logf("%s", out)
@@ -102,34 +102,34 @@ func inOwnNetwork(t *testing.T) {
 		if !isPart {
 			t.SkipNow()
 		}
-		t.Run(part, func(t *testing.T) { t.Skip("it is skipped in its own network") })
+		t.Run(part, func(t *testing.T) { t.Skip("skipped in the separate network namespace") })
 	}
 }
 
-// TestOwnNetworkSkips checks that a test which is skipped in its own network is skipped.
+// TestOwnNetworkSkips checks that inOwnNetwork skips a test that is skipped in the separate network namespace.
 func TestOwnNetworkSkips(t *testing.T) {
 	skipped := false
 	t.Run("skips", func(t *testing.T) {
 		defer func() { skipped = t.Skipped() }()
 		if os.Getenv(ownNetwork) != "" {
-			t.Skip("there is nothing to test")
+			t.Skip("tests the skip")
 		}
 		inOwnNetwork(t)
 	})
 	if !skipped {
-		t.Error("it passes")
+		t.Error("the subtest is not skipped")
 	}
 }
 
-// setUpNetwork gives this process's network its addresses.
+// setUpNetwork adds the test's address to the network of this process.
 func setUpNetwork(t *testing.T) {
 	t.Helper()
-	if err := addAddress(farAddress); err != nil {
+	if err := addAddress(remoteServerAddress); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// addAddress gives the thread's network an address besides those of loopback.
+// addAddress brings up the loopback interface of the thread's network and adds an address to it.
 func addAddress(address string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -148,7 +148,8 @@ func addAddress(address string) error {
 	return errors.Join(err, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, added))
 }
 
-// otherKubectl is one of this machine, if it has any; testscript puts ours before it.
+// otherKubectl returns the path of this machine's kubectl, or "". It ignores the first folder of PATH, which holds the
+// kubectl of testscript.
 func otherKubectl() string {
 	_, path, _ := strings.Cut(os.Getenv("PATH"), string(filepath.ListSeparator))
 	for _, dir := range filepath.SplitList(path) {
@@ -160,11 +161,11 @@ func otherKubectl() string {
 	return ""
 }
 
-// socks5Page has the chapter for users, which the script types.
+// socks5Page is the page with the chapter for users, whose commands the script runs.
 const socks5Page, socks5Chapter = "../../docs/reach.md", "## The API through SOCKS5"
 
-// typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of
-// it.
+// typePage runs the commands of the chapter, each block in a separate shell, and compares their output with the
+// chapter: page.
 func typePage(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: page")
@@ -177,14 +178,14 @@ func typePage(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	for _, b := range pageBlock.FindAllStringSubmatch(chapter, -1) {
-		said := ts.ReadFile("stdout") + ts.ReadFile("stderr")
+		output := ts.ReadFile("stdout") + ts.ReadFile("stderr")
 		switch b[1] {
 		case "text":
-			if !strings.Contains(masked(said), masked(b[2])) {
-				ts.Fatalf("%s shows\n%sbut it is\n%s", socks5Page, b[2], said)
+			if !strings.Contains(masked(output), masked(b[2])) {
+				ts.Fatalf("%s shows\n%sbut the output is\n%s", socks5Page, b[2], output)
 			}
 		case "sh":
-			ts.Fatalf("these commands are run by no test:\n%s", b[2])
+			ts.Fatalf("no test runs these commands:\n%s", b[2])
 		default:
 			if err := ts.Exec("sh", "-eu", "-c", b[2]); (err != nil) != (b[1] == "sh refused") {
 				ts.Fatalf("%s%v", b[2], err)
@@ -193,12 +194,12 @@ func typePage(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// connects waits until there is somebody at an address, or with ! until there is nobody any more.
+// connects waits until an address accepts connections, or with ! until it no longer does: connects ADDRESS.
 func connects(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 1 {
 		ts.Fatalf("usage: connects address")
 	}
-	for tick, deadline := time.NewTicker(5*time.Millisecond), time.After(patience); ; {
+	for tick, deadline := time.NewTicker(5*time.Millisecond), time.After(scriptTimeout); ; {
 		conn, err := net.Dial("tcp", args[0])
 		if err == nil {
 			_ = conn.Close()
@@ -214,13 +215,14 @@ func connects(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT), for which each name is that of the far end, until the end of the
-// script. With two arguments, a certificate and its key, it is one by HTTPS. Scripts find its port in PROXY_PORT.
+// runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT) until the end of the script: httpproxy [CERTIFICATE KEY]. It
+// connects to remoteServerAddress whatever the name is. With a certificate and its key, the proxy uses HTTPS. The
+// script finds the port in PROXY_PORT.
 func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 && len(args) != 2 {
 		ts.Fatalf("usage: httpproxy [certificate key]")
 	}
-	p := httptest.NewUnstartedServer(http.HandlerFunc(connectFar))
+	p := httptest.NewUnstartedServer(http.HandlerFunc(connectRemoteServer))
 	if len(args) == 0 {
 		p.Start()
 	} else {
@@ -235,26 +237,26 @@ func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv("PROXY_PORT", port)
 }
 
-func connectFar(w http.ResponseWriter, r *http.Request) {
+func connectRemoteServer(w http.ResponseWriter, r *http.Request) {
 	_, port, err := net.SplitHostPort(r.Host)
 	if r.Method != http.MethodConnect || err != nil {
 		http.Error(w, "CONNECT only", http.StatusMethodNotAllowed)
 		return
 	}
-	target, err := net.Dial("tcp", net.JoinHostPort(farAddress, port))
+	target, err := net.Dial("tcp", net.JoinHostPort(remoteServerAddress, port))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
 	defer func() { _ = target.Close() }()
 	w.WriteHeader(http.StatusOK)
-	client, said, err := http.NewResponseController(w).Hijack()
+	client, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return
 	}
 	defer func() { _ = client.Close() }()
 	go func() {
-		_, _ = io.Copy(target, said)
+		_, _ = io.Copy(target, buffered)
 		_ = target.Close()
 	}()
 	_, _ = io.Copy(client, target)
