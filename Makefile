@@ -1,4 +1,4 @@
-# The few targets that people type. CI is .ci/run, which `make check` runs.
+# The targets for developers. `make check` runs CI, which is .ci/run.
 
 FUZZTIME ?= 30s
 
@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
 
-# Controllers, scheduler and nodes: a module of its own, in one static file.
+# Builds the program with controllers, scheduler and nodes from a separate module, as one static binary.
 cluster:
 	cd cluster && CGO_ENABLED=0 go build -trimpath -o ../bin/trellis-cluster ./cmd/trellis-cluster
 
@@ -18,7 +18,7 @@ test:
 bench:
 	go test -run '^$$' -bench . -benchmem ./...
 
-# Each fuzz target for FUZZTIME.
+# Runs each fuzz target for FUZZTIME.
 fuzz:
 	.ci/fuzz $(FUZZTIME)
 
@@ -28,27 +28,28 @@ lint:
 check:
 	.ci/run
 
-# Grows every list and map of every kind and measures what a request costs. It takes hours; SWEEP_ONLY names a part of the cases.
+# Grows every list and map of every kind and measures the cost of a request. It takes hours. SWEEP_ONLY selects some of
+# the cases.
 sweep:
 	SWEEP=all go test -count=1 -timeout 24h -v -run 'TestSweep$$' ./internal/robustness
 
-# Kills a server at random a thousand times while it writes, and a fake disk ten thousand times.
+# Kills a writing server a thousand times at random moments, and a fake disk ten thousand times.
 crashtest:
 	CRASHTEST=1000 go test -count=1 -timeout 2h -v ./internal/crashtest
 	CRASHTEST=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
 
-# The programs that tests compare with: see peers/README.md.
+# Builds the programs with which tests compare Trellis: see peers/README.md.
 peers: oracle cert-manager
 	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/ k8s.io/kubernetes/cmd/kube-controller-manager \
 		k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubemark k8s.io/sample-apiserver
 
-# Those of them that CI has.
+# Builds the subset of these programs that CI uses.
 oracle:
 	mkdir -p bin/peers
 	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/etcd go.etcd.io/etcd/server/v3
 	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/ k8s.io/kubernetes/cmd/kube-apiserver
 
-# The operator that a test runs, and the objects of its chart.
+# Builds the operator that a test runs, and renders the objects of its chart.
 cert-manager:
 	mkdir -p bin/peers
 	cd peers/cert-manager && for p in controller webhook cainjector; do \
