@@ -14,8 +14,8 @@ import (
 )
 
 // example returns the path of a file of the documentation, if the documentation is stored beside this checkout.
-// Otherwise it returns the file of the same name in testdata/documents, which has the same effect. The files use fixed
-// ports and paths, so their tests run in a separate network namespace with separate mounts.
+// Otherwise it returns the file of the same name in testdata/documents, which has the same effect. The files contain
+// fixed ports and paths, so their tests run in a separate network namespace with separate mounts.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {

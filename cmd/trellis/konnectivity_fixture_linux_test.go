@@ -116,8 +116,8 @@ func relay(l net.Listener, addresses ...string) {
 	}
 }
 
-// lastPort is the last port that newPort has returned, as an offset. The ports are free, because the test has a
-// separate network. Ports that the kernel assigns would not do: the reference's programs reject them.
+// lastPort is the offset of the last port that newPort has returned. The ports are free, because the test has a
+// separate network. Ports that the kernel assigns are no alternative, because the reference's programs reject them.
 var lastPort atomic.Int32
 
 func newPort() int { return 8131 + int(lastPort.Add(1)) }

@@ -85,8 +85,8 @@ func newPageRunner(t *testing.T) *pageRunner {
 	return &pageRunner{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
 }
 
-// run runs a block and returns its output. If refused, the last command must fail, and else no command may fail. The
-// background processes of the block are killed at the end of the test.
+// run runs a block and returns its output. If refused is true, the last command must fail. Otherwise no command may
+// fail. The background processes of the block are killed at the end of the test.
 func (r *pageRunner) run(block string, refused bool) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), tunnelTimeout)

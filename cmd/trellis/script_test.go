@@ -23,8 +23,9 @@ func TestMain(m *testing.M) {
 		"etcd": command, "proxy-server": command})
 }
 
-// kubectlDir creates a folder for the front of PATH. It is empty, or holds kubectl without the race detector if the
-// test runs with it: kubectl would start five times slower with it, and print a warning on stderr.
+// kubectlDir creates a folder to put first in PATH. It is empty if the test runs without the race detector. With the
+// race detector kubectl would start five times slower and print a warning on stderr, so the folder then holds a kubectl
+// that is built without it.
 func kubectlDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -27,7 +27,7 @@ const (
 	// user ID of the parent process.
 	ownNetwork = "TEST_OWN_NETWORK"
 	// remoteServerAddress is the address of kubernetes-remote-server.example in that network (RFC 5737). It is no
-	// loopback address, because HTTPS_PROXY does not apply to these.
+	// loopback address, because clients ignore HTTPS_PROXY for loopback addresses.
 	remoteServerAddress = "192.0.2.10"
 )
 
@@ -42,7 +42,7 @@ func TestSOCKS5(t *testing.T) {
 	other := otherKubectl()
 	bin := kubectlDir(t)
 	commands := maps.Clone(scriptCommands)
-	commands["connects"], commands["httpproxy"], commands["page"] = connects, runHTTPProxy, typePage
+	commands["connects"], commands["httpproxy"], commands["page"] = connects, runHTTPProxy, runSOCKS5Page
 	for _, tunnel := range []string{"ssh", "socks5"} {
 		t.Run(tunnel, func(t *testing.T) {
 			if _, err := os.Stat("/usr/sbin/sshd"); tunnel == "ssh" && (err != nil || os.Getenv(ownNetwork) != "0") {
@@ -164,9 +164,9 @@ func otherKubectl() string {
 // socks5Page is the page with the chapter for users, whose commands the script runs.
 const socks5Page, socks5Chapter = "../../docs/reach.md", "## The API through SOCKS5"
 
-// typePage runs the commands of the chapter, each block in a separate shell, and compares their output with the
+// runSOCKS5Page runs the commands of the chapter, each block in a separate shell, and compares their output with the
 // chapter: page.
-func typePage(ts *testscript.TestScript, neg bool, args []string) {
+func runSOCKS5Page(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: page")
 	}
@@ -216,7 +216,7 @@ func connects(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT) until the end of the script: httpproxy [CERTIFICATE KEY]. It
-// connects to remoteServerAddress whatever the name is. With a certificate and its key, the proxy uses HTTPS. The
+// connects to remoteServerAddress for every name. With a certificate and its key, the proxy uses HTTPS. The
 // script finds the port in PROXY_PORT.
 func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 && len(args) != 2 {
