@@ -25,8 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// workers can be scaled, and say which Pods are theirs. Metrics of the outside come from another API server.
-const workers = `
+// workersManifest can be scaled, and say which Pods are theirs. Metrics of the outside come from another API server.
+const workersManifest = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: workers.example.com}
@@ -64,8 +64,8 @@ spec: {replicas: 1}
 status: {replicas: 1, selector: app=queue}
 `
 
-// metrics serves one, of which there are 35.
-func metrics(w http.ResponseWriter, r *http.Request) {
+// serveMetrics serves one, of which there are 35.
+func serveMetrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path != "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/queue_length" {
 		fmt.Fprint(w, `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "external.metrics.k8s.io/v1beta1", "resources":
@@ -78,14 +78,14 @@ func metrics(w http.ResponseWriter, r *http.Request) {
 
 // SUB-025: a HorizontalPodAutoscaler scales objects of a custom kind, by a metric that an aggregated API serves.
 func TestAutoscalingOfCustomKinds(t *testing.T) {
-	w := newWorld(t, 0, testserver.LocalServices("default/metrics"))
-	other := httptest.NewTLSServer(http.HandlerFunc(metrics))
+	f := newFixture(t, 0, testserver.LocalServices("default/metrics"))
+	other := httptest.NewTLSServer(http.HandlerFunc(serveMetrics))
 	t.Cleanup(other.Close)
 	at, err := url.Parse(other.URL)
-	w.must(err)
-	w.must(manifests.Apply(t.Context(), w.server.Config, []string{w.write("workers.yaml", fmt.Sprintf(workers, at.Port()))}, io.Discard))
-	w.up("--horizontal-pod-autoscaler-sync-period=500ms")
-	_, err = w.AutoscalingV2().HorizontalPodAutoscalers("default").Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
+	f.must(err)
+	f.must(manifests.Apply(t.Context(), f.server.Config, []string{f.writeFile("workers.yaml", fmt.Sprintf(workersManifest, at.Port()))}, io.Discard))
+	f.startUp("--horizontal-pod-autoscaler-sync-period=500ms")
+	_, err = f.AutoscalingV2().HorizontalPodAutoscalers("default").Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Name: "queue"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "example.com/v1", Kind: "Worker", Name: "queue"},
@@ -96,9 +96,9 @@ func TestAutoscalingOfCustomKinds(t *testing.T) {
 			}}},
 		},
 	}, metav1.CreateOptions{})
-	w.must(err)
-	kind := dynamic.NewForConfigOrDie(w.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
-	until(w, kind, "queue", func(o *unstructured.Unstructured) bool {
+	f.must(err)
+	kind := dynamic.NewForConfigOrDie(f.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
+	waitFor(f, kind, "queue", func(o *unstructured.Unstructured) bool {
 		n, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas")
 		return n == 4
 	})
@@ -106,35 +106,35 @@ func TestAutoscalingOfCustomKinds(t *testing.T) {
 
 // SUB-028: of Pods of a custom kind a budget counts as many as /scale says. What is beyond it cannot be evicted.
 func TestBudgetOfCustomKinds(t *testing.T) {
-	w := newWorld(t, 1)
-	w.must(manifests.Apply(t.Context(), w.server.Config, []string{w.write("workers.yaml", fmt.Sprintf(workers, "443"))}, io.Discard))
-	kind := dynamic.NewForConfigOrDie(w.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
+	f := newFixture(t, 1)
+	f.must(manifests.Apply(t.Context(), f.server.Config, []string{f.writeFile("workers.yaml", fmt.Sprintf(workersManifest, "443"))}, io.Discard))
+	kind := dynamic.NewForConfigOrDie(f.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
 	owner, err := kind.Patch(t.Context(), "queue", types.MergePatchType, []byte(`{"spec": {"replicas": 3}}`), metav1.PatchOptions{})
-	w.must(err)
-	w.up()
+	f.must(err)
+	f.startUp()
 	of := func(p *corev1.Pod) {
 		p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Worker"})}
 	}
 	for _, name := range []string{"a", "b"} {
-		w.pod(name, labelled("app", "queue"), of)
+		f.createPod(name, withLabel("app", "queue"), of)
 	}
-	budgets := w.PolicyV1().PodDisruptionBudgets("default")
-	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: named("queue"), Spec: policyv1.PodDisruptionBudgetSpec{
+	budgets := f.PolicyV1().PodDisruptionBudgets("default")
+	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta("queue"), Spec: policyv1.PodDisruptionBudgetSpec{
 		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "queue"}},
 	}}, metav1.CreateOptions{})
-	w.must(err)
+	f.must(err)
 	evict := func(name string) error {
-		return w.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
+		return f.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
 	}
-	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool {
+	waitFor(f, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool {
 		return b.Status.ExpectedPods == 3 && b.Status.CurrentHealthy == 2 && b.Status.DisruptionsAllowed == 0
 	})
 	if err := evict("a"); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("with one of three missing: %v", err)
 	}
-	w.pod("c", labelled("app", "queue"), of)
-	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
-	w.must(evict("a"))
+	f.createPod("c", withLabel("app", "queue"), of)
+	waitFor(f, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
+	f.must(evict("a"))
 	if err := evict("b"); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("beyond the budget: %v", err)
 	}

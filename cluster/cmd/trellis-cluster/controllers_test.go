@@ -17,52 +17,52 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// up starts trellis-cluster up with flags for its controllers.
-func (w *world) up(flags ...string) *process {
+// startUp starts trellis-cluster up with flags for its controllers.
+func (w *fixture) startUp(flags ...string) *process {
 	w.Helper()
 	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0", "--nodes=0"}
 	for _, f := range flags {
 		args = append(args, "--kube-controller-manager-arg="+f)
 	}
-	return begin(w.T, "trellis-cluster", args...)
+	return startProgram(w.T, "trellis-cluster", args...)
 }
 
-var web = map[string]string{"app": "web"}
+var webLabels = map[string]string{"app": "web"}
 
-func template(change ...func(*corev1.Pod)) corev1.PodTemplateSpec {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: web}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}}}
+func podTemplate(change ...func(*corev1.Pod)) corev1.PodTemplateSpec {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: webLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}}}
 	for _, c := range change {
 		c(pod)
 	}
 	return corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
 }
 
-// once is a Pod that ends well.
-func once(p *corev1.Pod) {
+// endSuccessfully is a Pod that ends well.
+func endSuccessfully(p *corev1.Pod) {
 	p.Spec.RestartPolicy = corev1.RestartPolicyNever
 	p.Annotations = map[string]string{testserver.OutcomeAnnotation: string(corev1.PodSucceeded)}
 }
 
-func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
+func objectMeta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
 // SCD-008: what has a template gets its Pods, each is bound and runs; one that is killed is replaced. A budget says how many of them
 // may go. All parts end well when up is interrupted.
 func TestUp(t *testing.T) {
-	w := newWorld(t, 2)
-	p := w.up()
-	ctx, selector := t.Context(), &metav1.LabelSelector{MatchLabels: web}
-	deployments := w.AppsV1().Deployments("default")
-	_, err := deployments.Create(ctx, &appsv1.Deployment{ObjectMeta: named("web"), Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: selector, Template: template()}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, deployments, "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 3 })
-	budgets := w.PolicyV1().PodDisruptionBudgets("default")
-	_, err = budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: named("web"), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2)), Selector: selector}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, budgets, "web", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
-	pods, err := w.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
-	w.must(err)
-	w.must(w.CoreV1().Pods("default").Delete(ctx, pods.Items[0].Name, metav1.DeleteOptions{}))
-	until(w, w.CoreV1().Pods("default"), "", func(p *corev1.Pod) bool {
+	f := newFixture(t, 2)
+	p := f.startUp()
+	ctx, selector := t.Context(), &metav1.LabelSelector{MatchLabels: webLabels}
+	deployments := f.AppsV1().Deployments("default")
+	_, err := deployments.Create(ctx, &appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, deployments, "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 3 })
+	budgets := f.PolicyV1().PodDisruptionBudgets("default")
+	_, err = budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta("web"), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2)), Selector: selector}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, budgets, "web", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
+	pods, err := f.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+	f.must(err)
+	f.must(f.CoreV1().Pods("default").Delete(ctx, pods.Items[0].Name, metav1.DeleteOptions{}))
+	waitFor(f, f.CoreV1().Pods("default"), "", func(p *corev1.Pod) bool {
 		for _, was := range pods.Items {
 			if was.Name == p.Name {
 				return false
@@ -71,21 +71,21 @@ func TestUp(t *testing.T) {
 		return p.Status.Phase == corev1.PodRunning
 	})
 
-	_, err = w.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{ObjectMeta: named("set"), Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](2), Selector: selector, Template: template()}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, w.AppsV1().StatefulSets("default"), "set", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == 2 })
-	w.bound("set-1")
-	_, err = w.AppsV1().DaemonSets("default").Create(ctx, &appsv1.DaemonSet{ObjectMeta: named("everywhere"), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template()}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, w.AppsV1().DaemonSets("default"), "everywhere", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
-	_, err = w.CoreV1().ReplicationControllers("default").Create(ctx, &corev1.ReplicationController{ObjectMeta: named("old"), Spec: corev1.ReplicationControllerSpec{Selector: web, Template: ptr.To(template())}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, w.CoreV1().ReplicationControllers("default"), "old", func(r *corev1.ReplicationController) bool { return r.Status.AvailableReplicas == 1 })
+	_, err = f.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{ObjectMeta: objectMeta("set"), Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](2), Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, f.AppsV1().StatefulSets("default"), "set", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == 2 })
+	f.waitForBinding("set-1")
+	_, err = f.AppsV1().DaemonSets("default").Create(ctx, &appsv1.DaemonSet{ObjectMeta: objectMeta("everywhere"), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, f.AppsV1().DaemonSets("default"), "everywhere", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	_, err = f.CoreV1().ReplicationControllers("default").Create(ctx, &corev1.ReplicationController{ObjectMeta: objectMeta("old"), Spec: corev1.ReplicationControllerSpec{Selector: webLabels, Template: ptr.To(podTemplate())}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, f.CoreV1().ReplicationControllers("default"), "old", func(r *corev1.ReplicationController) bool { return r.Status.AvailableReplicas == 1 })
 	if code := p.interrupt(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	for _, name := range []string{"kube-scheduler", "trellis-cluster-controllers"} {
-		l, err := w.CoordinationV1().Leases("kube-system").Get(ctx, name, metav1.GetOptions{})
+		l, err := f.CoordinationV1().Leases("kube-system").Get(ctx, name, metav1.GetOptions{})
 		if err != nil || *l.Spec.HolderIdentity != "" {
 			t.Errorf("%s has not been given up: %+v %v", name, l, err)
 		}
@@ -93,16 +93,16 @@ func TestUp(t *testing.T) {
 }
 
 // A mistake in the flags of a part ends all of them at once. It is told.
-func TestMistakeInTheFlagsOfAPart(t *testing.T) {
-	w := newWorld(t, 0)
-	for flag, said := range map[string]string{
+func TestInvalidFlagsOfParts(t *testing.T) {
+	f := newFixture(t, 0)
+	for flag, output := range map[string]string{
 		"--kube-scheduler-arg=--none":              "unknown flag: --none",
 		"--kube-controller-manager-arg=--none":     "unknown flag: --none",
 		"--kube-scheduler-arg=--config=/none.yaml": "open /none.yaml: no such file or directory",
 		"--pod-cidr=none":                          "--pod-cidr: ",
 	} {
-		p := begin(t, "trellis-cluster", "up", "--kubeconfig="+w.server.Kubeconfig, "--root-dir="+t.TempDir(), flag)
-		if code := p.exit(); code != 1 || !strings.Contains(p.said(), said) {
+		p := startProgram(t, "trellis-cluster", "up", "--kubeconfig="+f.server.Kubeconfig, "--root-dir="+t.TempDir(), flag)
+		if code := p.wait(); code != 1 || !strings.Contains(p.output(), output) {
 			t.Errorf("%s: exit code %d", flag, code)
 		}
 	}
@@ -110,39 +110,39 @@ func TestMistakeInTheFlagsOfAPart(t *testing.T) {
 
 // Jobs end, and a CronJob makes one when it is due.
 func TestJobs(t *testing.T) {
-	w := newWorld(t, 1)
-	w.up()
-	jobs, crons := w.BatchV1().Jobs("default"), w.BatchV1().CronJobs("default")
-	spec := batchv1.JobSpec{Completions: ptr.To[int32](2), Template: template(once)}
-	_, err := jobs.Create(t.Context(), &batchv1.Job{ObjectMeta: named("sum"), Spec: spec}, metav1.CreateOptions{})
-	w.must(err)
+	f := newFixture(t, 1)
+	f.startUp()
+	jobs, crons := f.BatchV1().Jobs("default"), f.BatchV1().CronJobs("default")
+	spec := batchv1.JobSpec{Completions: ptr.To[int32](2), Template: podTemplate(endSuccessfully)}
+	_, err := jobs.Create(t.Context(), &batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: spec}, metav1.CreateOptions{})
+	f.must(err)
 	complete := func(j *batchv1.Job) bool { return j.Status.Succeeded == 2 && j.Status.CompletionTime != nil }
-	until(w, jobs, "sum", complete)
-	cron, err := crons.Create(t.Context(), &batchv1.CronJob{ObjectMeta: named("yearly"), Spec: batchv1.CronJobSpec{
+	waitFor(f, jobs, "sum", complete)
+	cron, err := crons.Create(t.Context(), &batchv1.CronJob{ObjectMeta: objectMeta("yearly"), Spec: batchv1.CronJobSpec{
 		Schedule: "0 0 1 1 *", JobTemplate: batchv1.JobTemplateSpec{Spec: spec},
 	}}, metav1.CreateOptions{})
-	w.must(err)
+	f.must(err)
 	cron.Status.LastScheduleTime = &metav1.Time{Time: time.Now().AddDate(-1, 0, -1)} // so that it is due
 	_, err = crons.UpdateStatus(t.Context(), cron, metav1.UpdateOptions{})
-	w.must(err)
-	until(w, jobs, "", func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "yearly-") && complete(j) })
+	f.must(err)
+	waitFor(f, jobs, "", func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "yearly-") && complete(j) })
 }
 
 // A node that nothing is heard of is tainted, and its Pods leave.
-func TestNodeThatIsSilent(t *testing.T) {
-	w := newWorld(t, 1)
-	n, err := w.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: named("silent")}, metav1.CreateOptions{})
-	w.must(err)
+func TestUnreachableNode(t *testing.T) {
+	f := newFixture(t, 1)
+	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")}, metav1.CreateOptions{})
+	f.must(err)
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
-	_, err = w.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
-	w.must(err)
-	w.pod("a", func(p *corev1.Pod) {
+	_, err = f.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
+	f.must(err)
+	f.createPod("a", func(p *corev1.Pod) {
 		p.Spec.NodeName = "silent"
 		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute, Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](0)},
 			{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}}
 	})
-	w.up("--node-monitor-period=500ms", "--node-monitor-grace-period=15s")
-	until(w, w.CoreV1().Nodes(), "silent", func(n *corev1.Node) bool {
+	f.startUp("--node-monitor-period=500ms", "--node-monitor-grace-period=15s")
+	waitFor(f, f.CoreV1().Nodes(), "silent", func(n *corev1.Node) bool {
 		for _, taint := range n.Spec.Taints {
 			if taint.Key == corev1.TaintNodeUnreachable && taint.Effect == corev1.TaintEffectNoExecute {
 				return true
@@ -150,46 +150,46 @@ func TestNodeThatIsSilent(t *testing.T) {
 		}
 		return false
 	})
-	until(w, w.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	waitFor(f, f.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
 // Of two that are elected, one runs its controllers. When it ends, the other does.
-func TestControllersAreElected(t *testing.T) {
-	w := newWorld(t, 1)
-	args := []string{"controllers", "--kubeconfig=" + w.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1", "--leader-elect-retry-period=500ms", "-v=4"}
-	first := begin(t, "trellis-cluster", args...)
-	first.says(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
-	second := begin(t, "trellis-cluster", args...)
-	second.says(1, "Lease is held by and has not yet expired", "kube-system/trellis-cluster-controllers")
-	if strings.Contains(second.said(), "Successfully acquired lease") {
+func TestControllerElection(t *testing.T) {
+	f := newFixture(t, 1)
+	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1", "--leader-elect-retry-period=500ms", "-v=4"}
+	first := startProgram(t, "trellis-cluster", args...)
+	first.waitForOutput(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
+	second := startProgram(t, "trellis-cluster", args...)
+	second.waitForOutput(1, "Lease is held by and has not yet expired", "kube-system/trellis-cluster-controllers")
+	if strings.Contains(second.output(), "Successfully acquired lease") {
 		t.Error("both lead")
 	}
-	if code := first.stop(); code != 0 {
+	if code := first.terminate(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	second.says(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
-	sets := w.AppsV1().ReplicaSets("default")
-	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: named("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: web}, Template: template()}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.Replicas == 1 })
+	second.waitForOutput(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
+	sets := f.AppsV1().ReplicaSets("default")
+	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.Replicas == 1 })
 }
 
 // What the API server runs runs there alone, whatever the flags here say; what it does not run runs here.
-func TestControllersOfTheServer(t *testing.T) {
+func TestControllersOfServer(t *testing.T) {
 	for chosen, runs := range map[string]bool{"*": false, "-*": true} {
-		w := newWorld(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{chosen} }))
-		p := begin(t, "trellis-cluster", "controllers", "--kubeconfig="+w.server.Kubeconfig, "--secure-port=0", "--leader-elect=false", "-v=1",
+		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{chosen} }))
+		p := startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0", "--leader-elect=false", "-v=1",
 			"--controllers=serviceaccount-controller,service-cidr-controller,deployment-controller")
-		p.says(1, "Controller starting...", `controller="deployment-controller"`)
+		p.waitForOutput(1, "Controller starting...", `controller="deployment-controller"`)
 		if runs {
-			p.says(1, "Controller starting...", `controller="serviceaccount-controller"`)
-			until(w, w.CoreV1().ServiceAccounts("default"), "default", func(*corev1.ServiceAccount) bool { return true })
+			p.waitForOutput(1, "Controller starting...", `controller="serviceaccount-controller"`)
+			waitFor(f, f.CoreV1().ServiceAccounts("default"), "default", func(*corev1.ServiceAccount) bool { return true })
 		} else {
-			p.says(1, "controller is disabled", `controller="serviceaccount-controller"`)
+			p.waitForOutput(1, "controller is disabled", `controller="serviceaccount-controller"`)
 		}
-		p.says(1, "controller is disabled", `controller="service-cidr-controller"`)
-		l, err := w.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
-		w.must(err)
+		p.waitForOutput(1, "controller is disabled", `controller="service-cidr-controller"`)
+		l, err := f.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
+		f.must(err)
 		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names, "serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
 			t.Errorf("%s: %s", chosen, names)
 		}
@@ -198,12 +198,12 @@ func TestControllersOfTheServer(t *testing.T) {
 
 // With credentials of their own, each controller is who its role is for.
 func TestServiceAccountCredentials(t *testing.T) {
-	w := newWorld(t, 1)
-	w.up("--use-service-account-credentials")
-	sets := w.AppsV1().ReplicaSets("default")
-	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: named("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: web}, Template: template()}}, metav1.CreateOptions{})
-	w.must(err)
-	until(w, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.AvailableReplicas == 1 })
-	_, err = w.CoreV1().ServiceAccounts("kube-system").Get(t.Context(), "replicaset-controller", metav1.GetOptions{})
-	w.must(err)
+	f := newFixture(t, 1)
+	f.startUp("--use-service-account-credentials")
+	sets := f.AppsV1().ReplicaSets("default")
+	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}}, metav1.CreateOptions{})
+	f.must(err)
+	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.AvailableReplicas == 1 })
+	_, err = f.CoreV1().ServiceAccounts("kube-system").Get(t.Context(), "replicaset-controller", metav1.GetOptions{})
+	f.must(err)
 }

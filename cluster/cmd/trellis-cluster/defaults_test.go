@@ -16,18 +16,18 @@ const promisesScript = "testdata/defaults/promises.txtar"
 
 // TestDefaults starts a server and a cluster by the commands of README.md, and checks the promises of docs/security.md with them.
 func TestDefaults(t *testing.T) {
-	w := &world{T: t}
-	dir := w.folder(1)
+	f := &fixture{T: t}
+	dir := f.newNodesDir(1)
 	bin := filepath.Join(dir, "bin")
-	w.must(os.Mkdir(bin, 0o755))
-	w.build(bin, "./cmd/trellis")
-	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
+	f.must(os.Mkdir(bin, 0o755))
+	f.buildPrograms(bin, "./cmd/trellis")
+	f.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
 	self, err := os.Executable()
-	w.must(err)
-	w.must(os.Symlink(self, filepath.Join(bin, "trellis-cluster")))
+	f.must(err)
+	f.must(os.Symlink(self, filepath.Join(bin, "trellis-cluster")))
 	examples, err := filepath.Abs(filepath.Join(repository, "examples"))
-	w.must(err)
-	w.must(os.Symlink(examples, filepath.Join(dir, "examples")))
+	f.must(err)
+	f.must(os.Symlink(examples, filepath.Join(dir, "examples")))
 	t.Cleanup(func() {
 		for _, log := range []string{"server.log", "cluster.log"} {
 			if text, err := os.ReadFile(filepath.Join(dir, log)); t.Failed() && err == nil {
@@ -41,7 +41,7 @@ func TestDefaults(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			for name, value := range map[string]string{
 				"FOLDER": dir, "HOME": filepath.Join(env.WorkDir, ".home"), "KUBECONFIG": filepath.Join(dir, ".trellis", "admin.kubeconfig"),
-				"PATH": bin + string(filepath.ListSeparator) + env.Getenv("PATH"), apartVariable: os.Getenv(apartVariable),
+				"PATH": bin + string(filepath.ListSeparator) + env.Getenv("PATH"), isolatedVariable: os.Getenv(isolatedVariable),
 			} {
 				env.Setenv(name, value)
 			}

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// steps types the steps of the documentation, by their numbers.
-func (t *terminal) steps(numbers ...string) {
+// runSteps types the steps of the documentation, by their numbers.
+func (t *terminal) runSteps(numbers ...string) {
 	t.Helper()
 	for _, n := range numbers {
 		file, err := filepath.Abs(document(t.T, "11-extension-apiserver/"+n+"-*"))
@@ -21,8 +21,8 @@ func (t *terminal) steps(numbers ...string) {
 		if filepath.Ext(file) == ".sh" {
 			command = "sh " + file
 		}
-		if said, err := t.types(command); err != nil {
-			t.Fatalf("%s: %v\n%s", command, err, said)
+		if output, err := t.run(command); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, output)
 		}
 	}
 }
@@ -31,37 +31,37 @@ func (t *terminal) steps(numbers ...string) {
 // EXT-023 EXT-024 EXT-025 EXT-026 CRD-035: the steps of the documentation, from its files as they are, on two nodes. The extension server is
 // the Pod of a Deployment; its rights are what the steps give it, and what is not given yet is missing. It has its certificate from a Secret,
 // is found by its Service, is started again when it fails, and is looked at as any Pod.
-func TestExtensionServerIsAPod(t *testing.T) {
-	w := whole(t)
-	at := w.terminal(w.TempDir(), "./examples/extension-server")
-	w.real(2, "example.com/sample-extension-apiserver:latest="+at.dir+"/path/extension-server")
-	at.twoNodes()
-	at.steps("01", "02", "03", "04", "05", "06", "09", "10", "11")
-	at.comes("kubectl -n wardle logs deployment/wardle-server", `configmaps "extension-apiserver-authentication" is forbidden`)
-	at.shows("kubectl get apiservice v1alpha1.wardle.example.com", "v1alpha1.wardle.example.com wardle/wardle-server False (MissingEndpoints) 1s")
-	at.steps("08")
-	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
-	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s", "condition met")
-	at.shows("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create clusterrolebinding jane --clusterrole=jane --user=jane", "created")
-	at.comes("kubectl get flunders --as=jane", `subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
-	at.steps("07")
-	at.comes("kubectl get flunders --as=jane", "No resources found in default namespace.")
-	at.steps("12")
-	at.shows("kubectl get flunders", "my-first-flunder")
+func TestExtensionServerPod(t *testing.T) {
+	f := newFullFixture(t)
+	at := f.newTerminal(f.TempDir(), "./examples/extension-server")
+	f.startNodes(2, "example.com/sample-extension-apiserver:latest="+at.dir+"/path/extension-server")
+	at.waitForTwoNodes()
+	at.runSteps("01", "02", "03", "04", "05", "06", "09", "10", "11")
+	at.expectEventually("kubectl -n wardle logs deployment/wardle-server", `configmaps "extension-apiserver-authentication" is forbidden`)
+	at.expect("kubectl get apiservice v1alpha1.wardle.example.com", "v1alpha1.wardle.example.com wardle/wardle-server False (MissingEndpoints) 1s")
+	at.runSteps("08")
+	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
+	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s", "condition met")
+	at.expect("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create clusterrolebinding jane --clusterrole=jane --user=jane", "created")
+	at.expectEventually("kubectl get flunders --as=jane", `subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
+	at.runSteps("07")
+	at.expectEventually("kubectl get flunders --as=jane", "No resources found in default namespace.")
+	at.runSteps("12")
+	at.expect("kubectl get flunders", "my-first-flunder")
 
-	at.looksAt(w)
+	at.checkExtensionPod(f)
 }
 
-// looksAt looks at the extension server as at any Pod.
-func (t *terminal) looksAt(w *world) {
+// checkExtensionPod looks at the extension server as at any Pod.
+func (t *terminal) checkExtensionPod(f *fixture) {
 	t.Helper()
-	pods, err := w.CoreV1().Pods("wardle").List(t.Context(), metav1.ListOptions{LabelSelector: "app=wardle-server"})
+	pods, err := f.CoreV1().Pods("wardle").List(t.Context(), metav1.ListOptions{LabelSelector: "app=wardle-server"})
 	t.must(err)
 	if len(pods.Items) != 1 {
 		t.Fatalf("Pods: %v", pods.Items)
 	}
 	pod := pods.Items[0]
-	owner, err := w.AppsV1().ReplicaSets("wardle").Get(t.Context(), pod.OwnerReferences[0].Name, metav1.GetOptions{})
+	owner, err := f.AppsV1().ReplicaSets("wardle").Get(t.Context(), pod.OwnerReferences[0].Name, metav1.GetOptions{})
 	t.must(err)
 	if owner.OwnerReferences[0].Kind != "Deployment" || pod.Status.PodIP == "" || !isReady(&pod) {
 		t.Errorf("%+v", pod.Status)
@@ -71,20 +71,20 @@ func (t *terminal) looksAt(w *world) {
 		t.Errorf("it was to fail, and to be started again: %+v", last)
 	}
 	for _, resource := range []string{"endpointslices", "endpoints"} {
-		t.shows("kubectl -n wardle get "+resource+" -o wide", pod.Status.PodIP)
+		t.expect("kubectl -n wardle get "+resource+" -o wide", pod.Status.PodIP)
 	}
-	t.shows("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
+	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
 	// The address of its Service leads to a server that shows the certificate of the volume, as the CA of step 02 has signed it.
-	t.shows("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
-	t.shows("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
-	t.shows("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
-	t.shows("kubectl -n wardle delete pod "+pod.Name+" && kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `pod "`+pod.Name+`" deleted`)
-	until(w, w.CoreV1().Pods("wardle"), "", func(p *corev1.Pod) bool { return p.Name != pod.Name && isReady(p) })
-	t.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+	t.expect("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
+	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
+	t.expect("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
+	t.expect("kubectl -n wardle delete pod "+pod.Name+" && kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `pod "`+pod.Name+`" deleted`)
+	waitFor(f, f.CoreV1().Pods("wardle"), "", func(p *corev1.Pod) bool { return p.Name != pod.Name && isReady(p) })
+	t.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
 }
 
 // EXT-003, EXT-009, EXT-018, EXT-019, EXT-021: upstream's sample, from its own manifests, is the Pod of a Deployment, with its etcd.
-func TestUpstreamsSampleIsAPod(t *testing.T) {
+func TestUpstreamSamplePod(t *testing.T) {
 	peers := os.Getenv("TEST_PEERS")
 	if peers == "" {
 		t.Skip("TEST_PEERS names no folder with sample-apiserver and etcd: see peers/README.md")
@@ -95,19 +95,19 @@ func TestUpstreamsSampleIsAPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := whole(t)
-	at := w.terminal(w.TempDir())
+	f := newFullFixture(t)
+	at := f.newTerminal(f.TempDir())
 	etcd := filepath.Join(at.dir, "etcd") // which would have its data in the folder where it is started: the machine's
-	w.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
-	w.real(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
+	f.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
+	f.startNodes(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
 	manifests := filepath.Join(strings.TrimSpace(string(dir)), "artifacts", "example")
-	at.shows("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
-	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
-	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+	at.expect("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
+	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
+	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
 	// What its role lacks since release 1.37, so that it would admit nothing: it watches these as well.
-	at.shows(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
+	at.expect(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
 kubectl create clusterrolebinding policies --clusterrole=policies --serviceaccount=wardle:apiserver`, "created")
-	at.has("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))
-	at.comes("kubectl create -f flunder.yaml", "flunder.wardle.example.com/my-first-flunder created")
-	at.shows("kubectl get flunders", "my-first-flunder")
+	at.link("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))
+	at.expectEventually("kubectl create -f flunder.yaml", "flunder.wardle.example.com/my-first-flunder created")
+	at.expect("kubectl get flunders", "my-first-flunder")
 }

@@ -24,36 +24,36 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// mortal is a whole cluster of processes, each of which may be killed: trellis serve, and trellis-cluster up with its parts.
-type mortal struct {
-	*world
+// killableCluster is a whole cluster of processes, each of which may be killed: trellis serve, and trellis-cluster up with its parts.
+type killableCluster struct {
+	*fixture
 	dir       string
-	serve, up func() *process
-	serving   *process
-	parts     *process
-	started   string // the file in which each container writes its Pod's UID at its start
+	startServer, startParts func() *process
+	serverProcess   *process
+	partsProcess     *process
+	startsFile   string // the file in which each container writes its Pod's UID at its start
 }
 
-func newMortal(t *testing.T) *mortal {
-	m := &mortal{world: &world{T: t}}
-	m.dir = m.folder(1)
-	m.started = filepath.Join(m.dir, "started")
-	m.build(m.dir+"/", "./cmd/trellis")
+func newKillableCluster(t *testing.T) *killableCluster {
+	m := &killableCluster{fixture: &fixture{T: t}}
+	m.dir = m.newNodesDir(1)
+	m.startsFile = filepath.Join(m.dir, "started")
+	m.buildPrograms(m.dir+"/", "./cmd/trellis")
 	kubeconfig, port := filepath.Join(m.dir, "data", "admin.kubeconfig"), freePort(t)
-	m.serve = func() *process {
-		p := start(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
-		p.says(1, "api-resources") // the last line of its greeting
+	m.startServer = func() *process {
+		p := startCommand(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
+		p.waitForOutput(1, "api-resources") // the last line of its greeting
 		return p
 	}
-	m.up = func() *process {
-		return begin(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1", "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
+	m.startParts = func() *process {
+		return startProgram(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1", "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
 			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
-	m.serving = m.serve()
-	m.serving.kill() // it comes after the others
-	m.parts = m.up()
-	m.parts.says(1, "Waiting for the API server")
-	m.serving = m.serve()
+	m.serverProcess = m.startServer()
+	m.serverProcess.kill() // it comes after the others
+	m.partsProcess = m.startParts()
+	m.partsProcess.waitForOutput(1, "Waiting for the API server")
+	m.serverProcess = m.startServer()
 	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	m.must(err)
 	c.QPS = -1
@@ -61,27 +61,27 @@ func newMortal(t *testing.T) *mortal {
 	return m
 }
 
-// runs is the template of Pods whose container notes its start, and then is what a shell runs.
-func (m *mortal) runs(name, then string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
+// recordingTemplate is the template of Pods whose container notes its start, and then is what a shell runs.
+func (m *killableCluster) recordingTemplate(name, then string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{RestartPolicy: policy, Containers: []corev1.Container{{
-		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.started + "\n" + then},
+		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.startsFile + "\n" + then},
 		Env: []corev1.EnvVar{{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
 	}}}}
 }
 
 // scale asks for as many Pods of the Deployment.
-func (m *mortal) scale(to int32) {
+func (m *killableCluster) scale(to int32) {
 	m.Helper()
 	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: to}}, metav1.UpdateOptions{})
 	m.must(err)
 }
 
-// when does something, and returns at the first change of a Pod by which moment is true.
-func (m *mortal) when(do func(), moment func(watch.EventType, *corev1.Pod) bool) {
+// waitForPodEvent does something, and returns at the first change of a Pod by which moment is true.
+func (m *killableCluster) waitForPodEvent(do func(), moment func(watch.EventType, *corev1.Pod) bool) {
 	m.Helper()
 	now, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
-	changes, err := m.CoreV1().Pods("default").Watch(m.Context(), metav1.ListOptions{ResourceVersion: now.ResourceVersion, TimeoutSeconds: ptr.To(int64(patience / time.Second))})
+	changes, err := m.CoreV1().Pods("default").Watch(m.Context(), metav1.ListOptions{ResourceVersion: now.ResourceVersion, TimeoutSeconds: ptr.To(int64(testTimeout / time.Second))})
 	m.must(err)
 	defer changes.Stop()
 	do()
@@ -93,54 +93,54 @@ func (m *mortal) when(do func(), moment func(watch.EventType, *corev1.Pod) bool)
 	m.Fatal("in vain")
 }
 
-func isMade(t watch.EventType, _ *corev1.Pod) bool { return t == watch.Added }
+func isAdded(t watch.EventType, _ *corev1.Pod) bool { return t == watch.Added }
 
 func isBound(t watch.EventType, p *corev1.Pod) bool {
 	return t == watch.Modified && p.Spec.NodeName != "" && len(p.Status.ContainerStatuses) == 0
 }
 
 // killPart kills what up runs by a name, and has a Lease that it leaves given up, as it would be after some time.
-func (m *mortal) killPart(name, lease string) {
+func (m *killableCluster) killPart(name, lease string) {
 	m.Helper()
 	for _, p := range processes(m.T) {
-		if p.parent == m.parts.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name {
+		if p.parent == m.partsProcess.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name {
 			m.must(syscall.Kill(p.pid, syscall.SIGKILL))
 		}
 	}
-	m.parts.says(1, "A part has ended, and begins again", "signal: killed", name)
+	m.partsProcess.waitForOutput(1, "A part has ended, and begins again", "signal: killed", name)
 	if lease != "" {
-		m.giveUp(lease)
+		m.releaseLease(lease)
 	}
 }
 
-func (m *mortal) giveUp(lease string) {
+func (m *killableCluster) releaseLease(lease string) {
 	m.Helper()
 	_, err := m.CoordinationV1().Leases("kube-system").Patch(m.Context(), lease, types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
 	m.must(err)
 }
 
-// running says which process each Pod is.
-func (m *mortal) running() map[types.UID]running {
+// runningPods says which process each Pod is.
+func (m *killableCluster) runningPods() map[types.UID]processID {
 	m.Helper()
-	all := map[types.UID]running{}
+	all := map[types.UID]processID{}
 	for _, p := range processes(m.T) {
 		if uid, is := p.environment["POD_UID"]; is {
 			if other, twice := all[types.UID(uid)]; twice {
 				m.Errorf("Pod %s is the processes %d and %d: %s", uid, other.pid, p.pid, p.args)
 			}
-			all[types.UID(uid)] = running{p.pid, p.start}
+			all[types.UID(uid)] = processID{p.pid, p.start}
 		}
 	}
 	return all
 }
 
-// settled waits until there are as many of each, and returns what runs then. What ran before has to, but for Pods of the Job; nothing
+// waitForReplicas waits until there are as many of each, and returns what runs then. What ran before has to, but for Pods of the Job; nothing
 // has been started twice.
-func (m *mortal) settled(before map[types.UID]running, web, db int32) map[types.UID]running {
+func (m *killableCluster) waitForReplicas(before map[types.UID]processID, web, db int32) map[types.UID]processID {
 	m.Helper()
-	until(m.world, m.AppsV1().Deployments("default"), "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
-	until(m.world, m.AppsV1().StatefulSets("default"), "db", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == db })
-	after := m.running()
+	waitFor(m.fixture, m.AppsV1().Deployments("default"), "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
+	waitFor(m.fixture, m.AppsV1().StatefulSets("default"), "db", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == db })
+	after := m.runningPods()
 	pods, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
 	there := map[types.UID]bool{}
@@ -160,13 +160,13 @@ func (m *mortal) settled(before map[types.UID]running, web, db int32) map[types.
 			m.Errorf("a Pod that ran is gone: %s", uid)
 		}
 	}
-	m.startedOnce()
+	m.checkStartedOnce()
 	return after
 }
 
-func (m *mortal) startedOnce() {
+func (m *killableCluster) checkStartedOnce() {
 	m.Helper()
-	text, err := os.ReadFile(m.started)
+	text, err := os.ReadFile(m.startsFile)
 	m.must(err)
 	uids := strings.Fields(string(text))
 	slices.Sort(uids)
@@ -175,20 +175,20 @@ func (m *mortal) startedOnce() {
 	}
 }
 
-type running struct {
+type processID struct {
 	pid   int
 	start string // by the clock of the kernel
 }
 
-// found is a process of this machine.
-type found struct {
-	running
+// processInfo is a process of this machine.
+type processInfo struct {
+	processID
 	parent      int
 	args        []string
 	environment map[string]string
 }
 
-func processes(t *testing.T) (all []found) {
+func processes(t *testing.T) (all []processInfo) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -208,7 +208,7 @@ func processes(t *testing.T) (all []found) {
 		if len(fields) < 20 || fields[0] == "Z" {
 			continue
 		}
-		p := found{running: running{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"), environment: map[string]string{}}
+		p := processInfo{processID: processID{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"), environment: map[string]string{}}
 		p.parent, _ = strconv.Atoi(fields[1])
 		for _, variable := range strings.Split(read("environ"), "\x00") {
 			if name, value, is := strings.Cut(variable, "="); is {
@@ -224,82 +224,82 @@ func processes(t *testing.T) (all []found) {
 // started twice, nothing is lost; what was begun is done to its end. Parts that lose their Leases while the server is away
 // begin again, and no node takes notice.
 func TestKilledParts(t *testing.T) {
-	m := newMortal(t)
+	m := newKillableCluster(t)
 	gate := filepath.Join(m.dir, "gate")
 	m.must(syscall.Mkfifo(gate, 0o600))
 	lets, err := os.OpenFile(gate, os.O_RDWR, 0)
 	m.must(err)
 	defer lets.Close()
 	const jobs = 4
-	_, err = m.BatchV1().Jobs("default").Create(t.Context(), &batchv1.Job{ObjectMeta: named("sum"), Spec: batchv1.JobSpec{
-		Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.runs("sum", "read x <"+gate, corev1.RestartPolicyNever),
+	_, err = m.BatchV1().Jobs("default").Create(t.Context(), &batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: batchv1.JobSpec{
+		Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.recordingTemplate("sum", "read x <"+gate, corev1.RestartPolicyNever),
 	}}, metav1.CreateOptions{})
 	m.must(err)
 	selects := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 	}
-	_, err = m.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: named("web"), Spec: appsv1.DeploymentSpec{
-		Replicas: ptr.To[int32](5), Selector: selects("web"), Template: m.runs("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
+	_, err = m.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{
+		Replicas: ptr.To[int32](5), Selector: selects("web"), Template: m.recordingTemplate("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
 	sets := m.AppsV1().StatefulSets("default")
-	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: named("db"), Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To[int32](2), Selector: selects("db"), Template: m.runs("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
+	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: objectMeta("db"), Spec: appsv1.StatefulSetSpec{
+		Replicas: ptr.To[int32](2), Selector: selects("db"), Template: m.recordingTemplate("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
-	until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
-	before := m.settled(nil, 5, 2)
+	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
+	before := m.waitForReplicas(nil, 5, 2)
 	for _, name := range []string{"controllers", "scheduler", "node"} {
-		heeds := func(p found) bool {
-			return p.parent == m.parts.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name && slices.Contains(p.args, "--v=1")
+		heeds := func(p processInfo) bool {
+			return p.parent == m.partsProcess.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name && slices.Contains(p.args, "--v=1")
 		}
 		if !slices.ContainsFunc(processes(t), heeds) {
 			t.Errorf("%s does not know how much to log", name)
 		}
 	}
 
-	m.when(func() { m.scale(8) }, isBound)
+	m.waitForPodEvent(func() { m.scale(8) }, isBound)
 	m.killPart("scheduler", "kube-scheduler")
-	before = m.settled(before, 8, 2)
+	before = m.waitForReplicas(before, 8, 2)
 
-	m.when(func() { m.scale(11) }, isMade)
+	m.waitForPodEvent(func() { m.scale(11) }, isAdded)
 	fmt.Fprintln(lets) // one Pod of the Job ends while nobody counts
 	m.killPart("controllers", "trellis-cluster-controllers")
-	before = m.settled(before, 11, 2)
-	until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.Succeeded == 1 && ptr.Deref(j.Status.Ready, 0) == 2 })
+	before = m.waitForReplicas(before, 11, 2)
+	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.Succeeded == 1 && ptr.Deref(j.Status.Ready, 0) == 2 })
 
-	m.when(func() {
+	m.waitForPodEvent(func() {
 		_, err := sets.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{})
 		m.must(err)
 	}, isBound)
 	fmt.Fprintln(lets)
 	m.killPart("node", "")
-	before = m.settled(before, 11, 4)
+	before = m.waitForReplicas(before, 11, 4)
 
-	m.when(func() { m.scale(13) }, isMade)
-	m.serving.kill()
+	m.waitForPodEvent(func() { m.scale(13) }, isAdded)
+	m.serverProcess.kill()
 	for _, part := range []string{"controllers", "scheduler"} {
-		m.parts.says(1, "A part has ended, and begins again", "exit status 1", part)
+		m.partsProcess.waitForOutput(1, "A part has ended, and begins again", "exit status 1", part)
 	}
-	m.serving = m.serve()
-	before = m.settled(before, 13, 4)
-	if strings.Count(m.parts.said(), `part="node-1"`) != 1 {
+	m.serverProcess = m.startServer()
+	before = m.waitForReplicas(before, 13, 4)
+	if strings.Count(m.partsProcess.output(), `part="node-1"`) != 1 {
 		t.Error("a node has ended with the server")
 	}
 
-	m.when(func() { m.scale(15) }, isBound)
-	m.parts.kill()
-	m.giveUp("kube-scheduler")
-	m.giveUp("trellis-cluster-controllers")
-	m.parts = m.up()
-	m.settled(before, 15, 4)
+	m.waitForPodEvent(func() { m.scale(15) }, isBound)
+	m.partsProcess.kill()
+	m.releaseLease("kube-scheduler")
+	m.releaseLease("trellis-cluster-controllers")
+	m.partsProcess = m.startParts()
+	m.waitForReplicas(before, 15, 4)
 
 	fmt.Fprint(lets, "\n\n")
-	job := until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
+	job := waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
 	done, err := m.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sum"})
 	m.must(err)
 	if job.Status.Succeeded != jobs || job.Status.Failed != 0 || len(done.Items) != jobs {
 		t.Errorf("%d Pods: %+v", len(done.Items), job.Status)
 	}
-	m.startedOnce()
+	m.checkStartedOnce()
 }

@@ -23,200 +23,200 @@ const (
 	agentImage     = "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37"
 )
 
-// behindTunnel is a far cluster with the files of the documentation, up to the kubeconfig of Konnectivity's server.
-func behindTunnel(t *testing.T, packages ...string) *far {
+// newTunnelCluster is a far cluster with the files of the documentation, up to the kubeconfig of Konnectivity's server.
+func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	t.Helper()
-	f := newFar(t, controlAddress, packages...)
+	f := newTwoMachines(t, controlAddress, packages...)
 	for _, file := range documents(t, "15-konnectivity/*") {
-		f.has(filepath.Base(file), file)
+		f.link(filepath.Base(file), file)
 	}
-	f.starts()
+	f.startServer()
 	return f
 }
 
-// serverSays waits until the container of Konnectivity's server has said these words. Its log is there before there is a tunnel to read it by.
-func (f *far) serverSays(words string) {
+// waitForServerLog waits until the container of Konnectivity's server has said these words. Its log is there before there is a tunnel to read it by.
+func (f *twoMachines) waitForServerLog(words string) {
 	f.Helper()
-	f.comes("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", words)
+	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", words)
 }
 
-// box is a Pod of the nodes that runs a command.
-func (f *far) box(name, command string) *corev1.Pod {
+// createBox is a Pod of the nodes that runs a command.
+func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	f.Helper()
-	f.pod(name, func(p *corev1.Pod) {
+	f.createPod(name, func(p *corev1.Pod) {
 		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "busybox", []string{"sh", "-c", command}
 	})
-	return f.running("default", name)
+	return f.waitForPod("default", name)
 }
 
 // TestKonnectivity goes through chapter 15 with the manifests and the script of the documentation as they are. The API server cannot dial the
 // nodes. Which requirement each part shows, stands there. KON-001 KON-002 KON-009.
 func TestKonnectivity(t *testing.T) {
-	f := behindTunnel(t, "./examples/extension-server", "./examples/conversion-webhook")
+	f := newTunnelCluster(t, "./examples/extension-server", "./examples/conversion-webhook")
 	for _, name := range []string{"web", "refuses"} {
 		f.must(os.Symlink(program(t, ""), filepath.Join(f.dir, "path", name)))
 	}
 	stand := func(image, program string) string { return image + "=" + f.dir + "/path/" + program }
-	f.joins(stand(agentImage, "trellis"), "busybox=/bin", stand("nginx", "web"), stand("refuses", "refuses"),
+	f.startRemoteNodes(stand(agentImage, "trellis"), "busybox=/bin", stand("nginx", "web"), stand("refuses", "refuses"),
 		stand("example-conversion-webhook-server", "conversion-webhook"), stand("example.com/sample-extension-apiserver:latest", "extension-server"))
-	f.box("box", "echo said; exec sleep 1000000")
-	f.makesKubeconfig()
-	f.controls(stand(serverImage, "trellis"), "busybox=/bin")
-	f.runsServer()
-	f.refusesWithoutBinding()
-	f.shows("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
-	f.comes("kubectl logs box", "said")
-	f.hasServer()
-	f.sharesSocket()
-	f.hasAgents()
-	f.reachesPods()
-	f.reachesWebhooks()
-	f.reachesExtension()
-	f.refusesOthers()
-	f.survivesServer()
-	f.hasDeployment()
-	f.hasDaemonSet()
+	f.createBox("box", "echo said; exec sleep 1000000")
+	f.checkKubeconfigScript()
+	f.startControlPlaneNode(stand(serverImage, "trellis"), "busybox=/bin")
+	f.checkServerStart()
+	f.checkMissingBinding()
+	f.expect("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
+	f.expectEventually("kubectl logs box", "said")
+	f.checkServerPod()
+	f.checkSharedSocket()
+	f.checkAgents()
+	f.checkConnectionsToPods()
+	f.checkWebhooks()
+	f.checkExtensionServer()
+	f.checkForeignTokens()
+	f.checkServerCrash()
+	f.checkAgentDeployment()
+	f.checkServerDaemonSet()
 }
 
-// makesKubeconfig runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the
+// checkKubeconfigScript runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the
 // administrator's kubeconfig. KON-015: the kubeconfig and its context. KON-016: who the API server takes it for. KON-017: nothing else is left.
-func (f *far) makesKubeconfig() {
+func (f *twoMachines) checkKubeconfigScript() {
 	f.Helper()
 	const config = "kubectl --kubeconfig /etc/kubernetes/konnectivity-server.conf "
-	f.shows("sh make-konnectivity-kubeconfig.sh", "")
-	f.shows(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | base64 -d > shown.crt && "+
+	f.expect("sh make-konnectivity-kubeconfig.sh", "")
+	f.expect(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | base64 -d > shown.crt && "+
 		"openssl verify -CAfile /etc/kubernetes/pki/ca.crt shown.crt && openssl x509 -in shown.crt -noout -subject -checkend $((374*86400))",
 		"shown.crt: OK\nsubject=CN = system:konnectivity-server\nCertificate will not expire")
-	f.shows("openssl x509 -in shown.crt -noout -checkend $((376*86400)) || true", "Certificate will expire")
-	f.shows(config+"config view -o jsonpath='{.clusters[0].name} {.clusters[0].cluster.server} {.current-context}'",
+	f.expect("openssl x509 -in shown.crt -noout -checkend $((376*86400)) || true", "Certificate will expire")
+	f.expect(config+"config view -o jsonpath='{.clusters[0].name} {.clusters[0].cluster.server} {.current-context}'",
 		"kubernetes "+f.server.Config.Host+" system:konnectivity-server@kubernetes")
-	f.shows(config+"auth whoami -o jsonpath='{.status.userInfo.username}'", "system:konnectivity-server")
-	f.shows("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
+	f.expect(config+"auth whoami -o jsonpath='{.status.userInfo.username}'", "system:konnectivity-server")
+	f.expect("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
 }
 
-// runsServer runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
+// checkServerStart runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
 // configuration names. KON-023 KON-024: there alone. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
-func (f *far) runsServer() {
+func (f *twoMachines) checkServerStart() {
 	f.Helper()
-	f.shows("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
-	f.comes("kubectl logs box", "egress selection cluster: connect to the tunnel server at /etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
-	f.shows("mkdir -p /etc/kubernetes/manifests && cp konnectivity-server.yaml /etc/kubernetes/manifests", "")
-	f.serverSays("serving")
+	f.expect("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
+	f.expectEventually("kubectl logs box", "egress selection cluster: connect to the tunnel server at /etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
+	f.expect("mkdir -p /etc/kubernetes/manifests && cp konnectivity-server.yaml /etc/kubernetes/manifests", "")
+	f.waitForServerLog("serving")
 	for _, address := range []string{"127.0.0.1", f.address} {
-		f.comes("curl -sS http://"+address+":8134/healthz", "ok")
+		f.expectEventually("curl -sS http://"+address+":8134/healthz", "ok")
 	}
 	for _, path := range []string{"ready", "readyz"} {
-		f.shows("curl -sS -w ' %{http_code}' http://127.0.0.1:8134/"+path, "no connection to any proxy agent 500")
+		f.expect("curl -sS -w ' %{http_code}' http://127.0.0.1:8134/"+path, "no connection to any proxy agent 500")
 	}
-	f.shows("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
-	f.shows("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
-	f.shows("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // nobody listens
+	f.expect("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
+	f.expect("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
+	f.expect("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // nobody listens
 }
 
-// refusesWithoutBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what
+// checkMissingBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what
 // goes through the tunnel fails, and says so; other requests go on. KON-029 KON-046.
-func (f *far) refusesWithoutBinding() {
+func (f *twoMachines) checkMissingBinding() {
 	f.Helper()
-	f.shows("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
-	f.shows("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
-	f.shows("kubectl apply -f konnectivity-agent.yaml", "daemonset.apps/konnectivity-agent created")
-	f.serverSays(`tokenreviews.authentication.k8s.io is forbidden: User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
-	f.shows("curl -sS http://127.0.0.1:8134/readyz", "no connection to any proxy agent")
-	f.shows("kubectl logs box 2>&1 || true", "No agent available")
-	f.shows("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true", "Error from server (ServiceUnavailable): ")
-	f.shows("kubectl get pod box", "box 1/1 Running")
+	f.expect("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
+	f.expect("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
+	f.expect("kubectl apply -f konnectivity-agent.yaml", "daemonset.apps/konnectivity-agent created")
+	f.waitForServerLog(`tokenreviews.authentication.k8s.io is forbidden: User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
+	f.expect("curl -sS http://127.0.0.1:8134/readyz", "no connection to any proxy agent")
+	f.expect("kubectl logs box 2>&1 || true", "No agent available")
+	f.expect("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true", "Error from server (ServiceUnavailable): ")
+	f.expect("kubectl get pod box", "box 1/1 Running")
 }
 
-// hasServer looks at the server's Pod. KON-018 KON-019 KON-031 KON-032: it has the node's network and the cluster's priority, its ports are
+// checkServerPod looks at the server's Pod. KON-018 KON-019 KON-031 KON-032: it has the node's network and the cluster's priority, its ports are
 // taken, it has the host's files, and may write those that it should.
-func (f *far) hasServer() {
+func (f *twoMachines) checkServerPod() {
 	f.Helper()
-	pod := f.running("kube-system", "konnectivity-server-control-plane")
+	pod := f.waitForPod("kube-system", "konnectivity-server-control-plane")
 	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 || pod.Status.PodIP != f.address || !pod.Spec.HostNetwork {
 		f.Errorf("%+v", pod)
 	}
 	const server = "kubectl -n kube-system exec konnectivity-server-control-plane -- "
-	f.shows(server+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-server --logtostderr=true --uds-name=")
-	f.shows(server+"touch /etc/kubernetes/pki/new 2>&1 || true", "Read-only file system")
-	f.shows(server+"sh -c 'echo >>/etc/kubernetes/konnectivity-server.conf' 2>&1 || true", "Read-only file system")
-	f.shows(server+"touch /etc/kubernetes/konnectivity-server/new && ls /etc/kubernetes/konnectivity-server", "new")
+	f.expect(server+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-server --logtostderr=true --uds-name=")
+	f.expect(server+"touch /etc/kubernetes/pki/new 2>&1 || true", "Read-only file system")
+	f.expect(server+"sh -c 'echo >>/etc/kubernetes/konnectivity-server.conf' 2>&1 || true", "Read-only file system")
+	f.expect(server+"touch /etc/kubernetes/konnectivity-server/new && ls /etc/kubernetes/konnectivity-server", "new")
 	for _, p := range []int32{8132, 8133, 8134} {
 		name := fmt.Sprintf("wants-%d", p)
-		f.pod(name, port(p), on("kubernetes.io/hostname", "control-plane"), func(p *corev1.Pod) {
+		f.createPod(name, withHostPort(p), withNodeSelector("kubernetes.io/hostname", "control-plane"), func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		})
-		if said := f.unplaced(name, corev1.PodReasonUnschedulable); !strings.Contains(said, "didn't have free ports") {
-			f.Errorf("%d: %s", p, said)
+		if output := f.waitForUnscheduled(name, corev1.PodReasonUnschedulable); !strings.Contains(output, "didn't have free ports") {
+			f.Errorf("%d: %s", p, output)
 		}
 	}
 }
 
-// hasAgents looks at the agents. KON-035 KON-036 KON-047 KON-048: they run on each node that they tolerate, also on one that takes critical
+// checkAgents looks at the agents. KON-035 KON-036 KON-047 KON-048: they run on each node that they tolerate, also on one that takes critical
 // add-ons alone.
-func (f *far) hasAgents() {
+func (f *twoMachines) checkAgents() {
 	f.Helper()
-	until(f.world, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
-	f.pod("other", on("only", "critical"))
-	if said := f.unplaced("other", corev1.PodReasonUnschedulable); !strings.Contains(said, "untolerated taint") {
-		f.Errorf("the taint is not heeded: %s", said)
+	waitFor(f.fixture, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	f.createPod("other", withNodeSelector("only", "critical"))
+	if output := f.waitForUnscheduled("other", corev1.PodReasonUnschedulable); !strings.Contains(output, "untolerated taint") {
+		f.Errorf("the taint is not heeded: %s", output)
 	}
-	f.shows("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
-	f.shows("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name", "serviceaccount/konnectivity-agent")
-	f.shows("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
+	f.expect("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
+	f.expect("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name", "serviceaccount/konnectivity-agent")
+	f.expect("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
 	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
 	f.must(err)
 	nodes := map[string]bool{}
 	for _, pod := range pods.Items {
 		nodes[pod.Spec.NodeName] = true
-		f.hasAgent(&pod)
+		f.checkAgent(&pod)
 	}
 	if len(nodes) != 2 || nodes["control-plane"] {
 		f.Errorf("agents on %v", nodes)
 	}
-	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
-	f.shows("curl -sS http://127.0.0.1:8134/readyz", "ok")
-	f.shows("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
+	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
+	f.expect("curl -sS http://127.0.0.1:8134/readyz", "ok")
+	f.expect("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
 }
 
-// hasAgent looks at one. KON-037 KON-039 KON-040 KON-052: it is connected, ready, and has metrics. KON-042 KON-056: it has a token of its Pod for
+// checkAgent looks at one. KON-037 KON-039 KON-040 KON-052: it is connected, ready, and has metrics. KON-042 KON-056: it has a token of its Pod for
 // the audience of Konnectivity, which is good there alone.
-func (f *far) hasAgent(pod *corev1.Pod) {
+func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	f.Helper()
 	if *pod.Spec.Priority != 2_000_000_000 {
 		f.Errorf("its priority is %d", *pod.Spec.Priority)
 	}
-	f.comes("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
+	f.expectEventually("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
 	agent := "kubectl -n kube-system exec " + pod.Name + " -- "
-	f.shows(agent+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt --proxy-server-host="+controlAddress)
-	f.comes(agent+"curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_agent_open_server_connections 1")
-	token, err := f.types(agent + "cat /var/run/secrets/tokens/konnectivity-agent-token")
+	f.expect(agent+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt --proxy-server-host="+controlAddress)
+	f.expectEventually(agent+"curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_agent_open_server_connections 1")
+	token, err := f.run(agent + "cat /var/run/secrets/tokens/konnectivity-agent-token")
 	f.must(err)
-	f.isToken(token, pod, time.Hour)
-	token, err = f.types("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
+	f.checkToken(token, pod, time.Hour)
+	token, err = f.run("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
 	f.must(err)
-	f.isToken(strings.TrimSpace(token), pod, 20*time.Minute)
+	f.checkToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
-// isToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.
-func (w *world) isToken(token string, pod *corev1.Pod, lasts time.Duration) {
-	w.Helper()
+// checkToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.
+func (f *fixture) checkToken(token string, pod *corev1.Pod, lasts time.Duration) {
+	f.Helper()
 	var claims struct{ Iat, Exp int64 }
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token+"..", ".")[1])
-	w.must(err)
-	w.must(json.Unmarshal(payload, &claims))
+	f.must(err)
+	f.must(json.Unmarshal(payload, &claims))
 	if is := time.Duration(claims.Exp-claims.Iat) * time.Second; is != lasts {
-		w.Errorf("it lasts %v, not %v", is, lasts)
+		f.Errorf("it lasts %v, not %v", is, lasts)
 	}
 	const audience = "system:konnectivity-server"
 	for wanted, good := range map[string]bool{audience: true, "other": false} {
-		review, err := w.AuthenticationV1().TokenReviews().Create(w.Context(), &authenticationv1.TokenReview{
+		review, err := f.AuthenticationV1().TokenReviews().Create(f.Context(), &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{wanted}},
 		}, metav1.CreateOptions{})
-		w.must(err)
+		f.must(err)
 		s := review.Status
 		if s.Authenticated != good || good && (s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
 			strings.Join(s.Audiences, " ") != audience || strings.Join(s.User.Extra["authentication.kubernetes.io/pod-name"], " ") != pod.Name) {
-			w.Errorf("for %s: %+v", wanted, s)
+			f.Errorf("for %s: %+v", wanted, s)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	nameRelease()
+	setVersion()
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
 	cmd := command(os.Args[0])
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -14,35 +14,35 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
 
-// machine is what nodes of this machine have in common.
-type machine struct {
+// nodeFlags is what nodes of this machine have in common.
+type nodeFlags struct {
 	dir        string
 	images     []string
 	imageFiles []string
 	network    string
 	podCIDR    string
 	endpoint   string
-	processes  int64
-	byMethod   bool
-	privileged bool
+	maxPIDs  int64
+	streamsByMethod   bool
+	allowPrivileged bool
 }
 
-func (m *machine) addFlags(flags *pflag.FlagSet) {
+func (m *nodeFlags) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&m.dir, "root-dir", ".trellis-cluster", "folder of what is kept; its path has to be short, as there are sockets in it")
 	flags.StringArrayVar(&m.images, "image", nil, "NAME=PATH: the program or folder of this machine that stands for an image, as gcr.io/my/app:1.0=./bin/app. A * stands for any letters, also in the path. May be repeated; what fits first counts")
 	flags.StringArrayVar(&m.imageFiles, "images", nil, "file with such lines; may be repeated")
 	flags.StringVar(&m.network, "network", "", "where Pods have their addresses: bridge, a network of their own, which takes root; host, that of the node. By default bridge where that is possible")
 	flags.StringVar(&m.podCIDR, "pod-cidr", "10.85.0.0/16", "range of which a node's bridge has a free /24")
-	flags.Int64Var(&m.processes, "pod-max-pids", 4096, "how many processes and threads a container may have, where there are cgroups; 0 is no limit")
-	flags.BoolVar(&m.byMethod, "authorize-streams-by-method", false, "authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet does: get on nodes/proxy is enough for a WebSocket (false: create on nodes/proxy is required)")
-	flags.BoolVar(&m.privileged, "allow-privileged", false, "execution of privileged containers (false: an Event of the Pod names this flag)")
+	flags.Int64Var(&m.maxPIDs, "pod-max-pids", 4096, "how many processes and threads a container may have, where there are cgroups; 0 is no limit")
+	flags.BoolVar(&m.streamsByMethod, "authorize-streams-by-method", false, "authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet does: get on nodes/proxy is enough for a WebSocket (false: create on nodes/proxy is required)")
+	flags.BoolVar(&m.allowPrivileged, "allow-privileged", false, "execution of privileged containers (false: an Event of the Pod names this flag)")
 	flags.StringVar(&m.endpoint, "container-runtime-endpoint", "", "socket of a container runtime (containerd, CRI-O) in place of the process runtime")
 }
 
 // args are these flags, for another process.
-func (m *machine) args() []string {
-	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint, fmt.Sprintf("--pod-max-pids=%d", m.processes),
-		fmt.Sprintf("--authorize-streams-by-method=%t", m.byMethod), fmt.Sprintf("--allow-privileged=%t", m.privileged)}
+func (m *nodeFlags) args() []string {
+	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint, fmt.Sprintf("--pod-max-pids=%d", m.maxPIDs),
+		fmt.Sprintf("--authorize-streams-by-method=%t", m.streamsByMethod), fmt.Sprintf("--allow-privileged=%t", m.allowPrivileged)}
 	for _, i := range m.images {
 		args = append(args, "--image="+i)
 	}
@@ -52,14 +52,14 @@ func (m *machine) args() []string {
 	return args
 }
 
-// kubelet is the command that is one node.
-type kubelet struct {
-	machine
+// nodeCommand is the command that is one node.
+type nodeCommand struct {
+	nodeFlags
 	node node.Options
 }
 
 func newNode() *cobra.Command {
-	var k kubelet
+	var k nodeCommand
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "A node alone: the kubelet, over processes in place of images",
@@ -88,17 +88,17 @@ It takes root, or user namespaces.`,
 }
 
 // run is the node until ctx ends.
-func (k *kubelet) run(ctx context.Context) error {
+func (k *nodeCommand) run(ctx context.Context) error {
 	o := k.node
-	o.Endpoint, o.StreamsByMethod, o.AllowPrivileged = k.endpoint, k.byMethod, k.privileged
+	o.Endpoint, o.StreamsByMethod, o.AllowPrivileged = k.endpoint, k.streamsByMethod, k.allowPrivileged
 	if o.Kubeconfig == "" {
-		o.Kubeconfig = usual()
+		o.Kubeconfig = defaultKubeconfig()
 	}
 	o.Root = filepath.Join(k.dir, "kubelet")
 	if o.Endpoint != "" {
 		return node.Run(ctx, o)
 	}
-	r, err := k.open(&o)
+	r, err := k.openRuntime(&o)
 	if err != nil {
 		return fmt.Errorf("runtime: %w", err)
 	}
@@ -110,8 +110,8 @@ func (k *kubelet) run(ctx context.Context) error {
 	return node.Run(ctx, o)
 }
 
-// open opens the process runtime for a node.
-func (k *kubelet) open(o *node.Options) (*runtime.Runtime, error) {
+// openRuntime opens the process runtime for a node.
+func (k *nodeCommand) openRuntime(o *node.Options) (*runtime.Runtime, error) {
 	root := filepath.Join(k.dir, "runtime")
 	images, err := runtime.NewImages(root, k.images...)
 	if err != nil {
@@ -132,7 +132,7 @@ func (k *kubelet) open(o *node.Options) (*runtime.Runtime, error) {
 		}
 	}
 	ip, _ := netip.AddrFromSlice(o.Address)
-	r, err := runtime.New(runtime.Options{Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap(), PIDs: k.processes})
+	r, err := runtime.New(runtime.Options{Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap(), PIDs: k.maxPIDs})
 	o.Runtime, o.Images = r, images
 	return r, err
 }

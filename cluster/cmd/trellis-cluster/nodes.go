@@ -7,8 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 )
 
-// nodes are those of this machine.
-func (u *up) nodes() (parts []part) {
+// nodeParts are those of this machine.
+func (u *upCommand) nodeParts() (parts []part) {
 	confined := node.Rootless()
 	for i := range u.nodeCount {
 		name := nodeName(i)

@@ -11,22 +11,22 @@ import (
 
 // A node runs privileged Pods with --allow-privileged only. Without the flag an Event of the Pod names it.
 func TestPrivilegedPods(t *testing.T) {
-	w := whole(t)
-	dir := w.folder(2)
+	f := newFullFixture(t)
+	dir := f.newNodesDir(2)
 	for node, flag := range map[string]string{"node-1": "--allow-privileged=false", "node-2": "--allow-privileged"} {
-		begin(t, "trellis-cluster", "node", "--kubeconfig="+w.server.Kubeconfig, "--hostname-override="+node, "--port=0",
+		startProgram(t, "trellis-cluster", "node", "--kubeconfig="+f.server.Kubeconfig, "--hostname-override="+node, "--port=0",
 			"--root-dir="+filepath.Join(dir, ".trellis-cluster", node), "--image=busybox=/bin", flag)
 	}
 	for _, node := range []string{"node-1", "node-2"} {
-		w.nodeReady(node)
-		w.pod("on-"+node, func(p *corev1.Pod) {
+		f.waitForNode(node)
+		f.createPod("on-"+node, func(p *corev1.Pod) {
 			p.Spec.NodeName = node
 			c := &p.Spec.Containers[0]
 			c.Image, c.Command, c.SecurityContext = "busybox", []string{"sleep", "infinity"}, &corev1.SecurityContext{Privileged: ptr.To(true)}
 		})
 	}
-	w.running("default", "on-node-2")
-	if e := w.event("on-node-1", "FailedCreatePodSandBox"); !strings.Contains(e.Message, "start it with --allow-privileged") {
+	f.waitForPod("default", "on-node-2")
+	if e := f.waitForEvent("on-node-1", "FailedCreatePodSandBox"); !strings.Contains(e.Message, "start it with --allow-privileged") {
 		t.Error(e.Message)
 	}
 }

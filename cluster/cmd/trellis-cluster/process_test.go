@@ -19,18 +19,18 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
-	case answering:
-		answer()
+	case echoServer:
+		serveEcho()
 	case "web":
 		serveWeb()
 	case "refuses":
-		serveRefusals()
+		serveDenyingWebhook()
 	}
 	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
 		main()
 	}
 	if os.Geteuid() == 0 {
-		apart()
+		isolateNetwork()
 	}
 	os.Exit(m.Run())
 }
@@ -43,7 +43,7 @@ type process struct {
 
 	mu    sync.Mutex
 	lines []string
-	more  chan struct{} // closed when there is another line
+	changed  chan struct{} // closed when there is another line
 }
 
 // program is the file that is run as trellis-cluster or kube-scheduler: this test's own, or the real scheduler.
@@ -59,20 +59,20 @@ func program(t *testing.T, name string) string {
 	return self
 }
 
-// begin starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
-func begin(t *testing.T, name string, args ...string) *process {
+// startProgram starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
+func startProgram(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), name)
 	if err := os.Symlink(program(t, name), link); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, exec.Command(link, args...))
+	return startCommand(t, exec.Command(link, args...))
 }
 
-// start starts a command, which is killed at the end of the test.
-func start(t *testing.T, cmd *exec.Cmd) *process {
+// startCommand starts a command, which is killed at the end of the test.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{T: t, cmd: cmd, ended: make(chan struct{}), more: make(chan struct{})}
+	p := &process{T: t, cmd: cmd, ended: make(chan struct{}), changed: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
 	r, w := io.Pipe()
@@ -92,7 +92,7 @@ func start(t *testing.T, cmd *exec.Cmd) *process {
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		if t.Failed() {
-			t.Logf("%v:\n%s", cmd.Args, p.said())
+			t.Logf("%v:\n%s", cmd.Args, p.output())
 		}
 	})
 	return p
@@ -102,22 +102,22 @@ func (p *process) read(r io.Reader) {
 	for s := bufio.NewScanner(r); s.Scan(); {
 		p.mu.Lock()
 		p.lines = append(p.lines, strings.ReplaceAll(s.Text(), `\"`, `"`)) // klog quotes errors
-		close(p.more)
-		p.more = make(chan struct{})
+		close(p.changed)
+		p.changed = make(chan struct{})
 		p.mu.Unlock()
 	}
 }
 
-func (p *process) said() string {
+func (p *process) output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.Join(p.lines, "\n")
 }
 
-// says returns when as many lines have all of the words.
-func (p *process) says(times int, words ...string) {
+// waitForOutput returns when as many lines have all of the words.
+func (p *process) waitForOutput(times int, words ...string) {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	ctx, cancel := context.WithTimeout(p.Context(), testTimeout)
 	defer cancel()
 	for {
 		p.mu.Lock()
@@ -127,7 +127,7 @@ func (p *process) says(times int, words ...string) {
 				count++
 			}
 		}
-		more := p.more
+		more := p.changed
 		p.mu.Unlock()
 		if count >= times {
 			return
@@ -151,13 +151,13 @@ func hasAll(text string, words []string) bool {
 	return true
 }
 
-// stop asks it to end, and returns its exit code.
-func (p *process) stop() int {
+// terminate asks it to end, and returns its exit code.
+func (p *process) terminate() int {
 	p.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.Fatal(err)
 	}
-	return p.exit()
+	return p.wait()
 }
 
 // interrupt asks it to end as a terminal does: it, and all that is in the foreground with it. It returns its exit code.
@@ -166,7 +166,7 @@ func (p *process) interrupt() int {
 	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGINT); err != nil {
 		p.Fatal(err)
 	}
-	return p.exit()
+	return p.wait()
 }
 
 // kill ends it as a crash would.
@@ -175,10 +175,10 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// exit waits for its end, and returns its exit code.
-func (p *process) exit() int {
+// wait waits for its end, and returns its exit code.
+func (p *process) wait() int {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	ctx, cancel := context.WithTimeout(p.Context(), testTimeout)
 	defer cancel()
 	select {
 	case <-p.ended:

@@ -17,8 +17,8 @@ func newProxy() *cobra.Command {
 	return cmd
 }
 
-// proxy is kube-proxy until ctx ends. To it this machine is the first of its nodes.
-func (u *up) proxy(ctx context.Context) error {
+// runProxy is kube-proxy until ctx ends. To it this machine is the first of its nodes.
+func (u *upCommand) runProxy(ctx context.Context) error {
 	client, err := clientcmd.BuildConfigFromFlags("", u.kubeconfig)
 	if err != nil {
 		return err

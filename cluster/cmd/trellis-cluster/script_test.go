@@ -20,39 +20,39 @@ func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds kubectl; left out with -short")
 	}
-	w := whole(t)
-	dir := w.folder(2)
-	w.build(dir, "./cmd/trellis")
-	w.must(os.Symlink("trellis", filepath.Join(dir, "kubectl")))
+	f := newFullFixture(t)
+	dir := f.newNodesDir(2)
+	f.buildPrograms(dir, "./cmd/trellis")
+	f.must(os.Symlink("trellis", filepath.Join(dir, "kubectl")))
 	self, err := os.Executable()
-	w.must(err)
-	w.must(os.Symlink(self, filepath.Join(dir, "web")))
-	begin(t, "trellis-cluster", w.upWith(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "gcr.io/google-samples/hello-app:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
-	w.nodeReady("node-1")
-	w.nodeReady("node-2")
+	f.must(err)
+	f.must(os.Symlink(self, filepath.Join(dir, "web")))
+	startProgram(t, "trellis-cluster", f.upArgs(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "gcr.io/google-samples/hello-app:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
+	f.waitForNode("node-1")
+	f.waitForNode("node-2")
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"eventually": eventually},
-		Setup:               func(env *testscript.Env) error { return w.setUp(env, dir) },
+		Setup:               func(env *testscript.Env) error { return f.setUp(env, dir) },
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})
 }
 
 // setUp gives a script kubectl, and a namespace, NAMESPACE, that it means if it names none. The folders of the nodes are in NODES.
-func (w *world) setUp(env *testscript.Env, dir string) error {
-	space, err := w.CoreV1().Namespaces().Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
+func (f *fixture) setUp(env *testscript.Env, dir string) error {
+	space, err := f.CoreV1().Namespaces().Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	account := func(ctx context.Context) (bool, error) { // of its Pods
-		_, err := w.CoreV1().ServiceAccounts(space.Name).Get(ctx, "default", metav1.GetOptions{})
+		_, err := f.CoreV1().ServiceAccounts(space.Name).Get(ctx, "default", metav1.GetOptions{})
 		return err == nil, nil
 	}
-	if err := wait.PollUntilContextTimeout(w.Context(), 10*time.Millisecond, patience, true, account); err != nil {
+	if err := wait.PollUntilContextTimeout(f.Context(), 10*time.Millisecond, testTimeout, true, account); err != nil {
 		return err
 	}
-	config, err := clientcmd.LoadFromFile(w.server.Kubeconfig)
+	config, err := clientcmd.LoadFromFile(f.server.Kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	deadline := time.After(patience)
+	deadline := time.After(testTimeout)
 	for tick := time.NewTicker(200 * time.Millisecond); ; {
 		err := ts.Exec(args[1], args[2:]...)
 		if err == nil && pattern.MatchString(ts.ReadFile("stdout")) {
@@ -83,7 +83,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			ts.Fatalf("%v: no match for %q within %v: %v", args[1:], args[0], patience, err)
+			ts.Fatalf("%v: no match for %q within %v: %v", args[1:], args[0], testTimeout, err)
 		}
 	}
 }

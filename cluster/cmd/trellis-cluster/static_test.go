@@ -9,9 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// mainScheduler is the manifest of a control-plane node, as kubeadm writes it, but for the number of the port: its image, what else is
+// mainSchedulerManifest is the manifest of a control-plane node, as kubeadm writes it, but for the number of the port: its image, what else is
 // in its command, its volumes, and where these are mounted.
-const mainScheduler = `apiVersion: v1
+const mainSchedulerManifest = `apiVersion: v1
 kind: Pod
 metadata:
   labels: {component: kube-scheduler, tier: control-plane}
@@ -62,37 +62,37 @@ status: {}
 
 // SCD-038: the main scheduler is a static Pod of the control-plane node. It gets another image and another configuration by a change of
 // its manifest alone.
-func TestMainSchedulerIsAStaticPod(t *testing.T) {
-	w := whole(t)
-	dir, port := w.folder(1), freePort(t)
+func TestMainSchedulerStaticPod(t *testing.T) {
+	f := newFullFixture(t)
+	dir, port := f.newNodesDir(1), freePort(t)
 	root := filepath.Join(dir, ".trellis-cluster", "node-1")
 	self, err := os.Executable()
-	w.must(err)
+	f.must(err)
 	program := filepath.Join(dir, "kube-scheduler")
-	w.must(os.Symlink(self, program))
+	f.must(os.Symlink(self, program))
 	manifests := filepath.Join(root, "manifests")
 	write := func(image, flag, mount, volume string) {
 		t.Helper()
-		text := fmt.Sprintf(mainScheduler, "/etc/kubernetes/scheduler.conf", port, image, flag, mount, w.server.Kubeconfig, volume)
+		text := fmt.Sprintf(mainSchedulerManifest, "/etc/kubernetes/scheduler.conf", port, image, flag, mount, f.server.Kubeconfig, volume)
 		temporary := filepath.Join(dir, "kube-scheduler.yaml")
-		w.must(os.WriteFile(temporary, []byte(text), 0o600))
-		w.must(os.Rename(temporary, filepath.Join(manifests, "kube-scheduler.yaml")))
+		f.must(os.WriteFile(temporary, []byte(text), 0o600))
+		f.must(os.Rename(temporary, filepath.Join(manifests, "kube-scheduler.yaml")))
 	}
-	w.must(os.MkdirAll(manifests, 0o700))
+	f.must(os.MkdirAll(manifests, 0o700))
 	write("registry.k8s.io/kube-scheduler:v1.37.1", "", "", "")
-	begin(t, "trellis-cluster", "controllers", "--kubeconfig="+w.server.Kubeconfig, "--secure-port=0")
-	begin(t, "trellis-cluster", "node", "--kubeconfig="+w.server.Kubeconfig, "--hostname-override=node-1", "--port=0", "--root-dir="+root, "--pod-manifest-path="+manifests,
+	startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0")
+	startProgram(t, "trellis-cluster", "node", "--kubeconfig="+f.server.Kubeconfig, "--hostname-override=node-1", "--port=0", "--root-dir="+root, "--pod-manifest-path="+manifests,
 		"--image=registry.k8s.io/kube-scheduler:v1.37.1="+program, "--image=example.com/other-scheduler:v1="+program)
-	w.pod("usual")
-	w.running("default", "usual")
-	first := w.running("kube-system", "kube-scheduler-node-1")
+	f.createPod("usual")
+	f.waitForPod("default", "usual")
+	first := f.waitForPod("kube-system", "kube-scheduler-node-1")
 	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || first.Spec.Containers[0].Image != "registry.k8s.io/kube-scheduler:v1.37.1" {
 		t.Errorf("%+v", first)
 	}
 
-	w.pod("new", by("another-profile"))
+	f.createPod("new", withScheduler("another-profile"))
 	configuration := filepath.Join(dir, "scheduler.yaml")
-	w.must(os.WriteFile(configuration, []byte(`
+	f.must(os.WriteFile(configuration, []byte(`
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 clientConnection: {kubeconfig: /etc/kubernetes/scheduler.conf}
@@ -101,14 +101,14 @@ profiles: [{schedulerName: default-scheduler}, {schedulerName: another-profile}]
 	const at = "/etc/kubernetes/scheduler.yaml"
 	write("example.com/other-scheduler:v1", "\n    - --config="+at, "\n    - {mountPath: "+at+", name: config, readOnly: true}",
 		"\n  - hostPath: {path: "+configuration+", type: File}\n    name: config")
-	w.running("default", "new")
-	if e := w.event("new", "Scheduled"); e.ReportingController != "another-profile" {
+	f.waitForPod("default", "new")
+	if e := f.waitForEvent("new", "Scheduled"); e.ReportingController != "another-profile" {
 		t.Errorf("%+v", e)
 	}
-	mirror := until(w, w.CoreV1().Pods("kube-system"), "kube-scheduler-node-1", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
+	mirror := waitFor(f, f.CoreV1().Pods("kube-system"), "kube-scheduler-node-1", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
 	if image := mirror.Spec.Containers[0].Image; image != "example.com/other-scheduler:v1" || mirror.Status.ContainerStatuses[0].Image != image {
 		t.Errorf("the mirror Pod has image %s, %+v", image, mirror.Status.ContainerStatuses)
 	}
-	w.pod("usual-too")
-	w.running("default", "usual-too")
+	f.createPod("usual-too")
+	f.waitForPod("default", "usual-too")
 }

@@ -20,37 +20,37 @@ const repository = "../../.."
 
 // terminal is a folder in which commands are typed. kubectl and trellis are in PATH, and talk to the world's server.
 type terminal struct {
-	*world
+	*fixture
 	dir   string
 	env   []string
-	enter []string // what begins a command line on another machine
+	prefix []string // what begins a command line on another machine
 }
 
-// terminal builds the programs of the repository's own module that are typed there, beside kubectl.
-func (w *world) terminal(dir string, packages ...string) *terminal {
-	w.Helper()
+// newTerminal builds the programs of the repository's own module that are typed there, beside kubectl.
+func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
+	f.Helper()
 	bin := filepath.Join(dir, "path")
-	w.must(os.MkdirAll(bin, 0o755))
-	w.build(bin, append([]string{"./cmd/trellis"}, packages...)...)
-	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
-	return &terminal{world: w, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+w.server.Kubeconfig, "CGO_ENABLED=")}
+	f.must(os.MkdirAll(bin, 0o755))
+	f.buildPrograms(bin, append([]string{"./cmd/trellis"}, packages...)...)
+	f.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
+	return &terminal{fixture: f, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+f.server.Kubeconfig, "CGO_ENABLED=")}
 }
 
-// build builds programs of the repository's own module into a folder.
-func (w *world) build(into string, packages ...string) {
-	w.Helper()
+// buildPrograms builds programs of the repository's own module into a folder.
+func (f *fixture) buildPrograms(into string, packages ...string) {
+	f.Helper()
 	if testing.Short() {
-		w.Skip("builds the programs; left out with -short")
+		f.Skip("builds the programs; left out with -short")
 	}
 	build := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
 	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
-	if out, err := outside(w.T, build); err != nil {
-		w.Fatalf("%v\n%s", err, out)
+	if out, err := runInHostNetwork(f.T, build); err != nil {
+		f.Fatalf("%v\n%s", err, out)
 	}
 }
 
-// has puts a link to a file into the folder.
-func (t *terminal) has(name, file string) {
+// link puts a link to a file into the folder.
+func (t *terminal) link(name, file string) {
 	t.Helper()
 	_, err := os.Stat(file)
 	t.must(err)
@@ -60,33 +60,33 @@ func (t *terminal) has(name, file string) {
 	t.must(os.Symlink(file, filepath.Join(t.dir, name)))
 }
 
-// types types commands, up to the first that fails.
-func (t *terminal) types(commands string) (said string, err error) {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+// run types commands, up to the first that fails.
+func (t *terminal) run(commands string) (output string, err error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*testTimeout)
 	defer cancel()
-	line := slices.Concat(t.enter, []string{"sh", "-eu", "-c", commands})
+	line := slices.Concat(t.prefix, []string{"sh", "-eu", "-c", commands})
 	c := exec.CommandContext(ctx, line[0], line[1:]...)
-	c.Dir, c.Env, c.WaitDelay = t.dir, t.env, patience
+	c.Dir, c.Env, c.WaitDelay = t.dir, t.env, testTimeout
 	out, err := c.CombinedOutput()
 	return string(out), err
 }
 
-// reads types a block of a page as its reader does: a folder that one goes to, and a variable that it exports, are those of the next as well.
-func (t *terminal) reads(block string) (said string, err error) {
+// runBlock types a block of a page as its reader does: a folder that one goes to, and a variable that it exports, are those of the next as well.
+func (t *terminal) runBlock(block string) (output string, err error) {
 	session := filepath.Join(t.dir, ".session")
-	return t.types(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s", session, block))
+	return t.run(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s", session, block))
 }
 
-// shows types commands that pass. They print these lines, in any order, among others.
-func (t *terminal) shows(commands, lines string) {
+// expect types commands that pass. They print these lines, in any order, among others.
+func (t *terminal) expect(commands, lines string) {
 	t.Helper()
-	said, err := t.types(commands)
+	output, err := t.run(commands)
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", commands, err, said)
+		t.Fatalf("%s: %v\n%s", commands, err, output)
 	}
 	for line := range strings.Lines(lines) {
-		if line = mask(line); strings.Trim(line, ".\n") != "" && !strings.Contains(mask(said), line) {
-			t.Errorf("%s: there is no line %q in\n%s", commands, line, said)
+		if line = mask(line); strings.Trim(line, ".\n") != "" && !strings.Contains(mask(output), line) {
+			t.Errorf("%s: there is no line %q in\n%s", commands, line, output)
 		}
 	}
 }
@@ -115,23 +115,23 @@ func mask(text string) string {
 	return text
 }
 
-// comes types a command until it says these words, however it ends.
-func (t *terminal) comes(command, words string) {
+// expectEventually types a command until it says these words, however it ends.
+func (t *terminal) expectEventually(command, words string) {
 	t.Helper()
-	said := ""
-	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*patience, true, func(context.Context) (bool, error) {
-		said, _ = t.types(command)
-		return strings.Contains(said, words), nil
+	output := ""
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*testTimeout, true, func(context.Context) (bool, error) {
+		output, _ = t.run(command)
+		return strings.Contains(output, words), nil
 	})
 	if err != nil {
-		t.Fatalf("%s: it does not say %q, but\n%s", command, words, said)
+		t.Fatalf("%s: it does not say %q, but\n%s", command, words, output)
 	}
 }
 
-// twoNodes returns once kubectl lists two that are ready.
-func (t *terminal) twoNodes() {
+// waitForTwoNodes returns once kubectl lists two that are ready.
+func (t *terminal) waitForTwoNodes() {
 	t.Helper()
-	t.shows(`kubectl wait --for=create node/node-1 --timeout=60s
+	t.expect(`kubectl wait --for=create node/node-1 --timeout=60s
 kubectl wait --for=create node/node-2 --timeout=60s
 kubectl wait --for=condition=Ready node/node-1 node/node-2 --timeout=60s
 kubectl get nodes`, "NAME STATUS ROLES AGE VERSION\nnode-1 Ready <none> 1s v1.37.1")

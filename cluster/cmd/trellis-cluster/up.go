@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
 
-// up are all parts, a process each.
-type up struct {
+// upCommand are all parts, a process each.
+type upCommand struct {
 	kubeconfig     string
 	qps            float32
 	burst          int32
@@ -25,11 +25,11 @@ type up struct {
 	nodeCount      int
 	kubeProxy      bool
 	logging        *pflag.FlagSet
-	machine
+	nodeFlags
 }
 
 func newUp() *cobra.Command {
-	var u up
+	var u upCommand
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "All of it: controllers, scheduler, nodes, addresses of Services",
@@ -57,27 +57,27 @@ one of them may be a scheduler.`,
 }
 
 // run keeps the parts until ctx ends, or one cannot begin.
-func (u *up) run(ctx context.Context) error {
+func (u *upCommand) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
-		u.kubeconfig = usual()
+		u.kubeconfig = defaultKubeconfig()
 	}
 	running, ctx := errgroup.WithContext(ctx)
-	for _, p := range append(u.elected(), u.nodes()...) {
+	for _, p := range append(u.electedParts(), u.nodeParts()...) {
 		u.logging.VisitAll(func(f *pflag.Flag) {
 			if f.Changed {
 				p.args = slices.Insert(p.args, 1, "--"+f.Name+"="+f.Value.String())
 			}
 		})
-		running.Go(func() error { return p.keep(ctx) })
+		running.Go(func() error { return p.supervise(ctx) })
 	}
 	if u.kubeProxy && u.nodeCount > 0 && u.network != string(runtime.HostNetwork) {
-		running.Go(func() error { return u.proxy(ctx) })
+		running.Go(func() error { return u.runProxy(ctx) })
 	}
 	return running.Wait()
 }
 
-// elected are the parts that act in one place of a cluster.
-func (u *up) elected() []part {
+// electedParts are the parts that act in one place of a cluster.
+func (u *upCommand) electedParts() []part {
 	args := []string{"--kubeconfig=" + u.kubeconfig, fmt.Sprintf("--kube-api-qps=%v", u.qps), fmt.Sprintf("--kube-api-burst=%d", u.burst)}
 	if os.Geteuid() == 0 {
 		args = append(args, "--authentication-kubeconfig="+u.kubeconfig, "--authorization-kubeconfig="+u.kubeconfig)
@@ -109,8 +109,8 @@ func servingPort(usual int) []string {
 	return nil
 }
 
-// usual is the kubeconfig that kubectl would take; "" if there is none.
-func usual() string {
+// defaultKubeconfig is the kubeconfig that kubectl would take; "" if there is none.
+func defaultKubeconfig() string {
 	file := clientcmd.NewDefaultClientConfigLoadingRules().GetDefaultFilename()
 	if _, err := os.Stat(file); err != nil {
 		return ""

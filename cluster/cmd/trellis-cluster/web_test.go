@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// website is where the web server has its pages, and the file that makes it sick.
-const website = "/usr/share/nginx/html"
+// pagesDir is where the web server has its pages, and the file that makes it sick.
+const pagesDir = "/usr/share/nginx/html"
 
 // serveWeb is the program that stands for a web server's image: HTTP at ports 80 and 8080, HTTPS at 443, and gRPC's health protocol at 9000. It
 // says who it is, or the page that is asked for, and what it is asked. It ends in order.
@@ -33,9 +33,9 @@ func serveWeb() {
 	}
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println(r.Method, r.URL.Path)
-		if sick() {
+		if failing() {
 			http.Error(w, "sick", http.StatusInternalServerError)
-		} else if page, err := os.ReadFile(filepath.Join(website, filepath.Clean(r.URL.Path))); err == nil {
+		} else if page, err := os.ReadFile(filepath.Join(pagesDir, filepath.Clean(r.URL.Path))); err == nil {
 			_, _ = w.Write(page)
 		} else {
 			fmt.Fprintln(w, host, os.Getenv("VERSION"))
@@ -62,8 +62,8 @@ func serveWeb() {
 	os.Exit(0)
 }
 
-func sick() bool {
-	_, err := os.Stat(filepath.Join(website, "sick"))
+func failing() bool {
+	_, err := os.Stat(filepath.Join(pagesDir, "sick"))
 	return err == nil
 }
 
@@ -73,7 +73,7 @@ type health struct {
 
 func (health) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
 	status := grpc_health_v1.HealthCheckResponse_SERVING
-	if sick() {
+	if failing() {
 		status = grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	}
 	return &grpc_health_v1.HealthCheckResponse{Status: status}, nil

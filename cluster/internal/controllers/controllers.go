@@ -1,4 +1,5 @@
-// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself.
+// Package controllers runs upstream's kube-controller-manager without the controllers that the API server itself runs.
+// It must not import other packages of this module.
 package controllers
 
 import (
@@ -22,12 +23,12 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
-// Lease is the name of the one that a manager of controllers holds by default. It is not kube-controller-manager's, which servers of
-// Trellis hold that have a store in common.
-const Lease = "trellis-cluster-controllers"
+// leaseName is the default name of the Lease for the leader election between managers. It differs from the name that
+// kube-controller-manager uses, because Trellis servers with a shared store hold that Lease.
+const leaseName = "trellis-cluster-controllers"
 
-// usual are the controllers that run by default.
-var usual = []string{
+// defaultControllers are the controllers that run by default.
+var defaultControllers = []string{
 	names.DeploymentController,
 	names.ReplicaSetController,
 	names.ReplicationControllerController,
@@ -45,26 +46,29 @@ var usual = []string{
 	names.PersistentVolumeProtectionController,
 }
 
-// Manager is kube-controller-manager with flags that are not parsed yet.
+// Manager is an instance of kube-controller-manager. A command must parse its flags before Run.
 type Manager struct {
 	options *options.KubeControllerManagerOptions
 	flags   cliflag.NamedFlagSets
 }
 
-// New returns one that has its defaults.
+// New returns a Manager with default options.
 func New() *Manager {
 	o, err := options.NewKubeControllerManagerOptions()
 	if err != nil {
-		panic(err) // its defaults cannot be made
+		panic(err) // upstream's defaults are invalid
 	}
-	o.Generic.Controllers = usual
-	o.Generic.LeaderElection.ResourceName = Lease
-	m := &Manager{options: o, flags: o.Flags(app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())}
+	o.Generic.Controllers = defaultControllers
+	o.Generic.LeaderElection.ResourceName = leaseName
+	m := &Manager{
+		options: o,
+		flags:   o.Flags(app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()),
+	}
 	o.ParsedFlags = &m.flags
 	return m
 }
 
-// AddFlags declares the flags of a command that is this manager.
+// AddFlags adds the flags of m to cmd, and prints them in groups in its help.
 func (m *Manager) AddFlags(cmd *cobra.Command) {
 	for _, set := range m.flags.FlagSets {
 		cmd.Flags().AddFlagSet(set)
@@ -72,10 +76,12 @@ func (m *Manager) AddFlags(cmd *cobra.Command) {
 	cliflag.SetUsageAndHelpFunc(cmd, m.flags, 0)
 }
 
-// setUp puts logging and the feature gates in force as the flags say. They are the process's.
-func (m *Manager) setUp() error {
-	// Without this one, upstream exits the process at the end.
-	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true})
+// configureProcess applies the flags for logging and feature gates, which affect the whole process.
+func (m *Manager) configureProcess() error {
+	// Without this feature gate, upstream exits the process when Run ends.
+	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
+		string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true,
+	})
 	if err == nil {
 		err = compatibility.DefaultComponentGlobalsRegistry.Set()
 	}
@@ -85,8 +91,9 @@ func (m *Manager) setUp() error {
 	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
 }
 
-// theirs are the controllers that the API server runs. It is asked before upstream asks it, which gives up at once.
-func (m *Manager) theirs(ctx context.Context) ([]string, error) {
+// serverControllers returns the names of the controllers that the API server runs. It waits for the server. Upstream's
+// own first request does not wait, so Run calls serverControllers before upstream's code.
+func (m *Manager) serverControllers(ctx context.Context) ([]string, error) {
 	config, err := clientcmd.BuildConfigFromFlags(m.options.Master, m.options.Generic.ClientConnection.Kubeconfig)
 	if err != nil {
 		return nil, err
@@ -95,37 +102,38 @@ func (m *Manager) theirs(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return servers(ctx, client)
+	return controllersOfServer(ctx, client)
 }
 
-// Run runs the controllers until ctx is done, or until they lead no longer, which is an error.
+// Run runs the controllers until ctx is done, and then returns nil. It returns an error if it loses its Lease.
 func (m *Manager) Run(ctx context.Context) error {
-	if err := m.setUp(); err != nil {
+	if err := m.configureProcess(); err != nil {
 		return err
 	}
-	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // they watch what is deprecated as well
-	theirs, err := m.theirs(ctx)
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the controllers also watch deprecated resources
+	running, err := m.serverControllers(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
-		return fmt.Errorf("controllers: which ones the API server runs: %w", err)
+		return fmt.Errorf("controllers: query the controllers of the API server: %w", err)
 	}
-	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
+	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(),
+		app.ControllerAliases())
 	if err != nil {
 		return fmt.Errorf("controllers: %w", err)
 	}
-	klog.FromContext(ctx).Info("Controllers that the API server runs", "controllers", theirs)
+	klog.FromContext(ctx).Info("Controllers that the API server runs", "controllers", running)
 	chosen := &config.ComponentConfig.Generic.Controllers
-	for _, name := range theirs {
-		*chosen = slices.Insert(*chosen, 0, "-"+name) // what comes first counts
+	for _, name := range running {
+		*chosen = slices.Insert(*chosen, 0, "-"+name) // the first entry for a name wins
 	}
 	err = app.Run(ctx, config.Complete())
 	switch {
 	case ctx.Err() != nil:
 		return nil
 	case err == nil:
-		err = errors.New("they lead no longer")
+		err = errors.New("lost the Lease")
 	}
 	return fmt.Errorf("controllers: %w", err)
 }

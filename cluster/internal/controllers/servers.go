@@ -15,25 +15,27 @@ import (
 )
 
 const (
-	serversLease  = "trellis-serve"           // in kube-system, held by API servers of Trellis as long as they are there
-	theirsAre     = "trellis.dev/controllers" // its annotation that names the controllers which they run
-	lookForServer = time.Second
+	// serverLease is the name of the Lease in kube-system that running Trellis API servers hold.
+	serverLease = "trellis-serve"
+	// controllersAnnotation is the annotation of that Lease with the names of the controllers that the servers run.
+	controllersAnnotation = "trellis.dev/controllers"
+	pollInterval          = time.Second
 )
 
-// servers returns the names of the controllers that the API server runs by itself. It waits until the server is ready, or
-// refuses who asks.
-func servers(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
-	err = wait.PollUntilContextCancel(ctx, lookForServer, true, func(ctx context.Context) (bool, error) {
+// controllersOfServer returns the names of the controllers that the API server runs. It blocks until the server is
+// ready. It returns an error if the server does not authenticate the client or forbids it to read the Lease.
+func controllersOfServer(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
+	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		ready, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 			klog.FromContext(ctx).Error(err, "Waiting for the API server", "answer", string(ready))
 			return false, nil
 		}
-		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, serversLease, metav1.GetOptions{})
+		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, serverLease, metav1.GetOptions{})
 		switch {
 		case err == nil:
 			known := app.KnownControllers()
-			names = strings.Split(lease.Annotations[theirsAre], ",")
+			names = strings.Split(lease.Annotations[controllersAnnotation], ",")
 			names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(known, name) })
 			return true, nil
 		case apierrors.IsNotFound(err):
@@ -41,7 +43,7 @@ func servers(ctx context.Context, client kubernetes.Interface) (names []string, 
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			return false, err
 		}
-		klog.FromContext(ctx).Error(err, "The API server does not answer yet")
+		klog.FromContext(ctx).Error(err, "Waiting for the API server")
 		return false, nil
 	})
 	return names, err

@@ -1,5 +1,5 @@
-// Package proxy is upstream's kube-proxy: rules in the kernel by which the addresses of Services answer on this machine. It can run
-// beside other parts in one process, and knows nothing of these.
+// Package proxy runs upstream's kube-proxy, which makes the addresses of Services reachable on this machine by rules in
+// the kernel. Other parts can run in the same process. The package must not import other packages of this module.
 package proxy
 
 import (
@@ -27,43 +27,44 @@ import (
 
 const name = "kube-proxy"
 
-// Command is upstream's, with rules of nftables unless its flags say otherwise. It has the process for itself, which it ends when its
-// Node changes.
+// Command returns upstream's command of kube-proxy, with nftables as the default mode. No other part may run in the
+// same process, because the command exits the process when its Node changes.
 func Command() *cobra.Command {
 	cmd := app.NewProxyCommand()
 	mode := cmd.Flags().Lookup("proxy-mode")
 	mode.DefValue = string(proxyconfig.ProxyModeNFTables)
 	if err := mode.Value.Set(mode.DefValue); err != nil {
-		panic(err) // upstream knows it no more
+		panic(err) // upstream has removed the mode
 	}
-	cmd.PreRunE = func(*cobra.Command, []string) error { return claim() }
+	cmd.PreRunE = func(*cobra.Command, []string) error { return acquireLock() }
 	return cmd
 }
 
-// Options is what a proxy beside other parts of its process is made of.
+// Options holds the settings of a kube-proxy that shares its process with other parts.
 type Options struct {
 	Client  *rest.Config
-	Node    string // the name of one that this machine is
-	Address net.IP // this machine's, at which NodePorts answer
-	PodCIDR string // where Pods of this machine have their addresses
+	Node    string // name of a Node of this machine
+	Address net.IP // address of this machine for NodePorts
+	PodCIDR string // address range of the Pods on this machine
 }
 
-// Run keeps the rules until ctx ends; they stay, as Pods do. Where this machine cannot have them, it says so in the log, and that is
-// all.
+// Run maintains the rules until ctx ends. The rules remain after that, as do Pods. If this machine does not support the
+// rules, Run logs the reason and returns nil. While another process holds the lock, Run waits.
 func Run(ctx context.Context, o Options) error {
-	server, err := o.server(ctx)
-	for errors.Is(err, errTaken) {
-		klog.FromContext(ctx).Info("Waiting to be kube-proxy", "because", err)
+	server, err := o.newServer(ctx)
+	for errors.Is(err, errLocked) {
+		klog.FromContext(ctx).Info("Waiting to start kube-proxy", "reason", err)
 		select {
-		case <-time.After(retryClaim):
+		case <-time.After(lockRetryInterval):
 		case <-ctx.Done():
 			return nil
 		}
-		server, err = o.server(ctx)
+		server, err = o.newServer(ctx)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "No kube-proxy: cluster IPs of Services are not routed; Pods find the API server by KUBERNETES_SERVICE_HOST all the same. "+
-			"It takes root, nft 1.0.1 (the package nftables), Linux 5.13 with nf_tables, and no other one on this machine")
+		klog.FromContext(ctx).Error(err, "No kube-proxy: cluster IPs of Services are not routed, "+
+			"but Pods still reach the API server through KUBERNETES_SERVICE_HOST. kube-proxy requires root, "+
+			"nft 1.0.1 (the package nftables), Linux 5.13 with nf_tables, and no other kube-proxy on this machine")
 		return nil
 	}
 	ended := make(chan error, 1)
@@ -71,26 +72,27 @@ func Run(ctx context.Context, o Options) error {
 	select {
 	case err := <-ended:
 		return fmt.Errorf("%s: %w", name, err)
-	case <-ctx.Done(): // upstream's parts end with the process
+	case <-ctx.Done(): // upstream's goroutines run until the process exits
 		return nil
 	}
 }
 
-// retryClaim is how often it is tried to be the one kube-proxy of a machine.
-const retryClaim = 5 * time.Second
+// lockRetryInterval is the interval between attempts to acquire the lock of a machine.
+const lockRetryInterval = 5 * time.Second
 
-// server is upstream's server without its NodeManager, which waits for a Node and exits the process when that changes.
-func (o *Options) server(ctx context.Context) (_ *app.ProxyServer, err error) {
+// newServer returns upstream's server without its NodeManager. The NodeManager waits for a Node, and exits the process
+// when the Node changes.
+func (o *Options) newServer(ctx context.Context) (_ *app.ProxyServer, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("not root")
 	}
-	if err := claim(); err != nil {
+	if err := acquireLock(); err != nil {
 		return nil, err
 	}
 	defer func() {
-		if err != nil { // another one, with other flags, may be able to
-			claimed.Close()
-			claimed = nil
+		if err != nil { // release the lock, because a kube-proxy with other flags may succeed
+			lockFile.Close()
+			lockFile = nil
 		}
 	}()
 	client, err := kubernetes.NewForConfig(o.Client)
@@ -103,7 +105,9 @@ func (o *Options) server(ctx context.Context) (_ *app.ProxyServer, err error) {
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
 	recorder := broadcaster.NewRecorder(scheme.Scheme, name)
-	rules, err := nftables.NewProxier(ctx, config, corev1.IPv4Protocol, proxyutil.NewDetectLocalByCIDR(o.PodCIDR), o.Node, o.Address, recorder, nil, false)
+	local := proxyutil.NewDetectLocalByCIDR(o.PodCIDR)
+	rules, err := nftables.NewProxier(
+		ctx, config, corev1.IPv4Protocol, local, o.Node, o.Address, recorder, nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -113,11 +117,11 @@ func (o *Options) server(ctx context.Context) (_ *app.ProxyServer, err error) {
 	}, nil
 }
 
-// bridged says whether the kernel translates also what a bridge passes on.
-const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+// bridgeNetfilter is the sysctl that applies netfilter's rules to packets between ports of a bridge.
+const bridgeNetfilter = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 
-// config is upstream's by default, without what it would take hold of beside the rules: ports, and what becomes of the process when
-// memory is short.
+// config returns upstream's default configuration. It removes the settings that affect more than the rules: the ports
+// for metrics and health, and the OOM score of the process.
 func (o *Options) config() (*proxyconfig.KubeProxyConfiguration, error) {
 	var defaults proxyv1alpha1.KubeProxyConfiguration
 	scheme.Scheme.Default(&defaults)
@@ -129,38 +133,41 @@ func (o *Options) config() (*proxyconfig.KubeProxyConfiguration, error) {
 	ports := &net.IPNet{IP: o.Address, Mask: net.CIDRMask(bits, bits)}
 	config.Mode, config.NodePortAddresses = proxyconfig.ProxyModeNFTables, []string{ports.String()}
 	config.MetricsBindAddress, config.HealthzBindAddress, config.Linux.OOMScoreAdj = "", "", nil
-	// What a Pod answers to another one of its bridge does not come by here, and would have the wrong sender, unless the kernel has
-	// what bridges pass on go by here, too. Where it cannot (br_netfilter is not there), Pods see the bridge in place of who calls.
-	config.Linux.MasqueradeAll = os.WriteFile(bridged, []byte("1"), 0) != nil
+	// A response between two Pods of the same bridge bypasses the rules and would have the wrong source address. The
+	// sysctl applies the rules to such packets. Without the module br_netfilter the sysctl does not exist. The rules
+	// then masquerade all connections, so Pods see the address of the bridge in place of the caller's.
+	config.Linux.MasqueradeAll = os.WriteFile(bridgeNetfilter, []byte("1"), 0) != nil
 	return &config, nil
 }
 
-// errTaken says that another process has the claim.
-var errTaken = errors.New("another kube-proxy of trellis-cluster runs on this machine")
+// errLocked is the error of acquireLock when another process holds the lock.
+var errLocked = errors.New("another kube-proxy of trellis-cluster runs on this machine")
 
-// claimed is held as long as the process lives, once it is.
-var claimed *os.File
+// lockFile is the open, locked file, or nil. After a successful start the process holds the lock until it exits.
+var lockFile *os.File
 
-// claim sees to it that there is one proxy for a network namespace: its rules are in one place.
-func claim() error {
-	if claimed != nil {
+// acquireLock locks a file for the network namespace of this process. Only one kube-proxy can run in a network
+// namespace, because all would write the same table of rules.
+func acquireLock() error {
+	if lockFile != nil {
 		return nil
 	}
-	var space unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/net", &space); err != nil {
+	var namespace unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &namespace); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(fmt.Sprintf("/run/trellis-cluster-kube-proxy-%d.lock", space.Ino), os.O_CREATE|os.O_RDWR, 0o600)
+	path := fmt.Sprintf("/run/trellis-cluster-kube-proxy-%d.lock", namespace.Ino)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if err == unix.EWOULDBLOCK {
-			return errTaken
+			return errLocked
 		}
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
-	claimed = f
+	lockFile = f
 	return nil
 }

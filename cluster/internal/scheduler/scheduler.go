@@ -1,4 +1,5 @@
-// Package scheduler is upstream's kube-scheduler. It takes configurations of versions that upstream has dropped.
+// Package scheduler runs upstream's kube-scheduler, which also reads configurations of versions that upstream has
+// removed. It must not import other packages of this module.
 package scheduler
 
 import (
@@ -8,13 +9,14 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 )
 
-// Name is that of upstream's program.
+// Name is the file name of upstream's program.
 const Name = "kube-scheduler"
 
-// Command is upstream's. It heeds signals, and exits the process when it leads no longer.
+// Command returns upstream's command. It handles signals, and exits the process when it loses its Lease. Only one call
+// per process is permitted, because Command changes upstream's global scheme.
 func Command() *cobra.Command {
-	acceptOld(scheme.Scheme, warn)
+	addRemovedVersions(scheme.Scheme, warn)
 	return app.NewSchedulerCommand()
 }
 
-func warn(what string) { klog.Background().Info("Warning: " + what) }
+func warn(message string) { klog.Background().Info("Warning: " + message) }

@@ -14,8 +14,8 @@ import (
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string
 
-// nameRelease has the parts say which release of Kubernetes they are.
-func nameRelease() {
+// setVersion has the parts say which release of Kubernetes they are.
+func setVersion() {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || !strings.Contains(gitVersion, "$Format") {
 		return

@@ -14,14 +14,14 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// apartVariable is set where the tests have a network of their own.
-const apartVariable = "CLUSTER_TEST_APART"
+// isolatedVariable is set where the tests have a network of their own.
+const isolatedVariable = "CLUSTER_TEST_APART"
 
-// apart returns in a network namespace with one address, and a way out that leads nowhere: kube-proxy's rules are one for such a
+// isolateNetwork returns in a network namespace with one address, and a way out that leads nowhere: kube-proxy's rules are one for such a
 // namespace, and must not be mixed with those of the machine, or of another run of the tests.
-func apart() {
-	if os.Getenv(apartVariable) != "" {
-		if err := furnish(); err != nil {
+func isolateNetwork() {
+	if os.Getenv(isolatedVariable) != "" {
+		if err := configureNetwork(); err != nil {
 			panic(err)
 		}
 		return
@@ -33,7 +33,7 @@ func apart() {
 	runtime.LockOSThread() // whose end the process takes for ours
 	c := exec.Command(self, os.Args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-	c.Env = append(os.Environ(), apartVariable+"=1")
+	c.Env = append(os.Environ(), isolatedVariable+"=1")
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := c.Run(); c.ProcessState == nil {
 		panic(err)
@@ -41,7 +41,7 @@ func apart() {
 	os.Exit(c.ProcessState.ExitCode())
 }
 
-func furnish() error {
+func configureNetwork() error {
 	link := netlink.NewLinkAttrs()
 	link.Name = "way0"
 	errs := []error{netlink.LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: "way1"})}
@@ -61,10 +61,10 @@ func furnish() error {
 	return errors.Join(errs...)
 }
 
-// outside runs a command in the network that the tests were started in: go may want a module.
-func outside(t *testing.T, c *exec.Cmd) (out []byte, err error) {
+// runInHostNetwork runs a command in the network that the tests were started in: go may want a module.
+func runInHostNetwork(t *testing.T, c *exec.Cmd) (out []byte, err error) {
 	t.Helper()
-	if os.Getenv(apartVariable) == "" {
+	if os.Getenv(isolatedVariable) == "" {
 		return c.CombinedOutput()
 	}
 	done := make(chan struct{})
