@@ -25,7 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// workersManifest can be scaled, and say which Pods are theirs. Metrics of the outside come from another API server.
+// workersManifest creates a custom kind with the subresource scale, and an APIService for external metrics with a backend
+// on this machine.
 const workersManifest = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -64,7 +65,7 @@ spec: {replicas: 1}
 status: {replicas: 1, selector: app=queue}
 `
 
-// serveMetrics serves one, of which there are 35.
+// serveMetrics serves the API of external metrics, with the metric queue_length of value 35.
 func serveMetrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path != "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/queue_length" {
@@ -76,12 +77,13 @@ func serveMetrics(w http.ResponseWriter, r *http.Request) {
 		"items": [{"metricName": "queue_length", "metricLabels": {}, "timestamp": "2026-01-01T00:00:00Z", "value": "35"}]}`)
 }
 
-// SUB-025: a HorizontalPodAutoscaler scales objects of a custom kind, by a metric that an aggregated API serves.
+// TestAutoscalingOfCustomKinds checks that a HorizontalPodAutoscaler scales objects of a custom kind by a metric of an
+// aggregated API. SUB-025
 func TestAutoscalingOfCustomKinds(t *testing.T) {
 	f := newFixture(t, 0, testserver.LocalServices("default/metrics"))
-	other := httptest.NewTLSServer(http.HandlerFunc(serveMetrics))
-	t.Cleanup(other.Close)
-	at, err := url.Parse(other.URL)
+	backend := httptest.NewTLSServer(http.HandlerFunc(serveMetrics))
+	t.Cleanup(backend.Close)
+	at, err := url.Parse(backend.URL)
 	f.must(err)
 	f.must(manifests.Apply(t.Context(), f.server.Config, []string{f.writeFile("workers.yaml", fmt.Sprintf(workersManifest, at.Port()))}, io.Discard))
 	f.startUp("--horizontal-pod-autoscaler-sync-period=500ms")
@@ -104,7 +106,8 @@ func TestAutoscalingOfCustomKinds(t *testing.T) {
 	})
 }
 
-// SUB-028: of Pods of a custom kind a budget counts as many as /scale says. What is beyond it cannot be evicted.
+// TestBudgetOfCustomKinds checks that a PodDisruptionBudget expects as many Pods of a custom kind as its /scale specifies, and
+// that evictions beyond the budget fail. SUB-028
 func TestBudgetOfCustomKinds(t *testing.T) {
 	f := newFixture(t, 1)
 	f.must(manifests.Apply(t.Context(), f.server.Config, []string{f.writeFile("workers.yaml", fmt.Sprintf(workersManifest, "443"))}, io.Discard))
@@ -130,12 +133,12 @@ func TestBudgetOfCustomKinds(t *testing.T) {
 		return b.Status.ExpectedPods == 3 && b.Status.CurrentHealthy == 2 && b.Status.DisruptionsAllowed == 0
 	})
 	if err := evict("a"); !apierrors.IsTooManyRequests(err) {
-		t.Errorf("with one of three missing: %v", err)
+		t.Errorf("evict while one of three Pods is missing: got %v, want 429", err)
 	}
 	f.createPod("c", withLabel("app", "queue"), of)
 	waitFor(f, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
 	f.must(evict("a"))
 	if err := evict("b"); !apierrors.IsTooManyRequests(err) {
-		t.Errorf("beyond the budget: %v", err)
+		t.Errorf("evict beyond the budget: got %v, want 429", err)
 	}
 }

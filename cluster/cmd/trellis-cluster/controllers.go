@@ -10,9 +10,10 @@ func newControllers() *cobra.Command {
 	manager := controllers.New()
 	cmd := &cobra.Command{
 		Use:   "controllers",
-		Short: "The controllers alone, with the flags of kube-controller-manager",
-		Long: `The controllers of kube-controller-manager, with its flags. Those that the API server runs by itself do not run here,
-whatever --controllers says.`,
+		Short: "Run only the controllers, with the flags of kube-controller-manager",
+		Long: `Run the controllers of kube-controller-manager, with its flags.
+
+Controllers that the API server itself runs do not run here, even if --controllers names them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return manager.Run(cmd.Context())

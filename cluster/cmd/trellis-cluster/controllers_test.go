@@ -17,14 +17,17 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// startUp starts trellis-cluster up with flags for its controllers.
-func (w *fixture) startUp(flags ...string) *process {
-	w.Helper()
-	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0", "--nodes=0"}
-	for _, f := range flags {
-		args = append(args, "--kube-controller-manager-arg="+f)
+// startUp starts trellis-cluster up without nodes, with flags for its controllers.
+func (f *fixture) startUp(flags ...string) *process {
+	f.Helper()
+	args := []string{
+		"up", "--kubeconfig=" + f.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
+		"--kube-scheduler-arg=--secure-port=0", "--nodes=0",
 	}
-	return startProgram(w.T, "trellis-cluster", args...)
+	for _, flag := range flags {
+		args = append(args, "--kube-controller-manager-arg="+flag)
+	}
+	return startProgram(f.T, "trellis-cluster", args...)
 }
 
 var webLabels = map[string]string{"app": "web"}
@@ -37,7 +40,7 @@ func podTemplate(change ...func(*corev1.Pod)) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
 }
 
-// endSuccessfully is a Pod that ends well.
+// endSuccessfully makes a simulated Pod end with the phase Succeeded.
 func endSuccessfully(p *corev1.Pod) {
 	p.Spec.RestartPolicy = corev1.RestartPolicyNever
 	p.Annotations = map[string]string{testserver.OutcomeAnnotation: string(corev1.PodSucceeded)}
@@ -45,8 +48,9 @@ func endSuccessfully(p *corev1.Pod) {
 
 func objectMeta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// SCD-008: what has a template gets its Pods, each is bound and runs; one that is killed is replaced. A budget says how many of them
-// may go. All parts end well when up is interrupted.
+// TestUp checks that each kind with a Pod template gets its Pods, that they are bound and run, and that a deleted Pod is
+// replaced. It checks that a PodDisruptionBudget permits the right number of disruptions, and that all parts release their
+// Leases and exit with code 0 when up is interrupted. SCD-008
 func TestUp(t *testing.T) {
 	f := newFixture(t, 2)
 	p := f.startUp()
@@ -63,8 +67,8 @@ func TestUp(t *testing.T) {
 	f.must(err)
 	f.must(f.CoreV1().Pods("default").Delete(ctx, pods.Items[0].Name, metav1.DeleteOptions{}))
 	waitFor(f, f.CoreV1().Pods("default"), "", func(p *corev1.Pod) bool {
-		for _, was := range pods.Items {
-			if was.Name == p.Name {
+		for _, old := range pods.Items {
+			if old.Name == p.Name {
 				return false
 			}
 		}
@@ -87,28 +91,28 @@ func TestUp(t *testing.T) {
 	for _, name := range []string{"kube-scheduler", "trellis-cluster-controllers"} {
 		l, err := f.CoordinationV1().Leases("kube-system").Get(ctx, name, metav1.GetOptions{})
 		if err != nil || *l.Spec.HolderIdentity != "" {
-			t.Errorf("%s has not been given up: %+v %v", name, l, err)
+			t.Errorf("Lease %s is not released: %+v, error %v", name, l, err)
 		}
 	}
 }
 
-// A mistake in the flags of a part ends all of them at once. It is told.
+// TestInvalidFlagsOfParts checks that invalid flags of a part end up with exit code 1 and an error in the output.
 func TestInvalidFlagsOfParts(t *testing.T) {
 	f := newFixture(t, 0)
-	for flag, output := range map[string]string{
+	for flag, want := range map[string]string{
 		"--kube-scheduler-arg=--none":              "unknown flag: --none",
 		"--kube-controller-manager-arg=--none":     "unknown flag: --none",
 		"--kube-scheduler-arg=--config=/none.yaml": "open /none.yaml: no such file or directory",
 		"--pod-cidr=none":                          "--pod-cidr: ",
 	} {
 		p := startProgram(t, "trellis-cluster", "up", "--kubeconfig="+f.server.Kubeconfig, "--root-dir="+t.TempDir(), flag)
-		if code := p.wait(); code != 1 || !strings.Contains(p.output(), output) {
-			t.Errorf("%s: exit code %d", flag, code)
+		if code := p.wait(); code != 1 || !strings.Contains(p.output(), want) {
+			t.Errorf("%s: got exit code %d and\n%s\nwant 1 and %q", flag, code, p.output(), want)
 		}
 	}
 }
 
-// Jobs end, and a CronJob makes one when it is due.
+// TestJobs checks that a Job completes, and that a CronJob creates a Job when it is due.
 func TestJobs(t *testing.T) {
 	f := newFixture(t, 1)
 	f.startUp()
@@ -122,13 +126,13 @@ func TestJobs(t *testing.T) {
 		Schedule: "0 0 1 1 *", JobTemplate: batchv1.JobTemplateSpec{Spec: spec},
 	}}, metav1.CreateOptions{})
 	f.must(err)
-	cron.Status.LastScheduleTime = &metav1.Time{Time: time.Now().AddDate(-1, 0, -1)} // so that it is due
+	cron.Status.LastScheduleTime = &metav1.Time{Time: time.Now().AddDate(-1, 0, -1)} // makes it due
 	_, err = crons.UpdateStatus(t.Context(), cron, metav1.UpdateOptions{})
 	f.must(err)
 	waitFor(f, jobs, "", func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "yearly-") && complete(j) })
 }
 
-// A node that nothing is heard of is tainted, and its Pods leave.
+// TestUnreachableNode checks that a node without heartbeats is tainted and that its Pods are evicted.
 func TestUnreachableNode(t *testing.T) {
 	f := newFixture(t, 1)
 	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")}, metav1.CreateOptions{})
@@ -153,7 +157,8 @@ func TestUnreachableNode(t *testing.T) {
 	waitFor(f, f.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
-// Of two that are elected, one runs its controllers. When it ends, the other does.
+// TestControllerElection checks that only one of two instances runs its controllers, and the other one after the first has
+// ended.
 func TestControllerElection(t *testing.T) {
 	f := newFixture(t, 1)
 	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1", "--leader-elect-retry-period=500ms", "-v=4"}
@@ -162,7 +167,7 @@ func TestControllerElection(t *testing.T) {
 	second := startProgram(t, "trellis-cluster", args...)
 	second.waitForOutput(1, "Lease is held by and has not yet expired", "kube-system/trellis-cluster-controllers")
 	if strings.Contains(second.output(), "Successfully acquired lease") {
-		t.Error("both lead")
+		t.Error("both instances hold the Lease")
 	}
 	if code := first.terminate(); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -174,10 +179,11 @@ func TestControllerElection(t *testing.T) {
 	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.Replicas == 1 })
 }
 
-// What the API server runs runs there alone, whatever the flags here say; what it does not run runs here.
+// TestControllersOfServer checks that trellis-cluster does not run the controllers that the API server runs, even if its
+// flags name them, and that it runs the other ones.
 func TestControllersOfServer(t *testing.T) {
-	for chosen, runs := range map[string]bool{"*": false, "-*": true} {
-		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{chosen} }))
+	for serverFlag, runs := range map[string]bool{"*": false, "-*": true} {
+		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{serverFlag} }))
 		p := startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0", "--leader-elect=false", "-v=1",
 			"--controllers=serviceaccount-controller,service-cidr-controller,deployment-controller")
 		p.waitForOutput(1, "Controller starting...", `controller="deployment-controller"`)
@@ -191,12 +197,13 @@ func TestControllersOfServer(t *testing.T) {
 		l, err := f.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
 		f.must(err)
 		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names, "serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
-			t.Errorf("%s: %s", chosen, names)
+			t.Errorf("--controllers=%s: got annotation %s", serverFlag, names)
 		}
 	}
 }
 
-// With credentials of their own, each controller is who its role is for.
+// TestServiceAccountCredentials checks that each controller uses the service account of its role with
+// --use-service-account-credentials.
 func TestServiceAccountCredentials(t *testing.T) {
 	f := newFixture(t, 1)
 	f.startUp("--use-service-account-credentials")

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// documents returns the files of the documentation that a pattern finds beside this checkout. Where there are none, it returns the files of the
-// same names in testdata/documents. These have the same objects in other words.
+// documents returns the files of the documentation of Kubernetes that match a pattern. They are beside this checkout. If they
+// do not exist, it returns the files of the same names in testdata/documents, which contain equivalent objects.
 func documents(t *testing.T, pattern string) []string {
 	t.Helper()
 	for _, folder := range []string{"../../../../shared/spec/examples", "testdata/documents"} {
@@ -18,16 +18,16 @@ func documents(t *testing.T, pattern string) []string {
 			return files
 		}
 	}
-	t.Fatalf("there is no document %s", pattern)
+	t.Fatalf("no document matches %s", pattern)
 	return nil
 }
 
-// document returns one of them.
+// document returns the only file that matches a pattern.
 func document(t *testing.T, pattern string) string {
 	t.Helper()
 	files := documents(t, pattern)
 	if len(files) != 1 {
-		t.Fatalf("document %s: %v", pattern, files)
+		t.Fatalf("%s matches %v, want one file", pattern, files)
 	}
 	return files[0]
 }

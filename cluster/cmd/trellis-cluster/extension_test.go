@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// runSteps types the steps of the documentation, by their numbers.
+// runSteps runs the steps of the documentation with the given numbers.
 func (t *terminal) runSteps(numbers ...string) {
 	t.Helper()
 	for _, n := range numbers {
@@ -27,10 +27,11 @@ func (t *terminal) runSteps(numbers ...string) {
 	}
 }
 
-// EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019 EXT-020 EXT-021 EXT-022
-// EXT-023 EXT-024 EXT-025 EXT-026 CRD-035: the steps of the documentation, from its files as they are, on two nodes. The extension server is
-// the Pod of a Deployment; its rights are what the steps give it, and what is not given yet is missing. It has its certificate from a Secret,
-// is found by its Service, is started again when it fails, and is looked at as any Pod.
+// TestExtensionServerPod follows the steps of the documentation with its unchanged files, on two nodes. It checks that the
+// extension server runs as the Pod of a Deployment and has only the rights that the steps grant. It checks the certificate
+// from a Secret, the Service, the restart after a failure, and kubectl commands for the Pod.
+// EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019
+// EXT-020 EXT-021 EXT-022 EXT-023 EXT-024 EXT-025 EXT-026 CRD-035
 func TestExtensionServerPod(t *testing.T) {
 	f := newFullFixture(t)
 	at := f.newTerminal(f.TempDir(), "./examples/extension-server")
@@ -52,13 +53,13 @@ func TestExtensionServerPod(t *testing.T) {
 	at.checkExtensionPod(f)
 }
 
-// checkExtensionPod looks at the extension server as at any Pod.
+// checkExtensionPod checks the extension server's Pod with the commands for any Pod.
 func (t *terminal) checkExtensionPod(f *fixture) {
 	t.Helper()
 	pods, err := f.CoreV1().Pods("wardle").List(t.Context(), metav1.ListOptions{LabelSelector: "app=wardle-server"})
 	t.must(err)
 	if len(pods.Items) != 1 {
-		t.Fatalf("Pods: %v", pods.Items)
+		t.Fatalf("got Pods %v, want one", pods.Items)
 	}
 	pod := pods.Items[0]
 	owner, err := f.AppsV1().ReplicaSets("wardle").Get(t.Context(), pod.OwnerReferences[0].Name, metav1.GetOptions{})
@@ -68,13 +69,13 @@ func (t *terminal) checkExtensionPod(f *fixture) {
 	}
 	last := pod.Status.ContainerStatuses[0]
 	if last.RestartCount == 0 || last.State.Running == nil || last.LastTerminationState.Terminated == nil || last.LastTerminationState.Terminated.ExitCode == 0 {
-		t.Errorf("it was to fail, and to be started again: %+v", last)
+		t.Errorf("got %+v, want a running container that failed and was restarted", last)
 	}
 	for _, resource := range []string{"endpointslices", "endpoints"} {
 		t.expect("kubectl -n wardle get "+resource+" -o wide", pod.Status.PodIP)
 	}
 	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
-	// The address of its Service leads to a server that shows the certificate of the volume, as the CA of step 02 has signed it.
+	// The server behind the Service presents the certificate of the volume, which the CA of step 02 has signed.
 	t.expect("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
 	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
 	t.expect("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
@@ -83,11 +84,12 @@ func (t *terminal) checkExtensionPod(f *fixture) {
 	t.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
 }
 
-// EXT-003, EXT-009, EXT-018, EXT-019, EXT-021: upstream's sample, from its own manifests, is the Pod of a Deployment, with its etcd.
+// TestUpstreamSamplePod checks that upstream's sample-apiserver and its etcd run as the Pod of a Deployment, from upstream's
+// manifests. EXT-003, EXT-009, EXT-018, EXT-019, EXT-021
 func TestUpstreamSamplePod(t *testing.T) {
 	peers := os.Getenv("TEST_PEERS")
 	if peers == "" {
-		t.Skip("TEST_PEERS names no folder with sample-apiserver and etcd: see peers/README.md")
+		t.Skip("TEST_PEERS is not a folder with sample-apiserver and etcd: see peers/README.md")
 	}
 	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/sample-apiserver")
 	list.Dir = filepath.Join(repository, "peers")
@@ -97,14 +99,14 @@ func TestUpstreamSamplePod(t *testing.T) {
 	}
 	f := newFullFixture(t)
 	at := f.newTerminal(f.TempDir())
-	etcd := filepath.Join(at.dir, "etcd") // which would have its data in the folder where it is started: the machine's
+	etcd := filepath.Join(at.dir, "etcd") // a script, because etcd stores its data in the working directory by default
 	f.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
 	f.startNodes(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
 	manifests := filepath.Join(strings.TrimSpace(string(dir)), "artifacts", "example")
 	at.expect("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
 	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
 	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
-	// What its role lacks since release 1.37, so that it would admit nothing: it watches these as well.
+	// Since release 1.37 the server also watches these kinds and rejects all writes without them, but its role lacks them.
 	at.expect(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
 kubectl create clusterrolebinding policies --clusterrole=policies --serviceaccount=wardle:apiserver`, "created")
 	at.link("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))

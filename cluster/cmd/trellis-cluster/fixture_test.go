@@ -22,17 +22,17 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// testTimeout bounds what a test waits for. It is none of what is tested.
+// testTimeout bounds each wait of a test. The tests do not check durations.
 const testTimeout = time.Minute
 
-// fixture is an API server with simulated nodes, on which Pods run once they are bound.
+// fixture is an API server with simulated nodes, which report bound Pods as running.
 type fixture struct {
 	*testing.T
 	kubernetes.Interface
 	server *testserver.Server
 }
 
-// withoutNodeTaints nodes have no taint that a controller would have to take off first.
+// withoutNodeTaints disables the taint of new nodes, which only a controller removes.
 var withoutNodeTaints = testserver.With(func(c *apiserver.Config) { c.Admission.Disable = append(c.Admission.Disable, "TaintNodesByCondition") })
 
 func newFixture(t *testing.T, nodes int, options ...testserver.Option) *fixture {
@@ -49,7 +49,7 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// writeFile writes a file, and returns its path.
+// writeFile writes a temporary file and returns its path.
 func (f *fixture) writeFile(name, text string) string {
 	f.Helper()
 	path := filepath.Join(f.TempDir(), name)
@@ -57,7 +57,8 @@ func (f *fixture) writeFile(name, text string) string {
 	return path
 }
 
-// startScheduler starts a kube-scheduler with a configuration, as the administrator or by the kubeconfig that it names. It serves no port.
+// startScheduler starts a kube-scheduler without a port. It uses the kubeconfig of the configuration, or else that of the
+// administrator.
 func (f *fixture) startScheduler(configuration string, args ...string) *process {
 	f.Helper()
 	var c map[string]any
@@ -69,7 +70,7 @@ func (f *fixture) startScheduler(configuration string, args ...string) *process 
 	return startProgram(f.T, "kube-scheduler", append([]string{"--config=" + file, "--secure-port=0"}, args...)...)
 }
 
-// writeKubeconfig is a file by which a service account comes.
+// writeKubeconfig writes a kubeconfig with the token of a service account and returns its path.
 func (f *fixture) writeKubeconfig(token string) string {
 	f.Helper()
 	c := clientcmdapi.NewConfig()
@@ -82,7 +83,7 @@ func (f *fixture) writeKubeconfig(token string) string {
 	return path
 }
 
-// createPod makes a Pod that is changed before.
+// createPod creates a Pod in namespace default after applying the changes.
 func (f *fixture) createPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	f.Helper()
 	pod := &corev1.Pod{
@@ -92,9 +93,9 @@ func (f *fixture) createPod(name string, change ...func(*corev1.Pod)) *corev1.Po
 	for _, c := range change {
 		c(pod)
 	}
-	made, err := f.CoreV1().Pods(pod.Namespace).Create(f.Context(), pod, metav1.CreateOptions{})
+	created, err := f.CoreV1().Pods(pod.Namespace).Create(f.Context(), pod, metav1.CreateOptions{})
 	f.must(err)
-	return made
+	return created
 }
 
 func withScheduler(scheduler string) func(*corev1.Pod) {
@@ -111,12 +112,13 @@ func withNodeSelector(label, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{label: value} }
 }
 
-// watcher is what a typed client has.
+// watcher is implemented by typed and dynamic clients.
 type watcher interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// waitFor returns an object once done is true of it. A watch begins with what there is.
+// waitFor waits until done returns true for an object, and returns that object. If name is not "", only the object of that
+// name counts. The watch starts with the existing objects.
 func waitFor[T runtime.Object](f *fixture, of watcher, name string, done func(T) bool) T {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testTimeout)
@@ -130,27 +132,27 @@ func waitFor[T runtime.Object](f *fixture, of watcher, name string, done func(T)
 	f.must(err)
 	defer events.Stop()
 	for e := range events.ResultChan() {
-		o, is := e.Object.(T)
-		if !is {
-			f.Fatalf("%T %v", e.Object, e.Object)
+		o, ok := e.Object.(T)
+		if !ok {
+			f.Fatalf("unexpected event with %T %v", e.Object, e.Object)
 		}
 		if last = o; e.Type != watch.Deleted && done(o) {
 			return o
 		}
 	}
-	f.Fatalf("%s: in vain; it is %+v", name, last)
+	f.Fatalf("%s: the condition is not met; last object: %+v", name, last)
 	return last
 }
 
-// waitForDeletion returns once an object is not there.
-func waitForDeletion(f *fixture, of watcher, name string, there func() bool) {
+// waitForDeletion waits until an object does not exist. exists reports whether it exists now.
+func waitForDeletion(f *fixture, of watcher, name string, exists func() bool) {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testTimeout)
 	defer cancel()
 	events, err := of.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	f.must(err)
 	defer events.Stop()
-	if !there() {
+	if !exists() {
 		return
 	}
 	for e := range events.ResultChan() {
@@ -158,16 +160,17 @@ func waitForDeletion(f *fixture, of watcher, name string, there func() bool) {
 			return
 		}
 	}
-	f.Fatalf("%s is still there", name)
+	f.Fatalf("%s still exists", name)
 }
 
-// waitForBinding returns a Pod of namespace default once it has a node.
+// waitForBinding waits until a Pod of namespace default is bound to a node, and returns the Pod.
 func (f *fixture) waitForBinding(name string) *corev1.Pod {
 	f.Helper()
 	return waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 }
 
-// waitForUnscheduled returns the message of the condition PodScheduled of a Pod, once that is False for a reason.
+// waitForUnscheduled waits until the condition PodScheduled of a Pod is False for the given reason, and returns the message
+// of the condition.
 func (f *fixture) waitForUnscheduled(name, reason string) (message string) {
 	f.Helper()
 	p := waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool {
@@ -180,12 +183,12 @@ func (f *fixture) waitForUnscheduled(name, reason string) (message string) {
 		return false
 	})
 	if p.Spec.NodeName != "" {
-		f.Errorf("%s is on %s", name, p.Spec.NodeName)
+		f.Errorf("%s is bound to %s, want no node", name, p.Spec.NodeName)
 	}
 	return message
 }
 
-// waitForEvent returns one about a Pod, once it is there.
+// waitForEvent waits for an Event with the given reason about a Pod, and returns it.
 func (f *fixture) waitForEvent(pod, reason string) *corev1.Event {
 	f.Helper()
 	return waitFor(f, f.CoreV1().Events("default"), "", func(e *corev1.Event) bool {
@@ -193,7 +196,7 @@ func (f *fixture) waitForEvent(pod, reason string) *corev1.Event {
 	})
 }
 
-// updateNode changes a node.
+// updateNode applies change to the metadata, spec and status of a node.
 func (f *fixture) updateNode(name string, change func(*corev1.Node)) {
 	f.Helper()
 	nodes := f.CoreV1().Nodes()
@@ -209,7 +212,7 @@ func (f *fixture) updateNode(name string, change func(*corev1.Node)) {
 	f.must(err)
 }
 
-// insecureConfig is the administrator's configuration for a server that nothing is known of.
+// insecureConfig returns the administrator's client configuration for another host, without verification of its certificate.
 func (f *fixture) insecureConfig(host string) *rest.Config {
 	c := rest.CopyConfig(f.server.Config)
 	c.Host, c.TLSClientConfig.Insecure, c.TLSClientConfig.CAData, c.TLSClientConfig.CAFile = host, true, nil, ""

@@ -27,11 +27,11 @@ import (
 // killableCluster is a whole cluster of processes, each of which may be killed: trellis serve, and trellis-cluster up with its parts.
 type killableCluster struct {
 	*fixture
-	dir       string
+	dir                     string
 	startServer, startParts func() *process
-	serverProcess   *process
-	partsProcess     *process
-	startsFile   string // the file in which each container writes its Pod's UID at its start
+	serverProcess           *process
+	partsProcess            *process
+	startsFile              string // the file in which each container writes its Pod's UID at its start
 }
 
 func newKillableCluster(t *testing.T) *killableCluster {

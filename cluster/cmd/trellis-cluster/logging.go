@@ -10,11 +10,11 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// addLogging gives a command the flags of logging that all programs of Kubernetes have, which are heeded before it runs.
+// addLogging returns the logging flags of Kubernetes' programs, and applies them before cmd runs. The caller adds them
+// to the flags of cmd.
 func addLogging(cmd *cobra.Command) *pflag.FlagSet {
 	options, flags := logs.NewOptions(), pflag.NewFlagSet("logging", pflag.ContinueOnError)
 	logsapi.AddFlags(options, flags)
-	cmd.Flags().AddFlagSet(flags)
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if err := logsapi.ValidateAndApply(options, utilfeature.DefaultFeatureGate); err != nil {
 			return fmt.Errorf("logging: %w", err)

@@ -23,7 +23,7 @@ import (
 const (
 	nodesAddress = "10.77.0.2"    // of the nodes' machine
 	podsRange    = "10.86.0.0/16" // of their Pods
-	replyTable = 8132           // of routes for what answers those that have called
+	replyTable   = 8132           // of routes for what answers those that have called
 )
 
 // twoMachines is a cluster of two machines: the control plane, and one of nodes. These can dial the control plane at its address. The control

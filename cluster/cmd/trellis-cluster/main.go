@@ -1,5 +1,5 @@
-// Command trellis-cluster is what a small cluster has beside its API server: controllers, a scheduler and nodes. Each is upstream's,
-// and a client of any API server. Called as kube-scheduler the program is that.
+// Command trellis-cluster runs the controllers, the scheduler, the kubelet and kube-proxy of Kubernetes as clients of
+// any API server. If the name of its file, or of a link to it, is kube-scheduler, it is kube-scheduler.
 package main
 
 import (
@@ -18,33 +18,34 @@ import (
 )
 
 func main() {
-	if err := descriptors.Keep(); err != nil { // what a shell or a supervisor left open is for none of its children
+	// Child processes must not inherit the files that a shell or a supervisor left open.
+	if err := descriptors.Keep(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	setVersion()
-	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
+	// Run the hooks of the root command, which initialize logging, and also those of upstream's commands, which set
+	// feature gates.
+	cobra.EnableTraverseRunHooks = true
 	cmd := command(os.Args[0])
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	cmd.SetContext(ctx)
 	os.Exit(cli.Run(cmd))
 }
 
-// command is the one that a program of this name has.
+// command returns the root command of a program with the given file name.
 func command(program string) *cobra.Command {
 	if filepath.Base(program) == scheduler.Name {
 		return scheduler.Command()
 	}
 	root := &cobra.Command{
 		Use:   "trellis-cluster",
-		Short: "What a small cluster has beside its API server",
-		Long: `The controllers, the scheduler, the kubelet and kube-proxy of Kubernetes in one program, as clients of any API server.
+		Short: "Run controllers, a scheduler and nodes for an API server",
+		Long: `Run the controllers, the scheduler, the kubelet and kube-proxy of Kubernetes for any API server.
 
-With a server in this folder, from a second terminal:
-
-  trellis-cluster up --kubeconfig .trellis/admin.kubeconfig
-
-Called as kube-scheduler, by a link or as a file of that name, it is the scheduler.`,
+If the file or a link to it is named kube-scheduler, this program is kube-scheduler.`,
+		Example: `  # Run all parts and one node for the server in this folder
+  trellis-cluster up --kubeconfig .trellis/admin.kubeconfig --image gcr.io/my/app:1.0=./bin/app`,
 	}
 	root.AddCommand(newUp(), newControllers(), newScheduler(), newProxy(), newNode())
 	return root

@@ -14,11 +14,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// isolatedVariable is set where the tests have a network of their own.
+// isolatedVariable is the environment variable of a test process in a separate network namespace.
 const isolatedVariable = "CLUSTER_TEST_APART"
 
-// isolateNetwork returns in a network namespace with one address, and a way out that leads nowhere: kube-proxy's rules are one for such a
-// namespace, and must not be mixed with those of the machine, or of another run of the tests.
+// isolateNetwork runs the tests again in a separate network namespace, and exits with their exit code. In that process it
+// configures the network and returns. The namespace has one address and a default route to nowhere. kube-proxy has one set
+// of rules per network namespace, and the tests must not change the rules of the machine or of another run.
 func isolateNetwork() {
 	if os.Getenv(isolatedVariable) != "" {
 		if err := configureNetwork(); err != nil {
@@ -30,7 +31,7 @@ func isolateNetwork() {
 	if err != nil {
 		panic(err)
 	}
-	runtime.LockOSThread() // whose end the process takes for ours
+	runtime.LockOSThread() // Pdeathsig kills the child when the parent's thread ends
 	c := exec.Command(self, os.Args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.Env = append(os.Environ(), isolatedVariable+"=1")
@@ -41,27 +42,30 @@ func isolateNetwork() {
 	os.Exit(c.ProcessState.ExitCode())
 }
 
+// configureNetwork adds the interfaces, the address and the default route of a test process.
 func configureNetwork() error {
 	link := netlink.NewLinkAttrs()
-	link.Name = "way0"
-	errs := []error{netlink.LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: "way1"})}
-	for _, name := range []string{"lo", "way0", "way1"} {
+	link.Name = "route0"
+	errs := []error{netlink.LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: "route1"})}
+	for _, name := range []string{"lo", "route0", "route1"} {
 		l, err := netlink.LinkByName(name)
 		if err == nil {
 			err = netlink.LinkSetUp(l)
 		}
 		errs = append(errs, err)
 	}
-	way, err := netlink.LinkByName(link.Name)
+	route, err := netlink.LinkByName(link.Name)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 31, 99, 2), Mask: net.CIDRMask(24, 32)}}
-	errs = append(errs, netlink.AddrAdd(way, address), netlink.RouteAdd(&netlink.Route{LinkIndex: way.Attrs().Index, Gw: net.IPv4(172, 31, 99, 1)}))
+	gateway := net.IPv4(172, 31, 99, 1)
+	errs = append(errs, netlink.AddrAdd(route, address),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: route.Attrs().Index, Gw: gateway}))
 	return errors.Join(errs...)
 }
 
-// runInHostNetwork runs a command in the network that the tests were started in: go may want a module.
+// runInHostNetwork runs a command in the network namespace in which the tests were started. The go command may download a module.
 func runInHostNetwork(t *testing.T, c *exec.Cmd) (out []byte, err error) {
 	t.Helper()
 	if os.Getenv(isolatedVariable) == "" {
@@ -70,7 +74,7 @@ func runInHostNetwork(t *testing.T, c *exec.Cmd) (out []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends here
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		host, missing := netns.GetFromPid(os.Getppid())
 		if err = missing; err != nil {
 			return
@@ -82,7 +86,7 @@ func runInHostNetwork(t *testing.T, c *exec.Cmd) (out []byte, err error) {
 	}()
 	<-done
 	if err != nil {
-		err = fmt.Errorf("in the network outside: %w", err)
+		err = fmt.Errorf("in the network of the host: %w", err)
 	}
 	return out, err
 }

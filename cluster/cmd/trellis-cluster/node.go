@@ -8,51 +8,70 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
 
-// nodeFlags is what nodes of this machine have in common.
+// nodeFlags holds the flags that the commands up and node share.
 type nodeFlags struct {
-	dir        string
-	images     []string
-	imageFiles []string
-	network    string
-	podCIDR    string
-	endpoint   string
-	maxPIDs  int64
-	streamsByMethod   bool
+	dir             string
+	images          []string
+	imageFiles      []string
+	network         string
+	podCIDR         string
+	endpoint        string
+	maxPIDs         int64
+	streamsByMethod bool
 	allowPrivileged bool
 }
 
-func (m *nodeFlags) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&m.dir, "root-dir", ".trellis-cluster", "folder of what is kept; its path has to be short, as there are sockets in it")
-	flags.StringArrayVar(&m.images, "image", nil, "NAME=PATH: the program or folder of this machine that stands for an image, as gcr.io/my/app:1.0=./bin/app. A * stands for any letters, also in the path. May be repeated; what fits first counts")
-	flags.StringArrayVar(&m.imageFiles, "images", nil, "file with such lines; may be repeated")
-	flags.StringVar(&m.network, "network", "", "where Pods have their addresses: bridge, a network of their own, which takes root; host, that of the node. By default bridge where that is possible")
-	flags.StringVar(&m.podCIDR, "pod-cidr", "10.85.0.0/16", "range of which a node's bridge has a free /24")
-	flags.Int64Var(&m.maxPIDs, "pod-max-pids", 4096, "how many processes and threads a container may have, where there are cgroups; 0 is no limit")
-	flags.BoolVar(&m.streamsByMethod, "authorize-streams-by-method", false, "authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet does: get on nodes/proxy is enough for a WebSocket (false: create on nodes/proxy is required)")
-	flags.BoolVar(&m.allowPrivileged, "allow-privileged", false, "execution of privileged containers (false: an Event of the Pod names this flag)")
-	flags.StringVar(&m.endpoint, "container-runtime-endpoint", "", "socket of a container runtime (containerd, CRI-O) in place of the process runtime")
+// bind adds the flags to groups.
+func (n *nodeFlags) bind(groups *cliflag.NamedFlagSets) {
+	images := groups.FlagSet("images")
+	images.StringArrayVar(&n.images, "image", nil, "program or folder of this machine for an image, as `NAME=PATH`, "+
+		"for example gcr.io/my/app:1.0=./bin/app. * in NAME matches any characters, and * in PATH repeats them. "+
+		"Can be repeated; the first match wins")
+	images.StringArrayVar(&n.imageFiles, "images", nil, "file with one NAME=PATH per line; can be repeated")
+
+	flags := groups.FlagSet("nodes")
+	flags.StringVar(&n.dir, "root-dir", ".trellis-cluster",
+		"folder of all state of the nodes; its path must be short, because it contains sockets")
+	flags.StringVar(&n.network, "network", "",
+		"network of Pods: bridge, a separate network that requires root; or host, "+
+			"the network of the node (empty means bridge if possible)")
+	flags.StringVar(&n.podCIDR, "pod-cidr", "10.85.0.0/16",
+		"address range of Pods; the bridge of each node uses a free /24 of it")
+	flags.Int64Var(&n.maxPIDs, "pod-max-pids", 4096,
+		"maximum number of processes and threads of a container; requires cgroups (0 means no limit)")
+	flags.BoolVar(&n.streamsByMethod, "authorize-streams-by-method", false,
+		"authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet "+
+			"does: "+
+			"get on nodes/proxy is enough for a WebSocket (false means create on nodes/proxy is required)")
+	flags.BoolVar(&n.allowPrivileged, "allow-privileged", false,
+		"execution of privileged containers (false means that their Pods do not start, and an Event names this flag)")
+	flags.StringVar(&n.endpoint, "container-runtime-endpoint", "",
+		"socket of a container runtime, such as containerd or CRI-O (empty means the process runtime)")
 }
 
-// args are these flags, for another process.
-func (m *nodeFlags) args() []string {
-	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint, fmt.Sprintf("--pod-max-pids=%d", m.maxPIDs),
-		fmt.Sprintf("--authorize-streams-by-method=%t", m.streamsByMethod), fmt.Sprintf("--allow-privileged=%t", m.allowPrivileged)}
-	for _, i := range m.images {
+// args returns the flags for another process, without --root-dir.
+func (n *nodeFlags) args() []string {
+	args := []string{
+		"--network=" + n.network, "--pod-cidr=" + n.podCIDR, "--container-runtime-endpoint=" + n.endpoint,
+		fmt.Sprintf("--pod-max-pids=%d", n.maxPIDs), fmt.Sprintf("--authorize-streams-by-method=%t", n.streamsByMethod),
+		fmt.Sprintf("--allow-privileged=%t", n.allowPrivileged),
+	}
+	for _, i := range n.images {
 		args = append(args, "--image="+i)
 	}
-	for _, i := range m.imageFiles {
+	for _, i := range n.imageFiles {
 		args = append(args, "--images="+i)
 	}
 	return args
 }
 
-// nodeCommand is the command that is one node.
+// nodeCommand holds the flags of the command node.
 type nodeCommand struct {
 	nodeFlags
 	node node.Options
@@ -62,11 +81,13 @@ func newNode() *cobra.Command {
 	var k nodeCommand
 	cmd := &cobra.Command{
 		Use:   "node",
-		Short: "A node alone: the kubelet, over processes in place of images",
-		Long: `The kubelet in this process. A container is a process of this machine, in namespaces of its own; which program or folder stands
-for an image, --image says. Containers go on when the node ends, and are taken up again when it starts in the same folder.
+		Short: "Run only one node: the kubelet, with processes as containers",
+		Long: `Run the kubelet in this process.
 
-It takes root, or user namespaces.`,
+A container is a process of this machine in separate namespaces. --image maps an image to a program or folder of this
+machine. Containers continue when the node stops. A node that starts again in the same folder manages them again.
+
+A node requires root or user namespaces.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if node.Rootless() {
@@ -75,19 +96,26 @@ It takes root, or user namespaces.`,
 			return k.run(cmd.Context())
 		},
 	}
-	flags := cmd.Flags()
-	k.addFlags(flags)
-	flags.StringVar(&k.node.Kubeconfig, "kubeconfig", "", "kubeconfig of the node, or of somebody who may have a certificate made for it, as an administrator; by default as with up")
-	flags.StringVar(&k.node.Name, "hostname-override", "", "name of the Node; by default this host's")
-	flags.StringVar(&k.node.StaticPods, "pod-manifest-path", "", "folder with manifests of Pods that run whatever the API server says")
-	flags.IPVar(&k.node.Address, "node-ip", nil, "address of the node, one of this host's; by default the first that is not loopback")
-	flags.IntVar(&k.node.Port, "port", 10250, "port of the kubelet's API; 0 is a free one")
-	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels that the Node gets when it is made: NAME=VALUE,…")
-	addLogging(cmd)
+	var groups cliflag.NamedFlagSets
+	flags := groups.FlagSet("node")
+	flags.StringVar(&k.node.Kubeconfig, "kubeconfig", "", "kubeconfig of the node, or of a user who may request its "+
+		"certificate, such as an administrator (empty means the same file as with up)")
+	flags.StringVar(&k.node.Name, "hostname-override", "", "name of the Node (empty means the host name)")
+	flags.StringVar(&k.node.StaticPods, "pod-manifest-path", "",
+		"folder with manifests of static Pods, which the node runs without the scheduler (empty means none)")
+	flags.IPVar(&k.node.Address, "node-ip", nil,
+		"address of the node, which must be an address of this machine (empty means the address on the default "+
+			"route, or "+
+			"the first one that is not loopback)")
+	flags.IntVar(&k.node.Port, "port", 10250, "port of the kubelet's API (0 means a free port)")
+	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels of a new Node, as `NAME=VALUE,...`")
+	k.bind(&groups)
+	groups.FlagSet("logs").AddFlagSet(addLogging(cmd))
+	groupFlags(cmd, &groups)
 	return cmd
 }
 
-// run is the node until ctx ends.
+// run runs the node until ctx ends.
 func (k *nodeCommand) run(ctx context.Context) error {
 	o := k.node
 	o.Endpoint, o.StreamsByMethod, o.AllowPrivileged = k.endpoint, k.streamsByMethod, k.allowPrivileged
@@ -110,7 +138,7 @@ func (k *nodeCommand) run(ctx context.Context) error {
 	return node.Run(ctx, o)
 }
 
-// openRuntime opens the process runtime for a node.
+// openRuntime opens the process runtime of the node, and sets the fields Runtime, Images and Address of o.
 func (k *nodeCommand) openRuntime(o *node.Options) (*runtime.Runtime, error) {
 	root := filepath.Join(k.dir, "runtime")
 	images, err := runtime.NewImages(root, k.images...)
@@ -132,7 +160,10 @@ func (k *nodeCommand) openRuntime(o *node.Options) (*runtime.Runtime, error) {
 		}
 	}
 	ip, _ := netip.AddrFromSlice(o.Address)
-	r, err := runtime.New(runtime.Options{Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap(), PIDs: k.maxPIDs})
+	r, err := runtime.New(runtime.Options{
+		Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap(),
+		PIDs: k.maxPIDs,
+	})
 	o.Runtime, o.Images = r, images
 	return r, err
 }

@@ -7,13 +7,14 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 )
 
-// nodeParts are those of this machine.
+// nodeParts returns the nodes of this machine.
 func (u *upCommand) nodeParts() (parts []part) {
 	confined := node.Rootless()
 	for i := range u.nodeCount {
 		name := nodeName(i)
 		args := append([]string{"node", "--kubeconfig=" + u.kubeconfig, "--hostname-override=" + name, "--port=0",
-			"--root-dir=" + filepath.Join(u.dir, name), "--pod-manifest-path=" + filepath.Join(u.dir, name, "manifests")}, u.args()...)
+			"--root-dir=" + filepath.Join(u.dir, name), "--pod-manifest-path=" +
+				filepath.Join(u.dir, name, "manifests")}, u.args()...)
 		parts = append(parts, part{name, args, confined})
 	}
 	return parts

@@ -13,45 +13,49 @@ import (
 )
 
 const (
-	// minUptime is how long a part has lived that has all it needs. Sooner none can have lost its Lease, which it renews for that long.
-	minUptime    = 10 * time.Second
+	// minUptime is the uptime after which a part counts as started. A part cannot lose its Lease earlier, because it
+	// tries to renew the Lease for this time.
+	minUptime = 10 * time.Second
+	// initialDelay and maxDelay bound the delay before a restart.
 	initialDelay = time.Second
-	maxDelay  = 30 * time.Second
+	maxDelay     = 30 * time.Second
 )
 
-// part is one of those that up runs: this program once more, so that the end of one is nobody else's. Upstream's begin once in a process.
+// part is a process of up: this program with other arguments. Parts are separate processes, because upstream's code can
+// start only once per process, and a part that exits must not end the others.
 type part struct {
 	name     string
 	args     []string
-	confined bool // to namespaces of its own
+	confined bool // runs in separate user and mount namespaces
 }
 
-// supervise runs a part until ctx ends, and begins it again whenever it has ended, with pauses that grow if that is soon. What ends right at
-// its first start, and was not killed, has something wrong with its flags: its error is returned.
+// supervise runs a part until ctx ends, and restarts it whenever it exits. The delay before a restart grows if the part
+// exits within minUptime. If the first process exits within minUptime without being killed, its flags are probably
+// invalid: supervise then returns the error and does not restart it.
 func (p part) supervise(ctx context.Context) error {
-	pause := initialDelay
+	delay := initialDelay
 	for first := true; ; first = false {
-		began := time.Now()
+		start := time.Now()
 		err := node.Spawn(ctx, os.Stderr, p.confined, p.args...)
-		lived := time.Since(began)
+		uptime := time.Since(start)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err == nil {
-			err = errors.New("it was not asked to end")
+			err = errors.New("exited unexpectedly with exit code 0")
 		}
-		if first && lived < minUptime && !node.Killed(err) {
+		if first && uptime < minUptime && !node.Killed(err) {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		if lived >= minUptime {
-			pause = initialDelay
+		if uptime >= minUptime {
+			delay = initialDelay
 		}
-		klog.FromContext(ctx).Error(err, "A part has ended, and begins again", "part", p.name, "pause", pause)
+		klog.FromContext(ctx).Error(err, "Part exited, restarting it", "part", p.name, "delay", delay)
 		select {
-		case <-time.After(pause):
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return nil
 		}
-		pause = min(2*pause, maxDelay)
+		delay = min(2*delay, maxDelay)
 	}
 }

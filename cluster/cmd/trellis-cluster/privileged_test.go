@@ -9,7 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A node runs privileged Pods with --allow-privileged only. Without the flag an Event of the Pod names it.
+// TestPrivilegedPods checks that a node runs privileged Pods only with --allow-privileged. Without the flag an Event of the
+// Pod names the flag.
 func TestPrivilegedPods(t *testing.T) {
 	f := newFullFixture(t)
 	dir := f.newNodesDir(2)
@@ -27,6 +28,6 @@ func TestPrivilegedPods(t *testing.T) {
 	}
 	f.waitForPod("default", "on-node-2")
 	if e := f.waitForEvent("on-node-1", "FailedCreatePodSandBox"); !strings.Contains(e.Message, "start it with --allow-privileged") {
-		t.Error(e.Message)
+		t.Errorf("got message %q, want one that names --allow-privileged", e.Message)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// The test's own program is trellis-cluster and kube-scheduler, by these names, and what Pods run.
+// TestMain runs the tests. If the test binary has another name, it is one of the programs under test or a program of a Pod.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	case "refuses":
 		serveDenyingWebhook()
 	}
-	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
+	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // a child of up
 		main()
 	}
 	if os.Geteuid() == 0 {
@@ -39,14 +39,15 @@ func TestMain(m *testing.M) {
 type process struct {
 	*testing.T
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when it has, with all that it said in lines
+	ended chan struct{} // closed when the program has exited and lines has all its output
 
-	mu    sync.Mutex
-	lines []string
-	changed  chan struct{} // closed when there is another line
+	mu      sync.Mutex
+	lines   []string
+	changed chan struct{} // closed when a line is added
 }
 
-// program is the file that is run as trellis-cluster or kube-scheduler: this test's own, or the real scheduler.
+// program returns the file to run as trellis-cluster or kube-scheduler. This is the test binary, or upstream's scheduler
+// if TEST_PEERS is set.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" {
@@ -59,7 +60,8 @@ func program(t *testing.T, name string) string {
 	return self
 }
 
-// startProgram starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
+// startProgram starts trellis-cluster or kube-scheduler through a link of that name. The program is killed at the end of
+// the test.
 func startProgram(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), name)
@@ -69,12 +71,12 @@ func startProgram(t *testing.T, name string, args ...string) *process {
 	return startCommand(t, exec.Command(link, args...))
 }
 
-// startCommand starts a command, which is killed at the end of the test.
+// startCommand starts a command, and kills it at the end of the test.
 func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{T: t, cmd: cmd, ended: make(chan struct{}), changed: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as in a shell
 	r, w := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = w, w
 	if err := p.cmd.Start(); err != nil {
@@ -83,7 +85,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	var read sync.WaitGroup
 	read.Go(func() { p.read(r) })
 	go func() {
-		_ = p.cmd.Wait() // ProcessState has it
+		_ = p.cmd.Wait() // ProcessState has the result
 		w.Close()
 		read.Wait()
 		close(p.ended)
@@ -101,7 +103,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 func (p *process) read(r io.Reader) {
 	for s := bufio.NewScanner(r); s.Scan(); {
 		p.mu.Lock()
-		p.lines = append(p.lines, strings.ReplaceAll(s.Text(), `\"`, `"`)) // klog quotes errors
+		p.lines = append(p.lines, strings.ReplaceAll(s.Text(), `\"`, `"`)) // klog escapes quotes in errors
 		close(p.changed)
 		p.changed = make(chan struct{})
 		p.mu.Unlock()
@@ -114,7 +116,7 @@ func (p *process) output() string {
 	return strings.Join(p.lines, "\n")
 }
 
-// waitForOutput returns when as many lines have all of the words.
+// waitForOutput waits until the given number of lines contain all the words.
 func (p *process) waitForOutput(times int, words ...string) {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), testTimeout)
@@ -135,9 +137,9 @@ func (p *process) waitForOutput(times int, words ...string) {
 		select {
 		case <-more:
 		case <-p.ended:
-			p.Fatalf("it has ended without saying %q", words)
+			p.Fatalf("the program exited without a line with %q", words)
 		case <-ctx.Done():
-			p.Fatalf("it does not say %q", words)
+			p.Fatalf("timed out waiting for a line with %q", words)
 		}
 	}
 }
@@ -151,7 +153,7 @@ func hasAll(text string, words []string) bool {
 	return true
 }
 
-// terminate asks it to end, and returns its exit code.
+// terminate sends SIGTERM and returns the exit code.
 func (p *process) terminate() int {
 	p.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -160,7 +162,7 @@ func (p *process) terminate() int {
 	return p.wait()
 }
 
-// interrupt asks it to end as a terminal does: it, and all that is in the foreground with it. It returns its exit code.
+// interrupt sends SIGINT to the process group, as a terminal does, and returns the exit code of the program.
 func (p *process) interrupt() int {
 	p.Helper()
 	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGINT); err != nil {
@@ -169,13 +171,13 @@ func (p *process) interrupt() int {
 	return p.wait()
 }
 
-// kill ends it as a crash would.
+// kill kills the program, as in a crash.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
 
-// wait waits for its end, and returns its exit code.
+// wait waits until the program exits and returns the exit code.
 func (p *process) wait() int {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), testTimeout)
@@ -183,7 +185,7 @@ func (p *process) wait() int {
 	select {
 	case <-p.ended:
 	case <-ctx.Done():
-		p.Fatal("it does not end")
+		p.Fatal("timed out waiting for the program to exit")
 	}
 	return p.cmd.ProcessState.ExitCode()
 }

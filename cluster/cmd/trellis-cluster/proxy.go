@@ -13,11 +13,12 @@ import (
 
 func newProxy() *cobra.Command {
 	cmd := proxy.Command()
-	cmd.Use, cmd.Short = "proxy", "The addresses of Services alone, with the flags of kube-proxy"
+	cmd.Use, cmd.Short = "proxy", "Run only kube-proxy, with its flags"
 	return cmd
 }
 
-// runProxy is kube-proxy until ctx ends. To it this machine is the first of its nodes.
+// runProxy runs kube-proxy until ctx ends. kube-proxy treats this machine as its first node. Without an address for
+// NodePorts, runProxy logs the reason and returns nil.
 func (u *upCommand) runProxy(ctx context.Context) error {
 	client, err := clientcmd.BuildConfigFromFlags("", u.kubeconfig)
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// remoteServerName is the API server's for those that come through a proxy. Nobody else knows it.
+// remoteServerName is a name of the API server that only the test's proxies resolve.
 const remoteServerName = "kubernetes-remote-server.example"
 
-// useRemoteName has the world's kubeconfig name the API server so, and a proxy if it is given one.
+// useRemoteName sets the URL of the fixture's kubeconfig to remoteServerName, and its proxy-url to proxy.
 func (f *fixture) useRemoteName(proxy string) {
 	f.Helper()
 	c, err := clientcmd.LoadFromFile(f.server.Kubeconfig)
@@ -39,7 +39,7 @@ func (f *fixture) useRemoteName(proxy string) {
 	f.must(clientcmd.WriteToFile(*c, f.server.Kubeconfig))
 }
 
-// dialServer connects to the API server, if that is asked for by its name at the far end.
+// dialServer connects to the API server if address is its remote name, as the proxies do.
 func (f *fixture) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
 	at, err := url.Parse(f.server.Config.Host)
 	if err != nil {
@@ -51,20 +51,25 @@ func (f *fixture) dialServer(ctx context.Context, network, address string) (net.
 	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
 }
 
-// checkDeployment needs the scheduler, the controllers, a node, and the way from a Pod to the API server.
+// checkDeployment checks that the Pod of a Deployment becomes available and that a Pod reaches the API server. This requires
+// the scheduler, the controllers and a node.
 func (f *fixture) checkDeployment() {
 	f.Helper()
 	one := int32(1)
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "d"}}}}
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "d"}}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: selector},
+	}
 	d.Spec.Template.Labels = d.Spec.Selector.MatchLabels
 	d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "a", Image: "busybox", Command: []string{"sh", "-c", "exec sleep 1000000"}}}
 	_, err := f.AppsV1().Deployments("default").Create(f.Context(), d, metav1.CreateOptions{})
 	f.must(err)
 	waitFor(f, f.AppsV1().Deployments("default"), "d", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 1 })
-	f.checkPodReachesServer("asks")
+	f.checkPodReachesServer("client")
 }
 
-// SOX-013: all that is started by trellis-cluster, and the Pods of its nodes, come to the API server through the proxy-url of the kubeconfig.
+// TestSOCKS5Proxy checks that all parts of trellis-cluster, and the Pods of its nodes, reach the API server through the
+// SOCKS5 proxy in the kubeconfig's proxy-url. SOX-013
 func TestSOCKS5Proxy(t *testing.T) {
 	f := newFullFixture(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -84,26 +89,26 @@ func TestSOCKS5Proxy(t *testing.T) {
 	f.checkDeployment()
 }
 
-// SOX-013: so do they by HTTPS_PROXY, here one that speaks HTTP.
+// TestHTTPProxy checks the same with an HTTP proxy in the environment variable HTTPS_PROXY. SOX-013
 func TestHTTPProxy(t *testing.T) {
 	f := newFullFixture(t)
-	var asked atomic.Int64
+	var connections atomic.Int64
 	p := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		target, err := f.dialServer(r.Context(), "tcp", r.Host)
-		if name, password, _ := proxyAuthorization(r); r.Method != http.MethodConnect || err != nil || name != "somebody" || password != "pass word" {
+		if name, password, _ := proxyAuthorization(r); r.Method != http.MethodConnect || err != nil || name != "user" || password != "pass word" {
 			http.Error(rw, "no", http.StatusForbidden)
 			return
 		}
 		defer func() { _ = target.Close() }()
-		asked.Add(1)
+		connections.Add(1)
 		rw.WriteHeader(http.StatusOK)
-		client, said, err := http.NewResponseController(rw).Hijack()
+		client, buffered, err := http.NewResponseController(rw).Hijack()
 		if err != nil {
 			return
 		}
 		defer func() { _ = client.Close() }()
 		go func() {
-			_, _ = io.Copy(target, said)
+			_, _ = io.Copy(target, buffered)
 			_ = target.Close()
 		}()
 		_, _ = io.Copy(client, target)
@@ -111,20 +116,20 @@ func TestHTTPProxy(t *testing.T) {
 	t.Cleanup(p.Close)
 	at, err := url.Parse(p.URL)
 	f.must(err)
-	at.User = url.UserPassword("somebody", "pass word")
+	at.User = url.UserPassword("user", "pass word")
 	f.useRemoteName("")
 	link := filepath.Join(t.TempDir(), "trellis-cluster")
 	f.must(os.Symlink(program(t, ""), link))
-	// In the environment of this process it would be the API server's, too.
+	// In the environment of this process, the variable would also affect the API server.
 	startCommand(t, exec.Command("env", append([]string{"HTTPS_PROXY=" + at.String(), "NO_PROXY=other.example", link}, f.upArgs(f.newNodesDir(1), 1, "busybox=/bin")...)...))
 	f.checkDeployment()
-	if asked.Load() == 0 {
-		t.Error("nobody has asked the proxy")
+	if connections.Load() == 0 {
+		t.Error("no connection through the proxy")
 	}
 }
 
-// proxyAuthorization is who somebody says to be to a proxy.
-func proxyAuthorization(r *http.Request) (name, password string, said bool) {
-	as := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
-	return as.BasicAuth()
+// proxyAuthorization returns the credentials of the Proxy-Authorization header.
+func proxyAuthorization(r *http.Request) (name, password string, ok bool) {
+	basic := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
+	return basic.BasicAuth()
 }

@@ -8,6 +8,6 @@ import (
 
 func newScheduler() *cobra.Command {
 	cmd := scheduler.Command()
-	cmd.Use, cmd.Short = "scheduler", "The scheduler alone, with the flags and the configuration of kube-scheduler"
+	cmd.Use, cmd.Short = "scheduler", "Run only the scheduler, with the flags and the configuration of kube-scheduler"
 	return cmd
 }

@@ -15,10 +15,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestScripts runs testdata/script: what people type who have a cluster of two nodes. All share one, each has a namespace of its own.
+// TestScripts runs testdata/script: commands of users of a cluster with two nodes. The scripts share one cluster, and each
+// has a separate namespace.
 func TestScripts(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds kubectl; left out with -short")
+		t.Skip("it builds kubectl: run the tests without -short")
 	}
 	f := newFullFixture(t)
 	dir := f.newNodesDir(2)
@@ -39,14 +40,15 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// setUp gives a script kubectl, and a namespace, NAMESPACE, that it means if it names none. The folders of the nodes are in NODES.
+// setUp creates the namespace of a script, which is kubectl's default namespace and the variable NAMESPACE. The variable
+// NODES is the parent of the folders of the nodes.
 func (f *fixture) setUp(env *testscript.Env, dir string) error {
-	space, err := f.CoreV1().Namespaces().Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
+	namespace, err := f.CoreV1().Namespaces().Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	account := func(ctx context.Context) (bool, error) { // of its Pods
-		_, err := f.CoreV1().ServiceAccounts(space.Name).Get(ctx, "default", metav1.GetOptions{})
+	account := func(ctx context.Context) (bool, error) { // Pods need the service account default
+		_, err := f.CoreV1().ServiceAccounts(namespace.Name).Get(ctx, "default", metav1.GetOptions{})
 		return err == nil, nil
 	}
 	if err := wait.PollUntilContextTimeout(f.Context(), 10*time.Millisecond, testTimeout, true, account); err != nil {
@@ -56,10 +58,10 @@ func (f *fixture) setUp(env *testscript.Env, dir string) error {
 	if err != nil {
 		return err
 	}
-	config.Contexts[config.CurrentContext].Namespace = space.Name
+	config.Contexts[config.CurrentContext].Namespace = namespace.Name
 	kubeconfig := filepath.Join(env.WorkDir, ".kubeconfig")
 	for name, value := range map[string]string{
-		"KUBECONFIG": kubeconfig, "NAMESPACE": space.Name, "HOME": filepath.Join(env.WorkDir, ".home"),
+		"KUBECONFIG": kubeconfig, "NAMESPACE": namespace.Name, "HOME": filepath.Join(env.WorkDir, ".home"),
 		"NODES": filepath.Join(dir, ".trellis-cluster"), "PATH": dir + string(filepath.ListSeparator) + env.Getenv("PATH"),
 	} {
 		env.Setenv(name, value)

@@ -15,18 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// repository is the folder above the nested module.
+// repository is the root of the repository.
 const repository = "../../.."
 
-// terminal is a folder in which commands are typed. kubectl and trellis are in PATH, and talk to the world's server.
+// terminal runs commands in a folder. PATH contains kubectl and trellis, which use the fixture's server.
 type terminal struct {
 	*fixture
-	dir   string
-	env   []string
-	prefix []string // what begins a command line on another machine
+	dir    string
+	env    []string
+	prefix []string // command that runs the following command on another machine; empty for this machine
 }
 
-// newTerminal builds the programs of the repository's own module that are typed there, beside kubectl.
+// newTerminal returns a terminal for a folder. It builds kubectl and the given packages of the main module for its PATH.
 func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
 	f.Helper()
 	bin := filepath.Join(dir, "path")
@@ -36,11 +36,11 @@ func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
 	return &terminal{fixture: f, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+f.server.Kubeconfig, "CGO_ENABLED=")}
 }
 
-// buildPrograms builds programs of the repository's own module into a folder.
+// buildPrograms builds packages of the main module into a folder.
 func (f *fixture) buildPrograms(into string, packages ...string) {
 	f.Helper()
 	if testing.Short() {
-		f.Skip("builds the programs; left out with -short")
+		f.Skip("it builds programs: run the tests without -short")
 	}
 	build := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
 	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
@@ -49,7 +49,7 @@ func (f *fixture) buildPrograms(into string, packages ...string) {
 	}
 }
 
-// link puts a link to a file into the folder.
+// link creates a symbolic link to a file in the folder.
 func (t *terminal) link(name, file string) {
 	t.Helper()
 	_, err := os.Stat(file)
@@ -60,7 +60,7 @@ func (t *terminal) link(name, file string) {
 	t.must(os.Symlink(file, filepath.Join(t.dir, name)))
 }
 
-// run types commands, up to the first that fails.
+// run runs commands in a shell, which ends at the first failure.
 func (t *terminal) run(commands string) (output string, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*testTimeout)
 	defer cancel()
@@ -71,13 +71,14 @@ func (t *terminal) run(commands string) (output string, err error) {
 	return string(out), err
 }
 
-// runBlock types a block of a page as its reader does: a folder that one goes to, and a variable that it exports, are those of the next as well.
+// runBlock runs a block of a page. The folder and the exported variables at its end apply to the next block, as in one
+// shell.
 func (t *terminal) runBlock(block string) (output string, err error) {
 	session := filepath.Join(t.dir, ".session")
 	return t.run(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s", session, block))
 }
 
-// expect types commands that pass. They print these lines, in any order, among others.
+// expect runs commands that must succeed. Their output must contain the given lines in any order.
 func (t *terminal) expect(commands, lines string) {
 	t.Helper()
 	output, err := t.run(commands)
@@ -86,16 +87,16 @@ func (t *terminal) expect(commands, lines string) {
 	}
 	for line := range strings.Lines(lines) {
 		if line = mask(line); strings.Trim(line, ".\n") != "" && !strings.Contains(mask(output), line) {
-			t.Errorf("%s: there is no line %q in\n%s", commands, line, output)
+			t.Errorf("%s: no line %q in\n%s", commands, line, output)
 		}
 	}
 }
 
-// masks are what differs from one time to the next: ages, times, revisions, uids, hashes of templates, the ends of the names of Pods, which
-// node it is, the width of columns.
+// masks replaces text that differs between runs: ages, times, revisions, UIDs, hashes of templates, the random parts of
+// the names of Pods, the numbers of nodes, and the width of columns.
 var masks = []struct {
-	what *regexp.Regexp
-	by   string
+	pattern     *regexp.Regexp
+	replacement string
 }{
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "TIME"},
 	{regexp.MustCompile(`"resourceVersion": "\d+"`), "VERSION"},
@@ -110,25 +111,25 @@ var masks = []struct {
 
 func mask(text string) string {
 	for _, m := range masks {
-		text = m.what.ReplaceAllString(text, m.by)
+		text = m.pattern.ReplaceAllString(text, m.replacement)
 	}
 	return text
 }
 
-// expectEventually types a command until it says these words, however it ends.
-func (t *terminal) expectEventually(command, words string) {
+// expectEventually repeats a command until its output contains the text. The exit code does not matter.
+func (t *terminal) expectEventually(command, text string) {
 	t.Helper()
 	output := ""
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*testTimeout, true, func(context.Context) (bool, error) {
 		output, _ = t.run(command)
-		return strings.Contains(output, words), nil
+		return strings.Contains(output, text), nil
 	})
 	if err != nil {
-		t.Fatalf("%s: it does not say %q, but\n%s", command, words, output)
+		t.Fatalf("%s: got no output with %q; last output:\n%s", command, text, output)
 	}
 }
 
-// waitForTwoNodes returns once kubectl lists two that are ready.
+// waitForTwoNodes waits until kubectl lists two ready nodes.
 func (t *terminal) waitForTwoNodes() {
 	t.Helper()
 	t.expect(`kubectl wait --for=create node/node-1 --timeout=60s

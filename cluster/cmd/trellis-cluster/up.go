@@ -11,11 +11,12 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
 
-// upCommand are all parts, a process each.
+// upCommand holds the flags of the command up.
 type upCommand struct {
 	kubeconfig     string
 	qps            float32
@@ -32,31 +33,42 @@ func newUp() *cobra.Command {
 	var u upCommand
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "All of it: controllers, scheduler, nodes, addresses of Services",
-		Long: `The controllers, the scheduler and nodes, a process each; one that ends is started again. The first two are elected, so another one
-may stand by, on another machine, with --nodes=0. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
+		Short: "Run all parts: controllers, scheduler, nodes and kube-proxy",
+		Long: `Run the controllers, the scheduler and the nodes in separate processes, and restart a process that exits.
 
-As root, they serve health and metrics at ports 10257 and 10259, or at free ones where these are taken. Otherwise they do not, as Pods share the ports of the machine, and
-one of them may be a scheduler.`,
+The controllers and the scheduler use leader election, so a second up with --nodes=0 on another machine can stand
+by. --image maps an image to a program or folder of this machine. Containers continue when this command stops.
+
+As root, the controllers serve health and metrics on port 10257 and the scheduler on port 10259, or on a free port if
+that port is in use. Without root they serve neither, because Pods share the ports of the machine and a Pod may be a
+scheduler that uses port 10259.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return u.run(cmd.Context())
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&u.kubeconfig, "kubeconfig", "", "kubeconfig of an administrator; by default $KUBECONFIG or ~/.kube/config, else that of the Pod that this runs in")
-	flags.Float32Var(&u.qps, "kube-api-qps", -1, "requests a second that each part may send to the API server; below 0 there is no limit")
-	flags.Int32Var(&u.burst, "kube-api-burst", 0, "requests that it may send at once beyond that")
-	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil, "a flag for the controllers, as --kube-controller-manager-arg=--concurrent-job-syncs=10; may be repeated")
-	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "a flag for the scheduler; may be repeated")
-	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is: node-1 and so on")
-	flags.BoolVar(&u.kubeProxy, "kube-proxy", true, "have the addresses of Services answer on this machine; as root, and unless Pods have the host's network")
-	u.addFlags(flags)
+	var groups cliflag.NamedFlagSets
+	flags := groups.FlagSet("cluster")
+	flags.StringVar(&u.kubeconfig, "kubeconfig", "", "kubeconfig of an administrator (empty means $KUBECONFIG or "+
+		"~/.kube/config, or else the service account of the Pod that runs this command)")
+	flags.Float32Var(&u.qps, "kube-api-qps", -1,
+		"maximum number of requests per second from each part to the API server (negative means no limit)")
+	flags.Int32Var(&u.burst, "kube-api-burst", 0, "number of requests that each part can send at once above that rate")
+	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil,
+		"`FLAG` for the controllers, for example --concurrent-job-syncs=10; can be repeated")
+	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "`FLAG` for the scheduler; can be repeated")
+	flags.IntVar(&u.nodeCount, "nodes", 1, "number of nodes on this machine, which are named node-1, node-2 and so on")
+	flags.BoolVar(&u.kubeProxy, "kube-proxy", true,
+		"routing of the addresses of Services on this machine by kube-proxy; "+
+			"requires root and has no effect with --network=host")
+	u.bind(&groups)
 	u.logging = addLogging(cmd)
+	groups.FlagSet("logs").AddFlagSet(u.logging)
+	groupFlags(cmd, &groups)
 	return cmd
 }
 
-// run keeps the parts until ctx ends, or one cannot begin.
+// run runs the parts until ctx ends. It returns an error if a part cannot start.
 func (u *upCommand) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = defaultKubeconfig()
@@ -76,31 +88,40 @@ func (u *upCommand) run(ctx context.Context) error {
 	return running.Wait()
 }
 
-// electedParts are the parts that act in one place of a cluster.
+// electedParts returns the controllers and the scheduler. Only one instance of each is active in a cluster.
 func (u *upCommand) electedParts() []part {
-	args := []string{"--kubeconfig=" + u.kubeconfig, fmt.Sprintf("--kube-api-qps=%v", u.qps), fmt.Sprintf("--kube-api-burst=%d", u.burst)}
+	args := []string{
+		"--kubeconfig=" + u.kubeconfig,
+		fmt.Sprintf("--kube-api-qps=%v", u.qps), fmt.Sprintf("--kube-api-burst=%d", u.burst),
+	}
 	if os.Geteuid() == 0 {
 		args = append(args, "--authentication-kubeconfig="+u.kubeconfig, "--authorization-kubeconfig="+u.kubeconfig)
 	}
 	return []part{
-		{name: "controllers", args: slices.Concat([]string{"controllers"}, args, servingPort(controllersPort), u.controllerArgs)},
-		{name: "scheduler", args: slices.Concat([]string{"scheduler"}, args, servingPort(schedulerPort), u.schedulerArgs)},
+		{
+			name: "controllers",
+			args: slices.Concat([]string{"controllers"}, args, servingPort(controllersPort), u.controllerArgs),
+		},
+		{
+			name: "scheduler",
+			args: slices.Concat([]string{"scheduler"}, args, servingPort(schedulerPort), u.schedulerArgs),
+		},
 	}
 }
 
-// The ports of health and metrics.
+// Default ports of health and metrics.
 const (
 	controllersPort = 10257
 	schedulerPort   = 10259
 )
 
-// servingPort returns the flag for the port of health and metrics: the usual one, or a free one where another cluster of this machine has that.
-// Only root serves them.
-func servingPort(usual int) []string {
+// servingPort returns the flag for the port of health and metrics. This is the standard port, or a free one if the
+// standard port is in use, for example by another cluster on this machine. Without root, the flag disables the port.
+func servingPort(standard int) []string {
 	if os.Geteuid() != 0 {
 		return []string{"--secure-port=0"}
 	}
-	for _, port := range []int{usual, 0} {
+	for _, port := range []int{standard, 0} {
 		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
 			defer func() { _ = l.Close() }()
 			return []string{fmt.Sprintf("--secure-port=%d", l.Addr().(*net.TCPAddr).Port)}
@@ -109,7 +130,7 @@ func servingPort(usual int) []string {
 	return nil
 }
 
-// defaultKubeconfig is the kubeconfig that kubectl would take; "" if there is none.
+// defaultKubeconfig returns the path of the kubeconfig that kubectl uses, or "" if the file does not exist.
 func defaultKubeconfig() string {
 	file := clientcmd.NewDefaultClientConfigLoadingRules().GetDefaultFilename()
 	if _, err := os.Stat(file); err != nil {

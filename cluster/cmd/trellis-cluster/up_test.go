@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// The parts of a second cluster on a machine serve health and metrics at free ports, and not at those of the first.
+// TestServingPortsOfASecondCluster checks that the parts of a second cluster on a machine serve health and metrics on free
+// ports.
 func TestServingPortsOfASecondCluster(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root serves health and metrics")
@@ -18,14 +19,14 @@ func TestServingPortsOfASecondCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	usual := fmt.Sprintf("--secure-port=%d", port)
-	if got := servingPort(port); len(got) != 1 || !strings.HasPrefix(got[0], "--secure-port=") || got[0] == "--secure-port=0" || got[0] == usual {
-		t.Errorf("%v where port %d is taken", got, port)
+	standard := fmt.Sprintf("--secure-port=%d", port)
+	if got := servingPort(port); len(got) != 1 || !strings.HasPrefix(got[0], "--secure-port=") || got[0] == "--secure-port=0" || got[0] == standard {
+		t.Errorf("got %v while port %d is in use", got, port)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := servingPort(port); len(got) != 1 || got[0] != usual {
-		t.Errorf("%v where port %d is free", got, port)
+	if got := servingPort(port); len(got) != 1 || got[0] != standard {
+		t.Errorf("got %v while port %d is free", got, port)
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// gitVersion is the variable that Kubernetes' own build sets, and `go build` does not: nodes and user agents would show a
-// placeholder.
+// gitVersion is the version that nodes and user agents report. Kubernetes' own build sets this variable. After go build
+// it is a placeholder.
 //
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string
 
-// setVersion has the parts say which release of Kubernetes they are.
+// setVersion replaces the placeholder in gitVersion by the version of the module k8s.io/kubernetes.
 func setVersion() {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || !strings.Contains(gitVersion, "$Format") {
@@ -23,7 +23,7 @@ func setVersion() {
 	for _, dep := range info.Deps {
 		if dep.Path == "k8s.io/kubernetes" {
 			gitVersion = dep.Version
-			_ = version.SetDynamicVersion(gitVersion) // refuses only what differs from gitVersion
+			_ = version.SetDynamicVersion(gitVersion) // rejects only versions that differ from gitVersion
 		}
 	}
 }

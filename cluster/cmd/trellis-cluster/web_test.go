@@ -15,21 +15,22 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// pagesDir is where the web server has its pages, and the file that makes it sick.
+// pagesDir is the folder of the web server's pages. If it contains the file "sick", the server fails all requests.
 const pagesDir = "/usr/share/nginx/html"
 
-// serveWeb is the program that stands for a web server's image: HTTP at ports 80 and 8080, HTTPS at 443, and gRPC's health protocol at 9000. It
-// says who it is, or the page that is asked for, and what it is asked. It ends in order.
+// serveWeb is the program for the images of web servers. It serves HTTP on ports 80 and 8080, HTTPS on port 443, and the
+// health protocol of gRPC on port 9000. It responds with the requested page, or else with its host name and VERSION. It
+// prints each request, and exits with code 0 after SIGTERM.
 func serveWeb() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	host, err := os.Hostname()
-	end := func(err error) {
+	fail := func(err error) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	if err != nil {
-		end(err)
+		fail(err)
 	}
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println(r.Method, r.URL.Path)
@@ -43,18 +44,18 @@ func serveWeb() {
 	})
 	g := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(g, health{})
-	over := func(l net.Listener) *httptest.Server {
+	server := func(l net.Listener) *httptest.Server {
 		return &httptest.Server{Listener: l, Config: &http.Server{Handler: handler}}
 	}
 	for port, start := range map[string]func(net.Listener){
-		":80":   func(l net.Listener) { over(l).Start() },
-		":8080": func(l net.Listener) { over(l).Start() },
-		":443":  func(l net.Listener) { over(l).StartTLS() }, // nobody believes its certificate, as probes need not
-		":9000": func(l net.Listener) { go func() { end(g.Serve(l)) }() },
+		":80":   func(l net.Listener) { server(l).Start() },
+		":8080": func(l net.Listener) { server(l).Start() },
+		":443":  func(l net.Listener) { server(l).StartTLS() }, // probes do not verify the certificate
+		":9000": func(l net.Listener) { go func() { fail(g.Serve(l)) }() },
 	} {
 		l, err := net.Listen("tcp", port)
 		if err != nil {
-			end(err)
+			fail(err)
 		}
 		start(l)
 	}
