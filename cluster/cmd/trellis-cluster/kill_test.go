@@ -24,14 +24,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// killableCluster is a whole cluster of processes, each of which may be killed: trellis serve, and trellis-cluster up with its parts.
+// killableCluster is a cluster of separate processes, which tests can kill: trellis serve, and trellis-cluster up with its parts.
 type killableCluster struct {
 	*fixture
 	dir                     string
 	startServer, startParts func() *process
 	serverProcess           *process
 	partsProcess            *process
-	startsFile              string // the file in which each container writes its Pod's UID at its start
+	startsFile              string // file to which each container appends the UID of its Pod when it starts
 }
 
 func newKillableCluster(t *testing.T) *killableCluster {
@@ -42,7 +42,7 @@ func newKillableCluster(t *testing.T) *killableCluster {
 	kubeconfig, port := filepath.Join(m.dir, "data", "admin.kubeconfig"), freePort(t)
 	m.startServer = func() *process {
 		p := startCommand(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
-		p.waitForOutput(1, "api-resources") // the last line of its greeting
+		p.waitForOutput(1, "api-resources") // the last line of the output at the start
 		return p
 	}
 	m.startParts = func() *process {
@@ -50,7 +50,7 @@ func newKillableCluster(t *testing.T) *killableCluster {
 			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
 	m.serverProcess = m.startServer()
-	m.serverProcess.kill() // it comes after the others
+	m.serverProcess.kill() // the parts start before the server
 	m.partsProcess = m.startParts()
 	m.partsProcess.waitForOutput(1, "Waiting for the API server")
 	m.serverProcess = m.startServer()
@@ -61,23 +61,24 @@ func newKillableCluster(t *testing.T) *killableCluster {
 	return m
 }
 
-// recordingTemplate is the template of Pods whose container notes its start, and then is what a shell runs.
-func (m *killableCluster) recordingTemplate(name, then string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
+// recordingTemplate returns the template of Pods whose container appends the UID of its Pod to startsFile, and then runs the
+// shell commands in script.
+func (m *killableCluster) recordingTemplate(name, script string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{RestartPolicy: policy, Containers: []corev1.Container{{
-		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.startsFile + "\n" + then},
+		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.startsFile + "\n" + script},
 		Env: []corev1.EnvVar{{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
 	}}}}
 }
 
-// scale asks for as many Pods of the Deployment.
-func (m *killableCluster) scale(to int32) {
+// scale sets the number of replicas of the Deployment web.
+func (m *killableCluster) scale(replicas int32) {
 	m.Helper()
-	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: to}}, metav1.UpdateOptions{})
+	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}, metav1.UpdateOptions{})
 	m.must(err)
 }
 
-// waitForPodEvent does something, and returns at the first change of a Pod by which moment is true.
-func (m *killableCluster) waitForPodEvent(do func(), moment func(watch.EventType, *corev1.Pod) bool) {
+// waitForPodEvent calls do, and waits for the first event of a Pod for which match returns true.
+func (m *killableCluster) waitForPodEvent(do func(), match func(watch.EventType, *corev1.Pod) bool) {
 	m.Helper()
 	now, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
@@ -86,11 +87,11 @@ func (m *killableCluster) waitForPodEvent(do func(), moment func(watch.EventType
 	defer changes.Stop()
 	do()
 	for e := range changes.ResultChan() {
-		if p, is := e.Object.(*corev1.Pod); is && moment(e.Type, p) {
+		if p, ok := e.Object.(*corev1.Pod); ok && match(e.Type, p) {
 			return
 		}
 	}
-	m.Fatal("in vain")
+	m.Fatal("no matching event of a Pod")
 }
 
 func isAdded(t watch.EventType, _ *corev1.Pod) bool { return t == watch.Added }
@@ -99,7 +100,7 @@ func isBound(t watch.EventType, p *corev1.Pod) bool {
 	return t == watch.Modified && p.Spec.NodeName != "" && len(p.Status.ContainerStatuses) == 0
 }
 
-// killPart kills what up runs by a name, and has a Lease that it leaves given up, as it would be after some time.
+// killPart kills a part of up, and releases its Lease, which would otherwise expire only after some time.
 func (m *killableCluster) killPart(name, lease string) {
 	m.Helper()
 	for _, p := range processes(m.T) {
@@ -107,26 +108,27 @@ func (m *killableCluster) killPart(name, lease string) {
 			m.must(syscall.Kill(p.pid, syscall.SIGKILL))
 		}
 	}
-	m.partsProcess.waitForOutput(1, "A part has ended, and begins again", "signal: killed", name)
+	m.partsProcess.waitForOutput(1, "Part exited, restarting it", "signal: killed", name)
 	if lease != "" {
 		m.releaseLease(lease)
 	}
 }
 
+// releaseLease removes the holder of a Lease.
 func (m *killableCluster) releaseLease(lease string) {
 	m.Helper()
 	_, err := m.CoordinationV1().Leases("kube-system").Patch(m.Context(), lease, types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
 	m.must(err)
 }
 
-// runningPods says which process each Pod is.
+// runningPods returns the process of each Pod by the UID of the Pod.
 func (m *killableCluster) runningPods() map[types.UID]processID {
 	m.Helper()
 	all := map[types.UID]processID{}
 	for _, p := range processes(m.T) {
-		if uid, is := p.environment["POD_UID"]; is {
-			if other, twice := all[types.UID(uid)]; twice {
-				m.Errorf("Pod %s is the processes %d and %d: %s", uid, other.pid, p.pid, p.args)
+		if uid, ok := p.environment["POD_UID"]; ok {
+			if other, ok := all[types.UID(uid)]; ok {
+				m.Errorf("Pod %s has the processes %d and %d: %s", uid, other.pid, p.pid, p.args)
 			}
 			all[types.UID(uid)] = processID{p.pid, p.start}
 		}
@@ -134,8 +136,9 @@ func (m *killableCluster) runningPods() map[types.UID]processID {
 	return all
 }
 
-// waitForReplicas waits until there are as many of each, and returns what runs then. What ran before has to, but for Pods of the Job; nothing
-// has been started twice.
+// waitForReplicas waits until the Deployment web and the StatefulSet db have the given numbers of Pods, and returns the
+// processes of all Pods. It checks that all Pods in before still exist, and that their processes still run, except for Pods
+// of the Job. It also checks that no container was started twice.
 func (m *killableCluster) waitForReplicas(before map[types.UID]processID, web, db int32) map[types.UID]processID {
 	m.Helper()
 	waitFor(m.fixture, m.AppsV1().Deployments("default"), "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
@@ -143,44 +146,46 @@ func (m *killableCluster) waitForReplicas(before map[types.UID]processID, web, d
 	after := m.runningPods()
 	pods, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
-	there := map[types.UID]bool{}
+	exists := map[types.UID]bool{}
 	for _, p := range pods.Items {
-		there[p.UID] = true
-		was, ran := before[p.UID]
-		is, runs := after[p.UID]
-		if ran && p.Labels["app"] != "sum" && was != is {
-			m.Errorf("%s was %+v and is %+v", p.Name, was, is)
+		exists[p.UID] = true
+		oldID, ran := before[p.UID]
+		newID, runs := after[p.UID]
+		if ran && p.Labels["app"] != "sum" && oldID != newID {
+			m.Errorf("Pod %s: got process %+v, want %+v", p.Name, newID, oldID)
 		}
 		if !runs && isReady(&p) {
-			m.Errorf("%s is ready, and does not run", p.Name)
+			m.Errorf("Pod %s is ready but has no process", p.Name)
 		}
 	}
 	for uid := range before {
-		if !there[uid] {
-			m.Errorf("a Pod that ran is gone: %s", uid)
+		if !exists[uid] {
+			m.Errorf("the Pod with UID %s does not exist any more", uid)
 		}
 	}
 	m.checkStartedOnce()
 	return after
 }
 
+// checkStartedOnce checks that the container of each Pod was started only once.
 func (m *killableCluster) checkStartedOnce() {
 	m.Helper()
 	text, err := os.ReadFile(m.startsFile)
 	m.must(err)
 	uids := strings.Fields(string(text))
 	slices.Sort(uids)
-	if once := slices.Compact(slices.Clone(uids)); len(once) != len(uids) {
-		m.Errorf("started twice: %v", uids)
+	if unique := slices.Compact(slices.Clone(uids)); len(unique) != len(uids) {
+		m.Errorf("containers of a Pod were started twice: UIDs %v", uids)
 	}
 }
 
+// processID identifies a process.
 type processID struct {
 	pid   int
-	start string // by the clock of the kernel
+	start string // start time in clock ticks since boot
 }
 
-// processInfo is a process of this machine.
+// processInfo describes a process of this machine.
 type processInfo struct {
 	processID
 	parent      int
@@ -199,7 +204,7 @@ func processes(t *testing.T) (all []processInfo) {
 		if err != nil {
 			continue
 		}
-		read := func(name string) string { // "" once it has ended
+		read := func(name string) string { // returns "" if the process has exited
 			text, _ := os.ReadFile(filepath.Join("/proc", e.Name(), name))
 			return string(text)
 		}
@@ -211,7 +216,7 @@ func processes(t *testing.T) (all []processInfo) {
 		p := processInfo{processID: processID{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"), environment: map[string]string{}}
 		p.parent, _ = strconv.Atoi(fields[1])
 		for _, variable := range strings.Split(read("environ"), "\x00") {
-			if name, value, is := strings.Cut(variable, "="); is {
+			if name, value, ok := strings.Cut(variable, "="); ok {
 				p.environment[name] = value
 			}
 		}
@@ -220,41 +225,41 @@ func processes(t *testing.T) (all []processInfo) {
 	return all
 }
 
-// Issue 16: each part and the API server are killed at moments of their work. What ran goes on as the same processes, nothing is
-// started twice, nothing is lost; what was begun is done to its end. Parts that lose their Leases while the server is away
-// begin again, and no node takes notice.
+// TestKilledParts checks that the cluster recovers when a part or the API server is killed during its work (issue 16).
+// Running containers continue as the same processes, no container is started twice, and unfinished work is completed. Parts
+// that lose their Leases while the server is down restart, and nodes do not.
 func TestKilledParts(t *testing.T) {
 	m := newKillableCluster(t)
 	gate := filepath.Join(m.dir, "gate")
 	m.must(syscall.Mkfifo(gate, 0o600))
-	lets, err := os.OpenFile(gate, os.O_RDWR, 0)
+	gateFile, err := os.OpenFile(gate, os.O_RDWR, 0) // each line lets one Pod of the Job complete
 	m.must(err)
-	defer lets.Close()
+	defer gateFile.Close()
 	const jobs = 4
 	_, err = m.BatchV1().Jobs("default").Create(t.Context(), &batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: batchv1.JobSpec{
 		Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.recordingTemplate("sum", "read x <"+gate, corev1.RestartPolicyNever),
 	}}, metav1.CreateOptions{})
 	m.must(err)
-	selects := func(name string) *metav1.LabelSelector {
+	selector := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 	}
 	_, err = m.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{
-		Replicas: ptr.To[int32](5), Selector: selects("web"), Template: m.recordingTemplate("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
+		Replicas: ptr.To[int32](5), Selector: selector("web"), Template: m.recordingTemplate("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
 	sets := m.AppsV1().StatefulSets("default")
 	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: objectMeta("db"), Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To[int32](2), Selector: selects("db"), Template: m.recordingTemplate("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
+		Replicas: ptr.To[int32](2), Selector: selector("db"), Template: m.recordingTemplate("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
 	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
 	before := m.waitForReplicas(nil, 5, 2)
 	for _, name := range []string{"controllers", "scheduler", "node"} {
-		heeds := func(p processInfo) bool {
+		hasFlag := func(p processInfo) bool {
 			return p.parent == m.partsProcess.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name && slices.Contains(p.args, "--v=1")
 		}
-		if !slices.ContainsFunc(processes(t), heeds) {
-			t.Errorf("%s does not know how much to log", name)
+		if !slices.ContainsFunc(processes(t), hasFlag) {
+			t.Errorf("part %s does not have the flag --v=1", name)
 		}
 	}
 
@@ -263,7 +268,7 @@ func TestKilledParts(t *testing.T) {
 	before = m.waitForReplicas(before, 8, 2)
 
 	m.waitForPodEvent(func() { m.scale(11) }, isAdded)
-	fmt.Fprintln(lets) // one Pod of the Job ends while nobody counts
+	fmt.Fprintln(gateFile) // one Pod of the Job completes while no controller runs
 	m.killPart("controllers", "trellis-cluster-controllers")
 	before = m.waitForReplicas(before, 11, 2)
 	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.Succeeded == 1 && ptr.Deref(j.Status.Ready, 0) == 2 })
@@ -272,19 +277,19 @@ func TestKilledParts(t *testing.T) {
 		_, err := sets.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{})
 		m.must(err)
 	}, isBound)
-	fmt.Fprintln(lets)
+	fmt.Fprintln(gateFile)
 	m.killPart("node", "")
 	before = m.waitForReplicas(before, 11, 4)
 
 	m.waitForPodEvent(func() { m.scale(13) }, isAdded)
 	m.serverProcess.kill()
 	for _, part := range []string{"controllers", "scheduler"} {
-		m.partsProcess.waitForOutput(1, "A part has ended, and begins again", "exit status 1", part)
+		m.partsProcess.waitForOutput(1, "Part exited, restarting it", "exit status 1", part)
 	}
 	m.serverProcess = m.startServer()
 	before = m.waitForReplicas(before, 13, 4)
 	if strings.Count(m.partsProcess.output(), `part="node-1"`) != 1 {
-		t.Error("a node has ended with the server")
+		t.Error("a node exited when the server was killed")
 	}
 
 	m.waitForPodEvent(func() { m.scale(15) }, isBound)
@@ -294,12 +299,12 @@ func TestKilledParts(t *testing.T) {
 	m.partsProcess = m.startParts()
 	m.waitForReplicas(before, 15, 4)
 
-	fmt.Fprint(lets, "\n\n")
+	fmt.Fprint(gateFile, "\n\n")
 	job := waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
 	done, err := m.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sum"})
 	m.must(err)
 	if job.Status.Succeeded != jobs || job.Status.Failed != 0 || len(done.Items) != jobs {
-		t.Errorf("%d Pods: %+v", len(done.Items), job.Status)
+		t.Errorf("got %d Pods and status %+v of the Job, want %d succeeded", len(done.Items), job.Status, jobs)
 	}
 	m.checkStartedOnce()
 }

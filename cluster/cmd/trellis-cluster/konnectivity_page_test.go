@@ -9,11 +9,13 @@ import (
 	"testing"
 )
 
-// konnectivityBlock is commands on the control plane, that pass or not; commands on the machine of the nodes; or a part of what was printed.
+// konnectivityBlock matches a block of the page: commands on the control plane that succeed or fail, commands on the machine of
+// the nodes, or a part of the output.
 var konnectivityBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh nodes|text)\n(.*?)^```$")
 
-// TestKonnectivityPage types the chapter line by line, with the files of the documentation. KON-002 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016
-// KON-017 KON-018 KON-020 KON-027 KON-035 KON-039 KON-046 KON-049 KON-052 KON-054, by kubectl and the programs of their names.
+// TestKonnectivityPage runs all commands of the section about Konnectivity in docs/reach.md, with the files of the documentation
+// and the real kubectl. KON-002 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016 KON-017 KON-018 KON-020 KON-027 KON-035 KON-039
+// KON-046 KON-049 KON-052 KON-054
 func TestKonnectivityPage(t *testing.T) {
 	f := newTwoMachines(t, "192.0.2.10")
 	files, err := filepath.Glob(filepath.Join(repository, "examples", "konnectivity", "*.yaml"))
@@ -27,10 +29,10 @@ func TestKonnectivityPage(t *testing.T) {
 	f.Cleanup(func() { f.cleanUpMachine(f.control, "control-plane") })
 	f.Cleanup(f.stopPrograms)
 	f.clusterProgram()
-	chapter := f.pageSection("reach.md", "The API server behind Konnectivity")
-	blocks := konnectivityBlock.FindAllStringSubmatch(chapter, -1)
-	if fences := strings.Count(chapter, "\n```"); len(blocks) < 20 || fences != 2*len(blocks)+2 { // and the picture
-		t.Fatalf("%d fences, %d blocks are understood", fences, len(blocks))
+	section := f.pageSection("reach.md", "The API server behind Konnectivity")
+	blocks := konnectivityBlock.FindAllStringSubmatch(section, -1)
+	if fences := strings.Count(section, "\n```"); len(blocks) < 20 || fences != 2*len(blocks)+2 { // 2 for the diagram
+		t.Fatalf("the page has %d fences, but only %d known blocks", fences, len(blocks))
 	}
 	output := ""
 	for _, b := range blocks {
@@ -38,28 +40,29 @@ func TestKonnectivityPage(t *testing.T) {
 	}
 }
 
-// runKonnectivityBlock types one block, and returns what is printed. What was said before is what a text is a part of.
+// runKonnectivityBlock runs a block of commands and returns its output. It checks a block of text against output, which is the
+// output of the preceding commands.
 func (f *twoMachines) runKonnectivityBlock(kind, block, output string) string {
 	f.Helper()
 	if kind == "text" {
 		for line := range strings.Lines(block) {
 			if !strings.Contains(mask(output), strings.TrimSpace(mask(line))) {
-				f.Errorf("the page shows\n%s, but it is\n%s", line, output)
+				f.Errorf("the page shows\n%s, but the output is\n%s", line, output)
 			}
 		}
 		return output
 	}
-	types := f.runBlock
+	run := f.runBlock
 	if kind == "sh nodes" {
 		control := f.prefix
-		f.prefix, types = enterCommand(f.nodes, f.dir), f.run
+		f.prefix, run = enterCommand(f.nodes, f.dir), f.run
 		defer func() { f.prefix = control }()
 	}
-	out, err := types(block)
+	out, err := run(block)
 	if (err != nil) != (kind == "sh refused") {
 		f.Fatalf("%s: %v\n%s", block, err, out)
 	}
-	if f.Interface == nil { // the API server has begun, if it was to
+	if f.Interface == nil { // this block may have started the API server
 		if _, err := os.Stat(filepath.Join(f.dir, "serve.pid")); err == nil {
 			f.loadKubeconfig()
 		}
@@ -67,7 +70,7 @@ func (f *twoMachines) runKonnectivityBlock(kind, block, output string) string {
 	return out
 }
 
-// stopPrograms ends what the page has started, and shows what that has said where a test has failed.
+// stopPrograms stops the programs that the page has started, and logs their output if the test has failed.
 func (f *twoMachines) stopPrograms() {
 	for _, name := range []string{"nodes", "control-plane", "serve"} {
 		pid, err := os.ReadFile(filepath.Join(f.dir, name+".pid"))

@@ -16,14 +16,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The documentation's address of the control plane, and its images.
+// The address of the control plane and the images in the documentation.
 const (
 	controlAddress = "35.225.206.7"
 	serverImage    = "registry.k8s.io/kas-network-proxy/proxy-server:v0.0.37"
 	agentImage     = "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37"
 )
 
-// newTunnelCluster is a far cluster with the files of the documentation, up to the kubeconfig of Konnectivity's server.
+// newTunnelCluster returns two machines with an API server and the files of the documentation. The kubeconfig of Konnectivity's
+// server does not exist yet.
 func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	t.Helper()
 	f := newTwoMachines(t, controlAddress, packages...)
@@ -34,13 +35,14 @@ func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	return f
 }
 
-// waitForServerLog waits until the container of Konnectivity's server has said these words. Its log is there before there is a tunnel to read it by.
-func (f *twoMachines) waitForServerLog(words string) {
+// waitForServerLog waits until the log of Konnectivity's server contains the text. It reads the file, because kubectl logs
+// requires a tunnel.
+func (f *twoMachines) waitForServerLog(text string) {
 	f.Helper()
-	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", words)
+	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", text)
 }
 
-// createBox is a Pod of the nodes that runs a command.
+// createBox creates a Pod that runs a shell command on a node, and waits until it is ready.
 func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	f.Helper()
 	f.createPod(name, func(p *corev1.Pod) {
@@ -49,23 +51,24 @@ func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	return f.waitForPod("default", name)
 }
 
-// TestKonnectivity goes through chapter 15 with the manifests and the script of the documentation as they are. The API server cannot dial the
-// nodes. Which requirement each part shows, stands there. KON-001 KON-002 KON-009.
+// TestKonnectivity follows chapter 15 with the unchanged manifests and script of the documentation. The API server cannot dial
+// the nodes. The requirements of each part are at its function. KON-001 KON-002 KON-009
 func TestKonnectivity(t *testing.T) {
 	f := newTunnelCluster(t, "./examples/extension-server", "./examples/conversion-webhook")
 	for _, name := range []string{"web", "refuses"} {
 		f.must(os.Symlink(program(t, ""), filepath.Join(f.dir, "path", name)))
 	}
-	stand := func(image, program string) string { return image + "=" + f.dir + "/path/" + program }
-	f.startRemoteNodes(stand(agentImage, "trellis"), "busybox=/bin", stand("nginx", "web"), stand("refuses", "refuses"),
-		stand("example-conversion-webhook-server", "conversion-webhook"), stand("example.com/sample-extension-apiserver:latest", "extension-server"))
-	f.createBox("box", "echo said; exec sleep 1000000")
+	image := func(name, program string) string { return name + "=" + f.dir + "/path/" + program }
+	f.startRemoteNodes(image(agentImage, "trellis"), "busybox=/bin", image("nginx", "web"), image("refuses", "refuses"),
+		image("example-conversion-webhook-server", "conversion-webhook"),
+		image("example.com/sample-extension-apiserver:latest", "extension-server"))
+	f.createBox("box", "echo started; exec sleep 1000000")
 	f.checkKubeconfigScript()
-	f.startControlPlaneNode(stand(serverImage, "trellis"), "busybox=/bin")
+	f.startControlPlaneNode(image(serverImage, "trellis"), "busybox=/bin")
 	f.checkServerStart()
 	f.checkMissingBinding()
 	f.expect("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
-	f.expectEventually("kubectl logs box", "said")
+	f.expectEventually("kubectl logs box", "started")
 	f.checkServerPod()
 	f.checkSharedSocket()
 	f.checkAgents()
@@ -78,8 +81,12 @@ func TestKonnectivity(t *testing.T) {
 	f.checkServerDaemonSet()
 }
 
-// checkKubeconfigScript runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the
-// administrator's kubeconfig. KON-015: the kubeconfig and its context. KON-016: who the API server takes it for. KON-017: nothing else is left.
+// checkKubeconfigScript runs the documentation's script and checks its result:
+//   - The certificate is signed by the cluster's CA and valid for 375 days. KON-013
+//   - The address of the server is that of the administrator's kubeconfig. KON-014
+//   - The kubeconfig has the context of the documentation. KON-015
+//   - The API server authenticates the user system:konnectivity-server. KON-016
+//   - The script leaves no other files. KON-017
 func (f *twoMachines) checkKubeconfigScript() {
 	f.Helper()
 	const config = "kubectl --kubeconfig /etc/kubernetes/konnectivity-server.conf "
@@ -94,8 +101,11 @@ func (f *twoMachines) checkKubeconfigScript() {
 	f.expect("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
 }
 
-// checkServerStart runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
-// configuration names. KON-023 KON-024: there alone. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
+// checkServerStart runs the documentation's server as a static Pod and checks its ports:
+//   - It listens on the socket in the API server's egress configuration. KON-007 KON-020
+//   - It accepts connections of the API server on no other address. KON-023 KON-024
+//   - It responds on its other ports. KON-026 KON-027
+//   - It is alive but not ready, because it has no agents. KON-052
 func (f *twoMachines) checkServerStart() {
 	f.Helper()
 	f.expect("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
@@ -110,11 +120,12 @@ func (f *twoMachines) checkServerStart() {
 	}
 	f.expect("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
 	f.expect("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
-	f.expect("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // nobody listens
+	f.expect("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // connection refused
 }
 
-// checkMissingBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what
-// goes through the tunnel fails, and says so; other requests go on. KON-029 KON-046.
+// checkMissingBinding starts agents while the server may not create TokenReviews:
+//   - The reviews fail with 403, and the server accepts no agent. KON-049
+//   - Requests through the tunnel fail with a clear error, and other requests succeed. KON-054 KON-029 KON-046
 func (f *twoMachines) checkMissingBinding() {
 	f.Helper()
 	f.expect("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
@@ -127,8 +138,9 @@ func (f *twoMachines) checkMissingBinding() {
 	f.expect("kubectl get pod box", "box 1/1 Running")
 }
 
-// checkServerPod looks at the server's Pod. KON-018 KON-019 KON-031 KON-032: it has the node's network and the cluster's priority, its ports are
-// taken, it has the host's files, and may write those that it should.
+// checkServerPod checks that the server's Pod has the node's network and the priority of the system, and that its ports are
+// reserved. It checks that the Pod has the files of the host, and can write only to the volume of the socket. KON-018 KON-019
+// KON-031 KON-032
 func (f *twoMachines) checkServerPod() {
 	f.Helper()
 	pod := f.waitForPod("kube-system", "konnectivity-server-control-plane")
@@ -146,19 +158,19 @@ func (f *twoMachines) checkServerPod() {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		})
 		if output := f.waitForUnscheduled(name, corev1.PodReasonUnschedulable); !strings.Contains(output, "didn't have free ports") {
-			f.Errorf("%d: %s", p, output)
+			f.Errorf("port %d: got message %q", p, output)
 		}
 	}
 }
 
-// checkAgents looks at the agents. KON-035 KON-036 KON-047 KON-048: they run on each node that they tolerate, also on one that takes critical
-// add-ons alone.
+// checkAgents checks that agents run on each node whose taints they tolerate, including a node for critical add-ons only.
+// KON-035 KON-036 KON-047 KON-048
 func (f *twoMachines) checkAgents() {
 	f.Helper()
 	waitFor(f.fixture, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
 	f.createPod("other", withNodeSelector("only", "critical"))
 	if output := f.waitForUnscheduled("other", corev1.PodReasonUnschedulable); !strings.Contains(output, "untolerated taint") {
-		f.Errorf("the taint is not heeded: %s", output)
+		f.Errorf("got message %q, want an untolerated taint", output)
 	}
 	f.expect("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
 	f.expect("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name", "serviceaccount/konnectivity-agent")
@@ -171,19 +183,20 @@ func (f *twoMachines) checkAgents() {
 		f.checkAgent(&pod)
 	}
 	if len(nodes) != 2 || nodes["control-plane"] {
-		f.Errorf("agents on %v", nodes)
+		f.Errorf("got agents on %v, want node-1 and node-2", nodes)
 	}
 	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
 	f.expect("curl -sS http://127.0.0.1:8134/readyz", "ok")
 	f.expect("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
 }
 
-// checkAgent looks at one. KON-037 KON-039 KON-040 KON-052: it is connected, ready, and has metrics. KON-042 KON-056: it has a token of its Pod for
-// the audience of Konnectivity, which is good there alone.
+// checkAgent checks one agent:
+//   - It is connected and ready, and serves metrics. KON-037 KON-039 KON-040 KON-052
+//   - It has a token that is bound to its Pod and valid only for the audience of Konnectivity. KON-042 KON-056
 func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	f.Helper()
 	if *pod.Spec.Priority != 2_000_000_000 {
-		f.Errorf("its priority is %d", *pod.Spec.Priority)
+		f.Errorf("got priority %d, want 2000000000", *pod.Spec.Priority)
 	}
 	f.expectEventually("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
 	agent := "kubectl -n kube-system exec " + pod.Name + " -- "
@@ -197,26 +210,26 @@ func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	f.checkToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
-// checkToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.
-func (f *fixture) checkToken(token string, pod *corev1.Pod, lasts time.Duration) {
+// checkToken checks by TokenReviews that a token is bound to the Pod and valid only for the audience of Konnectivity's server.
+func (f *fixture) checkToken(token string, pod *corev1.Pod, lifetime time.Duration) {
 	f.Helper()
 	var claims struct{ Iat, Exp int64 }
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token+"..", ".")[1])
 	f.must(err)
 	f.must(json.Unmarshal(payload, &claims))
-	if is := time.Duration(claims.Exp-claims.Iat) * time.Second; is != lasts {
-		f.Errorf("it lasts %v, not %v", is, lasts)
+	if got := time.Duration(claims.Exp-claims.Iat) * time.Second; got != lifetime {
+		f.Errorf("got a token for %v, want %v", got, lifetime)
 	}
 	const audience = "system:konnectivity-server"
-	for wanted, good := range map[string]bool{audience: true, "other": false} {
+	for requested, valid := range map[string]bool{audience: true, "other": false} {
 		review, err := f.AuthenticationV1().TokenReviews().Create(f.Context(), &authenticationv1.TokenReview{
-			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{wanted}},
+			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{requested}},
 		}, metav1.CreateOptions{})
 		f.must(err)
 		s := review.Status
-		if s.Authenticated != good || good && (s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
+		if s.Authenticated != valid || valid && (s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
 			strings.Join(s.Audiences, " ") != audience || strings.Join(s.User.Extra["authentication.kubernetes.io/pod-name"], " ") != pod.Name) {
-			f.Errorf("for %s: %+v", wanted, s)
+			f.Errorf("review for audience %s: got %+v", requested, s)
 		}
 	}
 }

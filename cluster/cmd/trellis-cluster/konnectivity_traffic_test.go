@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// streamCommands are commands whose bytes go both ways.
+// streamCommands are commands with streams in both directions.
 const streamCommands = `printf 'one\ntwo\n' | kubectl exec -i box -- sort -r | tr '\n' ' '; echo
 kubectl exec box -- sh -c 'exit 7' || echo ended with $?
 printf 'three\nfour\n' | kubectl run once -i --rm --restart=Never --image=busybox --command -- sh -c 'sleep 1; sort -r | tr "\n" " "; echo; sleep 1'
@@ -27,8 +27,10 @@ until grep Forwarding forward.txt; do sleep 0.1; done
 curl -sS http://$(grep -o -m1 "127.0.0.1:[0-9]*" forward.txt)/port
 `
 
-// checkConnectionsToPods does all that goes to nodes, Pods and Services. KON-011: it comes there. KON-044: bytes go both ways, and what ends at one end does so
-// at the other. KON-043: the control plane cannot dial any of them by itself.
+// checkConnectionsToPods sends requests of all kinds to nodes, Pods and Services:
+//   - The requests arrive through the tunnel. KON-011
+//   - Streams work in both directions, and the end of one direction arrives at the other side. KON-044
+//   - The control plane cannot dial the destinations directly. KON-043
 func (f *twoMachines) checkConnectionsToPods() {
 	f.Helper()
 	f.expect("kubectl run web --image=nginx --port=80 --expose", "pod/web created")
@@ -38,9 +40,9 @@ func (f *twoMachines) checkConnectionsToPods() {
 	f.checkUnreachable(net.JoinHostPort(web.Status.PodIP, "80"))
 	f.checkUnreachable(net.JoinHostPort(nodesAddress, strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port))))
 
-	f.expect("kubectl logs box --tail=1", "said")
-	for _, by := range []string{"true", "false"} { // WebSockets, or SPDY
-		f.expect("export KUBECTL_REMOTE_COMMAND_WEBSOCKETS="+by+" KUBECTL_PORT_FORWARD_WEBSOCKETS="+by+"\n"+streamCommands, "two one\nended with 7\nthree four\nweb")
+	f.expect("kubectl logs box --tail=1", "started")
+	for _, webSockets := range []string{"true", "false"} { // WebSockets, or SPDY
+		f.expect("export KUBECTL_REMOTE_COMMAND_WEBSOCKETS="+webSockets+" KUBECTL_PORT_FORWARD_WEBSOCKETS="+webSockets+"\n"+streamCommands, "two one\nended with 7\nthree four\nweb")
 	}
 	for _, path := range []string{"/api/v1/namespaces/default/pods/web/proxy/", "/api/v1/namespaces/default/services/web:80/proxy/"} {
 		f.expectEventually("kubectl get --raw "+path, "web")
@@ -50,14 +52,14 @@ func (f *twoMachines) checkConnectionsToPods() {
 	f.expect("head -c 20000000 /dev/zero | kubectl exec -i box -- wc -c", "20000000")
 }
 
-// createCertificate makes one for a Service of namespace default, which is its own CA, as a Secret of its name.
+// createCertificate creates a self-signed certificate for a Service of namespace default, and a Secret of that name with it.
 func (f *twoMachines) createCertificate(service string) {
 	f.Helper()
 	f.expect(fmt.Sprintf("openssl req -x509 -newkey rsa:2048 -nodes -days 9 -subj /CN=%[1]s -addext subjectAltName=DNS:%[1]s.default.svc -keyout %[1]s.key -out %[1]s.crt 2>&1 && "+
 		"kubectl create secret tls %[1]s --cert=%[1]s.crt --key=%[1]s.key", service), "created")
 }
 
-// serveDenyingWebhook is the program of an admission webhook that refuses everything.
+// serveDenyingWebhook is the program of an admission webhook that denies all requests.
 func serveDenyingWebhook() {
 	fmt.Println(http.ListenAndServeTLS(":8443", "/tls/tls.crt", "/tls/tls.key", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -84,7 +86,8 @@ webhooks:
   objectSelector: {matchLabels: {refuse: "yes"}}
 EOF`
 
-// checkWebhooks has webhooks on far nodes asked, by their Services. KON-011 CNV-074: one of admission, and one that converts.
+// checkWebhooks checks that the API server calls an admission webhook and a conversion webhook on the nodes through their
+// Services. KON-011 CNV-074
 func (f *twoMachines) checkWebhooks() {
 	f.Helper()
 	f.createCertificate("refuses")
@@ -113,7 +116,8 @@ EOF
 kubectl get crontabs.v1.example.com c -o jsonpath='{.host} {.port}'`, "localhost 1234")
 }
 
-// checkExtensionServer has an API served by a Deployment on far nodes, behind a Service whose address only these know. KON-011 AGG-062.
+// checkExtensionServer checks that the API server proxies requests to an extension server on the nodes. Only the nodes route
+// the address of its Service. KON-011 AGG-062
 func (f *twoMachines) checkExtensionServer() {
 	f.Helper()
 	f.runSteps("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
@@ -123,12 +127,14 @@ func (f *twoMachines) checkExtensionServer() {
 	f.expect("kubectl get flunders", "my-first-flunder")
 }
 
-// checkForeignTokens has agents come that are not those which the server is for. KON-028 KON-030 KON-045: another audience, another service account and
-// another namespace are refused, with the reason, and get no tunnel. KON-022 KON-025 KON-038 KON-041: the way there is as for those that are let in.
+// checkForeignTokens checks that the server rejects agents with invalid tokens:
+//   - Tokens of another audience, service account or namespace are rejected, the reason is logged, and the agent gets no
+//     tunnel. KON-028 KON-030 KON-045
+//   - Apart from the token, the agents connect like valid ones. KON-022 KON-025 KON-038 KON-041
 func (f *twoMachines) checkForeignTokens() {
 	f.Helper()
 	f.expect("kubectl -n kube-system create serviceaccount other && kubectl -n default create serviceaccount konnectivity-agent && cp /etc/kubernetes/pki/ca.crt cluster-ca.crt", "created")
-	for _, c := range []struct{ namespace, account, audience, why string }{
+	for _, c := range []struct{ namespace, account, audience, reason string }{
 		{"kube-system", "konnectivity-agent", "other", "the token is not valid for the audience"},
 		{"kube-system", "other", "system:konnectivity-server", "the token is of ServiceAccount"},
 		{"default", "konnectivity-agent", "system:konnectivity-server", "the token is of a ServiceAccount in namespace"},
@@ -138,34 +144,35 @@ func (f *twoMachines) checkForeignTokens() {
 			"--service-account-token-path=token", "--health-server-port=0", "--admin-server-port=0")
 		p.waitForOutput(1, "No connection to a server", "the agent's token is not accepted: see the log of the tunnel server")
 		p.kill()
-		f.waitForServerLog(c.why)
+		f.waitForServerLog(c.reason)
 	}
 	f.expect("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
 }
 
-// killServerScript kills the server's process, as a crash does. It is the one of that name in the control plane's network.
+// killServerScript kills the process named proxy-server in the control plane's network namespace, as in a crash.
 const killServerScript = `for p in /proc/[0-9]*; do
   if [ "$(readlink $p/ns/net)" = "$(readlink /proc/self/ns/net)" ] && grep -q ^/proxy-server $p/cmdline; then kill -9 ${p#/proc/} && echo killed; fi
 done 2>/dev/null`
 
-// checkServerCrash has the server crash while something goes through it. KON-053: that ends, the agents come back by themselves, and the next works.
-// KON-021: the socket that is left over is no hindrance.
+// checkServerCrash kills the server while a request uses the tunnel:
+//   - That request ends, the agents reconnect, and later requests succeed. KON-053
+//   - The socket that the crash leaves behind does not prevent the restart. KON-021
 func (f *twoMachines) checkServerCrash() {
 	f.Helper()
 	before := f.waitForPod("kube-system", "konnectivity-server-control-plane").Status.ContainerStatuses[0].RestartCount
 	followed := f.startOn(f.control, f.dir+"/path/kubectl", "--kubeconfig="+f.server.Kubeconfig, "logs", "--follow", "box")
-	followed.waitForOutput(1, "said")
+	followed.waitForOutput(1, "started")
 	f.expect(killServerScript, "killed")
 	followed.wait()
 	f.expect("kubectl get pod box", "box 1/1 Running")
-	f.expectEventually("kubectl logs box", "said")
+	f.expectEventually("kubectl logs box", "started")
 	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
 	waitFor(f.fixture, f.CoreV1().Pods("kube-system"), "konnectivity-server-control-plane", func(p *corev1.Pod) bool {
 		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].RestartCount > before
 	})
 }
 
-// staticServerScript is the static Pod of an API server, which the documentation's patch is for.
+// staticServerScript creates the manifest of a static Pod of an API server and applies the documentation's patch to it.
 const staticServerScript = `cat > kube-apiserver.yaml <<EOF
 {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kube-apiserver", "namespace": "kube-system"},
  "spec": {"hostNetwork": true, "containers": [{"name": "kube-apiserver", "image": "busybox", "command": ["sleep", "1000000"]}]}}
@@ -173,7 +180,7 @@ EOF
 kubectl patch --local -f kube-apiserver.yaml --type=strategic --patch-file=kube-apiserver-uds-volume.yaml -o yaml > patched.yaml
 mv patched.yaml /etc/kubernetes/manifests/kube-apiserver.yaml`
 
-// checkSharedSocket has the documentation's patch applied to a static Pod. KON-010: it has the folder of the socket, and may write there.
+// checkSharedSocket checks that a static Pod with the documentation's patch can write to the folder of the socket. KON-010
 func (f *twoMachines) checkSharedSocket() {
 	f.Helper()
 	f.expect(staticServerScript, "")
@@ -182,7 +189,7 @@ func (f *twoMachines) checkSharedSocket() {
 	f.expect("ls /etc/kubernetes/konnectivity-server", "written")
 }
 
-// checkAgentDeployment has one agent in place of those on each node. KON-035: a Deployment of the same Pods does.
+// checkAgentDeployment checks that agents of a Deployment, in place of the DaemonSet, keep the tunnel working. KON-035
 func (f *twoMachines) checkAgentDeployment() {
 	f.Helper()
 	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-agent.yaml"))
@@ -194,10 +201,10 @@ func (f *twoMachines) checkAgentDeployment() {
 	f.expect("kubectl -n kube-system delete daemonset konnectivity-agent", `daemonset.apps "konnectivity-agent" deleted`)
 	f.expectEventually("kubectl -n kube-system get pods -l k8s-app=konnectivity-agent -o jsonpath='[{.items[*].metadata.ownerReferences[*].kind}]'", "[ReplicaSet]")
 	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 1")
-	f.expect("kubectl logs box --tail=1", "said")
+	f.expect("kubectl logs box --tail=1", "started")
 }
 
-// serverDaemonSet is what the documentation's Pod of the server becomes the template of.
+// serverDaemonSet is the head of a DaemonSet, to which the spec of the documentation's Pod of the server is appended.
 const serverDaemonSet = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: konnectivity-server, namespace: kube-system}
@@ -209,7 +216,8 @@ spec:
       nodeSelector: {kubernetes.io/hostname: control-plane}
       tolerations: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]`
 
-// checkServerDaemonSet has the server as one in place of the static Pod. KON-018: the agent comes to it, and the API server finds it at the same socket.
+// checkServerDaemonSet replaces the static Pod of the server by a DaemonSet. It checks that the agent connects to it, and that
+// the API server uses it through the same socket. KON-018
 func (f *twoMachines) checkServerDaemonSet() {
 	f.Helper()
 	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-server.yaml"))
@@ -220,5 +228,5 @@ func (f *twoMachines) checkServerDaemonSet() {
 	f.expect("curl -sS http://127.0.0.1:8134/healthz 2>&1 || echo ended with $?", "ended with 7")
 	f.expect("kubectl apply -f server-daemonset.yaml && kubectl -n kube-system rollout status daemonset konnectivity-server --timeout=60s", "daemonset.apps/konnectivity-server created")
 	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 1")
-	f.expectEventually("kubectl logs box --tail=1", "said")
+	f.expectEventually("kubectl logs box --tail=1", "started")
 }

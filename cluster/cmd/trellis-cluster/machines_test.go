@@ -21,30 +21,31 @@ import (
 )
 
 const (
-	nodesAddress = "10.77.0.2"    // of the nodes' machine
-	podsRange    = "10.86.0.0/16" // of their Pods
-	replyTable   = 8132           // of routes for what answers those that have called
+	nodesAddress = "10.77.0.2"    // address of the machine of the nodes
+	podsRange    = "10.86.0.0/16" // address range of their Pods
+	replyTable   = 8132           // routing table for packets from the address of the control plane
 )
 
-// twoMachines is a cluster of two machines: the control plane, and one of nodes. These can dial the control plane at its address. The control
-// plane cannot dial the nodes, nor their Pods.
+// twoMachines is a cluster of two machines, which are namespaces: the control plane, and a machine with the nodes. The nodes
+// can dial the address of the control plane. The control plane cannot dial the nodes or their Pods.
 type twoMachines struct {
-	*terminal // of the control plane
+	*terminal // on the control plane
 	address   string
-	control   int // the processes that hold the machines
-	nodes     int
+	control   int // PID of the process that holds the namespaces of the control plane
+	nodes     int // PID of the process that holds the network namespace of the nodes
 	serve     *process
 }
 
-// controlPlaneScript holds a machine where /etc is a copy of its own, in which the control plane's files go.
+// controlPlaneScript makes /etc a writable overlay in the mount namespace of the control plane, for the files below
+// /etc/kubernetes. It then keeps the namespace alive.
 const controlPlaneScript = `mount -t tmpfs none "$0"
 mkdir "$0/upper" "$0/work"
 mount -t overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" none /etc
 mkdir -p /etc/kubernetes
-echo there
+echo ready
 exec sleep infinity`
 
-// newTwoMachines makes both machines. Nothing runs there yet.
+// newTwoMachines creates both machines and connects them. It starts no programs there.
 func newTwoMachines(t *testing.T, address string, packages ...string) *twoMachines {
 	t.Helper()
 	w := &fixture{T: t}
@@ -56,19 +57,19 @@ func newTwoMachines(t *testing.T, address string, packages ...string) *twoMachin
 	w.server = &testserver.Server{Kubeconfig: filepath.Join(dir, "admin.kubeconfig")}
 	f := &twoMachines{terminal: w.newTerminal(dir, packages...), address: address}
 	w.Cleanup(func() { removeNodesDir(w, dir) })
-	hold := func(spaces string, args ...string) int {
-		p := startCommand(t, exec.Command("unshare", append([]string{spaces}, args...)...))
-		p.waitForOutput(1, "there")
+	hold := func(namespace string, args ...string) int {
+		p := startCommand(t, exec.Command("unshare", append([]string{namespace}, args...)...))
+		p.waitForOutput(1, "ready")
 		return p.cmd.Process.Pid
 	}
 	f.control = hold("--mount", "sh", "-eu", "-c", controlPlaneScript, t.TempDir())
-	f.nodes = hold("--net", "sh", "-c", "echo there; exec sleep infinity")
+	f.nodes = hold("--net", "sh", "-c", "echo ready; exec sleep infinity")
 	f.prefix = enterCommand(f.control, dir)
 	f.connectMachines()
 	return f
 }
 
-// enterCommand is what begins a command line that is run on a machine.
+// enterCommand returns the command that runs the following command in a folder on a machine.
 func enterCommand(machine int, dir string) []string {
 	return []string{"nsenter", fmt.Sprintf("--target=%d", machine), "--mount", "--net", "--wdns=" + dir}
 }
@@ -80,13 +81,14 @@ func (f *twoMachines) startOn(machine int, args ...string) *process {
 	return startCommand(f.T, exec.Command(line[0], line[1:]...))
 }
 
-// connectMachines lays a cable. The control plane has a route to the nodes for what answers at its address alone.
+// connectMachines connects the machines by a veth pair. On the control plane, only packets from its address, which are replies,
+// have a route to the nodes.
 func (f *twoMachines) connectMachines() {
 	f.Helper()
-	space, err := netns.GetFromPid(f.nodes)
+	namespace, err := netns.GetFromPid(f.nodes)
 	f.must(err)
-	defer func() { _ = space.Close() }()
-	there, err := netlink.NewHandleAt(space)
+	defer func() { _ = namespace.Close() }()
+	there, err := netlink.NewHandleAt(namespace)
 	f.must(err)
 	defer there.Close()
 	here, err := netlink.NewHandle()
@@ -106,9 +108,9 @@ func (f *twoMachines) connectMachines() {
 	f.Cleanup(func() { _ = netlink.RuleDel(rule) })
 	for _, dst := range []*net.IPNet{ipNet(nodesAddress + "/32"), ipNet(podsRange)} {
 		f.must(netlink.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: near.Attrs().Index, Gw: nodes.IP, Table: replyTable, Flags: int(netlink.FLAG_ONLINK)}))
-		no := &netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}
-		f.must(netlink.RouteAdd(no))
-		f.Cleanup(func() { _ = netlink.RouteDel(no) })
+		unreachable := &netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}
+		f.must(netlink.RouteAdd(unreachable))
+		f.Cleanup(func() { _ = netlink.RouteDel(unreachable) })
 	}
 }
 
@@ -121,7 +123,7 @@ func ipNet(text string) *net.IPNet {
 	return n
 }
 
-// setAddress gives an end of the cable its address.
+// setAddress sets the address of one end of the veth pair and enables it and the loopback interface.
 func setAddress(f *fixture, at *netlink.Handle, name string, address *net.IPNet) netlink.Link {
 	f.Helper()
 	for _, n := range []string{"lo", name} {
@@ -135,8 +137,8 @@ func setAddress(f *fixture, at *netlink.Handle, name string, address *net.IPNet)
 	return l
 }
 
-// startServer starts an API server, which has its files where kubeadm has them, and returns once it answers. It calls aggregated APIs by the addresses
-// of their Services, as kube-apiserver does: only the nodes, by kube-proxy, know where these lead.
+// startServer starts an API server with its files where kubeadm has them, and waits until it is ready. The server calls
+// aggregated APIs by the addresses of their Services, as kube-apiserver does. Only kube-proxy on the nodes routes these.
 func (f *twoMachines) startServer() {
 	f.Helper()
 	f.serve = f.startOn(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes", "--bind-address="+f.address, "--egress-selector-config-file=egress-selector-configuration.yaml",
@@ -145,7 +147,7 @@ func (f *twoMachines) startServer() {
 	f.loadKubeconfig()
 }
 
-// loadKubeconfig has the machines, and the test, come to the API server.
+// loadKubeconfig copies the kubeconfig of the API server for the machines, and connects the test to the server.
 func (f *twoMachines) loadKubeconfig() {
 	f.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/kubernetes/admin.kubeconfig", f.control))
@@ -156,7 +158,8 @@ func (f *twoMachines) loadKubeconfig() {
 	f.Interface = kubernetes.NewForConfigOrDie(rest.AddUserAgent(f.server.Config, "test"))
 }
 
-// startRemoteNodes starts two nodes, with the controllers and the scheduler, on the far machine. Images are what stands for them.
+// startRemoteNodes starts the controllers, the scheduler and two nodes on the machine of the nodes. images has the values of
+// --image.
 func (f *twoMachines) startRemoteNodes(images ...string) {
 	f.Helper()
 	for n := range 2 {
@@ -166,7 +169,7 @@ func (f *twoMachines) startRemoteNodes(images ...string) {
 	f.waitForTwoNodes()
 }
 
-// clusterProgram is the program trellis-cluster.
+// clusterProgram returns the path of trellis-cluster.
 func (f *twoMachines) clusterProgram() string {
 	f.Helper()
 	link := filepath.Join(f.dir, "path", "trellis-cluster")
@@ -176,7 +179,7 @@ func (f *twoMachines) clusterProgram() string {
 	return link
 }
 
-// startControlPlaneNode starts the node that the control plane is, which runs the static Pods of a folder.
+// startControlPlaneNode starts a node on the control plane, which runs the static Pods of /etc/kubernetes/manifests.
 func (f *twoMachines) startControlPlaneNode(images ...string) {
 	f.Helper()
 	const name = "control-plane"
@@ -190,11 +193,11 @@ func (f *twoMachines) startControlPlaneNode(images ...string) {
 	f.waitForNode(name)
 }
 
-// cleanUpMachine ends what a node has left on a machine.
+// cleanUpMachine removes the Pods and the bridge that a node has left on a machine.
 func (f *twoMachines) cleanUpMachine(machine int, name string) {
 	folder := filepath.Join(f.dir, ".trellis-cluster", name, "runtime")
 	if _, err := os.Stat(folder); err != nil {
-		return // it has never been there
+		return // the node has never started
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -207,7 +210,7 @@ func (f *twoMachines) cleanUpMachine(machine int, name string) {
 	f.cleanUpNode(folder)
 }
 
-// checkUnreachable fails where the control plane can dial an address by itself.
+// checkUnreachable checks that the control plane cannot dial an address directly.
 func (f *twoMachines) checkUnreachable(address string) {
 	f.Helper()
 	conn, err := net.DialTimeout("tcp", address, testTimeout)
@@ -215,6 +218,6 @@ func (f *twoMachines) checkUnreachable(address string) {
 		_ = conn.Close()
 	}
 	if err == nil || !strings.Contains(err.Error(), "no route to host") {
-		f.Errorf("the control plane dials %s: %v", address, err)
+		f.Errorf("dial %s from the control plane: got %v, want no route to host", address, err)
 	}
 }
