@@ -33,7 +33,8 @@ func (f *fixture) startUp(flags ...string) *process {
 var webLabels = map[string]string{"app": "web"}
 
 func podTemplate(change ...func(*corev1.Pod)) corev1.PodTemplateSpec {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: webLabels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: webLabels},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}}}
 	for _, c := range change {
 		c(pod)
 	}
@@ -48,19 +49,23 @@ func endSuccessfully(p *corev1.Pod) {
 
 func objectMeta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// TestUp checks that each kind with a Pod template gets its Pods, that they are bound and run, and that a deleted Pod is
-// replaced. It checks that a PodDisruptionBudget permits the right number of disruptions, and that all parts release their
-// Leases and exit with code 0 when up is interrupted. SCD-008
+// TestUp checks that each kind with a Pod template gets its Pods, that they are bound and run, and that a deleted Pod
+// is replaced. It checks that a PodDisruptionBudget permits the right number of disruptions, and that all parts release
+// their Leases and exit with code 0 when up is interrupted. SCD-008
 func TestUp(t *testing.T) {
 	f := newFixture(t, 2)
 	p := f.startUp()
 	ctx, selector := t.Context(), &metav1.LabelSelector{MatchLabels: webLabels}
 	deployments := f.AppsV1().Deployments("default")
-	_, err := deployments.Create(ctx, &appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	_, err := deployments.Create(ctx, &appsv1.Deployment{ObjectMeta: objectMeta("web"),
+		Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: selector, Template: podTemplate()}},
+		metav1.CreateOptions{})
 	f.must(err)
 	waitFor(f, deployments, "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 3 })
 	budgets := f.PolicyV1().PodDisruptionBudgets("default")
-	_, err = budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta("web"), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2)), Selector: selector}}, metav1.CreateOptions{})
+	_, err = budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta("web"),
+		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2)), Selector: selector}},
+		metav1.CreateOptions{})
 	f.must(err)
 	waitFor(f, budgets, "web", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
 	pods, err := f.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
@@ -75,16 +80,25 @@ func TestUp(t *testing.T) {
 		return p.Status.Phase == corev1.PodRunning
 	})
 
-	_, err = f.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{ObjectMeta: objectMeta("set"), Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](2), Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	_, err = f.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{ObjectMeta: objectMeta("set"),
+		Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](2), Selector: selector, Template: podTemplate()}},
+		metav1.CreateOptions{})
 	f.must(err)
-	waitFor(f, f.AppsV1().StatefulSets("default"), "set", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == 2 })
+	waitFor(f, f.AppsV1().StatefulSets("default"), "set",
+		func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == 2 })
 	f.waitForBinding("set-1")
-	_, err = f.AppsV1().DaemonSets("default").Create(ctx, &appsv1.DaemonSet{ObjectMeta: objectMeta("everywhere"), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
+	_, err = f.AppsV1().DaemonSets("default").Create(ctx, &appsv1.DaemonSet{ObjectMeta: objectMeta("everywhere"),
+		Spec: appsv1.DaemonSetSpec{Selector: selector, Template: podTemplate()}}, metav1.CreateOptions{})
 	f.must(err)
-	waitFor(f, f.AppsV1().DaemonSets("default"), "everywhere", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
-	_, err = f.CoreV1().ReplicationControllers("default").Create(ctx, &corev1.ReplicationController{ObjectMeta: objectMeta("old"), Spec: corev1.ReplicationControllerSpec{Selector: webLabels, Template: ptr.To(podTemplate())}}, metav1.CreateOptions{})
+	waitFor(f, f.AppsV1().DaemonSets("default"), "everywhere",
+		func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	_, err = f.CoreV1().ReplicationControllers("default").Create(ctx,
+		&corev1.ReplicationController{ObjectMeta: objectMeta("old"),
+			Spec: corev1.ReplicationControllerSpec{Selector: webLabels, Template: ptr.To(podTemplate())}},
+		metav1.CreateOptions{})
 	f.must(err)
-	waitFor(f, f.CoreV1().ReplicationControllers("default"), "old", func(r *corev1.ReplicationController) bool { return r.Status.AvailableReplicas == 1 })
+	waitFor(f, f.CoreV1().ReplicationControllers("default"), "old",
+		func(r *corev1.ReplicationController) bool { return r.Status.AvailableReplicas == 1 })
 	if code := p.interrupt(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -105,7 +119,8 @@ func TestInvalidFlagsOfParts(t *testing.T) {
 		"--kube-scheduler-arg=--config=/none.yaml": "open /none.yaml: no such file or directory",
 		"--pod-cidr=none":                          "--pod-cidr: ",
 	} {
-		p := startProgram(t, "trellis-cluster", "up", "--kubeconfig="+f.server.Kubeconfig, "--root-dir="+t.TempDir(), flag)
+		p := startProgram(t, "trellis-cluster", "up", "--kubeconfig="+f.server.Kubeconfig, "--root-dir="+t.TempDir(),
+			flag)
 		if code := p.wait(); code != 1 || !strings.Contains(p.output(), want) {
 			t.Errorf("%s: got exit code %d and\n%s\nwant 1 and %q", flag, code, p.output(), want)
 		}
@@ -135,14 +150,17 @@ func TestJobs(t *testing.T) {
 // TestUnreachableNode checks that a node without heartbeats is tainted and that its Pods are evicted.
 func TestUnreachableNode(t *testing.T) {
 	f := newFixture(t, 1)
-	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")}, metav1.CreateOptions{})
+	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")},
+		metav1.CreateOptions{})
 	f.must(err)
-	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+		LastHeartbeatTime: metav1.Now()}}
 	_, err = f.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
 	f.must(err)
 	f.createPod("a", func(p *corev1.Pod) {
 		p.Spec.NodeName = "silent"
-		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute, Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](0)},
+		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute,
+			Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](0)},
 			{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}}
 	})
 	f.startUp("--node-monitor-period=500ms", "--node-monitor-grace-period=15s")
@@ -157,11 +175,12 @@ func TestUnreachableNode(t *testing.T) {
 	waitFor(f, f.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
-// TestControllerElection checks that only one of two instances runs its controllers, and the other one after the first has
-// ended.
+// TestControllerElection checks that only one of two instances runs its controllers, and the other one after the first
+// has ended.
 func TestControllerElection(t *testing.T) {
 	f := newFixture(t, 1)
-	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1", "--leader-elect-retry-period=500ms", "-v=4"}
+	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1",
+		"--leader-elect-retry-period=500ms", "-v=4"}
 	first := startProgram(t, "trellis-cluster", args...)
 	first.waitForOutput(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
 	second := startProgram(t, "trellis-cluster", args...)
@@ -174,29 +193,34 @@ func TestControllerElection(t *testing.T) {
 	}
 	second.waitForOutput(1, "Successfully acquired lease", "kube-system/trellis-cluster-controllers")
 	sets := f.AppsV1().ReplicaSets("default")
-	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}}, metav1.CreateOptions{})
+	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"),
+		Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}},
+		metav1.CreateOptions{})
 	f.must(err)
 	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.Replicas == 1 })
 }
 
-// TestControllersOfServer checks that trellis-cluster does not run the controllers that the API server runs, even if its
-// flags name them, and that it runs the other ones.
+// TestControllersOfServer checks that trellis-cluster does not run the controllers that the API server runs, even if
+// its flags name them, and that it runs the other ones.
 func TestControllersOfServer(t *testing.T) {
 	for serverFlag, runs := range map[string]bool{"*": false, "-*": true} {
 		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{serverFlag} }))
-		p := startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0", "--leader-elect=false", "-v=1",
+		p := startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0",
+			"--leader-elect=false", "-v=1",
 			"--controllers=serviceaccount-controller,service-cidr-controller,deployment-controller")
 		p.waitForOutput(1, "Controller starting...", `controller="deployment-controller"`)
 		if runs {
 			p.waitForOutput(1, "Controller starting...", `controller="serviceaccount-controller"`)
-			waitFor(f, f.CoreV1().ServiceAccounts("default"), "default", func(*corev1.ServiceAccount) bool { return true })
+			waitFor(f, f.CoreV1().ServiceAccounts("default"), "default",
+				func(*corev1.ServiceAccount) bool { return true })
 		} else {
 			p.waitForOutput(1, "controller is disabled", `controller="serviceaccount-controller"`)
 		}
 		p.waitForOutput(1, "controller is disabled", `controller="service-cidr-controller"`)
 		l, err := f.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
 		f.must(err)
-		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names, "serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
+		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names,
+			"serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
 			t.Errorf("--controllers=%s: got annotation %s", serverFlag, names)
 		}
 	}
@@ -208,7 +232,9 @@ func TestServiceAccountCredentials(t *testing.T) {
 	f := newFixture(t, 1)
 	f.startUp("--use-service-account-credentials")
 	sets := f.AppsV1().ReplicaSets("default")
-	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"), Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}}, metav1.CreateOptions{})
+	_, err := sets.Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: objectMeta("web"),
+		Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: webLabels}, Template: podTemplate()}},
+		metav1.CreateOptions{})
 	f.must(err)
 	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.AvailableReplicas == 1 })
 	_, err = f.CoreV1().ServiceAccounts("kube-system").Get(t.Context(), "replicaset-controller", metav1.GetOptions{})

@@ -14,7 +14,8 @@ import (
 // promisesScript checks the promises of docs/security.md.
 const promisesScript = "testdata/defaults/promises.txtar"
 
-// TestDefaults starts a server and a cluster by the commands of README.md, and checks the promises of docs/security.md with them.
+// TestDefaults starts a server and a cluster with the commands of README.md, and checks the promises of
+// docs/security.md.
 func TestDefaults(t *testing.T) {
 	f := &fixture{T: t}
 	dir := f.newNodesDir(1)
@@ -40,8 +41,10 @@ func TestDefaults(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"eventually": eventually},
 		Setup: func(env *testscript.Env) error {
 			for name, value := range map[string]string{
-				"FOLDER": dir, "HOME": filepath.Join(env.WorkDir, ".home"), "KUBECONFIG": filepath.Join(dir, ".trellis", "admin.kubeconfig"),
-				"PATH": bin + string(filepath.ListSeparator) + env.Getenv("PATH"), isolatedVariable: os.Getenv(isolatedVariable),
+				"FOLDER": dir, "HOME": filepath.Join(env.WorkDir, ".home"), "KUBECONFIG": filepath.Join(dir, ".trellis",
+					"admin.kubeconfig"),
+				"PATH":           bin + string(filepath.ListSeparator) + env.Getenv("PATH"),
+				isolatedVariable: os.Getenv(isolatedVariable),
 			} {
 				env.Setenv(name, value)
 			}
@@ -51,8 +54,9 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
-// TestPromisesAreChecked checks that the script has each promise of docs/security.md by the test that the page names first for it: as a
-// check, or as a line of the file elsewhere with the reason. The script has no other promise.
+// TestPromisesAreChecked checks that the script covers each promise of docs/security.md, and no other one. The script
+// names a promise by the first test that the page names for it. It either checks the promise, or its file elsewhere
+// gives the reason for no check.
 func TestPromisesAreChecked(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
 	if err != nil {
@@ -68,21 +72,24 @@ func TestPromisesAreChecked(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\|.+\\|.*?`([^`]+)`").FindAllStringSubmatch(table, -1) {
 		promised = append(promised, row[1])
 	}
-	if rows := strings.Count(table, "\n|") - 2; len(promised) != rows || rows == 0 { // without the two of the head
+	if rows := strings.Count(table, "\n|") - 2; len(promised) != rows || rows == 0 { // without the two header rows
 		t.Errorf("%d of %d promises name a test", len(promised), rows)
 	}
 	var checked []string
-	for _, line := range regexp.MustCompile("(?m)^(?:# )?`?(Test[\\w/]+|internal/\\w+)`?: ").FindAllStringSubmatch(string(script), -1) {
+	check := regexp.MustCompile("(?m)^(?:# )?`?(Test[\\w/]+|internal/\\w+)`?: ")
+	for _, line := range check.FindAllStringSubmatch(string(script), -1) {
 		checked = append(checked, line[1])
 	}
 	for _, name := range promised {
 		if !slices.Contains(checked, name) {
-			t.Errorf("%s: docs/security.md has a promise by this test, and %s neither checks it nor says why not", name, promisesScript)
+			t.Errorf("%s: docs/security.md has a promise for this test, but %s has neither a check nor a reason", name,
+				promisesScript)
 		}
 	}
 	for _, name := range checked {
 		if !slices.Contains(promised, name) {
-			t.Errorf("%s: %s has a check of this name, and docs/security.md no promise", name, promisesScript)
+			t.Errorf("%s: %s has a check with this name, but docs/security.md has no promise for it", name,
+				promisesScript)
 		}
 	}
 }

@@ -27,24 +27,30 @@ func (t *terminal) runSteps(numbers ...string) {
 	}
 }
 
-// TestExtensionServerPod follows the steps of the documentation with its unchanged files, on two nodes. It checks that the
-// extension server runs as the Pod of a Deployment and has only the rights that the steps grant. It checks the certificate
-// from a Secret, the Service, the restart after a failure, and kubectl commands for the Pod.
-// EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019
-// EXT-020 EXT-021 EXT-022 EXT-023 EXT-024 EXT-025 EXT-026 CRD-035
+// TestExtensionServerPod follows the steps of the documentation with its unchanged files, on two nodes. It checks that
+// the extension server runs as the Pod of a Deployment and has only the rights that the steps grant. It checks the
+// certificate from a Secret, the Service, the restart after a failure, and kubectl commands for the Pod. EXT-005
+// EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019 EXT-020
+// EXT-021 EXT-022 EXT-023 EXT-024 EXT-025 EXT-026 CRD-035
 func TestExtensionServerPod(t *testing.T) {
 	f := newFullFixture(t)
 	at := f.newTerminal(f.TempDir(), "./examples/extension-server")
 	f.startNodes(2, "example.com/sample-extension-apiserver:latest="+at.dir+"/path/extension-server")
 	at.waitForTwoNodes()
 	at.runSteps("01", "02", "03", "04", "05", "06", "09", "10", "11")
-	at.expectEventually("kubectl -n wardle logs deployment/wardle-server", `configmaps "extension-apiserver-authentication" is forbidden`)
-	at.expect("kubectl get apiservice v1alpha1.wardle.example.com", "v1alpha1.wardle.example.com wardle/wardle-server False (MissingEndpoints) 1s")
+	at.expectEventually("kubectl -n wardle logs deployment/wardle-server",
+		`configmaps "extension-apiserver-authentication" is forbidden`)
+	at.expect("kubectl get apiservice v1alpha1.wardle.example.com",
+		"v1alpha1.wardle.example.com wardle/wardle-server False (MissingEndpoints) 1s")
 	at.runSteps("08")
-	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
-	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s", "condition met")
-	at.expect("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create clusterrolebinding jane --clusterrole=jane --user=jane", "created")
-	at.expectEventually("kubectl get flunders --as=jane", `subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
+	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s",
+		`deployment "wardle-server" successfully rolled out`)
+	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s",
+		"condition met")
+	at.expect("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create "+
+		"clusterrolebinding jane --clusterrole=jane --user=jane", "created")
+	at.expectEventually("kubectl get flunders --as=jane",
+		`subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
 	at.runSteps("07")
 	at.expectEventually("kubectl get flunders --as=jane", "No resources found in default namespace.")
 	at.runSteps("12")
@@ -68,24 +74,31 @@ func (t *terminal) checkExtensionPod(f *fixture) {
 		t.Errorf("%+v", pod.Status)
 	}
 	last := pod.Status.ContainerStatuses[0]
-	if last.RestartCount == 0 || last.State.Running == nil || last.LastTerminationState.Terminated == nil || last.LastTerminationState.Terminated.ExitCode == 0 {
+	if last.RestartCount == 0 || last.State.Running == nil || last.LastTerminationState.Terminated == nil ||
+		last.LastTerminationState.Terminated.ExitCode == 0 {
 		t.Errorf("got %+v, want a running container that failed and was restarted", last)
 	}
 	for _, resource := range []string{"endpointslices", "endpoints"} {
 		t.expect("kubectl -n wardle get "+resource+" -o wide", pod.Status.PodIP)
 	}
-	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
+	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'",
+		"--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
 	// The server behind the Service presents the certificate of the volume, which the CA of step 02 has signed.
-	t.expect("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
-	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
-	t.expect("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
-	t.expect("kubectl -n wardle delete pod "+pod.Name+" && kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `pod "`+pod.Name+`" deleted`)
+	t.expect("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+
+		":8443 https://wardle-server.wardle.svc/readyz", "ok")
+	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat "+
+		"/var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
+	t.expect("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+
+		pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
+	t.expect("kubectl -n wardle delete pod "+pod.Name+
+		" && kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `pod "`+pod.Name+`" deleted`)
 	waitFor(f, f.CoreV1().Pods("wardle"), "", func(p *corev1.Pod) bool { return p.Name != pod.Name && isReady(p) })
-	t.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+	t.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && "+
+		"kubectl get flunders", "No resources found in default namespace.")
 }
 
-// TestUpstreamSamplePod checks that upstream's sample-apiserver and its etcd run as the Pod of a Deployment, from upstream's
-// manifests. EXT-003, EXT-009, EXT-018, EXT-019, EXT-021
+// TestUpstreamSamplePod checks that upstream's sample-apiserver and its etcd run as the Pod of a Deployment, from
+// upstream's manifests. EXT-003, EXT-009, EXT-018, EXT-019, EXT-021
 func TestUpstreamSamplePod(t *testing.T) {
 	peers := os.Getenv("TEST_PEERS")
 	if peers == "" {
@@ -103,11 +116,17 @@ func TestUpstreamSamplePod(t *testing.T) {
 	f.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
 	f.startNodes(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
 	manifests := filepath.Join(strings.TrimSpace(string(dir)), "artifacts", "example")
-	at.expect("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
-	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
-	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
-	// Since release 1.37 the server also watches these kinds and rejects all writes without them, but its role lacks them.
-	at.expect(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
+	at.expect("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests,
+		"deployment.apps/wardle-server created")
+	at.expect("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s",
+		`deployment "wardle-server" successfully rolled out`)
+	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && "+
+		"kubectl get flunders", "No resources found in default namespace.")
+	// Since release 1.37 the server also watches these kinds and rejects all writes without them, but its role lacks
+	// them.
+	const group = ".admissionregistration.k8s.io"
+	at.expect("kubectl create clusterrole policies --verb=get,list,watch "+
+		"--resource=mutatingadmissionpolicies"+group+",mutatingadmissionpolicybindings"+group+`
 kubectl create clusterrolebinding policies --clusterrole=policies --serviceaccount=wardle:apiserver`, "created")
 	at.link("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))
 	at.expectEventually("kubectl create -f flunder.yaml", "flunder.wardle.example.com/my-first-flunder created")

@@ -33,7 +33,10 @@ type fixture struct {
 }
 
 // withoutNodeTaints disables the taint of new nodes, which only a controller removes.
-var withoutNodeTaints = testserver.With(func(c *apiserver.Config) { c.Admission.Disable = append(c.Admission.Disable, "TaintNodesByCondition") })
+var withoutNodeTaints = testserver.With(func(c *apiserver.Config) {
+	c.Admission.Disable = append(c.Admission.Disable,
+		"TaintNodesByCondition")
+})
 
 func newFixture(t *testing.T, nodes int, options ...testserver.Option) *fixture {
 	t.Helper()
@@ -57,8 +60,8 @@ func (f *fixture) writeFile(name, text string) string {
 	return path
 }
 
-// startScheduler starts a kube-scheduler without a port. It uses the kubeconfig of the configuration, or else that of the
-// administrator.
+// startScheduler starts a kube-scheduler without a port. It uses the kubeconfig of the configuration, or else that of
+// the administrator.
 func (f *fixture) startScheduler(configuration string, args ...string) *process {
 	f.Helper()
 	var c map[string]any
@@ -74,7 +77,8 @@ func (f *fixture) startScheduler(configuration string, args ...string) *process 
 func (f *fixture) writeKubeconfig(token string) string {
 	f.Helper()
 	c := clientcmdapi.NewConfig()
-	c.Clusters["a"] = &clientcmdapi.Cluster{Server: f.server.Config.Host, CertificateAuthorityData: f.server.Config.CAData}
+	c.Clusters["a"] = &clientcmdapi.Cluster{Server: f.server.Config.Host,
+		CertificateAuthorityData: f.server.Config.CAData}
 	c.AuthInfos["a"] = &clientcmdapi.AuthInfo{Token: token}
 	c.Contexts["a"] = &clientcmdapi.Context{Cluster: "a", AuthInfo: "a"}
 	c.CurrentContext = "a"
@@ -117,8 +121,8 @@ type watcher interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// waitFor waits until done returns true for an object, and returns that object. If name is not "", only the object of that
-// name counts. The watch starts with the existing objects.
+// waitFor waits until done returns true for an object, and returns that object. If name is not "", only the object of
+// that name counts. The watch starts with the existing objects.
 func waitFor[T runtime.Object](f *fixture, of watcher, name string, done func(T) bool) T {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testTimeout)
@@ -169,8 +173,8 @@ func (f *fixture) waitForBinding(name string) *corev1.Pod {
 	return waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 }
 
-// waitForUnscheduled waits until the condition PodScheduled of a Pod is False for the given reason, and returns the message
-// of the condition.
+// waitForUnscheduled waits until the condition PodScheduled of a Pod is False for the given reason, and returns the
+// message of the condition.
 func (f *fixture) waitForUnscheduled(name, reason string) (message string) {
 	f.Helper()
 	p := waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool {
@@ -212,7 +216,8 @@ func (f *fixture) updateNode(name string, change func(*corev1.Node)) {
 	f.must(err)
 }
 
-// insecureConfig returns the administrator's client configuration for another host, without verification of its certificate.
+// insecureConfig returns the administrator's client configuration for another host, without verification of its
+// certificate.
 func (f *fixture) insecureConfig(host string) *rest.Config {
 	c := rest.CopyConfig(f.server.Config)
 	c.Host, c.TLSClientConfig.Insecure, c.TLSClientConfig.CAData, c.TLSClientConfig.CAFile = host, true, nil, ""

@@ -24,7 +24,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// killableCluster is a cluster of separate processes, which tests can kill: trellis serve, and trellis-cluster up with its parts.
+// killableCluster is a cluster of separate processes, which tests can kill: trellis serve, and trellis-cluster up with
+// its parts.
 type killableCluster struct {
 	*fixture
 	dir                     string
@@ -41,13 +42,16 @@ func newKillableCluster(t *testing.T) *killableCluster {
 	m.buildPrograms(m.dir+"/", "./cmd/trellis")
 	kubeconfig, port := filepath.Join(m.dir, "data", "admin.kubeconfig"), freePort(t)
 	m.startServer = func() *process {
-		p := startCommand(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
+		p := startCommand(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve",
+			"--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
 		p.waitForOutput(1, "api-resources") // the last line of the output at the start
 		return p
 	}
 	m.startParts = func() *process {
-		return startProgram(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1", "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
-			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
+		return startProgram(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1",
+			"--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
+			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms",
+			"--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
 	m.serverProcess = m.startServer()
 	m.serverProcess.kill() // the parts start before the server
@@ -61,19 +65,24 @@ func newKillableCluster(t *testing.T) *killableCluster {
 	return m
 }
 
-// recordingTemplate returns the template of Pods whose container appends the UID of its Pod to startsFile, and then runs the
-// shell commands in script.
+// recordingTemplate returns the template of Pods whose container appends the UID of its Pod to startsFile, and then
+// runs the shell commands in script.
 func (m *killableCluster) recordingTemplate(name, script string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
-	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{RestartPolicy: policy, Containers: []corev1.Container{{
-		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.startsFile + "\n" + script},
-		Env: []corev1.EnvVar{{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
-	}}}}
+	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{RestartPolicy: policy, Containers: []corev1.Container{{
+			Name: "a", Image: "busybox", Command: []string{"sh", "-c",
+				"echo $POD_UID >>" + m.startsFile + "\n" + script},
+			Env: []corev1.EnvVar{{Name: "POD_UID",
+				ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
+		}}}}
 }
 
 // scale sets the number of replicas of the Deployment web.
 func (m *killableCluster) scale(replicas int32) {
 	m.Helper()
-	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}, metav1.UpdateOptions{})
+	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web",
+		&autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
+			Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}, metav1.UpdateOptions{})
 	m.must(err)
 }
 
@@ -82,7 +91,9 @@ func (m *killableCluster) waitForPodEvent(do func(), match func(watch.EventType,
 	m.Helper()
 	now, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
-	changes, err := m.CoreV1().Pods("default").Watch(m.Context(), metav1.ListOptions{ResourceVersion: now.ResourceVersion, TimeoutSeconds: ptr.To(int64(testTimeout / time.Second))})
+	changes, err := m.CoreV1().Pods("default").Watch(m.Context(),
+		metav1.ListOptions{ResourceVersion: now.ResourceVersion,
+			TimeoutSeconds: ptr.To(int64(testTimeout / time.Second))})
 	m.must(err)
 	defer changes.Stop()
 	do()
@@ -117,7 +128,8 @@ func (m *killableCluster) killPart(name, lease string) {
 // releaseLease removes the holder of a Lease.
 func (m *killableCluster) releaseLease(lease string) {
 	m.Helper()
-	_, err := m.CoordinationV1().Leases("kube-system").Patch(m.Context(), lease, types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
+	_, err := m.CoordinationV1().Leases("kube-system").Patch(m.Context(), lease, types.MergePatchType,
+		[]byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
 	m.must(err)
 }
 
@@ -137,12 +149,14 @@ func (m *killableCluster) runningPods() map[types.UID]processID {
 }
 
 // waitForReplicas waits until the Deployment web and the StatefulSet db have the given numbers of Pods, and returns the
-// processes of all Pods. It checks that all Pods in before still exist, and that their processes still run, except for Pods
-// of the Job. It also checks that no container was started twice.
+// processes of all Pods. It checks that all Pods in before still exist, and that their processes still run, except for
+// Pods of the Job. It also checks that no container was started twice.
 func (m *killableCluster) waitForReplicas(before map[types.UID]processID, web, db int32) map[types.UID]processID {
 	m.Helper()
-	waitFor(m.fixture, m.AppsV1().Deployments("default"), "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
-	waitFor(m.fixture, m.AppsV1().StatefulSets("default"), "db", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == db })
+	waitFor(m.fixture, m.AppsV1().Deployments("default"), "web",
+		func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
+	waitFor(m.fixture, m.AppsV1().StatefulSets("default"), "db",
+		func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == db })
 	after := m.runningPods()
 	pods, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
 	m.must(err)
@@ -213,7 +227,8 @@ func processes(t *testing.T) (all []processInfo) {
 		if len(fields) < 20 || fields[0] == "Z" {
 			continue
 		}
-		p := processInfo{processID: processID{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"), environment: map[string]string{}}
+		p := processInfo{processID: processID{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"),
+			environment: map[string]string{}}
 		p.parent, _ = strconv.Atoi(fields[1])
 		for _, variable := range strings.Split(read("environ"), "\x00") {
 			if name, value, ok := strings.Cut(variable, "="); ok {
@@ -226,8 +241,8 @@ func processes(t *testing.T) (all []processInfo) {
 }
 
 // TestKilledParts checks that the cluster recovers when a part or the API server is killed during its work (issue 16).
-// Running containers continue as the same processes, no container is started twice, and unfinished work is completed. Parts
-// that lose their Leases while the server is down restart, and nodes do not.
+// Running containers continue as the same processes, no container is started twice, and unfinished work is completed.
+// Parts that lose their Leases while the server is down restart, and nodes do not.
 func TestKilledParts(t *testing.T) {
 	m := newKillableCluster(t)
 	gate := filepath.Join(m.dir, "gate")
@@ -236,27 +251,34 @@ func TestKilledParts(t *testing.T) {
 	m.must(err)
 	defer gateFile.Close()
 	const jobs = 4
-	_, err = m.BatchV1().Jobs("default").Create(t.Context(), &batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: batchv1.JobSpec{
-		Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.recordingTemplate("sum", "read x <"+gate, corev1.RestartPolicyNever),
-	}}, metav1.CreateOptions{})
+	_, err = m.BatchV1().Jobs("default").Create(t.Context(),
+		&batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: batchv1.JobSpec{
+			Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.recordingTemplate("sum",
+				"read x <"+gate, corev1.RestartPolicyNever),
+		}}, metav1.CreateOptions{})
 	m.must(err)
 	selector := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 	}
-	_, err = m.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{
-		Replicas: ptr.To[int32](5), Selector: selector("web"), Template: m.recordingTemplate("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
-	}}, metav1.CreateOptions{})
+	_, err = m.AppsV1().Deployments("default").Create(t.Context(),
+		&appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To[int32](5), Selector: selector("web"), Template: m.recordingTemplate("web",
+				"exec sleep 1000000", corev1.RestartPolicyAlways),
+		}}, metav1.CreateOptions{})
 	m.must(err)
 	sets := m.AppsV1().StatefulSets("default")
 	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: objectMeta("db"), Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To[int32](2), Selector: selector("db"), Template: m.recordingTemplate("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
+		Replicas: ptr.To[int32](2), Selector: selector("db"), Template: m.recordingTemplate("db", "exec sleep 1000000",
+			corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
-	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
+	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum",
+		func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
 	before := m.waitForReplicas(nil, 5, 2)
 	for _, name := range []string{"controllers", "scheduler", "node"} {
 		hasFlag := func(p processInfo) bool {
-			return p.parent == m.partsProcess.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name && slices.Contains(p.args, "--v=1")
+			return p.parent == m.partsProcess.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name &&
+				slices.Contains(p.args, "--v=1")
 		}
 		if !slices.ContainsFunc(processes(t), hasFlag) {
 			t.Errorf("part %s does not have the flag --v=1", name)
@@ -271,10 +293,14 @@ func TestKilledParts(t *testing.T) {
 	fmt.Fprintln(gateFile) // one Pod of the Job completes while no controller runs
 	m.killPart("controllers", "trellis-cluster-controllers")
 	before = m.waitForReplicas(before, 11, 2)
-	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.Succeeded == 1 && ptr.Deref(j.Status.Ready, 0) == 2 })
+	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool {
+		return j.Status.Succeeded == 1 &&
+			ptr.Deref(j.Status.Ready, 0) == 2
+	})
 
 	m.waitForPodEvent(func() {
-		_, err := sets.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{})
+		_, err := sets.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`),
+			metav1.PatchOptions{})
 		m.must(err)
 	}, isBound)
 	fmt.Fprintln(gateFile)
@@ -300,7 +326,8 @@ func TestKilledParts(t *testing.T) {
 	m.waitForReplicas(before, 15, 4)
 
 	fmt.Fprint(gateFile, "\n\n")
-	job := waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
+	job := waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum",
+		func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
 	done, err := m.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sum"})
 	m.must(err)
 	if job.Status.Succeeded != jobs || job.Status.Failed != 0 || len(done.Items) != jobs {

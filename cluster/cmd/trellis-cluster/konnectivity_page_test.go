@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// konnectivityBlock matches a block of the page: commands on the control plane that succeed or fail, commands on the machine of
-// the nodes, or a part of the output.
+// konnectivityBlock matches a block of the page: commands on the control plane that succeed or fail, commands on the
+// machine of the nodes, or a part of the output.
 var konnectivityBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh nodes|text)\n(.*?)^```$")
 
-// TestKonnectivityPage runs all commands of the section about Konnectivity in docs/reach.md, with the files of the documentation
-// and the real kubectl. KON-002 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016 KON-017 KON-018 KON-020 KON-027 KON-035 KON-039
-// KON-046 KON-049 KON-052 KON-054
+// TestKonnectivityPage runs all commands of the section about Konnectivity in docs/reach.md, with the files of the
+// documentation and the real kubectl. KON-002 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016 KON-017 KON-018 KON-020
+// KON-027 KON-035 KON-039 KON-046 KON-049 KON-052 KON-054
 func TestKonnectivityPage(t *testing.T) {
 	f := newTwoMachines(t, "192.0.2.10")
 	files, err := filepath.Glob(filepath.Join(repository, "examples", "konnectivity", "*.yaml"))
@@ -40,8 +40,8 @@ func TestKonnectivityPage(t *testing.T) {
 	}
 }
 
-// runKonnectivityBlock runs a block of commands and returns its output. It checks a block of text against output, which is the
-// output of the preceding commands.
+// runKonnectivityBlock runs a block of commands and returns its output. It checks a block of text against output, which
+// is the output of the preceding commands.
 func (f *twoMachines) runKonnectivityBlock(kind, block, output string) string {
 	f.Helper()
 	if kind == "text" {

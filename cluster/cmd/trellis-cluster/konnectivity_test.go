@@ -23,8 +23,8 @@ const (
 	agentImage     = "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37"
 )
 
-// newTunnelCluster returns two machines with an API server and the files of the documentation. The kubeconfig of Konnectivity's
-// server does not exist yet.
+// newTunnelCluster returns two machines with an API server and the files of the documentation. The kubeconfig of
+// Konnectivity's server does not exist yet.
 func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	t.Helper()
 	f := newTwoMachines(t, controlAddress, packages...)
@@ -35,11 +35,12 @@ func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	return f
 }
 
-// waitForServerLog waits until the log of Konnectivity's server contains the text. It reads the file, because kubectl logs
-// requires a tunnel.
+// waitForServerLog waits until the log of Konnectivity's server contains the text. It reads the file, because kubectl
+// logs requires a tunnel.
 func (f *twoMachines) waitForServerLog(text string) {
 	f.Helper()
-	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", text)
+	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/"+
+		"kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", text)
 }
 
 // createBox creates a Pod that runs a shell command on a node, and waits until it is ready.
@@ -51,8 +52,8 @@ func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	return f.waitForPod("default", name)
 }
 
-// TestKonnectivity follows chapter 15 with the unchanged manifests and script of the documentation. The API server cannot dial
-// the nodes. The requirements of each part are at its function. KON-001 KON-002 KON-009
+// TestKonnectivity follows the documentation's page about Konnectivity with its unchanged manifests and script. The API
+// server cannot dial the nodes. The requirements of each part are at its function. KON-001 KON-002 KON-009
 func TestKonnectivity(t *testing.T) {
 	f := newTunnelCluster(t, "./examples/extension-server", "./examples/conversion-webhook")
 	for _, name := range []string{"web", "refuses"} {
@@ -67,7 +68,8 @@ func TestKonnectivity(t *testing.T) {
 	f.startControlPlaneNode(image(serverImage, "trellis"), "busybox=/bin")
 	f.checkServerStart()
 	f.checkMissingBinding()
-	f.expect("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
+	f.expect("kubectl apply -f konnectivity-rbac.yaml",
+		"clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
 	f.expectEventually("kubectl logs box", "started")
 	f.checkServerPod()
 	f.checkSharedSocket()
@@ -91,8 +93,9 @@ func (f *twoMachines) checkKubeconfigScript() {
 	f.Helper()
 	const config = "kubectl --kubeconfig /etc/kubernetes/konnectivity-server.conf "
 	f.expect("sh make-konnectivity-kubeconfig.sh", "")
-	f.expect(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | base64 -d > shown.crt && "+
-		"openssl verify -CAfile /etc/kubernetes/pki/ca.crt shown.crt && openssl x509 -in shown.crt -noout -subject -checkend $((374*86400))",
+	f.expect(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | "+
+		"base64 -d > shown.crt && openssl verify -CAfile /etc/kubernetes/pki/ca.crt shown.crt && "+
+		"openssl x509 -in shown.crt -noout -subject -checkend $((374*86400))",
 		"shown.crt: OK\nsubject=CN = system:konnectivity-server\nCertificate will not expire")
 	f.expect("openssl x509 -in shown.crt -noout -checkend $((376*86400)) || true", "Certificate will expire")
 	f.expect(config+"config view -o jsonpath='{.clusters[0].name} {.clusters[0].cluster.server} {.current-context}'",
@@ -108,8 +111,11 @@ func (f *twoMachines) checkKubeconfigScript() {
 //   - It is alive but not ready, because it has no agents. KON-052
 func (f *twoMachines) checkServerStart() {
 	f.Helper()
-	f.expect("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
-	f.expectEventually("kubectl logs box", "egress selection cluster: connect to the tunnel server at /etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
+	f.expect("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule",
+		"node/control-plane tainted")
+	f.expectEventually("kubectl logs box",
+		"egress selection cluster: connect to the tunnel server at "+
+			"/etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
 	f.expect("mkdir -p /etc/kubernetes/manifests && cp konnectivity-server.yaml /etc/kubernetes/manifests", "")
 	f.waitForServerLog("serving")
 	for _, address := range []string{"127.0.0.1", f.address} {
@@ -119,7 +125,8 @@ func (f *twoMachines) checkServerStart() {
 		f.expect("curl -sS -w ' %{http_code}' http://127.0.0.1:8134/"+path, "no connection to any proxy agent 500")
 	}
 	f.expect("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
-	f.expect("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
+	f.expect("find /etc/kubernetes/konnectivity-server -type s",
+		"/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
 	f.expect("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // connection refused
 }
 
@@ -128,23 +135,29 @@ func (f *twoMachines) checkServerStart() {
 //   - Requests through the tunnel fail with a clear error, and other requests succeed. KON-054 KON-029 KON-046
 func (f *twoMachines) checkMissingBinding() {
 	f.Helper()
-	f.expect("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
-	f.expect("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
+	f.expect("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server",
+		"serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io "+
+			"\"system:konnectivity-server\" deleted")
+	f.expect("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical",
+		"node/node-2 tainted")
 	f.expect("kubectl apply -f konnectivity-agent.yaml", "daemonset.apps/konnectivity-agent created")
-	f.waitForServerLog(`tokenreviews.authentication.k8s.io is forbidden: User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
+	f.waitForServerLog(`tokenreviews.authentication.k8s.io is forbidden: ` +
+		`User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
 	f.expect("curl -sS http://127.0.0.1:8134/readyz", "no connection to any proxy agent")
 	f.expect("kubectl logs box 2>&1 || true", "No agent available")
-	f.expect("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true", "Error from server (ServiceUnavailable): ")
+	f.expect("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true",
+		"Error from server (ServiceUnavailable): ")
 	f.expect("kubectl get pod box", "box 1/1 Running")
 }
 
-// checkServerPod checks that the server's Pod has the node's network and the priority of the system, and that its ports are
-// reserved. It checks that the Pod has the files of the host, and can write only to the volume of the socket. KON-018 KON-019
-// KON-031 KON-032
+// checkServerPod checks that the server's Pod has the node's network and the priority of the system, and that its ports
+// are reserved. It checks that the Pod has the files of the host, and can write only to the volume of the socket.
+// KON-018 KON-019 KON-031 KON-032
 func (f *twoMachines) checkServerPod() {
 	f.Helper()
 	pod := f.waitForPod("kube-system", "konnectivity-server-control-plane")
-	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 || pod.Status.PodIP != f.address || !pod.Spec.HostNetwork {
+	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 ||
+		pod.Status.PodIP != f.address || !pod.Spec.HostNetwork {
 		f.Errorf("%+v", pod)
 	}
 	const server = "kubectl -n kube-system exec konnectivity-server-control-plane -- "
@@ -154,28 +167,38 @@ func (f *twoMachines) checkServerPod() {
 	f.expect(server+"touch /etc/kubernetes/konnectivity-server/new && ls /etc/kubernetes/konnectivity-server", "new")
 	for _, p := range []int32{8132, 8133, 8134} {
 		name := fmt.Sprintf("wants-%d", p)
-		f.createPod(name, withHostPort(p), withNodeSelector("kubernetes.io/hostname", "control-plane"), func(p *corev1.Pod) {
-			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		})
-		if output := f.waitForUnscheduled(name, corev1.PodReasonUnschedulable); !strings.Contains(output, "didn't have free ports") {
+		f.createPod(name, withHostPort(p), withNodeSelector("kubernetes.io/hostname", "control-plane"),
+			func(p *corev1.Pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			})
+		if output := f.waitForUnscheduled(name, corev1.PodReasonUnschedulable); !strings.Contains(output,
+			"didn't have free ports") {
 			f.Errorf("port %d: got message %q", p, output)
 		}
 	}
 }
 
-// checkAgents checks that agents run on each node whose taints they tolerate, including a node for critical add-ons only.
-// KON-035 KON-036 KON-047 KON-048
+// checkAgents checks that agents run on each node whose taints they tolerate, including a node for critical add-ons
+// only. KON-035 KON-036 KON-047 KON-048
 func (f *twoMachines) checkAgents() {
 	f.Helper()
-	waitFor(f.fixture, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	waitFor(f.fixture, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent",
+		func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
 	f.createPod("other", withNodeSelector("only", "critical"))
-	if output := f.waitForUnscheduled("other", corev1.PodReasonUnschedulable); !strings.Contains(output, "untolerated taint") {
+	if output := f.waitForUnscheduled("other", corev1.PodReasonUnschedulable); !strings.Contains(output,
+		"untolerated taint") {
 		f.Errorf("got message %q, want an untolerated taint", output)
 	}
-	f.expect("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
-	f.expect("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name", "serviceaccount/konnectivity-agent")
-	f.expect("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
-	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
+	f.expect("kubectl -n kube-system get daemonsets,serviceaccounts -o name "+
+		"-l addonmanager.kubernetes.io/mode=Reconcile",
+		"daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
+	f.expect("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name",
+		"serviceaccount/konnectivity-agent")
+	f.expect("kubectl get clusterrolebindings -l "+
+		"addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name",
+		"clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
+	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(),
+		metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
 	f.must(err)
 	nodes := map[string]bool{}
 	for _, pod := range pods.Items {
@@ -185,9 +208,11 @@ func (f *twoMachines) checkAgents() {
 	if len(nodes) != 2 || nodes["control-plane"] {
 		f.Errorf("got agents on %v, want node-1 and node-2", nodes)
 	}
-	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
+	f.expectEventually("curl -sS http://127.0.0.1:8133/metrics",
+		"konnectivity_network_proxy_server_ready_backend_connections 2")
 	f.expect("curl -sS http://127.0.0.1:8134/readyz", "ok")
-	f.expect("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
+	f.expect("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate",
+		"daemonset/konnectivity-agent")
 }
 
 // checkAgent checks one agent:
@@ -200,17 +225,22 @@ func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	}
 	f.expectEventually("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
 	agent := "kubectl -n kube-system exec " + pod.Name + " -- "
-	f.expect(agent+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt --proxy-server-host="+controlAddress)
-	f.expectEventually(agent+"curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_agent_open_server_connections 1")
+	f.expect(agent+`cat /proc/1/cmdline | tr '\0' ' '`,
+		"/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt "+
+			"--proxy-server-host="+controlAddress)
+	f.expectEventually(agent+"curl -sS http://127.0.0.1:8133/metrics",
+		"konnectivity_network_proxy_agent_open_server_connections 1")
 	token, err := f.run(agent + "cat /var/run/secrets/tokens/konnectivity-agent-token")
 	f.must(err)
 	f.checkToken(token, pod, time.Hour)
-	token, err = f.run("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
+	token, err = f.run("kubectl -n kube-system create token konnectivity-agent " +
+		"--audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
 	f.must(err)
 	f.checkToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
-// checkToken checks by TokenReviews that a token is bound to the Pod and valid only for the audience of Konnectivity's server.
+// checkToken checks by TokenReviews that a token is bound to the Pod and valid only for the audience of Konnectivity's
+// server.
 func (f *fixture) checkToken(token string, pod *corev1.Pod, lifetime time.Duration) {
 	f.Helper()
 	var claims struct{ Iat, Exp int64 }
@@ -227,8 +257,10 @@ func (f *fixture) checkToken(token string, pod *corev1.Pod, lifetime time.Durati
 		}, metav1.CreateOptions{})
 		f.must(err)
 		s := review.Status
-		if s.Authenticated != valid || valid && (s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
-			strings.Join(s.Audiences, " ") != audience || strings.Join(s.User.Extra["authentication.kubernetes.io/pod-name"], " ") != pod.Name) {
+		if s.Authenticated != valid || valid &&
+			(s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
+				strings.Join(s.Audiences, " ") != audience ||
+				strings.Join(s.User.Extra["authentication.kubernetes.io/pod-name"], " ") != pod.Name) {
 			f.Errorf("review for audience %s: got %+v", requested, s)
 		}
 	}

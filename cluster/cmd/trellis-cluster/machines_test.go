@@ -26,8 +26,8 @@ const (
 	replyTable   = 8132           // routing table for packets from the address of the control plane
 )
 
-// twoMachines is a cluster of two machines, which are namespaces: the control plane, and a machine with the nodes. The nodes
-// can dial the address of the control plane. The control plane cannot dial the nodes or their Pods.
+// twoMachines is a cluster of two machines, which are namespaces: the control plane, and a machine with the nodes. The
+// nodes can dial the address of the control plane. The control plane cannot dial the nodes or their Pods.
 type twoMachines struct {
 	*terminal // on the control plane
 	address   string
@@ -81,8 +81,8 @@ func (f *twoMachines) startOn(machine int, args ...string) *process {
 	return startCommand(f.T, exec.Command(line[0], line[1:]...))
 }
 
-// connectMachines connects the machines by a veth pair. On the control plane, only packets from its address, which are replies,
-// have a route to the nodes.
+// connectMachines connects the machines by a veth pair. On the control plane, only packets from its address, which are
+// replies, have a route to the nodes.
 func (f *twoMachines) connectMachines() {
 	f.Helper()
 	namespace, err := netns.GetFromPid(f.nodes)
@@ -100,14 +100,16 @@ func (f *twoMachines) connectMachines() {
 	control, nodes := ipNet(f.address+"/32"), ipNet(nodesAddress+"/24")
 	near, far := setAddress(f.fixture, here, "near0", control), setAddress(f.fixture, there, "far0", nodes)
 	f.Cleanup(func() { _ = here.LinkDel(near) })
-	f.must(there.RouteAdd(&netlink.Route{LinkIndex: far.Attrs().Index, Gw: control.IP, Flags: int(netlink.FLAG_ONLINK)}))
+	f.must(there.RouteAdd(&netlink.Route{LinkIndex: far.Attrs().Index, Gw: control.IP,
+		Flags: int(netlink.FLAG_ONLINK)}))
 
 	rule := netlink.NewRule()
 	rule.Src, rule.Table, rule.Family = control, replyTable, unix.AF_INET
 	f.must(netlink.RuleAdd(rule))
 	f.Cleanup(func() { _ = netlink.RuleDel(rule) })
 	for _, dst := range []*net.IPNet{ipNet(nodesAddress + "/32"), ipNet(podsRange)} {
-		f.must(netlink.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: near.Attrs().Index, Gw: nodes.IP, Table: replyTable, Flags: int(netlink.FLAG_ONLINK)}))
+		f.must(netlink.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: near.Attrs().Index, Gw: nodes.IP, Table: replyTable,
+			Flags: int(netlink.FLAG_ONLINK)}))
 		unreachable := &netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}
 		f.must(netlink.RouteAdd(unreachable))
 		f.Cleanup(func() { _ = netlink.RouteDel(unreachable) })
@@ -138,10 +140,12 @@ func setAddress(f *fixture, at *netlink.Handle, name string, address *net.IPNet)
 }
 
 // startServer starts an API server with its files where kubeadm has them, and waits until it is ready. The server calls
-// aggregated APIs by the addresses of their Services, as kube-apiserver does. Only kube-proxy on the nodes routes these.
+// aggregated APIs by the addresses of their Services, as kube-apiserver does. Only kube-proxy on the nodes routes
+// these.
 func (f *twoMachines) startServer() {
 	f.Helper()
-	f.serve = f.startOn(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes", "--bind-address="+f.address, "--egress-selector-config-file=egress-selector-configuration.yaml",
+	f.serve = f.startOn(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes",
+		"--bind-address="+f.address, "--egress-selector-config-file=egress-selector-configuration.yaml",
 		"--enable-aggregator-routing=false")
 	f.serve.waitForOutput(1, "Trellis is ready")
 	f.loadKubeconfig()
@@ -158,14 +162,15 @@ func (f *twoMachines) loadKubeconfig() {
 	f.Interface = kubernetes.NewForConfigOrDie(rest.AddUserAgent(f.server.Config, "test"))
 }
 
-// startRemoteNodes starts the controllers, the scheduler and two nodes on the machine of the nodes. images has the values of
-// --image.
+// startRemoteNodes starts the controllers, the scheduler and two nodes on the machine of the nodes. images has the
+// values of --image.
 func (f *twoMachines) startRemoteNodes(images ...string) {
 	f.Helper()
 	for n := range 2 {
 		f.Cleanup(func() { f.cleanUpMachine(f.nodes, fmt.Sprintf("node-%d", n+1)) })
 	}
-	f.startOn(f.nodes, append(append([]string{f.clusterProgram()}, f.upArgs(f.dir, 2, images...)...), "--pod-cidr="+podsRange)...)
+	f.startOn(f.nodes, append(append([]string{f.clusterProgram()}, f.upArgs(f.dir, 2, images...)...),
+		"--pod-cidr="+podsRange)...)
 	f.waitForTwoNodes()
 }
 
@@ -184,7 +189,8 @@ func (f *twoMachines) startControlPlaneNode(images ...string) {
 	f.Helper()
 	const name = "control-plane"
 	f.Cleanup(func() { f.cleanUpMachine(f.control, name) })
-	args := []string{f.clusterProgram(), "node", "--kubeconfig=" + f.server.Kubeconfig, "--hostname-override=" + name, "--node-ip=" + f.address, "--port=0",
+	args := []string{f.clusterProgram(), "node", "--kubeconfig=" + f.server.Kubeconfig, "--hostname-override=" + name,
+		"--node-ip=" + f.address, "--port=0",
 		"--root-dir=" + filepath.Join(f.dir, ".trellis-cluster", name), "--pod-manifest-path=/etc/kubernetes/manifests"}
 	for _, i := range images {
 		args = append(args, "--image="+i)

@@ -14,8 +14,8 @@ import (
 // clusterBlock matches the README's block of commands that run Pods.
 var clusterBlock = regexp.MustCompile("(?ms)^```sh cluster\n(.*?)^```$")
 
-// pageBlock matches a block of a page of docs: commands, a part of the output of the preceding commands, or the content of a
-// file.
+// pageBlock matches a block of a page of docs: commands, a part of the output of the preceding commands, or the content
+// of a file.
 var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh docker|text|dockerfile|yaml)\n(.*?)^```$")
 
 // newPageTerminal returns a terminal in a copy of the repository, with the kubeconfig of the fixture's server.
@@ -52,8 +52,9 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestSchedulersPage runs all commands of docs/schedulers.md with the real kubectl and the files of examples/schedulers.
-// SCD-004 SCD-005 SCD-006 SCD-007 SCD-008 SCD-013 SCD-014 SCD-020 SCD-024 SCD-025 SCD-027 SCD-032 SCD-033 SCD-037
+// TestSchedulersPage runs all commands of docs/schedulers.md with the real kubectl and the files of
+// examples/schedulers. SCD-004 SCD-005 SCD-006 SCD-007 SCD-008 SCD-013 SCD-014 SCD-020 SCD-024 SCD-025 SCD-027 SCD-032
+// SCD-033 SCD-037
 func TestSchedulersPage(t *testing.T) {
 	at := newFullFixture(t).newPageTerminal()
 	// The editor makes the change that the page describes.
@@ -61,15 +62,16 @@ func TestSchedulersPage(t *testing.T) {
 	at.runPage("schedulers.md", "", strings.NewReplacer())
 }
 
-// TestReachPage runs all commands of the first section of docs/reach.md with the real kubectl and curl, on a free port and for
-// the fixture's server. HPX-001 HPX-002 HPX-003 HPX-004 HPX-005 HPX-006 HPX-008 HPX-009 HPX-010 HPX-011
+// TestReachPage runs all commands of the first section of docs/reach.md with the real kubectl and curl, on a free port
+// and for the fixture's server. HPX-001 HPX-002 HPX-003 HPX-004 HPX-005 HPX-006 HPX-008 HPX-009 HPX-010 HPX-011
 func TestReachPage(t *testing.T) {
 	at := newFullFixture(t).newPageTerminal()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	at.must(err)
 	_, free, err := net.SplitHostPort(l.Addr().String())
 	at.must(errors.Join(err, l.Close()))
-	at.runPage("reach.md", "The API through kubectl proxy", strings.NewReplacer("8080", free, "127.0.0.1:6443", strings.TrimPrefix(at.server.Config.Host, "https://")))
+	at.runPage("reach.md", "The API through kubectl proxy", strings.NewReplacer("8080", free, "127.0.0.1:6443",
+		strings.TrimPrefix(at.server.Config.Host, "https://")))
 }
 
 // pageSection returns the text of a section of a page of docs, or of the whole page if name is "".
@@ -116,11 +118,13 @@ func (at *terminal) runPage(name, section string, replacer *strings.Replacer) {
 				t.Errorf("the page shows\n%s, but the output is\n%s", block, out)
 			}
 		case "dockerfile":
-			if file, err := os.ReadFile(filepath.Join(at.dir, "examples", "schedulers", "Dockerfile")); err != nil || string(file) != block {
+			if file, err := os.ReadFile(filepath.Join(at.dir, "examples", "schedulers", "Dockerfile")); err != nil ||
+				string(file) != block {
 				t.Errorf("the file has the content %q, error %v; the page shows\n%s", file, err, block)
 			}
 		case "yaml":
-			if role, err := at.run("trellis kubectl get clusterrole system:kube-scheduler -o yaml"); err != nil || !strings.Contains(role, block) {
+			if role, err := at.run("trellis kubectl get clusterrole system:kube-scheduler -o yaml"); err != nil ||
+				!strings.Contains(role, block) {
 				t.Errorf("the role is\n%s, error %v; it does not contain\n%s", role, err, block)
 			}
 		default:

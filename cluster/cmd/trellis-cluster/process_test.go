@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// TestMain runs the tests. If the test binary has another name, it is one of the programs under test or a program of a Pod.
+// TestMain runs the tests. If the test binary has another name, it is one of the programs under test or a program of a
+// Pod.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
@@ -46,8 +47,8 @@ type process struct {
 	changed chan struct{} // closed when a line is added
 }
 
-// program returns the file to run as trellis-cluster or kube-scheduler. This is the test binary, or upstream's scheduler
-// if TEST_PEERS is set.
+// program returns the file to run as trellis-cluster or kube-scheduler. This is the test binary, or upstream's
+// scheduler if TEST_PEERS is set.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" {
@@ -60,8 +61,8 @@ func program(t *testing.T, name string) string {
 	return self
 }
 
-// startProgram starts trellis-cluster or kube-scheduler through a link of that name. The program is killed at the end of
-// the test.
+// startProgram starts trellis-cluster or kube-scheduler through a link of that name. The program is killed at the end
+// of the test.
 func startProgram(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), name)

@@ -34,7 +34,8 @@ func (f *fixture) useRemoteName(proxy string) {
 	for _, cluster := range c.Clusters {
 		at, err := url.Parse(cluster.Server)
 		f.must(err)
-		cluster.Server, cluster.TLSServerName, cluster.ProxyURL = "https://"+net.JoinHostPort(remoteServerName, at.Port()), "127.0.0.1", proxy
+		cluster.Server = "https://" + net.JoinHostPort(remoteServerName, at.Port())
+		cluster.TLSServerName, cluster.ProxyURL = "127.0.0.1", proxy
 	}
 	f.must(clientcmd.WriteToFile(*c, f.server.Kubeconfig))
 }
@@ -51,8 +52,8 @@ func (f *fixture) dialServer(ctx context.Context, network, address string) (net.
 	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
 }
 
-// checkDeployment checks that the Pod of a Deployment becomes available and that a Pod reaches the API server. This requires
-// the scheduler, the controllers and a node.
+// checkDeployment checks that the Pod of a Deployment becomes available and that a Pod reaches the API server. This
+// requires the scheduler, the controllers and a node.
 func (f *fixture) checkDeployment() {
 	f.Helper()
 	one := int32(1)
@@ -61,10 +62,12 @@ func (f *fixture) checkDeployment() {
 		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: selector},
 	}
 	d.Spec.Template.Labels = d.Spec.Selector.MatchLabels
-	d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "a", Image: "busybox", Command: []string{"sh", "-c", "exec sleep 1000000"}}}
+	d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "a", Image: "busybox",
+		Command: []string{"sh", "-c", "exec sleep 1000000"}}}
 	_, err := f.AppsV1().Deployments("default").Create(f.Context(), d, metav1.CreateOptions{})
 	f.must(err)
-	waitFor(f, f.AppsV1().Deployments("default"), "d", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 1 })
+	waitFor(f, f.AppsV1().Deployments("default"), "d",
+		func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 1 })
 	f.checkPodReachesServer("client")
 }
 
@@ -76,8 +79,9 @@ func TestSOCKS5Proxy(t *testing.T) {
 	f.must(err)
 	ended := make(chan struct{})
 	p := &socks5.Server{
-		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout,
-		Dial: f.dialServer, Logger: slog.New(slog.DiscardHandler),
+		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout,
+		DialTimeout: socks5.DialTimeout,
+		Dial:        f.dialServer, Logger: slog.New(slog.DiscardHandler),
 	}
 	go func() {
 		p.Serve(t.Context(), l)
@@ -95,7 +99,8 @@ func TestHTTPProxy(t *testing.T) {
 	var connections atomic.Int64
 	p := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		target, err := f.dialServer(r.Context(), "tcp", r.Host)
-		if name, password, _ := proxyAuthorization(r); r.Method != http.MethodConnect || err != nil || name != "user" || password != "pass word" {
+		if name, password, _ := proxyAuthorization(r); r.Method != http.MethodConnect || err != nil || name != "user" ||
+			password != "pass word" {
 			http.Error(rw, "no", http.StatusForbidden)
 			return
 		}
@@ -121,7 +126,8 @@ func TestHTTPProxy(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "trellis-cluster")
 	f.must(os.Symlink(program(t, ""), link))
 	// In the environment of this process, the variable would also affect the API server.
-	startCommand(t, exec.Command("env", append([]string{"HTTPS_PROXY=" + at.String(), "NO_PROXY=other.example", link}, f.upArgs(f.newNodesDir(1), 1, "busybox=/bin")...)...))
+	startCommand(t, exec.Command("env", append([]string{"HTTPS_PROXY=" + at.String(), "NO_PROXY=other.example", link},
+		f.upArgs(f.newNodesDir(1), 1, "busybox=/bin")...)...))
 	f.checkDeployment()
 	if connections.Load() == 0 {
 		t.Error("no connection through the proxy")

@@ -22,7 +22,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
 )
 
-// The configuration of the documentation, but for its version.
+// mySchedulerConfig is the configuration in the documentation, without its version.
 const mySchedulerConfig = `
 kind: KubeSchedulerConfiguration
 profiles:
@@ -31,21 +31,22 @@ leaderElection:
   leaderElect: false
 `
 
-// applyDocument applies a document about schedulers.
+// applyDocument applies a file of the documentation about schedulers.
 func (f *fixture) applyDocument(name string) {
 	f.Helper()
 	f.must(manifests.Apply(f.Context(), f.server.Config, []string{document(f.T, "12-schedulers/"+name)}, io.Discard))
 }
 
-// SCD-001 SCD-002 SCD-014 SCD-015 SCD-016 SCD-030 SCD-031 SCD-032 SCD-033 SCD-034 SCD-035 SCD-036 SCD-037 SCD-039: the three Pods
-// of the documentation. Each has the scheduler that it names, waits for it, and has an event of it that says where it is.
+// TestThreePods checks that each of the documentation's three Pods is pending until the scheduler that it names runs.
+// That scheduler then binds the Pod and records an Event with the node. SCD-001 SCD-002 SCD-014 SCD-015 SCD-016 SCD-030
+// SCD-031 SCD-032 SCD-033 SCD-034 SCD-035 SCD-036 SCD-037 SCD-039
 func TestThreePods(t *testing.T) {
 	f := newFixture(t, 2, withoutNodeTaints)
 	for _, pod := range []string{"pod1.yaml", "pod2.yaml", "pod3.yaml"} {
 		f.applyDocument(pod)
 	}
 	startProgram(t, "trellis-cluster", "scheduler", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0")
-	seen := func(name, scheduler string) {
+	checkScheduled := func(name, scheduler string) {
 		t.Helper()
 		pod := f.waitForBinding(name)
 		e := f.waitForEvent(name, "Scheduled")
@@ -53,35 +54,37 @@ func TestThreePods(t *testing.T) {
 		if e.Type != corev1.EventTypeNormal || e.Message != output || e.ReportingController != scheduler {
 			t.Errorf("%s: %+v", name, e)
 		}
-		waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+		waitFor(f, f.CoreV1().Pods("default"), name,
+			func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 	}
-	seen("no-annotation", "default-scheduler")
-	seen("annotation-default-scheduler", "default-scheduler")
+	checkScheduled("no-annotation", "default-scheduler")
+	checkScheduled("annotation-default-scheduler", "default-scheduler")
 	third, err := f.CoreV1().Pods("default").Get(t.Context(), "annotation-second-scheduler", metav1.GetOptions{})
 	f.must(err)
 	if third.Spec.NodeName != "" || third.Status.Phase != corev1.PodPending || len(third.Status.Conditions) > 0 {
-		t.Errorf("not its scheduler's: %+v", third)
+		t.Errorf("got Pod %+v, want a pending one without conditions", third)
 	}
 
 	f.applyScheduler()
 	m, err := f.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "my-scheduler-config", metav1.GetOptions{})
 	f.must(err)
 	second := f.startScheduler(m.Data["my-scheduler-config.yaml"])
-	seen("annotation-second-scheduler", "my-scheduler")
+	checkScheduled("annotation-second-scheduler", "my-scheduler")
 	if len(configVersions()) == 1 {
 		return
 	}
-	second.waitForOutput(1, "Warning: kubescheduler.config.k8s.io/v1beta2", "write apiVersion: kubescheduler.config.k8s.io/v1")
+	second.waitForOutput(1, "Warning: kubescheduler.config.k8s.io/v1beta2",
+		"write apiVersion: kubescheduler.config.k8s.io/v1")
 }
 
-// applyScheduler applies the documentation's second scheduler, unchanged but for the real kube-scheduler's sake: it has dropped the
-// version of the configuration.
+// applyScheduler applies the documentation's manifest of a second scheduler. For upstream's kube-scheduler it replaces
+// the version of the configuration, which upstream has removed.
 func (f *fixture) applyScheduler() {
 	f.Helper()
 	manifest, err := os.ReadFile(document(f.T, "12-schedulers/my-scheduler.yaml"))
 	f.must(err)
 	if !strings.Contains(string(manifest), "kubescheduler.config.k8s.io/v1beta2") {
-		f.Fatal("the example has changed")
+		f.Fatal("the manifest does not have a configuration of v1beta2")
 	}
 	text := string(manifest)
 	if len(configVersions()) == 1 {
@@ -90,7 +93,7 @@ func (f *fixture) applyScheduler() {
 	f.must(manifests.Apply(f.Context(), f.server.Config, []string{f.writeFile("my-scheduler.yaml", text)}, io.Discard))
 }
 
-// configVersions are those of configurations. The real kube-scheduler has dropped all but the last.
+// configVersions returns the versions of configurations to test. Upstream's kube-scheduler supports only the last one.
 func configVersions() []string {
 	if os.Getenv("TEST_PEERS") != "" {
 		return []string{"v1"}
@@ -98,7 +101,8 @@ func configVersions() []string {
 	return []string{"v1beta2", "v1beta3", "v1"}
 }
 
-// SCD-014 SCD-015 SCD-034: a second scheduler of any of the versions that there have been leaves the Pods of others alone.
+// TestConfigurationVersions checks that a second scheduler accepts a configuration of each version, and does not
+// schedule Pods of other schedulers. SCD-014 SCD-015 SCD-034
 func TestConfigurationVersions(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	for _, version := range configVersions() {
@@ -107,20 +111,21 @@ func TestConfigurationVersions(t *testing.T) {
 		f.createPod(version, withScheduler("my-scheduler"))
 		f.waitForBinding(version)
 		if warned := strings.Contains(p.output(), "Warning: "); warned != (version != "v1") {
-			t.Errorf("%s: warned: %v", version, warned)
+			t.Errorf("%s: got a warning: %v, want %v", version, warned, !warned)
 		}
 		pod, err := f.CoreV1().Pods("default").Get(t.Context(), "others-"+version, metav1.GetOptions{})
 		f.must(err)
 		if pod.Spec.NodeName != "" || len(pod.Status.Conditions) > 0 {
 			t.Errorf("%s: %+v", version, pod.Status)
 		}
-		if code := p.terminate(); code != 0 && code != 1 { // upstream's: it has finished without an election
+		if code := p.terminate(); code != 0 && code != 1 { // 1 is upstream's exit code without leader election
 			t.Errorf("%s: exit code %d", version, code)
 		}
 	}
 }
 
-// SCD-004 SCD-005: the program is one static file, which is kube-scheduler under that name.
+// TestStaticFile checks that the program is one statically linked file, which is kube-scheduler under that name.
+// SCD-004 SCD-005
 func TestStaticFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kube-scheduler")
 	build := exec.Command("go", "build", "-trimpath", "-o", file, ".")
@@ -135,39 +140,43 @@ func TestStaticFile(t *testing.T) {
 	defer program.Close()
 	for _, part := range program.Progs {
 		if part.Type == elf.PT_INTERP {
-			t.Error("it needs a dynamic linker")
+			t.Error("the program requires a dynamic linker")
 		}
 	}
-	alone := exec.Command(file, "--help")
-	alone.Dir, alone.Env = t.TempDir(), []string{}
-	if out, err := alone.CombinedOutput(); err != nil || !strings.Contains(string(out), "kube-scheduler [flags]") {
+	help := exec.Command(file, "--help")
+	help.Dir, help.Env = t.TempDir(), []string{}
+	if out, err := help.CombinedOutput(); err != nil || !strings.Contains(string(out), "kube-scheduler [flags]") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// SCD-019 SCD-017 SCD-044: flags of kube-scheduler, and what it serves: health to everybody, the rest to those who may.
+// TestSchedulerServing checks the flags of kube-scheduler for its HTTPS port. It serves health to anonymous clients,
+// and metrics and the configuration only to authorized ones. SCD-019 SCD-017 SCD-044
 func TestSchedulerServing(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	port := freePort(t)
 	kubeconfig := f.server.Kubeconfig
-	p := startProgram(t, "kube-scheduler", "--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
+	p := startProgram(t, "kube-scheduler", "--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig,
+		"--authorization-kubeconfig="+kubeconfig,
 		"--leader-elect=false", "--secure-port="+port, "--bind-address=127.0.0.1", "-v=2")
 	f.createPod("a")
 	f.waitForBinding("a")
-	p.waitForOutput(1, "Loaded client CA", "client-ca-file", `"kubernetes"`) // which it asks the server for; before, everybody is nobody
+	// Until it has read the client CA from the API server, it treats all clients as anonymous.
+	p.waitForOutput(1, "Loaded client CA", "client-ca-file", `"kubernetes"`)
 	admin := f.insecureConfig("https://127.0.0.1:" + port)
-	for path, of := range map[string]struct {
+	for path, want := range map[string]struct {
 		anonymous int
-		says      string
+		body      string
 	}{
 		"/healthz": {http.StatusOK, "ok"}, "/livez": {http.StatusOK, "ok"}, "/readyz": {http.StatusOK, "ok"},
-		"/metrics": {http.StatusForbidden, "scheduler_schedule_attempts_total"}, "/configz": {http.StatusForbidden, `"schedulerName":"default-scheduler"`},
+		"/metrics": {http.StatusForbidden, "scheduler_schedule_attempts_total"}, "/configz": {http.StatusForbidden,
+			`"schedulerName":"default-scheduler"`},
 	} {
-		if code, _ := get(t, rest.AnonymousClientConfig(admin), path); code != of.anonymous {
-			t.Errorf("%s, to nobody: %d", path, code)
+		if code, _ := get(t, rest.AnonymousClientConfig(admin), path); code != want.anonymous {
+			t.Errorf("GET %s as anonymous: got %d, want %d", path, code, want.anonymous)
 		}
-		if code, body := get(t, admin, path); code != http.StatusOK || !strings.Contains(body, of.says) {
-			t.Errorf("%s: %d %s", path, code, body)
+		if code, body := get(t, admin, path); code != http.StatusOK || !strings.Contains(body, want.body) {
+			t.Errorf("GET %s: got %d %s", path, code, body)
 		}
 	}
 }
@@ -201,7 +210,7 @@ func get(t *testing.T, c *rest.Config, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// SCD-042: one scheduler has several profiles, each with its plugins.
+// TestProfiles checks that one scheduler can have several profiles with different plugins. SCD-042
 func TestProfiles(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	f.updateNode("node-0", func(n *corev1.Node) { n.Spec.Unschedulable = true })
@@ -222,36 +231,40 @@ profiles:
 	if e := f.waitForEvent("any", "Scheduled"); e.ReportingController != "anywhere" {
 		t.Errorf("%+v", e)
 	}
-	if output := f.waitForUnscheduled("usual", corev1.PodReasonUnschedulable); !strings.HasPrefix(output, "0/1 nodes are available: 1 node(s) were unschedulable") {
+	if output := f.waitForUnscheduled("usual", corev1.PodReasonUnschedulable); !strings.HasPrefix(output,
+		"0/1 nodes are available: 1 node(s) were unschedulable") {
 		t.Error(output)
 	}
 }
 
-// SCD-043: a mistake in a configuration ends it at its start. It names the field.
+// TestInvalidConfigurations checks that a scheduler with an invalid configuration exits at its start with an error that
+// names the field. SCD-043
 func TestInvalidConfigurations(t *testing.T) {
 	f := newFixture(t, 0, withoutNodeTaints)
-	for configuration, output := range map[string]string{
-		"apiVersion: kubescheduler.config.k8s.io/v1\nprofles: []":                                                              `unknown field "profles"`,
-		"apiVersion: kubescheduler.config.k8s.io/v1beta2\nprofles: []":                                                         `unknown field "profles"`,
-		"apiVersion: kubescheduler.config.k8s.io/v1beta3\nhealthzBindAddress: ''":                                              `unknown field "healthzBindAddress"`,
-		"apiVersion: kubescheduler.config.k8s.io/v1beta2\nhealthzBindAddress: 0.0.0.0:10251":                                   "healthzBindAddress: Invalid value",
-		"apiVersion: kubescheduler.config.k8s.io/v1\nparallelism: -1":                                                          "parallelism: Invalid value: -1",
-		"apiVersion: kubescheduler.config.k8s.io/v1\nprofiles: [{schedulerName: a}, {schedulerName: a}]":                       "profiles[1].schedulerName: Duplicate value",
-		"apiVersion: kubescheduler.config.k8s.io/v1beta1":                                                                      `no kind "KubeSchedulerConfiguration" is registered for version "kubescheduler.config.k8s.io/v1beta1"`,
-		"apiVersion: kubescheduler.config.k8s.io/v1beta2\nprofiles: [{plugins: {filter: {enabled: [{name: NodeLabel}]}}}]":     `"NodeLabel" does not exist`,
-		"apiVersion: kubescheduler.config.k8s.io/v1beta2\nprofiles: [{pluginConfig: [{name: NodeAffinity, args: {none: 1}}]}]": `unknown field "none"`,
+	for _, c := range []struct{ version, fields, want string }{
+		{"v1", "profles: []", `unknown field "profles"`},
+		{"v1beta2", "profles: []", `unknown field "profles"`},
+		{"v1beta3", "healthzBindAddress: ''", `unknown field "healthzBindAddress"`},
+		{"v1beta2", "healthzBindAddress: 0.0.0.0:10251", "healthzBindAddress: Invalid value"},
+		{"v1", "parallelism: -1", "parallelism: Invalid value: -1"},
+		{"v1", "profiles: [{schedulerName: a}, {schedulerName: a}]", "profiles[1].schedulerName: Duplicate value"},
+		{"v1beta1", "", `no kind "KubeSchedulerConfiguration" is registered for version ` +
+			`"kubescheduler.config.k8s.io/v1beta1"`},
+		{"v1beta2", "profiles: [{plugins: {filter: {enabled: [{name: NodeLabel}]}}}]", `"NodeLabel" does not exist`},
+		{"v1beta2", "profiles: [{pluginConfig: [{name: NodeAffinity, args: {none: 1}}]}]", `unknown field "none"`},
 	} {
-		if version, _, _ := strings.Cut(strings.TrimPrefix(configuration, "apiVersion: kubescheduler.config.k8s.io/"), "\n"); version != "v1beta1" && !slices.Contains(configVersions(), version) {
+		if c.version != "v1beta1" && !slices.Contains(configVersions(), c.version) {
 			continue
 		}
+		configuration := "apiVersion: kubescheduler.config.k8s.io/" + c.version + "\n" + c.fields
 		p := f.startScheduler(configuration + "\nkind: KubeSchedulerConfiguration")
-		if code := p.wait(); code != 1 || !strings.Contains(p.output(), output) {
-			t.Errorf("%s\nexit code %d, %s", configuration, code, p.output())
+		if code := p.wait(); code != 1 || !strings.Contains(p.output(), c.want) {
+			t.Errorf("%s\ngot exit code %d and %s\nwant 1 and %q", configuration, code, p.output(), c.want)
 		}
 	}
 }
 
-// electionConfig is the configuration of a scheduler that is elected, by a lock in a namespace.
+// electionConfig returns the configuration of a scheduler with leader election by a Lease. more is appended to it.
 func electionConfig(namespace, name, more string) string {
 	return fmt.Sprintf(`
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -262,10 +275,12 @@ leaderElection: {leaderElect: true, resourceNamespace: %s, resourceName: %s}
 %s`, namespace, name, more)
 }
 
-// SCD-021 SCD-022 SCD-023 SCD-029: only the one that holds the Lease schedules. Another takes its place when it is killed.
+// TestElection checks that only the scheduler that holds the Lease schedules, and that another one acquires the Lease
+// after the first has been killed. SCD-021 SCD-022 SCD-023 SCD-029
 func TestElection(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
-	quick := []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms", "-v=4"}
+	quick := []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s",
+		"--leader-elect-retry-period=500ms", "-v=4"}
 	first := f.startScheduler(electionConfig("default", "a-lock", ""), quick...)
 	leases := f.CoordinationV1().Leases("default")
 	held := waitFor(f, leases, "a-lock", func(l *coordinationv1.Lease) bool {
@@ -279,7 +294,7 @@ func TestElection(t *testing.T) {
 	f.waitForBinding("b")
 	first.waitForOutput(2, "Successfully bound pod to node")
 	if strings.Contains(second.output(), "Successfully bound pod to node") {
-		t.Error("two schedule")
+		t.Error("both schedulers bind Pods")
 	}
 	first.kill()
 	f.createPod("c", withScheduler("my-scheduler"))
@@ -287,25 +302,30 @@ func TestElection(t *testing.T) {
 	second.waitForOutput(1, "Successfully bound pod to node", "default/c")
 	next, err := leases.Get(t.Context(), "a-lock", metav1.GetOptions{})
 	f.must(err)
-	if *next.Spec.HolderIdentity == *held.Spec.HolderIdentity || *next.Spec.LeaseTransitions != *held.Spec.LeaseTransitions+1 || !next.Spec.AcquireTime.After(held.Spec.AcquireTime.Time) {
+	if *next.Spec.HolderIdentity == *held.Spec.HolderIdentity ||
+		*next.Spec.LeaseTransitions != *held.Spec.LeaseTransitions+1 ||
+		!next.Spec.AcquireTime.After(held.Spec.AcquireTime.Time) {
 		t.Errorf("%+v", next.Spec)
 	}
 }
 
-// SCD-024 SCD-025 SCD-027 SCD-029: with the rights of the documentation, a second scheduler gets no lock under its own name, and
-// schedules nothing, before the name is added to the role.
+// TestElectionRequiresRole checks that a second scheduler with the documentation's rights cannot acquire a Lease of its
+// own name, and schedules nothing, until that name is added to the role. SCD-024 SCD-025 SCD-027 SCD-029
 func TestElectionRequiresRole(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	f.applyScheduler()
-	token, err := f.CoreV1().ServiceAccounts("kube-system").CreateToken(t.Context(), "my-scheduler", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := f.CoreV1().ServiceAccounts("kube-system").CreateToken(t.Context(), "my-scheduler",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	f.must(err)
-	p := f.startScheduler(electionConfig("kube-system", "my-scheduler", "clientConnection: {kubeconfig: "+f.writeKubeconfig(token.Status.Token)+"}"))
+	p := f.startScheduler(electionConfig("kube-system", "my-scheduler",
+		"clientConnection: {kubeconfig: "+f.writeKubeconfig(token.Status.Token)+"}"))
 	f.createPod("a", withScheduler("my-scheduler"))
-	p.waitForOutput(2, `leases.coordination.k8s.io "my-scheduler" is forbidden: User "system:serviceaccount:kube-system:my-scheduler" cannot get resource "leases"`)
+	p.waitForOutput(2, `leases.coordination.k8s.io "my-scheduler" is forbidden: `+
+		`User "system:serviceaccount:kube-system:my-scheduler" cannot get resource "leases"`)
 	pod, err := f.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{})
 	f.must(err)
 	if pod.Spec.NodeName != "" {
-		t.Errorf("it is on %s", pod.Spec.NodeName)
+		t.Errorf("got node %s, want none", pod.Spec.NodeName)
 	}
 
 	roles := f.RbacV1().ClusterRoles()
@@ -321,7 +341,8 @@ func TestElectionRequiresRole(t *testing.T) {
 	f.waitForBinding("a")
 	lease, err := f.CoordinationV1().Leases("kube-system").Get(t.Context(), "my-scheduler", metav1.GetOptions{})
 	f.must(err)
-	if s := lease.Spec; *s.LeaseDurationSeconds != 15 || *s.HolderIdentity == "" || s.AcquireTime == nil || s.RenewTime == nil || *s.LeaseTransitions != 0 {
+	if s := lease.Spec; *s.LeaseDurationSeconds != 15 || *s.HolderIdentity == "" || s.AcquireTime == nil ||
+		s.RenewTime == nil || *s.LeaseTransitions != 0 {
 		t.Errorf("%+v", s)
 	}
 }

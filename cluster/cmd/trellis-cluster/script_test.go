@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestScripts runs testdata/script: commands of users of a cluster with two nodes. The scripts share one cluster, and each
-// has a separate namespace.
+// TestScripts runs testdata/script: commands of users of a cluster with two nodes. The scripts share one cluster, and
+// each has a separate namespace.
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds kubectl: run the tests without -short")
@@ -28,7 +28,8 @@ func TestScripts(t *testing.T) {
 	self, err := os.Executable()
 	f.must(err)
 	f.must(os.Symlink(self, filepath.Join(dir, "web")))
-	startProgram(t, "trellis-cluster", f.upArgs(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "gcr.io/google-samples/hello-app:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
+	startProgram(t, "trellis-cluster", f.upArgs(dir, 2, "nginx:*="+filepath.Join(dir, "web"),
+		"gcr.io/google-samples/hello-app:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
 	f.waitForNode("node-1")
 	f.waitForNode("node-2")
 	testscript.Run(t, testscript.Params{
@@ -40,10 +41,11 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// setUp creates the namespace of a script, which is kubectl's default namespace and the variable NAMESPACE. The variable
-// NODES is the parent of the folders of the nodes.
+// setUp creates the namespace of a script, which is kubectl's default namespace and the variable NAMESPACE. The
+// variable NODES is the parent of the folders of the nodes.
 func (f *fixture) setUp(env *testscript.Env, dir string) error {
-	namespace, err := f.CoreV1().Namespaces().Create(f.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
+	namespace, err := f.CoreV1().Namespaces().Create(f.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,8 @@ func (f *fixture) setUp(env *testscript.Env, dir string) error {
 	kubeconfig := filepath.Join(env.WorkDir, ".kubeconfig")
 	for name, value := range map[string]string{
 		"KUBECONFIG": kubeconfig, "NAMESPACE": namespace.Name, "HOME": filepath.Join(env.WorkDir, ".home"),
-		"NODES": filepath.Join(dir, ".trellis-cluster"), "PATH": dir + string(filepath.ListSeparator) + env.Getenv("PATH"),
+		"NODES": filepath.Join(dir, ".trellis-cluster"),
+		"PATH":  dir + string(filepath.ListSeparator) + env.Getenv("PATH"),
 	} {
 		env.Setenv(name, value)
 	}

@@ -9,8 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// mainSchedulerManifest is the manifest of a control-plane node, as kubeadm writes it, but for the number of the port: its image, what else is
-// in its command, its volumes, and where these are mounted.
+// mainSchedulerManifest is kubeadm's manifest of the scheduler on a control-plane node, with another port. Its
+// parameters are the path of the kubeconfig, the port, the image, more flags, more volume mounts, the kubeconfig on the
+// host, and more volumes.
 const mainSchedulerManifest = `apiVersion: v1
 kind: Pod
 metadata:
@@ -60,8 +61,8 @@ spec:
 status: {}
 `
 
-// SCD-038: the main scheduler is a static Pod of the control-plane node. It gets another image and another configuration by a change of
-// its manifest alone.
+// TestMainSchedulerStaticPod checks that the main scheduler can run as a static Pod of the control-plane node. A change
+// of its manifest is enough to change its image and its configuration. SCD-038
 func TestMainSchedulerStaticPod(t *testing.T) {
 	f := newFullFixture(t)
 	dir, port := f.newNodesDir(1), freePort(t)
@@ -73,7 +74,8 @@ func TestMainSchedulerStaticPod(t *testing.T) {
 	manifests := filepath.Join(root, "manifests")
 	write := func(image, flag, mount, volume string) {
 		t.Helper()
-		text := fmt.Sprintf(mainSchedulerManifest, "/etc/kubernetes/scheduler.conf", port, image, flag, mount, f.server.Kubeconfig, volume)
+		text := fmt.Sprintf(mainSchedulerManifest, "/etc/kubernetes/scheduler.conf", port, image, flag, mount,
+			f.server.Kubeconfig, volume)
 		temporary := filepath.Join(dir, "kube-scheduler.yaml")
 		f.must(os.WriteFile(temporary, []byte(text), 0o600))
 		f.must(os.Rename(temporary, filepath.Join(manifests, "kube-scheduler.yaml")))
@@ -81,12 +83,14 @@ func TestMainSchedulerStaticPod(t *testing.T) {
 	f.must(os.MkdirAll(manifests, 0o700))
 	write("registry.k8s.io/kube-scheduler:v1.37.1", "", "", "")
 	startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0")
-	startProgram(t, "trellis-cluster", "node", "--kubeconfig="+f.server.Kubeconfig, "--hostname-override=node-1", "--port=0", "--root-dir="+root, "--pod-manifest-path="+manifests,
+	startProgram(t, "trellis-cluster", "node", "--kubeconfig="+f.server.Kubeconfig, "--hostname-override=node-1",
+		"--port=0", "--root-dir="+root, "--pod-manifest-path="+manifests,
 		"--image=registry.k8s.io/kube-scheduler:v1.37.1="+program, "--image=example.com/other-scheduler:v1="+program)
 	f.createPod("usual")
 	f.waitForPod("default", "usual")
 	first := f.waitForPod("kube-system", "kube-scheduler-node-1")
-	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || first.Spec.Containers[0].Image != "registry.k8s.io/kube-scheduler:v1.37.1" {
+	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" ||
+		first.Spec.Containers[0].Image != "registry.k8s.io/kube-scheduler:v1.37.1" {
 		t.Errorf("%+v", first)
 	}
 
@@ -99,14 +103,17 @@ clientConnection: {kubeconfig: /etc/kubernetes/scheduler.conf}
 profiles: [{schedulerName: default-scheduler}, {schedulerName: another-profile}]
 `), 0o600))
 	const at = "/etc/kubernetes/scheduler.yaml"
-	write("example.com/other-scheduler:v1", "\n    - --config="+at, "\n    - {mountPath: "+at+", name: config, readOnly: true}",
+	write("example.com/other-scheduler:v1", "\n    - --config="+at,
+		"\n    - {mountPath: "+at+", name: config, readOnly: true}",
 		"\n  - hostPath: {path: "+configuration+", type: File}\n    name: config")
 	f.waitForPod("default", "new")
 	if e := f.waitForEvent("new", "Scheduled"); e.ReportingController != "another-profile" {
 		t.Errorf("%+v", e)
 	}
-	mirror := waitFor(f, f.CoreV1().Pods("kube-system"), "kube-scheduler-node-1", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
-	if image := mirror.Spec.Containers[0].Image; image != "example.com/other-scheduler:v1" || mirror.Status.ContainerStatuses[0].Image != image {
+	mirror := waitFor(f, f.CoreV1().Pods("kube-system"), "kube-scheduler-node-1",
+		func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
+	if image := mirror.Spec.Containers[0].Image; image != "example.com/other-scheduler:v1" ||
+		mirror.Status.ContainerStatuses[0].Image != image {
 		t.Errorf("the mirror Pod has image %s, %+v", image, mirror.Status.ContainerStatuses)
 	}
 	f.createPod("usual-too")

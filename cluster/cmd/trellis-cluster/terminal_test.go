@@ -26,14 +26,16 @@ type terminal struct {
 	prefix []string // command that runs the following command on another machine; empty for this machine
 }
 
-// newTerminal returns a terminal for a folder. It builds kubectl and the given packages of the main module for its PATH.
+// newTerminal returns a terminal for a folder. It builds kubectl and the given packages of the main module for its
+// PATH.
 func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
 	f.Helper()
 	bin := filepath.Join(dir, "path")
 	f.must(os.MkdirAll(bin, 0o755))
 	f.buildPrograms(bin, append([]string{"./cmd/trellis"}, packages...)...)
 	f.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
-	return &terminal{fixture: f, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+f.server.Kubeconfig, "CGO_ENABLED=")}
+	return &terminal{fixture: f, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"),
+		"KUBECONFIG="+f.server.Kubeconfig, "CGO_ENABLED=")}
 }
 
 // buildPrograms builds packages of the main module into a folder.
@@ -75,7 +77,8 @@ func (t *terminal) run(commands string) (output string, err error) {
 // shell.
 func (t *terminal) runBlock(block string) (output string, err error) {
 	session := filepath.Join(t.dir, ".session")
-	return t.run(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s", session, block))
+	return t.run(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s",
+		session, block))
 }
 
 // expect runs commands that must succeed. Their output must contain the given lines in any order.
@@ -120,10 +123,11 @@ func mask(text string) string {
 func (t *terminal) expectEventually(command, text string) {
 	t.Helper()
 	output := ""
-	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*testTimeout, true, func(context.Context) (bool, error) {
-		output, _ = t.run(command)
-		return strings.Contains(output, text), nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*testTimeout, true,
+		func(context.Context) (bool, error) {
+			output, _ = t.run(command)
+			return strings.Contains(output, text), nil
+		})
 	if err != nil {
 		t.Fatalf("%s: got no output with %q; last output:\n%s", command, text, output)
 	}

@@ -18,9 +18,9 @@ import (
 // pagesDir is the folder of the web server's pages. If it contains the file "sick", the server fails all requests.
 const pagesDir = "/usr/share/nginx/html"
 
-// serveWeb is the program for the images of web servers. It serves HTTP on ports 80 and 8080, HTTPS on port 443, and the
-// health protocol of gRPC on port 9000. It responds with the requested page, or else with its host name and VERSION. It
-// prints each request, and exits with code 0 after SIGTERM.
+// serveWeb is the program for the images of web servers. It serves HTTP on ports 80 and 8080, HTTPS on port 443, and
+// the health protocol of gRPC on port 9000. It responds with the requested page, or else with its host name and
+// VERSION. It prints each request, and exits with code 0 after SIGTERM.
 func serveWeb() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
