@@ -1,7 +1,10 @@
-// Command backend is what a proxy is measured with: an API server that does nothing, and the least that a proxy to it can be.
+// Command backend is an API server with constant responses, and a minimal proxy to it. Benchmarks compare the proxy of
+// Trellis with that minimal proxy.
 //
-//	backend -listen ADDRESS -cert FILE -key FILE              serves Flunders of any group version
-//	backend -listen ADDRESS -cert FILE -key FILE -to ADDRESS  proxies to that with httputil.ReverseProxy, believing anybody
+//	backend -listen ADDRESS -cert FILE -key FILE
+//	    serves Flunders of any group version
+//	backend -listen ADDRESS -cert FILE -key FILE -to ADDRESS
+//	    proxies to that address with httputil.ReverseProxy, without authentication
 package main
 
 import (
@@ -17,14 +20,18 @@ import (
 
 const (
 	discovery = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"%s","resources":[` +
-		`{"name":"flunders","singularName":"flunder","namespaced":true,"kind":"Flunder","verbs":["get","list","watch"]}]}`
-	object = `{"kind":"Flunder","apiVersion":"wardle.example.com/v1alpha1","metadata":{"name":"a","namespace":"default","resourceVersion":"1"},"spec":{"text":"%s"}}`
-	items  = 20_000 // of a list, of 1 KiB each
+		`{"name":"flunders","singularName":"flunder","namespaced":true,"kind":"Flunder",` +
+		`"verbs":["get","list","watch"]}]}`
+	object = `{"kind":"Flunder","apiVersion":"wardle.example.com/v1alpha1",` +
+		`"metadata":{"name":"a","namespace":"default","resourceVersion":"1"},"spec":{"text":"%s"}}`
+	items = 20_000 // number of objects in a list, with 1 KiB each
 )
 
 func main() {
-	listen, to := flag.String("listen", "127.0.0.1:8443", "address"), flag.String("to", "", "address to proxy to")
-	certificate, key := flag.String("cert", "", "PEM"), flag.String("key", "", "PEM")
+	listen, to := flag.String("listen", "127.0.0.1:8443", "`address` to listen on"), flag.String("to", "",
+		"`address` to proxy to")
+	certificate, key := flag.String("cert", "", "PEM `file` of the certificate"), flag.String("key", "",
+		"PEM `file` of the key")
 	flag.Parse()
 	handler := http.Handler(http.HandlerFunc(serve))
 	if *to != "" {
@@ -33,7 +40,8 @@ func main() {
 				p.Out.URL.Scheme, p.Out.URL.Host = "https", *to
 				p.SetXForwarded()
 			},
-			Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100},
+			Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true,
+				MaxIdleConnsPerHost: 100},
 		}
 	}
 	log.Fatal(http.ListenAndServeTLS(*listen, *certificate, *key, handler))
@@ -41,7 +49,8 @@ func main() {
 
 var (
 	one  = []byte(fmt.Sprintf(object, strings.Repeat("x", 900)))
-	list = []byte(`{"kind":"FlunderList","apiVersion":"wardle.example.com/v1alpha1","metadata":{"resourceVersion":"1"},"items":[` +
+	list = []byte(`{"kind":"FlunderList","apiVersion":"wardle.example.com/v1alpha1",` +
+		`"metadata":{"resourceVersion":"1"},"items":[` +
 		strings.TrimSuffix(strings.Repeat(string(one)+",", items), ",") + `]}`)
 )
 

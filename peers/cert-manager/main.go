@@ -1,5 +1,5 @@
-// Command cert-manager prints the objects of cert-manager's chart, as Helm makes them. In the module whose folder it is given, the
-// chart lies as before a release: its Chart.yaml is a template, its CRDs are beside it.
+// Command cert-manager prints the objects of cert-manager's chart, as Helm renders them. Its argument is the folder of
+// cert-manager's module. There the chart is unreleased: Chart.yaml is a template, and the CRDs are in another folder.
 package main
 
 import (
@@ -25,7 +25,8 @@ func main() {
 
 func render(module fs.FS) error {
 	var files []*loader.BufferedFile
-	for folder, in := range map[string]string{"deploy/charts/cert-manager": "", "deploy/charts/cert-manager/templates": "templates", "deploy/crds": "templates"} {
+	for folder, in := range map[string]string{"deploy/charts/cert-manager": "",
+		"deploy/charts/cert-manager/templates": "templates", "deploy/crds": "templates"} {
 		found, err := fs.ReadDir(module, folder)
 		if err != nil {
 			return err
@@ -46,11 +47,12 @@ func render(module fs.FS) error {
 	if err != nil {
 		return fmt.Errorf("load the chart: %w", err)
 	}
-	// startupapicheck is a Job that waits for what a test waits for
+	// startupapicheck is a Job that waits until the webhook is ready. The test waits for that itself.
 	values, err := chartutil.ToRenderValues(chart, map[string]any{"startupapicheck": map[string]any{"enabled": false}},
-		chartutil.ReleaseOptions{Name: "cert-manager", Namespace: "cert-manager", Revision: 1, IsInstall: true}, chartutil.DefaultCapabilities)
+		chartutil.ReleaseOptions{Name: "cert-manager", Namespace: "cert-manager", Revision: 1,
+			IsInstall: true}, chartutil.DefaultCapabilities)
 	if err != nil {
-		return fmt.Errorf("values of the chart: %w", err)
+		return fmt.Errorf("compute the values of the chart: %w", err)
 	}
 	rendered, err := engine.Render(chart, values)
 	if err != nil {

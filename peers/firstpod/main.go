@@ -1,5 +1,6 @@
-// Command firstpod tells how long it takes from the start of trellis serve and trellis-cluster up to a Pod of a Deployment that is
-// Running and answers, and what memory the parts have some time later. It has to run as root, so that the Pod has an address.
+// Command firstpod measures the time from the start of trellis serve and trellis-cluster up until the Pod of a
+// Deployment responds to a request. It then measures the memory of all parts. It must run as root, so that the Pod has
+// an address.
 //
 //	firstpod -trellis FILE -trellis-cluster FILE [-port 16443]
 package main
@@ -26,10 +27,12 @@ import (
 
 func main() {
 	if filepath.Base(os.Args[0]) == "web" { // in the Pod
-		log.Fatal(http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
+		log.Fatal(http.ListenAndServe(":8080",
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
 	}
-	server, cluster := flag.String("trellis", "", "the program"), flag.String("trellis-cluster", "", "the program")
-	port := flag.String("port", "16443", "for the server")
+	server, cluster := flag.String("trellis", "", "`path` of trellis"), flag.String("trellis-cluster", "",
+		"`path` of trellis-cluster")
+	port := flag.String("port", "16443", "port of the server")
 	flag.Parse()
 	dir, err := os.MkdirTemp("", "firstpod")
 	check(err)
@@ -38,31 +41,34 @@ func main() {
 	web := filepath.Join(dir, "web")
 	check(os.Symlink(self, web))
 
-	start := time.Now()
-	began := func(what string) { fmt.Printf("%-8s %.2f s\n", what, time.Since(start).Seconds()) }
-	serve := begin(dir, *server, "serve", "--data-dir", filepath.Join(dir, "data"), "--secure-port", *port)
+	began := time.Now()
+	report := func(event string) { fmt.Printf("%-8s %.2f s\n", event, time.Since(began).Seconds()) }
+	serve := start(dir, *server, "serve", "--data-dir", filepath.Join(dir, "data"), "--secure-port", *port)
 	config := filepath.Join(dir, "data", "admin.kubeconfig")
 	client := connect(config)
-	began("ready")
-	up := begin(dir, *cluster, "up", "--kubeconfig", config, "--root-dir", filepath.Join(dir, "nodes"), "--image", "example.com/web="+web)
+	report("ready")
+	up := start(dir, *cluster, "up", "--kubeconfig", config, "--root-dir", filepath.Join(dir, "nodes"), "--image",
+		"example.com/web="+web)
 	ctx := context.Background()
 	_, err = client.AppsV1().Deployments("default").Create(ctx, deployment(), metav1.CreateOptions{})
 	check(err)
-	answers(running(ctx, client))
-	began("answers")
+	waitForResponse(waitForPod(ctx, client))
+	report("response")
 
-	<-time.After(20 * time.Second) // until nothing happens
-	fmt.Printf("idle: trellis serve %.0f MiB anonymous, trellis-cluster up and its processes %.0f\n", memory(serve), memory(up))
+	<-time.After(20 * time.Second) // until all parts are idle
+	fmt.Printf("idle: trellis serve %.0f MiB anonymous, trellis-cluster up and its processes %.0f\n", memory(serve),
+		memory(up))
 	check(client.AppsV1().Deployments("default").Delete(ctx, "web", metav1.DeleteOptions{}))
-	<-time.After(5 * time.Second) // until its Pod has gone
+	<-time.After(5 * time.Second) // until its Pod is deleted
 	for _, c := range []*exec.Cmd{up, serve} {
 		check(c.Process.Signal(os.Interrupt))
-		_ = c.Wait() // its exit code is none of this
+		_ = c.Wait() // the exit code does not matter
 	}
 	check(os.RemoveAll(dir))
 }
 
-func begin(dir, program string, args ...string) *exec.Cmd {
+// start starts a program with its output in a log file in dir.
+func start(dir, program string, args ...string) *exec.Cmd {
 	c := exec.Command(program, args...)
 	out, err := os.Create(filepath.Join(dir, filepath.Base(program)+".log"))
 	check(err)
@@ -71,12 +77,12 @@ func begin(dir, program string, args ...string) *exec.Cmd {
 	return c
 }
 
-// connect returns a client once the server is ready.
+// connect waits until the server is ready, and returns a client.
 func connect(kubeconfig string) kubernetes.Interface {
 	for ; ; <-time.After(5 * time.Millisecond) {
 		config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 		if err != nil {
-			continue // not written yet
+			continue // the server has not written the file yet
 		}
 		client := kubernetes.NewForConfigOrDie(config)
 		if _, err := client.RESTClient().Get().AbsPath("/readyz").DoRaw(context.Background()); err == nil {
@@ -99,8 +105,8 @@ func deployment() *appsv1.Deployment {
 	}
 }
 
-// running is the address of the first Pod, once that is Running.
-func running(ctx context.Context, client kubernetes.Interface) string {
+// waitForPod waits until the first Pod is running, and returns its address.
+func waitForPod(ctx context.Context, client kubernetes.Interface) string {
 	w, err := client.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{})
 	check(err)
 	defer w.Stop()
@@ -109,11 +115,12 @@ func running(ctx context.Context, client kubernetes.Interface) string {
 			return p.Status.PodIP
 		}
 	}
-	log.Fatal("the watch has ended")
+	log.Fatal("the watch ended before a Pod was running")
 	return ""
 }
 
-func answers(ip string) {
+// waitForResponse waits until an HTTP server on port 8080 of an address responds.
+func waitForResponse(ip string) {
 	for {
 		resp, err := http.Get("http://" + net.JoinHostPort(ip, "8080"))
 		if err == nil {
@@ -123,8 +130,8 @@ func answers(ip string) {
 	}
 }
 
-// memory is what a process and those that it has begun have that is not a file's, in MiB. Containers are not counted: another
-// process has begun them.
+// memory returns the anonymous memory of a process and its descendants in MiB. It does not include containers, which
+// are not descendants.
 func memory(c *exec.Cmd) (sum float64) {
 	for pids := []string{fmt.Sprint(c.Process.Pid)}; len(pids) > 0; pids = pids[1:] {
 		status, err := os.ReadFile("/proc/" + pids[0] + "/status")

@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	apiServices = 100
-	rounds      = 20
-	roundTakes  = time.Second
-	readers     = 4
+	apiServices   = 100
+	rounds        = 20
+	roundDuration = time.Second
+	readers       = 4 // clients that read at the same time
 )
 
-// side is one of two servers that are compared.
+// side is one of the two servers to compare.
 type side struct {
 	name, host string
 	client     *http.Client
@@ -61,26 +61,27 @@ func (s *side) send(method, path, accept, body string) []byte {
 	return text
 }
 
-// mute returns a port where connections are accepted and nothing is said, and dead one where none is.
-func mute() int {
+// silentPort returns a port whose listener accepts connections and sends nothing.
+func silentPort() int {
 	l, err := net.Listen("tcp", "localhost:0")
 	if err != nil {
 		log.Fatal(err)
 	}
 	go func() {
-		var kept []net.Conn // one that nobody has any longer is closed
+		var open []net.Conn // prevents that the garbage collector closes the connections
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				log.Fatal(err)
 			}
-			kept = append(kept, conn)
+			open = append(open, conn)
 		}
 	}()
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func dead() int {
+// closedPort returns a port without a listener.
+func closedPort() int {
 	l, err := net.Listen("tcp", "localhost:0")
 	if err != nil {
 		log.Fatal(err)
@@ -89,54 +90,58 @@ func dead() int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// register makes the APIServices, the first of them at the ports given.
+// register creates the APIServices. The first of them have the given ports, and all others have the port backend.
 func (s *side) register(backend int, first ...int) {
-	s.send("POST", core+"services", jsonType, `{"metadata":{"name":"backend"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	s.send("POST", core+"services", jsonType,
+		`{"metadata":{"name":"backend"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
 	s.send("POST", core+"configmaps", jsonType, `{"metadata":{"name":"one"},"data":{"a":"b"}}`)
 	for i := range apiServices {
 		port := backend
 		if i < len(first) {
 			port = first[i]
 		}
-		s.send("POST", "/apis/apiregistration.k8s.io/v1/apiservices", jsonType, fmt.Sprintf(`{"metadata":{"name":"v1.g%d.example.com"},"spec":{"group":"g%[1]d.example.com","version":"v1",
-			"groupPriorityMinimum":1000,"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"backend","port":%d}}}`, i, port))
+		s.send("POST", "/apis/apiregistration.k8s.io/v1/apiservices", jsonType,
+			fmt.Sprintf(`{"metadata":{"name":"v1.g%d.example.com"},"spec":{"group":"g%[1]d.example.com","version":"v1",
+			"groupPriorityMinimum":1000,"versionPriority":15,"insecureSkipTLSVerify":true,
+			"service":{"namespace":"default","name":"backend","port":%d}}}`, i, port))
 	}
-	for bytes.Count(s.send("GET", "/apis/apiregistration.k8s.io/v1/apiservices", jsonType, ""), []byte(`"reason":"Passed"`)) < apiServices-len(first) {
+	for bytes.Count(s.send("GET", "/apis/apiregistration.k8s.io/v1/apiservices", jsonType, ""),
+		[]byte(`"reason":"Passed"`)) < apiServices-len(first) {
 		<-time.After(100 * time.Millisecond)
 	}
 }
 
-// read reads a path for a while, and returns how often, the processor time that took, and how long each time.
+// read reads a path for roundDuration. It returns the processor time of the server and the latency of each request.
 func (s *side) read(path, accept string) (spent time.Duration, latencies []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	before, end := processorTime(s.pid), time.Now().Add(roundTakes)
+	before, end := processorTime(s.pid), time.Now().Add(roundDuration)
 	for range readers {
 		all.Go(func() {
-			var mine []time.Duration
-			for began := time.Now(); began.Before(end); began = time.Now() {
+			var own []time.Duration
+			for start := time.Now(); start.Before(end); start = time.Now() {
 				s.send("GET", path, accept, "")
-				mine = append(mine, time.Since(began))
+				own = append(own, time.Since(start))
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			latencies = append(latencies, mine...)
+			latencies = append(latencies, own...)
 		})
 	}
 	all.Wait()
 	return processorTime(s.pid) - before, latencies
 }
 
-// compare reads by turns from two servers, of which only the first has APIServices that do not answer.
-func compare(some, none *side, backend int) {
-	var broken []int
+// compare reads alternately from two servers. Only the first has APIServices whose backends are unreachable or silent.
+func compare(broken, working *side, backend int) {
+	var ports []int
 	for range 5 {
-		broken = append(broken, dead(), mute())
+		ports = append(ports, closedPort(), silentPort())
 	}
-	none.register(backend)
-	some.register(backend, broken...)
-	sides := []*side{some, none}
-	for _, what := range [][3]string{
+	working.register(backend)
+	broken.register(backend, ports...)
+	sides := []*side{broken, working}
+	for _, request := range [][3]string{
 		{"discovery", "/apis", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
 		{"openapi index", "/openapi/v3", jsonType},
 		{"an object", core + "configmaps/one", jsonType},
@@ -146,21 +151,21 @@ func compare(some, none *side, backend int) {
 		for range rounds {
 			slices.Reverse(sides)
 			for _, s := range sides {
-				took, each := s.read(what[1], what[2])
-				spent[s] += took
-				latencies[s] = append(latencies[s], each...)
+				cost, times := s.read(request[1], request[2])
+				spent[s] += cost
+				latencies[s] = append(latencies[s], times...)
 			}
 		}
-		for _, s := range []*side{some, none} {
+		for _, s := range []*side{broken, working} {
 			slices.Sort(latencies[s])
 			n := len(latencies[s])
-			fmt.Printf("%-14s %-16s %8d times %8.4f ms of processor time each, p99 %v\n", what[0], s.name, n,
+			fmt.Printf("%-14s %-16s %8d times %8.4f ms of processor time each, p99 %v\n", request[0], s.name, n,
 				spent[s].Seconds()*1000/float64(n), latencies[s][n*99/100])
 		}
 	}
-	before := []time.Duration{processorTime(some.pid), processorTime(none.pid)}
+	before := []time.Duration{processorTime(broken.pid), processorTime(working.pid)}
 	<-time.After(time.Minute)
-	for i, s := range []*side{some, none} {
+	for i, s := range []*side{broken, working} {
 		fmt.Printf("idle           %-16s %v of processor time a minute\n", s.name, processorTime(s.pid)-before[i])
 	}
 }

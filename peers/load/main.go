@@ -1,11 +1,14 @@
-// Command load writes built-in objects to an API server from many clients at once, and tells what that costs the server in
-// processor time: renewals of Leases, new Events, ConfigMaps and Pods, and changes of a Pod's status.
+// Command load writes built-in objects to an API server from many concurrent clients, and measures the processor time
+// of the server. The writes renew Leases, create Events, ConfigMaps and Pods, and patch the status of a Pod.
 //
 //	load -kubeconfig FILE -pid PID [-clients 64] [-seconds 10]
-//	load -kubeconfig FILE -pid PID -get PATH [-watches 1000]    reads, or watches, instead
+//	load -kubeconfig FILE -pid PID -get PATH
+//	    measures reads of a path
+//	load -kubeconfig FILE -pid PID -get PATH -watches 1000
+//	    measures the memory of watches
 //	load -kubeconfig FILE -pid PID -beside FILE -beside-pid PID -backend PORT
-//	    makes 100 APIServices on both servers, of which 10 of the first are dead or mute, and compares them; both servers have to run
-//	    with --allow-local-services=default/backend
+//	    creates 100 APIServices on both servers, and compares the servers. 10 APIServices of the first server have
+//	    unreachable or silent backends. Both servers must have the flag --allow-local-services=default/backend
 package main
 
 import (
@@ -27,62 +30,77 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// kind is one way to write: what is made beforehand for each client, and each request.
-type kind struct {
-	name   string
-	before func(client int) (path, body string)
-	each   func(client, n int) (method, path, contentType, body string)
+// workload is a kind of request to measure.
+type workload struct {
+	name string
+	// prepare returns an object to create for each client before the measurement. nil means none.
+	prepare func(client int) (path, body string)
+	// request returns the n-th request of a client.
+	request func(client, n int) (method, path, contentType, body string)
 }
 
 const core, jsonType = "/api/v1/namespaces/default/", "application/json"
 
 func pod(name string) string {
-	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name + `","labels":{"app":"load"}},"spec":{"automountServiceAccountToken":false,` +
-		`"containers":[{"name":"c","image":"registry.example/app:1","resources":{"requests":{"cpu":"100m","memory":"64Mi"}},"env":[{"name":"A","value":"b"}]}]}}`
+	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name +
+		`","labels":{"app":"load"}},"spec":{"automountServiceAccountToken":false,` +
+		`"containers":[{"name":"c","image":"registry.example/app:1","resources":{"requests":{"cpu":"100m","memory":"64Mi"}},` +
+		`"env":[{"name":"A","value":"b"}]}]}}`
 }
 
-func kinds(run string) []kind {
-	id := func(what string, client, n int) string { return fmt.Sprintf("%s-%s-%d-%d", what, run, client, n) }
-	creating := func(path string, body func(client, n int) string) func(int, int) (string, string, string, string) {
+// workloads returns all kinds of writes. run is part of the names of their objects.
+func workloads(run string) []workload {
+	id := func(prefix string, client, n int) string { return fmt.Sprintf("%s-%s-%d-%d", prefix, run, client, n) }
+	create := func(path string, body func(client, n int) string) func(int, int) (string, string, string, string) {
 		return func(client, n int) (string, string, string, string) { return "POST", path, jsonType, body(client, n) }
 	}
 	leases := "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 	lease := func(client, n int) string {
 		at := time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
 		return `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"` + id("lease", client, 0) +
-			`"},"spec":{"holderIdentity":"me","leaseDurationSeconds":40,"renewTime":"` + at + `","leaseTransitions":` + strconv.Itoa(n) + `}}`
+			`"},"spec":{"holderIdentity":"me","leaseDurationSeconds":40,"renewTime":"` + at + `","leaseTransitions":` +
+			strconv.Itoa(n) + `}}`
 	}
-	return []kind{
+	return []workload{
 		{"lease renewal", func(c int) (string, string) { return leases, lease(c, 0) },
 			func(c, n int) (string, string, string, string) {
 				return "PATCH", leases + "/" + id("lease", c, 0), "application/merge-patch+json", lease(c, n+1)
 			}},
-		{"event create", nil, creating(core+"events", func(c, n int) string {
-			return `{"apiVersion":"v1","kind":"Event","metadata":{"name":"` + id("event", c, n) + `"},"involvedObject":{"kind":"Pod","namespace":"default","name":"p"},` +
-				`"reason":"Pulled","message":"the image is there","type":"Normal","count":1,"source":{"component":"kubelet","host":"m"},` +
+		{"event create", nil, create(core+"events", func(c, n int) string {
+			return `{"apiVersion":"v1","kind":"Event","metadata":{"name":"` + id("event", c, n) +
+				`"},"involvedObject":{"kind":"Pod","namespace":"default","name":"p"},` +
+				`"reason":"Pulled","message":"the image is there","type":"Normal","count":1,` +
+				`"source":{"component":"kubelet","host":"m"},` +
 				`"firstTimestamp":"2026-01-01T00:00:00Z","lastTimestamp":"2026-01-01T00:00:00Z"}`
 		})},
-		{"configmap create", nil, creating(core+"configmaps", func(c, n int) string {
-			return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + id("map", c, n) + `"},"data":{"a":"b","c":"` + strings.Repeat("d", 500) + `"}}`
+		{"configmap create", nil, create(core+"configmaps", func(c, n int) string {
+			return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + id("map", c, n) +
+				`"},"data":{"a":"b","c":"` + strings.Repeat("d", 500) + `"}}`
 		})},
-		{"pod create", nil, creating(core+"pods", func(c, n int) string { return pod(id("pod", c, n)) })},
+		{"pod create", nil, create(core+"pods", func(c, n int) string { return pod(id("pod", c, n)) })},
 		{"pod status patch", func(c int) (string, string) { return core + "pods", pod(id("status", c, 0)) },
 			func(c, n int) (string, string, string, string) {
-				return "PATCH", core + "pods/" + id("status", c, 0) + "/status", "application/strategic-merge-patch+json",
-					`{"status":{"phase":"Running","podIP":"10.1.1.1","conditions":[{"type":"Ready","status":"True","message":"` + strconv.Itoa(n) + `"}]}}`
+				return "PATCH", core + "pods/" + id("status", c, 0) +
+						"/status", "application/strategic-merge-patch+json",
+					`{"status":{"phase":"Running","podIP":"10.1.1.1","conditions":[` +
+						`{"type":"Ready","status":"True","message":"` + strconv.Itoa(n) + `"}]}}`
 			}},
 	}
 }
 
 func main() {
-	kubeconfig, pid := flag.String("kubeconfig", "", "of a cluster administrator"), flag.Int("pid", 0, "the server's")
-	clients, seconds := flag.Int("clients", 64, "at once"), flag.Int("seconds", 10, "for each kind of write")
-	get, watches := flag.String("get", "", "path to read instead"), flag.Int("watches", 0, "of that path, while 10 seconds pass")
-	beside, besidePID := flag.String("beside", "", "kubeconfig of a second server"), flag.Int("beside-pid", 0, "the second server's")
-	backend := flag.Int("backend", 0, "port of a backend on localhost")
+	kubeconfig, pid := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator"), flag.Int("pid", 0,
+		"PID of the server")
+	clients, seconds := flag.Int("clients", 64, "number of concurrent clients"), flag.Int("seconds", 10,
+		"duration of each kind of request")
+	get, watches := flag.String("get", "", "`path` to read (empty means writes)"), flag.Int("watches", 0,
+		"number of watches of that path")
+	beside, besidePID := flag.String("beside", "", "kubeconfig `file` of a second server"), flag.Int("beside-pid", 0,
+		"PID of the second server")
+	backend := flag.Int("backend", 0, "port of the backend of APIServices on localhost")
 	flag.Parse()
 	if *beside != "" {
-		compare(newSide("10 dead or mute", *kubeconfig, *pid), newSide("all there", *beside, *besidePID), *backend)
+		compare(newSide("10 broken", *kubeconfig, *pid), newSide("none broken", *beside, *besidePID), *backend)
 		return
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
@@ -118,38 +136,42 @@ func main() {
 		watch(client, config.Host+*get, *watches, *pid)
 		return
 	}
-	what := kinds(strconv.FormatInt(time.Now().Unix(), 36))
+	all := workloads(strconv.FormatInt(time.Now().Unix(), 36))
 	if *get != "" {
-		what = []kind{{"get", nil, func(int, int) (string, string, string, string) { return "GET", *get, jsonType, "" }}}
+		all = []workload{{"get", nil, func(int, int) (string, string, string, string) {
+			return "GET", *get, jsonType,
+				""
+		}}}
 	}
-	for _, k := range what {
-		if k.before != nil {
+	for _, w := range all {
+		if w.prepare != nil {
 			for c := range *clients {
-				path, body := k.before(c)
+				path, body := w.prepare(c)
 				send("POST", path, jsonType, body)
 			}
 		}
 		var done atomic.Int64
-		var all sync.WaitGroup
+		var group sync.WaitGroup
 		ctx, stop := context.WithTimeout(context.Background(), time.Duration(*seconds)*time.Second)
 		start, before := time.Now(), processorTime(*pid)
 		for c := range *clients {
-			all.Go(func() {
+			group.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
-					send(k.each(c, n))
+					send(w.request(c, n))
 					done.Add(1)
 				}
 			})
 		}
-		all.Wait()
+		group.Wait()
 		stop()
 		n := float64(done.Load())
-		fmt.Printf("%-18s %8.0f /s %8.3f ms of the server's processor time each\n", k.name, n/time.Since(start).Seconds(),
+		fmt.Printf("%-18s %8.0f /s %8.3f ms of the server's processor time each\n", w.name,
+			n/time.Since(start).Seconds(),
 			(processorTime(*pid)-before).Seconds()*1000/n)
 	}
 }
 
-// processorTime is what a process has used, in user mode and in the kernel, to 10 ms.
+// processorTime returns the user and system time of a process, with a resolution of 10 ms.
 func processorTime(pid int) time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -167,7 +189,8 @@ func processorTime(pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// watch opens watches, each of which tells of one object at once, and says what memory the server has for them.
+// watch opens n watches, waits for the first event of each, and prints the increase of the server's memory after 10
+// seconds.
 func watch(client *http.Client, url string, n, pid int) {
 	before := memory(pid)
 	var open sync.WaitGroup
@@ -185,7 +208,7 @@ func watch(client *http.Client, url string, n, pid int) {
 	fmt.Printf("%d watches: %d KiB of anonymous memory more\n", n, memory(pid)-before)
 }
 
-// memory is what a process has for itself alone, in KiB.
+// memory returns the anonymous memory of a process in KiB.
 func memory(pid int) (kib int) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

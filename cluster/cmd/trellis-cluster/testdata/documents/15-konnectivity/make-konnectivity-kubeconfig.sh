@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a kubeconfig for the tunnel server, with a certificate of the cluster's CA.
+# Creates a kubeconfig for the tunnel server, with a certificate that the cluster's CA signs.
 set -eu
 user=system:konnectivity-server
 pki=/etc/kubernetes/pki
