@@ -28,10 +28,10 @@ const (
 )
 
 func main() {
-	listen, to := flag.String("listen", "127.0.0.1:8443", "`address` to listen on"), flag.String("to", "",
-		"`address` to proxy to")
-	certificate, key := flag.String("cert", "", "PEM `file` of the certificate"), flag.String("key", "",
-		"PEM `file` of the key")
+	listen := flag.String("listen", "127.0.0.1:8443", "`address` to listen on")
+	to := flag.String("to", "", "`address` to proxy to (empty means no proxy)")
+	certificate := flag.String("cert", "", "PEM `file` of the certificate")
+	key := flag.String("key", "", "PEM `file` of the key")
 	flag.Parse()
 	handler := http.Handler(http.HandlerFunc(serve))
 	if *to != "" {

@@ -30,8 +30,8 @@ func main() {
 		log.Fatal(http.ListenAndServe(":8080",
 			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
 	}
-	server, cluster := flag.String("trellis", "", "`path` of trellis"), flag.String("trellis-cluster", "",
-		"`path` of trellis-cluster")
+	server := flag.String("trellis", "", "`path` of trellis")
+	cluster := flag.String("trellis-cluster", "", "`path` of trellis-cluster")
 	port := flag.String("port", "16443", "port of the server")
 	flag.Parse()
 	dir, err := os.MkdirTemp("", "firstpod")

@@ -44,7 +44,8 @@ const core, jsonType = "/api/v1/namespaces/default/", "application/json"
 func pod(name string) string {
 	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name +
 		`","labels":{"app":"load"}},"spec":{"automountServiceAccountToken":false,` +
-		`"containers":[{"name":"c","image":"registry.example/app:1","resources":{"requests":{"cpu":"100m","memory":"64Mi"}},` +
+		`"containers":[{"name":"c","image":"registry.example/app:1",` +
+		`"resources":{"requests":{"cpu":"100m","memory":"64Mi"}},` +
 		`"env":[{"name":"A","value":"b"}]}]}}`
 }
 
@@ -80,8 +81,8 @@ func workloads(run string) []workload {
 		{"pod create", nil, create(core+"pods", func(c, n int) string { return pod(id("pod", c, n)) })},
 		{"pod status patch", func(c int) (string, string) { return core + "pods", pod(id("status", c, 0)) },
 			func(c, n int) (string, string, string, string) {
-				return "PATCH", core + "pods/" + id("status", c, 0) +
-						"/status", "application/strategic-merge-patch+json",
+				path := core + "pods/" + id("status", c, 0) + "/status"
+				return "PATCH", path, "application/strategic-merge-patch+json",
 					`{"status":{"phase":"Running","podIP":"10.1.1.1","conditions":[` +
 						`{"type":"Ready","status":"True","message":"` + strconv.Itoa(n) + `"}]}}`
 			}},
@@ -89,14 +90,14 @@ func workloads(run string) []workload {
 }
 
 func main() {
-	kubeconfig, pid := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator"), flag.Int("pid", 0,
-		"PID of the server")
-	clients, seconds := flag.Int("clients", 64, "number of concurrent clients"), flag.Int("seconds", 10,
-		"duration of each kind of request")
-	get, watches := flag.String("get", "", "`path` to read (empty means writes)"), flag.Int("watches", 0,
-		"number of watches of that path")
-	beside, besidePID := flag.String("beside", "", "kubeconfig `file` of a second server"), flag.Int("beside-pid", 0,
-		"PID of the second server")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator")
+	pid := flag.Int("pid", 0, "PID of the server")
+	clients := flag.Int("clients", 64, "number of concurrent clients")
+	seconds := flag.Int("seconds", 10, "duration of each kind of request")
+	get := flag.String("get", "", "`path` to read (empty means writes)")
+	watches := flag.Int("watches", 0, "number of watches of that path")
+	beside := flag.String("beside", "", "kubeconfig `file` of a second server")
+	besidePID := flag.Int("beside-pid", 0, "PID of the second server")
 	backend := flag.Int("backend", 0, "port of the backend of APIServices on localhost")
 	flag.Parse()
 	if *beside != "" {
@@ -139,8 +140,7 @@ func main() {
 	all := workloads(strconv.FormatInt(time.Now().Unix(), 36))
 	if *get != "" {
 		all = []workload{{"get", nil, func(int, int) (string, string, string, string) {
-			return "GET", *get, jsonType,
-				""
+			return "GET", *get, jsonType, ""
 		}}}
 	}
 	for _, w := range all {

@@ -33,11 +33,10 @@ func main() {
 	// of the server's time is upstream's code for a Pod: defaults, conversion, validation, admission. Another third is
 	// HTTP/2 and TLS, Events and the log on disk.
 	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator")
-	server := flag.String("server", "", "comma-separated `PIDs` of the server, whose processor time and memory are "+
-		"measured")
-	parts := flag.String("parts", "", "comma-separated `PIDs` of other processes, whose memory is measured")
-	nodes, pods := flag.Int("nodes", 1000, "number of simulated nodes"), flag.Int("pods", 5000,
-		"number of replicas of the Deployment")
+	server := flag.String("server", "", "comma-separated `PIDs` to measure the processor time and memory of")
+	parts := flag.String("parts", "", "comma-separated `PIDs` to measure only the memory of")
+	nodes := flag.Int("nodes", 1000, "number of simulated nodes")
+	pods := flag.Int("pods", 5000, "number of replicas of the Deployment")
 	flag.Parse()
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	check(err)

@@ -219,8 +219,9 @@ func TestControllersOfServer(t *testing.T) {
 		p.waitForOutput(1, "controller is disabled", `controller="service-cidr-controller"`)
 		l, err := f.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
 		f.must(err)
-		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names,
-			"serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
+		names := l.Annotations["trellis.dev/controllers"]
+		if strings.Contains(names, "serviceaccount-controller") == runs ||
+			!strings.Contains(names, "service-cidr-controller") {
 			t.Errorf("--controllers=%s: got annotation %s", serverFlag, names)
 		}
 	}

@@ -253,8 +253,8 @@ func TestKilledParts(t *testing.T) {
 	const jobs = 4
 	_, err = m.BatchV1().Jobs("default").Create(t.Context(),
 		&batchv1.Job{ObjectMeta: objectMeta("sum"), Spec: batchv1.JobSpec{
-			Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.recordingTemplate("sum",
-				"read x <"+gate, corev1.RestartPolicyNever),
+			Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2),
+			Template: m.recordingTemplate("sum", "read x <"+gate, corev1.RestartPolicyNever),
 		}}, metav1.CreateOptions{})
 	m.must(err)
 	selector := func(name string) *metav1.LabelSelector {
@@ -262,14 +262,14 @@ func TestKilledParts(t *testing.T) {
 	}
 	_, err = m.AppsV1().Deployments("default").Create(t.Context(),
 		&appsv1.Deployment{ObjectMeta: objectMeta("web"), Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To[int32](5), Selector: selector("web"), Template: m.recordingTemplate("web",
-				"exec sleep 1000000", corev1.RestartPolicyAlways),
+			Replicas: ptr.To[int32](5), Selector: selector("web"),
+			Template: m.recordingTemplate("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
 		}}, metav1.CreateOptions{})
 	m.must(err)
 	sets := m.AppsV1().StatefulSets("default")
 	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: objectMeta("db"), Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To[int32](2), Selector: selector("db"), Template: m.recordingTemplate("db", "exec sleep 1000000",
-			corev1.RestartPolicyAlways),
+		Replicas: ptr.To[int32](2), Selector: selector("db"),
+		Template: m.recordingTemplate("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
 	}}, metav1.CreateOptions{})
 	m.must(err)
 	waitFor(m.fixture, m.BatchV1().Jobs("default"), "sum",
