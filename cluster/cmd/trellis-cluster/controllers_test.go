@@ -110,7 +110,8 @@ func TestUp(t *testing.T) {
 	}
 }
 
-// TestInvalidFlagsOfParts checks that invalid flags of a part end up with exit code 1 and an error in the output.
+// TestInvalidFlagsOfParts checks that the command up prints an error and exits with code 1 if the flags of a part are
+// invalid.
 func TestInvalidFlagsOfParts(t *testing.T) {
 	f := newFixture(t, 0)
 	for flag, want := range map[string]string{
@@ -175,8 +176,8 @@ func TestUnreachableNode(t *testing.T) {
 	waitFor(f, f.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
-// TestControllerElection checks that only one of two instances runs its controllers, and the other one after the first
-// has ended.
+// TestControllerElection checks that only one of two instances runs its controllers. The second one runs them when the
+// first exits.
 func TestControllerElection(t *testing.T) {
 	f := newFixture(t, 1)
 	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1",

@@ -54,9 +54,8 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
-// TestPromisesAreChecked checks that the script covers each promise of docs/security.md, and no other one. The script
-// names a promise by the first test that the page names for it. It either checks the promise, or its file elsewhere
-// gives the reason for no check.
+// TestPromisesAreChecked checks that the script covers exactly the promises of docs/security.md. A promise is identified
+// by the first test that the page names for it. The script checks the promise, or its file "elsewhere" explains why not.
 func TestPromisesAreChecked(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// documents returns the files of the documentation of Kubernetes that match a pattern. They are beside this checkout.
-// If they do not exist, it returns the files of the same names in testdata/documents, which contain equivalent objects.
+// documents returns the files of the Kubernetes documentation that match a pattern. It looks for them in a folder beside
+// this checkout. Without that folder, it returns files of the same names in testdata/documents with equivalent objects.
 func documents(t *testing.T, pattern string) []string {
 	t.Helper()
 	for _, folder := range []string{"../../../../shared/spec/examples", "testdata/documents"} {

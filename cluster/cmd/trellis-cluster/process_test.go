@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// TestMain runs the tests. If the test binary has another name, it is one of the programs under test or a program of a
-// Pod.
+// TestMain runs the tests. Under another file name, the test binary is trellis-cluster, kube-scheduler, or a program
+// that Pods run.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
