@@ -54,8 +54,9 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
-// TestPromisesAreChecked checks that the script covers exactly the promises of docs/security.md. A promise is identified
-// by the first test that the page names for it. The script checks the promise, or its file "elsewhere" explains why not.
+// TestPromisesAreChecked checks that the script covers exactly the promises of docs/security.md. A promise is
+// identified by the first test that the page names for it. The script checks the promise, or its file "elsewhere"
+// explains why not.
 func TestPromisesAreChecked(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
 	if err != nil {
