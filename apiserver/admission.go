@@ -38,7 +38,7 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	catalog := func() *resource.Catalog { return s.engine.Live.Load() }
 	authorize := authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
-	s.quotas = &plugins.Quotas{From: informers, Stop: s.stopping}
+	s.quotas = &plugins.Quotas{Informers: informers, Stop: s.stopping}
 	s.warnNodeRestriction()
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
@@ -56,7 +56,7 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 		return nil, fmt.Errorf("create admission webhooks: %w", err)
 	}
 	s.closeWebhooks = end
-	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog,
+	c.ServerPlugins = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog,
 		Objects: policyObjects{s}, Client: client, Authorizer: authorize})...)
 	return plugins.Open(c)
 }

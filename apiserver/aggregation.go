@@ -44,7 +44,7 @@ func (s *Server) openAggregation(out *egress.Dialer) {
 	s.apiServices.LastResources = s.aggregator.LastResources
 	follow := func(*resource.Catalog) {
 		s.aggregator.Follow()
-		s.apiServices.Follow()
+		s.apiServices.CatalogChanged()
 	}
 	s.engine.Live.OnUpdate(follow)
 	follow(nil)

@@ -254,7 +254,7 @@ func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
-		warnings, err := ownership.Folders(s.config.DataDir, "pki", "store")
+		warnings, err := ownership.CheckDirectories(s.config.DataDir, "pki", "store")
 		if err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
@@ -287,7 +287,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	c := &s.config.Etcd
 	store, err := etcd.Open(ctx, etcd.Options{
 		Servers: c.Servers, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile,
-		Dial: s.egressSelector.To(egressselector.Etcd),
+		Dial: s.egressSelector.Dialer(egressselector.Etcd),
 		Base: "/registry/", Prefix: path.Join("/", c.Prefix) + "/",
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,
@@ -411,8 +411,8 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 		Admission:              admits,
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation,
-		RecheckEvery: s.config.ConversionRecheck,
-		Failed:       s.fail,
+		RevalidateInterval: s.config.ConversionRecheck,
+		Failed:             s.fail,
 	})
 }
 

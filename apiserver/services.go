@@ -56,11 +56,11 @@ func (s *Server) services() egress.Objects {
 func (s *Server) dialer() *egress.Dialer {
 	services := s.services()
 	return &egress.Dialer{
-		Cluster:      s.egressSelector.To(egressselector.Cluster),
-		ControlPlane: s.egressSelector.To(egressselector.ControlPlane),
+		Cluster:      s.egressSelector.Dialer(egressselector.Cluster),
+		ControlPlane: s.egressSelector.Dialer(egressselector.ControlPlane),
 		Resolve:      egress.Resolver(services),
 		IsLocal: func(namespace, name string) bool {
-			return slices.Contains(s.config.LocalServices, namespace+"/"+name) && services.IsExternal(namespace, name)
+			return slices.Contains(s.config.LocalServices, namespace+"/"+name) && services.IsExternalName(namespace, name)
 		},
 		Generation: egress.Generations(s.store.Head, func(group, plural, namespace, name string) string {
 			return s.definition(group, plural).Key(namespace, name)

@@ -181,7 +181,7 @@ func (s *Server) checkDirectory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	warnings, err := ownership.Folders(dir, "store")
+	warnings, err := ownership.CheckDirectories(dir, "store")
 	if err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}

@@ -58,7 +58,7 @@ func With(change func(*apiserver.Config)) Option {
 // fails, Start fails the test.
 func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
-	s := &Server{t: t, config: apiserver.Config{Controllers: []string{controllers.AggregateRoles}}}
+	s := &Server{t: t, config: apiserver.Config{Controllers: []string{controllers.ClusterRoleAggregation}}}
 	s.config.Authentication.Anonymous = true
 	// the controller that creates default service accounts does not run
 	s.config.Admission.Disable = []string{"ServiceAccount"}

@@ -43,7 +43,7 @@ func newKubeAPIServer() *cobra.Command {
 		},
 	}
 	flags, serveGroups := cmd.Flags(), f.bind()
-	f.config.Controllers, f.config.NamespaceDelay = []string{controllers.AggregateRoles}, namespaceDelay
+	f.config.Controllers, f.config.NamespaceDelay = []string{controllers.ClusterRoleAggregation}, namespaceDelay
 	for name, group := range serveGroups.FlagSets {
 		group.VisitAll(func(flag *pflag.Flag) {
 			// The etcd stub has --data-dir, --apply is for development, and envtest runs no controllers.

@@ -187,7 +187,7 @@ func worstOf(v *resource.Version) heavyRequest {
 	r.path += "/" + d.Names.Plural
 	var worst heavy.Body
 	var heaviest int64
-	for _, b := range heavy.Of(reflect.TypeOf(v.Type.New()).Elem()) {
+	for _, b := range heavy.RepeatedFields(reflect.TypeOf(v.Type.New()).Elem()) {
 		if w := table.Protobuf(b.Fill(v.APIVersion, d.Names.Kind, "x", 64<<10)); w > heaviest {
 			worst, heaviest = b, w
 		}

@@ -18,8 +18,8 @@ const clusterSigning = "cluster-signing-"
 func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.config.Controllers, "controllers", []string{"*"},
 		"controllers of kube-controller-manager to run; '*' means all, '-name' disables one: "+
-			strings.Join(controllers.Controllers(), ", ")+"; these run unless '-name' or '-*' disables them: "+
-			strings.Join(controllers.Loops, ", "))
+			strings.Join(controllers.UpstreamControllers(), ", ")+"; these run unless '-name' or '-*' disables them: "+
+			strings.Join(controllers.TrellisControllers, ", "))
 	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
 		"maximum lifetime of certificates that CertificateSigningRequests request")
 	all := &f.config.ClusterSigning.DefaultCA

@@ -75,14 +75,14 @@ func (s *signer) client(subject pkix.Name, until time.Time, usage ...x509.ExtKey
 }
 
 // pool returns a CAPool with s as its only CA.
-func (s *signer) pool() *Trust {
+func (s *signer) pool() *CAPool {
 	s.t.Helper()
 	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Raw})
 	content, err := dynamiccertificates.NewStaticCAContent("test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return NewTrust(content)
+	return NewCAPool(content)
 }
 
 // authenticator returns an Authenticator that trusts client certificates of s and no token.
@@ -292,7 +292,7 @@ func (r *rotatingCA) AddListener(l dynamiccertificates.Listener) { r.listener = 
 func TestRemovedCAIsNotTrusted(t *testing.T) {
 	removed, added := newSigner(t), newSigner(t)
 	file := &rotatingCA{CAContentProvider: removed.pool().CAContentProvider}
-	a := NewAuthenticator(Authentication{ClientCAs: NewTrust(file), Now: func() time.Time { return now }})
+	a := NewAuthenticator(Authentication{ClientCAs: NewCAPool(file), Now: func() time.Time { return now }})
 	r := request(removed.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(r.Context(), nil))
 	for range 2 {

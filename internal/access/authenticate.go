@@ -16,7 +16,7 @@ import (
 
 // Authentication configures an Authenticator. A nil field disables its method of authentication.
 type Authentication struct {
-	ClientCAs  *Trust                // CAs that sign users' client certificates
+	ClientCAs  *CAPool               // CAs that sign users' client certificates
 	FrontProxy *FrontProxy           // the authenticating proxy
 	Tokens     authenticator.Request // authenticates all other credentials of a request
 	Anonymous  authenticator.Request // authenticates requests without credentials
@@ -26,7 +26,7 @@ type Authentication struct {
 // FrontProxy describes an authenticating proxy, which passes the user in headers
 // (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authenticating-proxy).
 type FrontProxy struct {
-	CAs     *Trust                // CAs that sign the proxy's client certificate
+	CAs     *CAPool               // CAs that sign the proxy's client certificate
 	Names   func() []string       // allowed common names of the certificate; an empty list allows all
 	Headers authenticator.Request // reads the user from the headers
 }

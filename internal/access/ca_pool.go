@@ -9,21 +9,21 @@ import (
 )
 
 // CAPool holds the current CAs of a provider, against which client certificates are verified.
-type Trust struct {
+type CAPool struct {
 	dynamiccertificates.CAContentProvider
 	options atomic.Pointer[x509.VerifyOptions] // replaced when the CAs change; nil means there are no CAs
 }
 
 // NewCAPool returns a pool that follows the CAs of the provider.
-func NewTrust(provider dynamiccertificates.CAContentProvider) *Trust {
-	t := &Trust{CAContentProvider: provider}
+func NewCAPool(provider dynamiccertificates.CAContentProvider) *CAPool {
+	t := &CAPool{CAContentProvider: provider}
 	provider.AddListener(t)
 	t.Enqueue()
 	return t
 }
 
 // Enqueue implements dynamiccertificates.Listener. It loads the provider's CAs again.
-func (t *Trust) Enqueue() {
+func (t *CAPool) Enqueue() {
 	if o, ok := t.CAContentProvider.VerifyOptions(); ok {
 		t.options.Store(&o)
 	}
@@ -56,7 +56,7 @@ func verify(o *x509.VerifyOptions, peer []*x509.Certificate, now time.Time) (not
 }
 
 // verifyOptions returns the current options, or nil if t is nil or has no CAs.
-func (t *Trust) verifyOptions() *x509.VerifyOptions {
+func (t *CAPool) verifyOptions() *x509.VerifyOptions {
 	if t == nil {
 		return nil
 	}

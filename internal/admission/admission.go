@@ -73,14 +73,14 @@ type Write interface {
 	Step(name string) func(error)
 	// RecordStep adds a completed step to the trace. before and after are the object before and after the step; both
 	// are nil if the step did not change the object.
-	Told(name string, took time.Duration, err error, before, after object.Tree)
+	RecordStep(name string, took time.Duration, err error, before, after object.Tree)
 	// Traced reports whether the write has a trace.
 	Traced() bool
 	// WillBlock announces that the plugin is about to wait for a remote server. Other writes of the same object then no
 	// longer wait for this one.
-	Waits()
+	WillBlock()
 	// OnEnd registers a function to call when this attempt at the write ends, successful or not.
-	Ended(func())
+	OnEnd(func())
 	// Warn adds a Warning header to the response.
 	Warn(text string)
 	// Annotate adds an annotation to the audit record of the request. Keys are qualified by the plugin's name.

@@ -82,7 +82,7 @@ func (a *Aggregator) Follow() {
 	for _, s := range a.config.Catalog().APIServices() {
 		known[s.Name] = true
 		last := a.backends[s.Name]
-		if last != nil && last.service.Same(s) {
+		if last != nil && last.service.SameSpec(s) {
 			continue
 		}
 		b := newBackend(a, s)

@@ -50,8 +50,8 @@ func newBudget(size int64) budget {
 	}
 	return budget{
 		size: size, all: semaphore.NewWeighted(size), webhooks: semaphore.NewWeighted(size / webhookShare),
-		untyped: weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]()),
-		deletes: weight.Of(reflect.TypeFor[metav1.DeleteOptions]()),
+		untyped: weight.NewTable(reflect.TypeFor[metav1.PartialObjectMetadata]()),
+		deletes: weight.NewTable(reflect.TypeFor[metav1.DeleteOptions]()),
 	}
 }
 

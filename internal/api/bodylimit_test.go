@@ -147,7 +147,7 @@ func bodiesOf(t *testing.T, h *harness, group, version, plural string) []heavy.B
 	if err != nil {
 		t.Fatal(err)
 	}
-	return heavy.Of(reflect.TypeOf(catalog.Find(group, version, plural).Type.New()).Elem())
+	return heavy.RepeatedFields(reflect.TypeOf(catalog.Find(group, version, plural).Type.New()).Elem())
 }
 
 // A write weighs at least the memory that it takes at its peak, and not many times as much. The kinds are those that grow the most, and

@@ -155,7 +155,7 @@ func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 		t.Fatal(err)
 	}
 	h = withCronTabs(t, func(c *Config) {
-		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewTrust(content), Now: time.Now})
+		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewCAPool(content), Now: time.Now})
 		c.Authorizer = readers{c.Authorizer}
 	})
 	return h, admin, reader

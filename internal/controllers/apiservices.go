@@ -76,8 +76,8 @@ func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	}
 }
 
-// Follow queues the APIServices of the group versions that were added to the catalog or removed from it.
-func (a *APIServices) Follow() {
+// CatalogChanged queues the APIServices of the group versions that were added to the catalog or removed from it.
+func (a *APIServices) CatalogChanged() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	update := func(before []schema.GroupVersion, group *resource.Group) (after []schema.GroupVersion) {

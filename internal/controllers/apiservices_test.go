@@ -35,8 +35,8 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 		WithClock(clock),
 		controllers.NewAPIServices(catalog).
 			WithClock(clock)
-	one.Follow()
-	two.Follow()
+	one.CatalogChanged()
+	two.CatalogChanged()
 	writes := func() (n int) {
 		store.ClearActions()
 		for range 50 {

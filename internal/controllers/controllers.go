@@ -124,7 +124,7 @@ type controller interface {
 	run(context.Context)
 }
 
-// Loops are the names of the controllers of this package that replace one of kube-controller-manager with that name.
-var Loops = []string{
+// TrellisControllers are the names of the controllers of this package that replace one of kube-controller-manager with that name.
+var TrellisControllers = []string{
 	known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController,
 }

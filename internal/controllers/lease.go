@@ -22,8 +22,8 @@ const (
 // can read it without the server.
 func (b *bootstrap) writeControllersLease(ctx context.Context, chosen []string) {
 	c := UpstreamConfig{Controllers: chosen}
-	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.upstreamEnabled(name) })
-	own := slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.trellisEnabled(name) })
+	names := slices.DeleteFunc(UpstreamControllers(), func(name string) bool { return !c.upstreamEnabled(name) })
+	own := slices.DeleteFunc(slices.Clone(TrellisControllers), func(name string) bool { return !c.trellisEnabled(name) })
 	names = append(names, own...)
 	names = append(names, known.ServiceCIDRController) // it cannot be disabled
 	slices.Sort(names)

@@ -25,11 +25,11 @@ func TestControllersLease(t *testing.T) {
 		}
 		return strings.Split(l.Annotations["trellis.dev/controllers"], ","), l.ResourceVersion
 	}
-	own := append([]string{"service-cidr-controller"}, controllers.Loops...)
+	own := append([]string{"service-cidr-controller"}, controllers.TrellisControllers...)
 	for _, c := range []struct{ chosen, want []string }{
 		// the configuration of testserver
-		{[]string{controllers.AggregateRoles}, append(slices.Clone(own), controllers.AggregateRoles)},
-		{[]string{"*"}, append(slices.Clone(own), controllers.Controllers()...)},
+		{[]string{controllers.ClusterRoleAggregation}, append(slices.Clone(own), controllers.ClusterRoleAggregation)},
+		{[]string{"*"}, append(slices.Clone(own), controllers.UpstreamControllers()...)},
 		{[]string{"-*"}, own[:1]},
 	} {
 		for range 2 {

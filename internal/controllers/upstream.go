@@ -69,7 +69,7 @@ func NewUpstream(c UpstreamConfig) *Upstream {
 func CheckControllers(names []string) error {
 	for _, c := range names {
 		name := strings.TrimPrefix(c, "-")
-		if name != "*" && upstreamControllers[name].create == nil && !slices.Contains(Loops, name) {
+		if name != "*" && upstreamControllers[name].create == nil && !slices.Contains(TrellisControllers, name) {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
@@ -135,7 +135,7 @@ func (u *Upstream) due(started map[string]bool) (names []string) {
 
 // Run runs the controllers against the API server of config until ctx is done.
 func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
-	if !slices.ContainsFunc(Controllers(), u.upstreamEnabled) {
+	if !slices.ContainsFunc(UpstreamControllers(), u.upstreamEnabled) {
 		return nil
 	}
 	u.config = rest.CopyConfig(config)

@@ -33,8 +33,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
 )
 
-// AggregateRoles is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it selects.
-const AggregateRoles = known.ClusterRoleAggregationController
+// ClusterRoleAggregation is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it selects.
+const ClusterRoleAggregation = known.ClusterRoleAggregationController
 
 // upstreamController describes a controller of kube-controller-manager.
 type upstreamController struct {
@@ -54,7 +54,7 @@ var (
 const workers = 5
 
 var upstreamControllers = map[string]upstreamController{
-	AggregateRoles: {
+	ClusterRoleAggregation: {
 		[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}},
 		func(_ context.Context, u *Upstream) (func(context.Context), error) {
 			roles := u.informers.Rbac().V1().ClusterRoles()
@@ -158,9 +158,9 @@ var upstreamControllers = map[string]upstreamController{
 	},
 }
 
-// Controllers returns the sorted names of kube-controller-manager's controllers that the server can run.
+// UpstreamControllers returns the sorted names of kube-controller-manager's controllers that the server can run.
 // UpstreamConfig.Controllers accepts these names and those in TrellisControllers.
-func Controllers() []string { return slices.Sorted(maps.Keys(upstreamControllers)) }
+func UpstreamControllers() []string { return slices.Sorted(maps.Keys(upstreamControllers)) }
 
 // withWorkers returns a function that runs c with the given number of workers. It returns err unchanged.
 func withWorkers(c interface{ Run(context.Context, int) }, workers int, err error) (func(context.Context), error) {

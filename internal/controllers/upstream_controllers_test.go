@@ -217,7 +217,7 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 			t.Fatalf("got running controllers %v, want %v", got, want)
 		}
 	}
-	if !slices.Equal(want, controllers.Controllers()) {
+	if !slices.Equal(want, controllers.UpstreamControllers()) {
 		t.Errorf("the test does not cover all controllers, only %v", want)
 	}
 }
@@ -533,7 +533,7 @@ func TestOneProcessLeads(t *testing.T) {
 	}
 	config := func(j *startLog) controllers.UpstreamConfig {
 		return controllers.UpstreamConfig{
-			Controllers:    []string{controllers.AggregateRoles},
+			Controllers:    []string{controllers.ClusterRoleAggregation},
 			LeaderElection: true,
 			Logger:         slog.New(j),
 		}

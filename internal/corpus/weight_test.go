@@ -17,8 +17,8 @@ func TestObjectsFitTheBudget(t *testing.T) {
 	requireCorpus(t)
 	const budget = 512 << 20 / 4
 	for kind, table := range map[string]*weight.Table{
-		"crds":    weight.Of(reflect.TypeFor[apiextensionsv1.CustomResourceDefinition]()),
-		"samples": weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]()),
+		"crds":    weight.NewTable(reflect.TypeFor[apiextensionsv1.CustomResourceDefinition]()),
+		"samples": weight.NewTable(reflect.TypeFor[metav1.PartialObjectMetadata]()),
 	} {
 		heaviest, of := int64(0), ""
 		for _, project := range projects(t, kind) {

@@ -48,10 +48,10 @@ type Cause int
 
 // The causes of an UnresolvedError. Zero is none of them.
 const (
-	NoService   Cause = iota + 1 // the Service does not exist
-	NoPort                       // the Service does not have the port
-	NoEndpoints                  // the Service has neither EndpointSlices nor Endpoints
-	NoneReady                    // no endpoint has the port and is ready
+	NoService       Cause = iota + 1 // the Service does not exist
+	NoPort                           // the Service does not have the port
+	NoEndpoints                      // the Service has neither EndpointSlices nor Endpoints
+	NoReadyEndpoint                  // no endpoint has the port and is ready
 )
 
 // UnresolvedError is the error for a Service that cannot be resolved.
@@ -91,8 +91,8 @@ func (o Objects) Endpoints(namespace, name string, port int32) ([]string, error)
 		error: apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))}
 }
 
-// IsExternal reports whether a Service exists and has the type ExternalName.
-func (o Objects) IsExternal(namespace, name string) bool {
+// IsExternalName reports whether a Service exists and has the type ExternalName.
+func (o Objects) IsExternalName(namespace, name string) bool {
 	svc, err := o.service(namespace, name)
 	return err == nil && svc.Spec.Type == corev1.ServiceTypeExternalName
 }
@@ -142,7 +142,7 @@ func (o Objects) readyAddresses(svc *corev1.Service, namespace string, port core
 			return addresses, nil
 		}
 	}
-	cause := NoneReady
+	cause := NoReadyEndpoint
 	if !known {
 		cause = NoEndpoints
 	}

@@ -281,19 +281,19 @@ func (a pluginWrite) Annotate(key, value string) {
 // Step implements admission.Write.
 func (a pluginWrite) Step(name string) func(error) { return a.w.step(name) }
 
-// Told implements admission.Write.
-func (a pluginWrite) Told(name string, took time.Duration, err error, before, after object.Tree) {
+// RecordStep implements admission.Write.
+func (a pluginWrite) RecordStep(name string, took time.Duration, err error, before, after object.Tree) {
 	a.w.caller.Trace.addStep(name, took, err, before, after)
 }
 
 // Traced implements admission.Write.
 func (a pluginWrite) Traced() bool { return a.w.caller.Trace != nil }
 
-// Waits implements admission.Write.
-func (a pluginWrite) Waits() { a.w.leaveQueue() }
+// WillBlock implements admission.Write.
+func (a pluginWrite) WillBlock() { a.w.leaveQueue() }
 
-// Ended implements admission.Write.
-func (a pluginWrite) Ended(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
+// OnEnd implements admission.Write.
+func (a pluginWrite) OnEnd(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
 
 // atVersion converts t, which it may modify, to a version of the kind.
 func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {

@@ -315,7 +315,7 @@ func TestBindingByTwoServers(t *testing.T) {
 		f.mustCreate(f.pods(""), podManifest(pod, "600m", ""))
 	}
 	other := f.openSecondServer(log.Open())
-	log.Lazy = true
+	log.NotifyOnRequest = true
 	if _, err := other.Store.Fresh(f.ctx); err != nil {
 		t.Fatal(err)
 	}

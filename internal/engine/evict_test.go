@@ -372,7 +372,7 @@ func TestEvictionCallsEnded(t *testing.T) {
 	f.Admission = admission.Plugins{&plugin{validate: func(_ context.Context, r *admission.Request) error {
 		begun[r.Resource.Resource]++
 		open++
-		r.Ended(func() { open-- })
+		r.OnEnd(func() { open-- })
 		return nil
 	}}}
 	for i, pod := range []string{"marked", "retried"} {

@@ -19,7 +19,7 @@ func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log,
 	elsewhere func(key string, tree object.Tree) int64) {
 	t.Helper()
 	log = storagetest.NewLog(1)
-	log.Lazy = true
+	log.NotifyOnRequest = true
 	other := log.Open()
 	t.Cleanup(func() { _ = other.Close() })
 	f = newFixtureOn(t, log.Open())
@@ -111,7 +111,7 @@ func TestNewestCatalog(t *testing.T) {
 // TestNewestUnavailable checks that requests that need the newest state return 503 while the store is unavailable.
 func TestNewestUnavailable(t *testing.T) {
 	f, log, _ := newLaggingFixture(t)
-	log.Away(true)
+	log.SetDisconnected(true)
 	const unavailable = "the server's storage is unavailable"
 	_, err := f.Get(f.ctx, f.configMap("a"), "")
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
@@ -126,7 +126,7 @@ func TestNewestUnavailable(t *testing.T) {
 	if _, err := f.List(f.ctx, f.configMap(""), ListOptions{ResourceVersion: "0"}); err != nil {
 		t.Errorf("list at resourceVersion 0: %v", err)
 	}
-	log.Away(false)
+	log.SetDisconnected(false)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
 }
 

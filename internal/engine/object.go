@@ -120,7 +120,7 @@ func newDerived(p object.Packed) *derived {
 // packed returns the object in a record.
 func packed(rec *storage.Record) object.Packed {
 	d := derive(rec)
-	return d.header.Of(rec.Value, d.fingerprint.Load())
+	return d.header.WithJSON(rec.Value, d.fingerprint.Load())
 }
 
 // metaOf returns a record's metadata, which it parses once.

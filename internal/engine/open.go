@@ -26,9 +26,9 @@ type Config struct {
 	// JSON of spec.conversion.webhook. Conversions of an earlier generation are not cached. nil means that
 	// endpoints are not tracked.
 	Generation func(webhook string) uint64
-	// RecheckEvery is the interval at which a sample of the cached conversions of a webhook is converted again
+	// RevalidateInterval is the interval at which a sample of the cached conversions of a webhook is converted again
 	// and compared, as long as its objects are read. 0 means 30 seconds.
-	RecheckEvery time.Duration
+	RevalidateInterval time.Duration
 	// Admission are the admission plugins of writes, which run after admission.Lifecycle.
 	Admission admission.Plugins
 	// Failed is called when the Engine can no longer follow the CRDs in the store. It may be nil.

@@ -159,7 +159,7 @@ func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 		break
 	}
 	derive(rec).fingerprint.Store(found)
-	return p.Header.Of(rec.Value, found)
+	return p.Header.WithJSON(rec.Value, found)
 }
 
 // unchanged reports whether p can be served at r's version with only its apiVersion changed. Neither the

@@ -62,8 +62,8 @@ func (e *Engine) WebhookDisconnected(webhook string) {
 }
 
 func (e *Engine) revalidateInterval() time.Duration {
-	if e.RecheckEvery > 0 {
-		return e.RecheckEvery
+	if e.RevalidateInterval > 0 {
+		return e.RevalidateInterval
 	}
 	return defaultRevalidateInterval
 }

@@ -24,7 +24,7 @@ type hostReader struct {
 
 // inBubble runs a test in a synctest bubble, with n Hosts.
 func inBubble(t *testing.T, n int, run func(r hostReader)) {
-	if strings.HasPrefix(os.Getenv(storagetest.Variable), "http") {
+	if strings.HasPrefix(os.Getenv(storagetest.EnvVar), "http") {
 		t.Skip("a synctest bubble has no network, which etcd needs")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -292,7 +292,7 @@ func TestFrequentDisconnects(t *testing.T) {
 // interval and the results of revalidations.
 func TestMaxConversionAge(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
-		r.RecheckEvery = time.Hour
+		r.RevalidateInterval = time.Hour
 		r.convertedBy()
 		r.webhook.id.Store(1)
 		<-time.After(maxConversionAge - time.Second)

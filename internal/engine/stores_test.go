@@ -12,7 +12,7 @@ import (
 
 // TestOnOtherStores runs the tests of this package again on each of the other stores.
 func TestOnOtherStores(t *testing.T) {
-	if os.Getenv(storagetest.Variable) != "" {
+	if os.Getenv(storagetest.EnvVar) != "" {
 		t.Skip("already runs on another store")
 	}
 	t.Run("log", func(t *testing.T) {
@@ -34,7 +34,7 @@ func runAllOn(t *testing.T, store string) {
 	}
 	// Comparisons with upstream's packages do not depend on the store.
 	cmd := exec.CommandContext(t.Context(), program, "-test.skip=Upstream|Oracle", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), storagetest.Variable+"="+store)
+	cmd.Env = append(os.Environ(), storagetest.EnvVar+"="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -43,7 +43,7 @@ func runAllOn(t *testing.T, store string) {
 // openStore opens an empty store.
 func openStore(t testing.TB) storage.Store {
 	t.Helper()
-	if s := storagetest.Named(t); s != nil {
+	if s := storagetest.FromEnv(t); s != nil {
 		return s
 	}
 	s, err := embedded.Open(embedded.Options{})

@@ -160,7 +160,7 @@ func TestStoredCRDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		object.WholeNumbers(want) // values such as defaults retain their format
+		object.NormalizeNumbers(want) // values such as defaults retain their format
 		if !object.Equal(stored["versions"], value(want, "spec", "versions")) {
 			t.Fatalf("%s:\ngot  %s\nwant %s", schema, object.AppendJSON(nil, stored["versions"]),
 				object.AppendJSON(nil, value(want, "spec", "versions")))

@@ -43,7 +43,7 @@ func defaultLegacyCRD(obj object.Tree) {
 		v1beta1.SetDefaults_ServiceReference(c.Service)
 	}
 	if filled, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec); err == nil {
-		obj["spec"] = object.WholeNumbers(filled)
+		obj["spec"] = object.NormalizeNumbers(filled)
 	}
 }
 
@@ -113,6 +113,6 @@ func withSpec(t object.Tree, apiVersion string, spec any) (object.Tree, error) {
 	for k, v := range t {
 		out[k] = v
 	}
-	out["apiVersion"], out["spec"] = apiVersion, object.WholeNumbers(converted)
+	out["apiVersion"], out["spec"] = apiVersion, object.NormalizeNumbers(converted)
 	return out, nil
 }

@@ -22,8 +22,8 @@ type Header struct {
 	mode       byte   // how resourceVersion is inserted
 }
 
-// Of returns the Packed for the JSON that h describes.
-func (h Header) Of(js []byte, fingerprint uint64) Packed { return Packed{js, h, fingerprint} }
+// WithJSON returns the Packed for the JSON that h describes.
+func (h Header) WithJSON(js []byte, fingerprint uint64) Packed { return Packed{js, h, fingerprint} }
 
 const (
 	spliceNone byte = iota
@@ -56,7 +56,7 @@ func Pack(t Tree, fingerprint uint64) Packed {
 		*buf = p.dst
 		packBuffers.Put(buf)
 	}
-	return p.Header.Of(out, fingerprint)
+	return p.Header.WithJSON(out, fingerprint)
 }
 
 type packer struct {

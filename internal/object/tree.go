@@ -81,10 +81,10 @@ func equalTrees(a, b Tree) bool {
 	return true
 }
 
-// WholeNumbers replaces each float64 in v by an int64 if its JSON is an integer literal. The result equals the
+// NormalizeNumbers replaces each float64 in v by an int64 if its JSON is an integer literal. The result equals the
 // value that DecodeJSON returns for the JSON of v. WholeNumbers modifies and returns v, or returns the replacement
 // if v itself is a number.
-func WholeNumbers(v any) any {
+func NormalizeNumbers(v any) any {
 	switch v := v.(type) {
 	case float64:
 		if i, err := strconv.ParseInt(string(appendFloat(nil, v)), 10, 64); err == nil {
@@ -94,12 +94,12 @@ func WholeNumbers(v any) any {
 		for key, value := range v {
 			switch value.(type) {
 			case float64, Tree, []any:
-				v[key] = WholeNumbers(value)
+				v[key] = NormalizeNumbers(value)
 			}
 		}
 	case []any:
 		for i := range v {
-			v[i] = WholeNumbers(v[i])
+			v[i] = NormalizeNumbers(v[i])
 		}
 	}
 	return v

@@ -28,11 +28,11 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("cannot trust %s: %s; check its content, then run: %s", e.Path, e.Reason, e.Command)
 }
 
-// Folder checks a directory. Its owner must be the user of this process or root, and so must the owner of each symbolic
+// CheckDirectory checks a directory. Its owner must be the user of this process or root, and so must the owner of each symbolic
 // link on its path. Other users must not have write permission. The warnings describe weak permissions that are
 // allowed: write permission of the group, which the fsGroup of a Pod sets, and a parent directory in which all
 // users can rename files.
-func Folder(path string) (warnings []string, err error) {
+func CheckDirectory(path string) (warnings []string, err error) {
 	path, err = filepath.Abs(path)
 	if err != nil {
 		return nil, err
@@ -69,16 +69,16 @@ func Folder(path string) (warnings []string, err error) {
 	}
 }
 
-// Folders checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may
+// CheckDirectories checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may
 // be missing.
-func Folders(path string, below ...string) (warnings []string, err error) {
-	warnings, err = Folder(path)
+func CheckDirectories(path string, below ...string) (warnings []string, err error) {
+	warnings, err = CheckDirectory(path)
 	for _, name := range below {
 		if err != nil {
 			return nil, err
 		}
 		var more []string
-		if more, err = Folder(filepath.Join(path, name)); errors.Is(err, fs.ErrNotExist) {
+		if more, err = CheckDirectory(filepath.Join(path, name)); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		warnings = append(warnings, more...)

@@ -49,7 +49,7 @@ func TestFolder(t *testing.T) {
 		0o777: "error", 0o702: "error", 0o777 | fs.ModeSticky: "error",
 	} {
 		dir := mkdir(t, filepath.Join(t.TempDir(), "it's the data"), mode)
-		warnings, err := Folder(dir)
+		warnings, err := CheckDirectory(dir)
 		got := ""
 		switch {
 		case err != nil:
@@ -64,7 +64,7 @@ func TestFolder(t *testing.T) {
 			continue
 		}
 		runCommand(t, err)
-		if _, err := Folder(dir); err != nil {
+		if _, err := CheckDirectory(dir); err != nil {
 			t.Errorf("%v, after the command: %v", mode, err)
 		}
 	}
@@ -74,12 +74,12 @@ func TestFolder(t *testing.T) {
 func TestParentFolder(t *testing.T) {
 	parent := mkdir(t, filepath.Join(t.TempDir(), "parent"), 0o777)
 	dir := mkdir(t, filepath.Join(parent, "between", "data"), 0o700)
-	if warnings, err := Folder(dir); err != nil || len(warnings) != 1 ||
+	if warnings, err := CheckDirectory(dir); err != nil || len(warnings) != 1 ||
 		!strings.HasSuffix(warnings[0], "chmod o-w "+parent) {
 		t.Errorf("%v %v", warnings, err)
 	}
 	mkdir(t, parent, 0o777|fs.ModeSticky)
-	if warnings, err := Folder(dir); err != nil || len(warnings) > 0 {
+	if warnings, err := CheckDirectory(dir); err != nil || len(warnings) > 0 {
 		t.Errorf("with the sticky bit: %v %v", warnings, err)
 	}
 }
@@ -97,12 +97,12 @@ func TestOwner(t *testing.T) {
 	if err == nil {
 		t.Error("read a key of another user")
 	}
-	if _, err = Folders(filepath.Dir(dir), "data", "none"); err == nil ||
+	if _, err = CheckDirectories(filepath.Dir(dir), "data", "none"); err == nil ||
 		!strings.Contains(err.Error(), "belongs to user 12345") {
 		t.Fatalf("the folder of another user: %v", err)
 	}
 	runCommand(t, err)
-	if _, err := Folders(filepath.Dir(dir), "data", "none"); err != nil {
+	if _, err := CheckDirectories(filepath.Dir(dir), "data", "none"); err != nil {
 		t.Errorf("after the command: %v", err)
 	}
 	if _, err := ReadKey(key); err != nil {
@@ -118,19 +118,19 @@ func TestLinks(t *testing.T) {
 	if err := os.Symlink("real", link); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Folder(filepath.Join(link, "data")); err != nil {
+	if _, err := CheckDirectory(filepath.Join(link, "data")); err != nil {
 		t.Errorf("link of this user: %v", err)
 	}
 	asRoot(t)
 	if err := os.Lchown(link, otherUser, -1); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Folder(filepath.Join(link, "data"))
+	_, err := CheckDirectory(filepath.Join(link, "data"))
 	if err == nil {
 		t.Fatal("a link of another user is accepted")
 	}
 	runCommand(t, err)
-	if _, err := Folder(filepath.Join(link, "data")); err != nil {
+	if _, err := CheckDirectory(filepath.Join(link, "data")); err != nil {
 		t.Errorf("after the command: %v", err)
 	}
 }

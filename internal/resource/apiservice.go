@@ -33,7 +33,7 @@ type APIService struct {
 }
 
 // SameSpec reports whether two APIServices are equal except for their status.
-func (s *APIService) Same(o *APIService) bool {
+func (s *APIService) SameSpec(o *APIService) bool {
 	return s.UID == o.UID && s.GroupVersion == o.GroupVersion &&
 		s.GroupPriority == o.GroupPriority && s.VersionPriority == o.VersionPriority &&
 		s.Namespace == o.Namespace && s.Service == o.Service && s.Port == o.Port &&
@@ -81,7 +81,7 @@ func (e *edit) applyAPIService(key string, r *storage.Record) {
 	if i, ok := e.groups.find(groupName); ok {
 		current = e.groups[i].value.aggregatedVersion(version)
 	}
-	if current == next || current != nil && next != nil && current.Same(next) {
+	if current == next || current != nil && next != nil && current.SameSpec(next) {
 		return
 	}
 	e.reorder = true

@@ -44,7 +44,7 @@ func (g *GoType) Weights() *weight.Table {
 	if t := g.weights.Load(); t != nil {
 		return t
 	}
-	t := weight.Of(reflect.TypeOf(g.New()).Elem())
+	t := weight.NewTable(reflect.TypeOf(g.New()).Elem())
 	g.weights.Store(t)
 	return t
 }

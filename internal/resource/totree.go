@@ -29,7 +29,7 @@ func ToTree(obj runtime.Object) (object.Tree, error) {
 func valueTree(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
 	if entry.CanConvertToUnstructured() {
 		out, err := entry.ToUnstructured(v)
-		return object.WholeNumbers(out), err
+		return object.NormalizeNumbers(out), err
 	}
 	switch v.Kind() {
 	case reflect.String:
@@ -41,7 +41,7 @@ func valueTree(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error)
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32:
 		return int64(v.Uint()), nil
 	case reflect.Float32, reflect.Float64:
-		return object.WholeNumbers(v.Float()), nil
+		return object.NormalizeNumbers(v.Float()), nil
 	case reflect.Struct:
 		return structTree(v, entry)
 	}

@@ -53,8 +53,8 @@ type field struct {
 	packed bool // one occurrence in protobuf may hold many numbers
 }
 
-// Of returns the Table of a struct type.
-func Of(t reflect.Type) *Table {
+// NewTable returns the Table of a struct type.
+func NewTable(t reflect.Type) *Table {
 	b := builder{}
 	top := b.pointer(t)
 	envelope := &node{}

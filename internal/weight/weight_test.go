@@ -16,10 +16,10 @@ import (
 )
 
 var (
-	pods    = weight.Of(reflect.TypeFor[corev1.Pod]())
-	maps    = weight.Of(reflect.TypeFor[corev1.ConfigMap]())
-	schemas = weight.Of(reflect.TypeFor[apiextensionsv1.CustomResourceDefinition]())
-	untyped = weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]())
+	pods    = weight.NewTable(reflect.TypeFor[corev1.Pod]())
+	maps    = weight.NewTable(reflect.TypeFor[corev1.ConfigMap]())
+	schemas = weight.NewTable(reflect.TypeFor[apiextensionsv1.CustomResourceDefinition]())
+	untyped = weight.NewTable(reflect.TypeFor[metav1.PartialObjectMetadata]())
 )
 
 func inEnvelope(t *testing.T, obj interface{ Marshal() ([]byte, error) }) []byte {

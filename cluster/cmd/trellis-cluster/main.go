@@ -19,7 +19,7 @@ import (
 
 func main() {
 	// Child processes must not inherit the files that a shell or a supervisor left open.
-	if err := descriptors.Keep(); err != nil {
+	if err := descriptors.CloseAllOnExec(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -17,7 +17,7 @@ const firstExtra = 3
 
 // CloseAllOnExec marks all descriptors of this process close-on-exec, except the standard streams. A command then
 // inherits only the files that its exec.Cmd lists. This includes files that a library has opened without the mark.
-func Keep() error {
+func CloseAllOnExec() error {
 	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // Linux before 5.11
 		err = each(firstExtra, func(fd int) { unix.CloseOnExec(fd) })
@@ -31,7 +31,7 @@ func Keep() error {
 // CloseInherited closes the inherited descriptors of this process from first on. An inherited descriptor is not marked
 // close-on-exec, because exec would have closed it. So descriptors with the mark, which this process has opened, stay
 // open.
-func Drop(first int) error {
+func CloseInherited(first int) error {
 	err := each(first, func(fd int) {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			unix.Close(fd)

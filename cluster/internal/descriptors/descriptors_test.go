@@ -31,7 +31,7 @@ func TestKeep(t *testing.T) {
 	if out := list(); !strings.Contains(out, key) {
 		t.Fatalf("the descriptor is not inherited: %s", out)
 	}
-	if err := Keep(); err != nil {
+	if err := CloseAllOnExec(); err != nil {
 		t.Fatal(err)
 	}
 	if out := strings.Fields(list()); len(out) != 3 {
@@ -50,7 +50,7 @@ func TestDrop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Drop(inherited); err != nil {
+	if err := CloseInherited(inherited); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0); err != unix.EBADF {
@@ -61,7 +61,7 @@ func TestDrop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(opened)
-	if err := Drop(opened); err != nil {
+	if err := CloseInherited(opened); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := unix.FcntlInt(uintptr(opened), unix.F_GETFD, 0); err != nil {

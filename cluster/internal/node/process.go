@@ -63,7 +63,7 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	if err := descriptors.Keep(); err != nil {
+	if err := descriptors.CloseAllOnExec(); err != nil {
 		return err
 	}
 	runtime.LockOSThread() // Pdeathsig refers to the thread that starts the child

@@ -190,7 +190,7 @@ func (a *Authenticators) setClientCAs(c Config, ca []byte) error {
 		a.controllers = append(a.controllers, file)
 		trusted = dynamiccertificates.NewUnionCAContentProvider(clusterCA, file)
 	}
-	a.ClientCAs = access.NewTrust(trusted)
+	a.ClientCAs = access.NewCAPool(trusted)
 	return nil
 }
 
@@ -208,7 +208,7 @@ func (a *Authenticators) setFrontProxy(h RequestHeader) error {
 		return fmt.Errorf("--requestheader-username-headers and others: %w", err)
 	}
 	a.FrontProxy = &access.FrontProxy{
-		CAs:     access.NewTrust(file),
+		CAs:     access.NewCAPool(file),
 		Names:   headerrequest.StaticStringSlice(h.AllowedNames).Value,
 		Headers: group.NewAuthenticatedGroupAdder(headers),
 	}

@@ -115,7 +115,7 @@ func (a *builder) applyFlags() error {
 		if err != nil {
 			return fmt.Errorf("--client-ca-file: %w", err)
 		}
-		a.controllers, a.ClientCAs = append(a.controllers, file), access.NewTrust(file)
+		a.controllers, a.ClientCAs = append(a.controllers, file), access.NewCAPool(file)
 	}
 	h := a.RequestHeader
 	if h.CAFile == "" {
@@ -131,7 +131,7 @@ func (a *builder) applyFlags() error {
 	}
 	a.controllers = append(a.controllers, file)
 	a.FrontProxy = &access.FrontProxy{
-		CAs:     access.NewTrust(file),
+		CAs:     access.NewCAPool(file),
 		Names:   headerrequest.StaticStringSlice(h.AllowedNames).Value,
 		Headers: group.NewAuthenticatedGroupAdder(headers),
 	}
@@ -181,13 +181,13 @@ func (a *builder) applyConfigMap(ctx context.Context) error {
 
 // followCAs returns a CAPool that follows the CAs at a key of the ConfigMap. If stored has CAs at the key, the server
 // waits for them at its start.
-func (a *builder) followCAs(stored *corev1.ConfigMap, purpose, key string) (*access.Trust, error) {
+func (a *builder) followCAs(stored *corev1.ConfigMap, purpose, key string) (*access.CAPool, error) {
 	cas, err := dynamiccertificates.NewDynamicCAFromConfigMapController(purpose, metav1.NamespaceSystem, configMap, key,
 		a.client)
 	if err != nil {
 		return nil, err
 	}
-	trust := access.NewTrust(cas)
+	trust := access.NewCAPool(cas)
 	cas.AddListener(a)
 	if stored.Data[key] != "" {
 		a.pending++

@@ -35,7 +35,7 @@ type Config struct {
 	Quotas          *Quotas
 	Stop            <-chan struct{} // closed when the server stops
 	// ServerPlugins are the plugins that are not upstream's. Each one has the position of its name in the table.
-	Own []admission.Plugin
+	ServerPlugins []admission.Plugin
 }
 
 // Names returns the names of all plugins, and of the plugins that are enabled by default.
@@ -129,7 +129,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 // serverPlugins returns the plugins in ServerPlugins with the given name, configured with the file. A nil file means no
 // configuration.
 func (c *Config) serverPlugins(name string, file io.Reader) (plugins []admission.Plugin, err error) {
-	for _, p := range c.Own {
+	for _, p := range c.ServerPlugins {
 		if p.Name() == name {
 			plugins = append(plugins, p)
 		}

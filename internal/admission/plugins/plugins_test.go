@@ -145,7 +145,7 @@ func config(t testing.TB, quotas ...string) Config {
 	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{
-		NodeAuthorizer: true, Informers: informers, Quotas: &Quotas{From: informers},
+		NodeAuthorizer: true, Informers: informers, Quotas: &Quotas{Informers: informers},
 		Client:     kubernetes.NewForConfigOrDie(&rest.Config{}),
 		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
 	}

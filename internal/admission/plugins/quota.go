@@ -48,8 +48,8 @@ func (c quotaConfiguration) Initialize(p upstream.Interface) {
 // Quotas synchronizes writes that are charged to ResourceQuotas with the count of objects. A charged object exists by
 // the time the objects are counted.
 type Quotas struct {
-	From Informers
-	Stop <-chan struct{} // closed when the server begins to stop; waiting calls then return
+	Informers Informers
+	Stop      <-chan struct{} // closed when the server begins to stop; waiting calls then return
 
 	mu      sync.Mutex
 	charges map[string]map[*charge]bool // the charges in progress, by namespace
@@ -102,8 +102,8 @@ func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all [
 	if err := q.awaitCharges(namespace); err != nil {
 		return nil, err
 	}
-	head := q.From.Head()
-	v := q.From.Catalog().Find(r.Group, r.Version, r.Resource)
+	head := q.Informers.Head()
+	v := q.Informers.Catalog().Find(r.Group, r.Version, r.Resource)
 	if v == nil {
 		return nil, nil
 	}
@@ -142,15 +142,15 @@ func (l quotaPlugin) Handles(r *admission.Request) bool {
 	if r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
 		return false // the plugin charges quotas with such writes
 	}
-	return l.quotas.From.Catalog().Definition("", "resourcequotas") != nil && l.plugin.Handles(r)
+	return l.quotas.Informers.Catalog().Definition("", "resourcequotas") != nil && l.plugin.Handles(r)
 }
 
 // Validate implements admission.Plugin.
 func (l quotaPlugin) Validate(ctx context.Context, r *admission.Request) error {
-	r.Ended(l.quotas.beginCharge(r.Namespace))
+	r.OnEnd(l.quotas.beginCharge(r.Namespace))
 	if r.Validated && r.Operation == admission.Create {
 		return nil // an earlier attempt has charged the quota
 	}
-	r.Waits() // for other charges in this namespace
+	r.WillBlock() // for other charges in this namespace
 	return l.plugin.Validate(ctx, r)
 }

@@ -53,7 +53,7 @@ func (t *tracedStep) end(start time.Time, err error, before, after object.Tree) 
 	if !t.denies {
 		err = nil
 	}
-	t.request.Told(t.name, time.Since(start), err, before, after)
+	t.request.RecordStep(t.name, time.Since(start), err, before, after)
 }
 
 type tracedValidator struct {

@@ -84,7 +84,7 @@ func (p *mutator) callAndApply(
 	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
 	if s.cached(h, attributes) == nil {
-		s.Request.Waits()
+		s.Request.WillBlock()
 	}
 	result, err := s.call(s.ctx, h, to, attributes)
 	if err == nil {

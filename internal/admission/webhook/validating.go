@@ -66,7 +66,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
 	if slices.ContainsFunc(calls, func(c call) bool { return s.cached(c.hook, c.attributes) == nil }) {
-		r.Waits()
+		r.WillBlock()
 	}
 	denials := make(chan error, len(calls))
 	results := make([]struct {
@@ -91,7 +91,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	running.Wait()
 	close(denials)
 	for i, result := range results {
-		r.Told(calls[i].GetName(), result.took, result.err, nil, nil)
+		r.RecordStep(calls[i].GetName(), result.took, result.err, nil, nil)
 	}
 	return <-denials
 }

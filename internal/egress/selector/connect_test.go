@@ -286,7 +286,7 @@ func TestCertificates(t *testing.T) {
 	}
 	err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 3*timeout, true,
 		func(ctx context.Context) (bool, error) {
-			conn, err := s.To(egressselector.Etcd)(ctx, "tcp", address)
+			conn, err := s.Dialer(egressselector.Etcd)(ctx, "tcp", address)
 			if err == nil {
 				exchange(t, conn, "hello", "hello")
 			}

@@ -71,7 +71,7 @@ func (f *folder) cluster(protocol, transport string) Dial {
 		f.Fatal(err)
 	}
 	f.Cleanup(s.Close)
-	return s.To(egressselector.Cluster)
+	return s.Dialer(egressselector.Cluster)
 }
 
 const overUDS = "uds: {udsName: DIR/s}"

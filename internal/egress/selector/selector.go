@@ -29,8 +29,8 @@ type Selector struct {
 	close   []func()
 }
 
-// To returns the dialer for a destination. nil means a direct connection.
-func (s *Selector) To(destination egressselector.EgressType) Dial { return s.dialers[destination] }
+// Dialer returns the dialer for a destination. nil means a direct connection.
+func (s *Selector) Dialer(destination egressselector.EgressType) Dial { return s.dialers[destination] }
 
 // Lookup is To for upstream's clients, as an egressselector.Lookup. It returns nil if the file does not configure the
 // destination.

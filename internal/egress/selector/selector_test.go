@@ -41,10 +41,10 @@ func TestFile(t *testing.T) {
 		var got []string
 		for _, to := range []egressselector.EgressType{egressselector.ControlPlane, egressselector.Etcd,
 			egressselector.Cluster} {
-			if s.To(to) != nil {
+			if s.Dialer(to) != nil {
 				got = append(got, to.String())
 			}
-			configured := s.To(to) != nil || to == egressselector.Cluster && strings.Contains(c.selections, "Direct")
+			configured := s.Dialer(to) != nil || to == egressselector.Cluster && strings.Contains(c.selections, "Direct")
 			if dialer, err := s.Lookup(to.AsNetworkContext()); (dialer != nil) != configured || err != nil {
 				t.Errorf("%+v: Lookup of %s returns a dialer: %t, %v", c, to, dialer != nil, err)
 			}
@@ -60,7 +60,7 @@ func TestFile(t *testing.T) {
 			t.Errorf("%+v: error of upstream: %v", c, err)
 		}
 	}
-	if s, err := Open(""); err != nil || s.To(egressselector.Cluster) != nil {
+	if s, err := Open(""); err != nil || s.Dialer(egressselector.Cluster) != nil {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -21,7 +21,7 @@ func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (obje
 		}
 	}
 	if ok {
-		object.WholeNumbers(t)
+		object.NormalizeNumbers(t)
 		return t, strict, nil
 	}
 	was := versionsOf(sent)

@@ -10,14 +10,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
-// Variable is the environment variable that selects the store of tests: "log", the URL of an etcd, or "" for a
+// EnvVar is the environment variable that selects the store of tests: "log", the URL of an etcd, or "" for a
 // store in memory.
-const Variable = "TRELLIS_TEST_STORE"
+const EnvVar = "TRELLIS_TEST_STORE"
 
-// Named opens an empty store of the kind that EnvVar selects. It returns nil for "".
-func Named(t testing.TB) storage.Store {
+// FromEnv opens an empty store of the kind that EnvVar selects. It returns nil for "".
+func FromEnv(t testing.TB) storage.Store {
 	t.Helper()
-	switch value := os.Getenv(Variable); value {
+	switch value := os.Getenv(EnvVar); value {
 	case "":
 		return nil
 	case "log":

@@ -26,8 +26,8 @@ const (
 type Log struct {
 	// LoseResponse decides for each commit whether its response is lost, before or after its execution. May be nil.
 	LoseResponse func() (before, after bool)
-	// Lazy delivers the commits of other stores only when a store calls Fresh or Commit.
-	Lazy bool
+	// NotifyOnRequest delivers the commits of other stores only when a store calls Fresh or Commit.
+	NotifyOnRequest bool
 
 	mu           sync.Mutex
 	changed      *sync.Cond
@@ -73,8 +73,8 @@ func (l *Log) Open() *Store {
 	return s
 }
 
-// Away makes the log unreachable, or reachable again.
-func (l *Log) Away(disconnected bool) {
+// SetDisconnected makes the log unreachable, or reachable again.
+func (l *Log) SetDisconnected(disconnected bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.disconnected = disconnected
@@ -86,7 +86,7 @@ func (s *Store) deliver(next int) {
 	l := s.log
 	for {
 		l.mu.Lock()
-		for (next == len(l.entries) || l.disconnected || l.Lazy && s.Head().Revision() >= s.requested) && !s.closed {
+		for (next == len(l.entries) || l.disconnected || l.NotifyOnRequest && s.Head().Revision() >= s.requested) && !s.closed {
 			l.changed.Wait()
 		}
 		if s.closed {

@@ -64,7 +64,7 @@ func (s *Spec) launch(word string, image *imageFile, run func(path string) error
 	if err != nil {
 		return err
 	}
-	if err := descriptors.Keep(); err != nil {
+	if err := descriptors.CloseAllOnExec(); err != nil {
 		return err
 	}
 	for i, path := range paths {

@@ -42,7 +42,7 @@ func runRole() bool {
 	}
 	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // the default is exe
 	runtime.LockOSThread()                                 // namespaces and parent-death signals belong to a thread
-	err := descriptors.Drop(inheritedDescriptors)
+	err := descriptors.CloseInherited(inheritedDescriptors)
 	if err == nil {
 		err = role()
 	}
