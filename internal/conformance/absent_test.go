@@ -7,14 +7,15 @@ import (
 	"testing"
 )
 
-// absent is all that discovery of kube-apiserver has and Trellis has not yet: groups, resources with what is below them, and
-// subresources. docs/compatibility.md says what there is instead.
+// absent lists the groups, resources and subresources in kube-apiserver's discovery that Trellis does not implement.
+// An entry includes everything below it. docs/compatibility.md describes the alternatives.
 var absent []string
 
-// pruning takes out of kube-apiserver's documents what is absent.
-type pruning struct{ met map[string]bool }
+// discoveryPruner removes the absent resources from kube-apiserver's discovery documents. met records the entries of
+// absent that were removed.
+type discoveryPruner struct{ met map[string]bool }
 
-func (p pruning) absent(name string) bool {
+func (p discoveryPruner) isAbsent(name string) bool {
 	for _, a := range absent {
 		if name == a || strings.HasPrefix(name, a+"/") {
 			p.met[a] = true
@@ -24,8 +25,8 @@ func (p pruning) absent(name string) bool {
 	return false
 }
 
-// document prunes any document of discovery.
-func (p pruning) document(doc any) {
+// prune removes the absent resources from a discovery document of any form.
+func (p discoveryPruner) prune(doc any) {
 	p.list(doc, "groups", func(g any) string { return nested[string](g, "name") })
 	p.list(doc, "items", func(g any) string { return nested[string](g, "metadata", "name") })
 	p.resources(doc, nested[string](doc, "groupVersion"), "name")
@@ -36,32 +37,33 @@ func (p pruning) document(doc any) {
 	}
 }
 
-// resources prunes those of a version, which are called by a field.
-func (p pruning) resources(of any, gv, field string) {
+// resources removes the absent resources of one version. field holds the name of a resource.
+func (p discoveryPruner) resources(version any, gv, field string) {
 	name := func(r any) string { return gv + " " + nested[string](r, field) }
-	p.list(of, "resources", name)
-	for _, r := range nested[[]any](of, "resources") {
+	p.list(version, "resources", name)
+	for _, r := range nested[[]any](version, "resources") {
 		p.list(r, "subresources", func(s any) string { return name(r) + "/" + nested[string](s, "subresource") })
 	}
 }
 
-func (p pruning) list(of any, key string, name func(any) string) {
-	all := nested[[]any](of, key)
-	left := slices.DeleteFunc(all, func(item any) bool { return p.absent(name(item)) })
+// list removes the absent items from the list parent[key], and the list itself if no item remains.
+func (p discoveryPruner) list(parent any, key string, name func(any) string) {
+	all := nested[[]any](parent, key)
+	left := slices.DeleteFunc(all, func(item any) bool { return p.isAbsent(name(item)) })
 	switch {
 	case len(left) > 0:
-		of.(object)[key] = left
+		parent.(object)[key] = left
 	case len(all) > 0:
-		delete(of.(object), key)
+		delete(parent.(object), key)
 	}
 }
 
-// unmet fails the test for what kube-apiserver does not have either.
-func (p pruning) unmet(t *testing.T) {
+// reportUnused fails the test for each entry of absent that kube-apiserver does not serve.
+func (p discoveryPruner) reportUnused(t *testing.T) {
 	t.Helper()
 	for _, a := range absent {
 		if !p.met[a] {
-			t.Errorf("kube-apiserver has no %s that could be absent here", a)
+			t.Errorf("absent lists %s, but kube-apiserver does not serve it", a)
 		}
 	}
 }

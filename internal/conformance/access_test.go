@@ -8,21 +8,24 @@ import (
 const (
 	rbacPath = "/apis/rbac.authorization.k8s.io/v1"
 	asRBAC   = `"apiGroup":"rbac.authorization.k8s.io"`
-	ofBig    = `"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]`
+	bigRules = `"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]`
 )
 
-// testAccess asks as somebody who may write roles and their bindings, but has few rights to give.
+// testAccess compares privilege-escalation checks for a user who can write roles and bindings but holds few
+// permissions.
 func testAccess(t *testing.T, p *pair) {
-	p.do(t, "POST "+rbacPath+"/clusterroles", "", `{"metadata":{"name":"few"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","get","patch","update"]},
+	p.do(t, "POST "+rbacPath+"/clusterroles", "",
+		`{"metadata":{"name":"few"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","get","patch","update"]},
 {"apiGroups":[""],"resources":["pods"],"verbs":["create"]}]}`)
-	p.do(t, "POST "+rbacPath+"/clusterrolebindings", "", `{"metadata":{"name":"few"},"roleRef":{`+asRBAC+`,"kind":"ClusterRole","name":"few"},"subjects":[{`+asRBAC+`,"kind":"User","name":"jane"}]}`)
+	p.do(t, "POST "+rbacPath+"/clusterrolebindings", "", `{"metadata":{"name":"few"},"roleRef":{`+asRBAC+
+		`,"kind":"ClusterRole","name":"few"},"subjects":[{`+asRBAC+`,"kind":"User","name":"jane"}]}`)
 	in := rbacPath + "/namespaces/conformance"
-	for path, made := range map[string]string{
-		in + "/roles": ofBig, rbacPath + "/clusterroles": ofBig,
+	for path, content := range map[string]string{
+		in + "/roles": bigRules, rbacPath + "/clusterroles": bigRules,
 		in + "/rolebindings":              `"roleRef":{` + asRBAC + `,"kind":"Role","name":"big"}`,
 		rbacPath + "/clusterrolebindings": `"roleRef":{` + asRBAC + `,"kind":"ClusterRole","name":"big"}`,
 	} {
-		p.escalate(t, path, made)
+		p.escalate(t, path, content)
 	}
 	for _, kind := range []string{"Role", "ClusterRole", "Foo"} {
 		for _, name := range []string{"big", "none", "", "a/b"} {
@@ -37,26 +40,32 @@ func testAccess(t *testing.T, p *pair) {
 	testNames(t, p)
 }
 
-// escalate makes an object of what gives rights away, and has it written by who has none of these.
-func (p *pair) escalate(t *testing.T, path, made string) {
+// escalate creates a role or a binding as the administrator, and then writes it as jane, who does not hold the
+// permissions that it grants. content is the object without its metadata.
+func (p *pair) escalate(t *testing.T, path, content string) {
 	t.Helper()
-	with := func(metadata string) string { return `{"metadata":{` + metadata + `},` + made + `}` }
+	with := func(metadata string) string { return `{"metadata":{` + metadata + `},` + content + `}` }
 	p.do(t, "POST "+path, "", with(`"name":"big"`))
 	for _, metadata := range []string{
-		`"name":"big","finalizers":["a.example.com/b"]`, `"name":"big","finalizers":["a.example.com/b"],"resourceVersion":"1"`,
-		`"name":"big","resourceVersion":"x"`, `"name":"big","finalizers":["a.example.com/b"],"resourceVersion":"{rv}","uid":"{uid}"`,
+		`"name":"big","finalizers":["a.example.com/b"]`,
+		`"name":"big","finalizers":["a.example.com/b"],"resourceVersion":"1"`,
+		`"name":"big","resourceVersion":"x"`,
+		`"name":"big","finalizers":["a.example.com/b"],"resourceVersion":"{rv}","uid":"{uid}"`,
 	} {
 		p.jane(t, "PUT", path+"/big", with(metadata))
 	}
-	for _, metadata := range []string{`"finalizers":["a.example.com/b"]`, `"finalizers":["a.example.com/c"],"resourceVersion":"1"`, `"finalizers":["bad"]`, `"labels":{"a":"b"}`} {
+	for _, metadata := range []string{`"finalizers":["a.example.com/b"]`,
+		`"finalizers":["a.example.com/c"],"resourceVersion":"1"`, `"finalizers":["bad"]`, `"labels":{"a":"b"}`} {
 		p.jane(t, "PATCH", path+"/big", `{"metadata":{`+metadata+`}}`)
 	}
-	for _, metadata := range []string{`"generateName":"big-"`, `"name":"big"`, `"name":"a/b"`, ``, `"name":"c","resourceVersion":"7"`} {
+	for _, metadata := range []string{`"generateName":"big-"`, `"name":"big"`, `"name":"a/b"`, ``,
+		`"name":"c","resourceVersion":"7"`} {
 		p.jane(t, "POST", path, with(metadata))
 	}
 	p.jane(t, "PUT", path+"/none", with(`"name":"none"`))
 }
 
+// jane sends a request as the user jane.
 func (p *pair) jane(t *testing.T, method, path, body string) {
 	t.Helper()
 	r := request{method: method, path: path, body: body, header: http.Header{"Impersonate-User": {"jane"}}}
@@ -66,7 +75,7 @@ func (p *pair) jane(t *testing.T, method, path, body string) {
 	p.send(t, r)
 }
 
-// testNames asks by names that a path leaves out, or that no object can have.
+// testNames compares requests whose path lacks a name or namespace, or has a name that no object can have.
 func testNames(t *testing.T, p *pair) {
 	const all = "/api/v1/namespaces"
 	for _, query := range []string{"", "?dryRun=All"} {
@@ -85,6 +94,7 @@ func testNames(t *testing.T, p *pair) {
 	}
 	p.do(t, "POST "+all+"/conformance/serviceaccounts", "", `{"metadata":{"name":"names"}}`)
 	for _, name := range []string{"", "a/b", "none"} {
-		p.do(t, "POST "+all+"/conformance/serviceaccounts/names/token", "", `{"spec":{"boundObjectRef":{"apiVersion":"v1","kind":"Secret","name":"`+name+`"}}}`)
+		p.do(t, "POST "+all+"/conformance/serviceaccounts/names/token", "",
+			`{"spec":{"boundObjectRef":{"apiVersion":"v1","kind":"Secret","name":"`+name+`"}}}`)
 	}
 }

@@ -1,4 +1,4 @@
-// Package conformance_test sends the same requests to Trellis and to kube-apiserver, and compares the answers.
+// Package conformance_test sends the same requests to Trellis and to kube-apiserver, and compares the responses.
 package conformance_test
 
 import (
@@ -15,33 +15,39 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// pair are the two servers, and what the comparison has come to.
+// pair holds the two servers and the results of the comparison.
 type pair struct {
-	ours, theirs *server
-	known        []*known
-	sent, equal  int
-	unordered    bool // the causes of a 422 come in no fixed order
-	crds         []*crd
-	pruned       pruning
-	node         *node
+	trellis, upstream *server
+	known             []*knownDifference
+	sent, equal       int  // numbers of requests, and of requests with equal responses
+	sortCauses        bool // the causes of a 422 have no fixed order
+	crds              []*crd
+	pruner            discoveryPruner
+	node              *node
 }
 
-// startTrellis has the plugin ServiceAccount too. No controllers run on either side.
+// startTrellis starts Trellis with the plugin ServiceAccount enabled. Neither server runs controllers.
 func startTrellis(t *testing.T, more ...testserver.Option) *testserver.Server {
-	return testserver.Start(t, append(more, testserver.With(func(c *apiserver.Config) { c.Admission.Disable = nil }))...)
+	return testserver.Start(t, append(more,
+		testserver.With(func(c *apiserver.Config) { c.Admission.Disable = nil }))...)
 }
 
-// unfair disables priority and fairness, as on the other side: its loop would write to FlowSchemas between requests.
-func unfair(c *apiserver.Config) { c.Fairness.Disabled = true }
+// disableFlowControl disables API Priority and Fairness, as startKubeAPIServer does. Its controller would write to
+// FlowSchemas between requests.
+func disableFlowControl(c *apiserver.Config) { c.Fairness.Disabled = true }
 
-// Every request of the parts gets the same answer from both, but for what docs/compatibility.md lists. CONFORMANCE=all takes
-// the whole corpus of CRDs.
+// TestConformance checks that both servers return the same responses, except for the differences that
+// docs/compatibility.md lists. CONFORMANCE=all selects the whole corpus of CRDs.
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
 	}
 	upstream, node := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24"), startKubelet(t)
-	p := &pair{newServer(t, "here", startTrellis(t, testserver.With(node.trusted), testserver.With(unfair)).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}, node}
+	config := startTrellis(t, testserver.With(node.trustKubelet), testserver.With(disableFlowControl)).Config
+	p := &pair{
+		trellis: newServer(t, "trellis", config), upstream: newServer(t, "upstream", upstream),
+		known: knownDifferences(), pruner: discoveryPruner{map[string]bool{}}, node: node,
+	}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	parts := []struct {
 		name string
@@ -65,17 +71,18 @@ func TestConformance(t *testing.T) {
 			ran++
 			before, sent, equal := time.Now(), p.sent, p.equal
 			part.run(t, p)
-			t.Logf("%d requests, %d answered alike, %v", p.sent-sent, p.equal-equal, time.Since(before).Round(time.Millisecond))
+			t.Logf("%d requests, %d with equal responses, %v", p.sent-sent, p.equal-equal,
+				time.Since(before).Round(time.Millisecond))
 		})
 	}
 	for _, k := range p.known {
 		if !k.used && ran == len(parts) && len(p.crds) > 1 { // with the corpus
-			t.Errorf("nothing differs any longer as docs/compatibility.md says: %s", k.row)
+			t.Errorf("remove the row from docs/compatibility.md, no request shows this difference: %s", k.row)
 		}
 	}
 }
 
-// The list of known differences is that of the page.
+// TestKnownDifferencesAreDocumented checks that docs/compatibility.md has a row for each known difference.
 func TestKnownDifferencesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/compatibility.md")
 	if err != nil {
@@ -83,19 +90,19 @@ func TestKnownDifferencesAreDocumented(t *testing.T) {
 	}
 	for _, k := range knownDifferences() {
 		if !strings.Contains(string(page), "\n| "+k.row) {
-			t.Errorf("no row of docs/compatibility.md begins with %q", k.row)
+			t.Errorf("got no row in docs/compatibility.md that begins with %q", k.row)
 		}
 	}
 }
 
-// do sends a request, "METHOD path", and compares the answers. It returns those.
-func (p *pair) do(t *testing.T, line, contentType, body string) (ours, theirs answer) {
+// do sends a request to both servers, compares the responses and returns them. line is "METHOD path".
+func (p *pair) do(t *testing.T, line, contentType, body string) (got, want response) {
 	t.Helper()
 	method, path, _ := strings.Cut(line, " ")
 	return p.send(t, request{method: method, path: path, contentType: contentType, body: body})
 }
 
-func (p *pair) get(t *testing.T, path string) (ours, theirs answer) {
+func (p *pair) get(t *testing.T, path string) (got, want response) {
 	t.Helper()
 	return p.do(t, "GET "+path, "", "")
 }
@@ -105,40 +112,40 @@ func (p *pair) table(t *testing.T, path string) {
 	p.send(t, request{method: "GET", path: path, accept: asTable})
 }
 
-func (p *pair) send(t *testing.T, r request) (ours, theirs answer) {
+func (p *pair) send(t *testing.T, r request) (got, want response) {
 	t.Helper()
-	ours, theirs = p.exchange(t, r)
-	p.judge(t, r, ours, theirs)
-	return ours, theirs
+	got, want = p.exchange(t, r)
+	p.check(t, r, got, want)
+	return got, want
 }
 
-// exchange sends r to both at once.
-func (p *pair) exchange(t *testing.T, r request) (ours, theirs answer) {
+// exchange sends r to both servers concurrently and returns the normalized responses.
+func (p *pair) exchange(t *testing.T, r request) (got, want response) {
 	t.Helper()
-	var oursErr, theirsErr error
+	var trellisErr, upstreamErr error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ours, oursErr = p.ours.send(t.Context(), r)
+		got, trellisErr = p.trellis.send(t.Context(), r)
 	}()
-	theirs, theirsErr = p.theirs.send(t.Context(), r)
+	want, upstreamErr = p.upstream.send(t.Context(), r)
 	<-done
-	if oursErr != nil || theirsErr != nil && !refersBySelectableField(r) {
-		t.Errorf("%s %s\nhere %v\nupstream %v", r.method, r.path, oursErr, theirsErr)
+	if trellisErr != nil || upstreamErr != nil && !combinesRefAndSelectable(r) {
+		t.Errorf("%s %s\nTrellis: %v\nupstream: %v", r.method, r.path, trellisErr, upstreamErr)
 	}
-	return normal(ours), normal(theirs)
+	return normalize(got), normalize(want)
 }
 
-// judge fails the test if the answers differ by more than what is known.
-func (p *pair) judge(t *testing.T, r request, ours, theirs answer) {
+// check fails the test if the responses differ in more than the known differences.
+func (p *pair) check(t *testing.T, r request, got, want response) {
 	t.Helper()
 	p.sent++
 	var unknown []string
-	if p.unordered && ours.code == http.StatusUnprocessableEntity && theirs.code == ours.code {
-		sortCauses(ours)
-		sortCauses(theirs)
+	if p.sortCauses && got.code == http.StatusUnprocessableEntity && want.code == got.code {
+		sortCauses(got)
+		sortCauses(want)
 	}
-	all := compare(ours, theirs)
+	all := compare(got, want)
 	for _, d := range all {
 		if !p.isKnown(r, d) {
 			unknown = append(unknown, d.String())
@@ -148,13 +155,14 @@ func (p *pair) judge(t *testing.T, r request, ours, theirs answer) {
 		p.equal++
 	}
 	if len(unknown) > 0 {
-		t.Errorf("%s %s %.1500s\n%s\nhere     %v\nupstream %v", r.method, r.path, r.body, strings.Join(unknown, "\n"), ours, theirs)
+		t.Errorf("%s %s %.1500s\n%s\ngot  %v\nwant %v", r.method, r.path, r.body, strings.Join(unknown, "\n"), got,
+			want)
 	}
 }
 
 func (p *pair) isKnown(r request, d difference) bool {
 	for _, k := range p.known {
-		if k.of(r, d) {
+		if k.matches(r, d) {
 			k.used = true
 			return true
 		}
@@ -162,26 +170,28 @@ func (p *pair) isKnown(r request, d difference) bool {
 	return false
 }
 
-// settle waits until kube-apiserver's loops have done what done asks of the answer to a GET. Ours has done it before.
-func (p *pair) settle(t *testing.T, path string, done func(answer) bool) {
+// waitFor blocks until done reports true for the responses of both servers to a GET. kube-apiserver needs time for the
+// work of its controllers.
+func (p *pair) waitFor(t *testing.T, path string, done func(response) bool) {
 	t.Helper()
-	p.settleOn(t, request{method: http.MethodGet, path: path}, done)
+	p.waitForResponse(t, request{method: http.MethodGet, path: path}, done)
 }
 
-// settleOn is settle for any request that changes nothing.
-func (p *pair) settleOn(t *testing.T, r request, done func(answer) bool) {
+// waitForResponse is waitFor for any request that does not change state.
+func (p *pair) waitForResponse(t *testing.T, r request, done func(response) bool) {
 	t.Helper()
-	var last answer
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		for _, s := range []*server{p.ours, p.theirs} {
-			a, err := s.send(ctx, r)
-			if last = a; err != nil || !done(a) {
-				return false, err
+	var last response
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			for _, s := range []*server{p.trellis, p.upstream} {
+				a, err := s.send(ctx, r)
+				if last = a; err != nil || !done(a) {
+					return false, err
+				}
 			}
-		}
-		return true, nil
-	})
+			return true, nil
+		})
 	if err != nil {
-		t.Errorf("%s does not settle: %v, %v", r.path, err, last)
+		t.Errorf("waiting for the expected response of %s: %v, last response %v", r.path, err, last)
 	}
 }

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// corpus is the folder of real CRDs and samples that stands beside a checkout.
+	// corpus is the directory of real CRDs and samples, next to the checkout.
 	corpus  = "../../../shared/corpus"
 	crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 )
 
-// crd is one that both have.
+// crd is a CustomResourceDefinition that is installed on both servers.
 type crd struct {
 	object
-	group, plural, version string // the version is the one that is stored
+	group, plural, version string // version is the storage version
 }
 
 func (c *crd) path() string { return crdPath + "/" + nested[string](c.object, "metadata", "name") }
@@ -48,7 +48,7 @@ func newCRD(t *testing.T, text []byte) *crd {
 	return c
 }
 
-// corpusCRDs are each tenth CRD of the corpus, or all of them, each name once.
+// corpusCRDs returns every tenth CRD of the corpus, or all with CONFORMANCE=all. It leaves out repeated file names.
 func corpusCRDs(t *testing.T) (all []*crd) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(corpus, "crds", "*", "*.yaml"))
@@ -56,7 +56,7 @@ func corpusCRDs(t *testing.T) (all []*crd) {
 		t.Fatal(err)
 	}
 	if len(paths) == 0 {
-		t.Logf("the corpus of real CRDs is not beside this checkout (%s)", corpus)
+		t.Logf("skipping real CRDs: no corpus at %s", corpus)
 	}
 	seen := map[string]bool{}
 	for i, path := range paths {
@@ -74,7 +74,8 @@ func corpusCRDs(t *testing.T) (all []*crd) {
 	return all
 }
 
-// CRD-001 CRD-016: CRDs are written, read, shown in discovery and OpenAPI, and refused alike.
+// testCRDs compares writes and reads of CRDs, their discovery and OpenAPI documents, and the rejection of invalid CRDs
+// (CRD-001 CRD-016).
 func testCRDs(t *testing.T, p *pair) {
 	p.installCRDs(t)
 	for _, c := range p.crds {
@@ -94,16 +95,16 @@ func testCRDs(t *testing.T, p *pair) {
 		for _, v := range nested[[]any](c.object, "spec", "versions") {
 			if path := c.group + "/" + nested[string](v, "name"); !seen[path] && nested[bool](v, "served") {
 				seen[path] = true
-				p.published(t, path)
+				p.comparePublished(t, path)
 			}
 		}
 	}
-	p.document(t, "/apis", asAggregated)
+	p.discoveryDocument(t, "/apis", asAggregated)
 	p.do(t, "POST "+crdPath+"?dryRun=All", "", boundedByAllOf)
 	p.do(t, "POST "+crdPath+"?dryRun=All", "", selectableReference)
 	for i, c := range p.crds {
 		if i%10 == 0 {
-			for _, body := range c.spoilt() {
+			for _, body := range c.invalidVariants() {
 				p.do(t, "POST "+crdPath+"?dryRun=All&fieldValidation=Strict", "", body)
 				p.do(t, "PATCH "+c.path()+"?dryRun=All&fieldManager=spoilt&force=true", asApply, body)
 			}
@@ -111,7 +112,7 @@ func testCRDs(t *testing.T, p *pair) {
 	}
 }
 
-// boundedByAllOf is a CRD that upstream refuses for the estimated cost of its rule.
+// boundedByAllOf is a CRD that upstream rejects because of its rule's estimated cost.
 const boundedByAllOf = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"bounded.example.com"},"spec":{"group":"example.com",
 	"scope":"Namespaced","names":{"plural":"bounded","kind":"Bounded"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
 	"spec":{"type":"array","maxItems":1000,"items":{"type":"string","allOf":[{"maxLength":63}]},"x-kubernetes-validations":[{"rule":"self.all(a, a.matches('^[a-z]*$'))"}]}}}}}]}}`
@@ -121,12 +122,13 @@ const selectableReference = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"Cus
 	"scope":"Namespaced","names":{"plural":"references","kind":"Reference"},"versions":[{"name":"v1","served":true,"storage":true,"selectableFields":[{"jsonPath":".spec.a"}],
 	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}}},"spoilt":{"$ref":"#/definitions/x"}}}}}]}}`
 
-// refersBySelectableField reports whether r writes such a CRD.
-func refersBySelectableField(r request) bool {
-	return aboutCRD(r) && strings.Contains(r.body, `"$ref"`) && strings.Contains(r.body, `"selectableFields"`)
+// combinesRefAndSelectable reports whether r writes a CRD with both $ref and selectable fields, like
+// selectableReference.
+func combinesRefAndSelectable(r request) bool {
+	return isCRDRequest(r) && strings.Contains(r.body, `"$ref"`) && strings.Contains(r.body, `"selectableFields"`)
 }
 
-// installCRDs creates them all, and waits until kube-apiserver serves them.
+// installCRDs creates all CRDs on the first call and blocks until kube-apiserver serves them.
 func (p *pair) installCRDs(t *testing.T) {
 	t.Helper()
 	if p.crds != nil {
@@ -140,16 +142,17 @@ func (p *pair) installCRDs(t *testing.T) {
 		p.do(t, "POST "+crdPath+"?fieldValidation=Warn", "", text(c.object))
 	}
 	for _, c := range p.crds {
-		p.settle(t, c.path(), func(a answer) bool { return condition(a, "Established") == "True" })
-		p.settle(t, "/apis/"+c.group+"/"+c.version, lists(c.plural))
-		p.settle(t, c.collection("conformance"), served)
+		p.waitFor(t, c.path(), func(a response) bool { return condition(a, "Established") == "True" })
+		p.waitFor(t, "/apis/"+c.group+"/"+c.version, listsResource(c.plural))
+		p.waitFor(t, c.collection("conformance"), isServed)
 	}
 }
 
-// served: after each change of a CRD kube-apiserver answers 429 until it has set up its storage.
-func served(a answer) bool { return a.code == http.StatusOK }
+// isServed reports whether the resource is ready: after each change of a CRD, kube-apiserver returns 429 until it has
+// set up the storage.
+func isServed(a response) bool { return a.code == http.StatusOK }
 
-func condition(a answer, kind string) string {
+func condition(a response, kind string) string {
 	for _, c := range nested[[]any](a.body, "status", "conditions") {
 		if nested[string](c, "type") == kind {
 			return nested[string](c, "status")
@@ -159,26 +162,28 @@ func condition(a answer, kind string) string {
 }
 
 func (p *pair) updateCRD(t *testing.T, c *crd) {
-	p.do(t, "PATCH "+c.path(), asJSONPatch, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"changed"}]`)
-	p.do(t, "PUT "+c.path(), "", changed(c.object, func(_, m object) { m["resourceVersion"] = "1" }))
-	p.do(t, "PATCH "+c.path(), asJSONPatch, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/bad","value":{"type":"none"}}]`)
+	p.do(t, "PATCH "+c.path(), asJSONPatch,
+		`[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"changed"}]`)
+	p.do(t, "PUT "+c.path(), "", modified(c.object, func(_, m object) { m["resourceVersion"] = "1" }))
+	p.do(t, "PATCH "+c.path(), asJSONPatch,
+		`[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/bad","value":{"type":"none"}}]`)
 	p.do(t, "PATCH "+c.path(), asMerge, `{"spec":{"scope":"Everywhere","group":"other.example.com"}}`)
 	p.do(t, "PATCH "+c.path()+"/status", asMerge, `{"metadata":{"annotations":{"status":"yes"}}}`)
 	p.get(t, c.path()+"/status")
 }
 
-// published compares what discovery and OpenAPI tell of a group's version.
-func (p *pair) published(t *testing.T, path string) {
+// comparePublished compares the discovery and OpenAPI documents of a group version.
+func (p *pair) comparePublished(t *testing.T, path string) {
 	t.Helper()
 	p.get(t, "/apis/"+path)
-	p.settle(t, "/openapi/v3", func(a answer) bool { return nested[any](a.body, "paths", "apis/"+path) != nil })
+	p.waitFor(t, "/openapi/v3", func(a response) bool { return nested[any](a.body, "paths", "apis/"+path) != nil })
 	p.get(t, "/openapi/v3/apis/"+path)
 }
 
-// spoilt are ways to break a CRD.
-func (c *crd) spoilt() []string {
+// invalidVariants returns invalid variants of a CRD.
+func (c *crd) invalidVariants() []string {
 	change := func(f func(spec, version object)) string {
-		return changed(c.object, func(o, _ object) {
+		return modified(c.object, func(o, _ object) {
 			spec := o["spec"].(object)
 			f(spec, spec["versions"].([]any)[0].(object))
 		})
@@ -194,7 +199,7 @@ func (c *crd) spoilt() []string {
 		})
 	}
 	all := []string{
-		changed(c.object, func(_, m object) { m["name"] = "other." + c.group }),
+		modified(c.object, func(_, m object) { m["name"] = "other." + c.group }),
 		change(func(_, v object) { delete(v, "schema") }),
 		change(func(_, v object) { v["storage"] = false }),
 		change(func(_, v object) { v["name"] = "Version 1" }),
@@ -218,14 +223,19 @@ func (c *crd) spoilt() []string {
 		property(object{"type": "string", "pattern": "("}),
 		property(object{"type": "array"}),
 		property(object{"type": "array", "items": object{"type": "string"}, "x-kubernetes-list-type": "map"}),
-		property(object{"type": "object", "properties": object{"a": object{}}, "additionalProperties": object{"type": "string"}}),
+		property(object{"type": "object", "properties": object{"a": object{}},
+			"additionalProperties": object{"type": "string"}}),
 		property(object{"type": "object", "$ref": "#/x"}),
 		property(object{"type": "string", "x-kubernetes-validations": []any{object{"rule": "self.size() >"}}}),
-		property(object{"type": "string", "x-kubernetes-validations": []any{object{"rule": "self > 3", "message": "\n"}, object{"rule": ""}}}),
-		property(object{"type": "string", "x-kubernetes-validations": []any{object{"rule": "self == oldSelf", "reason": "Bad", "fieldPath": ".x"}}}),
-		property(object{"type": "array", "items": object{"type": "string", "x-kubernetes-validations": []any{object{"rule": "self.matches('a*')"}}}}),
+		property(object{"type": "string", "x-kubernetes-validations": []any{object{"rule": "self > 3", "message": "\n"},
+			object{"rule": ""}}}),
+		property(object{"type": "string",
+			"x-kubernetes-validations": []any{object{"rule": "self == oldSelf", "reason": "Bad", "fieldPath": ".x"}}}),
+		property(object{"type": "array", "items": object{"type": "string",
+			"x-kubernetes-validations": []any{object{"rule": "self.matches('a*')"}}}}),
 		property(object{"type": "object", "x-kubernetes-int-or-string": true, "x-kubernetes-embedded-resource": true}),
-		property(object{"type": "string", "nullable": true, "enum": []any{"a", "a"}, "minLength": -1, "format": "none"}),
+		property(object{"type": "string", "nullable": true, "enum": []any{"a", "a"}, "minLength": -1,
+			"format": "none"}),
 	}
 	for _, field := range []string{"group", "names", "scope", "versions"} {
 		all = append(all, change(func(spec, _ object) { delete(spec, field) }))
@@ -236,21 +246,22 @@ func (c *crd) spoilt() []string {
 	return all
 }
 
-// testDeletion takes the CRDs away again, with what is left of their objects.
+// testDeletion compares the deletion of the CRDs and of their remaining objects.
 func testDeletion(t *testing.T, p *pair) {
 	p.installCRDs(t)
 	for _, c := range p.crds {
-		p.settle(t, c.collection("conformance"), served) // or its loops fail, and wait ever longer
+		// Otherwise kube-apiserver's finalizer fails and retries with growing delays.
+		p.waitFor(t, c.collection("conformance"), isServed)
 	}
 	for _, c := range p.crds {
 		p.do(t, "DELETE "+c.path(), "", "")
 	}
-	gone := func(a answer) bool { return a.code == http.StatusNotFound }
+	gone := func(a response) bool { return a.code == http.StatusNotFound }
 	for _, c := range slices.Backward(p.crds) {
-		p.settle(t, c.path(), gone)
+		p.waitFor(t, c.path(), gone)
 		p.get(t, c.path())
 	}
 	for _, c := range p.crds {
-		p.settle(t, c.collection("conformance"), gone)
+		p.waitFor(t, c.collection("conformance"), gone)
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// server is one of the two that are compared.
+// server is a client of one of the two compared servers.
 type server struct {
 	name, host string
 	http       *http.Client
-	anonymous  *http.Client      // without credentials
-	last       map[string]string // what stands for {rv}, {uid} and {continue}: of the last object or list that it answered
+	anonymous  *http.Client // without credentials
+	// last holds the values of {rv}, {uid} and {continue} from the last object or list that the server returned.
+	last map[string]string
 }
 
 func newServer(t *testing.T, name string, config *rest.Config) *server {
@@ -38,14 +39,15 @@ func newServer(t *testing.T, name string, config *rest.Config) *server {
 	return &server{name, config.Host, client, anonymous, map[string]string{}}
 }
 
-// request is sent to both. In path and body {rv}, {uid} and {continue} stand for what the server last answered.
+// request is a request to both servers. In path and body, {rv}, {uid} and {continue} are replaced by the values of the
+// server's last response.
 type request struct {
 	method, path, body string
 	contentType        string // "" is application/json
 	accept             string
 	header             http.Header
 	anonymous          bool
-	events             int // of a watch: how many to read
+	events             int // number of events to read from a watch, 0 for other requests
 }
 
 const (
@@ -58,19 +60,20 @@ const (
 	asTable     = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 )
 
-// answer is what of an answer is compared. body is decoded JSON, the events of a watch, or text.
-type answer struct {
+// response holds the compared parts of a response. body is decoded JSON, the events of a watch, or text.
+type response struct {
 	code        int
 	contentType string
 	warnings    []string
 	body        any
 }
 
-func (a answer) String() string {
+func (a response) String() string {
 	body, _ := json.Marshal(a.body)
 	return fmt.Sprintf("%d %s %q %.3000s", a.code, a.contentType, a.warnings, body)
 }
 
+// fill replaces the placeholders {rv}, {uid} and {continue}.
 func (s *server) fill(text string) string {
 	for name, value := range s.last {
 		text = strings.ReplaceAll(text, "{"+name+"}", value)
@@ -78,12 +81,12 @@ func (s *server) fill(text string) string {
 	return text
 }
 
-func (s *server) send(ctx context.Context, r request) (answer, error) {
+func (s *server) send(ctx context.Context, r request) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, r.method, s.host+s.fill(r.path), strings.NewReader(s.fill(r.body)))
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	for name, values := range r.header {
 		req.Header[name] = values
@@ -104,17 +107,18 @@ func (s *server) send(ctx context.Context, r request) (answer, error) {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	defer resp.Body.Close()
-	a := answer{code: resp.StatusCode, contentType: resp.Header.Get("Content-Type"), warnings: resp.Header.Values("Warning")}
+	a := response{code: resp.StatusCode, contentType: resp.Header.Get("Content-Type"),
+		warnings: resp.Header.Values("Warning")}
 	if r.events > 0 && a.code == http.StatusOK {
 		a.body, err = events(resp.Body, r.events)
 		return a, err
 	}
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if a.body = decode(data); a.contentType == asYAML {
 		err = yaml.Unmarshal(data, &a.body)
@@ -123,19 +127,20 @@ func (s *server) send(ctx context.Context, r request) (answer, error) {
 	return a, err
 }
 
+// events reads n events of a watch.
 func events(body io.Reader, n int) (any, error) {
 	var all []any
 	for d := json.NewDecoder(body); len(all) < n; {
 		var e any
 		if err := d.Decode(&e); err != nil {
-			return all, fmt.Errorf("after %d events: %w", len(all), err)
+			return all, fmt.Errorf("read watch after %d events: %w", len(all), err)
 		}
 		all = append(all, e)
 	}
 	return all, nil
 }
 
-// decode reads JSON, or the events of a watch that has ended.
+// decode decodes a JSON value, or the events of a closed watch. It returns data as a string if it is not JSON.
 func decode(data []byte) any {
 	var all []any
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
@@ -153,7 +158,8 @@ func decode(data []byte) any {
 	}
 }
 
-func (s *server) remember(a answer) {
+// remember stores the placeholders' values from a successful response.
+func (s *server) remember(a response) {
 	for name, path := range map[string]string{"rv": "resourceVersion", "uid": "uid", "continue": "continue"} {
 		if v := nested[string](a.body, "metadata", path); v != "" && a.code < 300 {
 			s.last[name] = v
@@ -161,7 +167,7 @@ func (s *server) remember(a answer) {
 	}
 }
 
-// nested is a value in decoded JSON, zero if it is not there.
+// nested returns the value at a path of decoded JSON, or the zero value if it is missing or has another type.
 func nested[T any](v any, path ...string) T {
 	for _, p := range path {
 		m, _ := v.(map[string]any)

@@ -13,7 +13,7 @@ import (
 
 const flowAPI = "/apis/flowcontrol.apiserver.k8s.io/v1"
 
-// flowNames are the names of the FlowSchemas and of the priority levels of a server by their UIDs.
+// flowNames returns the names of a server's FlowSchemas and priority levels by UID.
 func (s *server) flowNames(t *testing.T) map[string]string {
 	t.Helper()
 	names := map[string]string{}
@@ -36,7 +36,7 @@ func (s *server) flowNames(t *testing.T) map[string]string {
 	return names
 }
 
-// flowOf names the FlowSchema and the priority level of a request.
+// flowOf returns the names of the FlowSchema and priority level that the server assigns to a request.
 func (s *server) flowOf(t *testing.T, names map[string]string, method, path, user string, groups []string) string {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, s.host+path, nil)
@@ -50,49 +50,57 @@ func (s *server) flowOf(t *testing.T, names map[string]string, method, path, use
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	named := func(header string) string {
+	name := func(header string) string {
 		if uid := resp.Header.Get(header); uid != "" {
 			return names[uid]
 		}
 		return "none"
 	}
-	return named("X-Kubernetes-PF-FlowSchema-UID") + " " + named("X-Kubernetes-PF-PriorityLevel-UID")
+	return name("X-Kubernetes-PF-FlowSchema-UID") + " " + name("X-Kubernetes-PF-PriorityLevel-UID")
 }
 
-// Each request is of the FlowSchema and of the priority level that it is of at kube-apiserver.
+// TestFlows checks that each request gets the same FlowSchema and priority level as at kube-apiserver.
 func TestFlows(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts kube-apiserver")
 	}
-	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24", "--enable-priority-and-fairness=true")
-	ours, theirs := newServer(t, "here", startTrellis(t).Config), newServer(t, "upstream", upstream)
-	var theirNames map[string]string
-	ourNames := ours.flowNames(t)
-	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		theirNames = theirs.flowNames(t) // what every cluster has, and it follows
-		return len(theirNames) >= len(ourNames) && theirs.flowOf(t, theirNames, "GET", "/api/v1/namespaces/default/pods/a", "jane", nil) == "global-default global-default", nil
-	}); err != nil {
-		t.Fatalf("%v: %v", err, theirNames)
+	config := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24", "--enable-priority-and-fairness=true")
+	trellis, upstream := newServer(t, "trellis", startTrellis(t).Config), newServer(t, "upstream", config)
+	var upstreamNames map[string]string
+	trellisNames := trellis.flowNames(t)
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) {
+			// kube-apiserver creates the default configuration after its start, and applies it later.
+			upstreamNames = upstream.flowNames(t)
+			flow := upstream.flowOf(t, upstreamNames, "GET", "/api/v1/namespaces/default/pods/a", "jane", nil)
+			return len(upstreamNames) >= len(trellisNames) && flow == "global-default global-default", nil
+		}); err != nil {
+		t.Fatalf("waiting for kube-apiserver's FlowSchemas: %v: got %v", err, upstreamNames)
 	}
 	seen := map[string]bool{}
 	for _, caller := range [][]string{
-		{"jane", "devs"}, {"root", "system:masters"}, {"kubelet", "system:nodes"}, {"system:kube-scheduler"}, {"system:kube-controller-manager"}, {"system:anonymous"},
+		{"jane", "devs"}, {"root", "system:masters"}, {"kubelet",
+			"system:nodes"}, {"system:kube-scheduler"}, {"system:kube-controller-manager"}, {"system:anonymous"},
 		{"system:serviceaccount:default:default"}, {"system:serviceaccount:kube-system:generic-garbage-collector"},
 	} {
 		for _, path := range []string{
-			"/healthz", "/livez", "/metrics", "/apis", "/version", "/api/v1/namespaces/default/pods/a", "/api/v1/nodes", "/api/v1/nodes/n/status",
-			"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/a", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
-			"/api/v1/namespaces/kube-system/endpoints/a", "/api/v1/namespaces/default/pods/a/log", "/api/v1/namespaces/default/events", "/apis/none/v1/x", "/debug/pprof/cmdline",
+			"/healthz", "/livez", "/metrics", "/apis", "/version", "/api/v1/namespaces/default/pods/a", "/api/v1/nodes",
+			"/api/v1/nodes/n/status",
+			"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/a",
+			"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
+			"/api/v1/namespaces/kube-system/endpoints/a", "/api/v1/namespaces/default/pods/a/log",
+			"/api/v1/namespaces/default/events", "/apis/none/v1/x", "/debug/pprof/cmdline",
 		} {
 			for _, method := range []string{http.MethodGet, http.MethodPut} {
-				here, there := ours.flowOf(t, ourNames, method, path, caller[0], caller[1:]), theirs.flowOf(t, theirNames, method, path, caller[0], caller[1:])
-				if seen[there] = true; here != there {
-					t.Errorf("%s %s by %v is of %s, want %s", method, path, caller, here, there)
+				got := trellis.flowOf(t, trellisNames, method, path, caller[0], caller[1:])
+				want := upstream.flowOf(t, upstreamNames, method, path, caller[0], caller[1:])
+				if seen[want] = true; got != want {
+					t.Errorf("%s %s by %v: got flow %s, want %s", method, path, caller, got, want)
 				}
 			}
 		}
 	}
 	if len(seen) < 10 {
-		t.Errorf("only %s have been seen", fmt.Sprint(seen))
+		t.Errorf("got only the flows %s, want at least 10", fmt.Sprint(seen))
 	}
 }

@@ -20,13 +20,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// startKubeAPIServer runs kube-apiserver on an etcd of its own until the end of the test, and returns when it is ready. The
-// test is skipped where the programs are not there.
+// startKubeAPIServer starts kube-apiserver with a separate etcd and blocks until it is ready. Both stop at the end of
+// the test. The test is skipped if the programs are missing.
 func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	t.Helper()
 	program, found := storagetest.Program(t, "kube-apiserver")
 	if !found {
-		t.Skip("there is no kube-apiserver to compare with: make peers builds it, see peers/README.md")
+		t.Skip("kube-apiserver is missing: make peers builds it, see peers/README.md")
 	}
 	etcd := storagetest.StartEtcd(t)
 	dir := t.TempDir()
@@ -36,7 +36,8 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	}
 	keyFile, tokens := filepath.Join(dir, "sa.key"), filepath.Join(dir, "tokens.csv")
 	block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}
-	for name, text := range map[string][]byte{keyFile: pem.EncodeToMemory(block), tokens: []byte(`token,kubernetes-admin,,"system:masters"`)} {
+	for name, text := range map[string][]byte{keyFile: pem.EncodeToMemory(block),
+		tokens: []byte(`token,kubernetes-admin,,"system:masters"`)} {
 		if err := os.WriteFile(name, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -52,8 +53,10 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, append([]string{
-		"--etcd-servers=" + etcd.URL, "--bind-address=127.0.0.1", "--secure-port=" + port(address), "--cert-dir=" + filepath.Join(dir, "certs"),
-		"--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
+		"--etcd-servers=" + etcd.URL, "--bind-address=127.0.0.1", "--secure-port=" + port(address),
+		"--cert-dir=" + filepath.Join(dir, "certs"),
+		"--token-auth-file=" + tokens, "--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + keyFile, "--service-account-signing-key-file=" + keyFile,
 		"--allow-privileged", "--enable-priority-and-fairness=false",
 	}, flags...)...)
@@ -65,10 +68,11 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	config := &rest.Config{Host: "https://" + address.String(), BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	config := &rest.Config{Host: "https://" + address.String(), BearerToken: "token",
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	if err := waitReady(t.Context(), config); err != nil {
-		said, _ := os.ReadFile(log.Name())
-		t.Fatalf("kube-apiserver does not become ready: %v\n%s", err, said[max(0, len(said)-4000):])
+		output, _ := os.ReadFile(log.Name())
+		t.Fatalf("kube-apiserver does not become ready: %v\n%s", err, output[max(0, len(output)-4000):])
 	}
 	return config
 }
@@ -83,11 +87,12 @@ func waitReady(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		resp, err := client.Get(config.Host + "/readyz")
-		if err != nil {
-			return false, nil // it does not listen yet
-		}
-		return resp.StatusCode == http.StatusOK, resp.Body.Close()
-	})
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) {
+			resp, err := client.Get(config.Host + "/readyz")
+			if err != nil {
+				return false, nil // not listening yet
+			}
+			return resp.StatusCode == http.StatusOK, resp.Body.Close()
+		})
 }

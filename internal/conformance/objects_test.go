@@ -14,41 +14,43 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// Custom objects: of a CRD that has some of everything, and of those of the corpus.
+// testObjects compares custom objects of the CRD widgets, which uses most features, and of the corpus.
 func testObjects(t *testing.T, p *pair) {
 	p.installCRDs(t)
-	p.unordered = true
+	p.sortCauses = true
 	for _, c := range p.crds {
-		p.settle(t, c.collection("conformance"), served)
+		p.waitFor(t, c.collection("conformance"), isServed)
 	}
 	testWidgets(t, p)
-	testLives(t, p)
+	testLifecycle(t, p)
 	testVersions(t, p)
 	samples := corpusSamples(t)
 	for _, c := range p.crds[:len(p.crds)-1] {
-		if len(nested[[]any](c.object, "spec", "versions")) > 1 && nested[string](c.object, "spec", "conversion", "strategy") == "Webhook" {
-			continue // nobody is there to convert
+		if len(nested[[]any](c.object, "spec", "versions")) > 1 &&
+			nested[string](c.object, "spec", "conversion", "strategy") == "Webhook" {
+			continue // no conversion webhook runs
 		}
 		for i, o := range c.objects(t, samples) {
-			p.workWithCustom(t, c, o, i == 0)
+			p.exerciseCustom(t, c, o, i == 0)
 		}
 	}
 }
 
-// mark remembers where a watch is to start: after the last answer.
-func (p *pair) mark() {
-	for _, s := range []*server{p.ours, p.theirs} {
+// markRevision records the revision of the last response, where watch starts.
+func (p *pair) markRevision() {
+	for _, s := range []*server{p.trellis, p.upstream} {
 		s.last["start"] = s.last["rv"]
 	}
 }
 
-// watch compares n events of one object since the mark.
+// watch compares n events of one object since markRevision was called.
 func (p *pair) watch(t *testing.T, collection, name string, n int) {
 	t.Helper()
-	p.send(t, request{method: http.MethodGet, events: n, path: collection + "?watch=1&resourceVersion={start}&timeoutSeconds=20&fieldSelector=metadata.name%3D" + name})
+	p.send(t, request{method: http.MethodGet, events: n, path: collection +
+		"?watch=1&resourceVersion={start}&timeoutSeconds=20&fieldSelector=metadata.name%3D" + name})
 }
 
-// corpusSamples are the objects of the corpus, the first of each apiVersion and kind.
+// corpusSamples returns the first object of each apiVersion and kind in the corpus.
 func corpusSamples(t *testing.T) map[string]object {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(corpus, "samples", "*", "*.yaml"))
@@ -65,7 +67,8 @@ func corpusSamples(t *testing.T) map[string]object {
 		if err := yaml.Unmarshal(data, &o); err != nil {
 			t.Fatal(err)
 		}
-		if kind := fmt.Sprint(o["apiVersion"], " ", o["kind"]); all[kind] == nil && nested[string](o, "metadata", "name") != "" {
+		if kind := fmt.Sprint(o["apiVersion"], " ", o["kind"]); all[kind] == nil &&
+			nested[string](o, "metadata", "name") != "" {
 			delete(o["metadata"].(object), "namespace")
 			all[kind] = o
 		}
@@ -73,7 +76,7 @@ func corpusSamples(t *testing.T) map[string]object {
 	return all
 }
 
-// objects are an object of the corpus, if there is one, and one made from the schema.
+// objects returns a sample of the corpus, if it has one, and an object generated from the schema.
 func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 	t.Helper()
 	apiVersion, kind := c.group+"/"+c.version, nested[string](c.object, "spec", "names", "kind")
@@ -88,7 +91,8 @@ func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if made, _ := s.Sample(context.Background(), func(i int) string { return fmt.Sprintf("text-%d", i) }, nil); made != nil {
+		made, _ := s.Sample(context.Background(), func(i int) string { return fmt.Sprintf("text-%d", i) }, nil)
+		if made != nil {
 			made["apiVersion"], made["kind"], made["metadata"] = apiVersion, kind, object{"name": "made"}
 			all = append(all, made)
 		}
@@ -96,14 +100,15 @@ func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 	return all
 }
 
-func (p *pair) workWithCustom(t *testing.T, c *crd, o object, thorough bool) {
+// exerciseCustom compares reads, writes and the deletion of o, and also invalid writes if thorough is set.
+func (p *pair) exerciseCustom(t *testing.T, c *crd, o object, thorough bool) {
 	collection := c.collection("conformance")
 	one := collection + "/" + nested[string](o, "metadata", "name")
 	if thorough {
-		for _, body := range spoilt(o) {
+		for _, body := range invalidCustom(o) {
 			p.do(t, "POST "+collection+"?dryRun=All", "", body)
 		}
-		unknown := changed(o, func(o, _ object) {
+		unknown := modified(o, func(o, _ object) {
 			o["unknown"] = 1
 			if spec, ok := o["spec"].(object); ok {
 				spec["unknown"] = object{"a": []any{1}}
@@ -113,21 +118,24 @@ func (p *pair) workWithCustom(t *testing.T, c *crd, o object, thorough bool) {
 			p.do(t, "POST "+collection+"?dryRun=All&fieldValidation="+validation, "", unknown)
 		}
 	}
-	ours, _ := p.do(t, "POST "+collection, "", text(o))
-	if ours.code != http.StatusCreated {
+	got, _ := p.do(t, "POST "+collection, "", text(o))
+	if got.code != http.StatusCreated {
 		return
 	}
-	p.mark()
+	p.markRevision()
 	p.get(t, one)
-	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["labels"] = object{"put": "yes"}; m["resourceVersion"] = "{rv}" }))
-	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["resourceVersion"] = "1" }))
+	p.do(t, "PUT "+one, "", modified(o, func(_, m object) {
+		m["labels"] = object{"put": "yes"}
+		m["resourceVersion"] = "{rv}"
+	}))
+	p.do(t, "PUT "+one, "", modified(o, func(_, m object) { m["resourceVersion"] = "1" }))
 	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"merge":"yes"}}}`)
 	p.do(t, "PATCH "+one, asJSONPatch, `[{"op":"add","path":"/metadata/labels/json","value":"yes"}]`)
 	p.watch(t, collection, nested[string](o, "metadata", "name"), 3)
 	for _, q := range []string{"fieldManager=a", "fieldManager=b", "fieldManager=b&force=true"} {
-		p.do(t, "PATCH "+one+"?"+q, asApply, changed(o, func(_, m object) { m["labels"] = object{"apply": q[13:14]} }))
+		p.do(t, "PATCH "+one+"?"+q, asApply, modified(o, func(_, m object) { m["labels"] = object{"apply": q[13:14]} }))
 	}
-	p.do(t, "PUT "+one+"/status", "", changed(o, func(o, m object) { m["resourceVersion"] = "{rv}" }))
+	p.do(t, "PUT "+one+"/status", "", modified(o, func(o, m object) { m["resourceVersion"] = "{rv}" }))
 	p.do(t, "PATCH "+one+"/status", asMerge, `{"status":{"conditions":[{"type":"Ready"}],"phase":7}}`)
 	p.get(t, one+"/scale")
 	p.do(t, "PATCH "+one+"/scale", asMerge, `{"spec":{"replicas":2}}`)
@@ -141,13 +149,13 @@ func (p *pair) workWithCustom(t *testing.T, c *crd, o object, thorough bool) {
 	p.get(t, one)
 }
 
-// spoilt are objects that lack something, or have a value of a wrong type.
-func spoilt(o object) []string {
+// invalidCustom returns variants of o with missing fields or with values of a wrong type.
+func invalidCustom(o object) []string {
 	all := []string{
-		changed(o, func(_, m object) { m["name"] = "Not/Valid" }),
-		changed(o, func(o, _ object) { delete(o, "spec") }),
-		changed(o, func(o, _ object) { o["spec"] = "wrong" }),
-		changed(o, func(o, _ object) { o["status"] = 7 }),
+		modified(o, func(_, m object) { m["name"] = "Not/Valid" }),
+		modified(o, func(o, _ object) { delete(o, "spec") }),
+		modified(o, func(o, _ object) { o["spec"] = "wrong" }),
+		modified(o, func(o, _ object) { o["status"] = 7 }),
 	}
 	spec, _ := o["spec"].(object)
 	names := make([]string, 0, len(spec))
@@ -156,8 +164,8 @@ func spoilt(o object) []string {
 	}
 	slices.Sort(names)
 	for _, name := range names[:min(4, len(names))] {
-		for _, value := range []any{nil, wrong(spec[name]), emptied(spec[name])} {
-			all = append(all, changed(o, func(o, _ object) {
+		for _, value := range []any{nil, wrongType(spec[name]), emptyValue(spec[name])} {
+			all = append(all, modified(o, func(o, _ object) {
 				if o["spec"].(object)[name] = value; value == nil {
 					delete(o["spec"].(object), name)
 				}

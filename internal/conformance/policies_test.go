@@ -16,43 +16,49 @@ import (
 
 const policiesPath = "/apis/admissionregistration.k8s.io/v1/"
 
-// VAL-027: policies judge and change objects of custom and built-in kinds as kube-apiserver's do: the same codes, reasons, messages,
-// warnings and objects, for policies of each field and for random ones.
+// TestPolicies checks that admission policies validate and mutate custom and built-in objects as at kube-apiserver.
+// Codes, reasons, messages, warnings and objects are equal. The policies cover each field, and some are random
+// (VAL-027).
 func TestPolicies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
 	}
-	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24", "--disable-admission-plugins=ServiceAccount") // as no controller makes accounts
-	ours := testserver.Start(t)
-	p := &pair{ours: newServer(t, "here", ours.Config), theirs: newServer(t, "upstream", upstream), known: knownDifferences()}
-	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
-	p.do(t, "POST /apis/apiextensions.k8s.io/v1/customresourcedefinitions", asYAML, policedCRD)
-	p.settle(t, "/apis/police.example.com/v2/namespaces/ns/cars", served)
-	p.makeParams(t)
+	// No controller creates ServiceAccounts here.
+	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24",
+		"--disable-admission-plugins=ServiceAccount")
+	p := &pair{
+		trellis: newServer(t, "trellis", testserver.Start(t).Config), upstream: newServer(t, "upstream",
+			upstream), known: knownDifferences(),
+	}
+	p.do(t, "POST /api/v1/namespaces", asYAML,
+		`{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
+	p.do(t, "POST /apis/apiextensions.k8s.io/v1/customresourcedefinitions", asYAML, carCRD)
+	p.waitFor(t, "/apis/police.example.com/v2/namespaces/ns/cars", isServed)
+	p.createParams(t)
 	for i, c := range policyCases {
-		p.makePolicy(t, i, c)
+		p.createPolicy(t, i, c)
 	}
 	random := randomPolicies(rand.New(rand.NewPCG(15, 27)))
 	for i, c := range random {
-		p.makePolicy(t, len(policyCases)+i, c)
+		p.createPolicy(t, len(policyCases)+i, c)
 	}
-	p.policyInForce(t)
+	p.waitForPolicies(t)
 	for i, c := range append(policyCases, random...) {
-		p.breakPolicy(t, i, c)
+		p.runPolicyCase(t, i, c)
 	}
-	t.Logf("%d requests, %d answered alike", p.sent, p.equal)
+	t.Logf("%d requests, %d with equal responses", p.sent, p.equal)
 }
 
-// policyCase is a policy with its binding, and objects that it is asked about: only it, by their label.
+// policyCase is a policy with its binding and test objects. A label of the objects selects only this policy.
 type policyCase struct {
 	mutates       bool
-	spec, binding string // what they have besides the least
+	spec, binding string // additional fields of the policy's and the binding's spec
 	objects       []string
-	patches       []string // of the first object, once it is there; behind the subresource
-	requests      []string // about the first object, ONE: "METHOD path body"
+	patches       []string // merge patches of the first object, after an optional subresource such as /scale
+	requests      []string // further requests as "METHOD path body", where ONE is the first object's name
 }
 
-const policedCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: cars.police.example.com}, spec: {group: police.example.com,
+const carCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: cars.police.example.com}, spec: {group: police.example.com,
  scope: Namespaced, names: {plural: cars, singular: car, kind: Car, listKind: CarList}, versions: [
  {name: v1, served: true, storage: true, subresources: {status: {}, scale: {specReplicasPath: .spec.wheels, statusReplicasPath: .status.wheels}}, schema: {openAPIV3Schema: &s {type: object, properties: {
    spec: {type: object, properties: {wheels: {type: integer, default: 4}, color: {type: string}, tags: {type: array, items: {type: string}},
@@ -60,7 +66,7 @@ const policedCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDe
    status: {type: object, properties: {wheels: {type: integer}}}}}}},
  {name: v2, served: true, storage: false, subresources: {status: {}, scale: {specReplicasPath: .spec.wheels, statusReplicasPath: .status.wheels}}, schema: {openAPIV3Schema: *s}}]}}`
 
-func (p *pair) makeParams(t *testing.T) {
+func (p *pair) createParams(t *testing.T) {
 	for _, body := range []string{
 		`{apiVersion: v1, kind: ConfigMap, metadata: {name: low, labels: {param: both}}, data: {max: "3", color: red}}`,
 		`{apiVersion: v1, kind: ConfigMap, metadata: {name: high, labels: {param: both}}, data: {max: "9", color: blue}}`,
@@ -68,11 +74,12 @@ func (p *pair) makeParams(t *testing.T) {
 		p.do(t, "POST /api/v1/namespaces/ns/configmaps", asYAML, body)
 		p.do(t, "POST /api/v1/namespaces/default/configmaps", asYAML, body)
 	}
-	p.do(t, "POST /apis/police.example.com/v2/namespaces/ns/cars", asYAML, `{apiVersion: police.example.com/v2, kind: Car, metadata: {name: param}, spec: {wheels: 6}}`)
+	p.do(t, "POST /apis/police.example.com/v2/namespaces/ns/cars", asYAML,
+		`{apiVersion: police.example.com/v2, kind: Car, metadata: {name: param}, spec: {wheels: 6}}`)
 }
 
-// makePolicy makes the policy of a case and its binding. It matches what has its label.
-func (p *pair) makePolicy(t *testing.T, i int, c policyCase) {
+// createPolicy creates the policy of a case and its binding. By default, it matches the objects with the case's label.
+func (p *pair) createPolicy(t *testing.T, i int, c policyCase) {
 	kind, plural := "ValidatingAdmissionPolicy", "validatingadmissionpolicies"
 	binding := "validationActions: [Deny]"
 	if c.mutates {
@@ -82,50 +89,58 @@ func (p *pair) makePolicy(t *testing.T, i int, c policyCase) {
 		binding = c.binding
 	}
 	if !strings.Contains(c.spec, "resourceRules") {
-		c.spec = `matchConstraints: {` + labelled(i) + `, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: ["*"]}]}, ` + c.spec
+		c.spec = `matchConstraints: {` + caseSelector(i) +
+			`, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: ["*"]}]}, ` + c.spec
 	}
-	c.spec = strings.ReplaceAll(c.spec, "LABELLED", labelled(i))
+	c.spec = strings.ReplaceAll(c.spec, "LABELLED", caseSelector(i))
 	if c.mutates && !strings.Contains(c.spec, "reinvocationPolicy") {
 		c.spec += ", reinvocationPolicy: Never"
 	}
-	p.do(t, "POST "+policiesPath+plural, asYAML, fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %s, metadata: {name: p%d}, spec: {%s}}`, kind, i, c.spec))
+	p.do(t, "POST "+policiesPath+plural, asYAML,
+		fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %s, metadata: {name: p%d}, spec: {%s}}`, kind,
+			i, c.spec))
 	p.do(t, "POST "+policiesPath+strings.Replace(plural, "policies", "policybindings", 1), asYAML,
 		fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %sBinding, metadata: {name: b%d}, spec: {policyName: p%[2]d, %s}}`, kind, i, binding))
 }
 
-func labelled(i int) string { return fmt.Sprintf(`objectSelector: {matchLabels: {case: "%d"}}`, i) }
+// caseSelector returns the selector of the objects of a case.
+func caseSelector(i int) string { return fmt.Sprintf(`objectSelector: {matchLabels: {case: "%d"}}`, i) }
 
-// policyInForce waits until kube-apiserver goes by the policies that have been made, and what they look up: the last of either kind denies.
-func (p *pair) policyInForce(t *testing.T) {
+// waitForPolicies blocks until kube-apiserver applies the policies and their parameters. It adds a last policy of each
+// kind and waits for their effects.
+func (p *pair) waitForPolicies(t *testing.T) {
 	const last = 9999
-	p.makePolicy(t, last, policyCase{spec: `validations: [{expression: "false"}]`})
-	p.makePolicy(t, last, policyCase{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'add', path: '/data', value: {'mutated': 'yes'}}]"}}]`})
+	p.createPolicy(t, last, policyCase{spec: `validations: [{expression: "false"}]`})
+	p.createPolicy(t, last, policyCase{mutates: true,
+		spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'add', path: '/data', value: {'mutated': 'yes'}}]"}}]`})
 	probe := request{method: http.MethodPost, path: "/api/v1/namespaces/ns/configmaps?dryRun=All", contentType: asYAML,
 		body: fmt.Sprintf(`{apiVersion: v1, kind: ConfigMap, metadata: {name: probe, labels: {case: "%d"}}}`, last)}
-	if a, err := p.ours.send(t.Context(), probe); err != nil || a.code != 422 {
-		t.Errorf("a policy is not in force here when its binding has been answered: %v %v", a, err)
+	if a, err := p.trellis.send(t.Context(), probe); err != nil || a.code != 422 {
+		t.Errorf("write that the policy denies: got %v, %v, want code 422 as soon as the binding is created", a, err)
 	}
 	binding := policiesPath + "validatingadmissionpolicybindings/b9999"
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		a, err := p.theirs.send(ctx, probe)
-		return a.code == 422, err
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			a, err := p.upstream.send(ctx, probe)
+			return a.code == 422, err
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.do(t, "DELETE "+binding, "", "")
-	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		a, err := p.theirs.send(ctx, probe)
-		return nested[string](a.body, "data", "mutated") == "yes", err
-	})
+	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			a, err := p.upstream.send(ctx, probe)
+			return nested[string](a.body, "data", "mutated") == "yes", err
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.send(t, probe)
 }
 
-// breakPolicy writes the objects of a case.
-func (p *pair) breakPolicy(t *testing.T, i int, c policyCase) {
+// runPolicyCase compares the requests of a case.
+func (p *pair) runPolicyCase(t *testing.T, i int, c policyCase) {
 	collection := func(o string) string {
 		switch {
 		case strings.Contains(o, "kind: Car"):
@@ -151,7 +166,8 @@ func (p *pair) breakPolicy(t *testing.T, i int, c policyCase) {
 	for n, o := range c.objects {
 		name := fmt.Sprintf("o%d-%d", i, n)
 		o = strings.Replace(o, "METADATA", fmt.Sprintf(`metadata: {name: %s, labels: {case: "%d"}}`, name, i), 1)
-		o = strings.Replace(o, "GENERATED", fmt.Sprintf(`metadata: {generateName: %s-, labels: {case: "%d"}}`, name, i), 1)
+		o = strings.Replace(o, "GENERATED", fmt.Sprintf(`metadata: {generateName: %s-, labels: {case: "%d"}}`, name, i),
+			1)
 		p.do(t, "POST "+collection(o), asYAML, o)
 		if n > 0 {
 			continue
@@ -186,7 +202,8 @@ const (
 var objects = []string{aMap, aCar, aCarV2, aDeploy, somePod}
 
 var policyCases = []policyCase{
-	{spec: `validations: [{expression: "false"}]`, objects: []string{aMap, aCar, aCarV2, aDeploy, somePod, aSpace, anEvent}},
+	{spec: `validations: [{expression: "false"}]`, objects: []string{aMap, aCar, aCarV2, aDeploy, somePod, aSpace,
+		anEvent}},
 	{spec: `validations: [{expression: "has(object.nothing) || object.metadata.name == ''", message: "  it has a name  "}]`, objects: objects},
 	{spec: `validations: [{expression: "object.data.a == '4'", messageExpression: "'a is ' + object.data.a", reason: Forbidden}]`, objects: []string{aMap}},
 	{spec: `validations: [{expression: "object.data.a == '4'", messageExpression: "string(object.data.missing)", message: other, reason: RequestEntityTooLarge}]`, objects: []string{aMap}},
@@ -194,27 +211,44 @@ var policyCases = []policyCase{
 	{spec: `failurePolicy: Ignore, validations: [{expression: "object.spec.missing == 4"}]`, objects: objects},
 	{spec: `variables: [{name: w, expression: "object.spec.wheels"}, {name: more, expression: "variables.w + 1"}], validations: [{expression: "variables.more < 5", messageExpression: "'wheels: ' + string(variables.w)"}]`,
 		objects: []string{aCar, aCarV2}, patches: []string{`{"spec":{"wheels":2}}`}},
-	{spec: `variables: [{name: w, expression: "object.missing"}], validations: [{expression: "variables.w < 5"}]`, objects: []string{aCar}},
+	{spec: `variables: [{name: w, expression: "object.missing"}], validations: [{expression: "variables.w < 5"}]`,
+		objects: []string{aCar}},
 	{spec: `matchConditions: [{name: blue, expression: "object.spec.color == 'blue'"}], validations: [{expression: "false"}]`, objects: []string{aCar, aCarV2, aMap}},
 	{spec: `matchConditions: [{name: wrong, expression: "object.missing == 1"}], failurePolicy: Ignore, validations: [{expression: "false"}]`, objects: []string{aCar}},
-	{spec: `validations: [{expression: "false", message: warned}]`, binding: `validationActions: [Warn, Audit]`, objects: objects},
-	{spec: `validations: [{expression: "false", message: one}, {expression: "1 == 2"}]`, binding: `validationActions: [Warn]`, objects: []string{aMap}},
+	{spec: `validations: [{expression: "false", message: warned}]`, binding: `validationActions: [Warn, Audit]`,
+		objects: objects},
+	{spec: `validations: [{expression: "false", message: one}, {expression: "1 == 2"}]`,
+		binding: `validationActions: [Warn]`, objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "int(object.data.a) < int(params.data.max)", messageExpression: "'at most ' + params.data.max"}]`,
-		binding: `validationActions: [Deny], paramRef: {name: low, parameterNotFoundAction: Deny}`, objects: []string{aMap}},
+		binding: `validationActions: [Deny], paramRef: {name: low, parameterNotFoundAction: Deny}`,
+		objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params.kind == 'ConfigMap' && params.apiVersion == 'v1' && params.metadata.name == 'x'"}]`,
-		binding: `validationActions: [Deny], paramRef: {name: low, namespace: default, parameterNotFoundAction: Deny}`, objects: []string{aMap}},
+		binding: `validationActions: [Deny], paramRef: {name: low, namespace: default, parameterNotFoundAction: Deny}`,
+		objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "object.data.color == params.data.color", messageExpression: "'not ' + params.data.color"}]`,
 		binding: `validationActions: [Deny], paramRef: {selector: {matchLabels: {param: both}}, parameterNotFoundAction: Deny}`, objects: []string{aMap}},
-	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "false"}]`, binding: `validationActions: [Deny], paramRef: {name: none, parameterNotFoundAction: Deny}`, objects: []string{aMap}},
-	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "false"}]`, binding: `validationActions: [Deny], paramRef: {name: none, parameterNotFoundAction: Allow}`, objects: []string{aMap}},
+	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "false"}]`,
+		binding: `validationActions: [Deny], paramRef: {name: none, parameterNotFoundAction: Deny}`,
+		objects: []string{aMap}},
+	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "false"}]`,
+		binding: `validationActions: [Deny], paramRef: {name: none, parameterNotFoundAction: Allow}`,
+		objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params == null"}, {expression: "params != null"}]`, objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: police.example.com/v2, kind: Car}, validations: [{expression: "object.spec.wheels == params.spec.wheels && params.apiVersion == 'x'", messageExpression: "params.apiVersion + params.kind + string(params.spec.wheels)"}]`,
-		binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`, objects: []string{aCar, aMap}},
-	{spec: `paramKind: {apiVersion: police.example.com/v3, kind: Car}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
+		binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`,
+		objects: []string{aCar, aMap}},
+	{spec: `paramKind: {apiVersion: police.example.com/v3, kind: Car}, validations: [{expression: "true"}]`,
+		binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`,
+		objects: []string{aCar}},
 	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "params.metadata.labels.team == 'blue'", messageExpression: "string(params.metadata.labels.team)"}]`,
-		binding: `validationActions: [Deny], paramRef: {name: ns, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
-	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: ns, namespace: ns, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
-	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: low, parameterNotFoundAction: Deny}`, objects: []string{aSpace}},
+		binding: `validationActions: [Deny], paramRef: {name: ns, parameterNotFoundAction: Deny}`,
+		objects: []string{aCar}},
+	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "true"}]`,
+		binding: `validationActions: [Deny], paramRef: {name: ns, namespace: ns, parameterNotFoundAction: Deny}`,
+		objects: []string{aCar}},
+	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "true"}]`,
+		binding: `validationActions: [Deny], paramRef: {name: low, parameterNotFoundAction: Deny}`,
+		objects: []string{aSpace}},
 	{spec: `validations: [{expression: "namespaceObject.metadata.labels.team == 'blue'", messageExpression: "namespaceObject.metadata.name + namespaceObject.metadata.labels.team + string(has(namespaceObject.spec))"}]`, objects: objects},
 	{spec: `validations: [{expression: "namespaceObject == null"}, {expression: "request.namespace == ''", messageExpression: "request.namespace"}]`, objects: []string{aSpace}},
 	{spec: `validations: [{expression: "authorizer.group('').resource('pods').namespace('ns').check('get').allowed() && authorizer.requestResource.check('custom').reason() == 'x'"}]`, objects: objects},
@@ -230,8 +264,11 @@ var policyCases = []policyCase{
 	{spec: `matchConstraints: {LABELLED, excludeResourceRules: [{apiGroups: [""], apiVersions: ["*"], operations: ["*"], resources: [configmaps]}], resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["CREATE"], resources: ["*"]}]}, validations: [{expression: "false"}]`, objects: objects},
 	{spec: `matchConstraints: {LABELLED, namespaceSelector: {matchLabels: {team: blue}}, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["CREATE"], resources: ["*"]}]}, validations: [{expression: "false"}]`, objects: []string{aMap, aSpace}},
 	{spec: `matchConstraints: {LABELLED, namespaceSelector: {matchLabels: {team: red}}, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["CREATE"], resources: ["*"], resourceNames: [o36-0]}]}, validations: [{expression: "false"}]`, objects: []string{aMap, aMap}},
-	{spec: `validations: [{expression: "false"}]`, binding: `validationActions: [Deny], matchResources: {namespaceSelector: {matchLabels: {team: blue}}}`, objects: []string{aMap}},
-	{spec: `validations: [{expression: "false"}]`, binding: `validationActions: [Deny], matchResources: {resourceRules: [{apiGroups: ["apps"], apiVersions: ["*"], operations: ["CREATE"], resources: ["deployments"]}]}`, objects: objects},
+	{spec: `validations: [{expression: "false"}]`,
+		binding: `validationActions: [Deny], matchResources: {namespaceSelector: {matchLabels: {team: blue}}}`,
+		objects: []string{aMap}},
+	{spec: `validations: [{expression: "false"}]`,
+		binding: `validationActions: [Deny], matchResources: {resourceRules: [{apiGroups: ["apps"], apiVersions: ["*"], operations: ["CREATE"], resources: ["deployments"]}]}`, objects: objects},
 	{spec: `validations: [{expression: "[0,1,2,3,4,5,6,7,8,9].all(a, [0,1,2,3,4,5,6,7,8,9].all(b, [0,1,2,3,4,5,6,7,8,9].all(c, [0,1,2,3,4,5,6,7,8,9].all(d, [0,1,2,3,4,5,6,7,8,9].all(e, [0,1,2,3,4,5,6,7,8,9].all(f, a + b + c + d + e + f >= 0))))))"}]`, objects: []string{aMap}},
 	{spec: `auditAnnotations: [{key: who, valueExpression: "request.userInfo.username"}, {key: wrong, valueExpression: "string(object.missing)"}]`, objects: []string{aMap}},
 	{spec: `validations: [{expression: "quantity(object.spec.containers[0].resources.limits.cpu).isLessThan(quantity('1'))", messageExpression: "object.spec.containers[0].resources.limits.cpu + string(has(object.status)) + string(has(object.spec.containers[0].resources))"}]`, objects: []string{somePod}},
@@ -252,7 +289,8 @@ var policyCases = []policyCase{
 			`GET /api/v1/namespaces/ns/pods/mutated`,
 		}},
 	{spec: `validations: [{expression: "oldObject == null || !has(object.data.b) || object.data.b != oldObject.data.a", messageExpression: "request.operation + string(object.metadata.resourceVersion == oldObject.metadata.resourceVersion) + string(has(object.metadata.managedFields))"}]`,
-		objects: []string{`{apiVersion: v1, kind: ConfigMap, METADATA, data: {a: b}}`}, patches: []string{`{"data":{"b":"c"}}`, `{"data":{"b":"b"}}`}, requests: []string{
+		objects: []string{`{apiVersion: v1, kind: ConfigMap, METADATA, data: {a: b}}`},
+		patches: []string{`{"data":{"b":"c"}}`, `{"data":{"b":"b"}}`}, requests: []string{
 			`PUT /api/v1/namespaces/ns/configmaps/ONE {"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"ONE","labels":{"case":"46"}},"data":{"a":"b","b":"b"}}`,
 			`DELETE /api/v1/namespaces/ns/configmaps?labelSelector=case%3D46 {"apiVersion":"v1","kind":"DeleteOptions"}`,
 		}},
@@ -284,10 +322,11 @@ var policyCases = []policyCase{
 	{mutates: true, spec: `matchConstraints: {resourceRules: [{apiGroups: [apps, police.example.com], apiVersions: [v1], operations: [UPDATE], resources: ["*/scale"]}]}, mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/spec/replicas', value: 7}]"}}]`,
 		objects: []string{aDeploy}, patches: []string{`/scale{"spec":{"replicas":2}}`}},
 	{spec: `matchConstraints: {resourceRules: [{apiGroups: [apps, police.example.com], apiVersions: [v1], operations: [UPDATE], resources: ["*/scale"]}]}, validations: [{expression: "object.spec.replicas < oldObject.spec.replicas + 3", messageExpression: "object.kind + string(object.spec.replicas) + string(oldObject.spec.replicas)"}]`,
-		objects: []string{aDeploy, aCar}, patches: []string{`/scale{"spec":{"replicas":20}}`, `/scale{"spec":{"replicas":5}}`}},
+		objects: []string{aDeploy, aCar}, patches: []string{`/scale{"spec":{"replicas":20}}`,
+			`/scale{"spec":{"replicas":5}}`}},
 }
 
-// randomPolicies puts policies together from parts.
+// randomPolicies returns policies that combine random expressions and settings.
 func randomPolicies(r *rand.Rand) (all []policyCase) {
 	pick := func(from ...string) string { return from[r.IntN(len(from))] }
 	some := func(n int, part func() string) string {
@@ -298,28 +337,36 @@ func randomPolicies(r *rand.Rand) (all []policyCase) {
 		return strings.Join(parts, ", ")
 	}
 	text := func() string {
-		return pick("object.metadata.name", "request.operation", "object.kind", "string(size(object.metadata.name))", "variables.v0", "object.spec.color", "object.data.color", "namespaceObject.metadata.labels.team")
+		return pick("object.metadata.name", "request.operation", "object.kind", "string(size(object.metadata.name))",
+			"variables.v0", "object.spec.color", "object.data.color", "namespaceObject.metadata.labels.team")
 	}
 	truth := func() string {
 		a, b := text(), pick(text(), "'red'", "'CREATE'", "''")
-		return pick(a+" == "+b, a+" != "+b, "has(object.spec)", "has(object.spec.wheels) && object.spec.wheels > 3", "!has(object.data)", "object.metadata.labels.all(k, k != 'x')", "oldObject == null", "true")
+		return pick(a+" == "+b, a+" != "+b, "has(object.spec)", "has(object.spec.wheels) && object.spec.wheels > 3",
+			"!has(object.data)", "object.metadata.labels.all(k, k != 'x')", "oldObject == null", "true")
 	}
 	for range 60 {
-		c := policyCase{mutates: r.IntN(3) == 0, objects: objects, patches: []string{`{"metadata":{"annotations":{"a":"b"}}}`}}
-		c.spec = fmt.Sprintf(`failurePolicy: %s, variables: [{name: v0, expression: "%s"}]`, pick("Fail", "Ignore"), pick("object.metadata.name", "string(object.metadata.labels.size())", "object.spec.color"))
+		c := policyCase{mutates: r.IntN(3) == 0, objects: objects,
+			patches: []string{`{"metadata":{"annotations":{"a":"b"}}}`}}
+		c.spec = fmt.Sprintf(`failurePolicy: %s, variables: [{name: v0, expression: "%s"}]`, pick("Fail", "Ignore"),
+			pick("object.metadata.name", "string(object.metadata.labels.size())", "object.spec.color"))
 		if r.IntN(3) == 0 {
-			c.spec += `, matchConditions: [{name: m, expression: "` + strings.ReplaceAll(truth(), "variables.v0", "request.name") + `"}]`
+			c.spec += `, matchConditions: [{name: m, expression: "` +
+				strings.ReplaceAll(truth(), "variables.v0", "request.name") + `"}]`
 		}
 		if c.mutates {
 			c.spec += `, mutations: [` + some(2, func() string {
 				if r.IntN(2) == 0 {
-					return `{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: '` + pick("add", "replace") + `', path: '/` + pick("metadata/annotations", "metadata/labels") + `', value: {'k': ` + text() + `}}]"}}`
+					return `{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: '` + pick("add", "replace") +
+						`', path: '/` + pick("metadata/annotations", "metadata/labels") + `', value: {'k': ` + text() +
+						`}}]"}}`
 				}
 				return `{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{metadata: Object.metadata{annotations: {'` + pick("a", "b") + `': ` + text() + `}}}"}}`
 			}) + `]`
 		} else {
 			c.spec += `, validations: [` + some(3, func() string {
-				return `{expression: "` + truth() + `"` + pick("", ", message: m", `, messageExpression: "string(`+text()+`)"`) + pick("", ", reason: Forbidden") + `}`
+				return `{expression: "` + truth() + `"` + pick("", ", message: m",
+					`, messageExpression: "string(`+text()+`)"`) + pick("", ", reason: Forbidden") + `}`
 			}) + `]`
 			c.binding = `validationActions: [` + pick("Deny", "Warn", "Audit", "Warn, Audit", "Deny, Audit") + `]`
 		}

@@ -21,38 +21,45 @@ const (
 	rangesPath    = "/apis/networking.k8s.io/v1/servicecidrs"
 )
 
-// EXT-020: Services, their addresses and the ranges of these are what kube-apiserver makes of them, with ranges of both families
-// in either order, and with one alone.
-func TestServicesOfEachFamily(t *testing.T) {
+// TestServicesByIPFamily checks that Services, IPAddresses and ServiceCIDRs behave as at kube-apiserver. It uses
+// Service ranges of one IP family, and of both families in either order (EXT-020).
+func TestServicesByIPFamily(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
 	}
-	for _, ranges := range []string{"10.0.0.0/24,fd00:10::/112", "fd00:10::/64,10.0.0.0/16", "10.0.0.0/24", "fd00:10::/112"} {
+	for _, ranges := range []string{"10.0.0.0/24,fd00:10::/112", "fd00:10::/64,10.0.0.0/16", "10.0.0.0/24",
+		"fd00:10::/112"} {
 		t.Run(ranges, func(t *testing.T) {
 			flags := []string{"--service-cluster-ip-range=" + ranges}
 			if strings.HasPrefix(ranges, "fd00") {
 				flags = append(flags, "--advertise-address=fd00::1")
 			}
 			upstream := startKubeAPIServer(t, flags...)
-			ours := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
+			server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
 				for text := range strings.SplitSeq(ranges, ",") {
 					c.ServiceClusterIPRanges = append(c.ServiceClusterIPRanges, netip.MustParsePrefix(text))
 				}
 			}))
-			p := &pair{ours: newServer(t, "here", ours.Config), theirs: newServer(t, "upstream", upstream), known: knownDifferences()}
-			p.settle(t, rangesPath+"/kubernetes", func(a answer) bool { return len(nested[[]any](a.body, "status", "conditions")) > 0 })
-			p.settle(t, "/api/v1/namespaces/default/services/kubernetes", func(a answer) bool { return a.code == 200 })
+			p := &pair{
+				trellis: newServer(t, "trellis", server.Config), upstream: newServer(t, "upstream",
+					upstream), known: knownDifferences(),
+			}
+			p.waitFor(t, rangesPath+"/kubernetes",
+				func(a response) bool { return len(nested[[]any](a.body, "status", "conditions")) > 0 })
+			p.waitFor(t, "/api/v1/namespaces/default/services/kubernetes",
+				func(a response) bool { return a.code == 200 })
 			p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
-			p.makeServices(t)
+			p.createServices(t)
 			p.changeServices(t)
-			p.takeAddresses(t)
-			p.addRanges(t, ranges)
-			t.Logf("%d requests, %d answered alike", p.sent, p.equal)
+			p.testIPAddresses(t)
+			p.testServiceCIDRs(t, ranges)
+			t.Logf("%d requests, %d with equal responses", p.sent, p.equal)
 		})
 	}
 }
 
-// serviceSpecs are of Services that may be made and that may not. Addresses that nobody asks for are above 10.0.0.16.
+// serviceSpecs lists specs of valid and invalid Services. The requested addresses are up to 10.0.0.16, and the
+// allocator assigns addresses above.
 var serviceSpecs = []string{
 	`{ports: [{port: 80}]}`,
 	`{ipFamilyPolicy: SingleStack, ports: [{port: 80}]}`,
@@ -98,13 +105,15 @@ var serviceSpecs = []string{
 	`{clusterIP: 10.0.0.6, clusterIPs: [10.0.0.6, "fd00:10::25", 10.0.0.7], ipFamilyPolicy: RequireDualStack, ports: [{port: 80}]}`,
 }
 
-func (p *pair) makeServices(t *testing.T) {
+func (p *pair) createServices(t *testing.T) {
 	for i, spec := range serviceSpecs {
-		p.do(t, "POST "+servicesPath, asYAML, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: s%d}, spec: %s}`, i, spec))
+		p.do(t, "POST "+servicesPath, asYAML,
+			fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: s%d}, spec: %s}`, i, spec))
 	}
 	p.get(t, servicesPath)
 	p.table(t, servicesPath)
-	for _, ip := range []string{"10.0.0.2", "fd00:10::20", "10.0.0.3", "fd00:10::22", "fd00:10::23", "10.0.0.4", "10.0.0.8"} {
+	for _, ip := range []string{"10.0.0.2", "fd00:10::20", "10.0.0.3", "fd00:10::22", "fd00:10::23", "10.0.0.4",
+		"10.0.0.8"} {
 		p.get(t, addressesPath+"/"+ip)
 		p.table(t, addressesPath+"/"+ip)
 	}
@@ -113,27 +122,38 @@ func (p *pair) makeServices(t *testing.T) {
 	p.get(t, addressesPath+"?fieldSelector=metadata.name%3Dfd00:10::1")
 }
 
-// serviceChanges are patches, one after the other, of Services that are made anew: as the first says.
+// serviceChanges lists patches of the specs of Services. The first element of a list is the initial spec of a new
+// Service, and the others are applied in order.
 var serviceChanges = [][]string{
-	{`{"clusterIP":"10.0.0.9"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"ipFamilyPolicy":"SingleStack"}`, `{"ipFamilyPolicy":"RequireDualStack"}`,
-		`{"clusterIPs":["10.0.0.9"]}`, `{"ipFamilies":["IPv4"]}`, `{"clusterIPs":["10.0.0.9"],"ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack"}`,
+	{`{"clusterIP":"10.0.0.9"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"ipFamilyPolicy":"SingleStack"}`,
+		`{"ipFamilyPolicy":"RequireDualStack"}`,
+		`{"clusterIPs":["10.0.0.9"]}`, `{"ipFamilies":["IPv4"]}`,
+		`{"clusterIPs":["10.0.0.9"],"ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack"}`,
 		`{"ipFamilies":["IPv4","IPv6"]}`, `{"ipFamilies":["IPv6","IPv4"],"ipFamilyPolicy":"PreferDualStack"}`,
-		`{"clusterIPs":["10.0.0.9","fd00:10::40"],"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIPs":["10.0.0.9","fd00:10::41"]}`,
-		`{"type":"ExternalName","externalName":"example.com"}`, `{"type":"ExternalName","externalName":"example.com","clusterIP":null,"clusterIPs":null}`,
+		`{"clusterIPs":["10.0.0.9","fd00:10::40"],"ipFamilyPolicy":"PreferDualStack"}`,
+		`{"clusterIPs":["10.0.0.9","fd00:10::41"]}`,
+		`{"type":"ExternalName","externalName":"example.com"}`,
+		`{"type":"ExternalName","externalName":"example.com","clusterIP":null,"clusterIPs":null}`,
 		`{"type":"ClusterIP","externalName":null,"ipFamilyPolicy":"PreferDualStack"}`},
-	{`{"clusterIP":"fd00:10::42"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIPs":["fd00:10::42","10.0.0.2"]}`, `{"ipFamilyPolicy":"SingleStack"}`,
-		`{"clusterIPs":["fd00:10::42","10.0.0.2"],"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIP":"fd00:10::43"}`, `{"clusterIP":""}`, `{"clusterIP":"None"}`},
-	{`{"clusterIP":"None"}`, `{"ipFamilyPolicy":"SingleStack"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIP":"10.0.0.10"}`, `{"selector":{"a":"b"}}`,
+	{`{"clusterIP":"fd00:10::42"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIPs":["fd00:10::42","10.0.0.2"]}`,
+		`{"ipFamilyPolicy":"SingleStack"}`,
+		`{"clusterIPs":["fd00:10::42","10.0.0.2"],"ipFamilyPolicy":"PreferDualStack"}`, `{"clusterIP":"fd00:10::43"}`,
+		`{"clusterIP":""}`, `{"clusterIP":"None"}`},
+	{`{"clusterIP":"None"}`, `{"ipFamilyPolicy":"SingleStack"}`, `{"ipFamilyPolicy":"PreferDualStack"}`,
+		`{"clusterIP":"10.0.0.10"}`, `{"selector":{"a":"b"}}`,
 		`{"ipFamilies":["IPv6"],"ipFamilyPolicy":"SingleStack"}`},
-	{`{"type":"ExternalName","externalName":"example.com"}`, `{"type":"ClusterIP","clusterIP":"10.0.0.2"}`, `{"type":"ClusterIP","externalName":null,"clusterIP":"10.0.0.11"}`,
+	{`{"type":"ExternalName","externalName":"example.com"}`, `{"type":"ClusterIP","clusterIP":"10.0.0.2"}`,
+		`{"type":"ClusterIP","externalName":null,"clusterIP":"10.0.0.11"}`,
 		`{"type":"NodePort"}`, `{"type":"ExternalName","externalName":"example.com"}`},
-	{`{"ipFamilyPolicy":"PreferDualStack"}`, `{"type":"NodePort"}`, `{"ipFamilies":null}`, `{"clusterIP":null,"clusterIPs":null}`, `{"ipFamilyPolicy":null}`},
+	{`{"ipFamilyPolicy":"PreferDualStack"}`, `{"type":"NodePort"}`, `{"ipFamilies":null}`,
+		`{"clusterIP":null,"clusterIPs":null}`, `{"ipFamilyPolicy":null}`},
 }
 
 func (p *pair) changeServices(t *testing.T) {
 	for i, patches := range serviceChanges {
 		one := fmt.Sprintf("%s/c%d", servicesPath, i)
-		p.do(t, "POST "+servicesPath, "", fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"c%d"},"spec":{"ports":[{"port":80}],%s}`, i, patches[0][1:]))
+		p.do(t, "POST "+servicesPath, "",
+			fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"c%d"},"spec":{"ports":[{"port":80}],%s}`, i, patches[0][1:]))
 		for _, patch := range patches[1:] {
 			p.do(t, "PATCH "+one, asMerge, `{"spec":`+patch+`}`)
 			p.get(t, addressesPath+"/10.0.0.9")
@@ -146,31 +166,35 @@ func (p *pair) changeServices(t *testing.T) {
 	}
 }
 
-// takeAddresses is about IPAddresses that somebody makes, changes and deletes.
-func (p *pair) takeAddresses(t *testing.T) {
+// testIPAddresses compares the creation, update and deletion of IPAddresses by a client.
+func (p *pair) testIPAddresses(t *testing.T) {
 	const body = `{apiVersion: networking.k8s.io/v1, kind: IPAddress, metadata: {name: "%s"}, spec: %s}`
-	for _, spec := range []string{`{}`, `{parentRef: {}}`, `{parentRef: {resource: gateways, name: g}}`, `{parentRef: {group: "a b", resource: "", name: g}}`} {
+	for _, spec := range []string{`{}`, `{parentRef: {}}`, `{parentRef: {resource: gateways, name: g}}`,
+		`{parentRef: {group: "a b", resource: "", name: g}}`} {
 		for _, name := range []string{"10.0.0.12", "fd00:10::50", "fd00:0:10::50", "10.0.0.012", "no-ip"} {
 			p.do(t, "POST "+addressesPath, asYAML, fmt.Sprintf(body, name, spec))
 		}
 	}
 	for i, ip := range []string{"10.0.0.12", "fd00:10::50"} {
-		p.do(t, "POST "+servicesPath, asYAML, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: t%d}, spec: {clusterIP: "%s", ports: [{port: 80}]}}`, i, ip))
+		p.do(t, "POST "+servicesPath, asYAML,
+			fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: t%d}, spec: {clusterIP: "%s", ports: [{port: 80}]}}`, i, ip))
 		p.do(t, "PATCH "+addressesPath+"/"+ip, asMerge, `{"spec":{"parentRef":{"name":"other"}}}`)
 		p.do(t, "PATCH "+addressesPath+"/"+ip, asMerge, `{"metadata":{"labels":{"a":"b"}}}`)
 		p.get(t, addressesPath+"?fieldSelector=metadata.name%3D"+ip)
 		p.get(t, addressesPath+"?fieldSelector=spec.parentRef.name%3Dg")
 		p.do(t, "DELETE "+addressesPath+"/"+ip, "", "")
 	}
-	p.do(t, "DELETE "+addressesPath+"/10.0.0.2", "", "") // of a Service
+	p.do(t, "DELETE "+addressesPath+"/10.0.0.2", "", "") // a Service uses this address
 	p.get(t, addressesPath+"/10.0.0.2")
 	p.get(t, servicesPath+"/s25")
 }
 
-// addRanges is about ServiceCIDRs, and Services with addresses out of them.
-func (p *pair) addRanges(t *testing.T, ranges string) {
+// testServiceCIDRs compares ServiceCIDRs, and Services with addresses from them.
+func (p *pair) testServiceCIDRs(t *testing.T, ranges string) {
 	const body = `{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: %s}, spec: {cidrs: %s}}`
-	for _, cidrs := range []string{`[]`, `[10.1.0.0]`, `[10.1.0.1/24]`, `["10.01.0.0/24"]`, `["fd01::/64", "fd02::/64"]`, `[10.1.0.0/24, "fd01::/64", 10.2.0.0/24]`, `["fd01::/20"]`, `["::ffff:10.0.0.0/112"]`, `[10.1.0.0/32]`} {
+	for _, cidrs := range []string{`[]`, `[10.1.0.0]`, `[10.1.0.1/24]`, `["10.01.0.0/24"]`,
+		`["fd01::/64", "fd02::/64"]`, `[10.1.0.0/24, "fd01::/64", 10.2.0.0/24]`, `["fd01::/20"]`,
+		`["::ffff:10.0.0.0/112"]`, `[10.1.0.0/32]`} {
 		p.do(t, "POST "+rangesPath+"?dryRun=All", asYAML, fmt.Sprintf(body, "bad", cidrs))
 	}
 	p.do(t, "POST "+rangesPath, asYAML, fmt.Sprintf(body, "more", `[10.1.0.0/24]`))
@@ -179,25 +203,28 @@ func (p *pair) addRanges(t *testing.T, ranges string) {
 	p.do(t, "PATCH "+rangesPath+"/more", asMerge, `{"spec":{"cidrs":["10.1.0.0/24","fd01::/112"]}}`)
 	for family, ip := range map[string]string{".": "10.1.0.9", ":": "fd01::9"} {
 		if strings.Contains(ranges, family) {
-			p.created(t, fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"generateName":"probe-"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, ip))
+			p.createService(t, fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"generateName":"probe-"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}`, ip))
 		}
 	}
 	for i, ip := range []string{"10.1.0.1", "10.1.0.0", "10.1.0.255", "10.2.0.1", "fd01::1"} {
-		p.do(t, "POST "+servicesPath, asYAML, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: r%d}, spec: {clusterIP: "%s", ports: [{port: 80}]}}`, i, ip))
+		p.do(t, "POST "+servicesPath, asYAML,
+			fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: r%d}, spec: {clusterIP: "%s", ports: [{port: 80}]}}`, i, ip))
 	}
 }
 
-// created makes a Service as soon as kube-apiserver's allocator has heard of its range. Ours has.
-func (p *pair) created(t *testing.T, body string) {
+// createService creates a Service on both servers. On kube-apiserver it retries until the allocator has read the new
+// range; Trellis must create the Service immediately.
+func (p *pair) createService(t *testing.T, body string) {
 	t.Helper()
-	for _, s := range []*server{p.ours, p.theirs} {
-		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-			a, err := s.send(ctx, request{method: http.MethodPost, path: servicesPath, body: body})
-			if s == p.ours && a.code != http.StatusCreated {
-				t.Fatalf("here it is not made at once: %v", a)
-			}
-			return a.code == http.StatusCreated, err
-		})
+	for _, s := range []*server{p.trellis, p.upstream} {
+		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true,
+			func(ctx context.Context) (bool, error) {
+				a, err := s.send(ctx, request{method: http.MethodPost, path: servicesPath, body: body})
+				if s == p.trellis && a.code != http.StatusCreated {
+					t.Fatalf("create Service: got %v, want code 201 at the first attempt", a)
+				}
+				return a.code == http.StatusCreated, err
+			})
 		if err != nil {
 			t.Fatal(err)
 		}

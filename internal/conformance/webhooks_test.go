@@ -18,19 +18,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// hooks are the webhooks of both servers. Those of a server are asked at paths that begin with its name.
+// hooks serves the webhooks of both compared servers. The paths of a server's webhooks begin with its name.
 type hooks struct {
 	*httptest.Server
-	mu   sync.Mutex
-	seen map[string][]any // the requests of AdmissionReviews, by server
+	mu      sync.Mutex
+	reviews map[string][]any // received AdmissionReview requests by server
 }
 
-// patches are what the mutating webhooks change, by their names.
+// patches holds the JSON patches of the mutating webhooks by name.
 var patches = map[string]string{
 	"label": `[{"op":"add","path":"/metadata/labels/by","value":"webhook"}]`,
 	"more":  `[{"op":"add","path":"/metadata/labels/more","value":"x"}]`,
 	"scale": `[{"op":"replace","path":"/spec/replicas","value":7}]`,
-	// in front of the others: plugins fill in what it leaves out
+	// As first container: plugins then set its defaults.
 	"container": `[{"op":"add","path":"/spec/containers/0","value":{"name":"side","image":"s"}}]`,
 }
 
@@ -43,42 +43,53 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	parts := strings.Split(r.URL.Path, "/") // "", server, webhook
-	answer := map[string]any{"uid": nested[string](review, "request", "uid"), "allowed": true, "auditAnnotations": map[string]any{"seen": "yes"}}
-	if parts[2] != "look" && parts[2] != "elsewhere" { // which are asked at the same time as another one
-		answer["warnings"] = []string{"seen by " + parts[2]}
+	response := map[string]any{"uid": nested[string](review, "request", "uid"), "allowed": true,
+		"auditAnnotations": map[string]any{"seen": "yes"}}
+	// The webhooks look and elsewhere are called concurrently with others, so their warnings would have no order.
+	if parts[2] != "look" && parts[2] != "elsewhere" {
+		response["warnings"] = []string{"seen by " + parts[2]}
 	}
 	if strings.HasPrefix(parts[2], "deny") {
-		answer["allowed"], answer["status"] = false, map[string]any{"code": 418, "reason": "Teapot", "message": "short and stout"}
+		response["allowed"], response["status"] = false, map[string]any{"code": 418, "reason": "Teapot",
+			"message": "short and stout"}
 	}
 	if patch := patches[parts[2]]; patch != "" && nested[any](review, "request", "object") != nil {
-		answer["patch"], answer["patchType"] = []byte(patch), "JSONPatch"
+		response["patch"], response["patchType"] = []byte(patch), "JSONPatch"
 	}
 	if nested[string](review, "request", "userInfo", "username") == "kubernetes-admin" {
 		h.mu.Lock()
-		h.seen[parts[1]] = append(h.seen[parts[1]], map[string]any{"webhook": parts[2], "at": review["apiVersion"], "query": r.URL.RawQuery, "request": review["request"]})
+		h.reviews[parts[1]] = append(h.reviews[parts[1]], map[string]any{"webhook": parts[2],
+			"at": review["apiVersion"], "query": r.URL.RawQuery, "request": review["request"]})
 		h.mu.Unlock()
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": answer})
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": review["apiVersion"], "kind": "AdmissionReview",
+		"response": response})
 }
 
-// take returns what webhooks of a server have been asked since the last time; those of a kind come in no fixed order.
-func (h *hooks) take(server string) []any {
+// takeReviews returns the reviews of a server's webhooks since the last call, sorted by webhook. Webhooks of the same
+// type are called in no fixed order.
+func (h *hooks) takeReviews(server string) []any {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	seen := h.seen[server]
-	delete(h.seen, server)
+	seen := h.reviews[server]
+	delete(h.reviews, server)
 	for _, review := range seen {
-		if request := nested[map[string]any](review, "request"); nested[string](request, "object", "metadata", "generateName") != "" {
+		request := nested[map[string]any](review, "request")
+		if nested[string](request, "object", "metadata", "generateName") != "" {
 			request["name"] = "(random)"
 		}
 	}
-	slices.SortStableFunc(seen, func(a, b any) int { return strings.Compare(nested[string](a, "webhook"), nested[string](b, "webhook")) })
-	return normalValue("", seen).([]any)
+	slices.SortStableFunc(seen, func(a, b any) int {
+		return strings.Compare(nested[string](a, "webhook"), nested[string](b, "webhook"))
+	})
+	return normalizeValue("", seen).([]any)
 }
 
-// configuration has webhooks for a server, each about some resources.
+// configuration returns the configuration of webhooks for a server. Each element of webhooks is a name and further
+// fields.
 func (h *hooks) configuration(server, kind, name string, webhooks ...string) string {
-	ca := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw}))
+	ca := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: h.Certificate().Raw}))
 	var all []string
 	for _, w := range webhooks {
 		name, rest, _ := strings.Cut(w, " ")
@@ -90,51 +101,59 @@ func (h *hooks) configuration(server, kind, name string, webhooks ...string) str
 const (
 	everything = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/*"]}],` + inHooked
 	inHooked   = `"namespaceSelector":{"matchLabels":{"hooked":"yes"}}`
-	// others sees custom objects at v1beta1, and built-in ones at versions that requests do not have, in the old form of reviews.
-	others = `"admissionReviewVersions":["v1beta1"],"timeoutSeconds":7,` + inHooked + `,"rules":[{"operations":["*"],"apiGroups":["conformance.example.com"],"apiVersions":["v1beta1"],"resources":["*/*"]},
+	// others matches custom objects at v1beta1 and built-in objects at versions other than the request's. It uses
+	// AdmissionReview v1beta1.
+	others = `"admissionReviewVersions":["v1beta1"],"timeoutSeconds":7,` + inHooked +
+		`,"rules":[{"operations":["*"],"apiGroups":["conformance.example.com"],"apiVersions":["v1beta1"],"resources":["*/*"]},
 {"operations":["*"],"apiGroups":["autoscaling"],"apiVersions":["v1"],"resources":["horizontalpodautoscalers"]},{"operations":["*"],"apiGroups":["events.k8s.io"],"apiVersions":["v1"],"resources":["events"]}]`
-	scales = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/scale"]}],"objectSelector":{},` + inHooked
-	red    = `"admissionReviewVersions":["v1"],"rules":[{"operations":["CREATE","UPDATE"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"objectSelector":{"matchLabels":{"red":"yes"}},"reinvocationPolicy":"IfNeeded",` + inHooked
-	asked  = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"matchConditions":[{"name":"denied","expression":"has(object.metadata.annotations) && object.metadata.annotations['deny'] == 'yes' && authorizer.group('').resource('pods').check('get').allowed()"}],` + inHooked
+	scales      = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/scale"]}],"objectSelector":{},` + inHooked
+	red         = `"admissionReviewVersions":["v1"],"rules":[{"operations":["CREATE","UPDATE"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"objectSelector":{"matchLabels":{"red":"yes"}},"reinvocationPolicy":"IfNeeded",` + inHooked
+	conditional = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"matchConditions":[{"name":"denied","expression":"has(object.metadata.annotations) && object.metadata.annotations['deny'] == 'yes' && authorizer.group('').resource('pods').check('get').allowed()"}],` + inHooked
 )
 
-// VAL-023 VAL-027 DEF-009: webhooks of both servers see the same.
+// testWebhooks checks that both servers send the same reviews to webhooks (VAL-023 VAL-027 DEF-009).
 func testWebhooks(t *testing.T, p *pair) {
-	h := &hooks{seen: map[string][]any{}}
+	h := &hooks{reviews: map[string][]any{}}
 	h.Server = httptest.NewTLSServer(h)
 	t.Cleanup(h.Close)
 	p.do(t, "POST /api/v1/namespaces", "", `{"metadata":{"name":"hooked","labels":{"hooked":"yes"}}}`)
 	p.do(t, "POST /api/v1/namespaces/hooked/serviceaccounts", "", `{"metadata":{"name":"default"}}`)
-	p.do(t, "POST "+crdPath, asYAML, strings.NewReplacer("widgets", "hookeds", "Widget", "Hooked", "wd", "hk").Replace(widgets))
-	established := func(a answer) bool { return a.code == 200 }
-	p.settle(t, "/apis/conformance.example.com/v1/namespaces/hooked/hookeds", established)
-	for _, s := range []*server{p.ours, p.theirs} {
+	p.do(t, "POST "+crdPath, asYAML,
+		strings.NewReplacer("widgets", "hookeds", "Widget", "Hooked", "wd", "hk").Replace(widgets))
+	established := func(a response) bool { return a.code == 200 }
+	p.waitFor(t, "/apis/conformance.example.com/v1/namespaces/hooked/hookeds", established)
+	for _, s := range []*server{p.trellis, p.upstream} {
 		for _, c := range [][2]string{
-			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "b", "see "+everything, "label "+red, "scale "+scales)},
-			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "c", "more "+red, "others "+others)},
-			{"validatingwebhookconfigurations", h.configuration(s.name, "ValidatingWebhookConfiguration", "a", "look "+everything, "elsewhere "+others, "deny "+asked)},
+			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "b",
+				"see "+everything, "label "+red, "scale "+scales)},
+			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "c", "more "+red,
+				"others "+others)},
+			{"validatingwebhookconfigurations", h.configuration(s.name, "ValidatingWebhookConfiguration", "a",
+				"look "+everything, "elsewhere "+others, "deny "+conditional)},
 		} {
-			if a, err := s.send(t.Context(), request{method: "POST", path: "/apis/admissionregistration.k8s.io/v1/" + c[0], body: c[1]}); err != nil || a.code != 201 {
+			r := request{method: "POST", path: "/apis/admissionregistration.k8s.io/v1/" + c[0], body: c[1]}
+			if a, err := s.send(t.Context(), r); err != nil || a.code != 201 {
 				t.Fatalf("%s: %v %v", s.name, a, err)
 			}
 		}
 	}
-	h.inForce(t, p)
+	h.waitUntilCalled(t, p)
 	defer func() {
-		for _, c := range []string{"mutatingwebhookconfigurations/b", "mutatingwebhookconfigurations/c", "validatingwebhookconfigurations/a"} {
+		for _, c := range []string{"mutatingwebhookconfigurations/b", "mutatingwebhookconfigurations/c",
+			"validatingwebhookconfigurations/a"} {
 			p.do(t, "DELETE /apis/admissionregistration.k8s.io/v1/"+c, "", "")
 		}
 	}()
-	for _, r := range hookedRequests() {
-		p.theirs.catchUp(t, r.path)
-		if ours, theirs := p.exchange(t, r); !strings.HasSuffix(r.path, "/token") { // two servers' tokens
-			p.judge(t, r, ours, theirs)
+	for _, r := range webhookRequests() {
+		p.upstream.waitForWatchCache(t, r.path)
+		if got, want := p.exchange(t, r); !strings.HasSuffix(r.path, "/token") { // tokens differ
+			p.check(t, r, got, want)
 		}
-		ours, theirs := h.take("here"), h.take("upstream")
-		if len(theirs) == 0 {
-			t.Errorf("%s %s: no webhook has seen it", r.method, r.path)
+		got, want := h.takeReviews("trellis"), h.takeReviews("upstream")
+		if len(want) == 0 {
+			t.Errorf("%s %s: got no call of a webhook by kube-apiserver", r.method, r.path)
 		}
-		for _, d := range compareValues("reviews", any(ours), any(theirs)) {
+		for _, d := range compareValues("reviews", any(got), any(want)) {
 			if p.isKnown(r, d) {
 				continue
 			}
@@ -143,27 +162,29 @@ func testWebhooks(t *testing.T, p *pair) {
 	}
 }
 
-// inForce waits until kube-apiserver has read the configurations.
-func (h *hooks) inForce(t *testing.T, p *pair) {
+// waitUntilCalled blocks until kube-apiserver calls the webhooks of all configurations.
+func (h *hooks) waitUntilCalled(t *testing.T, p *pair) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		p.do(t, "POST /api/v1/namespaces/hooked/configmaps?dryRun=All", "", `{"metadata":{"name":"probe","labels":{"red":"yes"}}}`)
-		ours, theirs := h.take("here"), h.take("upstream")
-		return len(ours) == 5 && len(theirs) == 5, nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			p.do(t, "POST /api/v1/namespaces/hooked/configmaps?dryRun=All", "",
+				`{"metadata":{"name":"probe","labels":{"red":"yes"}}}`)
+			got, want := h.takeReviews("trellis"), h.takeReviews("upstream")
+			return len(got) == 5 && len(want) == 5, nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// ofObject is the path of an object in a namespace.
-var ofObject = regexp.MustCompile(`^/apis?/.*namespaces/(?:hooked|ordered)/[a-z]+/[^/?]+`)
+// objectPath matches the path of an object in a namespace of these tests.
+var objectPath = regexp.MustCompile(`^/apis?/.*namespaces/(?:hooked|ordered)/[a-z]+/[^/?]+`)
 
-// catchUp waits until the watch cache of kube-apiserver has the object that a request is about: out of it come the objects that an
-// update begins with, and webhooks would be asked about an outdated one first.
-func (s *server) catchUp(t *testing.T, path string) {
+// waitForWatchCache blocks until kube-apiserver's watch cache holds the latest version of the object in path. An update
+// starts from the cached object, so webhooks could otherwise be called with an outdated object first.
+func (s *server) waitForWatchCache(t *testing.T, path string) {
 	t.Helper()
-	path = ofObject.FindString(path)
+	path = objectPath.FindString(path)
 	if path == "" {
 		return
 	}
@@ -176,7 +197,8 @@ func (s *server) catchUp(t *testing.T, path string) {
 	}
 }
 
-func hookedRequests() []request {
+// webhookRequests returns the requests whose reviews are compared.
+func webhookRequests() []request {
 	const (
 		custom  = "/apis/conformance.example.com/v1/namespaces/hooked/hookeds"
 		custom2 = "/apis/conformance.example.com/v1beta1/namespaces/hooked/hookeds"
@@ -193,9 +215,11 @@ func hookedRequests() []request {
 		return request{method: method, path: path, contentType: contentType, body: body}
 	}
 	return []request{
-		of("POST "+custom+"?dryRun=All", "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"a"},"spec":{"color":"red"}}`),
+		of("POST "+custom+"?dryRun=All", "",
+			`{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"a"},"spec":{"color":"red"}}`),
 		of("POST "+custom, "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"a","labels":{"red":"yes"}},"spec":{"color":"red"}}`),
-		of("POST "+custom+"?fieldManager=me", "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"generateName":"A_"},"spec":{"color":"red"}}`),
+		of("POST "+custom+"?fieldManager=me", "",
+			`{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"generateName":"A_"},"spec":{"color":"red"}}`),
 		of("POST "+custom, "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"generateName":"g-"},"spec":{"color":"red"}}`),
 		of("PATCH "+custom+"/a", asMerge, `{"spec":{"size":2},"metadata":{"labels":{"red":"yes"}}}`),
 		of("PATCH "+custom2+"/a", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
@@ -204,7 +228,8 @@ func hookedRequests() []request {
 		of("PATCH "+custom+"/a/scale", asMerge, `{"spec":{"replicas":4}}`),
 		of("PUT "+custom+"/a/scale", "", fmt.Sprintf(scale, "a")),
 		of("PATCH "+custom+"/b?fieldManager=me&force=true", asApply, apply),
-		of("PATCH "+custom+"/b?fieldManager=me&force=true&dryRun=All", asApply, strings.Replace(apply, "2}}", "3}}", 1)),
+		of("PATCH "+custom+"/b?fieldManager=me&force=true&dryRun=All", asApply,
+			strings.Replace(apply, "2}}", "3}}", 1)),
 		of("PATCH "+custom+"/b?fieldManager=me&force=true", asApply, strings.Replace(apply, "2}}", "3}}", 1)),
 		of("DELETE "+custom+"/b?propagationPolicy=Foreground&dryRun=All", "", ""),
 		of("DELETE "+custom+"/b", "", `{"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background"}`),
@@ -215,7 +240,7 @@ func hookedRequests() []request {
 		of("DELETE "+core+"configmaps/c?gracePeriodSeconds=3", "", ""),
 		of("POST "+core+"pods", "", pod),
 		of("PATCH "+core+"pods/p/status", asMerge, `{"status":{"phase":"Pending"}}`),
-		of("POST "+core+"pods/p/exec?command=a&command=b&stdin=true&container=c", "", ""), // it has no node yet
+		of("POST "+core+"pods/p/exec?command=a&command=b&stdin=true&container=c", "", ""), // the Pod has no node yet
 		of("GET "+core+"pods/p/attach", "", ""),
 		of("GET "+core+"pods/p/attach?tty=true", "", ""),
 		of("GET "+core+"pods/p/portforward?ports=80&ports=81", "", ""),
@@ -223,11 +248,14 @@ func hookedRequests() []request {
 		of("DELETE "+core+"pods/p/proxy", "", ""),
 		of("GET "+core+"services/none:80/proxy/a", "", ""),
 		of("POST "+core+"pods/p/binding", "", `{"metadata":{"name":"p"},"target":{"kind":"Node","name":"n"}}`),
-		of("POST "+core+"pods/p/eviction?dryRun=All", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
-		of("POST "+core+"pods/p/eviction", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
+		of("POST "+core+"pods/p/eviction?dryRun=All", "",
+			`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
+		of("POST "+core+"pods/p/eviction", "",
+			`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
 		of("DELETE "+core+"pods/p?gracePeriodSeconds=0", "", ""),
 		of("POST "+core+"serviceaccounts", "", `{"metadata":{"name":"s"}}`),
-		of("POST "+core+"serviceaccounts/s/token", "", `{"spec":{"audiences":["https://kubernetes.default.svc"],"expirationSeconds":600}}`),
+		of("POST "+core+"serviceaccounts/s/token", "",
+			`{"spec":{"audiences":["https://kubernetes.default.svc"],"expirationSeconds":600}}`),
 		of("POST "+deploys, "", deploy),
 		of("PATCH "+deploys+"/d", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
 		of("PATCH "+deploys+"/d/status", asMerge, `{"status":{"replicas":1}}`),
@@ -242,6 +270,7 @@ func hookedRequests() []request {
 		of("DELETE "+core+"services/s", "", ""),
 		of("PATCH /api/v1/namespaces/hooked", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
 		of("POST /api/v1/namespaces", "", `{"metadata":{"name":"hooked2","labels":{"hooked":"yes"}}}`),
-		of("PUT /api/v1/namespaces/hooked2/finalize", "", `{"metadata":{"name":"hooked2","labels":{"hooked":"yes"}},"spec":{"finalizers":["kubernetes"]}}`),
+		of("PUT /api/v1/namespaces/hooked2/finalize", "",
+			`{"metadata":{"name":"hooked2","labels":{"hooked":"yes"}},"spec":{"finalizers":["kubernetes"]}}`),
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// widgets is a CRD with some of everything.
+// widgets is a CRD that uses most features of CRDs.
 const widgets = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -70,44 +70,64 @@ const widgetsPath = "/apis/conformance.example.com/v1/namespaces/conformance/wid
 
 const widget = `{"apiVersion":"conformance.example.com/v1","kind":"Widget","metadata":{"name":"w","labels":{"a":"b"}},"spec":{"color":"green","size":3,"tags":["x","y"],"items":[{"name":"one"}],"limits":{"cpu":1}}}`
 
-// refusedWidgets are patches of a widget that its schema refuses, and some that it does not.
-var refusedWidgets = []string{
-	`{"spec":{"color":"blue"}}`, `{"spec":{"color":null}}`, `{"spec":{"color":7}}`, `{"spec":{"color":"black"}}`, `{"spec":null}`, `{"spec":"x"}`, `{"spec":{"size":101}}`, `{"spec":{"size":-1}}`,
-	`{"spec":{"size":1.5}}`, `{"spec":{"size":1.0}}`, `{"spec":{"size":"1"}}`, `{"spec":{"size":3000000000}}`, `{"spec":{"min":4}}`, `{"spec":{"since":"today"}}`, `{"spec":{"since":"2026-01-02T03:04:05Z"}}`,
-	`{"spec":{"ratio":0}}`, `{"spec":{"ratio":0.3}}`, `{"spec":{"ratio":1}}`, `{"spec":{"name":"a"}}`, `{"spec":{"name":"abcdef"}}`, `{"spec":{"name":"A1"}}`, `{"spec":{"port":"x"}}`, `{"spec":{"port":1.5}}`, `{"spec":{"port":true}}`,
-	`{"spec":{"note":null}}`, `{"spec":{"free":{"a":{"b":1}}}}`, `{"spec":{"free":7}}`, `{"spec":{"tags":["x","x"]}}`, `{"spec":{"tags":["1","2","3","4","5"]}}`, `{"spec":{"tags":[1,null]}}`, `{"spec":{"tags":"x"}}`,
-	`{"spec":{"items":[{"name":"a"},{"name":"a"}]}}`, `{"spec":{"items":[{}]}}`, `{"spec":{"items":[{"name":"a","value":null}]}}`, `{"spec":{"items":[{"name":"a","extra":null}]}}`, `{"spec":{"limits":{}}}`, `{"spec":{"limits":{"cpu":null}}}`,
-	`{"spec":{"limits":{"cpu":"1"}}}`, `{"spec":{"limits":{"a":1,"b":2,"c":3}}}`, `{"spec":{"either":{}}}`, `{"spec":{"either":{"a":"x","b":"y"}}}`, `{"spec":{"either":{"a":"x"}}}`, `{"spec":{"template":{}}}`,
-	`{"spec":{"template":{"apiVersion":"v1","kind":"Pod"}}}`, `{"spec":{"template":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"A B","labels":{"a b":"c"},"extra":1}}}}`, `{"spec":{"unknown":{"x":1}}}`, `{"unknown":{"a":1}}`,
-	`{"status":{"size":1}}`, `{"metadata":{"extra":1}}`, `{"metadata":{"labels":{"a b":"c"}}}`, `{"metadata":{"labels":7}}`, `{"metadata":{"finalizers":["x"]}}`, `{"metadata":{"generation":7}}`, `{"metadata":{"managedFields":[]}}`,
-	`{"apiVersion":"conformance.example.com/v1beta1"}`, `{"apiVersion":"v1"}`, `{"kind":"Other"}`, `{"apiVersion":null}`, `{"kind":null}`,
+// widgetPatches lists patches of a widget. Most of them make it invalid.
+var widgetPatches = []string{
+	`{"spec":{"color":"blue"}}`, `{"spec":{"color":null}}`, `{"spec":{"color":7}}`, `{"spec":{"color":"black"}}`,
+	`{"spec":null}`, `{"spec":"x"}`, `{"spec":{"size":101}}`, `{"spec":{"size":-1}}`,
+	`{"spec":{"size":1.5}}`, `{"spec":{"size":1.0}}`, `{"spec":{"size":"1"}}`, `{"spec":{"size":3000000000}}`,
+	`{"spec":{"min":4}}`, `{"spec":{"since":"today"}}`, `{"spec":{"since":"2026-01-02T03:04:05Z"}}`,
+	`{"spec":{"ratio":0}}`, `{"spec":{"ratio":0.3}}`, `{"spec":{"ratio":1}}`, `{"spec":{"name":"a"}}`,
+	`{"spec":{"name":"abcdef"}}`, `{"spec":{"name":"A1"}}`, `{"spec":{"port":"x"}}`, `{"spec":{"port":1.5}}`,
+	`{"spec":{"port":true}}`,
+	`{"spec":{"note":null}}`, `{"spec":{"free":{"a":{"b":1}}}}`, `{"spec":{"free":7}}`, `{"spec":{"tags":["x","x"]}}`,
+	`{"spec":{"tags":["1","2","3","4","5"]}}`, `{"spec":{"tags":[1,null]}}`, `{"spec":{"tags":"x"}}`,
+	`{"spec":{"items":[{"name":"a"},{"name":"a"}]}}`, `{"spec":{"items":[{}]}}`,
+	`{"spec":{"items":[{"name":"a","value":null}]}}`, `{"spec":{"items":[{"name":"a","extra":null}]}}`,
+	`{"spec":{"limits":{}}}`, `{"spec":{"limits":{"cpu":null}}}`,
+	`{"spec":{"limits":{"cpu":"1"}}}`, `{"spec":{"limits":{"a":1,"b":2,"c":3}}}`, `{"spec":{"either":{}}}`,
+	`{"spec":{"either":{"a":"x","b":"y"}}}`, `{"spec":{"either":{"a":"x"}}}`, `{"spec":{"template":{}}}`,
+	`{"spec":{"template":{"apiVersion":"v1","kind":"Pod"}}}`,
+	`{"spec":{"template":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"A B","labels":{"a b":"c"},"extra":1}}}}`,
+	`{"spec":{"unknown":{"x":1}}}`, `{"unknown":{"a":1}}`,
+	`{"status":{"size":1}}`, `{"metadata":{"extra":1}}`, `{"metadata":{"labels":{"a b":"c"}}}`,
+	`{"metadata":{"labels":7}}`, `{"metadata":{"finalizers":["x"]}}`, `{"metadata":{"generation":7}}`,
+	`{"metadata":{"managedFields":[]}}`,
+	`{"apiVersion":"conformance.example.com/v1beta1"}`, `{"apiVersion":"v1"}`, `{"kind":"Other"}`,
+	`{"apiVersion":null}`, `{"kind":null}`,
 }
 
+// testWidgets compares valid and invalid writes of widgets, their subresources and their Tables.
 func testWidgets(t *testing.T, p *pair) {
 	const all = widgetsPath
 	p.do(t, "POST "+all, "", widget)
-	p.mark()
-	for _, patch := range refusedWidgets {
+	p.markRevision()
+	for _, patch := range widgetPatches {
 		for _, validation := range []string{"Ignore", "Warn", "Strict"} {
 			p.do(t, "PATCH "+all+"/w?dryRun=All&fieldValidation="+validation, asMerge, patch)
 		}
-		body := merged(t, widget, patch)
-		p.do(t, "POST "+all+"?dryRun=All", "", changed(body, func(_, m object) { m["name"] = "new" }))
+		body := mergePatched(t, widget, patch)
+		p.do(t, "POST "+all+"?dryRun=All", "", modified(body, func(_, m object) { m["name"] = "new" }))
 		p.do(t, "PUT "+all+"/w?dryRun=All&fieldValidation=Warn", "", text(body))
 		p.do(t, "PATCH "+all+"/w?dryRun=All&fieldManager=other", asApply, text(body))
 	}
 	p.do(t, "POST "+all+"?fieldValidation=Strict", asYAML, widget+"\n")
-	p.do(t, "POST "+all+"?fieldValidation=Strict&dryRun=All", asYAML, "apiVersion: conformance.example.com/v1\nkind: Widget\nmetadata: {name: y}\nspec: {color: red, color: green, x: 1}\n")
-	for _, q := range []string{"spec.color%3Dgreen", "spec.color!%3Dgreen", "spec.size%3D3", "metadata.name%3Dw,spec.color%3Dgreen"} {
+	p.do(t, "POST "+all+"?fieldValidation=Strict&dryRun=All", asYAML,
+		"apiVersion: conformance.example.com/v1\nkind: Widget\nmetadata: {name: y}\n"+
+			"spec: {color: red, color: green, x: 1}\n")
+	for _, q := range []string{"spec.color%3Dgreen", "spec.color!%3Dgreen", "spec.size%3D3",
+		"metadata.name%3Dw,spec.color%3Dgreen"} {
 		p.get(t, all+"?fieldSelector="+q)
 	}
 	for _, body := range []string{
-		`{"status":{"size":2,"pods":"a=b"}}`, `{"status":{"size":"x"}}`, `{"status":{"pods":7}}`, `{"spec":{"size":7},"status":{"size":3}}`, `{"metadata":{"labels":{"c":"d"}}}`, `{"status":null}`,
+		`{"status":{"size":2,"pods":"a=b"}}`, `{"status":{"size":"x"}}`, `{"status":{"pods":7}}`,
+		`{"spec":{"size":7},"status":{"size":3}}`, `{"metadata":{"labels":{"c":"d"}}}`, `{"status":null}`,
 	} {
 		p.do(t, "PATCH "+all+"/w/status", asMerge, body)
 		p.get(t, all+"/w/scale")
 	}
-	for _, body := range []string{`{"spec":{"replicas":5}}`, `{"spec":{"replicas":500}}`, `{"spec":{"replicas":-1}}`, `{"spec":{"replicas":"x"}}`, `{"spec":null}`, `{"metadata":{"resourceVersion":"1"}}`, `{"metadata":{"name":"x"}}`} {
+	for _, body := range []string{`{"spec":{"replicas":5}}`, `{"spec":{"replicas":500}}`, `{"spec":{"replicas":-1}}`,
+		`{"spec":{"replicas":"x"}}`, `{"spec":null}`, `{"metadata":{"resourceVersion":"1"}}`,
+		`{"metadata":{"name":"x"}}`} {
 		p.do(t, "PATCH "+all+"/w/scale", asMerge, body)
 	}
 	p.do(t, "PUT "+all+"/w/scale", "", `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"w","namespace":"conformance"},"spec":{"replicas":6}}`)
@@ -125,16 +145,16 @@ func testWidgets(t *testing.T, p *pair) {
 	p.do(t, "DELETE "+all, "", "")
 }
 
-// merged is a merge patch applied to an object.
-func merged(t *testing.T, text, patch string) object {
+// mergePatched returns an object to which patch, a merge patch, was applied. Null values stay in the object.
+func mergePatched(t *testing.T, text, patch string) object {
 	t.Helper()
-	var o, with object
-	for from, to := range map[string]*object{text: &o, patch: &with} {
+	var o, changes object
+	for from, to := range map[string]*object{text: &o, patch: &changes} {
 		if err := yaml.Unmarshal([]byte(from), to); err != nil {
 			t.Fatal(err)
 		}
 	}
-	merge(o, with)
+	merge(o, changes)
 	return o
 }
 
@@ -149,31 +169,39 @@ func merge(o, patch object) {
 	}
 }
 
-// testLives follows widgets from their creation to their end.
-func testLives(t *testing.T, p *pair) {
+// testLifecycle compares widgets from their creation to their deletion.
+func testLifecycle(t *testing.T, p *pair) {
 	const one = widgetsPath + "/one"
 	named := func(name, metadata string) string {
-		return `{"apiVersion":"conformance.example.com/v1","kind":"Widget","metadata":{"name":"` + name + `"` + metadata + `},"spec":{"color":"red","size":3}}`
+		return `{"apiVersion":"conformance.example.com/v1","kind":"Widget","metadata":{"name":"` + name + `"` +
+			metadata + `},"spec":{"color":"red","size":3}}`
 	}
 	p.do(t, "POST "+widgetsPath, "", strings.Replace(named("", `,"generateName":"made-"`), `"name":"",`, "", 1))
-	p.do(t, "POST "+widgetsPath, "", named("one", `,"finalizers":["example.com/a"],"uid":"x","creationTimestamp":"2020-01-01T00:00:00Z","generation":7,"selfLink":"/x","deletionGracePeriodSeconds":5`))
-	p.mark()
+	p.do(t, "POST "+widgetsPath, "", named("one",
+		`,"finalizers":["example.com/a"],"uid":"x","creationTimestamp":"2020-01-01T00:00:00Z","generation":7,"selfLink":"/x","deletionGracePeriodSeconds":5`))
+	p.markRevision()
 	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"c":"d"}}}`)
 	p.do(t, "PATCH "+one+"?fieldManager=other", asMerge, `{"spec":{"size":5}}`)
-	p.do(t, "POST "+widgetsPath, "", named("two", `,"ownerReferences":[{"apiVersion":"conformance.example.com/v1","kind":"Widget","name":"one","uid":"{uid}","blockOwnerDeletion":true}]`))
+	p.do(t, "POST "+widgetsPath, "", named("two",
+		`,"ownerReferences":[{"apiVersion":"conformance.example.com/v1","kind":"Widget","name":"one","uid":"{uid}","blockOwnerDeletion":true}]`))
 	p.do(t, "DELETE "+widgetsPath+"/two", "", "") // kube-apiserver collects no garbage
 	p.do(t, "POST "+widgetsPath, "", named("scaled", ""))
 	p.do(t, "PATCH "+widgetsPath+"/scaled/scale", asMerge, `{"spec":{"replicas":3}}`)
 	p.get(t, widgetsPath+"/scaled")
 	p.do(t, "DELETE "+widgetsPath+"/scaled", "", "")
-	p.do(t, "POST "+widgetsPath, "", named("three", `,"ownerReferences":[{"apiVersion":"a/v1","kind":"A","name":"a","uid":"a","controller":true},{"apiVersion":"a/v1","kind":"A","name":"b","uid":"b","controller":true}]`))
-	for _, q := range []string{"limit=1", "limit=1&continue=x", "limit=2&labelSelector=none", "resourceVersion=0", "resourceVersion=0&limit=1", "resourceVersion={start}&resourceVersionMatch=Exact", "resourceVersion={start}&resourceVersionMatch=NotOlderThan"} {
+	p.do(t, "POST "+widgetsPath, "", named("three",
+		`,"ownerReferences":[{"apiVersion":"a/v1","kind":"A","name":"a","uid":"a","controller":true},{"apiVersion":"a/v1","kind":"A","name":"b","uid":"b","controller":true}]`))
+	for _, q := range []string{"limit=1", "limit=1&continue=x", "limit=2&labelSelector=none", "resourceVersion=0",
+		"resourceVersion=0&limit=1", "resourceVersion={start}&resourceVersionMatch=Exact",
+		"resourceVersion={start}&resourceVersionMatch=NotOlderThan"} {
 		p.get(t, widgetsPath+"?"+q+"&fieldSelector=metadata.name%3Done")
 	}
-	for _, accept := range []string{asYAML, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "text/html"} {
+	for _, accept := range []string{asYAML, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+		"application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json",
+		"application/cbor", "text/html"} {
 		p.send(t, request{method: http.MethodGet, path: one, accept: accept})
 	}
-	p.do(t, "HEAD "+one, "", "") // which built-in kinds do not have
+	p.do(t, "HEAD "+one, "", "") // built-in kinds do not support HEAD
 	p.do(t, "HEAD "+widgetsPath, "", "")
 	p.do(t, "DELETE "+one+"?propagationPolicy=Orphan&dryRun=All", "", "")
 	p.do(t, "DELETE "+one+"?propagationPolicy=Foreground&dryRun=All", "", "")
@@ -191,18 +219,23 @@ func testLives(t *testing.T, p *pair) {
 	p.do(t, "PATCH "+one+"?fieldManager=a", asApply, named("one", ""))
 	p.do(t, "PATCH "+one+"?fieldManager=a", asApply, named("one", `,"uid":"x"`))
 	p.do(t, "PATCH "+one+"?fieldManager=a", asApply, named("one", `,"resourceVersion":"1"`))
-	p.do(t, "PATCH "+one+"/status?fieldManager=a", asApply, `{"apiVersion":"conformance.example.com/v1","kind":"Widget","status":{"size":1}}`)
+	p.do(t, "PATCH "+one+"/status?fieldManager=a", asApply,
+		`{"apiVersion":"conformance.example.com/v1","kind":"Widget","status":{"size":1}}`)
 	p.do(t, "PATCH "+one+"?fieldManager=a", asApply, strings.Replace(named("one", ""), "/v1", "/v1beta1", 1))
-	for _, q := range []string{"watch=1", "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "watch=1&resourceVersion=0"} {
-		p.send(t, request{method: http.MethodGet, events: 1, path: widgetsPath + "?timeoutSeconds=5&fieldSelector=metadata.name%3Done&" + q})
-		p.send(t, request{method: http.MethodGet, events: 1, path: widgetsPath + "?timeoutSeconds=5&fieldSelector=metadata.name%3Done&" + q, accept: asTable})
+	for _, q := range []string{"watch=1",
+		"watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+		"watch=1&resourceVersion=0"} {
+		p.send(t, request{method: http.MethodGet, events: 1,
+			path: widgetsPath + "?timeoutSeconds=5&fieldSelector=metadata.name%3Done&" + q})
+		p.send(t, request{method: http.MethodGet, events: 1,
+			path: widgetsPath + "?timeoutSeconds=5&fieldSelector=metadata.name%3Done&" + q, accept: asTable})
 	}
 	p.do(t, "DELETE "+widgetsPath+"?propagationPolicy=Background&dryRun=All", "", "")
 	p.do(t, "DELETE "+widgetsPath+"?fieldSelector=metadata.name%3Done", "", "")
 	p.do(t, "DELETE "+widgetsPath, "", "")
 }
 
-// testVersions changes the versions of a CRD.
+// testVersions compares changes of a CRD's versions, names and status.
 func testVersions(t *testing.T, p *pair) {
 	const path = crdPath + "/widgets.conformance.example.com"
 	for _, patch := range []string{
@@ -218,7 +251,8 @@ func testVersions(t *testing.T, p *pair) {
 	} {
 		p.do(t, "PATCH "+path+"?dryRun=All", asJSONPatch, patch)
 	}
-	for _, patch := range []string{`{"status":{"storedVersions":["v1beta1"]}}`, `{"status":{"conditions":[]}}`, `{"spec":{"scope":"Cluster"}}`, `{"status":{"storedVersions":["v1","v1beta1"]}}`} {
+	for _, patch := range []string{`{"status":{"storedVersions":["v1beta1"]}}`, `{"status":{"conditions":[]}}`,
+		`{"spec":{"scope":"Cluster"}}`, `{"status":{"storedVersions":["v1","v1beta1"]}}`} {
 		p.do(t, "PATCH "+path+"/status?dryRun=All", asMerge, patch)
 	}
 }
