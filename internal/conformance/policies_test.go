@@ -27,8 +27,9 @@ func TestPolicies(t *testing.T) {
 	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24",
 		"--disable-admission-plugins=ServiceAccount")
 	p := &pair{
-		trellis: newServer(t, "trellis", testserver.Start(t).Config), upstream: newServer(t, "upstream",
-			upstream), known: knownDifferences(),
+		trellis:  newServer(t, "trellis", testserver.Start(t).Config),
+		upstream: newServer(t, "upstream", upstream),
+		known:    knownDifferences(),
 	}
 	p.do(t, "POST /api/v1/namespaces", asYAML,
 		`{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
@@ -166,8 +167,8 @@ func (p *pair) runPolicyCase(t *testing.T, i int, c policyCase) {
 	for n, o := range c.objects {
 		name := fmt.Sprintf("o%d-%d", i, n)
 		o = strings.Replace(o, "METADATA", fmt.Sprintf(`metadata: {name: %s, labels: {case: "%d"}}`, name, i), 1)
-		o = strings.Replace(o, "GENERATED", fmt.Sprintf(`metadata: {generateName: %s-, labels: {case: "%d"}}`, name, i),
-			1)
+		o = strings.Replace(o, "GENERATED",
+			fmt.Sprintf(`metadata: {generateName: %s-, labels: {case: "%d"}}`, name, i), 1)
 		p.do(t, "POST "+collection(o), asYAML, o)
 		if n > 0 {
 			continue

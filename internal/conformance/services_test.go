@@ -41,8 +41,9 @@ func TestServicesByIPFamily(t *testing.T) {
 				}
 			}))
 			p := &pair{
-				trellis: newServer(t, "trellis", server.Config), upstream: newServer(t, "upstream",
-					upstream), known: knownDifferences(),
+				trellis:  newServer(t, "trellis", server.Config),
+				upstream: newServer(t, "upstream", upstream),
+				known:    knownDifferences(),
 			}
 			p.waitFor(t, rangesPath+"/kubernetes",
 				func(a response) bool { return len(nested[[]any](a.body, "status", "conditions")) > 0 })

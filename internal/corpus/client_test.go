@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// client speaks plain HTTP to a server, so that bytes can be compared.
+// client sends plain HTTP requests, so that tests can compare response bodies byte by byte.
 type client struct {
 	http *http.Client
 	host string
@@ -34,7 +34,7 @@ const (
 	asMerge = "application/merge-patch+json"
 )
 
-// do sends a request and returns the answer's body; a status of 400 and above is an error.
+// do sends a request and returns the response body. A status of 400 or above is an error.
 func (c *client) do(method, path, contentType string, body []byte) ([]byte, error) {
 	resp, err := c.open(context.Background(), method, path, contentType, body)
 	if err != nil {
@@ -51,6 +51,7 @@ func (c *client) do(method, path, contentType string, body []byte) ([]byte, erro
 	return out, nil
 }
 
+// open sends a request and returns the response, whose body the caller closes.
 func (c *client) open(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.host+path, bytes.NewReader(body))
 	if err != nil {

@@ -19,11 +19,12 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// CNV-004 CNV-005 CNV-022 CNV-025 CNV-072 VER-009 VER-047 VER-053: CRDs whose projects have a conversion webhook are accepted with
-// the projects' own configuration, whose Services are not there, and served in all their versions once a webhook is.
+// TestConversionPatches checks CRDs of projects that have a conversion webhook. They are accepted with the projects'
+// configuration, although its Service does not exist. All their versions are served once a webhook runs
+// (CNV-004 CNV-005 CNV-022 CNV-025 CNV-072 VER-009 VER-047 VER-053).
 func TestConversionPatches(t *testing.T) {
 	requireCorpus(t)
-	hook := newHook(t)
+	hook := newConversionHook(t)
 	for _, project := range projects(t, "conversion-patches") {
 		t.Run(project, func(t *testing.T) {
 			server := testserver.Start(t)
@@ -31,9 +32,9 @@ func TestConversionPatches(t *testing.T) {
 			kinds := map[string]served{}
 			for _, patch := range read(t, "conversion-patches", project) {
 				paths, _ := filepath.Glob(filepath.Join(root, "crds", "*", patch.name()+".yaml"))
-				speaks := nested[[]any](patch.tree, "spec", "conversion", "webhook", "conversionReviewVersions")
-				if len(paths) == 0 || !slices.Contains(speaks, any("v1")) {
-					continue // a patch for any CRD, which names none; or one that upstream refuses as well (v2), or of something else
+				reviewVersions := nested[[]any](patch.tree, "spec", "conversion", "webhook", "conversionReviewVersions")
+				if len(paths) == 0 || !slices.Contains(reviewVersions, any("v1")) {
+					continue // no patch of a certain CRD, or its review versions (v2) are unsupported upstream, too
 				}
 				crd := read(t, "crds", filepath.Base(filepath.Dir(paths[0])))
 				for _, f := range crd {
@@ -47,20 +48,20 @@ func TestConversionPatches(t *testing.T) {
 			hook.samples(t, c, project, kinds)
 		})
 	}
-	if !small() && hook.calls.Load() == 0 {
+	if !smallRun() && hook.calls.Load() == 0 {
 		t.Error("no object was converted")
 	}
 }
 
-// hook is a webhook in whose eyes all versions of a kind are alike.
-type hook struct {
+// conversionHook is a conversion webhook that changes only the apiVersion of objects.
+type conversionHook struct {
 	*httptest.Server
 	handler *conversionwebhook.Handler
 	calls   atomic.Int64
 }
 
-func newHook(t *testing.T) *hook {
-	h := &hook{handler: &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{}}}
+func newConversionHook(t *testing.T) *conversionHook {
+	h := &conversionHook{handler: &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{}}}
 	h.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.calls.Add(1)
 		h.handler.ServeHTTP(w, r)
@@ -69,14 +70,15 @@ func newHook(t *testing.T) *hook {
 	return h
 }
 
-// install applies a CRD with the conversion of a patch, then with h at the place of the patch's Service.
-func (h *hook) install(t *testing.T, c *client, crd, patch file) (versions []served) {
+// install applies a CRD with the conversion of a patch, and then with h in place of the patch's Service.
+func (h *conversionHook) install(t *testing.T, c *client, crd, patch file) (versions []served) {
 	t.Helper()
 	spec := nested[map[string]any](crd.tree, "spec")
 	for _, config := range []any{
 		nested[map[string]any](patch.tree, "spec", "conversion"),
 		map[string]any{"strategy": "Webhook", "webhook": map[string]any{
-			"conversionReviewVersions": nested[[]any](patch.tree, "spec", "conversion", "webhook", "conversionReviewVersions"),
+			"conversionReviewVersions": nested[[]any](patch.tree, "spec", "conversion", "webhook",
+				"conversionReviewVersions"),
 			"clientConfig": map[string]any{"url": h.URL, "caBundle": pem.EncodeToMemory(&pem.Block{
 				Type: "CERTIFICATE", Bytes: h.Certificate().Raw,
 			})},
@@ -88,14 +90,17 @@ func (h *hook) install(t *testing.T, c *client, crd, patch file) (versions []ser
 			t.Fatal(err)
 		}
 		kind := schema.GroupKind{Group: nested[string](spec, "group"), Kind: nested[string](spec, "names", "kind")}
-		h.handler.Kinds[kind] = func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) { return o, nil }
+		h.handler.Kinds[kind] = func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured,
+			error) {
+			return o, nil
+		}
 		versions = install(t, c, crd)
 	}
 	return versions
 }
 
-// samples creates what a project has of some kinds, and reads each object at every version and back.
-func (h *hook) samples(t *testing.T, c *client, project string, kinds map[string]served) {
+// samples creates a project's samples of kinds. It reads each object at every version, and again at its own version.
+func (h *conversionHook) samples(t *testing.T, c *client, project string, kinds map[string]served) {
 	for _, sample := range read(t, "samples", project) {
 		s, ok := kinds[nested[string](sample.tree, "apiVersion")+" "+nested[string](sample.tree, "kind")]
 		if !ok {
@@ -109,7 +114,7 @@ func (h *hook) samples(t *testing.T, c *client, project string, kinds map[string
 		body, _ := json.Marshal(sample.tree)
 		created, err := c.do("POST", s.collection("default"), "application/json", body)
 		if err != nil {
-			continue // samples that do not fit are TestCorpus' business
+			continue // TestCorpus covers samples that are rejected
 		}
 		var seen identity
 		if err := json.Unmarshal(created, &seen); err != nil {
@@ -122,19 +127,19 @@ func (h *hook) samples(t *testing.T, c *client, project string, kinds map[string
 		}
 		again, err := c.do("GET", s.collection("default")+"/"+seen.Metadata.Name, "", nil)
 		if err != nil || !bytes.Equal(bytes.TrimSpace(again), bytes.TrimSpace(created)) {
-			t.Errorf("%s: read back at its version it is\n%s\n(%v), and was\n%s", sample.path, again, err, created)
+			t.Errorf("%s: got after reads at other versions\n%s\n(%v), want\n%s", sample.path, again, err, created)
 		}
 	}
 }
 
-// identity is what no conversion may change, but for apiVersion.
+// identity holds the fields that a conversion must not change, except for apiVersion.
 type identity struct {
 	APIVersion, Kind string
 	Metadata         struct{ Name, Namespace, UID, ResourceVersion string }
 }
 
-// compare reads an object at a version.
-func (h *hook) compare(t *testing.T, c *client, s served, sample file, want identity) {
+// compare reads an object at a version and compares its identity.
+func (h *conversionHook) compare(t *testing.T, c *client, s served, sample file, want identity) {
 	t.Helper()
 	body, err := c.do("GET", s.collection("default")+"/"+want.Metadata.Name, "", nil)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package corpus_test installs real CRDs of well-known projects and works with
-// their samples, as a cluster that runs those projects would.
+// Package corpus_test installs real CRDs of well-known projects and creates, updates and watches their sample objects.
 package corpus_test
 
 import (
@@ -27,7 +26,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// CRD-001 CRD-015 CRD-016 CRD-027 CRD-052 CRD-062 CRD-071 DEF-002 VAL-018
+// TestCorpus checks that real CRDs are served and explained, and that their samples are stored as upstream stores them.
+// Objects survive a restart (CRD-001 CRD-015 CRD-016 CRD-027 CRD-052 CRD-062 CRD-071 DEF-002 VAL-018).
 func TestCorpus(t *testing.T) {
 	requireCorpus(t)
 	for _, project := range projects(t, "crds") {
@@ -56,7 +56,7 @@ func testProject(t *testing.T, project string) {
 		if err != nil {
 			t.Errorf("after a restart: %v", err)
 		} else if !bytes.Equal(got, want) {
-			t.Errorf("after a restart %s is\n%s\nand was\n%s", path, got, want)
+			t.Errorf("%s after a restart: got\n%s\nwant\n%s", path, got, want)
 		}
 	}
 	for _, crd := range crds {
@@ -64,7 +64,7 @@ func testProject(t *testing.T, project string) {
 	}
 }
 
-// served is one version of a CRD that is served.
+// served is a served version of a CRD.
 type served struct {
 	group, version, plural, kind string
 	namespaced                   bool
@@ -92,12 +92,14 @@ func install(t *testing.T, c *client, crd file) (versions []served) {
 		return nil
 	}
 	if !established(body) {
-		t.Errorf("%s: not established when the call returned: %.2000s", crd.path, body)
+		t.Errorf("%s: got a CRD that is not established when the call returns: %.2000s", crd.path, body)
 		return nil
 	}
 	spec := nested[map[string]any](crd.tree, "spec")
-	if nested[any](spec, "conversion", "webhook", "clientConfig", "service") != nil { // which is not here
-		if _, err := c.do("PATCH", crdPath+crd.name(), asMerge, []byte(`{"spec":{"conversion":{"strategy":"None","webhook":null}}}`)); err != nil {
+	// The Service of a conversion webhook does not exist here.
+	if nested[any](spec, "conversion", "webhook", "clientConfig", "service") != nil {
+		if _, err := c.do("PATCH", crdPath+crd.name(), asMerge,
+			[]byte(`{"spec":{"conversion":{"strategy":"None","webhook":null}}}`)); err != nil {
 			t.Errorf("%s: %v", crd.path, err)
 		}
 	}
@@ -117,13 +119,15 @@ func install(t *testing.T, c *client, crd file) (versions []served) {
 			continue
 		}
 		var got struct{ APIVersion, Kind string }
-		if err := json.Unmarshal(body, &got); err != nil || got.APIVersion != s.apiVersion() || !strings.HasSuffix(got.Kind, "List") {
-			t.Errorf("%s: the list is %s", crd.path, body)
+		if err := json.Unmarshal(body, &got); err != nil || got.APIVersion != s.apiVersion() ||
+			!strings.HasSuffix(got.Kind, "List") {
+			t.Errorf("%s: got %s, want a list at %s", crd.path, body, s.apiVersion())
 		}
 	}
 	return versions
 }
 
+// established reports whether a CRD has the condition Established.
 func established(crd []byte) bool {
 	var c struct {
 		Status struct {
@@ -141,7 +145,7 @@ func established(crd []byte) bool {
 	return false
 }
 
-// explainAll does what kubectl explain --recursive does for every kind.
+// explainAll runs kubectl explain --recursive for every kind.
 func explainAll(t *testing.T, server *testserver.Server, kinds map[string]served) {
 	t.Helper()
 	disc, err := discovery.NewDiscoveryClientForConfig(server.Config)
@@ -155,26 +159,25 @@ func explainAll(t *testing.T, server *testserver.Server, kinds map[string]served
 		if err != nil {
 			t.Errorf("explain %v: %v", gvr, err)
 		} else if !strings.Contains(out.String(), s.kind) {
-			t.Errorf("explain %v says nothing of %s:\n%.1000s", gvr, s.kind, out.String())
+			t.Errorf("explain %v: got an output without %s:\n%.1000s", gvr, s.kind, out.String())
 		}
 	}
 }
 
-// createSamples creates, reads, watches and updates a project's samples. It
-// returns what GET answers at each one's path.
+// createSamples creates, reads, watches and updates a project's samples. It returns the response of GET by path.
 func createSamples(t *testing.T, c *client, project string, kinds map[string]served) map[string][]byte {
 	t.Helper()
 	objects := map[string][]byte{}
 	for i, sample := range read(t, "samples", strings.Replace(project, "-experimental", "-standard", 1)) {
 		s, ok := kinds[nested[string](sample.tree, "apiVersion")+" "+nested[string](sample.tree, "kind")]
 		if !ok {
-			if !strings.HasSuffix(project, "-standard") { // which leaves kinds to the experimental channel
+			if !strings.HasSuffix(project, "-standard") { // some kinds are only in the experimental channel
 				t.Errorf("%s: its kind is not served", sample.path)
 			}
 			continue
 		}
 		namespace := nested[string](sample.tree, "metadata", "namespace")
-		if len(utilvalidation.IsDNS1123Label(namespace)) > 0 { // none, or a template's placeholder
+		if len(utilvalidation.IsDNS1123Label(namespace)) > 0 { // empty, or a placeholder of a template
 			if namespace != "" {
 				delete(nested[map[string]any](sample.tree, "metadata"), "namespace")
 				sample.yaml, _ = yaml.Marshal(sample.tree)
@@ -197,12 +200,14 @@ func createSamples(t *testing.T, c *client, project string, kinds map[string]ser
 func ensureNamespace(t *testing.T, c *client, name string) {
 	t.Helper()
 	body := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":%q}}`, name)
-	if _, err := c.do("POST", "/api/v1/namespaces", "application/json", body); err != nil && !strings.Contains(err.Error(), "AlreadyExists") {
+	if _, err := c.do("POST", "/api/v1/namespaces", "application/json", body); err != nil &&
+		!strings.Contains(err.Error(), "AlreadyExists") {
 		t.Fatal(err)
 	}
 }
 
-// create posts a sample as the YAML it is, under a name of its own if another sample has taken its.
+// create posts a sample as YAML, and under another name if its name is taken. It compares the response with the object
+// that upstream stores, or with upstream's errors. path is "" if the sample is rejected.
 func create(t *testing.T, c *client, s served, sample file, namespace string, i int) (path string, body []byte) {
 	t.Helper()
 	collection := s.collection(namespace)
@@ -216,13 +221,13 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 	if err != nil && invalidMetadata(sample) {
 		return "", nil
 	}
-	version, storage := s.typed(t)
-	want, causes := upstreamShape(t, version, storage, sample)
+	version, storage := s.typedVersions(t)
+	want, causes := upstreamObject(t, version, storage, sample)
 	if err != nil || causes != nil {
 		if err == nil {
-			t.Errorf("%s: created, upstream says %q", sample.path, causes)
+			t.Errorf("%s: got a created object, want the errors %q", sample.path, causes)
 		} else if got := causesOf(t, body); !slices.Equal(got, causes) {
-			t.Errorf("%s: %v\nhere     %q\nupstream %q", sample.path, err, got, causes)
+			t.Errorf("%s: %v\ngot  %q\nwant %q", sample.path, err, got, causes)
 		}
 		return "", nil
 	}
@@ -235,12 +240,12 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 	path = collection + "/" + created.Metadata.Name
 	read, err := c.do("GET", path, "", nil)
 	if err != nil || !bytes.Equal(bytes.TrimSpace(read), bytes.TrimSpace(body)) {
-		t.Errorf("%s: GET answers\n%s (%v)\nthe create answered\n%s", sample.path, read, err, body)
+		t.Errorf("%s: got from GET\n%s (%v)\nwant the response of the create\n%s", sample.path, read, err, body)
 	}
 	return path, body
 }
 
-// sameContent compares all but metadata with what upstream stores.
+// sameContent compares an object, except its metadata, with the object that upstream stores.
 func sameContent(t *testing.T, sample file, body []byte, want object.Tree) {
 	t.Helper()
 	got, _, err := object.DecodeJSON(body)
@@ -250,17 +255,19 @@ func sameContent(t *testing.T, sample file, body []byte, want object.Tree) {
 	delete(got, "metadata")
 	delete(want, "metadata")
 	if !object.Equal(got, want) {
-		t.Errorf("%s: got\n%s\nupstream has\n%s", sample.path, object.AppendJSON(nil, got), object.AppendJSON(nil, want))
+		t.Errorf("%s: got\n%s\nwant\n%s", sample.path, object.AppendJSON(nil, got), object.AppendJSON(nil, want))
 	}
 }
 
-// invalidMetadata says whether upstream's own check refuses the sample.
+// invalidMetadata reports whether upstream's validation of owner references rejects the sample.
 func invalidMetadata(sample file) bool {
 	u := &unstructured.Unstructured{Object: sample.tree}
-	return len(validation.ValidateOwnerReferences(u.GetOwnerReferences(), field.NewPath("metadata", "ownerReferences"))) > 0
+	return len(validation.ValidateOwnerReferences(u.GetOwnerReferences(),
+		field.NewPath("metadata", "ownerReferences"))) > 0
 }
 
-// watchUpdate changes an object and sees the change in a watch that starts at its creation.
+// watchUpdate updates an object and checks that a watch from its creation returns the update. It returns the response
+// of GET, or nil after an error.
 func watchUpdate(t *testing.T, c *client, s served, namespace, path string, created []byte) []byte {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -272,7 +279,8 @@ func watchUpdate(t *testing.T, c *client, s served, namespace, path string, crea
 		t.Error(err)
 		return nil
 	}
-	updated, err := c.do("PATCH", path, asMerge, []byte(`{"metadata":{"annotations":{"corpus.example.com/seen":"yes"}}}`))
+	updated, err := c.do("PATCH", path, asMerge,
+		[]byte(`{"metadata":{"annotations":{"corpus.example.com/seen":"yes"}}}`))
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -294,11 +302,11 @@ func watchUpdate(t *testing.T, c *client, s served, namespace, path string, crea
 		Object json.RawMessage
 	}
 	if err := json.Unmarshal(line, &event); err != nil || event.Type != "MODIFIED" {
-		t.Errorf("watch of %s: %s (%v)", path, line, err)
+		t.Errorf("watch of %s: got %s (%v), want MODIFIED", path, line, err)
 		return nil
 	}
 	if !bytes.Equal(bytes.TrimSpace(event.Object), bytes.TrimSpace(updated)) {
-		t.Errorf("watch of %s gives\n%s\nthe patch answered\n%s", path, event.Object, updated)
+		t.Errorf("watch of %s: got\n%s\nwant the response of the patch\n%s", path, event.Object, updated)
 	}
 	body, err := c.do("GET", path, "", nil)
 	if err != nil {
@@ -308,7 +316,7 @@ func watchUpdate(t *testing.T, c *client, s served, namespace, path string, crea
 	return body
 }
 
-// remove deletes a CRD and waits in a watch until it is gone.
+// remove deletes a CRD and blocks until a watch reports its deletion.
 func remove(t *testing.T, c *client, crd file) {
 	t.Helper()
 	if _, err := c.do("DELETE", crdPath+crd.name(), "", nil); err != nil {
@@ -317,7 +325,8 @@ func remove(t *testing.T, c *client, crd file) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	resp, err := c.open(ctx, "GET", strings.TrimSuffix(crdPath, "/")+"?watch=1&fieldSelector=metadata.name="+crd.name(), "", nil)
+	resp, err := c.open(ctx, "GET", strings.TrimSuffix(crdPath, "/")+"?watch=1&fieldSelector=metadata.name="+crd.name(),
+		"", nil)
 	if err != nil {
 		t.Errorf("%s: %v", crd.path, err)
 		return
@@ -330,7 +339,7 @@ func remove(t *testing.T, c *client, crd file) {
 	for {
 		line, err := events.ReadBytes('\n')
 		if err != nil {
-			t.Errorf("%s: not gone: %v", crd.path, err)
+			t.Errorf("%s: waiting for the deletion: %v", crd.path, err)
 			return
 		}
 		if bytes.HasPrefix(line, []byte(`{"type":"DELETED"`)) {

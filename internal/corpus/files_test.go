@@ -9,14 +9,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// root is the folder of real CRDs and samples that stands beside a checkout. It
-// is other projects' data and not part of this one.
+// root is the directory of real CRDs and samples, next to the checkout. The files belong to other projects and are not
+// part of this one.
 const root = "../../../shared/corpus"
 
+// requireCorpus skips the test if the corpus is missing.
 func requireCorpus(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(root, "crds")); err != nil {
-		t.Skipf("the corpus of real CRDs is not beside this checkout (%s)", root)
+		t.Skipf("the corpus of real CRDs is missing (%s)", root)
 	}
 }
 
@@ -29,6 +30,7 @@ type file struct {
 
 func (f file) name() string { return nested[string](f.tree, "metadata", "name") }
 
+// nested returns the value at a path of decoded JSON, or the zero value if it is missing or has another type.
 func nested[T any](v any, path ...string) T {
 	for _, p := range path {
 		m, _ := v.(map[string]any)
@@ -38,8 +40,8 @@ func nested[T any](v any, path ...string) T {
 	return out
 }
 
-// projects lists the folders below kind ("crds", "samples"). Under the race detector, which
-// makes everything ten times slower, and with -short, only some are taken.
+// projects returns the directories in the directory kind, such as "crds" or "samples". With -short and under the race
+// detector, which is ten times slower, it returns only a selection.
 func projects(t *testing.T, kind string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(root, kind))
@@ -48,7 +50,7 @@ func projects(t *testing.T, kind string) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		if !small() || inSmallRun[e.Name()] {
+		if !smallRun() || smallProjects[e.Name()] {
 			names = append(names, e.Name())
 		}
 	}
@@ -56,15 +58,15 @@ func projects(t *testing.T, kind string) []string {
 	return names
 }
 
-func small() bool { return raceEnabled || testing.Short() }
+func smallRun() bool { return raceEnabled || testing.Short() }
 
-// inSmallRun are projects that between them hold the corpus' odd cases and take
-// seconds, not minutes.
-var inSmallRun = map[string]bool{
+// smallProjects selects projects that cover the unusual cases of the corpus and take seconds instead of minutes.
+var smallProjects = map[string]bool{
 	"cert-manager": true, "metallb": true, "karpenter": true, "velero": true, "gateway-api-experimental": true,
 	"tekton-pipeline": true, "flux-source-controller": true, "calico": true, "jobset": true,
 }
 
+// read returns the YAML files of a project in the directory kind.
 func read(t *testing.T, kind, project string) []file {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(root, kind, project, "*.yaml"))

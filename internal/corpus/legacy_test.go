@@ -13,15 +13,15 @@ import (
 
 const legacyPath = "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions"
 
-// CRD-034 CNV-064 CNV-066 SCH-002 SCH-024 OAS-005: CRDs that projects had in the legacy form are accepted, by a create and by
-// an apply, are served and explained, and keep what their schemas do not know.
+// TestLegacyCorpus checks that real v1beta1 CRDs are accepted by create and apply, are served and explained, and keep
+// unknown fields of their objects (CRD-034 CNV-064 CNV-066 SCH-002 SCH-024 OAS-005).
 func TestLegacyCorpus(t *testing.T) {
 	requireCorpus(t)
 	server := testserver.Start(t)
 	c := newClient(t, server.Config)
-	kinds, kept := map[string]served{}, 0
+	kinds, preserving := map[string]served{}, 0
 	for _, crd := range read(t, "legacy-v1beta1", "") {
-		if strings.Contains(string(crd.yaml), "{{") { // labels that are templates of Helm
+		if strings.Contains(string(crd.yaml), "{{") { // the labels are Helm templates
 			delete(nested[map[string]any](crd.tree, "metadata"), "labels")
 			crd.yaml, _ = yaml.Marshal(crd.tree)
 		}
@@ -40,36 +40,42 @@ func TestLegacyCorpus(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for from, into := range map[string]*struct{ Spec map[string]any }{string(created): &before, string(applied): &after, string(body): &v1} {
+		for from, into := range map[string]*struct{ Spec map[string]any }{string(created): &before,
+			string(applied): &after, string(body): &v1} {
 			if err := json.Unmarshal([]byte(from), into); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if fmt.Sprint(before) != fmt.Sprint(after) {
-			t.Errorf("%s: an apply of the same changed it:\n%v\n%v", crd.path, before, after)
+			t.Errorf("%s: got a change by applying the same manifest:\n%v\nwant\n%v", crd.path, after, before)
 		}
 		for _, v := range nested[[]any](v1.Spec, "versions") {
 			if after.Spec["validation"] != nil && nested[map[string]any](v, "schema") == nil {
-				t.Errorf("%s: a version is without the schema for all: %v", crd.path, v)
+				t.Errorf("%s: got a version without the schema of all versions: %v", crd.path, v)
 			}
-			s := served{nested[string](v1.Spec, "group"), nested[string](v, "name"), nested[string](v1.Spec, "names", "plural"),
+			s := served{nested[string](v1.Spec, "group"), nested[string](v, "name"),
+				nested[string](v1.Spec, "names", "plural"),
 				nested[string](v1.Spec, "names", "kind"), nested[string](v1.Spec, "scope") == "Namespaced", crd}
 			kinds[s.apiVersion()+" "+s.kind] = s
-			if strange(t, c, s, nested[bool](v1.Spec, "preserveUnknownFields")) {
-				kept++
+			if storesUnknownField(t, c, s, nested[bool](v1.Spec, "preserveUnknownFields")) {
+				preserving++
 			}
 		}
 	}
 	explainAll(t, server, kinds)
-	if len(kinds) < 12 || kept < 8 {
-		t.Errorf("%d kinds, %d of them with an object that has an unknown field", len(kinds), kept)
+	if len(kinds) < 12 || preserving < 8 {
+		t.Errorf("got %d kinds, %d of them with an object that has an unknown field, want 12 and 8", len(kinds),
+			preserving)
 	}
 }
 
-// strange creates an object with a field that no schema knows, unless the schema wants more of it.
-func strange(t *testing.T, c *client, s served, preserves bool) bool {
+// storesUnknownField creates an object with a field that is not in the schema, and checks whether the field is stored.
+// It reports whether the object was created and the CRD preserves unknown fields. Objects that lack required fields are
+// skipped.
+func storesUnknownField(t *testing.T, c *client, s served, preserves bool) bool {
 	t.Helper()
-	body := fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"metadata":{"name":"strange"},"strange":{"a":1}}`, s.apiVersion(), s.kind)
+	body := fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"metadata":{"name":"unknown"},"unknown":{"a":1}}`,
+		s.apiVersion(), s.kind)
 	path := s.collection("default")
 	out, err := c.do("POST", path, "application/json", body)
 	if err != nil {
@@ -78,8 +84,8 @@ func strange(t *testing.T, c *client, s served, preserves bool) bool {
 		}
 		return false
 	}
-	if has := strings.Contains(string(out), `"strange":{"a":1}`); has != preserves {
-		t.Errorf("%s: preserveUnknownFields is %t: %s", path, preserves, out)
+	if has := strings.Contains(string(out), `"unknown":{"a":1}`); has != preserves {
+		t.Errorf("%s: got unknown field stored %t, want %t: %s", path, has, preserves, out)
 	}
 	return preserves
 }

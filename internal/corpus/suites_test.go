@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// suite is a declarative suite of github.com/openshift/api: objects that a CRD accepts and refuses.
+// suite is a declarative test suite of github.com/openshift/api: objects that a CRD accepts or rejects.
 type suite struct {
 	CRDName      string   `json:"crdName"`
 	FeatureGates []string `json:"featureGates"`
@@ -61,8 +61,8 @@ func readSuites(t *testing.T) (all []suite) {
 	return all
 }
 
-// crd is the variant of the CRD that the suite is written for. A version that is gone from the merged form is in
-// that of its gate.
+// crd returns the variant of the CRD that has the suite's version. A version that is missing in the merged CRD is in
+// the variant of its feature gate.
 func (s *suite) crd(t *testing.T) []byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(s.dir, "crd", "*.yaml"))
@@ -74,10 +74,12 @@ func (s *suite) crd(t *testing.T) []byte {
 			return crd
 		}
 	}
-	t.Fatalf("%s has no version of its suite", s.CRDName)
+	t.Fatalf("got no CRD %s with the version of its suite", s.CRDName)
 	return nil
 }
 
+// merged returns the file of the CRD merged from its variants, or of the ungated variant for suites with a disabled
+// gate.
 func (s *suite) merged() string {
 	path := filepath.Join(root, "crds", "openshift-operator", s.CRDName+".yaml")
 	if slices.ContainsFunc(s.FeatureGates, func(gate string) bool { return strings.HasPrefix(gate, "-") }) {
@@ -96,20 +98,21 @@ func readCRD(t *testing.T, path string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	delete(object.Metadata(crd), "annotations") // before merging, one of them has no name
+	delete(object.Metadata(crd), "annotations") // unmerged variants have an annotation without a name
 	return object.AppendJSON(nil, crd)
 }
 
-// servedBy reports whether a CRD has the version that the suite is about.
+// servedBy reports whether a CRD has the version of the suite's objects.
 func (s *suite) servedBy(js []byte) bool {
 	cases := slices.Concat(s.Tests.OnCreate, s.Tests.OnUpdate)
 	t, _, _ := object.DecodeYAML([]byte(cases[0].Initial))
 	_, version, _ := strings.Cut(object.String(t, "apiVersion"), "/")
 	crd, _, _ := object.DecodeJSON(js)
-	return slices.ContainsFunc(nested[[]any](crd, "spec", "versions"), func(v any) bool { return nested[string](v, "name") == version })
+	return slices.ContainsFunc(nested[[]any](crd, "spec", "versions"),
+		func(v any) bool { return nested[string](v, "name") == version })
 }
 
-// suiteRun is one suite against a server.
+// suiteRun is the run of a suite against a server.
 type suiteRun struct {
 	*client
 	suite *suite
@@ -119,13 +122,14 @@ type suiteRun struct {
 
 const crdsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// VAL-028 VAL-029 VAL-030 VAL-031 VAL-033 VAL-049 VAL-139 VAL-166 DEF-002: other people's suites, each case as it says.
+// TestSuites checks that the cases of OpenShift's suites have the expected results
+// (VAL-028 VAL-029 VAL-030 VAL-031 VAL-033 VAL-049 VAL-139 VAL-166 DEF-002).
 func TestSuites(t *testing.T) {
 	requireCorpus(t)
 	c := newClient(t, testserver.Start(t).Config)
 	cases := 0
 	for i, s := range readSuites(t) {
-		if small() && i%8 != 0 {
+		if smallRun() && i%8 != 0 {
 			continue
 		}
 		r := &suiteRun{client: c, suite: &s, crd: s.crd(t)}
@@ -134,7 +138,7 @@ func TestSuites(t *testing.T) {
 	}
 	t.Logf("%d cases", cases)
 	if cases < 90 {
-		t.Errorf("only %d cases", cases)
+		t.Errorf("got %d cases, want at least 90", cases)
 	}
 }
 
@@ -146,7 +150,7 @@ func (r *suiteRun) run(t *testing.T) {
 	defer func() {
 		path := crdsPath + "/" + r.suite.CRDName
 		for _, err := r.do("DELETE", path, "", nil); err == nil; _, err = r.get(path) {
-			runtime.Gosched() // until its objects are gone
+			runtime.Gosched() // until its objects are deleted
 		}
 	}()
 	for _, c := range r.suite.Tests.OnCreate {
@@ -212,7 +216,7 @@ func (r *suiteRun) onUpdate(c *suiteCase) error {
 	return sameAs(c.Expected, got)
 }
 
-// patchCRD puts a changed CRD in place; conditions and the like are the server's.
+// patchCRD replaces the CRD's spec by a patched one.
 func (r *suiteRun) patchCRD(patches json.RawMessage) error {
 	patch, err := jsonpatch.DecodePatch(patches)
 	if err != nil {
@@ -225,6 +229,7 @@ func (r *suiteRun) patchCRD(patches json.RawMessage) error {
 	return r.putCRD(patched)
 }
 
+// putCRD replaces the CRD's spec.
 func (r *suiteRun) putCRD(crd []byte) error {
 	current, err := r.get(crdsPath + "/" + r.suite.CRDName)
 	if err != nil {
@@ -258,7 +263,7 @@ func (r *suiteRun) exchange(method, path string, t object.Tree) (object.Tree, er
 	return answer, err
 }
 
-// statusError is the message of a Status.
+// statusError is an error with the message of a Status.
 type statusError struct{ body []byte }
 
 func (e statusError) Error() string {
@@ -278,7 +283,7 @@ func (r *suiteRun) create(manifest string) (object.Tree, error) {
 		md["generateName"] = "test-"
 	}
 	if ns := object.Namespace(t); ns != "" {
-		_, _ = r.do("POST", "/api/v1/namespaces", asYAML, []byte("metadata: {name: "+ns+"}")) // it may be there
+		_, _ = r.do("POST", "/api/v1/namespaces", asYAML, []byte("metadata: {name: "+ns+"}")) // it may exist
 	}
 	return r.exchange("POST", r.collection(t), t)
 }
@@ -296,7 +301,7 @@ func (r *suiteRun) path(t object.Tree) string { return r.collection(t) + "/" + o
 
 func (r *suiteRun) delete(t object.Tree) { _, _ = r.do("DELETE", r.path(t), "", nil) }
 
-// writeStatus writes the status that a manifest has, if any.
+// writeStatus writes the status of a manifest to t, if it has one.
 func (r *suiteRun) writeStatus(t object.Tree, manifest string) (object.Tree, error) {
 	wanted, _, err := object.DecodeYAML([]byte(manifest))
 	if err != nil || wanted["status"] == nil {
@@ -306,10 +311,12 @@ func (r *suiteRun) writeStatus(t object.Tree, manifest string) (object.Tree, err
 	return r.put(r.path(t)+"/status", t)
 }
 
-// value is how errors used to show values; v1.37 shows them as JSON, or not at all.
-var value = regexp.MustCompile(`(Invalid|Duplicate) value: ("(object|array|string|integer|number|boolean|null)"|map\[string\]interface \{\}\{[^}]*\}?)(: )?`)
+// printedValue matches a value in an error message of Kubernetes before v1.37, which prints values as JSON or omits
+// them.
+var printedValue = regexp.MustCompile(`(Invalid|Duplicate) value: ("(object|array|string|integer|number|boolean|null)"|map\[string\]interface \{\}\{[^}]*\}?)(: )?`)
 
-// matches compares an error with a part of the one that is expected.
+// matches returns an error unless the message of err contains want. Values in the message may differ. If want is "",
+// err must be nil.
 func matches(want string, err error) error {
 	switch {
 	case want == "" && err == nil:
@@ -317,21 +324,21 @@ func matches(want string, err error) error {
 	case want == "":
 		return err
 	case err == nil:
-		return fmt.Errorf("no error, wanted %q", want)
+		return fmt.Errorf("got no error, want %q", want)
 	}
 	got := err.Error()
 	if strings.Contains(got, want) {
 		return nil
 	}
-	for _, part := range value.Split(want, -1) {
+	for _, part := range printedValue.Split(want, -1) {
 		if !strings.Contains(got, part) {
-			return fmt.Errorf("error\n%s\nwanted\n%s", got, want)
+			return fmt.Errorf("got error\n%s\nwant\n%s", got, want)
 		}
 	}
 	return nil
 }
 
-// sameAs compares an object with a manifest but for metadata that the server makes.
+// sameAs compares an object, except its metadata, with a manifest.
 func sameAs(manifest string, got object.Tree) error {
 	want, _, err := object.DecodeYAML([]byte(manifest))
 	if err != nil {
@@ -341,12 +348,13 @@ func sameAs(manifest string, got object.Tree) error {
 	delete(got, "metadata")
 	delete(want, "metadata")
 	if !object.Equal(got, want) {
-		return fmt.Errorf("got\n%s\nwanted\n%s", object.AppendJSON(nil, got), object.AppendJSON(nil, want))
+		return fmt.Errorf("got\n%s\nwant\n%s", object.AppendJSON(nil, got), object.AppendJSON(nil, want))
 	}
 	return nil
 }
 
-// VAL-018 VAL-020: what projects say that their schemas refuse is refused, for the reason of a schema.
+// TestRejected checks that objects which the Gateway API project lists as invalid are rejected by validation
+// (VAL-018 VAL-020).
 func TestRejected(t *testing.T) {
 	requireCorpus(t)
 	for _, channel := range []string{"gateway-api-standard", "gateway-api-experimental"} {
@@ -357,18 +365,20 @@ func TestRejected(t *testing.T) {
 			}
 		}
 		for _, f := range read(t, "rejected", "gateway-api-standard") {
-			if strings.Contains(strings.SplitN(string(f.yaml), "\n", 2)[0], "/experimental/") != strings.HasSuffix(channel, "experimental") {
+			if strings.Contains(strings.SplitN(string(f.yaml), "\n", 2)[0],
+				"/experimental/") != strings.HasSuffix(channel, "experimental") {
 				continue
 			}
 			r := suiteRun{client: c, crd: crdOf(t, channel, nested[string](f.tree, "kind"))}
 			_, err := r.create(string(f.yaml))
 			if err == nil || !strings.Contains(err.Error(), "is invalid: ") {
-				t.Errorf("%s: %v", f.path, err)
+				t.Errorf("%s: got error %v, want a validation error", f.path, err)
 			}
 		}
 	}
 }
 
+// crdOf returns the CRD of a kind in a project as JSON.
 func crdOf(t *testing.T, project, kind string) []byte {
 	t.Helper()
 	for _, crd := range read(t, "crds", project) {
@@ -380,6 +390,6 @@ func crdOf(t *testing.T, project, kind string) []byte {
 			return js
 		}
 	}
-	t.Fatalf("%s has no %s", project, kind)
+	t.Fatalf("got no CRD of %s in %s", kind, project)
 	return nil
 }

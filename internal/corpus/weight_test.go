@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
-// No object of the corpus is too heavy for the default budget of a server with 512 MiB, in JSON or YAML, and neither is its update,
-// which decodes the stored object as well.
+// TestObjectsFitTheBudget checks that creating any object of the corpus, in JSON or YAML, fits the default memory
+// budget of a server with 512 MiB. An update, which also decodes the stored object, fits, too.
 func TestObjectsFitTheBudget(t *testing.T) {
 	requireCorpus(t)
 	const budget = 512 << 20 / 4
@@ -20,19 +20,20 @@ func TestObjectsFitTheBudget(t *testing.T) {
 		"crds":    weight.NewTable(reflect.TypeFor[apiextensionsv1.CustomResourceDefinition]()),
 		"samples": weight.NewTable(reflect.TypeFor[metav1.PartialObjectMetadata]()),
 	} {
-		heaviest, of := int64(0), ""
+		largest, path := int64(0), ""
 		for _, project := range projects(t, kind) {
 			for _, f := range read(t, kind, project) {
 				js := object.AppendJSON(nil, f.tree)
 				one := table.JSON(js)
 				if parse, _, _ := table.YAML(f.yaml); 2*one > budget || parse+one > budget {
-					t.Errorf("%s weighs %d, its parser takes %d, and the budget is %d", f.path, one, parse, budget)
+					t.Errorf("%s: got %d bytes for the object and %d for its parser, want at most %d", f.path, one,
+						parse, budget)
 				}
-				if one > heaviest {
-					heaviest, of = one, f.path
+				if one > largest {
+					largest, path = one, f.path
 				}
 			}
 		}
-		t.Logf("%s: the heaviest weighs %d KiB: %s", kind, heaviest>>10, of)
+		t.Logf("%s: the largest object takes %d KiB: %s", kind, largest>>10, path)
 	}
 }

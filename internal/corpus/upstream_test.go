@@ -25,9 +25,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamShape gives a sample the form that upstream stores on a create, and what its schema finds wrong with it:
-// "field: message" of each cause, sorted.
-func upstreamShape(t *testing.T, version, storage *apiextensionsv1.CustomResourceDefinitionVersion, sample file) (obj object.Tree, causes []string) {
+// upstreamObject returns the object that upstream stores when a sample is created, and the validation errors of its
+// schema. An error is "field: message", and errors are sorted.
+func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResourceDefinitionVersion,
+	sample file) (obj object.Tree, causes []string) {
 	t.Helper()
 	s, internal := structuralOf(t, version)
 	validator, _, err := validation.NewSchemaValidator(internal)
@@ -50,7 +51,9 @@ func upstreamShape(t *testing.T, version, storage *apiextensionsv1.CustomResourc
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s, obj)...)
 	if rules := cel.NewValidator(s, true, celconfig.PerCallLimit); rules != nil {
 		if slices.ContainsFunc(errs, blocksRules) {
-			errs = append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+			errs = append(errs, field.Invalid(nil, nil,
+				"some validation rules were not checked because the object was invalid; correct the existing errors "+
+					"to complete validation"))
 		} else {
 			broken, _ := rules.Validate(context.Background(), nil, s, obj, nil, celconfig.RuntimeCELCostBudget)
 			errs = append(errs, broken...)
@@ -58,15 +61,16 @@ func upstreamShape(t *testing.T, version, storage *apiextensionsv1.CustomResourc
 	}
 	if version.Subresources != nil && version.Subresources.Scale != nil {
 		path := version.Subresources.Scale.SpecReplicasPath
-		if _, _, err := unstructured.NestedInt64(obj, strings.Split(strings.TrimPrefix(path, "."), ".")...); err != nil {
+		if _, _, err := unstructured.NestedInt64(obj, strings.Split(strings.TrimPrefix(path, "."),
+			".")...); err != nil {
 			errs = append(errs, field.Invalid(field.NewPath(path), int64(0), err.Error()))
 		}
 	}
 	readBack(t, obj, version, storage)
-	return obj, texts(errs)
+	return obj, formatErrors(errs)
 }
 
-// readBack does to obj what storing it and reading it again does, with a conversion that changes nothing by itself.
+// readBack applies to obj the changes of storing and reading it, with a conversion that changes only the apiVersion.
 func readBack(t *testing.T, obj object.Tree, version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
 	t.Helper()
 	for _, v := range []*apiextensionsv1.CustomResourceDefinitionVersion{storage, version} {
@@ -82,8 +86,10 @@ func readBack(t *testing.T, obj object.Tree, version, storage *apiextensionsv1.C
 	}
 }
 
-// structuralOf is the schema of a version as upstream compiles it, and as it validates by it.
-func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitionVersion) (*structuralschema.Structural, *apiextensions.JSONSchemaProps) {
+// structuralOf returns the schema of a version as upstream's structural schema, and in the form for upstream's
+// validator.
+func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitionVersion) (*structuralschema.Structural,
+	*apiextensions.JSONSchemaProps) {
 	t.Helper()
 	var internal apiextensions.JSONSchemaProps
 	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
@@ -100,25 +106,26 @@ func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitio
 	return s, &internal
 }
 
-// coerce is what upstream does to every object that it decodes or converts.
+// coerce applies upstream's pruning and coercion of decoded and converted objects.
 func coerce(obj object.Tree, s *structuralschema.Structural) *field.Error {
-	kept := maps.Clone(obj)
-	maps.DeleteFunc(kept, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })
+	header := maps.Clone(obj)
+	maps.DeleteFunc(header, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })
 	pruning.Prune(obj, s, true)
 	defaulting.PruneNonNullableNullsWithoutDefaults(obj, s)
 	if err := objectmeta.Coerce(nil, obj, s, false, false); err != nil {
 		return err
 	}
-	maps.Copy(obj, kept)
+	maps.Copy(obj, header)
 	return nil
 }
 
-// blocksRules is upstream's condition for not to evaluate rules.
+// blocksRules reports whether upstream skips validation rules because of err.
 func blocksRules(err *field.Error) bool {
-	return slices.Contains([]field.ErrorType{field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid}, err.Type)
+	return slices.Contains([]field.ErrorType{field.ErrorTypeNotSupported, field.ErrorTypeRequired,
+		field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid}, err.Type)
 }
 
-func texts(errs field.ErrorList) (out []string) {
+func formatErrors(errs field.ErrorList) (out []string) {
 	for _, err := range errs {
 		out = append(out, err.Field+": "+err.ErrorBody())
 	}
@@ -126,7 +133,7 @@ func texts(errs field.ErrorList) (out []string) {
 	return out
 }
 
-// causesOf reads the answer to a refused create.
+// causesOf returns the causes of the Status in the response to a rejected create, in the form of upstreamObject.
 func causesOf(t *testing.T, body []byte) (out []string) {
 	t.Helper()
 	var status metav1.Status
@@ -143,8 +150,8 @@ func causesOf(t *testing.T, body []byte) (out []string) {
 	return out
 }
 
-// typed are the version that s is, and the one that is stored.
-func (s served) typed(t *testing.T) (version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
+// typedVersions returns the version of s and the storage version in their Go type.
+func (s served) typedVersions(t *testing.T) (version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
 	t.Helper()
 	var crd apiextensionsv1.CustomResourceDefinition
 	data, err := json.Marshal(s.crd.tree)

@@ -11,33 +11,37 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// Samples with placeholders, or meant to fail, get upstream's verdict, and never a server's error.
-// VAL-001 VAL-018
-func TestOddSamples(t *testing.T) {
+// TestInvalidSamples checks that samples with placeholders, and intentionally invalid samples, get the same errors as
+// upstream, and never a server error (VAL-001 VAL-018).
+func TestInvalidSamples(t *testing.T) {
 	requireCorpus(t)
 	c := newClient(t, testserver.Start(t).Config)
 	for _, folder := range []string{"samples-negative-path", "samples-placeholder"} {
 		for _, project := range projects(t, folder) {
-			t.Run(folder+"/"+project, func(t *testing.T) { oddSamples(t, c, read(t, folder, project), project) })
+			t.Run(folder+"/"+project, func(t *testing.T) {
+				testInvalidSamples(t, c, read(t, folder, project),
+					project)
+			})
 		}
 	}
 }
 
-func oddSamples(t *testing.T, c *client, samples []file, project string) {
+func testInvalidSamples(t *testing.T, c *client, samples []file, project string) {
 	kinds := installFor(t, c, project, samples)
 	for i, sample := range samples {
 		s, ok := kinds[kindOf(sample)]
 		if !ok {
-			if !strings.HasSuffix(project, "-standard") { // which leaves kinds to the experimental channel
+			if !strings.HasSuffix(project, "-standard") { // some kinds are only in the experimental channel
 				t.Errorf("%s: its kind is not served", sample.path)
 			}
 			continue
 		}
-		if _, err := c.do("POST", s.collection("default")+"?dryRun=All", asYAML, sample.yaml); err != nil && !clientError.MatchString(err.Error()) {
+		if _, err := c.do("POST", s.collection("default")+"?dryRun=All", asYAML, sample.yaml); err != nil &&
+			!clientError.MatchString(err.Error()) {
 			t.Errorf("%s: %v", sample.path, err)
 		}
-		// Placeholders in the metadata would hide what the schema says, which upstream's code is asked for.
-		sample.tree["metadata"] = map[string]any{"name": fmt.Sprintf("odd-%d", i)}
+		// Errors of placeholders in the metadata would hide the schema's errors, which create compares.
+		sample.tree["metadata"] = map[string]any{"name": fmt.Sprintf("invalid-%d", i)}
 		sample.yaml, _ = yaml.Marshal(sample.tree)
 		create(t, c, s, sample, "default", i)
 	}
@@ -45,7 +49,7 @@ func oddSamples(t *testing.T, c *client, samples []file, project string) {
 
 var clientError = regexp.MustCompile(`: 4\d\d `)
 
-// installFor installs those CRDs of a project whose kinds the samples are, or all.
+// installFor installs the CRDs of a project that samples use, or all if samples is nil.
 func installFor(t *testing.T, c *client, project string, samples []file) map[string]served {
 	t.Helper()
 	wanted := map[string]bool{}
@@ -55,7 +59,8 @@ func installFor(t *testing.T, c *client, project string, samples []file) map[str
 	}
 	kinds := map[string]served{}
 	for _, crd := range read(t, "crds", project) {
-		if samples != nil && !wanted[nested[string](crd.tree, "spec", "group")+" "+nested[string](crd.tree, "spec", "names", "kind")] {
+		if samples != nil && !wanted[nested[string](crd.tree, "spec", "group")+" "+
+			nested[string](crd.tree, "spec", "names", "kind")] {
 			continue
 		}
 		for _, s := range install(t, c, crd) {
