@@ -38,45 +38,47 @@ import (
 
 const (
 	certManagerNamespace = "cert-manager"
-	certManagerWebhook   = "cert-manager-webhook" // its Deployment, and its configurations
+	certManagerWebhook   = "cert-manager-webhook" // name of the Deployment and of the webhook configurations
 )
 
-// certManager is cert-manager as its chart has it, but for the Pods: their programs run here, as their service accounts and with
-// the arguments of their Deployments.
+// certManager is an installation of cert-manager's chart without Pods. The test runs the programs of the Pods itself,
+// as their service accounts and with the arguments of their Deployments.
 type certManager struct {
 	*testing.T
 	admin    *rest.Config
 	core     kubernetes.Interface
-	any      dynamic.Interface
-	port     int // of the webhook
-	programs map[string]*program
-	deployed map[string]*appsv1.Deployment // both by the name of the Deployment
+	dynamic  dynamic.Interface
+	port     int                           // of the webhook
+	programs map[string]*program           // by the Deployment's name
+	deployed map[string]*appsv1.Deployment // by name
 }
 
-// program is one that runs, and what it says.
+// program is a running program with the errors that it has logged.
 type program struct {
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	mu     sync.Mutex
-	errors []string
-	serves chan struct{} // closed when a webhook has its certificate
+	cmd            *exec.Cmd
+	ended          chan struct{}
+	mu             sync.Mutex
+	errors         []string
+	hasCertificate chan struct{} // closed when the webhook has its certificate
 }
 
-// installCertManager makes all objects of the chart, and then starts the programs.
+// installCertManager creates all objects of the chart and then starts the programs.
 func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	t.Helper()
 	manifest, found := storagetest.Program(t, "cert-manager.yaml")
 	if !found {
-		t.Skip("there is no cert-manager: make cert-manager builds it, see peers/README.md")
+		t.Skip("cert-manager is missing: make cert-manager builds it, see peers/README.md")
 	}
-	c := &certManager{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), any: dynamic.NewForConfigOrDie(admin),
-		port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{}}
+	c := &certManager{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin),
+		dynamic: dynamic.NewForConfigOrDie(admin),
+		port:    freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{}}
 	text, err := os.ReadFile(manifest)
 	c.must(err)
 	groups, err := restmapper.GetAPIGroupResources(c.core.Discovery())
 	c.must(err)
 	kinds := restmapper.NewDiscoveryRESTMapper(groups)
-	_, err = c.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: certManagerNamespace}}, metav1.CreateOptions{})
+	_, err = c.core.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: certManagerNamespace}}, metav1.CreateOptions{})
 	c.must(err)
 	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
 		o := &unstructured.Unstructured{}
@@ -92,13 +94,14 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	return c
 }
 
+// install applies an object of the chart with the changes that programs outside of Pods need.
 func (c *certManager) install(kinds meta.RESTMapper, o *unstructured.Unstructured) {
 	c.Helper()
 	switch o.GetKind() {
-	case "Service": // this machine, as no Pod is behind it; the webhook has a port that is free here
+	case "Service": // resolves to this machine, as no Pod runs
 		c.must(unstructured.SetNestedField(o.Object, "ExternalName", "spec", "type"))
 		c.must(unstructured.SetNestedField(o.Object, "localhost", "spec", "externalName"))
-	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
+	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration": // calls a port that is free on this machine
 		for _, w := range o.Object["webhooks"].([]any) {
 			c.must(unstructured.SetNestedField(w.(map[string]any), int64(c.port), "clientConfig", "service", "port"))
 		}
@@ -108,27 +111,27 @@ func (c *certManager) install(kinds meta.RESTMapper, o *unstructured.Unstructure
 		c.deployed[d.Name] = d
 	}
 	kind := o.GroupVersionKind()
-	at, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
+	mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
 	c.must(err)
-	resource := dynamic.ResourceInterface(c.any.Resource(at.Resource))
-	if at.Scope.Name() == meta.RESTScopeNameNamespace {
-		resource = c.any.Resource(at.Resource).Namespace(o.GetNamespace())
+	resource := dynamic.ResourceInterface(c.dynamic.Resource(mapping.Resource))
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		resource = c.dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace())
 	}
 	_, err = resource.Apply(c.Context(), o.GetName(), o, metav1.ApplyOptions{FieldManager: "helm"})
 	c.must(err)
 }
 
-// start runs what a Deployment would.
+// start starts the program of a Deployment's Pod and kills it at the end of the test.
 func (c *certManager) start(deployment string) {
 	c.Helper()
 	pod := c.deployed[deployment].Spec.Template.Spec
 	image, _, _ := strings.Cut(path.Base(pod.Containers[0].Image), ":")
 	file, found := storagetest.Program(c, image)
 	if !found {
-		c.Fatalf("there is no %s: make cert-manager builds it", image)
+		c.Fatalf("program %s is missing: make cert-manager builds it", image)
 	}
 	args := append([]string{"--kubeconfig=" + c.kubeconfig(pod.ServiceAccountName)}, pod.Containers[0].Args...)
-	switch image { // ports that are free here
+	switch image { // use free ports of this machine
 	case "cert-manager-webhook":
 		args = append(args, fmt.Sprintf("--secure-port=%d", c.port), "--healthz-port=0")
 	case "cert-manager-controller":
@@ -137,13 +140,14 @@ func (c *certManager) start(deployment string) {
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", certManagerNamespace)
 	}
-	p := &program{cmd: exec.Command(file, args...), ended: make(chan struct{}), serves: make(chan struct{})}
-	said, err := p.cmd.StderrPipe()
+	p := &program{cmd: exec.Command(file, args...), ended: make(chan struct{}), hasCertificate: make(chan struct{})}
+	output, err := p.cmd.StderrPipe()
 	c.must(err)
-	log, err := os.OpenFile(filepath.Join(c.ArtifactDir(), deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(filepath.Join(c.ArtifactDir(), deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY,
+		0o600)
 	c.must(err)
 	c.must(p.cmd.Start())
-	go p.listen(io.TeeReader(said, log))
+	go p.readLog(io.TeeReader(output, log))
 	c.programs[deployment] = p
 	c.Cleanup(func() {
 		c.kill(deployment)
@@ -151,11 +155,12 @@ func (c *certManager) start(deployment string) {
 	})
 }
 
-// listen reads what it says, until it has ended.
-func (p *program) listen(said io.Reader) {
+// readLog reads the program's log until the program ends. It collects errors and notices when the webhook has its
+// certificate.
+func (p *program) readLog(output io.Reader) {
 	defer close(p.ended)
-	served := sync.OnceFunc(func() { close(p.serves) })
-	for lines := bufio.NewScanner(said); lines.Scan(); {
+	served := sync.OnceFunc(func() { close(p.hasCertificate) })
+	for lines := bufio.NewScanner(output); lines.Scan(); {
 		line := lines.Text()
 		if strings.Contains(line, "Updated cert-manager webhook TLS certificate") {
 			served()
@@ -168,19 +173,20 @@ func (p *program) listen(said io.Reader) {
 	}
 }
 
-// serves waits until the webhook does.
-func (c *certManager) serves() {
+// waitForWebhook blocks until the webhook has its certificate.
+func (c *certManager) waitForWebhook() {
 	c.Helper()
 	p := c.programs[certManagerWebhook]
 	select {
-	case <-p.serves:
+	case <-p.hasCertificate:
 	case <-p.ended:
-		c.Fatalf("the webhook has ended: %v", c.errors())
+		c.Fatalf("webhook ended early: %v", c.unexpectedErrors())
 	case <-time.After(time.Minute):
-		c.Fatalf("the webhook has no certificate: %v", c.errors())
+		c.Fatalf("webhook has no certificate after a minute: %v", c.unexpectedErrors())
 	}
 }
 
+// kill kills the program of a Deployment and blocks until it has ended.
 func (c *certManager) kill(deployment string) {
 	p := c.programs[deployment]
 	_ = p.cmd.Process.Kill()
@@ -188,14 +194,18 @@ func (c *certManager) kill(deployment string) {
 	_ = p.cmd.Wait()
 }
 
-// kubeconfig is that of a service account.
+// kubeconfig writes a kubeconfig for a service account and returns its path.
 func (c *certManager) kubeconfig(account string) string {
 	c.Helper()
-	got, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).CreateToken(c.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	got, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).CreateToken(c.Context(), account,
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	c.must(err)
-	as := rest.AnonymousClientConfig(c.admin)
+	server := rest.AnonymousClientConfig(c.admin)
 	config := clientcmdapi.NewConfig()
-	config.Clusters["it"] = &clientcmdapi.Cluster{Server: as.Host, CertificateAuthorityData: as.CAData, InsecureSkipTLSVerify: as.Insecure, TLSServerName: as.ServerName}
+	config.Clusters["it"] = &clientcmdapi.Cluster{
+		Server: server.Host, CertificateAuthorityData: server.CAData,
+		InsecureSkipTLSVerify: server.Insecure, TLSServerName: server.ServerName,
+	}
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{Token: got.Status.Token}
 	config.Contexts["it"], config.CurrentContext = &clientcmdapi.Context{Cluster: "it", AuthInfo: "me"}, "it"
 	file := filepath.Join(c.TempDir(), "kubeconfig")
@@ -203,45 +213,46 @@ func (c *certManager) kubeconfig(account string) string {
 	return file
 }
 
-// until returns an object when it is as it is to be, or the test has failed.
-func (c *certManager) until(in dynamic.ResourceInterface, name string, is func(*unstructured.Unstructured) bool) *unstructured.Unstructured {
+// waitFor watches an object and returns it when done reports true. It fails the test after a minute.
+func (c *certManager) waitFor(resource dynamic.ResourceInterface, name string,
+	done func(*unstructured.Unstructured) bool) *unstructured.Unstructured {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
 	var last *unstructured.Unstructured
-	for ctx.Err() == nil { // a watch may end before
-		events, err := in.Watch(ctx, one)
+	for ctx.Err() == nil { // the server may close a watch early
+		events, err := resource.Watch(ctx, one)
 		if err != nil {
 			c.Error(err)
 			break
 		}
 		for e := range events.ResultChan() {
 			last, _ = e.Object.(*unstructured.Unstructured)
-			if last != nil && is(last) {
+			if last != nil && done(last) {
 				events.Stop()
 				return last
 			}
 		}
 	}
-	c.Fatalf("%s is not as it is to be: %v\n%s", name, last, strings.Join(c.errors(), "\n"))
+	c.Fatalf("timed out waiting for %s: last got %v\n%s", name, last, strings.Join(c.unexpectedErrors(), "\n"))
 	return nil
 }
 
-// usual is what they complain of beside kube-apiserver, too: a write that was overtaken, and what one of them has just written and
-// its or another's cache does not have yet. They try again.
-var usual = regexp.MustCompile(`the object has been modified; please apply your changes to the latest version and try again` +
+// usualErrors matches errors that the programs also log with kube-apiserver. They are conflicts of writes, and objects
+// that a program's cache does not contain yet. The programs retry.
+var usualErrors = regexp.MustCompile(`the object has been modified; please apply your changes to the latest version and try again` +
 	`|secrets \\"[a-z]+-[a-z0-9]{5}\\" already exists` +
 	`|Referenced secret default/[a-z]+-[a-z0-9]{5} not found` +
 	`|unable to fetch associated secret" "error"="Secret \\"cert-manager-webhook-ca\\" not found` +
 	`|Failed to generate initial serving certificate, retrying`)
 
-// errors is what the programs have complained of, but for what is usual.
-func (c *certManager) errors() (all []string) {
+// unexpectedErrors returns the errors that the programs have logged, except for usual ones.
+func (c *certManager) unexpectedErrors() (all []string) {
 	for name, p := range c.programs {
 		p.mu.Lock()
 		for _, e := range p.errors {
-			if !usual.MatchString(e) {
+			if !usualErrors.MatchString(e) {
 				all = append(all, name+": "+e)
 			}
 		}
@@ -257,6 +268,7 @@ func (c *certManager) must(err error) {
 	}
 }
 
+// freePort returns a TCP port that was free when it was called.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

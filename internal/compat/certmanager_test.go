@@ -22,40 +22,44 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// VAL-023 VAL-027: an operator with webhooks that people use does its work, as its chart installs it. With TEST_KUBECONFIG it
-// does so on another server, which is new.
+// TestCertManager checks that a widely used operator with webhooks works when its chart is installed. With
+// TEST_KUBECONFIG the test uses another server, which must be new (VAL-023 VAL-027).
 func TestCertManager(t *testing.T) {
 	c := installCertManager(t, certManagerServer(t))
 	hooks := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
-	for _, of := range []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"} {
-		c.until(c.any.Resource(hooks.WithResource(of)), certManagerWebhook, func(o *unstructured.Unstructured) bool { // cainjector has seen to it
-			webhooks, _, _ := unstructured.NestedSlice(o.Object, "webhooks")
-			ca, _, _ := unstructured.NestedString(webhooks[0].(map[string]any), "clientConfig", "caBundle")
-			return ca != ""
-		})
+	for _, resource := range []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"} {
+		// cainjector sets the CA bundle.
+		c.waitFor(c.dynamic.Resource(hooks.WithResource(resource)), certManagerWebhook,
+			func(o *unstructured.Unstructured) bool {
+				webhooks, _, _ := unstructured.NestedSlice(o.Object, "webhooks")
+				ca, _, _ := unstructured.NestedString(webhooks[0].(map[string]any), "clientConfig", "caBundle")
+				return ca != ""
+			})
 	}
-	c.serves()
+	c.waitForWebhook()
 
 	c.create("issuers", "self-signed", map[string]any{"selfSigned": map[string]any{}})
-	c.ready("issuers", "self-signed")
-	root := c.certificate("root", map[string]any{"isCA": true, "commonName": "root", "issuerRef": map[string]any{"name": "self-signed"}})
+	c.waitReady("issuers", "self-signed")
+	root := c.issueCertificate("root", map[string]any{"isCA": true, "commonName": "root",
+		"issuerRef": map[string]any{"name": "self-signed"}})
 	roots := x509.NewCertPool()
 	roots.AddCert(root)
 	if err := root.CheckSignatureFrom(root); err != nil || root.Subject.CommonName != "root" {
-		t.Errorf("%v: %v", root.Subject, err)
+		t.Errorf("got root certificate of %v: %v, want a self-signed one of root", root.Subject, err)
 	}
 	c.create("issuers", "root", map[string]any{"ca": map[string]any{"secretName": "root"}})
-	c.ready("issuers", "root")
-	leaf := c.certificate("leaf", map[string]any{"dnsNames": []any{"leaf.example.com"}, "issuerRef": map[string]any{"name": "root"}})
+	c.waitReady("issuers", "root")
+	leaf := c.issueCertificate("leaf", map[string]any{"dnsNames": []any{"leaf.example.com"},
+		"issuerRef": map[string]any{"name": "root"}})
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "leaf.example.com"}); err != nil {
 		t.Error(err)
 	}
-	c.knowsWhoAsked()
-	c.refuses()
-	if all := c.errors(); len(all) > 0 {
+	c.checkRequesters()
+	c.checkRejection()
+	if all := c.unexpectedErrors(); len(all) > 0 {
 		t.Error(strings.Join(all, "\n"))
 	}
-	c.goesWithoutWebhook()
+	c.checkOutage()
 }
 
 func certManagerServer(t *testing.T) *rest.Config {
@@ -67,50 +71,52 @@ func certManagerServer(t *testing.T) *rest.Config {
 		return config
 	}
 	asShipped := func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }
-	return testserver.Start(t, testserver.With(asShipped), testserver.LocalServices(certManagerNamespace+"/cert-manager-webhook")).Config
+	return testserver.Start(t, testserver.With(asShipped),
+		testserver.LocalServices(certManagerNamespace+"/cert-manager-webhook")).Config
 }
 
-// certManagerGroup has its kinds.
+// certManagerGroup is the API group of cert-manager's kinds.
 var certManagerGroup = schema.GroupVersion{Group: "cert-manager.io", Version: "v1"}
 
-func (c *certManager) of(resource string) dynamic.ResourceInterface {
-	return c.any.Resource(certManagerGroup.WithResource(resource)).Namespace("default")
+func (c *certManager) resource(resource string) dynamic.ResourceInterface {
+	return c.dynamic.Resource(certManagerGroup.WithResource(resource)).Namespace("default")
 }
 
 func (c *certManager) create(resource, name string, spec map[string]any) {
 	c.Helper()
-	c.must(c.try(resource, name, spec))
+	c.must(c.tryCreate(resource, name, spec))
 }
 
-func (c *certManager) try(resource, name string, spec map[string]any) error {
+// tryCreate creates an object and returns the error.
+func (c *certManager) tryCreate(resource, name string, spec map[string]any) error {
 	kind := map[string]string{"issuers": "Issuer", "certificates": "Certificate"}[resource]
 	o := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
 	o.SetGroupVersionKind(certManagerGroup.WithKind(kind))
 	o.SetName(name)
-	_, err := c.of(resource).Create(c.Context(), o, metav1.CreateOptions{})
+	_, err := c.resource(resource).Create(c.Context(), o, metav1.CreateOptions{})
 	return err
 }
 
-// ready waits until the controller has done its work.
-func (c *certManager) ready(resource, name string) {
+// waitReady blocks until an object has the condition Ready.
+func (c *certManager) waitReady(resource, name string) {
 	c.Helper()
-	c.until(c.of(resource), name, func(o *unstructured.Unstructured) bool {
+	c.waitFor(c.resource(resource), name, func(o *unstructured.Unstructured) bool {
 		conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 		for _, one := range conditions {
-			if is := one.(map[string]any); is["type"] == "Ready" {
-				return is["status"] == "True"
+			if condition := one.(map[string]any); condition["type"] == "Ready" {
+				return condition["status"] == "True"
 			}
 		}
 		return false
 	})
 }
 
-// certificate is one that it has issued, into a Secret with its key.
-func (c *certManager) certificate(name string, spec map[string]any) *x509.Certificate {
+// issueCertificate creates a Certificate and returns the issued certificate from its Secret.
+func (c *certManager) issueCertificate(name string, spec map[string]any) *x509.Certificate {
 	c.Helper()
 	spec["secretName"] = name
 	c.create("certificates", name, spec)
-	c.ready("certificates", name)
+	c.waitReady("certificates", name)
 	secret, err := c.core.CoreV1().Secrets("default").Get(c.Context(), name, metav1.GetOptions{})
 	c.must(err)
 	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
@@ -118,66 +124,70 @@ func (c *certManager) certificate(name string, spec map[string]any) *x509.Certif
 	return pair.Leaf
 }
 
-// knowsWhoAsked looks at what its mutating webhook writes into a request: the user that the server has told it of.
-func (c *certManager) knowsWhoAsked() {
+// checkRequesters checks the user in the CertificateRequests. The mutating webhook copies it from the AdmissionReview.
+func (c *certManager) checkRequesters() {
 	c.Helper()
-	requests, err := c.of("certificaterequests").List(c.Context(), metav1.ListOptions{})
+	requests, err := c.resource("certificaterequests").List(c.Context(), metav1.ListOptions{})
 	c.must(err)
-	account, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).Get(c.Context(), "cert-manager", metav1.GetOptions{})
+	account, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).Get(c.Context(), "cert-manager",
+		metav1.GetOptions{})
 	c.must(err)
 	for _, r := range requests.Items {
 		name, _, _ := unstructured.NestedString(r.Object, "spec", "username")
 		uid, _, _ := unstructured.NestedString(r.Object, "spec", "uid")
 		if name != "system:serviceaccount:cert-manager:cert-manager" || uid != string(account.UID) {
-			c.Errorf("%s asked for by %s, %s", r.GetName(), name, uid)
+			c.Errorf("CertificateRequest %s: got user %s with UID %s, want cert-manager's service account", r.GetName(),
+				name, uid)
 		}
 	}
 	if len(requests.Items) != 2 {
-		c.Errorf("%d requests", len(requests.Items))
+		c.Errorf("got %d CertificateRequests, want 2", len(requests.Items))
 	}
 }
 
-// refuses tries what its validating webhook refuses.
-func (c *certManager) refuses() {
+// checkRejection checks that the validating webhook rejects an invalid Certificate.
+func (c *certManager) checkRejection() {
 	c.Helper()
-	err := c.try("certificates", "nameless", map[string]any{"secretName": "nameless", "issuerRef": map[string]any{"name": "root"}})
+	err := c.tryCreate("certificates", "nameless", map[string]any{"secretName": "nameless",
+		"issuerRef": map[string]any{"name": "root"}})
 	want := `admission webhook "webhook.cert-manager.io" denied the request: spec: Invalid value: "": at least one of commonName, dnsNames, uris ipAddresses, or emailAddresses must be set`
 	if err == nil || err.Error() != want {
-		c.Errorf("%v, want %s", err, want)
+		c.Errorf("got error %v, want %s", err, want)
 	}
 }
 
-// goesWithoutWebhook ends the webhook, whose failurePolicy is Fail, and starts it again.
-func (c *certManager) goesWithoutWebhook() {
+// checkOutage kills the webhook, whose failurePolicy is Fail, and starts it again. Writes fail until then.
+func (c *certManager) checkOutage() {
 	c.Helper()
 	c.kill(certManagerWebhook)
 	late := map[string]any{"secretName": "late", "commonName": "late", "issuerRef": map[string]any{"name": "root"}}
 	want := fmt.Sprintf(`Internal error occurred: failed calling webhook "webhook.cert-manager.io": failed to call webhook: `+
 		`Post "https://cert-manager-webhook.cert-manager.svc:%d/mutate?timeout=10s": `, c.port)
 	for range 6 {
-		err := c.try("certificates", "late", late)
+		err := c.tryCreate("certificates", "late", late)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			c.Fatalf("%v, want %s", err, want)
+			c.Fatalf("got error %v, want %s", err, want)
 		}
 	}
 	if os.Getenv("TEST_KUBECONFIG") == "" {
 		metrics, err := c.core.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(c.Context())
 		c.must(err)
-		// each path of it has one of its own
+		// Each path of the webhook has a separate circuit breaker, and only the one of /mutate has opened.
 		closed := fmt.Sprintf(`trellis_egress_circuit_breakers{host="cert-manager-webhook.cert-manager.svc:%d",name="admission",state="closed"} 1`, c.port)
 		if !strings.Contains(string(metrics), closed+"\n") {
-			c.Errorf("not one of two circuit breakers is closed: no %s", closed)
+			c.Errorf("got no metric %s, want one of two circuit breakers closed", closed)
 		}
 	}
 	c.start(certManagerWebhook)
-	c.serves()
-	// a breaker that is open lets one request through in a second
-	c.must(wait.PollUntilContextTimeout(c.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		err := c.try("certificates", "late", late)
-		if err != nil && strings.HasPrefix(err.Error(), want) {
-			return false, nil
-		}
-		return err == nil, err
-	}))
-	c.ready("certificates", "late")
+	c.waitForWebhook()
+	// An open breaker allows one request per second.
+	c.must(wait.PollUntilContextTimeout(c.Context(), 20*time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) {
+			err := c.tryCreate("certificates", "late", late)
+			if err != nil && strings.HasPrefix(err.Error(), want) {
+				return false, nil
+			}
+			return err == nil, err
+		}))
+	c.waitReady("certificates", "late")
 }

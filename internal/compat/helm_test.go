@@ -19,20 +19,18 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// release is one resource of a Helm release: two revisions of its manifest, and what
-// somebody has changed between them.
+// release is a resource of a Helm release.
 type release struct {
-	resource     schema.GroupVersionResource
-	first, drift string
-	second       string
-	want         string
-	patch        func(first, second, live []byte) (types.PatchType, []byte, error)
+	resource      schema.GroupVersionResource
+	first, second string // manifests of two revisions
+	drift         string // merge patch by another user between the revisions
+	want          string // data after the upgrade
+	patch         func(first, second, live []byte) (types.PatchType, []byte, error)
 }
 
-// Helm 3 upgrades what it knows the Go type of by a strategic patch, and all else by a merge
-// patch, each made of the old manifest, the new one and the live object.
-//
-// CRD-055
+// TestHelmThreeWayPatches checks the patches of Helm 3 upgrades. Helm computes them from the old manifest, the new
+// manifest and the live object. It uses a strategic merge patch for kinds with a Go type, and a merge patch for others
+// (CRD-055).
 func TestHelmThreeWayPatches(t *testing.T) {
 	server := testserver.Start(t)
 	client, err := dynamic.NewForConfig(server.Config)
@@ -46,32 +44,35 @@ func TestHelmThreeWayPatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	crd["apiVersion"], crd["kind"] = "apiextensions.k8s.io/v1", "CustomResourceDefinition"
-	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := client.Resource(crds).Create(ctx, &unstructured.Unstructured{Object: crd}, metav1.CreateOptions{}); err != nil {
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"}
+	if _, err := client.Resource(crds).Create(ctx, &unstructured.Unstructured{Object: crd},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, r := range map[string]release{
 		"ConfigMap": {
 			resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
-			first:    `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"r","labels":{"v":"1"}},"data":{"kept":"1","changed":"1","dropped":"1"}}`,
+			first:    `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"r","labels":{"v":"1"}},"data":{"same":"1","changed":"1","dropped":"1"}}`,
 			drift:    `{"data":{"changed":"by hand","added":"by hand"}}`,
-			second:   `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"r","labels":{"v":"2"}},"data":{"kept":"1","changed":"2"}}`,
-			want:     `{"added":"by hand","changed":"2","kept":"1"}`,
-			patch:    strategic,
+			second:   `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"r","labels":{"v":"2"}},"data":{"same":"1","changed":"2"}}`,
+			want:     `{"added":"by hand","changed":"2","same":"1"}`,
+			patch:    strategicPatch,
 		},
 		"Box": {
 			resource: schema.GroupVersionResource{Group: boxKind.Group, Version: boxKind.Version, Resource: "boxes"},
-			first:    `{"apiVersion":"clients.example.com/v1","kind":"Box","metadata":{"name":"r"},"data":{"kept":"1","changed":"1","dropped":"1"}}`,
+			first:    `{"apiVersion":"clients.example.com/v1","kind":"Box","metadata":{"name":"r"},"data":{"same":"1","changed":"1","dropped":"1"}}`,
 			drift:    `{"data":{"changed":"by hand","added":"by hand"}}`,
-			second:   `{"apiVersion":"clients.example.com/v1","kind":"Box","metadata":{"name":"r"},"data":{"kept":"1","changed":"2"}}`,
-			want:     `{"added":"by hand","changed":"2","kept":"1"}`,
-			patch:    merge,
+			second:   `{"apiVersion":"clients.example.com/v1","kind":"Box","metadata":{"name":"r"},"data":{"same":"1","changed":"2"}}`,
+			want:     `{"added":"by hand","changed":"2","same":"1"}`,
+			patch:    mergePatch,
 		},
 	} {
 		t.Run(name, func(t *testing.T) { upgrade(ctx, t, client.Resource(r.resource).Namespace("default"), r) })
 	}
 }
 
+// upgrade creates the first revision, applies the drift and upgrades to the second revision.
 func upgrade(ctx context.Context, t *testing.T, client dynamic.ResourceInterface, r release) {
 	t.Helper()
 	var first unstructured.Unstructured
@@ -95,14 +96,14 @@ func upgrade(ctx context.Context, t *testing.T, client dynamic.ResourceInterface
 	}
 	upgraded, err := client.Patch(ctx, "r", kind, patch, metav1.PatchOptions{})
 	if err != nil {
-		t.Fatalf("the patch %s is refused: %v", patch, err)
+		t.Fatalf("send patch %s: %v", patch, err)
 	}
 	if got, _ := json.Marshal(upgraded.Object["data"]); string(got) != r.want {
-		t.Errorf("after the upgrade data is %s, want %s", got, r.want)
+		t.Errorf("data after the upgrade: got %s, want %s", got, r.want)
 	}
 }
 
-func strategic(first, second, live []byte) (types.PatchType, []byte, error) {
+func strategicPatch(first, second, live []byte) (types.PatchType, []byte, error) {
 	meta, err := strategicpatch.NewPatchMetaFromStruct(corev1.ConfigMap{})
 	if err != nil {
 		return "", nil, err
@@ -111,7 +112,7 @@ func strategic(first, second, live []byte) (types.PatchType, []byte, error) {
 	return types.StrategicMergePatchType, patch, err
 }
 
-func merge(first, second, live []byte) (types.PatchType, []byte, error) {
+func mergePatch(first, second, live []byte) (types.PatchType, []byte, error) {
 	patch, err := jsonmergepatch.CreateThreeWayJSONMergePatch(first, second, live)
 	return types.MergePatchType, patch, err
 }

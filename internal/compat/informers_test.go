@@ -1,5 +1,5 @@
-// Package clients_test runs unmodified clients against the server: client-go's
-// informers, controller-runtime's manager, and what Helm does.
+// Package compat_test runs unmodified clients against the server. They include client-go's informers and remote
+// commands, controller-runtime's manager and cert-manager. Helm's patches are imitated.
 package compat_test
 
 import (
@@ -23,7 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// CRD-062 CRD-063 CRD-068
+// TestInformers checks client-go's informers with and without WatchList, in JSON and protobuf (CRD-062 CRD-063
+// CRD-068).
 func TestInformers(t *testing.T) {
 	for _, watchList := range []bool{true, false} {
 		for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
@@ -35,8 +36,8 @@ func TestInformers(t *testing.T) {
 	}
 }
 
-// testInformer keeps a cache of ConfigMaps true through creates, updates, deletes and a
-// restart of the server.
+// testInformer checks that an informer's cache of ConfigMaps follows creates, updates, deletes and a restart of the
+// server.
 func testInformer(t *testing.T, contentType string) {
 	server := testserver.Start(t, testserver.OnDisk())
 	config := rest.CopyConfig(server.Config)
@@ -81,7 +82,7 @@ func testInformer(t *testing.T, contentType string) {
 			return fmt.Sprint(got) == fmt.Sprint(want), err
 		})
 		if err != nil {
-			t.Fatalf("the cache holds %v, want %v", got, want)
+			t.Fatalf("got cache content %v, want %v", got, want)
 		}
 	}
 	waitFor(map[string]string{"early": "1"})

@@ -25,12 +25,13 @@ func legacyBox() *apiextensionsv1beta1.CustomResourceDefinition {
 			Names: apiextensionsv1beta1.CustomResourceDefinitionNames{Plural: "boxes", Kind: "Box"},
 			Validation: &apiextensionsv1beta1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1beta1.JSONSchemaProps{
 				Properties: map[string]apiextensionsv1beta1.JSONSchemaProps{"spec": {Default: nil}}}},
-			AdditionalPrinterColumns: []apiextensionsv1beta1.CustomResourceColumnDefinition{{Name: "N", Type: "integer", JSONPath: ".spec.n"}},
+			AdditionalPrinterColumns: []apiextensionsv1beta1.CustomResourceColumnDefinition{{Name: "N", Type: "integer",
+				JSONPath: ".spec.n"}},
 		},
 	}
 }
 
-// clients are those of both versions, which speak protobuf.
+// legacyClients returns a client for both versions of the CRD API that uses protobuf.
 func legacyClients(t *testing.T, config *rest.Config) *clientset.Clientset {
 	t.Helper()
 	config = rest.CopyConfig(config)
@@ -43,8 +44,8 @@ func legacyClients(t *testing.T, config *rest.Config) *clientset.Clientset {
 	return c
 }
 
-// CNV-064 CNV-066 CNV-071: unmodified clients of either version work on the same CRDs, in protobuf, and a watch at one sees
-// what is written at the other.
+// TestLegacyCRDClient checks that protobuf clients of v1beta1 and v1 work on the same CRDs. A watch at one version gets
+// the writes at the other (CNV-064 CNV-066 CNV-071).
 func TestLegacyCRDClient(t *testing.T) {
 	c := legacyClients(t, testserver.Start(t).Config)
 	old, now := c.ApiextensionsV1beta1().CustomResourceDefinitions(), c.ApiextensionsV1().CustomResourceDefinitions()
@@ -55,24 +56,28 @@ func TestLegacyCRDClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	made, err := old.Create(ctx, legacyBox(), metav1.CreateOptions{})
+	created, err := old.Create(ctx, legacyBox(), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := made.Spec; s.Scope != "Namespaced" || !*s.PreserveUnknownFields || len(s.Versions) != 1 || s.Names.ListKind != "BoxList" || s.AdditionalPrinterColumns[0].JSONPath != ".spec.n" {
-		t.Errorf("made %+v", s)
+	if s := created.Spec; s.Scope != "Namespaced" || !*s.PreserveUnknownFields || len(s.Versions) != 1 ||
+		s.Names.ListKind != "BoxList" || s.AdditionalPrinterColumns[0].JSONPath != ".spec.n" {
+		t.Errorf("got created spec %+v", s)
 	}
 	read, err := now.Get(ctx, "boxes.example.com", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := read.Spec.Versions[0]; v.AdditionalPrinterColumns[0].JSONPath != ".spec.n" || v.Schema == nil || !v.Storage {
-		t.Errorf("read as v1 %+v", v)
+	if v := read.Spec.Versions[0]; v.AdditionalPrinterColumns[0].JSONPath != ".spec.n" || v.Schema == nil ||
+		!v.Storage {
+		t.Errorf("got version in v1 %+v", v)
 	}
-	if read.UID != made.UID || read.ResourceVersion != made.ResourceVersion || read.Generation != made.Generation {
-		t.Errorf("another object: %v %v", read.ObjectMeta, made.ObjectMeta)
+	if read.UID != created.UID || read.ResourceVersion != created.ResourceVersion ||
+		read.Generation != created.Generation {
+		t.Errorf("got metadata in v1 %v, want %v", read.ObjectMeta, created.ObjectMeta)
 	}
-	read.Spec.Versions = append(read.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: "v2", Served: true, Schema: read.Spec.Versions[0].Schema})
+	read.Spec.Versions = append(read.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: "v2",
+		Served: true, Schema: read.Spec.Versions[0].Schema})
 	if _, err := now.Update(ctx, read, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -80,27 +85,29 @@ func TestLegacyCRDClient(t *testing.T) {
 		e := <-watch.ResultChan()
 		crd, ok := e.Object.(*apiextensionsv1beta1.CustomResourceDefinition)
 		if !ok || len(crd.Spec.Versions) != versions || crd.Spec.Validation == nil {
-			t.Errorf("watched %s %+v", e.Type, e.Object)
+			t.Errorf("got event %s %+v, want a v1beta1 CRD with %d versions", e.Type, e.Object, versions)
 		}
 	}
 	list, err := old.List(ctx, metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("%v %v", list, err)
+		t.Fatalf("got list %v (%v), want one CRD", list, err)
 	}
 	crd := &list.Items[0]
-	if crd.Spec.AdditionalPrinterColumns != nil || crd.Spec.Versions[0].AdditionalPrinterColumns[0].JSONPath != ".spec.n" || crd.Spec.Version != "v1" {
-		t.Errorf("columns that differ by version: %+v", crd.Spec)
+	if crd.Spec.AdditionalPrinterColumns != nil ||
+		crd.Spec.Versions[0].AdditionalPrinterColumns[0].JSONPath != ".spec.n" || crd.Spec.Version != "v1" {
+		t.Errorf("got spec %+v, want columns in the versions, as they differ", crd.Spec)
 	}
 	crd.Status.StoredVersions = nil
 	if _, err := old.UpdateStatus(ctx, crd, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
-		t.Errorf("no stored version: %v", err)
+		t.Errorf("status without stored versions: got error %v, want Invalid", err)
 	}
 	if err := old.Delete(ctx, "boxes.example.com", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// CNV-064 VER-062: who owns what holds across both versions of the CRD API, and each entry keeps the version it was written at.
+// TestLegacyCRDOwners checks that field ownership applies across both versions of the CRD API. Each entry of
+// managedFields has the version of its write (CNV-064 VER-062).
 func TestLegacyCRDOwners(t *testing.T) {
 	config := testserver.Start(t).Config
 	config.WarningHandler = rest.NoWarnings{}
@@ -114,40 +121,46 @@ func TestLegacyCRDOwners(t *testing.T) {
 	box := legacyBox()
 	box.APIVersion, box.Kind = "apiextensions.k8s.io/v1beta1", "CustomResourceDefinition"
 	box.Spec.Names.Categories = []string{"all"}
-	box.Spec.Versions = []apiextensionsv1beta1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}}
+	box.Spec.Versions = []apiextensionsv1beta1.CustomResourceDefinitionVersion{{Name: "v1", Served: true,
+		Storage: true}}
 	body, err := json.Marshal(box)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := old.Patch(ctx, box.Name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: "old"}); err != nil {
+	if _, err := old.Patch(ctx, box.Name, types.ApplyPatchType, body,
+		metav1.PatchOptions{FieldManager: "old"}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = now.Patch(ctx, box.Name, types.ApplyPatchType, []byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
+	_, err = now.Patch(ctx, box.Name, types.ApplyPatchType,
+		[]byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
 "spec":{"names":{"kind":"Box","plural":"boxes","shortNames":["bx"]},"group":"example.com","scope":"Cluster"}}`), metav1.PatchOptions{FieldManager: "new"})
 	if !apierrors.IsInvalid(err) && !apierrors.IsConflict(err) {
-		t.Errorf("another's field was taken: %v", err)
+		t.Errorf("apply of another manager's fields: got error %v, want Invalid or Conflict", err)
 	}
-	got, err := now.Patch(ctx, box.Name, types.ApplyPatchType, []byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
+	got, err := now.Patch(ctx, box.Name, types.ApplyPatchType,
+		[]byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
 "spec":{"names":{"shortNames":["bx"]}}}`), metav1.PatchOptions{FieldManager: "new"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := map[string]string{}
+	versions := map[string]string{}
 	for _, e := range got.ManagedFields {
-		at[e.Manager] = e.APIVersion
+		versions[e.Manager] = e.APIVersion
 	}
-	if at["old"] != "apiextensions.k8s.io/v1beta1" || at["new"] != "apiextensions.k8s.io/v1" || len(got.Spec.Names.ShortNames) != 1 {
-		t.Errorf("%v %v", at, got.Spec.Names)
+	if versions["old"] != "apiextensions.k8s.io/v1beta1" || versions["new"] != "apiextensions.k8s.io/v1" ||
+		len(got.Spec.Names.ShortNames) != 1 {
+		t.Errorf("got versions of managers %v and names %v", versions, got.Spec.Names)
 	}
 	box.Spec.Names.Categories = nil
 	if body, err = json.Marshal(box); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := old.Patch(ctx, box.Name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: "old"}); err != nil {
+	if _, err := old.Patch(ctx, box.Name, types.ApplyPatchType, body,
+		metav1.PatchOptions{FieldManager: "old"}); err != nil {
 		t.Fatal(err)
 	}
 	got, err = now.Get(ctx, box.Name, metav1.GetOptions{})
 	if err != nil || len(got.Spec.Names.Categories) != 0 || len(got.Spec.Names.ShortNames) != 1 {
-		t.Errorf("what the old version no longer says has to go, and nothing else: %+v %v", got.Spec, err)
+		t.Errorf("got spec %+v (%v), want only the categories removed", got.Spec, err)
 	}
 }

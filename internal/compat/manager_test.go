@@ -30,7 +30,7 @@ import (
 var boxKind = schema.GroupVersionKind{Group: "clients.example.com", Version: "v1", Kind: "Box"}
 
 func boxCRD() *apiextensionsv1.CustomResourceDefinition {
-	any := true
+	preserve := true
 	return &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: "boxes.clients.example.com"},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
@@ -40,21 +40,21 @@ func boxCRD() *apiextensionsv1.CustomResourceDefinition {
 				Name: "v1", Served: true, Storage: true,
 				Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}},
 				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
-					Type: "object", XPreserveUnknownFields: &any,
+					Type: "object", XPreserveUnknownFields: &preserve,
 				}},
 			}},
 		},
 	}
 }
 
-// boxes gives every Box a ConfigMap that it owns, says so in its status, and records an event.
-type boxes struct {
+// boxReconciler creates a ConfigMap owned by each Box, sets the Box's status and records an event.
+type boxReconciler struct {
 	client.Client
 	recorder events.EventRecorder
 	seen     atomic.Int64
 }
 
-func (r *boxes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+func (r *boxReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	r.seen.Add(1)
 	box := &unstructured.Unstructured{}
 	box.SetGroupVersionKind(boxKind)
@@ -78,7 +78,8 @@ func (r *boxes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return ctrl.Result{}, r.Status().Patch(ctx, box, client.MergeFrom(before))
 }
 
-// CRD-018 CRD-062 CRD-066 CRD-071
+// TestControllerRuntimeManager checks a controller-runtime manager with leader election, before and after a restart of
+// the server (CRD-018 CRD-062 CRD-066 CRD-071).
 func TestControllerRuntimeManager(t *testing.T) {
 	server := testserver.Start(t, testserver.OnDisk())
 	scheme := runtime.NewScheme()
@@ -97,9 +98,9 @@ func TestControllerRuntimeManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	reconciler, stopped := startManager(ctx, t, server.Config, scheme)
-	fill(ctx, t, direct, "first")
+	createBox(ctx, t, direct, "first")
 	server.Restart()
-	fill(ctx, t, direct, "second")
+	createBox(ctx, t, direct, "second")
 
 	box := &unstructured.Unstructured{}
 	box.SetGroupVersionKind(boxKind)
@@ -113,7 +114,7 @@ func TestControllerRuntimeManager(t *testing.T) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there: %v", err)
+		return fmt.Errorf("got error %v, want NotFound", err)
 	})
 	eventually(ctx, t, "an event", func() error {
 		var all eventsv1.EventList
@@ -125,27 +126,30 @@ func TestControllerRuntimeManager(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%d events", len(all.Items))
+		return fmt.Errorf("got %d events, but none with reason Filled", len(all.Items))
 	})
 	if reconciler.seen.Load() == 0 {
-		t.Error("nothing was reconciled")
+		t.Error("got no call of Reconcile")
 	}
 	cancel()
 	if err := <-stopped; err != nil {
-		t.Errorf("the manager ended with %v", err)
+		t.Errorf("got error %v of the manager, want none", err)
 	}
 }
 
-func startManager(ctx context.Context, t *testing.T, config *rest.Config, scheme *runtime.Scheme) (*boxes, <-chan error) {
+// startManager starts a manager with a boxReconciler. The channel receives the manager's result when ctx is done.
+func startManager(ctx context.Context, t *testing.T, config *rest.Config, scheme *runtime.Scheme) (*boxReconciler,
+	<-chan error) {
 	t.Helper()
 	manager, err := ctrl.NewManager(rest.CopyConfig(config), ctrl.Options{
-		Scheme: scheme, LeaderElection: true, LeaderElectionID: "boxes.clients.example.com", LeaderElectionNamespace: "default",
-		Metrics: metricsserver.Options{BindAddress: "0"},
+		Scheme: scheme, LeaderElection: true, LeaderElectionID: "boxes.clients.example.com",
+		LeaderElectionNamespace: "default",
+		Metrics:                 metricsserver.Options{BindAddress: "0"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	reconciler := &boxes{Client: manager.GetClient(), recorder: manager.GetEventRecorder("boxes")}
+	reconciler := &boxReconciler{Client: manager.GetClient(), recorder: manager.GetEventRecorder("boxes")}
 	box := &unstructured.Unstructured{}
 	box.SetGroupVersionKind(boxKind)
 	if err := ctrl.NewControllerManagedBy(manager).For(box).Owns(&corev1.ConfigMap{}).Complete(reconciler); err != nil {
@@ -156,8 +160,8 @@ func startManager(ctx context.Context, t *testing.T, config *rest.Config, scheme
 	return reconciler, stopped
 }
 
-// fill creates a Box and waits until the manager has done its work.
-func fill(ctx context.Context, t *testing.T, c client.Client, name string) {
+// createBox creates a Box and blocks until the reconciler has created its ConfigMap and set its status.
+func createBox(ctx context.Context, t *testing.T, c client.Client, name string) {
 	t.Helper()
 	box := &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"name": name, "namespace": "default"}, "spec": map[string]any{"size": "large"},
@@ -172,26 +176,28 @@ func fill(ctx context.Context, t *testing.T, c client.Client, name string) {
 			return err
 		}
 		if phase, _, _ := unstructured.NestedString(box.Object, "status", "phase"); phase != "Filled" {
-			return fmt.Errorf("its status is %v", box.Object["status"])
+			return fmt.Errorf("got status %v, want phase Filled", box.Object["status"])
 		}
 		var owned corev1.ConfigMap
 		if err := c.Get(ctx, key, &owned); err != nil {
 			return err
 		}
 		if owned.Data["size"] != "large" {
-			return fmt.Errorf("its ConfigMap holds %v", owned.Data)
+			return fmt.Errorf("got ConfigMap data %v, want size large", owned.Data)
 		}
 		return nil
 	})
 }
 
+// eventually calls check until it returns nil, and fails the test after 40 seconds.
 func eventually(ctx context.Context, t *testing.T, what string, check func() error) {
 	t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 40*time.Second, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 40*time.Second, true,
+		func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		t.Fatalf("waiting for %s: %v", what, last)
 	}

@@ -39,9 +39,9 @@ spec:
   - {<<: *version, name: v1alpha1, storage: false, subresources: {}}
 `
 
-// What a HorizontalPodAutoscaler and the disruption controller do with a custom kind: they find /scale by discovery, read
-// the wanted number and the selector from it, and the first writes it.
-// SUB-014 SUB-021 SUB-024 SUB-025 SUB-028 SUB-033
+// TestScaleClient checks the requests of a HorizontalPodAutoscaler and of the disruption controller for a custom kind.
+// They find /scale by discovery and read the replicas and the selector. The autoscaler also writes the replicas
+// (SUB-014 SUB-021 SUB-024 SUB-025 SUB-028 SUB-033).
 func TestScaleClient(t *testing.T) {
 	ctx := t.Context()
 	config := testserver.Start(t).Config
@@ -62,25 +62,28 @@ func TestScaleClient(t *testing.T) {
 		}
 		return out
 	}
-	put(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}, scaledCRD)
+	put(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"}, scaledCRD)
 	farms := schema.GroupVersionResource{Group: "scale.example.com", Version: "v1", Resource: "farms"}
 	farm := put(farms, `{apiVersion: scale.example.com/v1, kind: Farm, metadata: {name: f}, spec: {size: {wanted: 2}}}`)
 	status := `{"status":{"size":1,"pods":"app=farm,tier in (a,b)"}}`
-	if _, err := objects.Resource(farms).Namespace("default").Patch(ctx, "f", types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := objects.Resource(farms).Namespace("default").Patch(ctx, "f", types.MergePatchType, []byte(status),
+		metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 
 	disc := discovery.NewDiscoveryClientForConfigOrDie(config)
 	cached := memory.NewMemCacheClient(disc)
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(cached)
-	client, err := scale.NewForConfig(config, mapper, dynamic.LegacyAPIPathResolverFunc, scale.NewDiscoveryScaleKindResolver(disc))
+	client, err := scale.NewForConfig(config, mapper, dynamic.LegacyAPIPathResolverFunc,
+		scale.NewDiscoveryScaleKindResolver(disc))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// scaleTargetRef: {apiVersion: scale.example.com/v1, kind: Farm, name: f}
 	mappings, err := mapper.RESTMappings(schema.GroupKind{Group: "scale.example.com", Kind: "Farm"})
 	if err != nil || len(mappings) == 0 || mappings[0].Resource != farms {
-		t.Fatalf("%v %v", mappings, err)
+		t.Fatalf("got mappings %v (%v), want %v", mappings, err, farms)
 	}
 	gr := mappings[0].Resource.GroupResource()
 	s, err := client.Scales("default").Get(ctx, gr, "f", metav1.GetOptions{})
@@ -88,11 +91,12 @@ func TestScaleClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Spec.Replicas != 2 || s.Status.Replicas != 1 || s.UID != farm.GetUID() {
-		t.Errorf("%+v", s)
+		t.Errorf("got scale %+v, want 2 replicas in the spec, 1 in the status and the UID of the farm", s)
 	}
 	selector, err := labels.Parse(s.Status.Selector)
-	if err != nil || !selector.Matches(labels.Set{"app": "farm", "tier": "b"}) || selector.Matches(labels.Set{"app": "farm", "tier": "c"}) {
-		t.Errorf("selector %q: %v", s.Status.Selector, err)
+	if err != nil || !selector.Matches(labels.Set{"app": "farm", "tier": "b"}) ||
+		selector.Matches(labels.Set{"app": "farm", "tier": "c"}) {
+		t.Errorf("got selector %q (%v), want the one in .status.pods", s.Status.Selector, err)
 	}
 	rescale(ctx, t, client, gr)
 	got, err := objects.Resource(farms).Namespace("default").Get(ctx, "f", metav1.GetOptions{})
@@ -100,24 +104,25 @@ func TestScaleClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, _, _ := unstructured.NestedInt64(got.Object, "spec", "size", "wanted"); n != 5 || got.GetGeneration() != 3 {
-		t.Errorf("%d replicas at generation %d", n, got.GetGeneration())
+		t.Errorf("got %d replicas at generation %d, want 5 at 3", n, got.GetGeneration())
 	}
-	// A version without a scale, and a kind without one, is told by discovery.
+	// A version or a kind without a scale has no /scale in discovery.
 	list, err := disc.ServerResourcesForGroupVersion("scale.example.com/v1alpha1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range list.APIResources {
 		if strings.HasSuffix(r.Name, "/scale") {
-			t.Errorf("v1alpha1 announces %s", r.Name)
+			t.Errorf("got %s in discovery of v1alpha1, which has no scale", r.Name)
 		}
 	}
-	if _, err := client.Scales("default").Get(ctx, schema.GroupResource{Resource: "configmaps"}, "f", metav1.GetOptions{}); err == nil {
-		t.Error("a ConfigMap has a scale")
+	if _, err := client.Scales("default").Get(ctx, schema.GroupResource{Resource: "configmaps"}, "f",
+		metav1.GetOptions{}); err == nil {
+		t.Error("got a scale of a ConfigMap, want an error")
 	}
 }
 
-// rescale does what an autoscaler does: an update, and once a stale one; then a patch.
+// rescale sends an autoscaler's writes: an update, a stale update, which conflicts, and a patch.
 func rescale(ctx context.Context, t *testing.T, client scale.ScalesGetter, gr schema.GroupResource) {
 	t.Helper()
 	s, err := client.Scales("default").Get(ctx, gr, "f", metav1.GetOptions{})
@@ -126,15 +131,17 @@ func rescale(ctx context.Context, t *testing.T, client scale.ScalesGetter, gr sc
 	}
 	stale := s.DeepCopy()
 	s.Spec.Replicas = 4
-	if s, err = client.Scales("default").Update(ctx, gr, s, metav1.UpdateOptions{}); err != nil || s.Spec.Replicas != 4 {
-		t.Fatalf("%+v %v", s, err)
+	if s, err = client.Scales("default").Update(ctx, gr, s, metav1.UpdateOptions{}); err != nil ||
+		s.Spec.Replicas != 4 {
+		t.Fatalf("update: got %+v (%v), want 4 replicas", s, err)
 	}
 	stale.Spec.Replicas = 9
 	if _, err := client.Scales("default").Update(ctx, gr, stale, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
-		t.Errorf("a stale update: %v", err)
+		t.Errorf("stale update: got error %v, want Conflict", err)
 	}
 	gvr := gr.WithVersion("v1")
-	if s, err = client.Scales("default").Patch(ctx, gvr, "f", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`), metav1.PatchOptions{}); err != nil || s.Spec.Replicas != 5 {
-		t.Fatalf("%+v %v", s, err)
+	if s, err = client.Scales("default").Patch(ctx, gvr, "f", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`),
+		metav1.PatchOptions{}); err != nil || s.Spec.Replicas != 5 {
+		t.Fatalf("patch: got %+v (%v), want 5 replicas", s, err)
 	}
 }

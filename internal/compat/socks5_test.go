@@ -23,64 +23,65 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// farName is a name that the proxy of tunnelled alone knows.
-const farName = "kubernetes-remote-server.example"
+// proxyOnlyName is a host name that only the proxy of a proxiedServer can resolve.
+const proxyOnlyName = "kubernetes-remote-server.example"
 
-// tapped is a connection of which somebody keeps what goes by.
-type tapped struct {
+// recordedConn is a connection that records the transferred bytes.
+type recordedConn struct {
 	net.Conn
-	mu         sync.Mutex
-	sent, came bytes.Buffer
+	mu             sync.Mutex
+	sent, received bytes.Buffer
 }
 
-func (c *tapped) Write(p []byte) (int, error) {
+func (c *recordedConn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	c.sent.Write(p)
 	c.mu.Unlock()
 	return c.Conn.Write(p)
 }
 
-func (c *tapped) Read(p []byte) (int, error) {
+func (c *recordedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
-	c.came.Write(p[:n])
+	c.received.Write(p[:n])
 	c.mu.Unlock()
 	return n, err
 }
 
-// tunnelled is a server whose name a SOCKS5 proxy alone knows, and a client's configuration that has both names.
-type tunnelled struct {
+// proxiedServer is a server behind a SOCKS5 proxy, which resolves proxyOnlyName to the server.
+type proxiedServer struct {
 	*testserver.Server
-	through *rest.Config
+	through *rest.Config // connects to proxyOnlyName through the proxy
 	proxy   *url.URL
 
 	mu    sync.Mutex
-	conns []*tapped
+	conns []*recordedConn
 }
 
-func newTunnelled(t *testing.T) *tunnelled {
+func newProxiedServer(t *testing.T) *proxiedServer {
 	t.Helper()
-	w := &tunnelled{Server: testserver.Start(t)}
-	to, err := url.Parse(w.Config.Host)
+	s := &proxiedServer{Server: testserver.Start(t)}
+	target, err := url.Parse(s.Config.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l, ended := listen(t), make(chan struct{})
 	p := &socks5.Server{
-		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout, DialTimeout: socks5.DialTimeout, Logger: slog.New(slog.DiscardHandler),
+		MaxConnections: socks5.MaxConnections, HandshakeTimeout: socks5.HandshakeTimeout,
+		DialTimeout: socks5.DialTimeout, Logger: slog.New(slog.DiscardHandler),
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if address != net.JoinHostPort(farName, to.Port()) {
+			if address != net.JoinHostPort(proxyOnlyName, target.Port()) {
 				return nil, errors.New("no such host")
 			}
-			conn, err := (&net.Dialer{}).DialContext(ctx, network, to.Host)
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, target.Host)
 			if err != nil {
 				return nil, err
 			}
-			tap := &tapped{Conn: conn}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.conns = append(w.conns, tap)
-			return tap, nil
+			recorded := &recordedConn{Conn: conn}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.conns = append(s.conns, recorded)
+			return recorded, nil
 		},
 	}
 	go func() {
@@ -88,14 +89,15 @@ func newTunnelled(t *testing.T) *tunnelled {
 		close(ended)
 	}()
 	t.Cleanup(func() { <-ended })
-	w.proxy = &url.URL{Scheme: "socks5", Host: l.Addr().String()}
-	w.through = rest.CopyConfig(w.Config)
-	w.through.Host, w.through.TLSClientConfig.ServerName = "https://"+net.JoinHostPort(farName, to.Port()), "127.0.0.1"
-	w.through.Proxy = http.ProxyURL(w.proxy)
-	return w
+	s.proxy = &url.URL{Scheme: "socks5", Host: l.Addr().String()}
+	s.through = rest.CopyConfig(s.Config)
+	s.through.Host = "https://" + net.JoinHostPort(proxyOnlyName, target.Port())
+	s.through.TLSClientConfig.ServerName = "127.0.0.1"
+	s.through.Proxy = http.ProxyURL(s.proxy)
+	return s
 }
 
-// isTLS is true of bytes that are records of TLS (RFC 8446, section 5.1), the last of which may be cut off.
+// isTLS reports whether all consists of TLS records (RFC 8446, section 5.1). The last record may be incomplete.
 func isTLS(all []byte) bool {
 	for len(all) >= 5 {
 		length := int(all[3])<<8 | int(all[4])
@@ -107,17 +109,19 @@ func isTLS(all []byte) bool {
 	return true
 }
 
-// SOX-003 SOX-014: what goes through the proxy are records of TLS and nothing else, of HTTP/2 with a watch that stays open. The server's
-// certificate is verified as without it.
+// TestThroughSOCKS5 checks that only TLS records pass the proxy, that HTTP/2 and watches work through it, and that the
+// server's certificate is verified (SOX-003 SOX-014).
 func TestThroughSOCKS5(t *testing.T) {
-	w := newTunnelled(t)
-	client := kubernetes.NewForConfigOrDie(w.through).CoreV1().ConfigMaps("default")
+	s := newProxiedServer(t)
+	client := kubernetes.NewForConfigOrDie(s.through).CoreV1().ConfigMaps("default")
 	watch, err := client.Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	if _, err := client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a-name-to-look-for"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.Create(t.Context(),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a-name-to-look-for"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for e := range watch.ResultChan() {
@@ -125,59 +129,61 @@ func TestThroughSOCKS5(t *testing.T) {
 			break
 		}
 	}
-	bare, err := rest.HTTPClientFor(w.through)
+	bare, err := rest.HTTPClientFor(s.through)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer bare.CloseIdleConnections()
-	resp, err := bare.Get(w.through.Host + "/version")
+	resp, err := bare.Get(s.through.Host + "/version")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _ = resp.Body.Close(); resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
-		t.Errorf("%s, %s", resp.Proto, resp.Status)
+		t.Errorf("got %s, %s, want HTTP/2 and 200", resp.Proto, resp.Status)
 	}
-	w.mu.Lock()
-	for _, c := range w.conns {
+	s.mu.Lock()
+	for _, c := range s.conns {
 		c.mu.Lock()
-		for _, all := range [][]byte{c.sent.Bytes(), c.came.Bytes()} {
+		for _, all := range [][]byte{c.sent.Bytes(), c.received.Bytes()} {
 			if len(all) == 0 || !isTLS(all) || bytes.Contains(all, []byte("a-name-to-look-for")) {
-				t.Errorf("the proxy sees %q", all)
+				t.Errorf("got plain bytes at the proxy: %q", all)
 			}
 		}
 		c.mu.Unlock()
 	}
-	if len(w.conns) == 0 {
-		t.Error("nothing goes through the proxy")
+	if len(s.conns) == 0 {
+		t.Error("got no connection through the proxy")
 	}
-	w.mu.Unlock()
-	for what, spoil := range map[string]func(*rest.TLSClientConfig){
-		"unknown authority": func(c *rest.TLSClientConfig) { c.CAData = testserver.Start(t).Config.CAData },
-		"not " + farName:    func(c *rest.TLSClientConfig) { c.ServerName = "" },
+	s.mu.Unlock()
+	for want, change := range map[string]func(*rest.TLSClientConfig){
+		"unknown authority":    func(c *rest.TLSClientConfig) { c.CAData = testserver.Start(t).Config.CAData },
+		"not " + proxyOnlyName: func(c *rest.TLSClientConfig) { c.ServerName = "" },
 	} {
-		wrong := rest.CopyConfig(w.through)
-		spoil(&wrong.TLSClientConfig)
-		if _, err := kubernetes.NewForConfigOrDie(wrong).Discovery().ServerVersion(); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%s: %v", what, err)
+		wrong := rest.CopyConfig(s.through)
+		change(&wrong.TLSClientConfig)
+		if _, err := kubernetes.NewForConfigOrDie(wrong).Discovery().ServerVersion(); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want %s", err, want)
 		}
 	}
 }
 
-// SOX-013: a program of the package extension finds its main server by the proxy-url of its kubeconfig: whom to believe, who may do what, and
-// which namespaces there are.
+// TestExtensionThroughSOCKS5 checks that a program of the package extension connects to its main server through the
+// proxy-url of its kubeconfig. It needs the server for authentication, authorization and namespaces (SOX-013).
 func TestExtensionThroughSOCKS5(t *testing.T) {
-	w := newTunnelled(t)
-	c, err := clientcmd.LoadFromFile(w.Kubeconfig)
+	main := newProxiedServer(t)
+	c, err := clientcmd.LoadFromFile(main.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, cluster := range c.Clusters {
-		cluster.Server, cluster.TLSServerName, cluster.ProxyURL = w.through.Host, "127.0.0.1", w.proxy.String()
+		cluster.Server, cluster.TLSServerName, cluster.ProxyURL = main.through.Host, "127.0.0.1", main.proxy.String()
 	}
-	if err := clientcmd.WriteToFile(*c, w.Kubeconfig); err != nil {
+	if err := clientcmd.WriteToFile(*c, main.Kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	s, err := extension.Start(t.Context(), extension.Config{Kubeconfig: w.Kubeconfig, Kinds: []extension.Kind{{Manifest: []byte(boats)}}})
+	s, err := extension.Start(t.Context(), extension.Config{Kubeconfig: main.Kubeconfig,
+		Kinds: []extension.Kind{{Manifest: []byte(boats)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,9 +192,9 @@ func TestExtensionThroughSOCKS5(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	admin := rest.CopyConfig(w.Config)
+	admin := rest.CopyConfig(main.Config)
 	admin.Host, admin.CAData = s.URL(), s.CA()
-	eventually(t.Context(), t, "the administrator may list", func() error {
+	eventually(t.Context(), t, "a successful list by the administrator", func() error {
 		return kubernetes.NewForConfigOrDie(admin).RESTClient().Get().AbsPath("/apis/example.com/v1/namespaces/default/boats").Do(t.Context()).Error()
 	})
 }

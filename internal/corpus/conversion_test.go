@@ -90,8 +90,7 @@ func (h *conversionHook) install(t *testing.T, c *client, crd, patch file) (vers
 			t.Fatal(err)
 		}
 		kind := schema.GroupKind{Group: nested[string](spec, "group"), Kind: nested[string](spec, "names", "kind")}
-		h.handler.Kinds[kind] = func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured,
-			error) {
+		h.handler.Kinds[kind] = func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) {
 			return o, nil
 		}
 		versions = install(t, c, crd)

@@ -19,8 +19,7 @@ func TestInvalidSamples(t *testing.T) {
 	for _, folder := range []string{"samples-negative-path", "samples-placeholder"} {
 		for _, project := range projects(t, folder) {
 			t.Run(folder+"/"+project, func(t *testing.T) {
-				testInvalidSamples(t, c, read(t, folder, project),
-					project)
+				testInvalidSamples(t, c, read(t, folder, project), project)
 			})
 		}
 	}

@@ -50,8 +50,10 @@ var rewrites = []rewrite{
 	{"the stored CRD, by a strategic merge patch", "PATCH", asOtherManager, asStrategic, storedCRD},
 	{"the stored spec, by a JSON patch", "PATCH", asOtherManager, asJSONPatch, func(_, stored []byte) ([]byte, error) {
 		spec := member(stored, "spec")
-		return json.Marshal([]any{map[string]any{"op": "test", "path": "/spec", "value": spec},
-			map[string]any{"op": "replace", "path": "/spec", "value": spec}})
+		return json.Marshal([]any{
+			map[string]any{"op": "test", "path": "/spec", "value": spec},
+			map[string]any{"op": "replace", "path": "/spec", "value": spec},
+		})
 	}},
 	{"the manifest, by an apply", "PATCH", asManager, asApply,
 		func(manifest, _ []byte) ([]byte, error) { return manifest, nil }},
@@ -150,18 +152,37 @@ func TestRepeatedWritesOfCRDs(t *testing.T) {
 
 // emptyValues lists values of schema fields that are equivalent to a missing field, and numbers in unusual notations.
 var emptyValues = map[string][]any{
-	"description": {nil, ""}, "title": {nil, ""}, "format": {nil, ""}, "pattern": {nil, ""}, "nullable": {nil,
-		false}, "uniqueItems": {nil, false}, "exclusiveMinimum": {nil, false},
-	"x-kubernetes-embedded-resource": {nil, false}, "x-kubernetes-int-or-string": {nil,
-		false}, "x-kubernetes-preserve-unknown-fields": {nil}, "x-kubernetes-list-type": {nil},
-	"required": {nil, []any{}}, "enum": {nil, []any{}}, "allOf": {nil, []any{}}, "anyOf": {nil, []any{}}, "oneOf": {nil,
-		[]any{}}, "not": {nil}, "items": {nil, []any{}},
-	"properties": {nil, map[string]any{}}, "patternProperties": {nil, map[string]any{}}, "definitions": {nil,
-		map[string]any{}}, "additionalProperties": {nil},
-	"x-kubernetes-list-map-keys": {nil, []any{}}, "x-kubernetes-validations": {nil,
-		[]any{}}, "default": {nil}, "example": {nil, json.Number("1.0")}, "maxLength": {nil}, "externalDocs": {nil},
-	"minimum": {nil, json.Number("0.0"), json.Number("1e2")}, "maximum": {nil, json.Number("100.0"),
-		json.Number("9007199254740993"), json.Number("1e300")}, "multipleOf": {nil, json.Number("1.0")},
+	"description":                          {nil, ""},
+	"title":                                {nil, ""},
+	"format":                               {nil, ""},
+	"pattern":                              {nil, ""},
+	"nullable":                             {nil, false},
+	"uniqueItems":                          {nil, false},
+	"exclusiveMinimum":                     {nil, false},
+	"x-kubernetes-embedded-resource":       {nil, false},
+	"x-kubernetes-int-or-string":           {nil, false},
+	"x-kubernetes-preserve-unknown-fields": {nil},
+	"x-kubernetes-list-type":               {nil},
+	"required":                             {nil, []any{}},
+	"enum":                                 {nil, []any{}},
+	"allOf":                                {nil, []any{}},
+	"anyOf":                                {nil, []any{}},
+	"oneOf":                                {nil, []any{}},
+	"not":                                  {nil},
+	"items":                                {nil, []any{}},
+	"properties":                           {nil, map[string]any{}},
+	"patternProperties":                    {nil, map[string]any{}},
+	"definitions":                          {nil, map[string]any{}},
+	"additionalProperties":                 {nil},
+	"x-kubernetes-list-map-keys":           {nil, []any{}},
+	"x-kubernetes-validations":             {nil, []any{}},
+	"default":                              {nil},
+	"example":                              {nil, json.Number("1.0")},
+	"maxLength":                            {nil},
+	"externalDocs":                         {nil},
+	"minimum":                              {nil, json.Number("0.0"), json.Number("1e2")},
+	"maximum":                              {nil, json.Number("100.0"), json.Number("9007199254740993"), json.Number("1e300")},
+	"multipleOf":                           {nil, json.Number("1.0")},
 }
 
 // addEmptyValues adds random values of emptyValues to the schema s and to the schemas below it.
