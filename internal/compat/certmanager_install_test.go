@@ -69,9 +69,10 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	if !found {
 		t.Skip("cert-manager is missing: make cert-manager builds it, see peers/README.md")
 	}
-	c := &certManager{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin),
-		dynamic: dynamic.NewForConfigOrDie(admin),
-		port:    freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{}}
+	c := &certManager{
+		T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), dynamic: dynamic.NewForConfigOrDie(admin),
+		port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{},
+	}
 	text, err := os.ReadFile(manifest)
 	c.must(err)
 	groups, err := restmapper.GetAPIGroupResources(c.core.Discovery())
@@ -159,11 +160,11 @@ func (c *certManager) start(deployment string) {
 // certificate.
 func (p *program) readLog(output io.Reader) {
 	defer close(p.ended)
-	served := sync.OnceFunc(func() { close(p.hasCertificate) })
+	markCertificate := sync.OnceFunc(func() { close(p.hasCertificate) })
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		line := lines.Text()
 		if strings.Contains(line, "Updated cert-manager webhook TLS certificate") {
-			served()
+			markCertificate()
 		}
 		if strings.HasPrefix(line, "E") {
 			p.mu.Lock()
@@ -241,7 +242,8 @@ func (c *certManager) waitFor(resource dynamic.ResourceInterface, name string,
 
 // usualErrors matches errors that the programs also log with kube-apiserver. They are conflicts of writes, and objects
 // that a program's cache does not contain yet. The programs retry.
-var usualErrors = regexp.MustCompile(`the object has been modified; please apply your changes to the latest version and try again` +
+var usualErrors = regexp.MustCompile(`the object has been modified; ` +
+	`please apply your changes to the latest version and try again` +
 	`|secrets \\"[a-z]+-[a-z0-9]{5}\\" already exists` +
 	`|Referenced secret default/[a-z]+-[a-z0-9]{5} not found` +
 	`|unable to fetch associated secret" "error"="Secret \\"cert-manager-webhook-ca\\" not found` +

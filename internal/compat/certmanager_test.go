@@ -150,7 +150,8 @@ func (c *certManager) checkRejection() {
 	c.Helper()
 	err := c.tryCreate("certificates", "nameless", map[string]any{"secretName": "nameless",
 		"issuerRef": map[string]any{"name": "root"}})
-	want := `admission webhook "webhook.cert-manager.io" denied the request: spec: Invalid value: "": at least one of commonName, dnsNames, uris ipAddresses, or emailAddresses must be set`
+	want := `admission webhook "webhook.cert-manager.io" denied the request: spec: Invalid value: "": ` +
+		`at least one of commonName, dnsNames, uris ipAddresses, or emailAddresses must be set`
 	if err == nil || err.Error() != want {
 		c.Errorf("got error %v, want %s", err, want)
 	}
@@ -161,8 +162,8 @@ func (c *certManager) checkOutage() {
 	c.Helper()
 	c.kill(certManagerWebhook)
 	late := map[string]any{"secretName": "late", "commonName": "late", "issuerRef": map[string]any{"name": "root"}}
-	want := fmt.Sprintf(`Internal error occurred: failed calling webhook "webhook.cert-manager.io": failed to call webhook: `+
-		`Post "https://cert-manager-webhook.cert-manager.svc:%d/mutate?timeout=10s": `, c.port)
+	want := fmt.Sprintf(`Internal error occurred: failed calling webhook "webhook.cert-manager.io": `+
+		`failed to call webhook: Post "https://cert-manager-webhook.cert-manager.svc:%d/mutate?timeout=10s": `, c.port)
 	for range 6 {
 		err := c.tryCreate("certificates", "late", late)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -173,7 +174,8 @@ func (c *certManager) checkOutage() {
 		metrics, err := c.core.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(c.Context())
 		c.must(err)
 		// Each path of the webhook has a separate circuit breaker, and only the one of /mutate has opened.
-		closed := fmt.Sprintf(`trellis_egress_circuit_breakers{host="cert-manager-webhook.cert-manager.svc:%d",name="admission",state="closed"} 1`, c.port)
+		closed := fmt.Sprintf(`trellis_egress_circuit_breakers{host="cert-manager-webhook.cert-manager.svc:%d",`+
+			`name="admission",state="closed"} 1`, c.port)
 		if !strings.Contains(string(metrics), closed+"\n") {
 			c.Errorf("got no metric %s, want one of two circuit breakers closed", closed)
 		}

@@ -171,8 +171,7 @@ func TestExec(t *testing.T) {
 func TestPortForward(t *testing.T) {
 	c := newCluster(t)
 	pod := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_,
-			_ = io.Copy(w, r.Body)
+		_, _ = io.Copy(w, r.Body)
 	}))
 	defer pod.Close()
 	transport, upgrader, err := spdy.RoundTripperFor(c.Config)
@@ -183,8 +182,9 @@ func TestPortForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, dialer := range map[string]httpstream.Dialer{"SPDY": spdy.NewDialer(upgrader,
-		&http.Client{Transport: transport}, "POST", c.subresourceURL("portforward", nil)), "WebSocket": overWebSocket} {
+	overSPDY := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST",
+		c.subresourceURL("portforward", nil))
+	for name, dialer := range map[string]httpstream.Dialer{"SPDY": overSPDY, "WebSocket": overWebSocket} {
 		stop, ready, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		forwarder, err := portforward.New(dialer, []string{"0:" + pod.URL[strings.LastIndex(pod.URL, ":")+1:]}, stop,
 			ready, io.Discard, io.Discard)
@@ -256,8 +256,8 @@ func TestShutdownEndsStreams(t *testing.T) {
 	}
 }
 
-// TestExecRequiresCreate checks that exec requires the verb create. A user with only get is rejected for each HTTP
-// method.
+// TestExecRequiresCreate checks that exec requires the verb create. A user with only get is rejected, whether the
+// client uses POST or GET.
 func TestExecRequiresCreate(t *testing.T) {
 	c := newCluster(t)
 	may := func(name, verbs string) *rest.Config { return c.User(name, testserver.May(verbs, "pods/exec")) }
@@ -266,8 +266,8 @@ func TestExecRequiresCreate(t *testing.T) {
 		for by, e := range c.executors(config, c.subresourceURL("exec",
 			&corev1.PodExecOptions{Stdout: true, Command: []string{"true"}})) {
 			err := e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: io.Discard})
-			if allowed := strings.Contains(name, by); (err == nil) != allowed || !allowed &&
-				!strings.Contains(err.Error(), "forbidden") {
+			allowed := strings.Contains(name, by)
+			if (err == nil) != allowed || !allowed && !strings.Contains(err.Error(), "forbidden") {
 				t.Errorf("user for %q by %s: got error %v, want allowed %t", name, by, err, allowed)
 			}
 		}
@@ -278,8 +278,8 @@ func TestExecRequiresCreate(t *testing.T) {
 // paths, but cannot connect to containers, in any spelling of the path.
 func TestNodeProxyExecRequiresCreate(t *testing.T) {
 	c := newCluster(t)
-	reader, creator := c.User("reader", testserver.May("get", "nodes/proxy")), c.User("creator",
-		testserver.May("get,create", "nodes/proxy"))
+	reader := c.User("reader", testserver.May("get", "nodes/proxy"))
+	creator := c.User("creator", testserver.May("get,create", "nodes/proxy"))
 	status := func(config *rest.Config, path string) int {
 		t.Helper()
 		client, err := rest.HTTPClientFor(config)
@@ -310,12 +310,12 @@ func TestNodeProxyExecRequiresCreate(t *testing.T) {
 			t.Errorf("%s with get: got code %d, want 403", path, code)
 		}
 		if code := status(creator, path); code == http.StatusForbidden {
-			t.Errorf("%s with get and create: got code %d", path, code)
+			t.Errorf("%s with get and create: got code %d, want another", path, code)
 		}
 	}
 	for _, path := range []string{"n/proxy/pods", "n/proxy/containerLogs/default/p/c", "n/proxy/executions"} {
 		if code := status(reader, path); code == http.StatusForbidden {
-			t.Errorf("%s with get: got code %d", path, code)
+			t.Errorf("%s with get: got code %d, want another", path, code)
 		}
 	}
 }

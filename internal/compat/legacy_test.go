@@ -23,10 +23,14 @@ func legacyBox() *apiextensionsv1beta1.CustomResourceDefinition {
 		Spec: apiextensionsv1beta1.CustomResourceDefinitionSpec{
 			Group: "example.com", Version: "v1",
 			Names: apiextensionsv1beta1.CustomResourceDefinitionNames{Plural: "boxes", Kind: "Box"},
-			Validation: &apiextensionsv1beta1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1beta1.JSONSchemaProps{
-				Properties: map[string]apiextensionsv1beta1.JSONSchemaProps{"spec": {Default: nil}}}},
-			AdditionalPrinterColumns: []apiextensionsv1beta1.CustomResourceColumnDefinition{{Name: "N", Type: "integer",
-				JSONPath: ".spec.n"}},
+			Validation: &apiextensionsv1beta1.CustomResourceValidation{
+				OpenAPIV3Schema: &apiextensionsv1beta1.JSONSchemaProps{
+					Properties: map[string]apiextensionsv1beta1.JSONSchemaProps{"spec": {Default: nil}},
+				},
+			},
+			AdditionalPrinterColumns: []apiextensionsv1beta1.CustomResourceColumnDefinition{
+				{Name: "N", Type: "integer", JSONPath: ".spec.n"},
+			},
 		},
 	}
 }
@@ -133,13 +137,15 @@ func TestLegacyCRDOwners(t *testing.T) {
 	}
 	_, err = now.Patch(ctx, box.Name, types.ApplyPatchType,
 		[]byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
-"spec":{"names":{"kind":"Box","plural":"boxes","shortNames":["bx"]},"group":"example.com","scope":"Cluster"}}`), metav1.PatchOptions{FieldManager: "new"})
+"spec":{"names":{"kind":"Box","plural":"boxes","shortNames":["bx"]},"group":"example.com","scope":"Cluster"}}`),
+		metav1.PatchOptions{FieldManager: "new"})
 	if !apierrors.IsInvalid(err) && !apierrors.IsConflict(err) {
 		t.Errorf("apply of another manager's fields: got error %v, want Invalid or Conflict", err)
 	}
 	got, err := now.Patch(ctx, box.Name, types.ApplyPatchType,
 		[]byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"boxes.example.com"},
-"spec":{"names":{"shortNames":["bx"]}}}`), metav1.PatchOptions{FieldManager: "new"})
+"spec":{"names":{"shortNames":["bx"]}}}`),
+		metav1.PatchOptions{FieldManager: "new"})
 	if err != nil {
 		t.Fatal(err)
 	}

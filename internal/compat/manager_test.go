@@ -38,7 +38,9 @@ func boxCRD() *apiextensionsv1.CustomResourceDefinition {
 			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "boxes", Kind: "Box"},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
 				Name: "v1", Served: true, Storage: true,
-				Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}},
+				Subresources: &apiextensionsv1.CustomResourceSubresources{
+					Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
+				},
 				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
 					Type: "object", XPreserveUnknownFields: &preserve,
 				}},
@@ -138,8 +140,9 @@ func TestControllerRuntimeManager(t *testing.T) {
 }
 
 // startManager starts a manager with a boxReconciler. The channel receives the manager's result when ctx is done.
-func startManager(ctx context.Context, t *testing.T, config *rest.Config, scheme *runtime.Scheme) (*boxReconciler,
-	<-chan error) {
+func startManager(
+	ctx context.Context, t *testing.T, config *rest.Config, scheme *runtime.Scheme,
+) (*boxReconciler, <-chan error) {
 	t.Helper()
 	manager, err := ctrl.NewManager(rest.CopyConfig(config), ctrl.Options{
 		Scheme: scheme, LeaderElection: true, LeaderElectionID: "boxes.clients.example.com",

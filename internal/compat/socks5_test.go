@@ -195,7 +195,8 @@ func TestExtensionThroughSOCKS5(t *testing.T) {
 	admin := rest.CopyConfig(main.Config)
 	admin.Host, admin.CAData = s.URL(), s.CA()
 	eventually(t.Context(), t, "a successful list by the administrator", func() error {
-		return kubernetes.NewForConfigOrDie(admin).RESTClient().Get().AbsPath("/apis/example.com/v1/namespaces/default/boats").Do(t.Context()).Error()
+		client := kubernetes.NewForConfigOrDie(admin).RESTClient()
+		return client.Get().AbsPath("/apis/example.com/v1/namespaces/default/boats").Do(t.Context()).Error()
 	})
 }
 
