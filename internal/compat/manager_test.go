@@ -193,7 +193,7 @@ func createBox(ctx context.Context, t *testing.T, c client.Client, name string) 
 }
 
 // eventually calls check until it returns nil, and fails the test after 40 seconds.
-func eventually(ctx context.Context, t *testing.T, what string, check func() error) {
+func eventually(ctx context.Context, t *testing.T, condition string, check func() error) {
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 40*time.Second, true,
@@ -202,6 +202,6 @@ func eventually(ctx context.Context, t *testing.T, what string, check func() err
 			return last == nil, nil
 		})
 	if err != nil {
-		t.Fatalf("waiting for %s: %v", what, last)
+		t.Fatalf("waiting for %s: %v", condition, last)
 	}
 }

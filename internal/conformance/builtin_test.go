@@ -116,8 +116,8 @@ func (p *pair) components(t *testing.T) {
 // notResource matches the parts of a review's path other than its resource.
 var notResource = regexp.MustCompile(`namespaces/ns/|\?.*`)
 
-// servedResources returns all resources in discovery as "path of the version/plural". It leaves out CRDs, which
-// testCRDs compares, and custom resources.
+// servedResources returns the paths of all resources in discovery, such as "/apis/apps/v1/deployments". It leaves out
+// CRDs, which testCRDs compares, and custom resources.
 func (p *pair) servedResources(t *testing.T) (all []string) {
 	t.Helper()
 	versions := []string{"/api/v1"}

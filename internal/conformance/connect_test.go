@@ -108,7 +108,7 @@ func (p *pair) createPods(t *testing.T) {
 	address := p.node.address
 	for name, status := range map[string]string{
 		"far":        fmt.Sprintf(`"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}`, address, p.node.kubelet.Port()),
-		"here":       fmt.Sprintf(`"addresses":[{"type":"InternalIP","address":"127.0.0.1"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}`, p.node.kubelet.Port()),
+		"loopback":   fmt.Sprintf(`"addresses":[{"type":"InternalIP","address":"127.0.0.1"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}`, p.node.kubelet.Port()),
 		"local":      `"addresses":[{"type":"InternalIP","address":"169.254.1.1"}]`,
 		"no-address": `"addresses":[]`,
 	} {
@@ -163,11 +163,11 @@ func connectPaths() (all []string) {
 	}
 	return append(all, connectPods+"/two/log?container=broken", connectPods+"//log", connectPods+"//proxy",
 		"/api/v1/pods/x/log", "/api/v1/namespaces//pods/x/exec", "/api/v1/watch/namespaces/connect/pods/x/log",
-		"/api/v1/nodes/none/proxy", "/api/v1/nodes/none/proxy/", "/api/v1/nodes/here/proxy/x",
-		"/api/v1/nodes/here/proxy//namespaces//x", "/api/v1/nodes/none/proxy//namespaces//x",
+		"/api/v1/nodes/none/proxy", "/api/v1/nodes/none/proxy/", "/api/v1/nodes/loopback/proxy/x",
+		"/api/v1/nodes/loopback/proxy//namespaces//x", "/api/v1/nodes/none/proxy//namespaces//x",
 		"/api/v1/nodes/local/proxy/x", "/api/v1/nodes/no-address/proxy/x", "/api/v1/nodes/a:b:c:d/proxy",
-		"/api/v1/nodes/https:here:80/proxy/x",
-		"/api/v1/nodes/here/exec", "/api/v1/namespaces/connect/nodes/here/proxy",
+		"/api/v1/nodes/https:loopback:80/proxy/x",
+		"/api/v1/nodes/loopback/exec", "/api/v1/namespaces/connect/nodes/loopback/proxy",
 		connectServices+"/none/proxy", connectServices+"/none:80/proxy/a", connectServices+"/s/proxy/a",
 		connectServices+"/s:81/proxy/a", connectServices+"/s:82/proxy/a", connectServices+"/s:none/proxy/a",
 		connectServices+"/a:b:c:d/proxy/",

@@ -106,7 +106,7 @@ func testCRDs(t *testing.T, p *pair) {
 		if i%10 == 0 {
 			for _, body := range c.invalidVariants() {
 				p.do(t, "POST "+crdPath+"?dryRun=All&fieldValidation=Strict", "", body)
-				p.do(t, "PATCH "+c.path()+"?dryRun=All&fieldManager=spoilt&force=true", asApply, body)
+				p.do(t, "PATCH "+c.path()+"?dryRun=All&fieldManager=invalid&force=true", asApply, body)
 			}
 		}
 	}
@@ -120,7 +120,7 @@ const boundedByAllOf = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomRe
 // selectableReference is a CRD whose validation panics in kube-apiserver, which aborts the request.
 const selectableReference = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"references.example.com"},"spec":{"group":"example.com",
 	"scope":"Namespaced","names":{"plural":"references","kind":"Reference"},"versions":[{"name":"v1","served":true,"storage":true,"selectableFields":[{"jsonPath":".spec.a"}],
-	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}}},"spoilt":{"$ref":"#/definitions/x"}}}}}]}}`
+	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}}},"invalid":{"$ref":"#/definitions/x"}}}}}]}}`
 
 // combinesRefAndSelectable reports whether r writes a CRD with both $ref and selectable fields, like
 // selectableReference.
@@ -195,7 +195,7 @@ func (c *crd) invalidVariants() []string {
 			if properties == nil {
 				properties = object{}
 			}
-			properties["spoilt"], root["properties"] = p, properties
+			properties["invalid"], root["properties"] = p, properties
 		})
 	}
 	all := []string{

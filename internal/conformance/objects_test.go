@@ -91,16 +91,17 @@ func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		made, _ := s.Sample(context.Background(), func(i int) string { return fmt.Sprintf("text-%d", i) }, nil)
-		if made != nil {
-			made["apiVersion"], made["kind"], made["metadata"] = apiVersion, kind, object{"name": "made"}
-			all = append(all, made)
+		generated, _ := s.Sample(context.Background(), func(i int) string { return fmt.Sprintf("text-%d", i) }, nil)
+		if generated != nil {
+			generated["apiVersion"], generated["kind"] = apiVersion, kind
+			generated["metadata"] = object{"name": "generated"}
+			all = append(all, generated)
 		}
 	}
 	return all
 }
 
-// exerciseCustom compares reads, writes and the deletion of o, and also invalid writes if thorough is set.
+// exerciseCustom compares reads, writes and the deletion of o. If thorough is set, it also compares invalid writes.
 func (p *pair) exerciseCustom(t *testing.T, c *crd, o object, thorough bool) {
 	collection := c.collection("conformance")
 	one := collection + "/" + nested[string](o, "metadata", "name")

@@ -14,7 +14,7 @@ type violation struct {
 	message         string // part of the error message
 }
 
-// violations lists violations of Pods. Of a Pod with two of them, the error shows which plugin runs first.
+// violations lists violations of Pods. A Pod with two of them gets the error of the plugin that runs first.
 var violations = []violation{
 	{name: "quota", spec: `"activeDeadlineSeconds":5,`, message: "exceeded quota"},
 	{name: "limits", container: `"resources":{"limits":{"cpu":"2"}},`, message: "maximum cpu usage per Container"},
@@ -50,9 +50,9 @@ const annotate = `{"metadata":{"annotations":{"a":"b"}}}`
 
 const podTemplate = `{"metadata":{"name":"p","labels":{LABELS}},"spec":{SPEC"containers":[{CONTAINER"name":"c","image":"i"}]}}`
 
-// testOrder checks that the admission plugins run in kube-apiserver's order. Of two plugins that reject a write, the
-// same one's error is returned. Webhooks and policies get objects with the changes of the same earlier plugins
-// (VAL-023 VAL-027).
+// testOrder checks that the admission plugins run in kube-apiserver's order. If two plugins reject a write, both
+// servers return the error of the same plugin. Webhooks and policies get objects with the changes of the same earlier
+// plugins (VAL-023 VAL-027).
 func testOrder(t *testing.T, p *pair) {
 	h := &hooks{reviews: map[string][]any{}}
 	h.Server = httptest.NewTLSServer(h)
@@ -211,7 +211,7 @@ mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Ob
 		} {
 			if a, err := s.send(t.Context(), request{method: "POST", path: registration + collection,
 				body: body}); err != nil || a.code != 201 {
-				t.Fatalf("%s: %v %v", s.name, a, err)
+				t.Fatalf("create webhook configuration on %s: got %v (%v), want code 201", s.name, a, err)
 			}
 		}
 	}

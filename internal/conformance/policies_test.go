@@ -17,8 +17,8 @@ import (
 const policiesPath = "/apis/admissionregistration.k8s.io/v1/"
 
 // TestPolicies checks that admission policies validate and mutate custom and built-in objects as at kube-apiserver.
-// Codes, reasons, messages, warnings and objects are equal. The policies cover each field, and some are random
-// (VAL-027).
+// Codes, reasons, messages, warnings and objects are equal. policyCases covers each field of a policy, and
+// randomPolicies combines them at random (VAL-027).
 func TestPolicies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")

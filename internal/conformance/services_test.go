@@ -59,8 +59,8 @@ func TestServicesByIPFamily(t *testing.T) {
 	}
 }
 
-// serviceSpecs lists specs of valid and invalid Services. The requested addresses are up to 10.0.0.16, and the
-// allocator assigns addresses above.
+// serviceSpecs lists specs of valid and invalid Services. The specs request addresses up to 10.0.0.16. The allocator
+// assigns higher addresses to the other Services.
 var serviceSpecs = []string{
 	`{ports: [{port: 80}]}`,
 	`{ipFamilyPolicy: SingleStack, ports: [{port: 80}]}`,

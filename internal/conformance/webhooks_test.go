@@ -30,7 +30,7 @@ var patches = map[string]string{
 	"label": `[{"op":"add","path":"/metadata/labels/by","value":"webhook"}]`,
 	"more":  `[{"op":"add","path":"/metadata/labels/more","value":"x"}]`,
 	"scale": `[{"op":"replace","path":"/spec/replicas","value":7}]`,
-	// As first container: plugins then set its defaults.
+	// The container is the first one, so that the test shows which plugins set its defaults.
 	"container": `[{"op":"add","path":"/spec/containers/0","value":{"name":"side","image":"s"}}]`,
 }
 
@@ -133,7 +133,7 @@ func testWebhooks(t *testing.T, p *pair) {
 		} {
 			r := request{method: "POST", path: "/apis/admissionregistration.k8s.io/v1/" + c[0], body: c[1]}
 			if a, err := s.send(t.Context(), r); err != nil || a.code != 201 {
-				t.Fatalf("%s: %v %v", s.name, a, err)
+				t.Fatalf("create webhook configuration on %s: got %v (%v), want code 201", s.name, a, err)
 			}
 		}
 	}

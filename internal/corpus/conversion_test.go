@@ -34,7 +34,7 @@ func TestConversionPatches(t *testing.T) {
 				paths, _ := filepath.Glob(filepath.Join(root, "crds", "*", patch.name()+".yaml"))
 				reviewVersions := nested[[]any](patch.tree, "spec", "conversion", "webhook", "conversionReviewVersions")
 				if len(paths) == 0 || !slices.Contains(reviewVersions, any("v1")) {
-					continue // no patch of a certain CRD, or its review versions (v2) are unsupported upstream, too
+					continue // the patch names no CRD of the corpus, or upstream rejects its review versions (v2), too
 				}
 				crd := read(t, "crds", filepath.Base(filepath.Dir(paths[0])))
 				for _, f := range crd {
@@ -49,7 +49,7 @@ func TestConversionPatches(t *testing.T) {
 		})
 	}
 	if !smallRun() && hook.calls.Load() == 0 {
-		t.Error("no object was converted")
+		t.Error("got no converted object")
 	}
 }
 

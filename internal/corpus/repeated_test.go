@@ -181,8 +181,9 @@ var emptyValues = map[string][]any{
 	"maxLength":                            {nil},
 	"externalDocs":                         {nil},
 	"minimum":                              {nil, json.Number("0.0"), json.Number("1e2")},
-	"maximum":                              {nil, json.Number("100.0"), json.Number("9007199254740993"), json.Number("1e300")},
-	"multipleOf":                           {nil, json.Number("1.0")},
+	"maximum": {nil, json.Number("100.0"), json.Number("9007199254740993"),
+		json.Number("1e300")},
+	"multipleOf": {nil, json.Number("1.0")},
 }
 
 // addEmptyValues adds random values of emptyValues to the schema s and to the schemas below it.

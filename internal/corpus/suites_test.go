@@ -45,7 +45,7 @@ func readSuites(t *testing.T) (all []suite) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(root, "suites", "openshift-api", "*", "*.yaml"))
 	if err != nil || len(paths) == 0 {
-		t.Fatalf("no suites: %v", err)
+		t.Fatalf("got no suites (%v)", err)
 	}
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
@@ -193,7 +193,7 @@ func (r *suiteRun) onUpdate(c *suiteCase) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("initial: %w", err)
+		return fmt.Errorf("create initial object: %w", err)
 	}
 	updated, _, err := object.DecodeYAML([]byte(c.Updated))
 	if err != nil {

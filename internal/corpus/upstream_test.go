@@ -170,7 +170,7 @@ func (s served) typedVersions(t *testing.T) (version, storage *apiextensionsv1.C
 		}
 	}
 	if version == nil || storage == nil {
-		t.Fatalf("%s has no version %s", s.crd.path, s.version)
+		t.Fatalf("%s: got no version %s, or no storage version", s.crd.path, s.version)
 	}
 	return version, storage
 }
