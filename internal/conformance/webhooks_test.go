@@ -30,7 +30,7 @@ var patches = map[string]string{
 	"label": `[{"op":"add","path":"/metadata/labels/by","value":"webhook"}]`,
 	"more":  `[{"op":"add","path":"/metadata/labels/more","value":"x"}]`,
 	"scale": `[{"op":"replace","path":"/spec/replicas","value":7}]`,
-	// The container is the first one, so that the test shows which plugins set its defaults.
+	// The container is inserted before the others. Plugins set the fields that it omits.
 	"container": `[{"op":"add","path":"/spec/containers/0","value":{"name":"side","image":"s"}}]`,
 }
 
