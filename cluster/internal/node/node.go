@@ -134,7 +134,7 @@ func (o *Options) complete() (err error) {
 		if err := os.Chmod(dir, 0o700); err != nil {
 			return err
 		}
-		if _, err := ownership.Folder(dir); err != nil {
+		if _, err := ownership.CheckDirectory(dir); err != nil {
 			return err
 		}
 	}

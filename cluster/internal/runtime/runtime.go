@@ -91,7 +91,7 @@ func New(o Options) (*Runtime, error) {
 			return nil, err
 		}
 	}
-	if _, err := ownership.Folders(root, "sandboxes", "containers"); err != nil {
+	if _, err := ownership.CheckDirectories(root, "sandboxes", "containers"); err != nil {
 		return nil, err
 	}
 	if r.lock, err = os.OpenFile(filepath.Join(root, "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
