@@ -10,10 +10,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// noting is a plugin that annotates each write, and keeps the dry runs that the options tell of.
-type noting struct{ dryRuns [][]string }
+// recordingPlugin is an admission plugin that annotates each write and records dryRun of its options.
+type recordingPlugin struct{ dryRuns [][]string }
 
-func (n *noting) Admit(_ context.Context, r *admission.Request) error {
+func (n *recordingPlugin) Admit(_ context.Context, r *admission.Request) error {
 	r.Annotate("example.com/seen", string(r.Operation))
 	switch o := r.Options().(type) {
 	case *metav1.CreateOptions:
@@ -26,29 +26,30 @@ func (n *noting) Admit(_ context.Context, r *admission.Request) error {
 	return nil
 }
 
-func (n *noting) Name() string { return "Noting" }
+func (n *recordingPlugin) Name() string { return "Recording" }
 
-func (n *noting) Handles(*admission.Request) bool { return true }
+func (n *recordingPlugin) Handles(*admission.Request) bool { return true }
 
-func (n *noting) Validate(context.Context, *admission.Request) error { return nil }
+func (n *recordingPlugin) Validate(context.Context, *admission.Request) error { return nil }
 
-// What admission has to say of a write is in its audit record, and admission gets the options of the verb.
+// TestAdmissionIsAudited checks that audit annotations of admission plugins are in the audit event. It also checks that
+// plugins get the options of the verb.
 func TestAdmissionIsAudited(t *testing.T) {
-	h, read := recorded(t)
-	plugin := &noting{}
+	h, read := withAudit(t)
+	plugin := &recordingPlugin{}
 	h.server.engine.Admission = admission.Plugins{plugin}
 	h.want(200, "PATCH", crontabs+"/a?dryRun=All", `{"spec":{"replicas":7}}`, "Content-Type: application/merge-patch+json")
 	h.want(200, "DELETE", crontabs+"/a?dryRun=All", "")
 	if len(plugin.dryRuns) != 2 || !slices.Equal(plugin.dryRuns[0], []string{"All"}) || !slices.Equal(plugin.dryRuns[1], []string{"All"}) {
-		t.Errorf("options with dryRun %q", plugin.dryRuns)
+		t.Errorf("got dryRun %q in the options, want All twice", plugin.dryRuns)
 	}
 	var seen []string
 	for _, e := range read() {
-		if said := e.Annotations["example.com/seen"]; said != "" {
-			seen = append(seen, said)
+		if value := e.Annotations["example.com/seen"]; value != "" {
+			seen = append(seen, value)
 		}
 	}
 	if !slices.Equal(seen, []string{"UPDATE", "DELETE"}) {
-		t.Errorf("annotations %q", seen)
+		t.Errorf("got annotations %q, want UPDATE and DELETE", seen)
 	}
 }

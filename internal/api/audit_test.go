@@ -32,20 +32,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// log is where events go in tests.
-type log struct {
+// lockedBuffer is where events go in tests.
+type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *log) Write(p []byte) (int, error) {
+func (l *lockedBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-// auditTo writes the events that rules, in YAML, ask for to out, as the server does.
-func auditTo(t testing.TB, out io.Writer, rules string) Audit {
+// newAudit writes the events that rules, in YAML, ask for to out, as the server does.
+func newAudit(t testing.TB, out io.Writer, rules string) Audit {
 	t.Helper()
 	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: " + rules))
 	if err != nil {
@@ -54,15 +54,15 @@ func auditTo(t testing.TB, out io.Writer, rules string) Audit {
 	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion), policy.NewPolicyRuleEvaluator(p)}
 }
 
-// recorded is a harness whose requests are audited at level Metadata, and the function that reads the events.
-func recorded(t *testing.T) (*harness, func() []auditv1.Event) {
-	return recordedAs(t, `[{level: Metadata}]`)
+// withAudit is a harness whose requests are audited at level Metadata, and the function that reads the events.
+func withAudit(t *testing.T) (*harness, func() []auditv1.Event) {
+	return withAuditRules(t, `[{level: Metadata}]`)
 }
 
-func recordedAs(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
+func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
 	t.Helper()
-	var out log
-	h := withCronTabs(t, func(c *Config) { c.Audit = auditTo(t, &out, rules) })
+	var out lockedBuffer
+	h := withCronTabs(t, func(c *Config) { c.Audit = newAudit(t, &out, rules) })
 	return h, func() (all []auditv1.Event) {
 		t.Helper()
 		out.mu.Lock()
@@ -80,7 +80,7 @@ func recordedAs(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
 
 // VER-006 VER-034: every request is found by user, user agent, verb, URI and code; those at a deprecated version are marked.
 func TestAudit(t *testing.T) {
-	h, read := recorded(t)
+	h, read := withAudit(t)
 	const old = "/apis/stable.example.com/v1beta1/namespaces/default/crontabs"
 	h.want(200, "GET", crontabs+"/a", "", "Audit-ID: plain")
 	h.want(200, "GET", old+"/a", "", "Audit-ID: old", "User-Agent: old-client/0.1")
@@ -97,7 +97,7 @@ func TestAudit(t *testing.T) {
 	r := newRequest("GET", old+"?watch=1", "", "Audit-ID: watch")
 	h.server.ServeHTTP(w, r.WithContext(access.WithUser(ctx, &user.DefaultInfo{Name: "watcher", Groups: []string{user.SystemPrivilegedGroup}})))
 
-	got := byRequest(read())
+	got := byRequestAndStage(read())
 	for name, want := range map[string]struct {
 		verb, uri, message string
 		code               int32
@@ -137,8 +137,8 @@ func TestAudit(t *testing.T) {
 }
 
 // A request that panics is recorded too.
-func TestAuditOfAPanic(t *testing.T) {
-	h, read := recorded(t)
+func TestAuditOfPanic(t *testing.T) {
+	h, read := withAudit(t)
 	h.server.config.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("broken") })
 	h.want(500, "GET", "/apis", "", "Audit-ID: panic")
 	all := read()
@@ -179,22 +179,22 @@ func BenchmarkAudit(b *testing.B) {
 			defer file.Close()
 			h := withCronTabs(b, func(c *Config) {
 				if rules != "" {
-					c.Audit = auditTo(b, file, rules)
+					c.Audit = newAudit(b, file, rules)
 				}
 			})
 			r := newRequest("GET", crontabs+"/a", "")
 			b.ReportAllocs()
-			began := cpu()
+			began := cpuTime()
 			for b.Loop() {
-				h.server.ServeHTTP(&discard{header: http.Header{}}, r)
+				h.server.ServeHTTP(&discardWriter{header: http.Header{}}, r)
 			}
-			b.ReportMetric(float64((cpu()-began).Microseconds())/float64(b.N), "cpu-µs/op")
+			b.ReportMetric(float64((cpuTime()-began).Microseconds())/float64(b.N), "cpu-µs/op")
 		})
 	}
 }
 
-// byRequest are events by audit ID and stage.
-func byRequest(all []auditv1.Event) map[string]auditv1.Event {
+// byRequestAndStage are events by audit ID and stage.
+func byRequestAndStage(all []auditv1.Event) map[string]auditv1.Event {
 	out := map[string]auditv1.Event{}
 	for _, e := range all {
 		out[string(e.AuditID)+" "+string(e.Stage)] = e
@@ -204,7 +204,7 @@ func byRequest(all []auditv1.Event) map[string]auditv1.Event {
 
 // What an event holds of a request and its answer is what its level says, whatever form the client wants its answer in.
 func TestAuditLevels(t *testing.T) {
-	h, read := recordedAs(t, `
+	h, read := withAuditRules(t, `
 - {level: None, verbs: [delete]}
 - {level: Metadata, resources: [{group: stable.example.com, resources: [crontabs/status]}]}
 - {level: Request, verbs: [patch], omitStages: [RequestReceived]}
@@ -221,7 +221,7 @@ func TestAuditLevels(t *testing.T) {
 	h.want(200, "GET", "/apis", "", "Audit-ID: document", protobuf+";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
 	h.want(200, "DELETE", crontabs+"/a", "", "Audit-ID: none")
 	h.want(404, "GET", crontabs+"/a", "", "Audit-ID: missing")
-	all := byRequest(read())
+	all := byRequestAndStage(read())
 	for name, want := range map[string]struct{ sent, answered string }{
 		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"", `{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
 		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"", `"kind":"NamespaceList"`},
@@ -252,8 +252,8 @@ func TestAuditLevels(t *testing.T) {
 }
 
 // Who is turned away before it is known who it is has one event, of no more than that.
-func TestAuditOfAStranger(t *testing.T) {
-	h, read := recorded(t)
+func TestAuditOfUnauthenticatedRequest(t *testing.T) {
+	h, read := withAudit(t)
 	for id, path := range map[string]string{"stranger": crontabs, "timeout": crontabs + "?timeout=x"} {
 		r := httptest.NewRequest("GET", path, nil)
 		r.Header.Set("Audit-Id", id)
@@ -274,13 +274,13 @@ func TestAuditOfAStranger(t *testing.T) {
 }
 
 // What the authorizer says is in the event, and who is impersonated.
-func TestAuditOfADecision(t *testing.T) {
-	h, read := recorded(t)
+func TestAuditOfAuthorization(t *testing.T) {
+	h, read := withAudit(t)
 	h.want(200, "GET", crontabs, "", "Audit-ID: may")
 	h.want(403, "GET", crontabs, "", "Audit-ID: may not", "Impersonate-User: joe", "Impersonate-Group: dev")
-	h.server.config.Authorizer = failing{}
+	h.server.config.Authorizer = failingAuthorizer{}
 	h.want(500, "GET", crontabs, "", "Audit-ID: unknown")
-	all := byRequest(read())
+	all := byRequestAndStage(read())
 	for id, want := range map[string]map[string]string{
 		"may":     {"authorization.k8s.io/decision": "allow", "authorization.k8s.io/reason": ""},
 		"may not": {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""},
@@ -295,32 +295,32 @@ func TestAuditOfADecision(t *testing.T) {
 	}
 }
 
-type failing struct{}
+type failingAuthorizer struct{}
 
-func (failing) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+func (failingAuthorizer) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return authorizer.DecisionNoOpinion, "", errors.New("no answer")
 }
 
-// full is a sink that takes nothing.
-type full struct{ asked int }
+// failingBackend is a sink that takes nothing.
+type failingBackend struct{ calls int }
 
-func (f *full) ProcessEvents(...*auditinternal.Event) bool { f.asked++; return false }
+func (f *failingBackend) ProcessEvents(...*auditinternal.Event) bool { f.calls++; return false }
 
 // Where an event has to be stored and cannot be, the request is refused, without a further one.
-func TestAuditThatFails(t *testing.T) {
+func TestAuditBackendFails(t *testing.T) {
 	h := withCronTabs(t)
-	sink := &full{}
-	h.server.config.Audit = auditTo(t, io.Discard, `[{level: Metadata}]`)
+	sink := &failingBackend{}
+	h.server.config.Audit = newAudit(t, io.Discard, `[{level: Metadata}]`)
 	h.server.config.Audit.Sink = sink
-	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") || sink.asked != 1 {
-		t.Errorf("%s, %d events", w.Body, sink.asked)
+	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") || sink.calls != 1 {
+		t.Errorf("%s, %d events", w.Body, sink.calls)
 	}
 }
 
 // The event of a slow request says what took the time.
-func TestAuditOfASlowRequest(t *testing.T) {
+func TestAuditOfSlowRequest(t *testing.T) {
 	for _, began := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
-		h, read := recorded(t)
+		h, read := withAudit(t)
 		q := &request{server: h.server, w: httptest.NewRecorder(), r: newRequest("GET", "/version", ""), began: began}
 		q.beginAudit("it")
 		q.requestInfo()
@@ -329,7 +329,7 @@ func TestAuditOfASlowRequest(t *testing.T) {
 			t.Fatal("refused")
 		}
 		q.auditEnd(nil)
-		said := byRequest(read())["it ResponseComplete"].Annotations
+		said := byRequestAndStage(read())["it ResponseComplete"].Annotations
 		for _, of := range []string{"total", "authentication", "authorization"} {
 			if _, ok := said["apiserver.latency.k8s.io/"+of]; ok != (time.Since(began) > time.Minute) {
 				t.Errorf("%s: %q", of, said)
@@ -339,7 +339,7 @@ func TestAuditOfASlowRequest(t *testing.T) {
 }
 
 // What is not audited costs nothing.
-func TestAuditOffIsFree(t *testing.T) {
+func TestDisabledAuditAllocatesNothing(t *testing.T) {
 	q := &request{server: &Server{}, r: newRequest("GET", "/version", "")}
 	if n := testing.AllocsPerRun(100, func() {
 		q.audit()

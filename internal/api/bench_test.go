@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// served is a server over HTTPS and HTTP/2 as the program has it, and a client of it.
-func served(b *testing.B, handler http.Handler) (*http.Client, string) {
+// serveTLS starts a server with HTTPS and HTTP/2, and returns a client and the URL of the server.
+func serveTLS(b *testing.B, handler http.Handler) (*http.Client, string) {
 	server := httptest.NewUnstartedServer(handler)
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -30,15 +30,15 @@ func served(b *testing.B, handler http.Handler) (*http.Client, string) {
 	return &http.Client{Transport: transport}, server.URL
 }
 
-// asAdmin gives requests an identity where the client has no certificate.
+// asAdmin adds the identity of an administrator to each request, because the client has no certificate.
 func asAdmin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), access.Loopback())))
 	})
 }
 
-// same answers with the same bytes from memory: what Go's server costs by itself.
-func same(body []byte) http.Handler {
+// staticHandler returns a handler that always writes body. It measures the cost of Go's HTTP server.
+func staticHandler(body []byte) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", mediaJSON)
 		for rest := body; len(rest) > 0; {
@@ -51,8 +51,8 @@ func same(body []byte) http.Handler {
 	})
 }
 
-// cpu is the processor time of this process, client included.
-func cpu() time.Duration {
+// cpuTime returns the processor time of this process. It includes the client.
+func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		panic(err)
@@ -60,7 +60,7 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// measure reports the processor time of a request beside its duration.
+// measure runs GET requests and reports the processor time of each, in addition to its duration.
 func measure(b *testing.B, client *http.Client, url string, headers ...string) {
 	b.Helper()
 	r, err := http.NewRequest("GET", url, nil)
@@ -85,11 +85,11 @@ func measure(b *testing.B, client *http.Client, url string, headers ...string) {
 	}
 	b.SetBytes(get())
 	b.ReportAllocs()
-	began := cpu()
+	began := cpuTime()
 	for b.Loop() {
 		get()
 	}
-	b.ReportMetric(float64((cpu()-began).Microseconds())/float64(b.N), "cpu-µs/op")
+	b.ReportMetric(float64((cpuTime()-began).Microseconds())/float64(b.N), "cpu-µs/op")
 }
 
 // fill stores n objects of about 1.9 KB.
@@ -110,54 +110,56 @@ func BenchmarkGet(b *testing.B) {
 	path := crontabs + "/cron-00000"
 	h.do("GET", path, "")
 	b.Run("server", func(b *testing.B) {
-		client, url := served(b, asAdmin(h.server))
+		client, url := serveTLS(b, asAdmin(h.server))
 		measure(b, client, url+path)
 	})
 	b.Run("null", func(b *testing.B) {
-		client, url := served(b, same(h.do("GET", path, "").Body.Bytes()))
+		client, url := serveTLS(b, staticHandler(h.do("GET", path, "").Body.Bytes()))
 		measure(b, client, url+path)
 	})
 	b.Run("handler", func(b *testing.B) {
 		r := newRequest("GET", path, "")
 		b.ReportAllocs()
 		for b.Loop() {
-			h.server.ServeHTTP(&discard{header: http.Header{}}, r)
+			h.server.ServeHTTP(&discardWriter{header: http.Header{}}, r)
 		}
 	})
 }
 
-// BenchmarkGetByCaller compares a GET by an administrator with the same by somebody else, without the cost of Go's server.
+// BenchmarkGetByCaller compares a GET by an administrator with a GET by another user. It excludes the cost of Go's HTTP
+// server.
 func BenchmarkGetByCaller(b *testing.B) {
 	h, admin, reader := withCallers(b)
 	h.fill(1)
 	for form, accept := range map[string]string{"json": "", "table": kubectlAccept} {
-		for name, who := range map[string]*caller{"admin": admin, "reader": reader} {
+		for name, user := range map[string]*caller{"admin": admin, "reader": reader} {
 			b.Run(form+"/"+name, func(b *testing.B) {
-				r := who.get(crontabs+"/cron-00000", accept)
+				r := user.get(crontabs+"/cron-00000", accept)
 				b.ReportAllocs()
 				for b.Loop() {
-					h.server.ServeHTTP(&discard{header: http.Header{}}, r)
+					h.server.ServeHTTP(&discardWriter{header: http.Header{}}, r)
 				}
 			})
 		}
 	}
 }
 
-// discard is a ResponseWriter that costs nothing.
-type discard struct{ header http.Header }
+// discardWriter is a ResponseWriter that discards the body.
+type discardWriter struct{ header http.Header }
 
-func (d *discard) Header() http.Header         { return d.header }
-func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
-func (d *discard) WriteHeader(int)             {}
+func (d *discardWriter) Header() http.Header         { return d.header }
+func (d *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discardWriter) WriteHeader(int)             {}
 
-// BenchmarkList does the same for a list of 10,000 objects, and measures its other forms.
+// BenchmarkList compares a list of 10,000 objects with a handler that writes the same bytes. It also measures the other
+// forms of the list.
 func BenchmarkList(b *testing.B) {
 	h := withCronTabs(b)
 	h.fill(10_000)
-	client, url := served(b, asAdmin(h.server))
+	client, url := serveTLS(b, asAdmin(h.server))
 	b.Run("server", func(b *testing.B) { measure(b, client, url+crontabs) })
 	b.Run("null", func(b *testing.B) {
-		client, url := served(b, same(h.do("GET", crontabs, "").Body.Bytes()))
+		client, url := serveTLS(b, staticHandler(h.do("GET", crontabs, "").Body.Bytes()))
 		measure(b, client, url+crontabs)
 	})
 	b.Run("gzip", func(b *testing.B) { measure(b, client, url+crontabs, "Accept-Encoding: gzip") })
@@ -170,7 +172,7 @@ func BenchmarkList(b *testing.B) {
 	})
 }
 
-// BenchmarkCreate is a dry run of a create, of a Pod with three containers, by its encoding. It stores nothing.
+// BenchmarkCreate measures the dry run of creating a Pod with three containers, as JSON and as protobuf.
 func BenchmarkCreate(b *testing.B) {
 	h := newHarness(b)
 	const path = "/api/v1/namespaces/default/pods"
@@ -180,11 +182,11 @@ func BenchmarkCreate(b *testing.B) {
 	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+mediaJSON, "Accept: "+mediaProtobuf).Body.String()
 	for _, c := range []struct{ name, body, as string }{{"JSON", js, mediaJSON}, {"protobuf", message, mediaProtobuf}} {
 		b.Run(c.name, func(b *testing.B) {
-			began := cpu()
+			began := cpuTime()
 			for b.Loop() {
-				h.server.ServeHTTP(&discard{header: http.Header{}}, newRequest("POST", path+"?dryRun=All", c.body, "Content-Type: "+c.as))
+				h.server.ServeHTTP(&discardWriter{header: http.Header{}}, newRequest("POST", path+"?dryRun=All", c.body, "Content-Type: "+c.as))
 			}
-			b.ReportMetric(float64((cpu()-began).Nanoseconds())/float64(b.N)/1000, "cpu-µs/op")
+			b.ReportMetric(float64((cpuTime()-began).Nanoseconds())/float64(b.N)/1000, "cpu-µs/op")
 		})
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-const builtinsInDefault = "/api/v1/namespaces/default"
+const defaultNamespacePath = "/api/v1/namespaces/default"
 
 // CRD-059: the schema has nothing to say of an object of another kind, nor is there a word about its name.
 func TestBodyOfAnotherKind(t *testing.T) {
@@ -16,15 +16,15 @@ func TestBodyOfAnotherKind(t *testing.T) {
 			`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`: `Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`,
 			`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`:                                         `CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`,
 		} {
-			h.refused(422, text, "POST", crontabs+query, body)
+			h.wantError(422, text, "POST", crontabs+query, body)
 			if warnings := h.do("POST", crontabs+query, body).Header()["Warning"]; warnings != nil {
 				t.Errorf("%s: %q", validation, warnings)
 			}
 		}
-		h.refused(422, `Other.stable.example.com "a" is invalid: kind: Invalid value: "Other": must be CronTab`,
+		h.wantError(422, `Other.stable.example.com "a" is invalid: kind: Invalid value: "Other": must be CronTab`,
 			"PATCH", crontabs+"/a"+query, `{"kind":"Other","spec":{"foo":1}}`, "Content-Type: application/merge-patch+json")
 	}
-	h.refused(400, `Other in version "v1" cannot be handled as a Other: strict decoding error: unknown field "metadata.foo"`,
+	h.wantError(400, `Other in version "v1" cannot be handled as a Other: strict decoding error: unknown field "metadata.foo"`,
 		"POST", crontabs+"?fieldValidation=Strict", `{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"x","foo":1}}`)
 }
 
@@ -32,24 +32,24 @@ func TestBodyOfAnotherKind(t *testing.T) {
 func TestBodiesAreQuotedAsSent(t *testing.T) {
 	h := withCronTabs(t)
 	const unrecognized = `the object provided is unrecognized (must be of type CronTab): Object 'Kind' is missing in `
-	h.refused(400, unrecognized+`'{"spec": {"z":1.0, "a":"<"}}' ({"spec": {"z":1.0, "a":"<"}})`, "POST", crontabs, `{"spec": {"z":1.0, "a":"<"}}`)
-	h.refused(400, unrecognized+`'spec: {z: 1}' (737065633a207b7a3a20317d)`, "POST", crontabs, `spec: {z: 1}`, "Content-Type: application/yaml")
-	for path, kind := range map[string]string{crontabs: "CronTab", builtinsInDefault + "/configmaps": "ConfigMap"} {
-		h.refused(400, "the object provided is unrecognized (must be of type "+kind+`): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c"})`, "POST", path, `{"apiVersion":"a/b/c"}`)
+	h.wantError(400, unrecognized+`'{"spec": {"z":1.0, "a":"<"}}' ({"spec": {"z":1.0, "a":"<"}})`, "POST", crontabs, `{"spec": {"z":1.0, "a":"<"}}`)
+	h.wantError(400, unrecognized+`'spec: {z: 1}' (737065633a207b7a3a20317d)`, "POST", crontabs, `spec: {z: 1}`, "Content-Type: application/yaml")
+	for path, kind := range map[string]string{crontabs: "CronTab", defaultNamespacePath + "/configmaps": "ConfigMap"} {
+		h.wantError(400, "the object provided is unrecognized (must be of type "+kind+`): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c"})`, "POST", path, `{"apiVersion":"a/b/c"}`)
 	}
 	for number, kind := range map[string]string{"9223372036854775808": "number 9223372036854775808", "80.0": "number 80.0", `"80"`: "string"} {
-		h.refused(400, `Service in version "v1" cannot be handled as a Service: json: cannot unmarshal `+kind+` into Go struct field ServicePort.spec.ports.port of type int32`,
-			"POST", builtinsInDefault+"/services", `{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+`}]}}`)
+		h.wantError(400, `Service in version "v1" cannot be handled as a Service: json: cannot unmarshal `+kind+` into Go struct field ServicePort.spec.ports.port of type int32`,
+			"POST", defaultNamespacePath+"/services", `{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+`}]}}`)
 	}
 }
 
 // CRD-025: what a client sends as metadata.selfLink is not stored, by any verb.
 func TestSelfLinkIsDropped(t *testing.T) {
 	h := withCronTabs(t)
-	h.want(201, "POST", builtinsInDefault+"/configmaps", `{"metadata":{"name":"a"}}`)
+	h.want(201, "POST", defaultNamespacePath+"/configmaps", `{"metadata":{"name":"a"}}`)
 	for path, head := range map[string]string{
-		crontabs + "/a":                     `"apiVersion":"stable.example.com/v1","kind":"CronTab"`,
-		builtinsInDefault + "/configmaps/a": `"apiVersion":"v1","kind":"ConfigMap"`,
+		crontabs + "/a":                        `"apiVersion":"stable.example.com/v1","kind":"CronTab"`,
+		defaultNamespacePath + "/configmaps/a": `"apiVersion":"v1","kind":"ConfigMap"`,
 	} {
 		metadata := `"metadata":{"name":"a","selfLink":"/x","labels":{"a":"1"}}`
 		rv := at(tree(t, h.do("GET", path, "").Body), "metadata", "resourceVersion").(string)

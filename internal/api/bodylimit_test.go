@@ -17,10 +17,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const inJSONBody, inYAMLBody, inProtobufBody = "Content-Type: application/json", "Content-Type: application/yaml", "Content-Type: application/vnd.kubernetes.protobuf"
+const contentJSON, contentYAML, contentProtobuf = "Content-Type: application/json", "Content-Type: application/yaml", "Content-Type: application/vnd.kubernetes.protobuf"
 
-// whole fails the test if a request still holds a part of the budget.
-func (h *harness) whole(after string) {
+// wantBudgetFree fails the test if a request still holds a part of the budget.
+func (h *harness) wantBudgetFree(after string) {
 	h.t.Helper()
 	b := &h.server.budget
 	if !b.all.TryAcquire(b.size) || !b.webhooks.TryAcquire(b.size/webhookShare) {
@@ -43,17 +43,17 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 		code                   int
 		method, path, body, as string
 	}{
-		{201, "POST", crontabs, tab("b"), inJSONBody},
-		{201, "POST", crontabs, "\n# " + long + "\n" + tab("c"), inYAMLBody},
+		{201, "POST", crontabs, tab("b"), contentJSON},
+		{201, "POST", crontabs, "\n# " + long + "\n" + tab("c"), contentYAML},
 		{200, "PATCH", crontabs + "/b?fieldManager=m&force=true", tab("b"), asApply},
 		{200, "PATCH", crontabs + "/b?fieldManager=m&force=true", "# " + long + "\n" + tab("b"), asApply},
 		{200, "PATCH", crontabs + "/b", `{"spec":{"image":"y` + long + `"}}`, asMerge},
 		{422, "PATCH", crontabs + "/b", `{"spec":{"image":["` + long + `"]}}`, asMerge},
 		{422, "PATCH", crontabs + "/a", `[{"op":"copy","from":"/spec","path":"/spec/image"}]`, asJSONPatch},
-		{400, "POST", crontabs, "a: &x 1\nb: *x\n", inYAMLBody},
-		{400, "POST", crontabs, `{"` + long, inJSONBody},
-		{400, "DELETE", crontabs + "/b", `{"` + long, inJSONBody},
-		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long + `"}`, inJSONBody},
+		{400, "POST", crontabs, "a: &x 1\nb: *x\n", contentYAML},
+		{400, "POST", crontabs, `{"` + long, contentJSON},
+		{400, "DELETE", crontabs + "/b", `{"` + long, contentJSON},
+		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long + `"}`, contentJSON},
 	}
 	h.server.budget.all.TryAcquire(defaultBudget)
 	for _, c := range large {
@@ -65,11 +65,11 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 	h.want(http.StatusOK, "PATCH", crontabs+"/a", `{"spec":{"image":"z"}}`, asMerge)
 	h.want(http.StatusOK, "GET", crontabs+"/a", "")
 	h.server.budget.all.Release(defaultBudget)
-	h.whole("waiting")
+	h.wantBudgetFree("waiting")
 	h.server.config.RequestTimeout = time.Minute
 	for _, c := range large {
 		h.want(c.code, c.method, c.path, c.body, c.as)
-		h.whole(c.method + " " + c.as)
+		h.wantBudgetFree(c.method + " " + c.as)
 	}
 }
 
@@ -84,37 +84,37 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	}
 	of := bodiesOf(t, h, "", "v1", "pods")
 	for name, c := range map[string]struct{ path, body, as string }{
-		"protobuf": {pods, string(of[0].Make("v1", "Pod", "x", 10_000)), inProtobufBody},
-		"JSON":     {pods, pod(10_000), inJSONBody},
-		"YAML":     {pods, "# it is\n" + pod(6_000), inYAMLBody},
+		"protobuf": {pods, string(of[0].Make("v1", "Pod", "x", 10_000)), contentProtobuf},
+		"JSON":     {pods, pod(10_000), contentJSON},
+		"YAML":     {pods, "# it is\n" + pod(6_000), contentYAML},
 	} {
 		w := h.want(http.StatusRequestEntityTooLarge, "POST", c.path, c.body, c.as)
 		if text := message(w); !strings.HasPrefix(text, "Request entity too large: the body takes up to ") || !strings.HasSuffix(text, fmt.Sprintf(" bytes of memory, the limit is %d", size)) {
 			t.Errorf("%s: %s", name, text)
 		}
-		h.whole(name)
+		h.wantBudgetFree(name)
 	}
-	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), inJSONBody) // a trace holds the answer
+	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), contentJSON) // a trace holds the answer
 	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) || !strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
 		t.Errorf("trace: %.300s", text)
 	}
-	h.whole("trace")
-	h.want(http.StatusUnprocessableEntity, "POST", pods, pod(1_500), inJSONBody)
+	h.wantBudgetFree("trace")
+	h.want(http.StatusUnprocessableEntity, "POST", pods, pod(1_500), contentJSON)
 	var data strings.Builder
 	for i := range 5000 {
 		fmt.Fprintf(&data, `,"k%d":""`, i)
 	}
 	maps := "/api/v1/namespaces/default/configmaps"
-	h.want(http.StatusCreated, "POST", maps, `{"metadata":{"name":"x"},"data":{"a":""`+data.String()+`}}`, inJSONBody)
+	h.want(http.StatusCreated, "POST", maps, `{"metadata":{"name":"x"},"data":{"a":""`+data.String()+`}}`, contentJSON)
 	h.want(http.StatusRequestEntityTooLarge, "PATCH", maps+"/x", `[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+`1]}]`, "Content-Type: application/json-patch+json")
-	h.whole("a JSON patch")
+	h.wantBudgetFree("a JSON patch")
 	h.server.config.RequestTimeout = 50 * time.Millisecond
 	h.server.budget.all.TryAcquire(size)
 	h.want(http.StatusServiceUnavailable, "PATCH", maps+"/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json")
 }
 
 // Heavy bodies that wait for a webhook take at most a half of the budget.
-func TestLargeBodiesOfWebhooks(t *testing.T) {
+func TestWebhookKindsShareBudget(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.RequestTimeout = 50 * time.Millisecond; c.MemoryBudget = 8 << 20 })
 	of := func(c *resource.Custom) *request {
 		q := &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
@@ -138,7 +138,7 @@ func TestLargeBodiesOfWebhooks(t *testing.T) {
 	for _, q := range held {
 		q.releaseBody()
 	}
-	h.whole("webhooks")
+	h.wantBudgetFree("webhooks")
 }
 
 func bodiesOf(t *testing.T, h *harness, group, version, plural string) []heavy.Body {
@@ -176,17 +176,17 @@ func TestWeightsCoverWrites(t *testing.T) {
 		return ""
 	}
 	for _, c := range []struct{ method, path, body, as string }{
-		{"POST", pods, made("", "v1", "pods", "Pod", "Spec.Containers"), inProtobufBody},
-		{"POST", pods, body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), inJSONBody},
-		{"POST", pods, body("Pod", `"spec":{"containers":[`+list(`{"livenessProbe":{"exec":{}},"resources":{"limits":{"a":"1"}}}`)+`]}`), inJSONBody},
-		{"POST", pods + "?trace=true&dryRun=All", body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), inJSONBody},
-		{"POST", maps, made("", "v1", "configmaps", "ConfigMap", "Finalizers"), inProtobufBody},
-		{"POST", maps, body("ConfigMap", `"data":{`+strings.Join(entries, ",")+`}`), inJSONBody},
+		{"POST", pods, made("", "v1", "pods", "Pod", "Spec.Containers"), contentProtobuf},
+		{"POST", pods, body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
+		{"POST", pods, body("Pod", `"spec":{"containers":[`+list(`{"livenessProbe":{"exec":{}},"resources":{"limits":{"a":"1"}}}`)+`]}`), contentJSON},
+		{"POST", pods + "?trace=true&dryRun=All", body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
+		{"POST", maps, made("", "v1", "configmaps", "ConfigMap", "Finalizers"), contentProtobuf},
+		{"POST", maps, body("ConfigMap", `"data":{`+strings.Join(entries, ",")+`}`), contentJSON},
 		{"PATCH", maps + "/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json"},
-		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", "Items.JSONSchemas"), inProtobufBody},
+		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", "Items.JSONSchemas"), contentProtobuf},
 		{"POST", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-			made("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), inProtobufBody},
-		{"POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"m"},"spec":{` + strings.Join(entries, ",") + `}}`, inJSONBody},
+			made("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), contentProtobuf},
+		{"POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"m"},"spec":{` + strings.Join(entries, ",") + `}}`, contentJSON},
 	} {
 		r := newRequest(c.method, c.path, c.body, c.as)
 		q := &request{server: h.server, r: r}
@@ -206,7 +206,7 @@ func TestWeightsCoverWrites(t *testing.T) {
 		weight := q.weight
 		q.releaseBody()
 		q.slot.Release()
-		took := peakOf(func() { h.do(c.method, c.path, c.body, c.as) })
+		took := peakHeapGrowth(func() { h.do(c.method, c.path, c.body, c.as) })
 		t.Logf("%s %s: %d KiB took %d KiB and weigh %d KiB", c.method, c.path, len(c.body)>>10, took>>10, weight>>10)
 		if took > weight+1<<20 {
 			t.Errorf("%s %s: took %d bytes and weighs %d", c.method, c.path, took, weight)
@@ -217,8 +217,8 @@ func TestWeightsCoverWrites(t *testing.T) {
 	}
 }
 
-// peakOf is how much more than before lives while f runs, by collections that come quickly.
-func peakOf(f func()) int64 {
+// peakHeapGrowth is how much more than before lives while f runs, by collections that come quickly.
+func peakHeapGrowth(f func()) int64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(10))
 	runtime.GC()
 	runtime.GC()

@@ -41,10 +41,10 @@ const (
 	kubectlAgent  = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
 )
 
-// readers lets one group read one kind in one namespace, as a rule of RBAC would, and leaves the rest to another one.
-type readers struct{ access.Authorizer }
+// readersAuthorizer lets one group read one kind in one namespace, as a rule of RBAC would, and leaves the rest to another one.
+type readersAuthorizer struct{ access.Authorizer }
 
-func (z readers) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if slices.Contains(a.GetUser().GetGroups(), "readers") && a.IsResourceRequest() && a.IsReadOnly() &&
 		a.GetAPIGroup() == "stable.example.com" && a.GetResource() == "crontabs" && a.GetSubresource() == "" && a.GetNamespace() == "default" {
 		return authorizer.DecisionAllow, "", nil
@@ -52,13 +52,13 @@ func (z readers) Authorize(ctx context.Context, a authorizer.Attributes) (author
 	return z.Authorizer.Authorize(ctx, a)
 }
 
-// updaters lets one group update and patch everything, but create nothing.
-type updaters struct {
+// updatersAuthorizer lets one group update and patch everything, but create nothing.
+type updatersAuthorizer struct {
 	access.Authorizer
 	failing error
 }
 
-func (z *updaters) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if slices.Contains(a.GetUser().GetGroups(), "updaters") {
 		switch a.GetVerb() {
 		case "update", "patch":
@@ -72,7 +72,7 @@ func (z *updaters) Authorize(ctx context.Context, a authorizer.Attributes) (auth
 
 // Who updates or applies what is not there has to be allowed to create it, too. What is invalid is refused before that is asked.
 func TestCreateByUpdateIsAuthorized(t *testing.T) {
-	z := &updaters{}
+	z := &updatersAuthorizer{}
 	h := withCronTabs(t, func(c *Config) { z.Authorizer, c.Authorizer = c.Authorizer, z })
 	as := func(code int, method, path, body, says string, headers ...string) {
 		t.Helper()
@@ -156,20 +156,20 @@ func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 	}
 	h = withCronTabs(t, func(c *Config) {
 		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewCAPool(content), Now: time.Now})
-		c.Authorizer = readers{c.Authorizer}
+		c.Authorizer = readersAuthorizer{c.Authorizer}
 	})
 	return h, admin, reader
 }
 
 // A reader gets what an administrator gets, byte for byte and header for header, in every form, and nothing else.
-func TestReaderGetsTheSame(t *testing.T) {
+func TestReaderGetsSameResponse(t *testing.T) {
 	h, admin, reader := withCallers(t)
 	for _, accept := range []string{
 		"", "*/*", kubectlAccept, "application/yaml", "application/json;pretty=1",
 		"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf", "text/html",
 	} {
 		for _, path := range []string{crontabs + "/a", crontabs, crontabs + "/none", crontabs + "/a?resourceVersion=0", crontabs + "?limit=1&timeout=1m"} {
-			want, got := recordFor(h, admin.get(path, accept)), recordFor(h, reader.get(path, accept))
+			want, got := serve(h, admin.get(path, accept)), serve(h, reader.get(path, accept))
 			want.Header().Del("Audit-Id")
 			got.Header().Del("Audit-Id")
 			if got.Code != want.Code || got.Body.String() != want.Body.String() || !slices.Equal(headerLines(got), headerLines(want)) {
@@ -178,7 +178,7 @@ func TestReaderGetsTheSame(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/api/v1/namespaces/default/configmaps/a", crontabs + "/a/status", strings.Replace(crontabs, "default", "other", 1), "/metrics"} {
-		if w := recordFor(h, reader.get(path, "")); w.Code != http.StatusForbidden {
+		if w := serve(h, reader.get(path, "")); w.Code != http.StatusForbidden {
 			t.Errorf("%s: %d %s", path, w.Code, w.Body)
 		}
 	}
@@ -232,7 +232,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 			answer, asked = f, nil
 			r := newRequest("GET", path, "")
 			r.RequestURI = path
-			got := recordFor(h, r)
+			got := serve(h, r)
 			ri, err := info.NewRequestInfo(r)
 			if err != nil {
 				t.Fatal(err)
@@ -278,7 +278,7 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	if want := []string{"users/joe", "groups/system:masters"}; !slices.Equal(wanted, want) {
 		t.Errorf("%v, want %v", wanted, want)
 	}
-	h.refused(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in API group "" at the cluster scope: not that group`,
+	h.wantError(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in API group "" at the cluster scope: not that group`,
 		"GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: secret")
 	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters") // allowed for all that went wrong, as upstream has it
 }

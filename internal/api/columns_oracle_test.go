@@ -24,15 +24,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// columned is a version with some columns, on both sides.
-type columned struct {
+// tableComparer is a version with some columns, on both sides.
+type tableComparer struct {
 	t       testing.TB
 	columns []apiextensionsv1.CustomResourceColumnDefinition
 	version *resource.Version
 	rest.TableConvertor
 }
 
-func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDefinition) *columned {
+func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDefinition) *tableComparer {
 	t.Helper()
 	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object.Tree{"name": "shows.example.com"},
 		"spec": object.Tree{"group": "example.com", "scope": "Namespaced", "names": object.Tree{"plural": "shows", "kind": "Show"},
@@ -45,7 +45,7 @@ func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDef
 		columns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
 			Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]}}
 	}
-	c := &columned{t: t, columns: columns, version: d.Storage}
+	c := &tableComparer{t: t, columns: columns, version: d.Storage}
 	c.TableConvertor, _ = tableconvertor.New(columns)
 	return c
 }
@@ -63,22 +63,22 @@ func plainTree(t testing.TB, v any) any {
 	return tree["v"]
 }
 
-type shown struct {
+type decodedTable struct {
 	ColumnDefinitions []metav1.TableColumnDefinition
 	Rows              []struct{ Cells []any }
 }
 
 // ours is the Table of one object as it is sent.
-func (c *columned) ours(o engine.Object, form string) shown {
+func (c *tableComparer) ours(o engine.Object, form string) decodedTable {
 	c.t.Helper()
 	data, err := newTable(c.version, form, &metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return decodeShown(c.t, data)
+	return decodeTable(c.t, data)
 }
 
-func decodeShown(t testing.TB, data []byte) (s shown) {
+func decodeTable(t testing.TB, data []byte) (s decodedTable) {
 	t.Helper()
 	if err := json.Unmarshal(data, &s); err != nil {
 		t.Fatalf("%v in %s", err, data)
@@ -88,7 +88,7 @@ func decodeShown(t testing.TB, data []byte) (s shown) {
 
 // upstream is what upstream's convertor makes of the same object. It may differ from call to call,
 // because Go's maps have no order.
-func (c *columned) upstream(o engine.Object) shown {
+func (c *tableComparer) upstream(o engine.Object) decodedTable {
 	c.t.Helper()
 	u := &unstructured.Unstructured{}
 	if err := u.UnmarshalJSON(o.AppendJSON(nil)); err != nil {
@@ -102,11 +102,11 @@ func (c *columned) upstream(o engine.Object) shown {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return decodeShown(c.t, data)
+	return decodeTable(c.t, data)
 }
 
 // compare reports whether the object looks the same on both sides.
-func (c *columned) compare(tree object.Tree) bool {
+func (c *tableComparer) compare(tree object.Tree) bool {
 	c.t.Helper()
 	o := engine.ObjectOf(c.version, 7, object.Pack(tree, 0))
 	got, want := c.ours(o, "v1"), c.upstream(o)
@@ -123,7 +123,7 @@ func (c *columned) compare(tree object.Tree) bool {
 	return false
 }
 
-func (c *columned) chancy() bool {
+func (c *tableComparer) chancy() bool {
 	for _, col := range c.columns {
 		if strings.ContainsAny(col.JSONPath, "*") || strings.Contains(col.JSONPath, "..") {
 			return true
@@ -132,18 +132,18 @@ func (c *columned) chancy() bool {
 	return false
 }
 
-// draw makes paths and objects that meet often.
-type draw struct{ *rand.Rand }
+// generator makes paths and objects that meet often.
+type generator struct{ *rand.Rand }
 
 var (
-	drawnNames = []string{"a", "b", "c", "a.b", "x/y", "x-y", "list", "n", "ünï", "with space", `q"t`, "it's", "", "0", "a[0]", "true"}
-	drawnTypes = []string{"string", "integer", "number", "boolean", "date"}
-	garbage    = ".[]()'\"\\,:*?@$ -+/=<>!0123abc|&~#\t"
+	generatedNames = []string{"a", "b", "c", "a.b", "x/y", "x-y", "list", "n", "ünï", "with space", `q"t`, "it's", "", "0", "a[0]", "true"}
+	generatedTypes = []string{"string", "integer", "number", "boolean", "date"}
+	garbage        = ".[]()'\"\\,:*?@$ -+/=<>!0123abc|&~#\t"
 )
 
-func pick[T any](d draw, all []T) T { return all[d.IntN(len(all))] }
+func pick[T any](d generator, all []T) T { return all[d.IntN(len(all))] }
 
-func (d draw) value(depth int) any {
+func (d generator) value(depth int) any {
 	now := time.Now()
 	n := 15
 	if depth > 0 {
@@ -177,16 +177,16 @@ func (d draw) value(depth int) any {
 	}
 }
 
-func (d draw) tree(depth int) object.Tree {
+func (d generator) tree(depth int) object.Tree {
 	t := object.Tree{}
 	for range 1 + d.IntN(5) {
-		t[pick(d, drawnNames)] = d.value(depth)
+		t[pick(d, generatedNames)] = d.value(depth)
 	}
 	return t
 }
 
-func (d draw) step() string {
-	name := pick(d, drawnNames)
+func (d generator) step() string {
+	name := pick(d, generatedNames)
 	escaped := strings.NewReplacer(".", `\.`, "[", `\[`, "]", `\]`, " ", `\ `).Replace(name)
 	switch d.IntN(16) {
 	case 0:
@@ -216,7 +216,7 @@ func (d draw) step() string {
 	}
 }
 
-func (d draw) path() string {
+func (d generator) path() string {
 	if d.IntN(6) == 0 {
 		return pick(d, []string{".metadata.creationTimestamp", ".metadata.name", `.metadata.labels.x\.y/z`, ".metadata.labels['x.y/z']", ".metadata", ".kind", ".apiVersion", ".metadata.resourceVersion", ".metadata.finalizers[0]", ".metadata.generation"})
 	}
@@ -238,11 +238,11 @@ func (d draw) path() string {
 	return text
 }
 
-func (d draw) columns() []apiextensionsv1.CustomResourceColumnDefinition {
+func (d generator) columns() []apiextensionsv1.CustomResourceColumnDefinition {
 	columns := make([]apiextensionsv1.CustomResourceColumnDefinition, d.IntN(4))
 	for i := range columns {
 		columns[i] = apiextensionsv1.CustomResourceColumnDefinition{
-			Name: fmt.Sprintf("C%d", i), Type: pick(d, drawnTypes), JSONPath: d.path(), Priority: int32(d.IntN(3)),
+			Name: fmt.Sprintf("C%d", i), Type: pick(d, generatedTypes), JSONPath: d.path(), Priority: int32(d.IntN(3)),
 			Format:      pick(d, []string{"", "", "int32", "int64", "float", "double", "byte", "date", "date-time", "password"}),
 			Description: pick(d, []string{"", "what it is <for>"}),
 		}
@@ -250,7 +250,7 @@ func (d draw) columns() []apiextensionsv1.CustomResourceColumnDefinition {
 	return columns
 }
 
-func (d draw) object() object.Tree {
+func (d generator) object() object.Tree {
 	return object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "spec": d.tree(3), "status": d.tree(2),
 		"metadata": object.Tree{"name": "x", "namespace": "default", "uid": "u", "generation": int64(3), "labels": object.Tree{"x.y/z": "label"},
 			"finalizers": []any{"example.com/f"}, "creationTimestamp": time.Now().Add(-90*time.Hour - 30*time.Minute).UTC().Format(time.RFC3339)}}
@@ -258,13 +258,13 @@ func (d draw) object() object.Tree {
 
 // A Table has the columns and cells that upstream's has, over random paths and objects.
 // PRN-002 PRN-007 PRN-009 PRN-010 PRN-011 PRN-012 PRN-013 PRN-014 PRN-015 PRN-017 PRN-018
-func TestColumnsAreUpstreams(t *testing.T) {
+func TestColumnsMatchUpstream(t *testing.T) {
 	rounds := 2000
 	if testing.Short() {
 		rounds = 300
 	}
 	seed := uint64(time.Now().UnixNano())
-	d := draw{rand.New(rand.NewPCG(seed, 1))}
+	d := generator{rand.New(rand.NewPCG(seed, 1))}
 	filled := 0
 	for range rounds {
 		c := withColumns(t, d.columns())
@@ -289,7 +289,7 @@ func TestColumnsAreUpstreams(t *testing.T) {
 // PRN-014 PRN-017
 func FuzzColumns(f *testing.F) {
 	for _, path := range []string{".spec.a", `.spec.a\.b`, ".spec.list[?(@.a==\"x\")].b", ".spec['a','b']", ".spec.list[0:2].a", ".spec..a", ".spec.list[-1]", ".spec[0"} {
-		for i := range drawnTypes {
+		for i := range generatedTypes {
 			f.Add(path, uint8(i), `{"a":"x","list":[{"a":"x","b":1},null,2.5]}`)
 		}
 	}
@@ -298,14 +298,14 @@ func FuzzColumns(f *testing.F) {
 		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 { // braces may start a loop, which has a memory
 			return
 		}
-		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: drawnTypes[int(typ)%len(drawnTypes)], JSONPath: path}})
+		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path}})
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"}, "spec": tree})
 	})
 }
 
 // What upstream has learnt about dates, and what the bytes of an object do not hold.
 // PRN-013 PRN-014 PRN-017
-func TestOddCells(t *testing.T) {
+func TestUnusualCells(t *testing.T) {
 	c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
 		{Name: "A", Type: "date", JSONPath: ".spec.date"}, {Name: "B", Type: "string", JSONPath: ".metadata.resourceVersion"},
 		{Name: "C", Type: "string", JSONPath: ".apiVersion"}, {Name: "D", Type: "string", JSONPath: ".metadata"}, {Name: "E", Type: "string", JSONPath: `.spec.list[?(@.a=="x")].n`},
@@ -323,7 +323,7 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 	if _, err := os.Stat(root); err != nil {
 		t.Skip("the corpus of real CRDs is not beside this checkout: ", root)
 	}
-	kinds := map[string]*columned{}
+	kinds := map[string]*tableComparer{}
 	columns := 0
 	eachYAML(t, filepath.Join(root, "crds"), func(data []byte) {
 		var crd apiextensionsv1.CustomResourceDefinition

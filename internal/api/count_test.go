@@ -17,22 +17,22 @@ import (
 )
 
 const (
-	countGets = "TRELLIS_COUNT_GETS"
-	module    = "github.com/trellis-k8s/trellis/"
-	countsIn  = "../../docs/architecture.md"
+	countGetsEnv = "TRELLIS_COUNT_GETS"
+	module       = "github.com/trellis-k8s/trellis/"
+	countsIn     = "../../docs/architecture.md"
 )
 
-// What docs/architecture.md says is entered for a GET of a custom resource is true: functions of this module, closures
-// included, and the files they are in. They are counted from coverage counters, which see what the compiler inlines as
-// well. The test builds itself with such counters and runs with and without 500 GETs: a block of code that was entered
-// 500 times more often lies on the way of each.
+// TestGetIsAsDocumented checks the documented numbers of functions and files that a GET of a custom resource enters.
+// The functions are those of this module, including closures. The page is countsIn. Coverage counters give the numbers
+// because they also count inlined functions. The test builds itself with such counters and runs with and without 500
+// GETs. Each GET enters a block whose counter is 500 higher with the GETs.
 func TestGetIsAsDocumented(t *testing.T) {
-	if scene := os.Getenv(countGets); scene != "" {
-		playGets(t, scene)
+	if scenario := os.Getenv(countGetsEnv); scenario != "" {
+		runGets(t, scenario)
 		return
 	}
 	if testing.Short() {
-		t.Skip("builds itself with coverage counters")
+		t.Skip("the test builds itself with coverage counters, which takes long")
 	}
 	program := filepath.Join(t.TempDir(), "counted")
 	build := exec.Command("go", "test", "-c", "-covermode=atomic", "-coverpkg="+module+"internal/...", "-o", program, ".")
@@ -40,11 +40,11 @@ func TestGetIsAsDocumented(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	table := "| a GET by | of an object | as JSON | as a Table |\n|---|---|---|---|\n"
-	for _, who := range []string{"system:masters", "anybody else"} {
-		for _, what := range []string{"read before", "just written"} {
-			table += fmt.Sprintf("| %s | %s |", who, what)
+	for _, who := range []string{"system:masters", "other users"} {
+		for _, state := range []string{"read before", "just written"} {
+			table += fmt.Sprintf("| %s | %s |", who, state)
 			for _, form := range []string{"JSON", "Table"} {
-				table += " " + entered(t, program, strings.Join([]string{who, what, form}, ",")) + " |"
+				table += " " + countEntered(t, program, strings.Join([]string{who, state, form}, ",")) + " |"
 			}
 			table += "\n"
 		}
@@ -54,43 +54,45 @@ func TestGetIsAsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(doc), table) {
-		t.Errorf("the table in %s is to be replaced by what has been counted:\n%s", countsIn, table)
+		t.Errorf("the table in %s is out of date, replace it with:\n%s", countsIn, table)
 	}
 }
 
-// entered counts what each GET of a scene enters. How often a block is entered otherwise differs a little from run to run,
-// by the order of a map or by a loop in the background, so only what is found twice counts.
-func entered(t *testing.T, program, scene string) string {
-	names, files := found(t, program, scene), map[string]bool{}
-	again := found(t, program, scene)
+// countEntered returns the numbers of functions and files that each GET of a scenario enters. Other entries of a block
+// vary between runs, because of map order and background loops. Therefore only functions of both of two runs count.
+func countEntered(t *testing.T, program, scenario string) string {
+	names, files := enteredFunctions(t, program, scenario), map[string]bool{}
+	again := enteredFunctions(t, program, scenario)
 	names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(again, name) })
 	for _, name := range names {
 		file, _, _ := strings.Cut(name, " ")
 		files[file] = true
 	}
-	t.Logf("%s: %d functions in %d files:\n%s", scene, len(names), len(files), strings.Join(names, "\n"))
+	t.Logf("%s: %d functions in %d files:\n%s", scenario, len(names), len(files), strings.Join(names, "\n"))
 	return fmt.Sprintf("%d functions in %d files", len(names), len(files))
 }
 
-// found lists the functions with a block that is entered once more for each GET, after their files.
-func found(t *testing.T, program, scene string) []string {
+// enteredFunctions returns the functions that have a block which every GET enters. Each element is the file and the
+// function, separated by a space.
+func enteredFunctions(t *testing.T, program, scenario string) []string {
 	const times = 500
-	without, with := counted(t, program, scene, times, 0), counted(t, program, scene, times, times)
+	without := blockCounts(t, program, scenario, times, 0)
+	with := blockCounts(t, program, scenario, times, times)
 	functions := map[string]bool{}
 	for block, n := range with {
 		if n-without[block] >= times*9/10 {
-			file, name := enclosing(t, block)
+			file, name := enclosingFunction(t, block)
 			functions[file+" "+name] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(functions))
 }
 
-// counted runs the program and returns how often each block was entered.
-func counted(t *testing.T, program, scene string, times, gets int) map[string]int {
+// blockCounts runs the program and returns the number of entries of each block.
+func blockCounts(t *testing.T, program, scenario string, times, gets int) map[string]int {
 	profile := program + ".profile"
 	run := exec.Command(program, "-test.run", "^TestGetIsAsDocumented$", "-test.coverprofile", profile)
-	run.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", countGets, scene, times, gets))
+	run.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", countGetsEnv, scenario, times, gets))
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -111,12 +113,12 @@ func counted(t *testing.T, program, scene string, times, gets int) map[string]in
 	return blocks
 }
 
-// enclosing finds the function or the function literal around a block, which a profile names
-// as file.go:line.column,line.column.
-func enclosing(t *testing.T, block string) (file, name string) {
-	file, place, _ := strings.Cut(strings.TrimPrefix(block, module), ":")
+// enclosingFunction returns the function or the function literal that contains a block. block has the form that
+// coverage profiles use: file.go:line.column,line.column.
+func enclosingFunction(t *testing.T, block string) (file, name string) {
+	file, position, _ := strings.Cut(strings.TrimPrefix(block, module), ":")
 	var line, column int
-	if _, err := fmt.Sscanf(place, "%d.%d,", &line, &column); err != nil {
+	if _, err := fmt.Sscanf(position, "%d.%d,", &line, &column); err != nil {
 		t.Fatalf("%q: %v", block, err)
 	}
 	set := token.NewFileSet()
@@ -147,9 +149,10 @@ func enclosing(t *testing.T, block string) (file, name string) {
 	return file, name
 }
 
-// playGets plays "who,what,form,times,gets": it prepares as many GETs as times says, and makes as many as gets says.
-func playGets(t *testing.T, scene string) {
-	part := strings.Split(scene, ",")
+// runGets runs a scenario of the form "user,state,form,times,gets". It prepares the object for times GETs, and sends
+// gets of them.
+func runGets(t *testing.T, scenario string) {
+	part := strings.Split(scenario, ",")
 	times, err := strconv.Atoi(part[3])
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +170,7 @@ func playGets(t *testing.T, scene string) {
 		accept, want = kubectlAccept, `"rows":[{"cells":["a","* * * * */5",`
 	}
 	r := who.get(crontabs+"/a", accept)
-	recordFor(h, r)
+	serve(h, r)
 	for i := range times {
 		if part[1] == "just written" {
 			patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, 1000+i)
@@ -176,8 +179,8 @@ func playGets(t *testing.T, scene string) {
 		if i >= gets {
 			continue
 		}
-		if w := recordFor(h, r); w.Code != 200 || !strings.Contains(w.Body.String(), want) {
-			t.Fatalf("%d %s", w.Code, w.Body)
+		if w := serve(h, r); w.Code != 200 || !strings.Contains(w.Body.String(), want) {
+			t.Fatalf("GET: got %d %s, want 200 with %s", w.Code, w.Body, want)
 		}
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Who may escalate a role of a name may not create one of that name with rights that they do not have: a POST names nothing.
+// TestEscalationByName checks that a user with the verb escalate for one role name cannot create that role with POST. A
+// POST is authorized without a name. Only a PUT to that name may grant rights that the user does not have.
 func TestEscalationByName(t *testing.T) {
 	h := newHarness(t)
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -26,8 +27,9 @@ func TestEscalationByName(t *testing.T) {
 	h.want(201, "PUT", roles+"/target", role, as)
 }
 
-// Who may write roles, but has not what is in them, may change what the garbage collector needs, and nothing else: what does not say
-// all that the role is says something else. It is asked before anything is made of the object.
+// TestEscalationOfUpdates checks updates by a user who lacks the rights of the role. The user may change only the fields
+// that the garbage collector needs, such as finalizers. An update with an incomplete object is refused. The escalation
+// check runs before any other check of the object.
 func TestEscalationOfUpdates(t *testing.T) {
 	h := newHarness(t)
 	const roles, bindings = "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -42,52 +44,54 @@ func TestEscalationOfUpdates(t *testing.T) {
 		t.Fatal(err)
 	}
 	const missing = "is attempting to grant RBAC permissions not currently held:\n" + `{APIGroups:[""], Resources:["secrets"], Verbs:["get"]}`
-	const who = `is forbidden: user "mary" (groups=["system:authenticated"]) ` + missing
+	const forbidden = `is forbidden: user "mary" (groups=["system:authenticated"]) ` + missing
 	for _, rv := range []string{"", `,"resourceVersion":"1"`, `,"resourceVersion":"x"`} {
-		h.refused(403, `clusterroles.rbac.authorization.k8s.io "big" `+who, "PUT", roles+"/big", `{"metadata":{"name":"big","finalizers":["a.example.com/b"]`+rv+`},`+rules, as)
+		h.wantError(403, `clusterroles.rbac.authorization.k8s.io "big" `+forbidden, "PUT", roles+"/big", `{"metadata":{"name":"big","finalizers":["a.example.com/b"]`+rv+`},`+rules, as)
 	}
 	h.want(200, "PUT", roles+"/big", string(whole), as)
-	h.refused(403, "clusterroles.rbac.authorization.k8s.io "+who, "POST", roles, `{"metadata":{"generateName":"big-"},`+rules, as)
+	h.wantError(403, "clusterroles.rbac.authorization.k8s.io "+forbidden, "POST", roles, `{"metadata":{"generateName":"big-"},`+rules, as)
 
 	bind := func(kind, name string) string {
 		return `{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"` + kind + `","name":"` + name + `"}}`
 	}
-	h.refused(404, `clusterrolebindings.rbac.authorization.k8s.io "none" not found`, "POST", bindings, bind("ClusterRole", "none"), as)
-	h.refused(400, "Namespace parameter required.", "POST", bindings, bind("Role", "none"), as)
-	h.refused(400, "Name parameter required.", "POST", bindings, bind("ClusterRole", ""), as)
-	h.refused(400, `Name parameter invalid: "a/b": may not contain '/'`, "POST", bindings, bind("ClusterRole", "a/b"), as)
-	h.refused(500, `unsupported role reference kind: "Foo"`, "POST", bindings, bind("Foo", "x"), as)
+	h.wantError(404, `clusterrolebindings.rbac.authorization.k8s.io "none" not found`, "POST", bindings, bind("ClusterRole", "none"), as)
+	h.wantError(400, "Namespace parameter required.", "POST", bindings, bind("Role", "none"), as)
+	h.wantError(400, "Name parameter required.", "POST", bindings, bind("ClusterRole", ""), as)
+	h.wantError(400, `Name parameter invalid: "a/b": may not contain '/'`, "POST", bindings, bind("ClusterRole", "a/b"), as)
+	h.wantError(500, `unsupported role reference kind: "Foo"`, "POST", bindings, bind("Foo", "x"), as)
 }
 
-// A list that cannot be understood is about no object.
-func TestForbiddenListNamesNothing(t *testing.T) {
+// TestForbiddenInvalidListHasNoName checks that a forbidden list with invalid options is authorized without a name. A
+// valid field selector metadata.name gives the name of the object in the message.
+func TestForbiddenInvalidListHasNoName(t *testing.T) {
 	h := newHarness(t)
-	const said = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
-	h.refused(403, `configmaps "a" is forbidden: `+said, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
+	const cannot = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
+	h.wantError(403, `configmaps "a" is forbidden: `+cannot, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
 	for _, query := range []string{"limit=x", "labelSelector=a%3D%3D%3D"} {
-		h.refused(403, "configmaps is forbidden: "+said, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+query, "", "Impersonate-User: mary")
+		h.wantError(403, "configmaps is forbidden: "+cannot, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+query, "", "Impersonate-User: mary")
 	}
 }
 
-// Names that a path leaves out, or that no object can have.
+// TestEmptyNames checks requests whose path lacks the namespace or the name, or has a name that is invalid.
 func TestEmptyNames(t *testing.T) {
 	h := newHarness(t)
 	const maps, none = "/api/v1/namespaces/default/configmaps", "Namespace parameter required."
 	h.want(200, "GET", "/api/v1/namespaces//configmaps", "")
 	h.want(404, "GET", "/api/v1/namespaces//nodes", "")
-	h.refused(400, none, "GET", "/api/v1/namespaces//configmaps/a", "")
-	h.refused(400, none, "DELETE", "/api/v1/namespaces//configmaps", "")
-	h.refused(400, none, "POST", "/api/v1/namespaces//configmaps", `{"metadata":{"name":"a"}}`)
-	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces//configmaps/a", "{}")
-	h.refused(405, "the server does not allow this method on the requested resource", "POST", maps+"/a%25b", "{}")
-	h.refused(400, "name must be provided", "GET", "/api/v1/namespaces/default/pods//status?fieldSelector=metadata.name%3Da", "")
+	h.wantError(400, none, "GET", "/api/v1/namespaces//configmaps/a", "")
+	h.wantError(400, none, "DELETE", "/api/v1/namespaces//configmaps", "")
+	h.wantError(400, none, "POST", "/api/v1/namespaces//configmaps", `{"metadata":{"name":"a"}}`)
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces//configmaps/a", "{}")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", maps+"/a%25b", "{}")
+	h.wantError(400, "name must be provided", "GET", "/api/v1/namespaces/default/pods//status?fieldSelector=metadata.name%3Da", "")
 	for _, method := range []string{"GET", "PUT", "PATCH"} {
-		h.refused(400, "name must be provided", method, "/api/v1/namespaces/default/pods//status", "{}")
+		h.wantError(400, "name must be provided", method, "/api/v1/namespaces/default/pods//status", "{}")
 	}
 }
 
-// A check for escalation, which lists all combinations in the rules of a role, costs bounded time and memory: a rule of 6 KiB with 300
-// groups, resources and verbs has 27 million, and took the memory of the server.
+// TestCombinationsInRolesAreLimited checks that the escalation check of a role takes bounded time and memory. The check
+// lists all combinations of groups, resources and verbs. A rule of 6 KiB with 300 of each has 27 million combinations,
+// which would exhaust the server's memory.
 func TestCombinationsInRolesAreLimited(t *testing.T) {
 	h := newHarness(t)
 	const group = "/apis/rbac.authorization.k8s.io/v1"
@@ -106,7 +110,7 @@ func TestCombinationsInRolesAreLimited(t *testing.T) {
 {"apiGroups":[""],"resources":["pods",`+words(2000, "r")+`],"verbs":["get"]}]}`)
 	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
-	h.refused(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have at most 50000 items`, "POST", roles, role("big", 300), as)
+	h.wantError(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have at most 50000 items`, "POST", roles, role("big", 300), as)
 	if text := h.want(422, "POST", roles, role("middle", 30), as).Body.String(); !strings.Contains(text, "rules: Too many: 27000: must have at most") {
 		t.Error(text)
 	}

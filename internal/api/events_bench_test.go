@@ -7,10 +7,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// BenchmarkProtobufEvents sends a change of a Pod to three who watch.
+// BenchmarkProtobufEvents encodes the event of a Pod for three watches, as protobuf.
 func BenchmarkProtobufEvents(b *testing.B) {
 	h := newHarness(b)
-	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", pods, podJSON)
 	o, err := h.server.engine.Get(b.Context(), engine.Target{Version: h.server.live.Load().Find("", "v1", "pods"), Namespace: "default", Name: "p"}, "")
 	if err != nil {
 		b.Fatal(err)

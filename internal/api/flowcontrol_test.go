@@ -24,10 +24,10 @@ const (
 "subjects":[{"kind":"User","user":{"name":"jane"}}],"resourceRules":[{"verbs":["*"],"apiGroups":["*"],"resources":["*"],"namespaces":["*"],"clusterScope":true}]}]}}`
 )
 
-// held is an Authorizer that says when it is asked, and waits; the request has its seat by then.
-type held struct{ asked, answer chan struct{} }
+// blockingAuthorizer is an Authorizer that says when it is asked, and waits; the request has its seat by then.
+type blockingAuthorizer struct{ asked, answer chan struct{} }
 
-func (h *held) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (h *blockingAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetUser().GetName() == "jane" && a.GetName() == "held" {
 		h.asked <- struct{}{}
 		<-h.answer
@@ -43,8 +43,8 @@ func asJane(ctx context.Context, h *harness, path string) *httptest.ResponseReco
 
 // Who has no turn is told so as by upstream, and every answer says by which objects. A request has its seat until it ends, a watch until
 // it has told what there is; what lasts and is no watch has none.
-func TestTurns(t *testing.T) {
-	wait := &held{make(chan struct{}), make(chan struct{})}
+func TestPriorityAndFairness(t *testing.T) {
+	wait := &blockingAuthorizer{make(chan struct{}), make(chan struct{})}
 	h := withCronTabs(t, func(c *Config) {
 		c.Authorizer = wait
 		c.Fairness = flowcontrol.New(flowcontrol.Config{MaxReads: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})

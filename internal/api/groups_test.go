@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// CVE-2022-3162: who may list one custom kind sees nothing of kinds whose group or plural begins with the same letters.
+// TestListsStayInTheirGroup checks that a list of a custom kind contains no objects of other kinds whose group or plural
+// has the same prefix (CVE-2022-3162).
 func TestListsStayInTheirGroup(t *testing.T) {
 	h := newHarness(t)
 	for _, name := range []string{"dogs.example.com", "dogs.example.com.evil.org", "dogsledges.example.com", "dogs.example.co"} {
@@ -19,7 +20,7 @@ func TestListsStayInTheirGroup(t *testing.T) {
 	for _, path := range []string{"/apis/example.com/v1/dogs", "/apis/example.com/v1/namespaces/default/dogs", "/apis/example.co/v1/dogs"} {
 		items, _ := at(tree(t, h.want(http.StatusOK, "GET", path, "").Body), "items").([]any)
 		if len(items) != 1 {
-			t.Errorf("%s has %d items", path, len(items))
+			t.Errorf("%s: got %d items, want 1", path, len(items))
 		}
 	}
 }

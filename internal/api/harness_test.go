@@ -23,28 +23,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// harness is a server over a world, and shorthands to talk to it as an administrator.
+// harness is a server over a fixture, with helpers that send requests as an administrator.
 type harness struct {
 	t      testing.TB
 	server *Server
 }
 
+// newHarness returns a harness that has the namespace default. Each change modifies the server's configuration.
 func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
-	var w *fixture.Env
-	roles := rbac.New(func() *storage.Snapshot { return w.Store.Head() })
+	var env *fixture.Env
+	roles := rbac.New(func() *storage.Snapshot { return env.Store.Head() })
 	authorizer, err := access.Chain(access.Named("rbac", roles))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w = fixture.Open(t, kinds.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
+	env = fixture.Open(t, kinds.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
 	c := Config{
-		Engine:        w.Engine,
+		Engine:        env.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
-		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: defaultRequestTimeout}, w.Store.Head, clock.RealClock{}),
-		Discovery:     discovery.Handler(w.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
-		OpenAPI:       openapi.Handler(w.Live, nil),
+		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: defaultRequestTimeout}, env.Store.Head, clock.RealClock{}),
+		Discovery:     discovery.Handler(env.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
+		OpenAPI:       openapi.Handler(env.Live, nil),
 	}
 	for _, f := range change {
 		f(&c)
@@ -66,7 +67,7 @@ const (
 	crontabA = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"cronSpec":"* * * * */5","replicas":3}}`
 )
 
-// withCronTabs makes the kind of the documents, and an object of it.
+// withCronTabs returns a harness with the CronTab kind of the Kubernetes documentation, and the CronTab a.
 func withCronTabs(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
 	h := newHarness(t, change...)
@@ -75,7 +76,7 @@ func withCronTabs(t testing.TB, change ...func(*Config)) *harness {
 	return h
 }
 
-// request makes a request of the administrator's; headers are "Name: value".
+// newRequest returns a request of the administrator. Each header has the form "Name: value".
 func newRequest(method, path, body string, headers ...string) *http.Request {
 	r := httptest.NewRequest(method, "/", strings.NewReader(body))
 	if body == "" {
@@ -94,23 +95,24 @@ func newRequest(method, path, body string, headers ...string) *http.Request {
 	return r.WithContext(access.WithUser(r.Context(), access.Loopback()))
 }
 
+// do sends a request as the administrator and returns the response.
 func (h *harness) do(method, path, body string, headers ...string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.server.ServeHTTP(w, newRequest(method, path, body, headers...))
 	return w
 }
 
-// want makes a request and fails the test if the answer has another code.
+// want sends a request and fails the test unless the response has the status code.
 func (h *harness) want(code int, method, path, body string, headers ...string) *httptest.ResponseRecorder {
 	h.t.Helper()
 	w := h.do(method, path, body, headers...)
 	if w.Code != code {
-		h.t.Fatalf("%s %s: %d, want %d: %s", method, path, w.Code, code, w.Body)
+		h.t.Fatalf("%s %s: got %d, want %d: %s", method, path, w.Code, code, w.Body)
 	}
 	return w
 }
 
-// message is that of a Status.
+// message returns the message of a Status response, or the body of any other response.
 func message(w *httptest.ResponseRecorder) string {
 	var s struct{ Message string }
 	if json.Unmarshal(w.Body.Bytes(), &s) != nil {
@@ -119,15 +121,16 @@ func message(w *httptest.ResponseRecorder) string {
 	return s.Message
 }
 
-// refused makes a request and compares code and message of the answer.
-func (h *harness) refused(code int, text, method, path, body string, headers ...string) {
+// wantError sends a request and compares the code and the message of the Status response.
+func (h *harness) wantError(code int, want, method, path, body string, headers ...string) {
 	h.t.Helper()
 	w := h.do(method, path, body, headers...)
-	if got := message(w); w.Code != code || got != text {
-		h.t.Errorf("%s %s:\n got %d %q\nwant %d %q", method, path, w.Code, got, code, text)
+	if got := message(w); w.Code != code || got != want {
+		h.t.Errorf("%s %s:\n got %d %q\nwant %d %q", method, path, w.Code, got, code, want)
 	}
 }
 
+// tree decodes a JSON object.
 func tree(t testing.TB, r io.Reader) map[string]any {
 	t.Helper()
 	var out map[string]any
@@ -137,7 +140,8 @@ func tree(t testing.TB, r io.Reader) map[string]any {
 	return out
 }
 
-// at walks down a tree: strings are keys, integers indexes.
+// at returns the value at a path of a decoded JSON value. Strings are keys, integers are indexes. It returns nil if the
+// path does not exist.
 func at(v any, path ...any) any {
 	for _, p := range path {
 		switch p := p.(type) {

@@ -13,7 +13,7 @@ const partialList = "Accept: application/json;as=PartialObjectMetadataList;v=v1;
 
 // HPX-012: an item of a built-in kind does not say its kind in a list, nor where DeleteCollection answers with one; it does
 // in a watch, in a row of a Table and as metadata. One of a custom kind always does.
-func TestItemsOfBuiltinKindsAreUntyped(t *testing.T) {
+func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
 	h.want(201, "POST", "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"s"},"data":{"kind":"YQ=="},"immutable":true}`)
 	h.want(201, "POST", "/api/v1/namespaces/default/services", `{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}]}}`)
@@ -30,26 +30,26 @@ func TestItemsOfBuiltinKindsAreUntyped(t *testing.T) {
 		want := tree(t, h.want(200, "GET", one, "").Body)
 		delete(want, "apiVersion")
 		delete(want, "kind")
-		equal(t, path, at(list, "items", 0), want)
+		wantEqual(t, path, at(list, "items", 0), want)
 		fromYAML := map[string]any{}
 		if err := yaml.Unmarshal(h.want(200, "GET", path, "", "Accept: application/yaml").Body.Bytes(), &fromYAML); err != nil {
 			t.Fatal(err)
 		}
-		equal(t, path+" in YAML", at(fromYAML, "items", 0), want)
+		wantEqual(t, path+" in YAML", at(fromYAML, "items", 0), want)
 		fromCBOR, err := decodeCBOR(h.want(200, "GET", path, "", "Accept: application/cbor").Body.Bytes())
 		if err != nil || at(fromCBOR, "items", 0, "kind") != nil || at(fromCBOR, "items", 0, "metadata") == nil {
 			t.Errorf("%s in CBOR: %v %v", path, fromCBOR, err)
 		}
 	}
-	equal(t, "a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"), any("CronTab"))
-	equal(t, "a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body), "rows", 0, "object", "kind"), any("Secret"))
-	equal(t, "metadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0, "kind"), any("PartialObjectMetadata"))
-	_, events := h.follow("/api/v1/secrets?watch=1")
-	equal(t, "an event", at(next(t, events), "object", "kind"), any("Secret"))
-	equal(t, "deleted", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body), "items", 0, "kind"), any(nil))
+	wantEqual(t, "a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"), any("CronTab"))
+	wantEqual(t, "a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body), "rows", 0, "object", "kind"), any("Secret"))
+	wantEqual(t, "metadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0, "kind"), any("PartialObjectMetadata"))
+	_, events := h.watch("/api/v1/secrets?watch=1")
+	wantEqual(t, "an event", at(nextEvent(t, events), "object", "kind"), any("Secret"))
+	wantEqual(t, "deleted", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body), "items", 0, "kind"), any(nil))
 }
 
-func equal(t *testing.T, what string, got, want any) {
+func wantEqual(t *testing.T, what string, got, want any) {
 	t.Helper()
 	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
 		t.Errorf("%s: %s, want %s", what, g, w)
@@ -79,7 +79,7 @@ func TestEmptyLists(t *testing.T) {
 }
 
 // CRD-064: the answer to a question is no row. Only one of an access review is the question, with its managedFields.
-func TestReviewsAreNoTables(t *testing.T) {
+func TestReviewsHaveNoTable(t *testing.T) {
 	h := newHarness(t)
 	for path, body := range map[string]string{
 		"/apis/authentication.k8s.io/v1/selfsubjectreviews":      `{}`,
@@ -87,12 +87,12 @@ func TestReviewsAreNoTables(t *testing.T) {
 		"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews":  `{"spec":{"namespace":"default"}}`,
 	} {
 		table, otherwise, _ := strings.Cut(asTable, ",")
-		h.refused(406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf", "POST", path, body, table)
+		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf", "POST", path, body, table)
 		answer := tree(t, h.want(201, "POST", path, body, "Accept: "+otherwise).Body)
 		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"}, answer["kind"]) {
 			t.Errorf("%s: %v", path, answer)
 		}
-		equal(t, "namespace of "+path, at(answer, "spec", "namespace"), any(nil))
+		wantEqual(t, "namespace of "+path, at(answer, "spec", "namespace"), any(nil))
 		if owned := at(answer, "metadata", "managedFields", 0, "manager"); (owned == "tester") != (answer["kind"] == "SelfSubjectAccessReview") {
 			t.Errorf("%s: managed by %v", path, owned)
 		}

@@ -8,9 +8,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// What is kept of Accept headers says the same as reading them again, for every kind of what is asked for, and is bounded
-// in number and size whatever clients send.
-func TestChoicesAreBounded(t *testing.T) {
+// TestMediaCacheIsBounded checks that the cache of Accept headers returns the same media type as negotiate, for every
+// type of resource. The number and the size of its entries are bounded for any headers.
+func TestMediaCacheIsBounded(t *testing.T) {
 	var c mediaCache
 	all := offers(true)
 	columns := []resource.Column{{Name: "Name"}}
@@ -24,23 +24,23 @@ func TestChoicesAreBounded(t *testing.T) {
 			for _, v := range kinds {
 				got, ok := c.find(header, all, v)
 				if want, wantOK := negotiate(header, all, v); ok != wantOK || got != want {
-					t.Fatalf("%q: %+v %v, want %+v %v", header, got, ok, want, wantOK)
+					t.Fatalf("%q: got %+v %v, want %+v %v", header, got, ok, want, wantOK)
 				}
 				if n := len(*c.entries.Load()); n > maxCachedMedia {
-					t.Fatalf("%d are kept", n)
+					t.Fatalf("got %d cached entries, want at most %d", n, maxCachedMedia)
 				}
 			}
 		}
 	}
 	for key := range *c.entries.Load() {
 		if len(key.header) > maxCachedHeader {
-			t.Errorf("a header of %d bytes is kept", len(key.header))
+			t.Errorf("got a cached header of %d bytes, want at most %d", len(key.header), maxCachedHeader)
 		}
 	}
 }
 
-// Headers that were seen before cost no more than a look.
-func TestChoicesAreKept(t *testing.T) {
+// TestMediaCacheHits checks that a lookup of a cached header allocates no memory.
+func TestMediaCacheHits(t *testing.T) {
 	var c mediaCache
 	all, v := offers(false), &resource.Version{}
 	c.find(mediaJSON, all, v)
@@ -49,6 +49,6 @@ func TestChoicesAreKept(t *testing.T) {
 		c.find(mediaJSON, all, v)
 		c.find(kubectlAccept, all, v)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations, want 0", n)
 	}
 }

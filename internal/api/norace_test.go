@@ -2,5 +2,5 @@
 
 package api
 
-// raceEnabled is true where the race detector takes memory of its own.
+// raceEnabled reports whether the race detector is enabled. The detector needs additional memory.
 const raceEnabled = false

@@ -16,7 +16,7 @@ const fullMeta = `{"apiVersion":"a/v1","kind":"K","spec":{"metadata":{"name":"no
 "managedFields":[{"apiVersion":"a/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:x":{}}},"manager":"me","operation":"Update","subresource":"status","time":"2026-01-02T03:04:05Z"},{}],
 "name":"n","namespace":"ns","ownerReferences":[{"apiVersion":"v1","blockOwnerDeletion":true,"controller":false,"kind":"K","name":"o","uid":"u"}],"selfLink":"/x","uid":"u"}}`
 
-var metas = []string{
+var metadataSeeds = []string{
 	fullMeta, `{}`, `{"metadata":{}}`, `{"metadata":null}`, `{"metadata":{"labels":null,"finalizers":null,"creationTimestamp":null,"generation":null,"name":null}}`,
 	`{"metadata":{"finalizers":[],"labels":{},"annotations":{},"ownerReferences":[],"managedFields":[]}}`,
 	`{"metadata":{"deletionTimestamp":null,"deletionGracePeriodSeconds":null,"ownerReferences":[{"controller":null}],"managedFields":[{"time":null,"fieldsV1":null}]}}`,
@@ -24,8 +24,8 @@ var metas = []string{
 	`{"metadata":{"generation":99999999999999999999}}`, `{"metadata":{"creationTimestamp":""}}`, `{"metadata":{"ownerReferences":[{"controller":"x"}]}}`,
 }
 
-// sameMeta compares what partial gives with what encoding/json makes of the same JSON.
-func sameMeta(t *testing.T, js string) {
+// compareMetadata checks that partialMetadata returns the same metadata as encoding/json for an object in JSON.
+func compareMetadata(t *testing.T, js string) {
 	t.Helper()
 	tree, _, err := object.DecodeJSON([]byte(js))
 	if err != nil {
@@ -36,31 +36,32 @@ func sameMeta(t *testing.T, js string) {
 	wantErr := json.Unmarshal(appendPartial(nil, o, "v1"), want)
 	got, err := partialMetadata(o, "v1")
 	if (err != nil) != (wantErr != nil) {
-		t.Fatalf("%s: %v, want %v", js, err, wantErr)
+		t.Fatalf("%s: got error %v, want %v", js, err, wantErr)
 	}
 	if err == nil && !reflect.DeepEqual(got, want) {
 		t.Errorf("%s:\n got %+v\nwant %+v", js, got, want)
 	}
 }
 
-// What the short way reads is what encoding/json reads.
-func TestPartialReadsWhatJSONSays(t *testing.T) {
-	for _, js := range metas {
-		sameMeta(t, js)
+// TestPartialMetadataMatchesJSON checks the decoder of metadata against encoding/json.
+func TestPartialMetadataMatchesJSON(t *testing.T) {
+	for _, js := range metadataSeeds {
+		compareMetadata(t, js)
 	}
 }
 
-func TestPartialReadsUsualMetadataItself(t *testing.T) {
+// TestFastPathReadsUsualMetadata checks that usual metadata needs no encoding/json.
+func TestFastPathReadsUsualMetadata(t *testing.T) {
 	if _, ok := readMeta([]byte(fullMeta), &metav1.ObjectMeta{}); !ok {
-		t.Error("the slow way is taken for usual metadata")
+		t.Error("readMeta does not decode usual metadata")
 	}
 }
 
 func FuzzPartial(f *testing.F) {
-	for _, js := range metas {
+	for _, js := range metadataSeeds {
 		f.Add(js)
 	}
-	f.Fuzz(sameMeta)
+	f.Fuzz(compareMetadata)
 }
 
 func BenchmarkPartialProtobuf(b *testing.B) {

@@ -50,10 +50,10 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// likeKind is what upstream allows for a kind of ours.
-type likeKind struct{ protobuf bool }
+// endpointRestrictions is what upstream allows for a kind of ours.
+type endpointRestrictions struct{ protobuf bool }
 
-func (k likeKind) AllowsMediaTypeTransform(_, sub string, gvk *schema.GroupVersionKind) bool {
+func (k endpointRestrictions) AllowsMediaTypeTransform(_, sub string, gvk *schema.GroupVersionKind) bool {
 	if gvk == nil {
 		return k.protobuf || sub == "json" || sub == "yaml"
 	}
@@ -68,8 +68,8 @@ func (k likeKind) AllowsMediaTypeTransform(_, sub string, gvk *schema.GroupVersi
 	}
 	return false
 }
-func (likeKind) AllowsServerVersion(v string) bool { return v == "v1" }
-func (likeKind) AllowsStreamSchema(s string) bool  { return s == "watch" }
+func (endpointRestrictions) AllowsServerVersion(v string) bool { return v == "v1" }
+func (endpointRestrictions) AllowsStreamSchema(s string) bool  { return s == "watch" }
 
 // FuzzAccept compares the media type we choose with the one upstream chooses.
 // CRD-068, CRD-064
@@ -91,7 +91,7 @@ func FuzzAccept(f *testing.F) {
 			v.Type = &resource.GoType{}
 		}
 		got, ok := negotiate(header, all, v)
-		want, wantOK := negotiation.NegotiateMediaTypeOptions(header, accepted, likeKind{builtin})
+		want, wantOK := negotiation.NegotiateMediaTypeOptions(header, accepted, endpointRestrictions{builtin})
 		if ok != wantOK {
 			t.Fatalf("%q: acceptable %v, upstream %v", header, ok, wantOK)
 		}
@@ -125,7 +125,7 @@ func FuzzOptions(f *testing.F) {
 		if v, ok := r.URL.Query()["watch"]; ok && v[0] != "0" && v[0] != "false" {
 			return
 		}
-		w := recordFor(h, r)
+		w := serve(h, r)
 		if w.Code >= 500 && w.Code != http.StatusGatewayTimeout {
 			t.Errorf("%q: %d %s", query, w.Code, w.Body)
 		}

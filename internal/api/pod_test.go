@@ -12,13 +12,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const aPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
+const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
 
 // SCD-040: a scheduler gives a Pod its node once, and not while it is being deleted; other writes cannot.
 func TestBinding(t *testing.T) {
 	h := newHarness(t)
 	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
-	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`, "Content-Type: application/merge-patch+json")
 	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
 		t.Error(body)
@@ -54,7 +54,7 @@ func TestEviction(t *testing.T) {
 		budgets  = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 		merge    = "Content-Type: application/merge-patch+json"
 	)
-	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`).Replace(aPod))
+	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`).Replace(podJSON))
 	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
 	h.want(http.StatusCreated, "POST", budgets, `{"metadata":{"name":"b"},"spec":{"selector":{"matchLabels":{"a":"b"}}}}`)
 	refused := h.want(http.StatusTooManyRequests, "POST", pods+"/p/eviction", eviction)
@@ -72,10 +72,10 @@ func TestEviction(t *testing.T) {
 }
 
 // SCD-040: there is one path to bindings, and all that it takes is a POST; so it is with reviews.
-func TestWhatIsOnlyPosted(t *testing.T) {
+func TestCreateOnlyResources(t *testing.T) {
 	h := newHarness(t)
 	const bindings = "/api/v1/namespaces/default/bindings"
-	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusCreated, "POST", bindings, `{"metadata":{"name":"p"},"target":{"name":"m"}}`)
 	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body, `"nodeName":"m"`) {
 		t.Error(body)
@@ -91,10 +91,10 @@ func TestWhatIsOnlyPosted(t *testing.T) {
 }
 
 // Nothing is bound in a namespace that is on its way out.
-func TestBindingInATerminatingNamespace(t *testing.T) {
+func TestBindingInTerminatingNamespace(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
-	h.want(http.StatusCreated, "POST", "/api/v1/namespaces/n/pods", strings.Replace(aPod, `"default"`, `"n"`, 1))
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces/n/pods", strings.Replace(podJSON, `"default"`, `"n"`, 1))
 	h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n", "")
 	body := h.want(http.StatusForbidden, "POST", "/api/v1/namespaces/n/pods/p/binding", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`).Body.String()
 	if !strings.Contains(body, "unable to create new content in namespace n because it is being terminated") {
@@ -105,7 +105,7 @@ func TestBindingInATerminatingNamespace(t *testing.T) {
 // A Pod that runs is given time to end, and a second delete cannot make that longer.
 func TestGracefulDelete(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", pods, strings.Replace(aPod, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
+	h.want(http.StatusCreated, "POST", pods, strings.Replace(podJSON, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
 	for _, c := range []struct{ options, has string }{
 		{``, `"deletionGracePeriodSeconds":7`},
 		{`{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":60}`, `"deletionGracePeriodSeconds":7`},
@@ -124,7 +124,7 @@ func TestGracefulDelete(t *testing.T) {
 // Pods can be selected by podIPs, which none is then said to have.
 func TestPodIPs(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`, "Content-Type: application/merge-patch+json")
 	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0, "status.podIPs=": 1, "status.podIPs!=x": 1} {
 		body := h.want(http.StatusOK, "GET", pods+"?fieldSelector="+selector, "").Body
@@ -150,7 +150,7 @@ func TestScaleOfDeployment(t *testing.T) {
 }
 
 // Whether somebody may do something can be asked of a namespace that is not there.
-func TestLocalReviewOfAnAbsentNamespace(t *testing.T) {
+func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	h := newHarness(t)
 	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
 	if body := h.want(http.StatusCreated, "POST", "/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review).Body.String(); !strings.Contains(body, `"allowed":true`) {
@@ -159,7 +159,7 @@ func TestLocalReviewOfAnAbsentNamespace(t *testing.T) {
 }
 
 // The Scale of a built-in kind is judged as one, and so is what cannot even be read as one.
-func TestScaleIsRefusedAsAScale(t *testing.T) {
+func TestInvalidScale(t *testing.T) {
 	h := newHarness(t)
 	const all = "/api/v1/namespaces/default/replicationcontrollers"
 	made := tree(t, h.want(http.StatusCreated, "POST", all, `{"apiVersion":"v1","kind":"ReplicationController","metadata":{"name":"d"},"spec":{"selector":{"a":"b"},
@@ -184,7 +184,7 @@ func TestScaleIsRefusedAsAScale(t *testing.T) {
 			t.Errorf("%s %s:\ngot  %s\nwant %s", c.method, c.body, says, c.says)
 		}
 	}
-	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", pods, podJSON)
 	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", `{`).Body.String(); !strings.Contains(body, "must be of type Binding") {
 		t.Error(body)
 	}

@@ -53,9 +53,9 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 	configMap := func(name string, size int) string {
 		return `{"metadata":{"name":"` + name + `"},"data":{"a":"` + strings.Repeat("x", size) + `"}}`
 	}
-	h.want(http.StatusCreated, "POST", maps, configMap("large", expensiveObject), inJSONBody)
+	h.want(http.StatusCreated, "POST", maps, configMap("large", expensiveObject), contentJSON)
 	for i := range expensiveList {
-		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), inJSONBody)
+		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), contentJSON)
 	}
 	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", expensiveQuery/2) + "x)"
 	const asJSON, asYAML, asProtobuf = "Accept: application/json", "Accept: application/yaml", "Accept: application/vnd.kubernetes.protobuf"
@@ -64,7 +64,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		code                       int
 		method, path, body, header string
 	}{
-		{true, 201, "POST", maps + "?dryRun=All", configMap("b", expensiveBody), inJSONBody},
+		{true, 201, "POST", maps + "?dryRun=All", configMap("b", expensiveBody), contentJSON},
 		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", expensiveBody) + `"}}`, "Content-Type: application/merge-patch+json"},
 		{true, 200, "GET", crontabs + selector, "", asJSON},
 		{true, 200, "GET", maps, "", asJSON},
@@ -74,7 +74,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		{true, 200, "GET", maps + "/large", "", asYAML},
 		{true, 200, "GET", maps + "/large?pretty=true", "", asJSON},
 		{true, 200, "GET", maps + "?limit=1", "", asProtobuf},
-		{false, 201, "POST", maps + "?dryRun=All", configMap("b", 1), inJSONBody},
+		{false, 201, "POST", maps + "?dryRun=All", configMap("b", 1), contentJSON},
 		{false, 200, "GET", maps + "/large", "", asJSON},
 		{false, 200, "GET", maps + "/m-1", "", asYAML},
 		{false, 200, "GET", maps + "?limit=10", "", asJSON},
@@ -108,7 +108,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 func TestRequestsWaitWithoutSeat(t *testing.T) {
 	h := withFewSeats(t)
 	asJane := func(body string) int {
-		r := newRequest("POST", "/api/v1/namespaces/default/configmaps", body, inJSONBody)
+		r := newRequest("POST", "/api/v1/namespaces/default/configmaps", body, contentJSON)
 		w := httptest.NewRecorder()
 		h.server.ServeHTTP(w, r.WithContext(access.WithUser(t.Context(), &user.DefaultInfo{Name: "jane"})))
 		return w.Code

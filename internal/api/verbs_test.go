@@ -39,7 +39,7 @@ func TestVerbs(t *testing.T) {
 	if status["status"] != "Success" || at(status, "details", "uid") != uid || at(status, "details", "kind") != "crontabs" || at(status, "details", "group") != "stable.example.com" || at(status, "details", "name") != "b" {
 		t.Errorf("DELETE answers %v", status)
 	}
-	h.refused(404, `crontabs.stable.example.com "b" not found`, "GET", crontabs+"/b", "")
+	h.wantError(404, `crontabs.stable.example.com "b" not found`, "GET", crontabs+"/b", "")
 	if list := tree(t, h.want(200, "DELETE", crontabs, "").Body); list["kind"] != "CronTabList" || at(list, "items", 0, "metadata", "name") != "a" {
 		t.Errorf("DELETE of the collection answers %v", list)
 	}
@@ -77,26 +77,26 @@ func TestUnservedPaths(t *testing.T) {
 		"/api/v1/namespaces/x%2F..%2Fy/configmaps":           generic,
 		"/api/v1//configmaps":                                generic,
 	} {
-		h.refused(404, want, "GET", path, "")
+		h.wantError(404, want, "GET", path, "")
 	}
-	h.refused(400, `Name parameter invalid: "..": may not be '..'`, "GET", crontabs+"/..", "")
-	h.refused(400, `Name parameter invalid: "a%b": may not contain '%'`, "GET", crontabs+"/a%25b", "")
-	h.refused(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps", "")
+	h.wantError(400, `Name parameter invalid: "..": may not be '..'`, "GET", crontabs+"/..", "")
+	h.wantError(400, `Name parameter invalid: "a%b": may not contain '%'`, "GET", crontabs+"/a%25b", "")
+	h.wantError(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps", "")
 }
 
 // CRD-051
 func TestOtherMethods(t *testing.T) {
 	h := withCronTabs(t)
-	h.refused(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
-	h.refused(409, `crontabs.stable.example.com "a" already exists`, "POST", crontabs+"/b", crontabA)
-	equal(t, "created", at(tree(t, h.want(201, "POST", crontabs+"/b", strings.Replace(crontabA, `"a"`, `"c"`, 1)).Body), "metadata", "name"), "c")
-	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces/x", "{}")
-	h.refused(400, "name must be provided", "PUT", crontabs, crontabA)
-	h.refused(400, "name must be provided", "PATCH", crontabs, "{}", "Content-Type: application/merge-patch+json")
-	h.refused(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE", crontabs+"/a/status", "")
-	h.refused(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces", "")
-	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
-	h.refused(405, "the server does not allow this method on the requested resource", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
+	h.wantError(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
+	h.wantError(409, `crontabs.stable.example.com "a" already exists`, "POST", crontabs+"/b", crontabA)
+	wantEqual(t, "created", at(tree(t, h.want(201, "POST", crontabs+"/b", strings.Replace(crontabA, `"a"`, `"c"`, 1)).Body), "metadata", "name"), "c")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces/x", "{}")
+	h.wantError(400, "name must be provided", "PUT", crontabs, crontabA)
+	h.wantError(400, "name must be provided", "PATCH", crontabs, "{}", "Content-Type: application/merge-patch+json")
+	h.wantError(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE", crontabs+"/a/status", "")
+	h.wantError(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces", "")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
+	h.wantError(405, "the server does not allow this method on the requested resource", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
 	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != mediaJSON {
 		t.Errorf("HEAD answers %v", w.Header())
 	}
@@ -117,16 +117,16 @@ func TestBodies(t *testing.T) {
 	if w := h.want(406, "GET", crontabs+"/a", "", "Accept: application/vnd.kubernetes.protobuf"); !strings.Contains(w.Body.String(), accepted) {
 		t.Errorf("as protobuf: %q", w.Body)
 	}
-	h.refused(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "", "Accept: application/cbor")
-	h.refused(406, "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+	h.wantError(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "", "Accept: application/cbor")
+	h.wantError(406, "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
 		"GET", crontabs+"?watch=1", "", "Accept: application/yaml;sv=v1, application/json;sv=v2")
-	h.refused(415, "the body of the request was in an unknown format - accepted media types include: "+accepted, "POST", crontabs, "x", "Content-Type: text/plain")
-	h.refused(415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: "+accepted, "POST", crontabs, "x", "Content-Type: text/plain")
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
 		"POST", crontabs, "k8s\x00", "Content-Type: application/vnd.kubernetes.protobuf")
-	h.refused(415, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
 		"PATCH", crontabs+"/a", "{}", "Content-Type: application/strategic-merge-patch+json")
-	h.refused(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)", "POST", crontabs, "")
-	h.refused(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
+	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)", "POST", crontabs, "")
+	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
 	deep := strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000)
 	if w := h.want(400, "POST", crontabs, deep); !strings.Contains(message(w), "exceeded max depth") {
 		t.Errorf("deep nesting: %s", w.Body)
@@ -141,7 +141,7 @@ func TestLargeBody(t *testing.T) {
 		if method == "POST" {
 			path = crontabs
 		}
-		h.refused(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1), "Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
+		h.wantError(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1), "Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
 	}
 	r := newRequest("POST", crontabs, strings.Repeat(" ", 3<<20+1))
 	r.ContentLength = -1 // a client that does not say how much comes
@@ -153,7 +153,7 @@ func TestLargeBody(t *testing.T) {
 }
 
 // A timeout that has run out is answered in one way, whatever the verb, and nothing is changed.
-func TestTimeoutHasRunOut(t *testing.T) {
+func TestExpiredTimeout(t *testing.T) {
 	h := withCronTabs(t)
 	before := h.do("GET", crontabs, "").Body.String()
 	for _, c := range [][3]string{
@@ -165,7 +165,7 @@ func TestTimeoutHasRunOut(t *testing.T) {
 		{"DELETE", crontabs + "/a", ""},
 		{"DELETE", crontabs, ""},
 	} {
-		h.refused(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
+		h.wantError(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
 	}
 	if after := h.do("GET", crontabs, "").Body.String(); after != before {
 		t.Errorf("was %s, is %s", before, after)
@@ -186,7 +186,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		h.want(code, "POST", crontabs+"?"+query, body)
 	}
 	h.want(404, "GET", crontabs+"/dry", "")
-	h.refused(400, `invalid timeout specified in the request URL - time: invalid duration "soon"`, "GET", crontabs+"?timeout=soon", "")
+	h.wantError(400, `invalid timeout specified in the request URL - time: invalid duration "soon"`, "GET", crontabs+"?timeout=soon", "")
 	h.want(422, "PATCH", crontabs+"/a", "{}", "Content-Type: application/apply-patch+yaml")
 	h.want(422, "DELETE", crontabs+"/a?dryRun=Maybe", "")
 	h.want(400, "DELETE", crontabs+"/a", `{"kind":"Secret","apiVersion":"v1"}`)
@@ -203,7 +203,7 @@ func TestOptionsAreChecked(t *testing.T) {
 func TestFieldValidation(t *testing.T) {
 	h := withCronTabs(t)
 	body := strings.Replace(crontabA, `"replicas":3`, `"foo":1`, 1)
-	h.refused(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
+	h.wantError(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
 	w := h.want(201, "POST", crontabs, strings.Replace(body, `"a"`, `"w"`, 1))
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "unknown field \"spec.foo\""` {
 		t.Errorf("warnings: %q", got)

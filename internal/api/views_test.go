@@ -69,7 +69,7 @@ func TestTable(t *testing.T) {
 	if at(none, "rows", 0, "object") != nil {
 		t.Errorf("no object: %v", none)
 	}
-	h.refused(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
+	h.wantError(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
 		"GET", crontabs+"?includeObject=All", "", asTable)
 	beta := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=Table;v=v1beta1;g=meta.k8s.io").Body)
 	if beta["apiVersion"] != "meta.k8s.io/v1beta1" || at(beta, "rows", 0, "object", "apiVersion") != "meta.k8s.io/v1beta1" {
@@ -139,7 +139,7 @@ func TestProtobufOfBuiltinKinds(t *testing.T) {
 }
 
 // CRD-068
-func TestCBORBehindItsGate(t *testing.T) {
+func TestCBORFeatureGate(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
 	w := h.want(200, "GET", crontabs+"/a", "", "Accept: application/cbor")
 	if !bytes.HasPrefix(w.Body.Bytes(), cborTag) {
@@ -200,7 +200,7 @@ func TestPretty(t *testing.T) {
 
 // HPX-008 HPX-011: who reads along gets indented JSON that ends with a line, whatever a browser would rather have; nobody else does.
 // HPX-007: a slash at the end of a path changes nothing.
-func TestWhoReadsAlong(t *testing.T) {
+func TestIndentedJSON(t *testing.T) {
 	h := withCronTabs(t)
 	const browser = "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -246,7 +246,7 @@ func TestWhoReadsAlong(t *testing.T) {
 		if err := json.Compact(&compact, w.Body.Bytes()); err != nil || !strings.HasPrefix(compact.String(), start) {
 			t.Errorf("%s: %v %s", path, err, w.Body)
 		}
-		equal(t, path, tree(t, w.Body), tree(t, plain.Body))
+		wantEqual(t, path, tree(t, w.Body), tree(t, plain.Body))
 	}
 	for _, path := range []string{"/", "/version", "/version/"} { // to everybody
 		if w := h.want(200, "GET", path, "", browser); !indented(w.Body.String()) {
@@ -256,7 +256,7 @@ func TestWhoReadsAlong(t *testing.T) {
 }
 
 // HPX-005 HPX-008: a list of any built-in kind can be read along, and says at its beginning what it is.
-func TestListsOfAllKindsAreReadable(t *testing.T) {
+func TestIndentedListsOfAllKinds(t *testing.T) {
 	h, lists := newHarness(t), 0
 	for d := range h.server.live.Load().Definitions() {
 		for _, v := range d.Versions {
@@ -291,7 +291,7 @@ func indented(body string) bool {
 }
 
 // CRD-069
-func TestWhoMay(t *testing.T) {
+func TestAuthenticationAndAuthorization(t *testing.T) {
 	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, nil })
 	h := withCronTabs(t, func(c *Config) { c.Authenticator.Tokens = bearertoken.New(noToken) })
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -308,7 +308,7 @@ func TestWhoMay(t *testing.T) {
 	anonymous := func(path string, headers ...string) (int, string) {
 		r := newRequest("GET", path, "", headers...)
 		r = r.WithContext(t.Context())
-		w := recordFor(h, r)
+		w := serve(h, r)
 		return w.Code, message(w)
 	}
 	if code, text := anonymous(crontabs); code != 403 || text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" in API group "stable.example.com" in the namespace "default"` {
@@ -334,7 +334,7 @@ func TestWhoMay(t *testing.T) {
 }
 
 // CRD-061
-func TestRevisionFromTheFuture(t *testing.T) {
+func TestFutureResourceVersion(t *testing.T) {
 	t.Parallel() // it takes the three seconds that such a read waits
 	h := withCronTabs(t)
 	w := h.want(504, "GET", crontabs+"?resourceVersion=99999", "")

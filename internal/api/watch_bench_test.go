@@ -10,23 +10,23 @@ import (
 	"testing"
 )
 
-// counter is a ResponseWriter that counts the events of a watch.
-type counter struct {
-	discard
+// countingWriter is a ResponseWriter that counts the events and the writes of a watch.
+type countingWriter struct {
+	discardWriter
 	events *atomic.Int64
 	writes *atomic.Int64
 }
 
-func (c *counter) Write(p []byte) (int, error) {
+func (c *countingWriter) Write(p []byte) (int, error) {
 	c.events.Add(int64(bytes.Count(p, []byte("\n"))))
 	c.writes.Add(1)
 	return len(p), nil
 }
 
-func (c *counter) Flush() {}
+func (c *countingWriter) Flush() {}
 
-// BenchmarkWatch delivers bursts of changes to 500 watchers. An operation is one delivery to one of
-// them, the writes' share included; what connections cost is not.
+// BenchmarkWatch delivers bursts of changes to 500 watchers. An operation is the delivery of one event to one watcher,
+// including its share of the write. The cost of connections is not included.
 func BenchmarkWatch(b *testing.B) {
 	const watchers, writers = 500, 16
 	h := withCronTabs(b)
@@ -40,7 +40,7 @@ func BenchmarkWatch(b *testing.B) {
 		inner, stop := context.WithCancel(r.Context())
 		context.AfterFunc(ctx, stop)
 		running.Go(func() {
-			h.server.ServeHTTP(&counter{discard{http.Header{}}, &events, &writes}, r.WithContext(inner))
+			h.server.ServeHTTP(&countingWriter{discardWriter{http.Header{}}, &events, &writes}, r.WithContext(inner))
 		})
 	}
 	for events.Load() < watchers*(writers+1) { // the initial events
@@ -48,7 +48,7 @@ func BenchmarkWatch(b *testing.B) {
 	}
 	events.Store(0)
 	writes.Store(0)
-	began := cpu()
+	began := cpuTime()
 	changes := b.N/watchers + 1
 	var wg sync.WaitGroup
 	b.ResetTimer()
@@ -64,7 +64,7 @@ func BenchmarkWatch(b *testing.B) {
 		h.do("GET", crontabs+"/a", "")
 	}
 	b.StopTimer()
-	b.ReportMetric(float64((cpu()-began).Microseconds())/float64(events.Load()), "cpu-µs/event")
+	b.ReportMetric(float64((cpuTime()-began).Microseconds())/float64(events.Load()), "cpu-µs/event")
 	b.ReportMetric(float64(events.Load())/float64(writes.Load()), "events/write")
 	cancel()
 	running.Wait()

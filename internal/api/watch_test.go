@@ -23,8 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// follow opens a watch through the loopback and returns its body.
-func (h *harness) follow(path string, headers ...string) (*http.Response, *bufio.Reader) {
+// watch opens a watch through the loopback, and returns the response and a reader of its body.
+func (h *harness) watch(path string, headers ...string) (*http.Response, *bufio.Reader) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	h.t.Cleanup(cancel)
@@ -37,131 +37,134 @@ func (h *harness) follow(path string, headers ...string) (*http.Response, *bufio
 	return resp, bufio.NewReader(resp.Body)
 }
 
-// next reads one event of a JSON stream.
-func next(t testing.TB, r *bufio.Reader) map[string]any {
+// nextEvent reads one event of a JSON stream.
+func nextEvent(t testing.TB, r *bufio.Reader) map[string]any {
 	t.Helper()
 	line, err := r.ReadBytes('\n')
 	if err != nil {
-		t.Fatalf("read an event: %v", err)
+		t.Fatalf("cannot read an event: %v", err)
 	}
 	return tree(t, bytes.NewReader(line))
 }
 
-func expect(t testing.TB, e map[string]any, kind, name string) {
+// wantEvent checks the type of an event and the name of its object.
+func wantEvent(t testing.TB, e map[string]any, kind, name string) {
 	t.Helper()
 	if e["type"] != kind || at(e, "object", "metadata", "name") != name {
-		t.Fatalf("got %v, want %s %s", e, kind, name)
+		t.Fatalf("got event %v, want %s %s", e, kind, name)
 	}
 }
 
-// CRD-062
+// TestWatch checks the events of a watch for a create, a patch and a delete (CRD-062).
 func TestWatch(t *testing.T) {
 	h := withCronTabs(t)
-	resp, r := h.follow(crontabs + "?watch=true")
+	resp, r := h.watch(crontabs + "?watch=true")
 	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != mediaJSON {
-		t.Fatalf("%d %v", resp.StatusCode, resp.Header)
+		t.Fatalf("got %d %v, want 200 with Content-Type %s", resp.StatusCode, resp.Header, mediaJSON)
 	}
-	expect(t, next(t, r), "ADDED", "a")
+	wantEvent(t, nextEvent(t, r), "ADDED", "a")
 	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1))
-	expect(t, next(t, r), "ADDED", "b")
+	wantEvent(t, nextEvent(t, r), "ADDED", "b")
 	h.want(200, "PATCH", crontabs+"/b", `{"spec":{"replicas":9}}`, "Content-Type: application/merge-patch+json")
-	expect(t, next(t, r), "MODIFIED", "b")
+	wantEvent(t, nextEvent(t, r), "MODIFIED", "b")
 	h.want(200, "DELETE", crontabs+"/b", "")
-	expect(t, next(t, r), "DELETED", "b")
+	wantEvent(t, nextEvent(t, r), "DELETED", "b")
 }
 
-// CRD-062
+// TestWatchEndsAfterTimeoutSeconds checks that a watch ends without an error after its timeout (CRD-062).
 func TestWatchEndsAfterTimeoutSeconds(t *testing.T) {
 	h := withCronTabs(t)
-	_, r := h.follow(crontabs + "?watch=true&timeoutSeconds=1&resourceVersion=1")
+	_, r := h.watch(crontabs + "?watch=true&timeoutSeconds=1&resourceVersion=1")
 	if rest, err := io.ReadAll(r); err != nil {
-		t.Errorf("the stream ends with %v after %q", err, rest)
+		t.Errorf("the stream ended with error %v after %q, want no error", err, rest)
 	}
 }
 
-// CRD-063
+// TestInitialEventsEnd checks that a bookmark with the upstream annotation follows the initial events (CRD-063).
 func TestInitialEventsEnd(t *testing.T) {
 	h := withCronTabs(t)
 	query := crontabs + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 	for _, accept := range []string{mediaJSON, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"} {
-		_, r := h.follow(query, "Accept: "+accept)
-		expect(t, next(t, r), "ADDED", "a")
-		e := next(t, r)
+		_, r := h.watch(query, "Accept: "+accept)
+		wantEvent(t, nextEvent(t, r), "ADDED", "a")
+		e := nextEvent(t, r)
 		if e["type"] != "BOOKMARK" || at(e, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" || at(e, "object", "metadata", "resourceVersion") == nil {
-			t.Errorf("%s: the initial events end with %v", accept, e)
+			t.Errorf("%s: got %v after the initial events, want a bookmark", accept, e)
 		}
 	}
-	_, r := h.follow(query+"&includeObject=None", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
-	next(t, r)
-	if e := next(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" {
-		t.Errorf("a Table's initial events end with %v", e)
+	_, r := h.watch(query+"&includeObject=None", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
+	nextEvent(t, r)
+	if e := nextEvent(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" {
+		t.Errorf("Table: got %v after the initial events, want a bookmark", e)
 	}
 }
 
-// The row of a BOOKMARK is that of an object without defaults, as with upstream (CRD-064).
+// TestBookmarkRowHasNoDefaults checks that the row of a bookmark in a Table has no default values, as upstream
+// (CRD-064).
 func TestBookmarkRowHasNoDefaults(t *testing.T) {
 	h := newHarness(t)
 	for path, want := range map[string]any{
 		"/apis/apps/v1/namespaces/default/deployments": []any{"", "0/0", 0.0, 0.0, "<unknown>", "", "", ""},
 		"/api/v1/namespaces/default/services":          []any{"", "", "<none>", "<unknown>", "<none>", "<unknown>", "<none>"},
 	} {
-		_, r := h.follow(path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
-		if e := next(t, r); e["type"] != "BOOKMARK" || fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
-			t.Errorf("%s: %v, want %v", path, e, want)
+		_, r := h.watch(path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
+		if e := nextEvent(t, r); e["type"] != "BOOKMARK" || fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
+			t.Errorf("%s: got %v, want a bookmark with cells %v", path, e, want)
 		}
 	}
 }
 
-// A watch that begins with a list is compressed for clients that accept it, event by event, and others are not (CRD-063).
+// TestWatchListIsCompressed checks that a watch with initial events is compressed for clients that accept gzip, and
+// flushed after each event. Other watches are not compressed (CRD-063).
 func TestWatchListIsCompressed(t *testing.T) {
 	h := withCronTabs(t)
 	list := crontabs + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-	resp, packed := h.follow(list, "Accept-Encoding: gzip")
+	resp, compressed := h.watch(list, "Accept-Encoding: gzip")
 	if resp.Header.Get("Content-Encoding") != "gzip" || resp.Header.Get("Vary") != "Accept-Encoding" {
-		t.Fatalf("%v", resp.Header)
+		t.Fatalf("got headers %v, want gzip and Vary: Accept-Encoding", resp.Header)
 	}
-	z, err := gzip.NewReader(packed)
+	z, err := gzip.NewReader(compressed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := bufio.NewReader(z)
-	expect(t, next(t, r), "ADDED", "a")
-	if e := next(t, r); e["type"] != "BOOKMARK" {
-		t.Errorf("%v", e)
+	wantEvent(t, nextEvent(t, r), "ADDED", "a")
+	if e := nextEvent(t, r); e["type"] != "BOOKMARK" {
+		t.Errorf("got event %v, want a bookmark", e)
 	}
 	for _, name := range []string{"b", "c"} {
 		h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"`+name+`"`, 1))
-		expect(t, next(t, r), "ADDED", name)
+		wantEvent(t, nextEvent(t, r), "ADDED", name)
 	}
 	for path, encoding := range map[string]string{list: "identity", crontabs + "?watch=1": "gzip", strings.Replace(list, "allowWatchBookmarks=true", "", 1): "gzip"} {
-		if resp, _ := h.follow(path, "Accept-Encoding: "+encoding); resp.Header.Get("Content-Encoding") != "" {
-			t.Errorf("%s, %s: %v", path, encoding, resp.Header)
+		if resp, _ := h.watch(path, "Accept-Encoding: "+encoding); resp.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%s with Accept-Encoding %s: got headers %v, want no Content-Encoding", path, encoding, resp.Header)
 		}
 	}
 }
 
-// CRD-064
+// TestWatchAsTable checks that only the first event of a watch as Tables has column definitions (CRD-064).
 func TestWatchAsTable(t *testing.T) {
 	h := withCronTabs(t)
-	_, r := h.follow(crontabs+"?watch=1", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
-	e := next(t, r)
+	_, r := h.watch(crontabs+"?watch=1", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
+	e := nextEvent(t, r)
 	if at(e, "object", "kind") != "Table" || at(e, "object", "columnDefinitions", 1, "name") != "Spec" || at(e, "object", "rows", 0, "cells", 0) != "a" {
-		t.Errorf("first event: %v", e)
+		t.Errorf("first event: got %v, want a Table with columns and row a", e)
 	}
 	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1))
-	e = next(t, r)
+	e = nextEvent(t, r)
 	if at(e, "object", "columnDefinitions") != nil || at(e, "object", "rows", 0, "cells", 0) != "b" {
-		t.Errorf("second event: %v", e)
+		t.Errorf("second event: got %v, want row b without columns", e)
 	}
 }
 
-// CRD-068
+// TestWatchAsProtobuf checks the media type and the length-prefixed frames of a watch in protobuf (CRD-068).
 func TestWatchAsProtobuf(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"c"},"data":{"k":"v"}}`)
-	resp, r := h.follow("/api/v1/configmaps?watch=1", "Accept: "+mediaProtobuf)
+	resp, r := h.watch("/api/v1/configmaps?watch=1", "Accept: "+mediaProtobuf)
 	if got := resp.Header.Get("Content-Type"); got != mediaProtobuf+";stream=watch" {
-		t.Errorf("Content-Type %q", got)
+		t.Errorf("got Content-Type %q, want %s;stream=watch", got, mediaProtobuf)
 	}
 	size := make([]byte, 4)
 	if _, err := io.ReadFull(r, size); err != nil {
@@ -173,12 +176,12 @@ func TestWatchAsProtobuf(t *testing.T) {
 	}
 	var e metav1.WatchEvent
 	if err := e.Unmarshal(frame); err != nil || e.Type != "ADDED" || !bytes.HasPrefix(e.Object.Raw, []byte("k8s\x00")) {
-		t.Errorf("event %v %v", e, err)
+		t.Errorf("got event %v, error %v, want ADDED with a protobuf object", e, err)
 	}
 }
 
-// CRD-062
-func TestWatchOfACompactedRevision(t *testing.T) {
+// TestWatchOfCompactedRevision checks that a watch from a compacted revision fails with 410 Expired (CRD-062).
+func TestWatchOfCompactedRevision(t *testing.T) {
 	h := withCronTabs(t)
 	store := h.server.engine.Store
 	for range 3 {
@@ -187,17 +190,17 @@ func TestWatchOfACompactedRevision(t *testing.T) {
 	if err := store.(*embedded.Store).Compact(context.Background(), store.Head().Revision()-1); err != nil {
 		t.Fatal(err)
 	}
-	resp, r := h.follow(crontabs + "?watch=1&resourceVersion=2")
+	resp, r := h.watch(crontabs + "?watch=1&resourceVersion=2")
 	status := tree(t, r)
 	if resp.StatusCode == 200 {
 		status = status["object"].(map[string]any)
 	}
 	if status["code"] != 410.0 || status["reason"] != "Expired" {
-		t.Errorf("%d %v", resp.StatusCode, status)
+		t.Errorf("got %d %v, want a Status 410 Expired", resp.StatusCode, status)
 	}
 }
 
-// CRD-062
+// TestWatchOverWebSocket checks that a watch works over a WebSocket connection (CRD-062).
 func TestWatchOverWebSocket(t *testing.T) {
 	h := withCronTabs(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -211,68 +214,67 @@ func TestWatchOverWebSocket(t *testing.T) {
 	defer conn.Close()
 	kind, data, err := conn.ReadMessage()
 	if err != nil || kind != websocket.TextMessage {
-		t.Fatalf("message of kind %d: %v", kind, err)
+		t.Fatalf("got a message of type %d, error %v, want a text message", kind, err)
 	}
-	expect(t, tree(t, bytes.NewReader(data)), "ADDED", "a")
+	wantEvent(t, tree(t, bytes.NewReader(data)), "ADDED", "a")
 	if _, _, err := conn.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
-		t.Errorf("the stream ends with %v", err)
+		t.Errorf("the stream ended with %v, want a normal closure", err)
 	}
 }
 
-// Drain ends watches cleanly and refuses what comes after.
-// CRD-062
+// TestDrain checks that Drain ends watches without an error, and that later requests get 429 (CRD-062).
 func TestDrain(t *testing.T) {
 	h := withCronTabs(t)
-	_, r := h.follow(crontabs + "?watch=1")
-	expect(t, next(t, r), "ADDED", "a")
+	_, r := h.watch(crontabs + "?watch=1")
+	wantEvent(t, nextEvent(t, r), "ADDED", "a")
 	drained := make(chan struct{})
 	go func() {
 		h.server.Drain()
 		close(drained)
 	}()
 	if _, err := io.ReadAll(r); err != nil {
-		t.Errorf("the stream ends with %v", err)
+		t.Errorf("the stream ended with error %v, want no error", err)
 	}
 	<-drained
 	if w := h.do("GET", crontabs+"/a", ""); w.Code != 429 || w.Header().Get("Retry-After") != "5" {
-		t.Errorf("after Drain: %d %v", w.Code, w.Header())
+		t.Errorf("after Drain: got %d %v, want 429 with Retry-After 5", w.Code, w.Header())
 	}
 	h.server.Drain()
 }
 
-// A closed body ends the watch behind it.
-// CRD-062
-func TestLoopbackEndsWithItsBody(t *testing.T) {
+// TestClosedBodyEndsLoopbackWatch checks that closing the response body of a loopback watch ends the watch (CRD-062).
+func TestClosedBodyEndsLoopbackWatch(t *testing.T) {
 	h := withCronTabs(t)
-	resp, r := h.follow(crontabs + "?watch=1")
-	expect(t, next(t, r), "ADDED", "a")
+	resp, r := h.watch(crontabs + "?watch=1")
+	wantEvent(t, nextEvent(t, r), "ADDED", "a")
 	if h.server.inflight.Load() != 1 {
-		t.Fatalf("%d requests in flight", h.server.inflight.Load())
+		t.Fatalf("got %d requests in flight, want 1", h.server.inflight.Load())
 	}
 	resp.Body.Close()
-	h.server.Drain() // returns when nothing is in flight
+	h.server.Drain() // returns when no request is in flight
 }
 
-// CRD-062
+// TestErrorEventsAreEncoded checks that ERROR events have the encoding of the watch (CRD-062).
 func TestErrorEventsAreEncoded(t *testing.T) {
 	q := &request{media: media{offer: offers(true)[2]}}
 	e := &events{request: q}
 	s := &metav1.Status{Code: 410}
 	if got, err := e.appendError(nil, s); err != nil || !bytes.Contains(got, []byte("k8s\x00")) {
-		t.Errorf("protobuf: %q %v", got, err)
+		t.Errorf("protobuf: got %q, error %v, want a protobuf envelope", got, err)
 	}
 	q.media.offer = offers(true)[3]
 	if got, err := e.appendError(nil, s); err != nil || !bytes.HasPrefix(got, cborTag) {
-		t.Errorf("CBOR: %q %v", got, err)
+		t.Errorf("CBOR: got %q, error %v, want the CBOR tag", got, err)
 	}
 	q.media.offer = offers(true)[0]
 	got, err := e.appendError(nil, s)
 	if err != nil || !json.Valid(got) || !bytes.HasPrefix(got, []byte(`{"type":"ERROR","object":{`)) {
-		t.Errorf("JSON: %q %v", got, err)
+		t.Errorf("JSON: got %q, error %v, want an ERROR event", got, err)
 	}
 }
 
-func recordFor(h *harness, r *http.Request) *httptest.ResponseRecorder {
+// serve handles a request and returns the response.
+func serve(h *harness, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.server.ServeHTTP(w, r)
 	return w

@@ -105,7 +105,7 @@ func TestPlainDocuments(t *testing.T) {
 		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || !strings.HasSuffix(pretty, "\n}\n") {
 			t.Errorf("%s: not pretty: %s", path, pretty)
 		}
-		decodeProto(t, c, path)
+		checkProtobufEnvelope(t, c, path)
 	}
 }
 
@@ -140,8 +140,8 @@ func TestServerAddress(t *testing.T) {
 	}
 }
 
-// decodeProto checks the envelope; what is in it, client-go reads in the tests below.
-func decodeProto(t *testing.T, c *cluster, path string) {
+// checkProtobufEnvelope checks the envelope; what is in it, client-go reads in the tests below.
+func checkProtobufEnvelope(t *testing.T, c *cluster, path string) {
 	t.Helper()
 	resp, body := c.Get(path, "Accept", "application/vnd.kubernetes.protobuf")
 	var unknown runtime.Unknown
@@ -154,7 +154,7 @@ func decodeProto(t *testing.T, c *cluster, path string) {
 }
 
 // CRD-029, HPX-011
-func TestWhatIsNotServed(t *testing.T) {
+func TestUnservedPaths(t *testing.T) {
 	c := newCluster(t)
 	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
 		if resp, body := c.Get(path); resp.StatusCode != 404 || !strings.Contains(body, "\"message\": \"the server could not find the requested resource\"") {
@@ -242,7 +242,7 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 }
 
 // CRD-016, CRD-017, CRD-022, CRD-050
-func TestClientsFollow(t *testing.T) {
+func TestClientsSeeChanges(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
 	shortcuts := func() (schema.GroupVersionResource, error) {
@@ -288,8 +288,8 @@ func TestClientsFollow(t *testing.T) {
 	}
 }
 
-// many are n CRDs, each of a group of its own, in a Live.
-func many(t testing.TB, n int) *cluster {
+// newClusterWithCRDs are n CRDs, each of a group of its own, in a Live.
+func newClusterWithCRDs(t testing.TB, n int) *cluster {
 	c := newCluster(t)
 	for i := range n {
 		crd := cronTabs()
@@ -311,7 +311,7 @@ func plainForm(t testing.TB, mediaType string) form {
 
 // A document of more than 128 KiB is compressed for clients that accept it (CRD-050).
 func TestLargeDocumentsAreCompressed(t *testing.T) {
-	c := many(t, 200)
+	c := newClusterWithCRDs(t, 200)
 	_, plain := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "identity")
 	resp, body := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "gzip")
 	z, err := gzip.NewReader(strings.NewReader(body))
@@ -327,8 +327,8 @@ func TestLargeDocumentsAreCompressed(t *testing.T) {
 }
 
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
-func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
-	c := many(t, 20)
+func TestUnchangedGroupsAreReused(t *testing.T) {
+	c := newClusterWithCRDs(t, 20)
 	one := newDocuments(c.Catalog(), nil, nil)
 	if _, err := one.etags[false](); err != nil {
 		t.Fatal(err)
@@ -374,10 +374,10 @@ func BenchmarkAggregated(b *testing.B) {
 	}
 }
 
-// BenchmarkOneMore is what discovery does after one change of a CRD, when there are n of groups of their own.
-func BenchmarkOneMore(b *testing.B) {
+// BenchmarkChangedCRD is what discovery does after one change of a CRD, when there are n of groups of their own.
+func BenchmarkChangedCRD(b *testing.B) {
 	for _, n := range []int{10, 5000} {
-		c := many(b, n)
+		c := newClusterWithCRDs(b, n)
 		whole := c.Catalog()
 		c.Remove("crontabs.g5.example.com")
 		less := c.Catalog()

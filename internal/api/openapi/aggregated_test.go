@@ -18,40 +18,40 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// documented has what other servers say, by the names of their APIServices.
-type documented map[string]string
+// fakeDocuments has what other servers say, by the names of their APIServices.
+type fakeDocuments map[string]string
 
-func (documented) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *resource.APIService) {
+func (fakeDocuments) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *resource.APIService) {
 	_, _ = w.Write([]byte("that of " + s.Name))
 }
-func (d documented) OpenAPIV3Hash(_ context.Context, s *resource.APIService) string {
+func (d fakeDocuments) OpenAPIV3Hash(_ context.Context, s *resource.APIService) string {
 	if d[s.Name] == "" {
 		return ""
 	}
 	return "HASH"
 }
-func (d documented) OpenAPIV2(_ context.Context, s *resource.APIService) ([]byte, string) {
+func (d fakeDocuments) OpenAPIV2(_ context.Context, s *resource.APIService) ([]byte, string) {
 	return []byte(d[s.Name]), d[s.Name]
 }
 
-// theirDocument is one of OpenAPI v2 with one path, and a definition called Shared.
-func theirDocument(group, shared string) string {
+// aggregatedDocument is one of OpenAPI v2 with one path, and a definition called Shared.
+func aggregatedDocument(group, shared string) string {
 	return `{"swagger":"2.0","paths":{"/apis/` + group + `/v1/things":{"get":{"operationId":"list` + group + `","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/Shared"}}}}},` +
 		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
 }
 
-// TestTheirs: OAS-022, AGG-059. What other servers say of their group versions is in both documents, whatever one of them says; what they
+// TestAggregatedDocuments: OAS-022, AGG-059. What other servers say of their group versions is in both documents, whatever one of them says; what they
 // say of others is not, and definitions of one name that differ are both there.
-func TestTheirs(t *testing.T) {
+func TestAggregatedDocuments(t *testing.T) {
 	c := newCluster(t, cronTab)
-	docs := documented{
-		"v1.a.example.com": theirDocument("a.example.com", `{"type":"object","description":"of a"}`),
-		"v1.b.example.com": theirDocument("b.example.com", `{"type":"object","description":"of b"}`),
+	docs := fakeDocuments{
+		"v1.a.example.com": aggregatedDocument("a.example.com", `{"type":"object","description":"of a"}`),
+		"v1.b.example.com": aggregatedDocument("b.example.com", `{"type":"object","description":"of b"}`),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
 		// upstream's merge panics at the second of two
-		"v1.e.example.com": theirDocument("e.example.com", `{"type":"string"}`),
-		"v1.f.example.com": theirDocument("f.example.com", `{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
+		"v1.e.example.com": aggregatedDocument("e.example.com", `{"type":"string"}`),
+		"v1.f.example.com": aggregatedDocument("f.example.com", `{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
 	}
 	for name := range docs {
 		group := strings.TrimPrefix(name, "v1.")
@@ -112,16 +112,16 @@ func TestTheirs(t *testing.T) {
 	}
 }
 
-// inV2Alone are servers from before OpenAPI v3.
-type inV2Alone struct{ documented }
+// v2OnlyDocuments are servers from before OpenAPI v3.
+type v2OnlyDocuments struct{ fakeDocuments }
 
-func (inV2Alone) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
+func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
 
 // OAS-022: what a server says in v2 alone is in v3, too, and explained.
-func TestTheirsInV2Alone(t *testing.T) {
+func TestAggregatedV2Only(t *testing.T) {
 	c := newCluster(t, cronTab)
-	docs := documented{
-		"v1.a.example.com": strings.Replace(theirDocument("a.example.com", `{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
+	docs := fakeDocuments{
+		"v1.a.example.com": strings.Replace(aggregatedDocument("a.example.com", `{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
 			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`), `"responses"`, `"x-kubernetes-action":"list","x-kubernetes-group-version-kind":{"group":"a.example.com","kind":"Thing","version":"v1"},"responses"`, 1),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
@@ -132,7 +132,7 @@ func TestTheirsInV2Alone(t *testing.T) {
 			"spec": object.Tree{"group": strings.TrimPrefix(name, "v1."), "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
 		})
 	}
-	server := httptest.NewServer(Handler(c.Live, inV2Alone{docs}))
+	server := httptest.NewServer(Handler(c.Live, v2OnlyDocuments{docs}))
 	defer server.Close()
 	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
 	if err != nil {

@@ -38,8 +38,8 @@ func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	return out
 }
 
-// BenchmarkV2OfThousand is the document that an old kubectl asks for first.
-func BenchmarkV2OfThousand(b *testing.B) {
+// BenchmarkV2ThousandCRDs is the document that an old kubectl asks for first.
+func BenchmarkV2ThousandCRDs(b *testing.B) {
 	versions := manyVersions(b, 1000)
 	b.ReportAllocs()
 	b.ResetTimer()
@@ -55,8 +55,8 @@ func BenchmarkV2OfThousand(b *testing.B) {
 	b.ReportMetric(float64(m.HeapSys)/(1<<20), "heap-MiB")
 }
 
-// BenchmarkHashOfThousand is what the index of v3 costs when it is first asked for.
-func BenchmarkHashOfThousand(b *testing.B) {
+// BenchmarkHashThousandCRDs is what the index of v3 costs when it is first asked for.
+func BenchmarkHashThousandCRDs(b *testing.B) {
 	versions := manyVersions(b, 1000)
 	b.ReportAllocs()
 	b.ResetTimer()

@@ -17,24 +17,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// each calls f with every JSON object in v.
-func each(v any, f func(map[string]any)) {
+// eachObject calls f with every JSON object in v.
+func eachObject(v any, f func(map[string]any)) {
 	switch v := v.(type) {
 	case map[string]any:
 		f(v)
 		for _, inner := range v {
-			each(inner, f)
+			eachObject(inner, f)
 		}
 	case []any:
 		for _, inner := range v {
-			each(inner, f)
+			eachObject(inner, f)
 		}
 	}
 }
 
-// generatable holds what a generator of code or documentation relies on: each reference leads
+// checkReferencesAndIDs holds what a generator of code or documentation relies on: each reference leads
 // somewhere, and no two operations share an id.
-func generatable(t *testing.T, doc map[string]any) {
+func checkReferencesAndIDs(t *testing.T, doc map[string]any) {
 	t.Helper()
 	targets, ids := map[string]bool{}, map[string]bool{}
 	note := func(prefix string, members any) {
@@ -48,7 +48,7 @@ func generatable(t *testing.T, doc map[string]any) {
 	if c, ok := doc["components"].(map[string]any); ok {
 		note("#/components/schemas/", c["schemas"])
 	}
-	each(doc, func(m map[string]any) {
+	eachObject(doc, func(m map[string]any) {
 		if ref, ok := m["$ref"].(string); ok && !targets[ref] {
 			t.Errorf("%s leads nowhere", ref)
 		}
@@ -60,8 +60,8 @@ func generatable(t *testing.T, doc map[string]any) {
 	})
 }
 
-// clientsRead has the readers that clients are made of read a document.
-func clientsRead(t *testing.T, e edition, text []byte) {
+// parseAsClients has the readers that clients are made of read a document.
+func parseAsClients(t *testing.T, e edition, text []byte) {
 	t.Helper()
 	if e == v3 {
 		if err := json.Unmarshal(text, &spec3.OpenAPI{}); err != nil {
@@ -89,7 +89,7 @@ func clientsRead(t *testing.T, e edition, text []byte) {
 }
 
 // OAS-008, OAS-012: what an old kubectl reads says nothing of null, and of nothing else that it does not know.
-func TestDocumentsAreForOtherClients(t *testing.T) {
+func TestClientsParseDocuments(t *testing.T) {
 	var all []*resource.Version
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		all = append(all, d.Versions...)
@@ -110,12 +110,12 @@ func TestDocumentsAreForOtherClients(t *testing.T) {
 			}
 			text := d.text()
 			doc := tree(t, text)
-			generatable(t, doc)
-			clientsRead(t, e, text)
+			checkReferencesAndIDs(t, doc)
+			parseAsClients(t, e, text)
 			if e == v3 {
 				return
 			}
-			each(doc["definitions"], func(m map[string]any) {
+			eachObject(doc["definitions"], func(m map[string]any) {
 				for _, key := range []string{"nullable", "allOf", "anyOf", "oneOf", "not"} {
 					if _, isSchema := m[key].(map[string]any); m[key] != nil && !isSchema {
 						t.Errorf("a definition of v2 says %s", key)

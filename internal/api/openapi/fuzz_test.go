@@ -22,8 +22,8 @@ var schemaSeeds = []string{
 	`{"type":"object","properties":{"metadata":{"type":"object","properties":{"name":{"type":"string","maxLength":5}}},"a":{"type":"object","properties":{"x":{"type":"integer"}},"oneOf":[{"properties":{"x":{"minimum":3}}},{"properties":{"y":{"minimum":3}}}]}}}`,
 }
 
-// theirs is the incumbent's reading of a schema; nil if it may not be published.
-func theirs(props *apiextensionsv1.JSONSchemaProps) *structuralschema.Structural {
+// upstreamSchema is the incumbent's reading of a schema; nil if it may not be published.
+func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.Structural {
 	internal := &apiextensions.JSONSchemaProps{}
 	if apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(props, internal, nil) != nil {
 		return nil
@@ -63,7 +63,7 @@ func checkSchema(t *testing.T, text []byte) bool {
 	if err != nil {
 		t.Fatalf("%s: %v", stored, err)
 	}
-	want := theirs(props)
+	want := upstreamSchema(props)
 	if (n != nil) != (want != nil) {
 		t.Fatalf("%s: structural is %v for us and %v for upstream", stored, n != nil, want != nil)
 	}

@@ -73,7 +73,7 @@ func newCluster(t testing.TB, manifests ...string) *cluster {
 
 func (c *cluster) put(manifest string) {
 	c.Helper()
-	crd, _ := record(c, []byte(manifest))
+	crd, _ := storedCRD(c, []byte(manifest))
 	c.Put(crd)
 }
 
@@ -206,7 +206,7 @@ func TestV2IsCompressed(t *testing.T) {
 }
 
 // OAS-021
-func TestDocumentsFollow(t *testing.T) {
+func TestDocumentsAreUpdated(t *testing.T) {
 	c := newCluster(t)
 	core := c.urls()["api/v1"]
 	if core == "" || c.urls()["apis/stable.example.com/v1"] != "" {
@@ -302,14 +302,14 @@ func TestExplainFromV2(t *testing.T) {
 	}
 }
 
-type parsed struct{ kubectlopenapi.Resources }
+type parsedModels struct{ kubectlopenapi.Resources }
 
-func (p parsed) OpenAPISchema() (kubectlopenapi.Resources, error) { return p.Resources, nil }
+func (p parsedModels) OpenAPISchema() (kubectlopenapi.Resources, error) { return p.Resources, nil }
 
 // OAS-006, OAS-010, OAS-011, OAS-014
 func TestValidationByKubectl(t *testing.T) {
 	c := newCluster(t, cronTab)
-	v := validation.NewSchemaValidation(parsed{c.v2Models()})
+	v := validation.NewSchemaValidation(parsedModels{c.v2Models()})
 	for spec, want := range map[string]string{
 		`{"cronSpec":"* *"}`:                              "",
 		`{"cronSpec":"* *","raw":{"any":1},"maybe":null}`: "",
@@ -346,7 +346,7 @@ func TestServerSideValidationIsAnnounced(t *testing.T) {
 }
 
 // OAS-005: only a CRD that preserves unknown fields can have a schema that is not structural.
-func TestWhatIsNotStructural(t *testing.T) {
+func TestNonStructuralSchemas(t *testing.T) {
 	const preserving = "  preserveUnknownFields: true\n  scope:"
 	for name, manifest := range map[string]string{
 		"a type below anyOf":  strings.Replace(cronTab, "oneOf: [{required: [a]}", "oneOf: [{type: object, required: [a]}", 1),
@@ -365,9 +365,9 @@ func TestWhatIsNotStructural(t *testing.T) {
 				manifest = strings.Replace(manifest, "  scope:", preserving, 1)
 			}
 			crd, d := readCRD(t, []byte(manifest))
-			compare(t, crd, d.Versions[0])
+			compareWithUpstream(t, crd, d.Versions[0])
 			for _, e := range []edition{v2, v3} {
-				has := strings.Contains(fmt.Sprint(ours(t, e, d.Versions[0])), "when to run")
+				has := strings.Contains(fmt.Sprint(trellisDocument(t, e, d.Versions[0])), "when to run")
 				if has != (name == "structural" && (e == v3 || !preserves)) {
 					t.Errorf("%s, of a CRD that preserves unknown fields: %v: published with its schema in v%d: %v", name, preserves, e, has)
 				}

@@ -21,7 +21,7 @@ import (
 // readCRD reads a manifest and establishes it.
 func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *resource.Definition) {
 	t.Helper()
-	crd, r := record(t, manifest)
+	crd, r := storedCRD(t, manifest)
 	d := resource.FromCRD(r)
 	if d == nil {
 		t.Fatalf("%s is no CRD", crd.Name)
@@ -29,8 +29,8 @@ func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefi
 	return crd, d
 }
 
-// record is a manifest as an established CRD is stored.
-func record(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *storage.Record) {
+// storedCRD is a manifest as an established CRD is stored.
+func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *storage.Record) {
 	t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.Unmarshal(manifest, crd); err != nil {
@@ -85,8 +85,8 @@ func tree(t testing.TB, text []byte) map[string]any {
 	return out
 }
 
-// differ reports where two trees differ, up to some places.
-func differ(path string, got, want any, report func(string)) {
+// diff reports where two trees differ, up to some places.
+func diff(path string, got, want any, report func(string)) {
 	g, ok1 := got.(map[string]any)
 	w, ok2 := want.(map[string]any)
 	if ok1 && ok2 {
@@ -100,7 +100,7 @@ func differ(path string, got, want any, report func(string)) {
 				report(fmt.Sprintf("%s.%s: ours has none, upstream's is %.300v", path, k, w[k]))
 				continue
 			}
-			differ(path+"."+k, g[k], w[k], report)
+			diff(path+"."+k, g[k], w[k], report)
 		}
 		return
 	}
@@ -108,7 +108,7 @@ func differ(path string, got, want any, report func(string)) {
 	wl, ok2 := want.([]any)
 	if ok1 && ok2 && len(gl) == len(wl) {
 		for i := range gl {
-			differ(fmt.Sprintf("%s[%d]", path, i), gl[i], wl[i], report)
+			diff(fmt.Sprintf("%s[%d]", path, i), gl[i], wl[i], report)
 		}
 		return
 	}
@@ -120,7 +120,7 @@ func differ(path string, got, want any, report func(string)) {
 func mustEqual(t *testing.T, name string, got, want any) {
 	t.Helper()
 	n := 0
-	differ(name, got, want, func(s string) {
+	diff(name, got, want, func(s string) {
 		if n++; n <= 10 {
 			t.Error(s)
 		}
@@ -130,8 +130,8 @@ func mustEqual(t *testing.T, name string, got, want any) {
 	}
 }
 
-// ours is the document of one version.
-func ours(t testing.TB, e edition, v *resource.Version) map[string]any {
+// trellisDocument is the document of one version.
+func trellisDocument(t testing.TB, e edition, v *resource.Version) map[string]any {
 	t.Helper()
 	d, err := newDocument(e, []*resource.Version{v})
 	if err != nil {
@@ -140,8 +140,8 @@ func ours(t testing.TB, e edition, v *resource.Version) map[string]any {
 	return tree(t, d.text())
 }
 
-// upstreams is the document that the incumbent makes of it.
-func upstreams(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string) map[string]any {
+// upstreamDocument is the document that the incumbent makes of it.
+func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string) map[string]any {
 	t.Helper()
 	var doc any
 	var err error
@@ -178,11 +178,11 @@ func pruneDefaults(v any, names bool) {
 	}
 }
 
-// compare holds one version against the incumbent, in both editions.
-func compare(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, v *resource.Version) {
+// compareWithUpstream holds one version against the incumbent, in both editions.
+func compareWithUpstream(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, v *resource.Version) {
 	t.Helper()
 	for _, e := range []edition{v2, v3} {
-		got, want := ours(t, e, v), upstreams(t, e, crd, v.GroupVersion.Version)
+		got, want := trellisDocument(t, e, v), upstreamDocument(t, e, crd, v.GroupVersion.Version)
 		for _, d := range []map[string]any{got, want} {
 			delete(d, "info") // the server's own document has another one
 			delete(d, "securityDefinitions")
@@ -208,7 +208,7 @@ func TestCorpusIsPublishedAsUpstream(t *testing.T) {
 		}
 		crd, d := readCRD(t, manifest)
 		for _, v := range d.Versions {
-			compare(t, crd, v)
+			compareWithUpstream(t, crd, v)
 			if t.Failed() {
 				t.Fatalf("in %s", file)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// gnostics is what gnostic's own way makes of a document.
-func gnostics(t *testing.T, e edition, document []byte) (want, empty proto.Message) {
+// parseWithGnostic is what gnostic's own way makes of a document.
+func parseWithGnostic(t *testing.T, e edition, document []byte) (want, empty proto.Message) {
 	t.Helper()
 	var err error
 	if e == v2 {
@@ -30,8 +30,8 @@ func gnostics(t *testing.T, e edition, document []byte) (want, empty proto.Messa
 	return want, empty
 }
 
-// plain decodes a message.
-func plain(t *testing.T, m proto.Message) any {
+// messageTree decodes a message.
+func messageTree(t *testing.T, m proto.Message) any {
 	t.Helper()
 	text, err := protojson.Marshal(m)
 	if err != nil {
@@ -51,15 +51,15 @@ func compareProto(t *testing.T, e edition, versions []*resource.Version) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, got := gnostics(t, e, text)
+	want, got := parseWithGnostic(t, e, text)
 	if err := proto.Unmarshal(encoded, got); err != nil {
 		t.Fatal(err)
 	}
-	mustEqual(t, versions[0].GroupVersionKind().String(), plain(t, got), plain(t, want))
+	mustEqual(t, versions[0].GroupVersionKind().String(), messageTree(t, got), messageTree(t, want))
 }
 
 // OAS-016
-func TestProtobufIsGnostics(t *testing.T) {
+func TestProtobufMatchesGnostic(t *testing.T) {
 	for _, file := range sampled(t, 100) {
 		manifest, err := os.ReadFile(file)
 		if err != nil {
@@ -75,7 +75,7 @@ func TestProtobufIsGnostics(t *testing.T) {
 }
 
 // OAS-016
-func TestProtobufOfBuiltinKindsIsGnostics(t *testing.T) {
+func TestProtobufOfBuiltinKindsMatchesGnostic(t *testing.T) {
 	var all []*resource.Version
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		all = append(all, d.Versions...)
