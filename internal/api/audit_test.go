@@ -32,7 +32,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// lockedBuffer is where events go in tests.
+// lockedBuffer is a buffer that the server and the test use concurrently.
 type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -44,7 +44,7 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// newAudit writes the events that rules, in YAML, ask for to out, as the server does.
+// newAudit returns an Audit that writes events to out. rules are the rules of the audit policy, in YAML.
 func newAudit(t testing.TB, out io.Writer, rules string) Audit {
 	t.Helper()
 	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: " + rules))
@@ -54,11 +54,12 @@ func newAudit(t testing.TB, out io.Writer, rules string) Audit {
 	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion), policy.NewPolicyRuleEvaluator(p)}
 }
 
-// withAudit is a harness whose requests are audited at level Metadata, and the function that reads the events.
+// withAudit returns a harness that audits requests at level Metadata, and a function that returns the events so far.
 func withAudit(t *testing.T) (*harness, func() []auditv1.Event) {
 	return withAuditRules(t, `[{level: Metadata}]`)
 }
 
+// withAuditRules returns a harness that audits requests by rules, and a function that returns the events so far.
 func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
 	t.Helper()
 	var out lockedBuffer
@@ -70,7 +71,7 @@ func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Even
 		for line := range strings.Lines(out.text.String()) {
 			var e auditv1.Event
 			if strict, err := kjson.UnmarshalStrict([]byte(line), &e); err != nil || len(strict) > 0 {
-				t.Fatalf("%s: %v %v", line, err, strict)
+				t.Fatalf("cannot decode event %s: %v %v", line, err, strict)
 			}
 			all = append(all, e)
 		}
@@ -78,7 +79,8 @@ func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Even
 	}
 }
 
-// VER-006 VER-034: every request is found by user, user agent, verb, URI and code; those at a deprecated version are marked.
+// TestAudit checks that the event of each request has its user, user agent, verb, URI and code. Events of requests to a
+// deprecated version have an annotation (VER-006, VER-034).
 func TestAudit(t *testing.T) {
 	h, read := withAudit(t)
 	const old = "/apis/stable.example.com/v1beta1/namespaces/default/crontabs"
@@ -101,7 +103,7 @@ func TestAudit(t *testing.T) {
 	for name, want := range map[string]struct {
 		verb, uri, message string
 		code               int32
-		old                string
+		deprecated         string
 	}{
 		"plain":    {"get", crontabs + "/a", "", 200, ""},
 		"old":      {"get", old + "/a", "", 200, "true"},
@@ -115,60 +117,61 @@ func TestAudit(t *testing.T) {
 	} {
 		e := got[name+" ResponseComplete"]
 		if e.ResponseStatus == nil || e.ResponseStatus.Code != want.code || e.Verb != want.verb || e.RequestURI != want.uri ||
-			want.message != "" && e.ResponseStatus.Message != want.message || e.Annotations["k8s.io/deprecated"] != want.old {
-			t.Errorf("%s: %+v", name, e)
+			want.message != "" && e.ResponseStatus.Message != want.message || e.Annotations["k8s.io/deprecated"] != want.deprecated {
+			t.Errorf("%s: got event %+v, want %+v", name, e, want)
 		}
 		if (e.ObjectRef != nil) != (name != "version") || e.ObjectRef != nil && (e.ObjectRef.Resource != "crontabs" || e.ObjectRef.APIGroup != "stable.example.com") {
-			t.Errorf("%s: %+v", name, e.ObjectRef)
+			t.Errorf("%s: got objectRef %+v, want crontabs, or none for /version", name, e.ObjectRef)
 		}
 	}
 	if e := got["old ResponseComplete"]; e.User.Username != user.APIServerUser || e.UserAgent != "old-client/0.1" || e.StageTimestamp.Before(&e.RequestReceivedTimestamp) {
-		t.Errorf("%+v", e)
+		t.Errorf("got event %+v, want its user, user agent and times", e)
 	}
 	if e := got["as ResponseComplete"]; e.User.Username != user.APIServerUser || e.ImpersonatedUser == nil || e.ImpersonatedUser.Username != "joe" {
-		t.Errorf("%+v", e)
+		t.Errorf("got event %+v, want the impersonated user joe", e)
 	}
 	if e := got["crd ResponseComplete"]; e.Annotations["k8s.io/removed-release"] != "1.22" {
-		t.Errorf("%+v", e)
+		t.Errorf("got event %+v, want removed-release 1.22", e)
 	}
 	if e := got["watch ResponseStarted"]; e.ResponseStatus == nil || e.User.Username != "watcher" || e.ResponseStatus.Code != 200 {
-		t.Errorf("%+v", e)
+		t.Errorf("got event %+v, want code 200 for watcher", e)
 	}
 }
 
-// A request that panics is recorded too.
+// TestAuditOfPanic checks that a request that panics has an event of stage Panic.
 func TestAuditOfPanic(t *testing.T) {
 	h, read := withAudit(t)
 	h.server.config.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("broken") })
 	h.want(500, "GET", "/apis", "", "Audit-ID: panic")
 	all := read()
 	if e := all[len(all)-1]; e.Stage != auditv1.StagePanic || e.ResponseStatus.Code != 500 {
-		t.Errorf("%+v", e)
+		t.Errorf("got event %+v, want stage Panic with code 500", e)
 	}
 }
 
-// VER-034: a deprecated version that was asked for shows in the metrics, with the release that no longer has it.
+// TestDeprecatedMetric checks that a request to a deprecated version is counted in the metrics, with the release that
+// removes the version (VER-034).
 func TestDeprecatedMetric(t *testing.T) {
 	h := withCronTabs(t)
 	const want = `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",resource="crontabs",subresource="",version="v1beta1"} 1`
 	metrics := func() string { return h.want(200, "GET", "/metrics", "").Body.String() }
 	if strings.Contains(metrics(), "apiserver_requested_deprecated_apis{") {
-		t.Error("counted before it was asked for")
+		t.Error("the metric has a series before any request")
 	}
 	h.want(200, "GET", "/apis/stable.example.com/v1beta1/namespaces/default/crontabs/a", "")
 	h.want(200, "GET", "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions", "")
 	got := metrics()
 	for _, line := range []string{want, `apiserver_requested_deprecated_apis{group="apiextensions.k8s.io",removed_release="1.22",resource="customresourcedefinitions",subresource="",version="v1beta1"} 1`} {
 		if !strings.Contains(got, line) {
-			t.Errorf("no %s", line)
+			t.Errorf("the metrics do not contain %s", line)
 		}
 	}
 	if strings.Contains(got, `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",resource="crontabs",subresource="",version="v1"}`) {
-		t.Error("v1 is not deprecated")
+		t.Error("the metric has a series for v1, which is not deprecated")
 	}
 }
 
-// BenchmarkAudit is what a request pays for being audited.
+// BenchmarkAudit measures the cost of auditing a request.
 func BenchmarkAudit(b *testing.B) {
 	for name, rules := range map[string]string{
 		"off": "", "none": `[{level: None}]`, "metadata": `[{level: Metadata, omitStages: [RequestReceived]}]`, "both stages": `[{level: Metadata}]`,
@@ -193,7 +196,7 @@ func BenchmarkAudit(b *testing.B) {
 	}
 }
 
-// byRequestAndStage are events by audit ID and stage.
+// byRequestAndStage returns the events by audit ID and stage.
 func byRequestAndStage(all []auditv1.Event) map[string]auditv1.Event {
 	out := map[string]auditv1.Event{}
 	for _, e := range all {
@@ -202,7 +205,7 @@ func byRequestAndStage(all []auditv1.Event) map[string]auditv1.Event {
 	return out
 }
 
-// What an event holds of a request and its answer is what its level says, whatever form the client wants its answer in.
+// TestAuditLevels checks which bodies an event contains at each level, for all formats of the response.
 func TestAuditLevels(t *testing.T) {
 	h, read := withAuditRules(t, `
 - {level: None, verbs: [delete]}
@@ -222,123 +225,126 @@ func TestAuditLevels(t *testing.T) {
 	h.want(200, "DELETE", crontabs+"/a", "", "Audit-ID: none")
 	h.want(404, "GET", crontabs+"/a", "", "Audit-ID: missing")
 	all := byRequestAndStage(read())
-	for name, want := range map[string]struct{ sent, answered string }{
+	for name, want := range map[string]struct{ request, response string }{
 		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"", `{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
 		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"", `"kind":"NamespaceList"`},
 		"document": {"", `"kind":"APIGroupDiscoveryList"`}, "missing": {"", `"kind":"Status"`},
 	} {
 		e, ok := all[name+" ResponseComplete"]
 		for _, part := range []struct {
-			what, want string
-			is         *runtime.Unknown
-		}{{"request", want.sent, e.RequestObject}, {"response", want.answered, e.ResponseObject}} {
-			if got := part.is; !ok || (got != nil) != (part.want != "") || got != nil && !strings.Contains(string(got.Raw), part.want) {
-				t.Errorf("%s: the %s is %v, not %s", name, part.what, got, part.want)
+			name, want string
+			got        *runtime.Unknown
+		}{{"request", want.request, e.RequestObject}, {"response", want.response, e.ResponseObject}} {
+			if got := part.got; !ok || (got != nil) != (part.want != "") || got != nil && !strings.Contains(string(got.Raw), part.want) {
+				t.Errorf("%s: got %s %v, want %q", name, part.name, got, part.want)
 			}
-			if part.is != nil && strings.Contains(string(part.is.Raw), "managedFields") {
-				t.Errorf("%s: managedFields in %s", name, part.is.Raw)
+			if part.got != nil && strings.Contains(string(part.got.Raw), "managedFields") {
+				t.Errorf("%s: got managedFields in %s", name, part.got.Raw)
 			}
 		}
 		if _, received := all[name+" RequestReceived"]; received != (name != "request") {
-			t.Errorf("%s: its arrival is an event: %t", name, received)
+			t.Errorf("%s: got a RequestReceived event: %t, want %t", name, received, !received)
 		}
 	}
 	if e, ok := all["none ResponseComplete"]; ok {
-		t.Errorf("level None: %+v", e)
+		t.Errorf("level None: got event %+v, want none", e)
 	}
 	if ref := all["post ResponseComplete"].ObjectRef; ref.Name != "b" {
-		t.Errorf("the body names the object: %+v", ref)
+		t.Errorf("got objectRef %+v, want the name b from the body", ref)
 	}
 }
 
-// Who is turned away before it is known who it is has one event, of no more than that.
+// TestAuditOfUnauthenticatedRequest checks that a request that is refused before authentication has one event, without a
+// user.
 func TestAuditOfUnauthenticatedRequest(t *testing.T) {
 	h, read := withAudit(t)
-	for id, path := range map[string]string{"stranger": crontabs, "timeout": crontabs + "?timeout=x"} {
+	for id, path := range map[string]string{"invalid": crontabs, "timeout": crontabs + "?timeout=x"} {
 		r := httptest.NewRequest("GET", path, nil)
 		r.Header.Set("Audit-Id", id)
-		r.Header.Set("Authorization", "Bearer nobodys")
+		r.Header.Set("Authorization", "Bearer unknown")
 		h.server.config.Authenticator = access.NewAuthenticator(access.Authentication{Now: time.Now})
 		h.server.ServeHTTP(httptest.NewRecorder(), r)
 	}
 	var got []string
 	for _, e := range read() {
-		if e.AuditID == "stranger" || e.AuditID == "timeout" {
+		if e.AuditID == "invalid" || e.AuditID == "timeout" {
 			got = append(got, fmt.Sprint(e.AuditID, e.Stage, e.ResponseStatus.Code, e.User.Username))
 		}
 	}
 	slices.Sort(got)
-	if want := []string{"strangerResponseStarted401", "timeoutResponseStarted400"}; !slices.Equal(got, want) {
-		t.Errorf("%q, not %q", got, want)
+	if want := []string{"invalidResponseStarted401", "timeoutResponseStarted400"}; !slices.Equal(got, want) {
+		t.Errorf("got events %q, want %q", got, want)
 	}
 }
 
-// What the authorizer says is in the event, and who is impersonated.
+// TestAuditOfAuthorization checks that the event has the decision of the authorizer and the impersonated user.
 func TestAuditOfAuthorization(t *testing.T) {
 	h, read := withAudit(t)
-	h.want(200, "GET", crontabs, "", "Audit-ID: may")
-	h.want(403, "GET", crontabs, "", "Audit-ID: may not", "Impersonate-User: joe", "Impersonate-Group: dev")
+	h.want(200, "GET", crontabs, "", "Audit-ID: allowed")
+	h.want(403, "GET", crontabs, "", "Audit-ID: forbidden", "Impersonate-User: joe", "Impersonate-Group: dev")
 	h.server.config.Authorizer = failingAuthorizer{}
-	h.want(500, "GET", crontabs, "", "Audit-ID: unknown")
+	h.want(500, "GET", crontabs, "", "Audit-ID: error")
 	all := byRequestAndStage(read())
 	for id, want := range map[string]map[string]string{
-		"may":     {"authorization.k8s.io/decision": "allow", "authorization.k8s.io/reason": ""},
-		"may not": {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""},
-		"unknown": {"authorization.k8s.io/reason": "internal error"},
+		"allowed":   {"authorization.k8s.io/decision": "allow", "authorization.k8s.io/reason": ""},
+		"forbidden": {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""},
+		"error":     {"authorization.k8s.io/reason": "internal error"},
 	} {
 		if got := all[id+" ResponseComplete"].Annotations; !maps.Equal(got, want) {
-			t.Errorf("%s: %q, not %q", id, got, want)
+			t.Errorf("%s: got annotations %q, want %q", id, got, want)
 		}
 	}
-	if as := all["may not ResponseComplete"].ImpersonatedUser; as == nil || as.Username != "joe" || !slices.Contains(as.Groups, "dev") {
-		t.Errorf("as %+v", as)
+	if as := all["forbidden ResponseComplete"].ImpersonatedUser; as == nil || as.Username != "joe" || !slices.Contains(as.Groups, "dev") {
+		t.Errorf("got impersonated user %+v, want joe in group dev", as)
 	}
 }
 
+// failingAuthorizer is an Authorizer that always returns an error.
 type failingAuthorizer struct{}
 
 func (failingAuthorizer) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return authorizer.DecisionNoOpinion, "", errors.New("no answer")
 }
 
-// failingBackend is a sink that takes nothing.
+// failingBackend is an audit sink that fails to store any event.
 type failingBackend struct{ calls int }
 
 func (f *failingBackend) ProcessEvents(...*auditinternal.Event) bool { f.calls++; return false }
 
-// Where an event has to be stored and cannot be, the request is refused, without a further one.
+// TestAuditBackendFails checks that a request is refused if its event cannot be stored. No further event is created.
 func TestAuditBackendFails(t *testing.T) {
 	h := withCronTabs(t)
 	sink := &failingBackend{}
 	h.server.config.Audit = newAudit(t, io.Discard, `[{level: Metadata}]`)
 	h.server.config.Audit.Sink = sink
 	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") || sink.calls != 1 {
-		t.Errorf("%s, %d events", w.Body, sink.calls)
+		t.Errorf("got %s after %d events, want an error after 1", w.Body, sink.calls)
 	}
 }
 
-// The event of a slow request says what took the time.
+// TestAuditOfSlowRequest checks that the event of a slow request has annotations with the durations of its steps. The
+// event of a fast request has none.
 func TestAuditOfSlowRequest(t *testing.T) {
 	for _, began := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
 		h, read := withAudit(t)
 		q := &request{server: h.server, w: httptest.NewRecorder(), r: newRequest("GET", "/version", ""), began: began}
-		q.beginAudit("it")
+		q.beginAudit("request")
 		q.requestInfo()
 		q.attributes.User = access.Loopback()
 		if !q.audit() || !q.authorize() {
-			t.Fatal("refused")
+			t.Fatal("the request was refused")
 		}
 		q.auditEnd(nil)
-		said := byRequestAndStage(read())["it ResponseComplete"].Annotations
-		for _, of := range []string{"total", "authentication", "authorization"} {
-			if _, ok := said["apiserver.latency.k8s.io/"+of]; ok != (time.Since(began) > time.Minute) {
-				t.Errorf("%s: %q", of, said)
+		annotations := byRequestAndStage(read())["request ResponseComplete"].Annotations
+		for _, step := range []string{"total", "authentication", "authorization"} {
+			if _, ok := annotations["apiserver.latency.k8s.io/"+step]; ok != (time.Since(began) > time.Minute) {
+				t.Errorf("got annotations %q, want %s: %t", annotations, step, !ok)
 			}
 		}
 	}
 }
 
-// What is not audited costs nothing.
+// TestDisabledAuditAllocatesNothing checks that requests allocate no memory for auditing if it is disabled.
 func TestDisabledAuditAllocatesNothing(t *testing.T) {
 	q := &request{server: &Server{}, r: newRequest("GET", "/version", "")}
 	if n := testing.AllocsPerRun(100, func() {
@@ -348,7 +354,7 @@ func TestDisabledAuditAllocatesNothing(t *testing.T) {
 		q.auditStatus(nil)
 		_ = q.auditResponse(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations, want 0", n)
 	}
 }
 

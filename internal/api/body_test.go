@@ -7,18 +7,19 @@ import (
 
 const defaultNamespacePath = "/api/v1/namespaces/default"
 
-// CRD-059: the schema has nothing to say of an object of another kind, nor is there a word about its name.
+// TestBodyOfAnotherKind checks that an object of another kind gets only the error about its kind. Neither its name nor its
+// fields are validated against the schema (CRD-059).
 func TestBodyOfAnotherKind(t *testing.T) {
 	h := withCronTabs(t)
 	for _, validation := range []string{"Strict", "Warn", "Ignore"} {
 		query := "?fieldValidation=" + validation
-		for body, text := range map[string]string{
+		for body, want := range map[string]string{
 			`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`: `Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`,
 			`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`:                                         `CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`,
 		} {
-			h.wantError(422, text, "POST", crontabs+query, body)
+			h.wantError(422, want, "POST", crontabs+query, body)
 			if warnings := h.do("POST", crontabs+query, body).Header()["Warning"]; warnings != nil {
-				t.Errorf("%s: %q", validation, warnings)
+				t.Errorf("%s: got warnings %q, want none", validation, warnings)
 			}
 		}
 		h.wantError(422, `Other.stable.example.com "a" is invalid: kind: Invalid value: "Other": must be CronTab`,
@@ -28,7 +29,7 @@ func TestBodyOfAnotherKind(t *testing.T) {
 		"POST", crontabs+"?fieldValidation=Strict", `{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"x","foo":1}}`)
 }
 
-// What a refusal quotes is what the client has sent.
+// TestBodiesAreQuotedAsSent checks that error messages quote the body exactly as the client sent it.
 func TestBodiesAreQuotedAsSent(t *testing.T) {
 	h := withCronTabs(t)
 	const unrecognized = `the object provided is unrecognized (must be of type CronTab): Object 'Kind' is missing in `
@@ -43,24 +44,24 @@ func TestBodiesAreQuotedAsSent(t *testing.T) {
 	}
 }
 
-// CRD-025: what a client sends as metadata.selfLink is not stored, by any verb.
+// TestSelfLinkIsDropped checks that no verb stores metadata.selfLink (CRD-025).
 func TestSelfLinkIsDropped(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(201, "POST", defaultNamespacePath+"/configmaps", `{"metadata":{"name":"a"}}`)
-	for path, head := range map[string]string{
+	for path, typeMeta := range map[string]string{
 		crontabs + "/a":                        `"apiVersion":"stable.example.com/v1","kind":"CronTab"`,
 		defaultNamespacePath + "/configmaps/a": `"apiVersion":"v1","kind":"ConfigMap"`,
 	} {
 		metadata := `"metadata":{"name":"a","selfLink":"/x","labels":{"a":"1"}}`
 		rv := at(tree(t, h.do("GET", path, "").Body), "metadata", "resourceVersion").(string)
-		for _, answer := range []string{
-			h.want(200, "PUT", path, "{"+head+","+strings.Replace(metadata, `"name"`, `"resourceVersion":"`+rv+`","name"`, 1)+"}").Body.String(),
+		for _, response := range []string{
+			h.want(200, "PUT", path, "{"+typeMeta+","+strings.Replace(metadata, `"name"`, `"resourceVersion":"`+rv+`","name"`, 1)+"}").Body.String(),
 			h.want(200, "PATCH", path, "{"+strings.Replace(metadata, "1", "2", 1)+"}", "Content-Type: application/merge-patch+json").Body.String(),
-			h.want(200, "PATCH", path+"?fieldManager=m&force=true", "{"+head+","+strings.Replace(metadata, "1", "3", 1)+"}", "Content-Type: application/apply-patch+yaml").Body.String(),
+			h.want(200, "PATCH", path+"?fieldManager=m&force=true", "{"+typeMeta+","+strings.Replace(metadata, "1", "3", 1)+"}", "Content-Type: application/apply-patch+yaml").Body.String(),
 			h.want(200, "GET", path, "").Body.String(),
 		} {
-			if strings.Contains(answer, `"selfLink"`) || !strings.Contains(answer, `"labels"`) {
-				t.Errorf("%s: %s", path, answer)
+			if strings.Contains(response, `"selfLink"`) || !strings.Contains(response, `"labels"`) {
+				t.Errorf("%s: got %s, want labels without selfLink", path, response)
 			}
 		}
 	}

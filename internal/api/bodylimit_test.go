@@ -19,19 +19,19 @@ import (
 
 const contentJSON, contentYAML, contentProtobuf = "Content-Type: application/json", "Content-Type: application/yaml", "Content-Type: application/vnd.kubernetes.protobuf"
 
-// wantBudgetFree fails the test if a request still holds a part of the budget.
+// wantBudgetFree checks that no request holds a part of the budget after a step of the test.
 func (h *harness) wantBudgetFree(after string) {
 	h.t.Helper()
 	b := &h.server.budget
 	if !b.all.TryAcquire(b.size) || !b.webhooks.TryAcquire(b.size/webhookShare) {
-		h.t.Fatalf("after %s, something is still held", after)
+		h.t.Fatalf("a request still holds a part of the budget after %s", after)
 	}
 	b.all.Release(b.size)
 	b.webhooks.Release(b.size / webhookShare)
 }
 
-// A heavy body waits for memory and gets 503 with Retry-After at its deadline, a light one does not wait; memory that was taken is
-// given back whatever comes of the request.
+// TestLargeBodiesWaitForMemory checks that a request with a heavy body waits for memory and gets 503 with Retry-After at
+// its deadline. A request with a light body does not wait. Each request releases its memory, also when it fails.
 func TestLargeBodiesWaitForMemory(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.RequestTimeout = 100 * time.Millisecond })
 	long := strings.Repeat("x", maxFreeWeight)
@@ -59,7 +59,7 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 	for _, c := range large {
 		w := h.want(http.StatusServiceUnavailable, c.method, c.path, c.body, c.as)
 		if w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), `"reason":"ServiceUnavailable"`) {
-			t.Errorf("%s %s: Retry-After %q, %s", c.method, c.as, w.Header().Get("Retry-After"), w.Body)
+			t.Errorf("%s %s: got Retry-After %q, %s, want 1 and ServiceUnavailable", c.method, c.as, w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 	h.want(http.StatusOK, "PATCH", crontabs+"/a", `{"spec":{"image":"z"}}`, asMerge)
@@ -73,8 +73,9 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 	}
 }
 
-// A body that no budget of this size has memory for is refused with its weight and the limit, in whatever encoding, traced or not; a
-// heavy stored object counts where a small patch decodes it.
+// TestBodiesBeyondTheBudget checks that a body that weighs more than the whole budget is refused. The message has its
+// weight and the limit. This applies to all encodings and to traced requests. The weight of a patch includes the stored
+// object.
 func TestBodiesBeyondTheBudget(t *testing.T) {
 	const size = 8 << 20
 	h := newHarness(t, func(c *Config) { c.MemoryBudget = size })
@@ -82,21 +83,22 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	pod := func(n int) string {
 		return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"},"spec":{"containers":[{}` + strings.Repeat(",{}", n) + `]}}`
 	}
-	of := bodiesOf(t, h, "", "v1", "pods")
+	bodies := bodiesOf(t, h, "", "v1", "pods")
 	for name, c := range map[string]struct{ path, body, as string }{
-		"protobuf": {pods, string(of[0].Make("v1", "Pod", "x", 10_000)), contentProtobuf},
+		"protobuf": {pods, string(bodies[0].Make("v1", "Pod", "x", 10_000)), contentProtobuf},
 		"JSON":     {pods, pod(10_000), contentJSON},
-		"YAML":     {pods, "# it is\n" + pod(6_000), contentYAML},
+		"YAML":     {pods, "# YAML\n" + pod(6_000), contentYAML},
 	} {
 		w := h.want(http.StatusRequestEntityTooLarge, "POST", c.path, c.body, c.as)
 		if text := message(w); !strings.HasPrefix(text, "Request entity too large: the body takes up to ") || !strings.HasSuffix(text, fmt.Sprintf(" bytes of memory, the limit is %d", size)) {
-			t.Errorf("%s: %s", name, text)
+			t.Errorf("%s: got %s, want the weight and the limit %d", name, text, size)
 		}
 		h.wantBudgetFree(name)
 	}
-	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), contentJSON) // a trace holds the answer
+	// The trace contains the response, which doubles the weight.
+	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), contentJSON)
 	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) || !strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
-		t.Errorf("trace: %.300s", text)
+		t.Errorf("trace: got %.300s, want code 413 and the limit %d", text, size)
 	}
 	h.wantBudgetFree("trace")
 	h.want(http.StatusUnprocessableEntity, "POST", pods, pod(1_500), contentJSON)
@@ -113,21 +115,21 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	h.want(http.StatusServiceUnavailable, "PATCH", maps+"/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json")
 }
 
-// Heavy bodies that wait for a webhook take at most a half of the budget.
+// TestWebhookKindsShareBudget checks that heavy bodies of kinds with a conversion webhook take at most half of the budget.
 func TestWebhookKindsShareBudget(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.RequestTimeout = 50 * time.Millisecond; c.MemoryBudget = 8 << 20 })
-	of := func(c *resource.Custom) *request {
+	requestOf := func(c *resource.Custom) *request {
 		q := &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
 		q.verb, q.attributes.User = verbCreate, &user.DefaultInfo{Name: "jane"}
 		return q
 	}
-	hooked := &resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}
-	body := []byte(strings.Repeat("{", 6_000)) // more than a quarter, less than a half
+	converted := &resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}
+	body := []byte(strings.Repeat("{", 6_000)) // weighs between a quarter and a half of the budget
 	var held []*request
-	for i, c := range []*resource.Custom{hooked, hooked, {}, nil} {
-		q := of(c)
+	for i, c := range []*resource.Custom{converted, converted, {}, nil} {
+		q := requestOf(c)
 		if err := q.acquireBody(body); (err != nil) != (i == 1) {
-			t.Errorf("request %d: %v", i, err)
+			t.Errorf("request %d: got error %v, want an error only for request 1", i, err)
 		}
 		q.slot.Release()
 		held = append(held, q)
@@ -141,6 +143,7 @@ func TestWebhookKindsShareBudget(t *testing.T) {
 	h.wantBudgetFree("webhooks")
 }
 
+// bodiesOf returns the bodies of a built-in kind that take the most memory for their size.
 func bodiesOf(t *testing.T, h *harness, group, version, plural string) []heavy.Body {
 	t.Helper()
 	catalog, err := h.server.live.Current(t.Context())
@@ -150,11 +153,12 @@ func bodiesOf(t *testing.T, h *harness, group, version, plural string) []heavy.B
 	return heavy.RepeatedFields(reflect.TypeOf(catalog.Find(group, version, plural).Type.New()).Elem())
 }
 
-// A write weighs at least the memory that it takes at its peak, and not many times as much. The kinds are those that grow the most, and
-// those that came closest to their weight of all kinds.
+// TestWeightsCoverWrites checks that the weight of a write is at least its peak memory, and at most about 16 times as
+// much. It tests the kinds whose bodies grow the most when they are decoded, and the kinds whose memory is closest to
+// their weight.
 func TestWeightsCoverWrites(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector takes memory of its own")
+		t.Skip("the race detector needs additional memory")
 	}
 	h := withCronTabs(t)
 	const n = 4000
@@ -165,27 +169,27 @@ func TestWeightsCoverWrites(t *testing.T) {
 	}
 	const pods, maps = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
 	body := func(kind, spec string) string { return `{"kind":"` + kind + `","metadata":{"name":"x"},` + spec + `}` }
-	made := func(group, version, plural, kind, path string) string {
+	protobufBody := func(group, version, plural, kind, path string) string {
 		apiVersion := strings.TrimPrefix(group+"/"+version, "/")
 		for _, b := range bodiesOf(t, h, group, version, plural) {
 			if strings.HasSuffix(b.Path, path) {
 				return string(b.Make(apiVersion, kind, "x", n))
 			}
 		}
-		t.Fatalf("%s has no %s", kind, path)
+		t.Fatalf("kind %s has no field %s", kind, path)
 		return ""
 	}
 	for _, c := range []struct{ method, path, body, as string }{
-		{"POST", pods, made("", "v1", "pods", "Pod", "Spec.Containers"), contentProtobuf},
+		{"POST", pods, protobufBody("", "v1", "pods", "Pod", "Spec.Containers"), contentProtobuf},
 		{"POST", pods, body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
 		{"POST", pods, body("Pod", `"spec":{"containers":[`+list(`{"livenessProbe":{"exec":{}},"resources":{"limits":{"a":"1"}}}`)+`]}`), contentJSON},
 		{"POST", pods + "?trace=true&dryRun=All", body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
-		{"POST", maps, made("", "v1", "configmaps", "ConfigMap", "Finalizers"), contentProtobuf},
+		{"POST", maps, protobufBody("", "v1", "configmaps", "ConfigMap", "Finalizers"), contentProtobuf},
 		{"POST", maps, body("ConfigMap", `"data":{`+strings.Join(entries, ",")+`}`), contentJSON},
 		{"PATCH", maps + "/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json"},
-		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", "Items.JSONSchemas"), contentProtobuf},
+		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", protobufBody("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", "Items.JSONSchemas"), contentProtobuf},
 		{"POST", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-			made("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), contentProtobuf},
+			protobufBody("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), contentProtobuf},
 		{"POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"m"},"spec":{` + strings.Join(entries, ",") + `}}`, contentJSON},
 	} {
 		r := newRequest(c.method, c.path, c.body, c.as)
@@ -206,18 +210,20 @@ func TestWeightsCoverWrites(t *testing.T) {
 		weight := q.weight
 		q.releaseBody()
 		q.slot.Release()
-		took := peakHeapGrowth(func() { h.do(c.method, c.path, c.body, c.as) })
-		t.Logf("%s %s: %d KiB took %d KiB and weigh %d KiB", c.method, c.path, len(c.body)>>10, took>>10, weight>>10)
-		if took > weight+1<<20 {
-			t.Errorf("%s %s: took %d bytes and weighs %d", c.method, c.path, took, weight)
+		memory := peakHeapGrowth(func() { h.do(c.method, c.path, c.body, c.as) })
+		t.Logf("%s %s: body %d KiB, memory %d KiB, weight %d KiB",
+			c.method, c.path, len(c.body)>>10, memory>>10, weight>>10)
+		if memory > weight+1<<20 {
+			t.Errorf("%s %s: got weight %d, want at least the memory, %d bytes", c.method, c.path, weight, memory)
 		}
-		if weight > 16*took+4<<20 {
-			t.Errorf("%s %s: took %d bytes and weighs %d", c.method, c.path, took, weight)
+		if weight > 16*memory+4<<20 {
+			t.Errorf("%s %s: got weight %d, want about the memory, %d bytes", c.method, c.path, weight, memory)
 		}
 	}
 }
 
-// peakHeapGrowth is how much more than before lives while f runs, by collections that come quickly.
+// peakHeapGrowth returns the peak growth of the live heap while f runs, in bytes. It lets the garbage collector run often,
+// because the live heap is measured at each collection.
 func peakHeapGrowth(f func()) int64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(10))
 	runtime.GC()

@@ -40,11 +40,11 @@ func TestGetIsAsDocumented(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	table := "| a GET by | of an object | as JSON | as a Table |\n|---|---|---|---|\n"
-	for _, who := range []string{"system:masters", "other users"} {
+	for _, user := range []string{"system:masters", "other users"} {
 		for _, state := range []string{"read before", "just written"} {
-			table += fmt.Sprintf("| %s | %s |", who, state)
+			table += fmt.Sprintf("| %s | %s |", user, state)
 			for _, form := range []string{"JSON", "Table"} {
-				table += " " + countEntered(t, program, strings.Join([]string{who, state, form}, ",")) + " |"
+				table += " " + countEntered(t, program, strings.Join([]string{user, state, form}, ",")) + " |"
 			}
 			table += "\n"
 		}
@@ -162,14 +162,14 @@ func runGets(t *testing.T, scenario string) {
 		t.Fatal(err)
 	}
 	h, admin, reader := withCallers(t)
-	who, accept, want := reader, "", `"* * * * */5"`
+	client, accept, want := reader, "", `"* * * * */5"`
 	if part[0] == "system:masters" {
-		who = admin
+		client = admin
 	}
 	if part[2] == "Table" {
 		accept, want = kubectlAccept, `"rows":[{"cells":["a","* * * * */5",`
 	}
-	r := who.get(crontabs+"/a", accept)
+	r := client.get(crontabs+"/a", accept)
 	serve(h, r)
 	for i := range times {
 		if part[1] == "just written" {

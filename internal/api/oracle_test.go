@@ -17,8 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// FuzzPath compares what we read in a path with what upstream reads.
-// CRD-002
+// FuzzPath compares the parsed path of a request with upstream's RequestInfo (CRD-002).
 func FuzzPath(f *testing.F) {
 	for _, p := range []string{
 		"/api/v1/namespaces/default/configmaps/x", "/apis/g/v1/namespaces/n/p/x/status", "/apis/g/v1/p", "/api/v1/namespaces/x/finalize",
@@ -29,14 +28,14 @@ func FuzzPath(f *testing.F) {
 		f.Add("DELETE", p)
 	}
 	f.Add("POST", "/api/v1/pods")
-	oracle := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	upstream := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	f.Fuzz(func(t *testing.T, method, urlPath string) {
 		var p path
 		p.parse(method, urlPath)
 		if urlPath == "" || urlPath[0] != '/' || strings.HasPrefix(urlPath, "//") {
-			return // upstream's router knows no such path, though this parser of it does
+			return // upstream's parser accepts such paths, but upstream's router does not
 		}
-		info, err := oracle.NewRequestInfo(&http.Request{Method: method, URL: &url.URL{Path: urlPath}})
+		info, err := upstream.NewRequestInfo(&http.Request{Method: method, URL: &url.URL{Path: urlPath}})
 		if err != nil || info.Verb == "proxy" || p.invalid || !p.resource && !info.IsResourceRequest {
 			return
 		}
@@ -50,7 +49,7 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// endpointRestrictions is what upstream allows for a kind of ours.
+// endpointRestrictions are upstream's restrictions of media types for a kind. protobuf is set for built-in kinds.
 type endpointRestrictions struct{ protobuf bool }
 
 func (k endpointRestrictions) AllowsMediaTypeTransform(_, sub string, gvk *schema.GroupVersionKind) bool {
@@ -71,8 +70,7 @@ func (k endpointRestrictions) AllowsMediaTypeTransform(_, sub string, gvk *schem
 func (endpointRestrictions) AllowsServerVersion(v string) bool { return v == "v1" }
 func (endpointRestrictions) AllowsStreamSchema(s string) bool  { return s == "watch" }
 
-// FuzzAccept compares the media type we choose with the one upstream chooses.
-// CRD-068, CRD-064
+// FuzzAccept compares the negotiated media type with upstream's (CRD-068, CRD-064).
 func FuzzAccept(f *testing.F) {
 	for _, h := range []string{
 		"", "*/*", "application/*", "application/json", "application/yaml;q=0.5,application/json;q=0.4", "application/vnd.kubernetes.protobuf",
@@ -93,7 +91,7 @@ func FuzzAccept(f *testing.F) {
 		got, ok := negotiate(header, all, v)
 		want, wantOK := negotiation.NegotiateMediaTypeOptions(header, accepted, endpointRestrictions{builtin})
 		if ok != wantOK {
-			t.Fatalf("%q: acceptable %v, upstream %v", header, ok, wantOK)
+			t.Fatalf("%q: got acceptable %v, want %v as upstream", header, ok, wantOK)
 		}
 		if !ok {
 			return
@@ -104,13 +102,12 @@ func FuzzAccept(f *testing.F) {
 		}
 		names := map[view]string{viewObject: "", viewTable: "Table", viewPartial: "PartialObjectMetadata", viewPartialList: "PartialObjectMetadataList"}
 		if got.media != want.Accepted.MediaType || names[got.view] != kind || got.pretty != want.Pretty {
-			t.Errorf("%q: %+v, upstream %v %q", header, got, want.Accepted.MediaType, kind)
+			t.Errorf("%q: got %+v, want %v %q as upstream", header, got, want.Accepted.MediaType, kind)
 		}
 	})
 }
 
-// FuzzOptions asks for lists with arbitrary queries; none may end in a 500 or a panic.
-// CRD-067
+// FuzzOptions sends lists with arbitrary queries, and checks that none gets a 500 or panics (CRD-067).
 func FuzzOptions(f *testing.F) {
 	for _, q := range []string{
 		"", "labelSelector=a%3Db", "fieldSelector=metadata.name%3Da", "limit=1", "limit=-1&continue=x", "resourceVersion=1&resourceVersionMatch=Exact", "resourceVersion=x",
@@ -127,7 +124,7 @@ func FuzzOptions(f *testing.F) {
 		}
 		w := serve(h, r)
 		if w.Code >= 500 && w.Code != http.StatusGatewayTimeout {
-			t.Errorf("%q: %d %s", query, w.Code, w.Body)
+			t.Errorf("query %q: got %d %s, want a code below 500", query, w.Code, w.Body)
 		}
 	})
 }

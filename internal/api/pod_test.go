@@ -14,7 +14,7 @@ import (
 
 const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
 
-// SCD-040: a scheduler gives a Pod its node once, and not while it is being deleted; other writes cannot.
+// TestBinding checks that a Binding sets the node of a Pod once, and that a patch cannot set it (SCD-040).
 func TestBinding(t *testing.T) {
 	h := newHarness(t)
 	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
@@ -36,7 +36,7 @@ func TestBinding(t *testing.T) {
 	bound := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String()
 	for _, has := range []string{`"nodeName":"m"`, `"a":"b"`, `"type":"PodScheduled"`} {
 		if !strings.Contains(bound, has) {
-			t.Errorf("no %s in %s", has, bound)
+			t.Errorf("got %s, want it to contain %s", bound, has)
 		}
 	}
 	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body, `pod p is already assigned to node \"m\"`) {
@@ -46,7 +46,8 @@ func TestBinding(t *testing.T) {
 	h.want(http.StatusOK, "GET", pods+"?fieldSelector=spec.nodeName%3Dm,spec.hostNetwork%3Dfalse", "")
 }
 
-// SUB-028: an eviction beyond the budget gets 429, one within it the Status of a creation; kubectl drain asks for no more.
+// TestEviction checks that an eviction that exceeds the disruption budget gets 429. A permitted eviction gets the Status
+// of a create, which kubectl drain expects (SUB-028).
 func TestEviction(t *testing.T) {
 	h := newHarness(t)
 	const (
@@ -59,7 +60,7 @@ func TestEviction(t *testing.T) {
 	h.want(http.StatusCreated, "POST", budgets, `{"metadata":{"name":"b"},"spec":{"selector":{"matchLabels":{"a":"b"}}}}`)
 	refused := h.want(http.StatusTooManyRequests, "POST", pods+"/p/eviction", eviction)
 	if retry := refused.Header().Get("Retry-After"); retry != "10" || !strings.Contains(refused.Body.String(), `"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by the server."}]`) {
-		t.Errorf("%s %s", retry, refused.Body)
+		t.Errorf("got Retry-After %s, %s, want 10 and the cause DisruptionBudget", retry, refused.Body)
 	}
 	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`, merge)
 	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction", eviction).Body.String(); body != `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}`+"\n" {
@@ -71,7 +72,7 @@ func TestEviction(t *testing.T) {
 	h.want(http.StatusMethodNotAllowed, "GET", pods+"/p/eviction", "")
 }
 
-// SCD-040: there is one path to bindings, and all that it takes is a POST; so it is with reviews.
+// TestCreateOnlyResources checks that bindings and reviews have one path, which accepts only POST (SCD-040).
 func TestCreateOnlyResources(t *testing.T) {
 	h := newHarness(t)
 	const bindings = "/api/v1/namespaces/default/bindings"
@@ -90,7 +91,7 @@ func TestCreateOnlyResources(t *testing.T) {
 	h.want(http.StatusNotFound, "POST", bindings+"/p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`)
 }
 
-// Nothing is bound in a namespace that is on its way out.
+// TestBindingInTerminatingNamespace checks that a Binding in a terminating namespace is refused.
 func TestBindingInTerminatingNamespace(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
@@ -102,7 +103,7 @@ func TestBindingInTerminatingNamespace(t *testing.T) {
 	}
 }
 
-// A Pod that runs is given time to end, and a second delete cannot make that longer.
+// TestGracefulDelete checks that a running Pod gets a grace period. A second delete can shorten it but not extend it.
 func TestGracefulDelete(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", pods, strings.Replace(podJSON, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
@@ -112,16 +113,16 @@ func TestGracefulDelete(t *testing.T) {
 		{`{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":2}`, `"deletionGracePeriodSeconds":2`},
 	} {
 		if body := h.want(http.StatusOK, "DELETE", pods+"/p", c.options).Body.String(); !strings.Contains(body, c.has) {
-			t.Errorf("%s: no %s in %s", c.options, c.has, body)
+			t.Errorf("options %s: got %s, want it to contain %s", c.options, body, c.has)
 		}
 	}
 	if body := h.want(http.StatusOK, "DELETE", pods+"/p", `{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":0}`).Body.String(); !strings.Contains(body, `"kind":"Pod"`) {
-		t.Errorf("answered with %s", body)
+		t.Errorf("got %s, want the Pod", body)
 	}
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
 }
 
-// Pods can be selected by podIPs, which none is then said to have.
+// TestPodIPs checks that the field selector status.podIPs is accepted, and treats the field of every Pod as empty.
 func TestPodIPs(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
@@ -129,12 +130,12 @@ func TestPodIPs(t *testing.T) {
 	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0, "status.podIPs=": 1, "status.podIPs!=x": 1} {
 		body := h.want(http.StatusOK, "GET", pods+"?fieldSelector="+selector, "").Body
 		if items, _ := at(tree(t, body), "items").([]any); len(items) != n {
-			t.Errorf("%s: %d, want %d", selector, len(items), n)
+			t.Errorf("%s: got %d Pods, want %d", selector, len(items), n)
 		}
 	}
 }
 
-// What runs replicas is scaled, and its selector is told as text.
+// TestScaleOfDeployment checks the Scale of a Deployment. Its selector is a string, and a patch sets the replicas.
 func TestScaleOfDeployment(t *testing.T) {
 	h := newHarness(t)
 	const all = "/apis/apps/v1/namespaces/default/deployments"
@@ -149,7 +150,7 @@ func TestScaleOfDeployment(t *testing.T) {
 	}
 }
 
-// Whether somebody may do something can be asked of a namespace that is not there.
+// TestLocalReviewOfMissingNamespace checks that a LocalSubjectAccessReview works in a namespace that does not exist.
 func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	h := newHarness(t)
 	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
@@ -158,7 +159,7 @@ func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	}
 }
 
-// The Scale of a built-in kind is judged as one, and so is what cannot even be read as one.
+// TestInvalidScale checks the errors for an invalid Scale of a built-in kind, and for a body that cannot be decoded.
 func TestInvalidScale(t *testing.T) {
 	h := newHarness(t)
 	const all = "/api/v1/namespaces/default/replicationcontrollers"
@@ -167,7 +168,7 @@ func TestInvalidScale(t *testing.T) {
 	const negative = `Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0`
 	for _, c := range []struct {
 		code               int
-		method, body, says string
+		method, body, want string
 	}{
 		{422, "PUT", `{"metadata":{"name":"d"},"spec":{"replicas":-1}}`, negative},
 		{422, "PATCH", `{"spec":{"replicas":-1}}`, negative},
@@ -180,8 +181,8 @@ func TestInvalidScale(t *testing.T) {
 		if c.method == "PATCH" {
 			contentType = "application/merge-patch+json"
 		}
-		if says := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body, "Content-Type: "+contentType).Body)["message"]; says != c.says {
-			t.Errorf("%s %s:\ngot  %s\nwant %s", c.method, c.body, says, c.says)
+		if got := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body, "Content-Type: "+contentType).Body)["message"]; got != c.want {
+			t.Errorf("%s %s:\n got %s\nwant %s", c.method, c.body, got, c.want)
 		}
 	}
 	h.want(http.StatusCreated, "POST", pods, podJSON)
@@ -190,7 +191,7 @@ func TestInvalidScale(t *testing.T) {
 	}
 }
 
-// SUB-014: a Scale can be sent as protobuf, of any kind.
+// TestScaleAsProtobuf checks that clients can send the Scale of a custom kind as protobuf (SUB-014).
 func TestScaleAsProtobuf(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", strings.Replace(crontabCRD, `"status":{}`, `"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}`, 1))
@@ -202,6 +203,6 @@ func TestScaleAsProtobuf(t *testing.T) {
 	}
 	h.want(http.StatusOK, "PUT", crontabs+"/a/scale", string(body), "Content-Type: application/vnd.kubernetes.protobuf")
 	if n := at(tree(t, h.want(http.StatusOK, "GET", crontabs+"/a", "").Body), "spec", "replicas"); n != 5.0 {
-		t.Errorf("%v replicas", n)
+		t.Errorf("got %v replicas, want 5", n)
 	}
 }

@@ -31,7 +31,7 @@ func (h *harness) allSlots() (n int, release func()) {
 	}
 }
 
-// withFewSeats returns a server with two seats and a budget of 4 MiB. The requests of jane wait for seats at a level of their own.
+// withFewSeats returns a server with two seats and a budget of 4 MiB. Requests of jane queue at a separate priority level.
 func withFewSeats(t *testing.T) *harness {
 	t.Helper()
 	h := newHarness(t, func(c *Config) {
@@ -45,8 +45,9 @@ func withFewSeats(t *testing.T) *harness {
 	return h
 }
 
-// Requests that are expensive by their body, their query, the number of objects they read, or the format of their answer, wait for a slot
-// and get 503 at their deadline; inexpensive ones do not wait. With a slot, all of them are answered, and give it back.
+// TestExpensiveRequestsWaitForSlots checks that expensive requests wait for a slot, and get 503 at their deadline. A
+// request is expensive because of its body, its query, the number of objects it reads, or the format of its response.
+// Inexpensive requests do not wait. With free slots all requests succeed and release their slot.
 func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 	h := withCronTabs(t)
 	const maps = "/api/v1/namespaces/default/configmaps"
@@ -90,7 +91,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		}
 		w := h.want(http.StatusServiceUnavailable, r.method, r.path, r.body, r.header)
 		if w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "other expensive requests") {
-			t.Errorf("%s %.100s: Retry-After %q, %s", r.method, r.path, w.Header().Get("Retry-After"), w.Body)
+			t.Errorf("%s %.100s: got Retry-After %q, %s, want 1 and the reason", r.method, r.path, w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 	release()
@@ -99,12 +100,13 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		h.want(r.code, r.method, r.path, r.body, r.header)
 		free, release := h.allSlots()
 		if release(); free != all {
-			t.Fatalf("%s %.100s keeps its slot", r.method, r.path)
+			t.Fatalf("%s %.100s: got %d free slots after the request, want %d", r.method, r.path, free, all)
 		}
 	}
 }
 
-// A request that waits for a slot holds no seat of its priority level. The bodies of such requests take at most their part of the budget.
+// TestRequestsWaitWithoutSeat checks that a request that waits for a slot holds no seat of its priority level. The bodies
+// of waiting requests take at most their share of the budget.
 func TestRequestsWaitWithoutSeat(t *testing.T) {
 	h := withFewSeats(t)
 	asJane := func(body string) int {
@@ -120,24 +122,25 @@ func TestRequestsWaitWithoutSeat(t *testing.T) {
 			codes <- asJane(`{"metadata":{"generateName":"l-"},"data":{"a":"` + strings.Repeat("x", 800<<10) + `"}}`)
 		}()
 	}
-	for range 3 { // two of them fit into a half of the budget
+	for range 3 { // the bodies of the other two fit into half of the budget
 		if code := <-codes; code != http.StatusTooManyRequests {
-			t.Errorf("%d", code)
+			t.Errorf("waiting request: got %d, want 429", code)
 		}
 	}
 	if code := asJane(`{"metadata":{"name":"small"}}`); code != http.StatusCreated {
-		t.Errorf("%d", code)
+		t.Errorf("small request: got %d, want 201", code)
 	}
 	release()
 	for range 2 {
 		if code := <-codes; code != http.StatusCreated {
-			t.Errorf("%d", code)
+			t.Errorf("waiting request: got %d, want 201", code)
 		}
 	}
 }
 
-// Clients that send their bodies slowly hold no seat of their priority level: another request of the level is carried out. When the rest of
-// a body has come, its request takes a seat again. Where such bodies take too much memory, the newest gets 429.
+// TestSlowBodiesHoldNoSeat checks that requests whose bodies arrive slowly hold no seat, so that another request of the
+// priority level can run. A request takes a seat again when the rest of its body has arrived. If such bodies take too much
+// memory, the newest request gets 429.
 func TestSlowBodiesHoldNoSeat(t *testing.T) {
 	h := withFewSeats(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -154,7 +157,7 @@ func TestSlowBodiesHoldNoSeat(t *testing.T) {
 		return resp.StatusCode
 	}
 	codes, bodies := make(chan int), []*io.PipeWriter{}
-	for range 4 { // of which three fit into a half of the budget
+	for range 4 { // three of the bodies fit into half of the budget
 		out, in := io.Pipe()
 		bodies = append(bodies, in)
 		go func() { codes <- post(out) }()
@@ -163,17 +166,17 @@ func TestSlowBodiesHoldNoSeat(t *testing.T) {
 		}
 	}
 	if code := <-codes; code != http.StatusTooManyRequests {
-		t.Errorf("a body beyond the bound: %d", code)
+		t.Errorf("body that exceeds the limit: got %d, want 429", code)
 	}
 	if code := post(strings.NewReader(`{"metadata":{"name":"small"}}`)); code != http.StatusCreated {
-		t.Errorf("a small body: %d", code)
+		t.Errorf("small body: got %d, want 201", code)
 	}
 	for _, in := range bodies {
 		go func() { _, _ = in.Write([]byte(`"}}`)); _ = in.Close() }()
 	}
 	for range 3 {
 		if code := <-codes; code != http.StatusCreated {
-			t.Errorf("a slow body: %d", code)
+			t.Errorf("slow body: got %d, want 201", code)
 		}
 	}
 }
