@@ -35,13 +35,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// Accept and User-Agent as kubectl get sends them.
+// kubectlAccept and kubectlAgent are the headers that kubectl get sends.
 const (
 	kubectlAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
 	kubectlAgent  = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
 )
 
-// readersAuthorizer lets one group read one kind in one namespace, as a rule of RBAC would, and leaves the rest to another one.
+// readersAuthorizer permits the group readers to read CronTabs in the namespace default. It passes other requests to the
+// next Authorizer.
 type readersAuthorizer struct{ access.Authorizer }
 
 func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -52,10 +53,11 @@ func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attribute
 	return z.Authorizer.Authorize(ctx, a)
 }
 
-// updatersAuthorizer lets one group update and patch everything, but create nothing.
+// updatersAuthorizer permits the group updaters to update and patch all objects but not to create any. For a create it
+// returns err.
 type updatersAuthorizer struct {
 	access.Authorizer
-	failing error
+	err error
 }
 
 func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -64,23 +66,24 @@ func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attribu
 		case "update", "patch":
 			return authorizer.DecisionAllow, "", nil
 		case "create":
-			return authorizer.DecisionNoOpinion, "", z.failing
+			return authorizer.DecisionNoOpinion, "", z.err
 		}
 	}
 	return z.Authorizer.Authorize(ctx, a)
 }
 
-// Who updates or applies what is not there has to be allowed to create it, too. What is invalid is refused before that is asked.
+// TestCreateByUpdateIsAuthorized checks that an update or an apply of an object that does not exist needs the right to
+// create it. Validation errors precede this authorization.
 func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	z := &updatersAuthorizer{}
 	h := withCronTabs(t, func(c *Config) { z.Authorizer, c.Authorizer = c.Authorizer, z })
-	as := func(code int, method, path, body, says string, headers ...string) {
+	as := func(code int, method, path, body, want string, headers ...string) {
 		t.Helper()
 		r := newRequest(method, path, body, headers...)
 		w := httptest.NewRecorder()
 		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), &user.DefaultInfo{Name: "u", Groups: []string{"updaters"}})))
-		if w.Code != code || !strings.Contains(w.Body.String(), says) {
-			t.Errorf("%s %s: %d %s\nwant %d %s", method, path, w.Code, w.Body, code, says)
+		if w.Code != code || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s %s:\n got %d %s\nwant %d %s", method, path, w.Code, w.Body, code, want)
 		}
 	}
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -94,7 +97,7 @@ func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	as(403, "PATCH", leases+"/l?fieldManager=m", lease, noLease, applied)
 	as(403, "PATCH", crontabs+"/b?fieldManager=m", strings.Replace(crontabA, `"a"`, `"b"`, 1), fmt.Sprintf(refused, `crontabs.stable.example.com \"b\"`, "crontabs", "stable.example.com"), applied)
 	as(404, "PATCH", leases+"/l", `{}`, "not found", "Content-Type: application/merge-patch+json")
-	z.failing = errors.New("it is down")
+	z.err = errors.New("it is down")
 	as(500, "PUT", leases+"/l", lease, "Internal error occurred: it is down")
 	h.want(http.StatusNotFound, "GET", leases+"/l", "")
 	h.want(http.StatusCreated, "PUT", leases+"/l", lease)
@@ -102,7 +105,7 @@ func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	as(200, "PATCH", crontabs+"/a?fieldManager=m&force=true", crontabA, "", applied)
 }
 
-// caller is somebody with a client certificate on a connection of their own.
+// caller is a client with a certificate and a separate connection.
 type caller struct {
 	certificate *x509.Certificate
 	connection  context.Context
@@ -129,7 +132,7 @@ func newCaller(t testing.TB, name, group string) *caller {
 	return &caller{c, access.ConnContext(t.Context(), nil)}
 }
 
-// get is a request for one object; accept "" stands for what client-go sends, JSON.
+// get returns a GET request. If accept is "", it accepts JSON, as client-go does.
 func (c *caller) get(path, accept string) *http.Request {
 	r := httptest.NewRequest("GET", path, nil)
 	if accept == "" {
@@ -142,7 +145,7 @@ func (c *caller) get(path, accept string) *http.Request {
 	return r.WithContext(c.connection)
 }
 
-// withCallers is a server that trusts an administrator and a reader.
+// withCallers returns a server that trusts the certificates of an administrator and a reader.
 func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 	t.Helper()
 	admin, reader = newCaller(t, "root", user.SystemPrivilegedGroup), newCaller(t, "jane", "readers")
@@ -161,7 +164,8 @@ func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 	return h, admin, reader
 }
 
-// A reader gets what an administrator gets, byte for byte and header for header, in every form, and nothing else.
+// TestReaderGetsSameResponse checks that a reader and an administrator get the same body and headers, in all formats. The
+// reader gets 403 for all other resources.
 func TestReaderGetsSameResponse(t *testing.T) {
 	h, admin, reader := withCallers(t)
 	for _, accept := range []string{
@@ -179,11 +183,12 @@ func TestReaderGetsSameResponse(t *testing.T) {
 	}
 	for _, path := range []string{"/api/v1/namespaces/default/configmaps/a", crontabs + "/a/status", strings.Replace(crontabs, "default", "other", 1), "/metrics"} {
 		if w := serve(h, reader.get(path, "")); w.Code != http.StatusForbidden {
-			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			t.Errorf("%s: got %d %s, want 403", path, w.Code, w.Body)
 		}
 	}
 }
 
+// headerLines returns the sorted lines of the header.
 func headerLines(w *httptest.ResponseRecorder) (lines []string) {
 	for name, values := range w.Header() {
 		lines = append(lines, name+": "+strings.Join(values, ", "))
@@ -192,18 +197,19 @@ func headerLines(w *httptest.ResponseRecorder) (lines []string) {
 	return lines
 }
 
-// CRD-069: what an Authorizer is asked, and what becomes of its answer, is as upstream has it.
+// TestDecisionsAsUpstream checks that the Authorizer gets the same attributes as from upstream, and that its decision leads
+// to the same response (CRD-069).
 func TestDecisionsAsUpstream(t *testing.T) {
-	type seen struct {
+	type attributes struct {
 		user, verb, group, version, resource, subresource, namespace, name, path string
 		readOnly, ofResource                                                     bool
 	}
-	var asked []seen
-	answer := func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
-	decide := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		asked = append(asked, seen{a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(), a.GetResource(), a.GetSubresource(),
+	var calls []attributes
+	decision := func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
+	recorder := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		calls = append(calls, attributes{a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(), a.GetResource(), a.GetSubresource(),
 			a.GetNamespace(), a.GetName(), a.GetPath(), a.IsReadOnly(), a.IsResourceRequest()})
-		return answer()
+		return decision()
 	})
 	var z authorizer.Authorizer = authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
@@ -211,16 +217,16 @@ func TestDecisionsAsUpstream(t *testing.T) {
 			return z.Authorize(ctx, a)
 		})
 	})
-	z = decide
+	z = recorder
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
-	oracle := filters.WithAuthorization(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusOK) }), decide, codecs)
+	upstream := filters.WithAuthorization(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusOK) }), recorder, codecs)
 	info := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	for _, path := range []string{crontabs + "/a", crontabs, crontabs + "?watch=0", crontabs + "/a/status", "/apis/stable.example.com/v1/crontabs", "/version"} {
-		for what, f := range map[string]func() (authorizer.Decision, string, error){
+		for name, f := range map[string]func() (authorizer.Decision, string, error){
 			"allowed": func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "so", nil },
-			"allowed for all that": func() (authorizer.Decision, string, error) {
+			"allowed with an error": func() (authorizer.Decision, string, error) {
 				return authorizer.DecisionAllow, "", errors.New("a role is missing")
 			},
 			"denied":     func() (authorizer.Decision, string, error) { return authorizer.DecisionDeny, "no <way>", nil },
@@ -229,7 +235,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 				return authorizer.DecisionNoOpinion, "", errors.New("it is <down>")
 			},
 		} {
-			answer, asked = f, nil
+			decision, calls = f, nil
 			r := newRequest("GET", path, "")
 			r.RequestURI = path
 			got := serve(h, r)
@@ -238,33 +244,34 @@ func TestDecisionsAsUpstream(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := httptest.NewRecorder()
-			oracle.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(apirequest.WithUser(r.Context(), access.Loopback()), ri)))
-			if len(asked) != 2 || asked[0] != asked[1] {
-				t.Errorf("%s %s: asked\n%+v", path, what, asked)
+			upstream.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(apirequest.WithUser(r.Context(), access.Loopback()), ri)))
+			if len(calls) != 2 || calls[0] != calls[1] {
+				t.Errorf("%s %s: got calls of the Authorizer %+v, want two equal ones", path, name, calls)
 			}
 			if want.Code == http.StatusOK && got.Code == want.Code {
 				continue
 			}
 			if got.Code != want.Code || message(got) != message(want) || got.Header().Get("X-Content-Type-Options") != want.Header().Get("X-Content-Type-Options") {
-				t.Errorf("%s %s:\n got %d %s\nwant %d %s", path, what, got.Code, got.Body, want.Code, want.Body)
+				t.Errorf("%s %s:\n got %d %s\nwant %d %s", path, name, got.Code, got.Body, want.Code, want.Body)
 			}
 		}
 	}
 }
 
-// An Authorizer has the last word on each part of whom somebody wants to be.
+// TestImpersonationIsAuthorized checks that the user and each group of an impersonation are authorized separately.
 func TestImpersonationIsAuthorized(t *testing.T) {
-	var wanted []string
+	var authorized []string
 	z := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
 		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			switch verb := a.GetVerb(); {
-			case strings.HasPrefix(verb, "impersonate:"), strings.HasPrefix(verb, "impersonate-on:"): // nobody has constrained rights
+			case strings.HasPrefix(verb, "impersonate:"), strings.HasPrefix(verb, "impersonate-on:"):
+				// No user has the rights of constrained impersonation.
 				return authorizer.DecisionNoOpinion, "", nil
 			case verb != "impersonate":
 				return z.Authorize(ctx, a)
 			}
-			wanted = append(wanted, a.GetResource()+"/"+a.GetName())
+			authorized = append(authorized, a.GetResource()+"/"+a.GetName())
 			switch a.GetName() {
 			case "secret":
 				return authorizer.DecisionNoOpinion, "not that group", nil
@@ -275,10 +282,11 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 		})
 	})
 	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: system:masters")
-	if want := []string{"users/joe", "groups/system:masters"}; !slices.Equal(wanted, want) {
-		t.Errorf("%v, want %v", wanted, want)
+	if want := []string{"users/joe", "groups/system:masters"}; !slices.Equal(authorized, want) {
+		t.Errorf("got authorized resources %v, want %v", authorized, want)
 	}
 	h.wantError(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in API group "" at the cluster scope: not that group`,
 		"GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: secret")
-	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters") // allowed for all that went wrong, as upstream has it
+	// As upstream, an error of the Authorizer does not matter if its decision is to allow.
+	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters")
 }

@@ -24,7 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// tableComparer is a version with some columns, on both sides.
+// tableComparer compares the Tables of a version of a custom kind with those of upstream's convertor. Both use the same
+// columns.
 type tableComparer struct {
 	t       testing.TB
 	columns []apiextensionsv1.CustomResourceColumnDefinition
@@ -32,6 +33,7 @@ type tableComparer struct {
 	rest.TableConvertor
 }
 
+// withColumns returns a tableComparer for a CRD with the columns.
 func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDefinition) *tableComparer {
 	t.Helper()
 	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object.Tree{"name": "shows.example.com"},
@@ -39,9 +41,9 @@ func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDef
 			"versions": []any{object.Tree{"name": "v1", "served": true, "storage": true, "additionalPrinterColumns": plainTree(t, columns)}}}}
 	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com", Value: object.Pack(crd, 0).JSON()})
 	if d == nil {
-		t.Fatal("the CRD is not read")
+		t.Fatal("FromCRD returned no definition")
 	}
-	if len(columns) == 0 { // as upstream's handler has it
+	if len(columns) == 0 { // upstream's handler uses this default
 		columns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
 			Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]}}
 	}
@@ -50,6 +52,7 @@ func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDef
 	return c
 }
 
+// plainTree converts v to decoded JSON.
 func plainTree(t testing.TB, v any) any {
 	t.Helper()
 	data, err := json.Marshal(v)
@@ -63,15 +66,16 @@ func plainTree(t testing.TB, v any) any {
 	return tree["v"]
 }
 
+// decodedTable holds the parts of a Table that are compared.
 type decodedTable struct {
 	ColumnDefinitions []metav1.TableColumnDefinition
 	Rows              []struct{ Cells []any }
 }
 
-// ours is the Table of one object as it is sent.
-func (c *tableComparer) ours(o engine.Object, form string) decodedTable {
+// trellis returns Trellis' Table of an object. apiVersion is that of the Table.
+func (c *tableComparer) trellis(o engine.Object, tableVersion string) decodedTable {
 	c.t.Helper()
-	data, err := newTable(c.version, form, &metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
+	data, err := newTable(c.version, tableVersion, &metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -81,13 +85,13 @@ func (c *tableComparer) ours(o engine.Object, form string) decodedTable {
 func decodeTable(t testing.TB, data []byte) (s decodedTable) {
 	t.Helper()
 	if err := json.Unmarshal(data, &s); err != nil {
-		t.Fatalf("%v in %s", err, data)
+		t.Fatalf("cannot decode Table %s: %v", data, err)
 	}
 	return s
 }
 
-// upstream is what upstream's convertor makes of the same object. It may differ from call to call,
-// because Go's maps have no order.
+// upstream returns the Table of upstream's convertor. Tables of the same object may differ between calls, because the
+// order of Go's maps is random.
 func (c *tableComparer) upstream(o engine.Object) decodedTable {
 	c.t.Helper()
 	u := &unstructured.Unstructured{}
@@ -105,25 +109,27 @@ func (c *tableComparer) upstream(o engine.Object) decodedTable {
 	return decodeTable(c.t, data)
 }
 
-// compare reports whether the object looks the same on both sides.
+// compare reports whether Trellis and upstream return the same Table for an object. It fails the test if they differ.
 func (c *tableComparer) compare(tree object.Tree) bool {
 	c.t.Helper()
 	o := engine.ObjectOf(c.version, 7, object.Pack(tree, 0))
-	got, want := c.ours(o, "v1"), c.upstream(o)
-	for range 300 { // what a wildcard over a map finds first is left to chance on both sides
+	got, want := c.trellis(o, "v1"), c.upstream(o)
+	for range 300 { // both sides iterate over a map in random order if the path has a wildcard
 		if reflect.DeepEqual(got, want) {
 			return true
 		}
-		if !c.chancy() {
+		if !c.nondeterministic() {
 			break
 		}
 		want = c.upstream(o)
 	}
-	c.t.Errorf("object %s\ncolumns  %+v\nhere     %+v\nupstream %+v", o.AppendJSON(nil), c.columns, got, want)
+	c.t.Errorf("object %s\ncolumns  %+v\n     got %+v\nupstream %+v", o.AppendJSON(nil), c.columns, got, want)
 	return false
 }
 
-func (c *tableComparer) chancy() bool {
+// nondeterministic reports whether a column has a wildcard or a recursive descent. These visit the keys of a map in random
+// order.
+func (c *tableComparer) nondeterministic() bool {
 	for _, col := range c.columns {
 		if strings.ContainsAny(col.JSONPath, "*") || strings.Contains(col.JSONPath, "..") {
 			return true
@@ -132,13 +138,13 @@ func (c *tableComparer) chancy() bool {
 	return false
 }
 
-// generator makes paths and objects that meet often.
+// generator generates random JSONPaths and objects. They share few names, so that paths often match a value.
 type generator struct{ *rand.Rand }
 
 var (
 	generatedNames = []string{"a", "b", "c", "a.b", "x/y", "x-y", "list", "n", "ünï", "with space", `q"t`, "it's", "", "0", "a[0]", "true"}
 	generatedTypes = []string{"string", "integer", "number", "boolean", "date"}
-	garbage        = ".[]()'\"\\,:*?@$ -+/=<>!0123abc|&~#\t"
+	randomBytes    = ".[]()'\"\\,:*?@$ -+/=<>!0123abc|&~#\t"
 )
 
 func pick[T any](d generator, all []T) T { return all[d.IntN(len(all))] }
@@ -226,13 +232,13 @@ func (d generator) path() string {
 		b.WriteString(d.step())
 	}
 	text := b.String()
-	for d.IntN(5) == 0 { // now and then something is wrong with it
-		at := d.IntN(len(text) + 1)
+	for d.IntN(5) == 0 { // insert or delete a character
+		i := d.IntN(len(text) + 1)
 		switch d.IntN(2) {
 		case 0:
-			text = text[:at] + string(garbage[d.IntN(len(garbage))]) + text[at:]
+			text = text[:i] + string(randomBytes[d.IntN(len(randomBytes))]) + text[i:]
 		default:
-			text = text[:at] + text[min(at+1, len(text)):]
+			text = text[:i] + text[min(i+1, len(text)):]
 		}
 	}
 	return text
@@ -244,7 +250,7 @@ func (d generator) columns() []apiextensionsv1.CustomResourceColumnDefinition {
 		columns[i] = apiextensionsv1.CustomResourceColumnDefinition{
 			Name: fmt.Sprintf("C%d", i), Type: pick(d, generatedTypes), JSONPath: d.path(), Priority: int32(d.IntN(3)),
 			Format:      pick(d, []string{"", "", "int32", "int64", "float", "double", "byte", "date", "date-time", "password"}),
-			Description: pick(d, []string{"", "what it is <for>"}),
+			Description: pick(d, []string{"", "a <description>"}),
 		}
 	}
 	return columns
@@ -256,8 +262,8 @@ func (d generator) object() object.Tree {
 			"finalizers": []any{"example.com/f"}, "creationTimestamp": time.Now().Add(-90*time.Hour - 30*time.Minute).UTC().Format(time.RFC3339)}}
 }
 
-// A Table has the columns and cells that upstream's has, over random paths and objects.
-// PRN-002 PRN-007 PRN-009 PRN-010 PRN-011 PRN-012 PRN-013 PRN-014 PRN-015 PRN-017 PRN-018
+// TestColumnsMatchUpstream compares Tables with upstream's for random columns and objects (PRN-002, PRN-007, PRN-009,
+// PRN-010, PRN-011, PRN-012, PRN-013, PRN-014, PRN-015, PRN-017, PRN-018).
 func TestColumnsMatchUpstream(t *testing.T) {
 	rounds := 2000
 	if testing.Short() {
@@ -265,28 +271,27 @@ func TestColumnsMatchUpstream(t *testing.T) {
 	}
 	seed := uint64(time.Now().UnixNano())
 	d := generator{rand.New(rand.NewPCG(seed, 1))}
-	filled := 0
+	nonEmpty := 0
 	for range rounds {
 		c := withColumns(t, d.columns())
 		for range 4 {
 			tree := d.object()
 			if !c.compare(tree) {
-				t.Fatalf("seed %d", seed)
+				t.Fatalf("the Tables differ with seed %d", seed)
 			}
 			for _, cell := range c.upstream(engine.ObjectOf(c.version, 0, object.Pack(tree, 0))).Rows[0].Cells[1:] {
 				if cell != nil {
-					filled++
+					nonEmpty++
 				}
 			}
 		}
 	}
-	if filled < rounds/2 {
-		t.Errorf("only %d cells held anything", filled)
+	if nonEmpty < rounds/2 {
+		t.Errorf("got %d cells with a value, want at least %d", nonEmpty, rounds/2)
 	}
 }
 
-// FuzzColumns looks for a path and a value whose cell differs from upstream's.
-// PRN-014 PRN-017
+// FuzzColumns compares the cell of a column with upstream's, for any path and value (PRN-014, PRN-017).
 func FuzzColumns(f *testing.F) {
 	for _, path := range []string{".spec.a", `.spec.a\.b`, ".spec.list[?(@.a==\"x\")].b", ".spec['a','b']", ".spec.list[0:2].a", ".spec..a", ".spec.list[-1]", ".spec[0"} {
 		for i := range generatedTypes {
@@ -295,7 +300,8 @@ func FuzzColumns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, path string, typ uint8, spec string) {
 		tree, _, err := object.DecodeJSON([]byte(spec))
-		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 { // braces may start a loop, which has a memory
+		// Braces may start a range loop. Upstream keeps its state between objects.
+		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 {
 			return
 		}
 		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path}})
@@ -303,8 +309,8 @@ func FuzzColumns(f *testing.F) {
 	})
 }
 
-// What upstream has learnt about dates, and what the bytes of an object do not hold.
-// PRN-013 PRN-014 PRN-017
+// TestUnusualCells checks columns of invalid dates, and of fields that are not in the stored bytes of an object (PRN-013,
+// PRN-014, PRN-017).
 func TestUnusualCells(t *testing.T) {
 	c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
 		{Name: "A", Type: "date", JSONPath: ".spec.date"}, {Name: "B", Type: "string", JSONPath: ".metadata.resourceVersion"},
@@ -316,14 +322,14 @@ func TestUnusualCells(t *testing.T) {
 	}
 }
 
-// Every sample of the corpus looks as upstream shows it. The default columns are among them.
-// PRN-001 PRN-003 PRN-005 PRN-008 PRN-018
+// TestColumnsOfTheCorpus compares the Table of each sample in the corpus of real CRDs with upstream's. Some CRDs have only
+// the default columns (PRN-001, PRN-003, PRN-005, PRN-008, PRN-018).
 func TestColumnsOfTheCorpus(t *testing.T) {
 	const root = "../../../shared/corpus"
 	if _, err := os.Stat(root); err != nil {
-		t.Skip("the corpus of real CRDs is not beside this checkout: ", root)
+		t.Skip("the corpus of real CRDs does not exist: ", root)
 	}
-	kinds := map[string]*tableComparer{}
+	comparers := map[string]*tableComparer{}
 	columns := 0
 	eachYAML(t, filepath.Join(root, "crds"), func(data []byte) {
 		var crd apiextensionsv1.CustomResourceDefinition
@@ -332,7 +338,7 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 		}
 		for _, v := range crd.Spec.Versions {
 			c := withColumns(t, v.AdditionalPrinterColumns)
-			kinds[crd.Spec.Group+"/"+v.Name+" "+crd.Spec.Names.Kind] = c
+			comparers[crd.Spec.Group+"/"+v.Name+" "+crd.Spec.Names.Kind] = c
 			columns += len(v.AdditionalPrinterColumns)
 			c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "bare"}})
 		}
@@ -344,7 +350,7 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 			return
 		}
 		apiVersion, kind := tree["apiVersion"], tree["kind"]
-		c := kinds[fmt.Sprint(apiVersion, " ", kind)]
+		c := comparers[fmt.Sprint(apiVersion, " ", kind)]
 		if c == nil || object.Metadata(tree) == nil {
 			return
 		}
@@ -356,12 +362,13 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 		c.compare(tree)
 		samples++
 	})
-	t.Logf("%d versions with %d columns, %d samples", len(kinds), columns, samples)
+	t.Logf("%d versions with %d columns, %d samples", len(comparers), columns, samples)
 	if columns < 1000 || samples < 100 {
-		t.Error("the corpus is not what it was")
+		t.Error("the corpus has less than 1000 columns or 100 samples")
 	}
 }
 
+// eachYAML calls f with the content of each YAML file below root.
 func eachYAML(t *testing.T, root string, f func([]byte)) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(root, "*", "*.yaml"))

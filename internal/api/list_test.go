@@ -11,8 +11,9 @@ import (
 
 const partialList = "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
-// HPX-012: an item of a built-in kind does not say its kind in a list, nor where DeleteCollection answers with one; it does
-// in a watch, in a row of a Table and as metadata. One of a custom kind always does.
+// TestBuiltinListItemsHaveNoKind checks that items of built-in kinds have no kind and apiVersion in lists and in responses
+// of DeleteCollection. Objects in watch events and Table rows have them, and so have PartialObjectMetadata. Items of custom
+// kinds always have them (HPX-012).
 func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
 	h.want(201, "POST", "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"s"},"data":{"kind":"YQ=="},"immutable":true}`)
@@ -38,25 +39,26 @@ func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 		wantEqual(t, path+" in YAML", at(fromYAML, "items", 0), want)
 		fromCBOR, err := decodeCBOR(h.want(200, "GET", path, "", "Accept: application/cbor").Body.Bytes())
 		if err != nil || at(fromCBOR, "items", 0, "kind") != nil || at(fromCBOR, "items", 0, "metadata") == nil {
-			t.Errorf("%s in CBOR: %v %v", path, fromCBOR, err)
+			t.Errorf("%s in CBOR: got %v, error %v, want items without a kind", path, fromCBOR, err)
 		}
 	}
-	wantEqual(t, "a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"), any("CronTab"))
-	wantEqual(t, "a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body), "rows", 0, "object", "kind"), any("Secret"))
-	wantEqual(t, "metadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0, "kind"), any("PartialObjectMetadata"))
+	wantEqual(t, "item of a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"), any("CronTab"))
+	wantEqual(t, "object in a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body), "rows", 0, "object", "kind"), any("Secret"))
+	wantEqual(t, "PartialObjectMetadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0, "kind"), any("PartialObjectMetadata"))
 	_, events := h.watch("/api/v1/secrets?watch=1")
-	wantEqual(t, "an event", at(nextEvent(t, events), "object", "kind"), any("Secret"))
-	wantEqual(t, "deleted", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body), "items", 0, "kind"), any(nil))
+	wantEqual(t, "object in an event", at(nextEvent(t, events), "object", "kind"), any("Secret"))
+	wantEqual(t, "item of DeleteCollection", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body), "items", 0, "kind"), any(nil))
 }
 
-func wantEqual(t *testing.T, what string, got, want any) {
+// wantEqual checks that two values have the same text. name is the name of the value in the failure message.
+func wantEqual(t *testing.T, name string, got, want any) {
 	t.Helper()
 	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
-		t.Errorf("%s: %s, want %s", what, g, w)
+		t.Errorf("%s: got %s, want %s", name, g, w)
 	}
 }
 
-// CRD-064: only a list of metadata has null where there are no items.
+// TestEmptyLists checks that items of an empty list is [] in all forms, except null in PartialObjectMetadataList (CRD-064).
 func TestEmptyLists(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(200, "DELETE", crontabs, "")
@@ -69,16 +71,17 @@ func TestEmptyLists(t *testing.T) {
 			strings.Replace(partialList, "json", "yaml", 1): "\nitems: null\n",
 		} {
 			if got := h.want(200, "GET", path, "", accept).Body.String(); !strings.Contains(got, want) {
-				t.Errorf("%s, %s: %s", path, accept, got)
+				t.Errorf("%s with %s: got %s, want it to contain %q", path, accept, got, want)
 			}
 		}
 	}
 	if got := h.want(200, "DELETE", crontabs, "", partialList).Body.String(); !strings.Contains(got, `"items":null`) {
-		t.Errorf("a deleted collection: %s", got)
+		t.Errorf("DeleteCollection: got %s, want items null", got)
 	}
 }
 
-// CRD-064: the answer to a question is no row. Only one of an access review is the question, with its managedFields.
+// TestReviewsHaveNoTable checks that a review cannot be returned as a Table. Only the response to an access review has
+// managedFields, because it is the submitted object (CRD-064).
 func TestReviewsHaveNoTable(t *testing.T) {
 	h := newHarness(t)
 	for path, body := range map[string]string{
@@ -86,15 +89,15 @@ func TestReviewsHaveNoTable(t *testing.T) {
 		"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": `{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`,
 		"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews":  `{"spec":{"namespace":"default"}}`,
 	} {
-		table, otherwise, _ := strings.Cut(asTable, ",")
+		table, alternative, _ := strings.Cut(asTable, ",")
 		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf", "POST", path, body, table)
-		answer := tree(t, h.want(201, "POST", path, body, "Accept: "+otherwise).Body)
-		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"}, answer["kind"]) {
-			t.Errorf("%s: %v", path, answer)
+		review := tree(t, h.want(201, "POST", path, body, "Accept: "+alternative).Body)
+		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"}, review["kind"]) {
+			t.Errorf("%s: got %v, want the review", path, review)
 		}
-		wantEqual(t, "namespace of "+path, at(answer, "spec", "namespace"), any(nil))
-		if owned := at(answer, "metadata", "managedFields", 0, "manager"); (owned == "tester") != (answer["kind"] == "SelfSubjectAccessReview") {
-			t.Errorf("%s: managed by %v", path, owned)
+		wantEqual(t, "namespace of "+path, at(review, "spec", "namespace"), any(nil))
+		if manager := at(review, "metadata", "managedFields", 0, "manager"); (manager == "tester") != (review["kind"] == "SelfSubjectAccessReview") {
+			t.Errorf("%s: got manager %v, want tester only for SelfSubjectAccessReview", path, manager)
 		}
 	}
 }

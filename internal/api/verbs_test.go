@@ -7,41 +7,41 @@ import (
 	"testing"
 )
 
-// CRD-018, CRD-002, CRD-023
+// TestVerbs checks each verb for objects of a custom kind (CRD-018, CRD-002, CRD-023).
 func TestVerbs(t *testing.T) {
 	h := withCronTabs(t)
 	got := tree(t, h.want(200, "GET", crontabs+"/a", "").Body)
 	if at(got, "spec", "cronSpec") != "* * * * */5" || at(got, "metadata", "namespace") != "default" || at(got, "metadata", "resourceVersion") == "" {
-		t.Errorf("read back %v", got)
+		t.Errorf("GET: got %v", got)
 	}
 	for _, p := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
 		list := tree(t, h.want(200, "GET", p, "").Body)
 		if list["kind"] != "CronTabList" || list["apiVersion"] != "stable.example.com/v1" || at(list, "items", 0, "metadata", "name") != "a" || at(list, "metadata", "resourceVersion") == "" {
-			t.Errorf("%s lists %v", p, list)
+			t.Errorf("%s: got list %v, want a CronTabList with a", p, list)
 		}
 	}
 	put := strings.Replace(h.do("GET", crontabs+"/a", "").Body.String(), `"replicas":3`, `"replicas":4`, 1)
 	if got := tree(t, h.want(200, "PUT", crontabs+"/a", put).Body); at(got, "spec", "replicas") != 4.0 {
-		t.Errorf("after PUT: %v", got)
+		t.Errorf("PUT: got %v, want 4 replicas", got)
 	}
 	h.want(409, "PUT", crontabs+"/a", put)
 	got = tree(t, h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"x"}}`, "Content-Type: application/merge-patch+json").Body)
 	if at(got, "spec", "image") != "x" {
-		t.Errorf("after PATCH: %v", got)
+		t.Errorf("PATCH: got %v, want image x", got)
 	}
 	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{"ok":true}}`, "Content-Type: application/merge-patch+json")
 	w := h.want(201, "PATCH", crontabs+"/b?fieldManager=m&force=true", "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {replicas: 1}\n", "Content-Type: application/apply-patch+yaml")
 	if m := at(tree(t, w.Body), "metadata", "managedFields", 0, "manager"); m != "m" {
-		t.Errorf("manager is %v", m)
+		t.Errorf("got manager %v, want m", m)
 	}
 	uid := at(tree(t, h.do("GET", crontabs+"/b", "").Body), "metadata", "uid")
 	status := tree(t, h.want(200, "DELETE", crontabs+"/b", "").Body)
 	if status["status"] != "Success" || at(status, "details", "uid") != uid || at(status, "details", "kind") != "crontabs" || at(status, "details", "group") != "stable.example.com" || at(status, "details", "name") != "b" {
-		t.Errorf("DELETE answers %v", status)
+		t.Errorf("DELETE: got %v, want a Status with the details of b", status)
 	}
 	h.wantError(404, `crontabs.stable.example.com "b" not found`, "GET", crontabs+"/b", "")
 	if list := tree(t, h.want(200, "DELETE", crontabs, "").Body); list["kind"] != "CronTabList" || at(list, "items", 0, "metadata", "name") != "a" {
-		t.Errorf("DELETE of the collection answers %v", list)
+		t.Errorf("DELETE of the collection: got %v, want a CronTabList with a", list)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestDeleteWithFinalizerAnswersTheObject(t *testing.T) {
 	h.want(202, "DELETE", crontabs+"/a", `{"apiVersion":"v1","kind":"DeleteOptions","orphanDependents":false}`)
 }
 
-// CRD-028, CRD-029, HPX-011
+// TestUnservedPaths checks that paths which are not served get 404, and invalid names 400 (CRD-028, CRD-029, HPX-011).
 func TestUnservedPaths(t *testing.T) {
 	h := withCronTabs(t)
 	generic := "the server could not find the requested resource"
@@ -64,7 +64,7 @@ func TestUnservedPaths(t *testing.T) {
 		"/apis/stable.example.com/v1/shirts":                 generic,
 		"/apis/stable.example.com/v2/crontabs":               generic,
 		"/apis/nowhere.example.com/v1/shirts/x":              generic,
-		"/apis/stable.example.com/v1/crontabs/a":             generic, // a namespaced kind without its namespace
+		"/apis/stable.example.com/v1/crontabs/a":             generic, // the path lacks the namespace
 		"/apis/stable.example.com/v1/namespaces//crontabs/a": generic,
 		"/apis//v1/configmaps":                               generic,
 		"/nothing":                                           generic,
@@ -84,7 +84,7 @@ func TestUnservedPaths(t *testing.T) {
 	h.wantError(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps", "")
 }
 
-// CRD-051
+// TestOtherMethods checks methods that a path does not support, and a POST to the path of an object (CRD-051).
 func TestOtherMethods(t *testing.T) {
 	h := withCronTabs(t)
 	h.wantError(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
@@ -98,24 +98,24 @@ func TestOtherMethods(t *testing.T) {
 	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
 	h.wantError(405, "the server does not allow this method on the requested resource", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
 	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != mediaJSON {
-		t.Errorf("HEAD answers %v", w.Header())
+		t.Errorf("HEAD: got headers %v, want Content-Type %s", w.Header(), mediaJSON)
 	}
 }
 
-// CRD-068
+// TestBodies checks the formats of request and response bodies, and the errors for malformed ones (CRD-068).
 func TestBodies(t *testing.T) {
 	h := withCronTabs(t)
 	yaml := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: yam}\nspec: {cronSpec: x}\n"
 	h.want(201, "POST", crontabs, yaml, "Content-Type: application/yaml")
 	if w := h.want(200, "GET", crontabs+"/yam", "", "Accept: application/yaml"); !strings.Contains(w.Body.String(), "cronSpec: x\n") || w.Header().Get("Content-Type") != mediaYAML {
-		t.Errorf("as YAML: %s", w.Body)
+		t.Errorf("YAML: got %s", w.Body)
 	}
 	if w := h.want(200, "GET", crontabs, "", "Accept: application/yaml"); !strings.HasPrefix(w.Body.String(), "apiVersion: stable.example.com/v1\nitems:\n- ") {
-		t.Errorf("list as YAML: %s", w.Body)
+		t.Errorf("list in YAML: got %s", w.Body)
 	}
 	const accepted = "application/json, application/yaml, application/vnd.kubernetes.protobuf"
 	if w := h.want(406, "GET", crontabs+"/a", "", "Accept: application/vnd.kubernetes.protobuf"); !strings.Contains(w.Body.String(), accepted) {
-		t.Errorf("as protobuf: %q", w.Body)
+		t.Errorf("protobuf: got %q, want the accepted media types", w.Body)
 	}
 	h.wantError(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "", "Accept: application/cbor")
 	h.wantError(406, "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
@@ -129,11 +129,11 @@ func TestBodies(t *testing.T) {
 	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
 	deep := strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000)
 	if w := h.want(400, "POST", crontabs, deep); !strings.Contains(message(w), "exceeded max depth") {
-		t.Errorf("deep nesting: %s", w.Body)
+		t.Errorf("deeply nested body: got %s, want an error about the depth", w.Body)
 	}
 }
 
-// CRD-073
+// TestLargeBody checks that a body of more than 3 MiB gets 413, with or without a Content-Length (CRD-073).
 func TestLargeBody(t *testing.T) {
 	h := withCronTabs(t)
 	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
@@ -144,15 +144,16 @@ func TestLargeBody(t *testing.T) {
 		h.wantError(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1), "Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
 	}
 	r := newRequest("POST", crontabs, strings.Repeat(" ", 3<<20+1))
-	r.ContentLength = -1 // a client that does not say how much comes
+	r.ContentLength = -1 // no Content-Length
 	w := httptest.NewRecorder()
 	h.server.ServeHTTP(w, r)
 	if w.Code != http.StatusRequestEntityTooLarge {
-		t.Errorf("unannounced: %d", w.Code)
+		t.Errorf("without Content-Length: got %d, want 413", w.Code)
 	}
 }
 
-// A timeout that has run out is answered in one way, whatever the verb, and nothing is changed.
+// TestExpiredTimeout checks that a request whose timeout has expired gets the same error for all verbs, and changes no
+// object.
 func TestExpiredTimeout(t *testing.T) {
 	h := withCronTabs(t)
 	before := h.do("GET", crontabs, "").Body.String()
@@ -168,11 +169,11 @@ func TestExpiredTimeout(t *testing.T) {
 		h.wantError(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
 	}
 	if after := h.do("GET", crontabs, "").Body.String(); after != before {
-		t.Errorf("was %s, is %s", before, after)
+		t.Errorf("got %s, want the objects unchanged: %s", after, before)
 	}
 }
 
-// CRD-058
+// TestOptionsAreChecked checks the validation of the options of each verb (CRD-058).
 func TestOptionsAreChecked(t *testing.T) {
 	h := withCronTabs(t)
 	for query, code := range map[string]int{
@@ -199,34 +200,34 @@ func TestOptionsAreChecked(t *testing.T) {
 	h.want(400, "GET", crontabs+"/a?export=1", "")
 }
 
-// CRD-059
+// TestFieldValidation checks the treatment of unknown and duplicate fields by each fieldValidation mode (CRD-059).
 func TestFieldValidation(t *testing.T) {
 	h := withCronTabs(t)
 	body := strings.Replace(crontabA, `"replicas":3`, `"foo":1`, 1)
 	h.wantError(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
 	w := h.want(201, "POST", crontabs, strings.Replace(body, `"a"`, `"w"`, 1))
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "unknown field \"spec.foo\""` {
-		t.Errorf("warnings: %q", got)
+		t.Errorf("got warnings %q, want one about the unknown field", got)
 	}
 	w = h.want(201, "POST", crontabs+"?fieldValidation=Ignore", strings.Replace(body, `"a"`, `"i"`, 1))
 	if got := w.Header()["Warning"]; got != nil {
-		t.Errorf("warnings although ignored: %q", got)
+		t.Errorf("fieldValidation=Ignore: got warnings %q, want none", got)
 	}
 	w = h.want(201, "POST", crontabs, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: {replicas: 1, replicas: 2}\n", "Content-Type: application/yaml")
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "line 4: key \"replicas\" already set in map"` {
-		t.Errorf("warnings: %q", got)
+		t.Errorf("got warnings %q, want one about the duplicate field", got)
 	}
 }
 
-// CRD-057
+// TestFieldManagerComesFromUserAgent checks the default field manager, which is derived from the User-Agent (CRD-057).
 func TestFieldManagerComesFromUserAgent(t *testing.T) {
 	long := strings.Repeat("ä", 100)
 	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64), "a\tb/c": "ab", "": ""} {
 		if got := fieldManager("", agent); got != want {
-			t.Errorf("%q manages as %q, want %q", agent, got, want)
+			t.Errorf("User-Agent %q: got manager %q, want %q", agent, got, want)
 		}
 	}
 	if fieldManager("given", "kubectl/v1") != "given" {
-		t.Error("the given manager does not count")
+		t.Error("fieldManager does not return the given manager")
 	}
 }
