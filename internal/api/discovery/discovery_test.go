@@ -30,7 +30,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// cronTabs is an established CRD with two versions, of which the older is stored.
+// cronTabs returns an established CRD with two versions. The older one is the storage version.
 func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 	names := apiextensionsv1.CustomResourceDefinitionNames{Plural: "crontabs", Singular: "crontab", Kind: "CronTab", ListKind: "CronTabList",
 		ShortNames: []string{"ct"}, Categories: []string{"all"}}
@@ -49,16 +49,16 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
-// addresses are those of a server that Services' clients find in another way.
+// addresses are the addresses of a server. Clients in the range of Services use a separate one.
 var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"), InRange: "10.0.0.1:443"}
 
-// cluster is a server that announces the kinds of a world.
+// cluster is a server with the discovery documents of a fixture.
 type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
-	w := fixture.Open(t, kinds.Config{})
-	return &cluster{w.Serve(Handler(w.Live, nil, addresses))}
+	env := fixture.Open(t, kinds.Config{})
+	return &cluster{env.Serve(Handler(env.Live, nil, addresses))}
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
@@ -75,7 +75,8 @@ const (
 	aggregatedBeta = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
 )
 
-// CRD-049; HPX-007: with a slash at its end a path has the same document.
+// TestPlainDocuments checks the documents of discovery without aggregation (CRD-049). A path with a slash at its end has
+// the same document (HPX-007).
 func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
@@ -94,22 +95,23 @@ func TestPlainDocuments(t *testing.T) {
 	} {
 		resp, body := c.Get(path, "Accept", "application/json")
 		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
-			t.Errorf("%s: %d %s\n%s\nwant\n%s", path, resp.StatusCode, resp.Header.Get("Content-Type"), body, want)
+			t.Errorf("%s: got %d %s\n%s\nwant 200 application/json\n%s", path, resp.StatusCode, resp.Header.Get("Content-Type"), body, want)
 		}
 		if _, slash := c.Get(path+"/", "Accept", "application/json"); slash != body {
-			t.Errorf("%s/ is another document", path)
+			t.Errorf("%s/: got %s, want the document of %s", path, slash, path)
 		}
 		if _, y := c.Get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
-			t.Errorf("%s: no YAML: %s", path, y)
+			t.Errorf("%s: got %s, want YAML", path, y)
 		}
 		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || !strings.HasSuffix(pretty, "\n}\n") {
-			t.Errorf("%s: not pretty: %s", path, pretty)
+			t.Errorf("%s: got %s, want indented JSON", path, pretty)
 		}
 		checkProtobufEnvelope(t, c, path)
 	}
 }
 
-// HPX-004: where the server is does not depend on how one has come, as through a proxy; HPX-007: nor on a slash at the end.
+// TestServerAddress checks that the published address of the server does not depend on the Host header or on proxies. It
+// depends only on the client's address (HPX-004). It is the same for a path with a slash at its end (HPX-007).
 func TestServerAddress(t *testing.T) {
 	c := newCluster(t)
 	const all = `"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}`
@@ -134,91 +136,93 @@ func TestServerAddress(t *testing.T) {
 			body, err := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
 			if err != nil || !strings.HasSuffix(string(body), want) {
-				t.Errorf("%s with %s: %v %s", path, header, err, body)
+				t.Errorf("%s with %s: got %s, error %v, want it to end with %s", path, header, body, err, want)
 			}
 		}
 	}
 }
 
-// checkProtobufEnvelope checks the envelope; what is in it, client-go reads in the tests below.
+// checkProtobufEnvelope checks the envelope of a document in protobuf. Other tests decode its content with client-go.
 func checkProtobufEnvelope(t *testing.T, c *cluster, path string) {
 	t.Helper()
 	resp, body := c.Get(path, "Accept", "application/vnd.kubernetes.protobuf")
 	var unknown runtime.Unknown
 	if resp.Header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !strings.HasPrefix(body, "k8s\x00") {
-		t.Fatalf("%s: no protobuf: %q", path, body)
+		t.Fatalf("%s: got %q, want protobuf", path, body)
 	}
 	if err := unknown.Unmarshal([]byte(body[4:])); err != nil || unknown.Kind == "" {
-		t.Fatalf("%s: %v %q", path, err, unknown.Kind)
+		t.Fatalf("%s: got kind %q, error %v, want a kind", path, unknown.Kind, err)
 	}
 }
 
-// CRD-029, HPX-011
+// TestUnservedPaths checks that unknown groups and versions get 404. It also checks the errors for unsupported media types
+// and methods (CRD-029, HPX-011).
 func TestUnservedPaths(t *testing.T) {
 	c := newCluster(t)
 	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
 		if resp, body := c.Get(path); resp.StatusCode != 404 || !strings.Contains(body, "\"message\": \"the server could not find the requested resource\"") {
-			t.Errorf("%s: %d %q", path, resp.StatusCode, body)
+			t.Errorf("%s: got %d %q, want 404", path, resp.StatusCode, body)
 		}
 	}
 	if resp, body := c.Get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
-		t.Errorf("%d %s", resp.StatusCode, body)
+		t.Errorf("Accept text/html: got %d %s, want 406", resp.StatusCode, body)
 	}
 	resp, err := http.Post(c.URL+"/apis", "application/json", nil)
 	if err != nil || resp.StatusCode != 405 {
-		t.Errorf("POST: %v %v", resp, err)
+		t.Errorf("POST: got %v, error %v, want 405", resp, err)
 	}
 	_ = resp.Body.Close()
 }
 
-// CRD-050
+// TestAggregated checks aggregated discovery, its caching headers and its ETag (CRD-050).
 func TestAggregated(t *testing.T) {
 	c := newCluster(t)
 	former, before := c.Get("/apis", "Accept", aggregated)
 	if strings.Contains(before, "crontabs") {
-		t.Fatal("crontabs are there before their CRD")
+		t.Fatal("the document has crontabs before their CRD is created")
 	}
 	c.Put(cronTabs())
 	resp, body := c.Get("/apis", "Accept", aggregated, "If-None-Match", former.Header.Get("ETag"))
 	if resp.StatusCode != 200 {
-		t.Fatalf("a client that knows the kinds of before is told %d", resp.StatusCode)
+		t.Fatalf("with the ETag from before the CRD: got %d, want 200", resp.StatusCode)
 	}
 	etag := resp.Header.Get("ETag")
 	if resp.Header.Get("Content-Type") != aggregated || resp.Header.Get("Vary") != "Accept" || resp.Header.Get("Cache-Control") != "public" || etag == "" {
-		t.Errorf("headers: %v", resp.Header)
+		t.Errorf("got headers %v", resp.Header)
 	}
 	for _, want := range []string{`"apiVersion":"apidiscovery.k8s.io/v2"`, `"freshness":"Current"`,
 		`{"resource":"crontabs","responseKind":{"group":"stable.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab"`,
 		`{"subresource":"scale","responseKind":{"group":"autoscaling","version":"v1","kind":"Scale"},"verbs":["get","patch","update"]}`} {
 		if !strings.Contains(body, want) {
-			t.Errorf("no %s in %s", want, body)
+			t.Errorf("got %s, want it to contain %s", body, want)
 		}
 	}
 	if again, empty := c.Get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
-		t.Errorf("%d %q", again.StatusCode, empty)
+		t.Errorf("with the current ETag: got %d %q, want 304 without a body", again.StatusCode, empty)
 	}
 	if beta, text := c.Get("/apis", "Accept", aggregatedBeta); beta.StatusCode != http.StatusNotAcceptable { // removed in 1.37
-		t.Errorf("v2beta1: %d %s", beta.StatusCode, text)
+		t.Errorf("v2beta1: got %d %s, want 406", beta.StatusCode, text)
 	}
 	if beta, _ := c.Get("/apis", "Accept", aggregatedBeta+",application/json"); beta.Header.Get("Content-Type") != "application/json" {
-		t.Errorf("v2beta1, or else JSON: %v", beta.Header)
+		t.Errorf("v2beta1 or plain JSON: got headers %v, want plain JSON", beta.Header)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
-	for _, want := range []string{ // of the resource's own version the kind alone is told
+	// A responseKind with the group and version of the document has only the kind.
+	for _, want := range []string{
 		`{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced","singularResource":"binding","verbs":["create"]}`,
 		`{"resource":"configmaps","responseKind":{"group":"","version":"","kind":"ConfigMap"},"scope":"Namespaced"`,
 		`{"subresource":"eviction","responseKind":{"group":"policy","version":"v1","kind":"Eviction"},"verbs":["create"]}`,
 		`{"subresource":"status","responseKind":{"group":"","version":"","kind":"Pod"},"verbs":["get","patch","update"]}`} {
 		if !strings.Contains(core, want) {
-			t.Errorf("no %s in %s", want, core)
+			t.Errorf("/api: got %s, want it to contain %s", core, want)
 		}
 	}
 	if strings.Contains(core, "crontabs") {
-		t.Errorf("/api: %s", core)
+		t.Errorf("/api: got %s, want no crontabs", core)
 	}
 }
 
-// CRD-050
+// TestAggregatedProtobufIsTheSame checks that aggregated discovery in protobuf equals the JSON (CRD-050).
 func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
@@ -237,15 +241,16 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	}
 	fromProto.TypeMeta = metav1.TypeMeta{Kind: unknown.Kind, APIVersion: unknown.APIVersion}
 	if !apiequality.Semantic.DeepEqual(fromJSON, fromProto) {
-		t.Fatalf("%v\n%v", fromJSON, fromProto)
+		t.Fatalf("got protobuf\n%v\nwant as JSON\n%v", fromProto, fromJSON)
 	}
 }
 
-// CRD-016, CRD-017, CRD-022, CRD-050
+// TestClientsSeeChanges checks that client-go finds a kind by its names, and sees when its CRD changes, terminates and is
+// deleted (CRD-016, CRD-017, CRD-022, CRD-050).
 func TestClientsSeeChanges(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
-	shortcuts := func() (schema.GroupVersionResource, error) {
+	resolveNames := func() (schema.GroupVersionResource, error) {
 		cached := memory.NewMemCacheClient(c.client())
 		mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
 		for _, name := range []string{"ct", "crontab", "crontabs"} {
@@ -255,8 +260,8 @@ func TestClientsSeeChanges(t *testing.T) {
 		}
 		return mapper.ResourceFor(schema.GroupVersionResource{Resource: "crontabs"})
 	}
-	if got, err := shortcuts(); err != nil || got.Version != "v1" {
-		t.Fatalf("%v %v", got, err)
+	if got, err := resolveNames(); err != nil || got.Version != "v1" {
+		t.Fatalf("got %v, error %v, want version v1", got, err)
 	}
 	plain := c.client()
 	plain.UseLegacyDiscovery = true
@@ -266,29 +271,30 @@ func TestClientsSeeChanges(t *testing.T) {
 	}
 	newGroups, newLists, err := c.client().ServerGroupsAndResources()
 	if err != nil || len(groups) != len(newGroups) || len(lists) != len(newLists) {
-		t.Fatalf("%v: %d and %d groups, %d and %d lists", err, len(groups), len(newGroups), len(lists), len(newLists))
+		t.Fatalf("aggregated discovery: error %v, got %d groups and %d lists, want %d and %d",
+			err, len(newGroups), len(newLists), len(groups), len(lists))
 	}
 	for i := range groups {
 		if groups[i].Name != newGroups[i].Name {
-			t.Errorf("the orders differ: %s and %s", groups[i].Name, newGroups[i].Name)
+			t.Errorf("group %d: got %s, want %s", i, newGroups[i].Name, groups[i].Name)
 		}
 	}
 	terminating := cronTabs()
 	terminating.Status.Conditions = append(terminating.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue})
 	c.Put(terminating)
 	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
-		t.Errorf("a kind that goes away is announced as writable: %s", body)
+		t.Errorf("terminating CRD: got %s, want no verbs that write", body)
 	}
 	c.Remove("crontabs.stable.example.com")
-	if got, err := shortcuts(); err == nil {
-		t.Errorf("crontabs are still there: %v", got)
+	if got, err := resolveNames(); err == nil {
+		t.Errorf("deleted CRD: got %v, want an error", got)
 	}
 	if resp, _ := c.Get("/apis/stable.example.com"); resp.StatusCode != 404 {
-		t.Errorf("the group is still there: %d", resp.StatusCode)
+		t.Errorf("group of the deleted CRD: got %d, want 404", resp.StatusCode)
 	}
 }
 
-// newClusterWithCRDs are n CRDs, each of a group of its own, in a Live.
+// newClusterWithCRDs returns a cluster with n CRDs in different groups.
 func newClusterWithCRDs(t testing.TB, n int) *cluster {
 	c := newCluster(t)
 	for i := range n {
@@ -300,67 +306,69 @@ func newClusterWithCRDs(t testing.TB, n int) *cluster {
 	return c
 }
 
-// plainForm is aggregated discovery in one encoding.
+// plainForm returns the form of aggregated discovery in a media type.
 func plainForm(t testing.TB, mediaType string) form {
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), mediaType)
 	if !ok {
-		t.Fatal(mediaType)
+		t.Fatalf("no serializer for %s", mediaType)
 	}
 	return form{info.Serializer, mediaType, false}
 }
 
-// A document of more than 128 KiB is compressed for clients that accept it (CRD-050).
+// TestLargeDocumentsAreCompressed checks that a document of more than 128 KiB is compressed for clients that accept gzip
+// (CRD-050).
 func TestLargeDocumentsAreCompressed(t *testing.T) {
 	c := newClusterWithCRDs(t, 200)
 	_, plain := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "identity")
 	resp, body := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "gzip")
 	z, err := gzip.NewReader(strings.NewReader(body))
 	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" || !slices.Contains(resp.Header.Values("Vary"), "Accept-Encoding") {
-		t.Fatalf("%v: %v", resp.Header, err)
+		t.Fatalf("got headers %v, error %v, want gzip", resp.Header, err)
 	}
 	if text, err := io.ReadAll(z); err != nil || string(text) != plain || len(plain) <= gzipped.Threshold {
-		t.Errorf("%d bytes %v, want %d", len(text), err, len(plain))
+		t.Errorf("got %d bytes, error %v, want the %d bytes without compression", len(text), err, len(plain))
 	}
 	if resp, _ := c.Get("/api", "Accept", aggregated, "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
-		t.Errorf("a small document: %v", resp.Header)
+		t.Errorf("small document: got headers %v, want no Content-Encoding", resp.Header)
 	}
 }
 
-// CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
+// TestUnchangedGroupsAreReused checks that only changed groups are rendered again. The documents equal those of a full
+// rendering (CRD-049, CRD-050).
 func TestUnchangedGroupsAreReused(t *testing.T) {
 	c := newClusterWithCRDs(t, 20)
-	one := newDocuments(c.Catalog(), nil, nil)
-	if _, err := one.etags[false](); err != nil {
+	first := newDocuments(c.Catalog(), nil, nil)
+	if _, err := first.etags[false](); err != nil {
 		t.Fatal(err)
 	}
-	gone, changed := "g7.example.com", "g8.example.com"
-	c.Remove("crontabs." + gone)
+	deleted, changed := "g7.example.com", "g8.example.com"
+	c.Remove("crontabs." + deleted)
 	crd := cronTabs()
 	crd.Spec.Group, crd.Name, crd.Spec.Versions = changed, "crontabs."+changed, crd.Spec.Versions[:1]
 	c.Remove(crd.Name)
 	c.Put(crd)
 	catalog := c.Catalog()
-	two, fresh := newDocuments(catalog, one, nil), newDocuments(catalog, nil, nil)
-	for g := range two.groups.All() {
-		if name := g.source.Name; (one.groups.Find(name) == g) != (name != changed) {
-			t.Errorf("group %q: kept %v", name, name == changed)
+	second, fresh := newDocuments(catalog, first, nil), newDocuments(catalog, nil, nil)
+	for g := range second.groups.All() {
+		if name := g.source.Name; (first.groups.Find(name) == g) != (name != changed) {
+			t.Errorf("group %q: got reused %v, want %v", name, name == changed, name != changed)
 		}
 	}
-	if two.groups.Find(gone) != nil {
-		t.Errorf("%s is still there", gone)
+	if second.groups.Find(deleted) != nil {
+		t.Errorf("the deleted group %s has a document", deleted)
 	}
 	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON), plainForm(t, runtime.ContentTypeProtobuf), plainForm(t, runtime.ContentTypeYAML)} {
-		got, err := two.aggregated(f, false)
+		got, err := second.aggregated(f, false)
 		want, wantErr := fresh.aggregated(f, false)
 		if err != nil || wantErr != nil || !slices.EqualFunc(got, want, bytes.Equal) {
-			t.Errorf("%v: %v %v\n%s\nnot\n%s", f, err, wantErr, got, want)
+			t.Errorf("%v: errors %v %v\n got %s\nwant %s", f, err, wantErr, got, want)
 		}
 	}
-	etag, err := two.etags[false]()
+	etag, err := second.etags[false]()
 	want, wantErr := fresh.etags[false]()
-	former, formerErr := one.etags[false]()
+	former, formerErr := first.etags[false]()
 	if err != nil || wantErr != nil || formerErr != nil || etag != want || etag == former {
-		t.Errorf("%s %s %s", etag, want, former)
+		t.Errorf("got ETag %s, want %s, which differs from the former %s", etag, want, former)
 	}
 }
 
@@ -374,13 +382,13 @@ func BenchmarkAggregated(b *testing.B) {
 	}
 }
 
-// BenchmarkChangedCRD is what discovery does after one change of a CRD, when there are n of groups of their own.
+// BenchmarkChangedCRD measures the work of discovery after one CRD has changed, with n CRDs in different groups.
 func BenchmarkChangedCRD(b *testing.B) {
 	for _, n := range []int{10, 5000} {
 		c := newClusterWithCRDs(b, n)
-		whole := c.Catalog()
+		complete := c.Catalog()
 		c.Remove("crontabs.g5.example.com")
-		less := c.Catalog()
+		reduced := c.Catalog()
 		steps := map[string]func(*documents) error{
 			"group": func(d *documents) error { return nil },
 			"etag":  func(d *documents) error { _, err := d.etags[false](); return err },
@@ -394,13 +402,13 @@ func BenchmarkChangedCRD(b *testing.B) {
 		}
 		for name, step := range steps {
 			b.Run(fmt.Sprintf("%s/groups=%d", name, n), func(b *testing.B) {
-				last := newDocuments(less, nil, nil)
+				last := newDocuments(reduced, nil, nil)
 				if err := step(last); err != nil {
 					b.Fatal(err)
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					d := newDocuments(whole, last, nil)
+					d := newDocuments(complete, last, nil)
 					d.groups.Find("g5.example.com").resourceList("v1")
 					if err := step(d); err != nil {
 						b.Fatal(err)

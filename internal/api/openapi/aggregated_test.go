@@ -18,11 +18,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// fakeDocuments has what other servers say, by the names of their APIServices.
+// fakeDocuments holds the v2 documents of aggregated API servers, by the names of their APIServices.
 type fakeDocuments map[string]string
 
 func (fakeDocuments) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *resource.APIService) {
-	_, _ = w.Write([]byte("that of " + s.Name))
+	_, _ = w.Write([]byte("document of " + s.Name))
 }
 func (d fakeDocuments) OpenAPIV3Hash(_ context.Context, s *resource.APIService) string {
 	if d[s.Name] == "" {
@@ -34,14 +34,16 @@ func (d fakeDocuments) OpenAPIV2(_ context.Context, s *resource.APIService) ([]b
 	return []byte(d[s.Name]), d[s.Name]
 }
 
-// aggregatedDocument is one of OpenAPI v2 with one path, and a definition called Shared.
+// aggregatedDocument returns a document of OpenAPI v2 with a path of the group, a path of Trellis, and a definition named
+// Shared.
 func aggregatedDocument(group, shared string) string {
 	return `{"swagger":"2.0","paths":{"/apis/` + group + `/v1/things":{"get":{"operationId":"list` + group + `","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/Shared"}}}}},` +
 		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
 }
 
-// TestAggregatedDocuments: OAS-022, AGG-059. What other servers say of their group versions is in both documents, whatever one of them says; what they
-// say of others is not, and definitions of one name that differ are both there.
+// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions, even
+// if one of the servers has an invalid document. Paths of other groups are dropped. Different definitions of the same name
+// are both kept (OAS-022, AGG-059).
 func TestAggregatedDocuments(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{
@@ -49,7 +51,7 @@ func TestAggregatedDocuments(t *testing.T) {
 		"v1.b.example.com": aggregatedDocument("b.example.com", `{"type":"object","description":"of b"}`),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
-		// upstream's merge panics at the second of two
+		// Upstream's merge of the next two documents panics.
 		"v1.e.example.com": aggregatedDocument("e.example.com", `{"type":"string"}`),
 		"v1.f.example.com": aggregatedDocument("f.example.com", `{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
 	}
@@ -84,11 +86,11 @@ func TestAggregatedDocuments(t *testing.T) {
 		"/apis/d.example.com/v1/things": false, "/apis/e.example.com/v1/things": true, "/apis/stable.example.com/v1/crontabs": true,
 	} {
 		if _, ok := all.Paths[path]; ok != want {
-			t.Errorf("%s is there: %t, want %t", path, ok, want)
+			t.Errorf("path %s: got %t, want %t", path, ok, want)
 		}
 	}
 	if len(all.Paths["/apis/apps/v1/namespaces/{namespace}/deployments"]) == 0 {
-		t.Error("another server has taken a path of this one away")
+		t.Error("the document of an aggregated API server has replaced a local path")
 	}
 	described := map[string]bool{}
 	for name, d := range all.Definitions {
@@ -97,27 +99,28 @@ func TestAggregatedDocuments(t *testing.T) {
 		}
 	}
 	if !described["of a"] || !described["of b"] {
-		t.Errorf("definitions called Shared: %v", described)
+		t.Errorf("got definitions named Shared with the descriptions %v, want those of a and b", described)
 	}
 	if body := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"); !strings.Contains(body, "/apis/a.example.com/v1/things") {
-		t.Error("the protobuf lacks what the JSON has")
+		t.Error("the protobuf does not have the path /apis/a.example.com/v1/things")
 	}
 	index := get("/openapi/v3", "application/json")
 	if !strings.Contains(index, `"apis/a.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/a.example.com/v1?hash=HASH"}`) ||
 		strings.Contains(index, "d.example.com") || !strings.Contains(index, `"apis/stable.example.com/v1":`) {
-		t.Errorf("%.500s", index)
+		t.Errorf("got index %.500s", index)
 	}
-	if body := get("/openapi/v3/apis/a.example.com/v1", "application/json"); body != "that of v1.a.example.com" {
-		t.Error(body)
+	if body := get("/openapi/v3/apis/a.example.com/v1", "application/json"); body != "document of v1.a.example.com" {
+		t.Errorf("got %s, want the document of v1.a.example.com", body)
 	}
 }
 
-// v2OnlyDocuments are servers from before OpenAPI v3.
+// v2OnlyDocuments holds the documents of aggregated API servers that do not support OpenAPI v3.
 type v2OnlyDocuments struct{ fakeDocuments }
 
 func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
 
-// OAS-022: what a server says in v2 alone is in v3, too, and explained.
+// TestAggregatedV2Only checks that the document of an aggregated API server without v3 is converted to v3, and that kubectl
+// explain reads it (OAS-022).
 func TestAggregatedV2Only(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{
@@ -140,18 +143,18 @@ func TestAggregatedV2Only(t *testing.T) {
 	}
 	paths, err := client.OpenAPIV3().Paths()
 	if err != nil || paths["apis/a.example.com/v1"] == nil || paths["apis/d.example.com/v1"] != nil || paths["apis/stable.example.com/v1"] == nil {
-		t.Fatal(paths, err)
+		t.Fatalf("got paths %v, error %v, want a.example.com and stable.example.com without d.example.com", paths, err)
 	}
 	var out bytes.Buffer
 	things := schema.GroupVersionResource{Group: "a.example.com", Version: "v1", Resource: "things"}
 	if err := explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0, "plaintext"); err != nil || !strings.Contains(out.String(), "how large") {
-		t.Errorf("%v %s", err, out.String())
+		t.Errorf("explain: got error %v, output %s, want the description", err, out.String())
 	}
 	text, err := paths["apis/a.example.com/v1"].Schema("application/com.github.proto-openapi.spec.v3@v1.0+protobuf")
 	if err != nil || !bytes.Contains(text, []byte("how large")) || bytes.Contains(text, []byte("/apis/apps/v1")) {
-		t.Errorf("%v %.300s", err, text)
+		t.Errorf("protobuf: got error %v, text %.300s, want the description and no path of apps/v1", err, text)
 	}
 	if text, err := paths["apis/c.example.com/v1"].Schema("application/json"); err == nil {
-		t.Errorf("what cannot be read is served as %s", text)
+		t.Errorf("invalid document: got %s, want an error", text)
 	}
 }

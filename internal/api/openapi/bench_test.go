@@ -13,16 +13,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// manyVersions are n CRDs of about 53 KiB each, as one real CRD under many names.
+// manyVersions returns the versions of n CRDs of about 53 KiB each. They are copies of one real CRD in different groups.
 func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	b.Helper()
 	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
 	if err != nil {
-		b.Skip("the corpus of CRDs is not beside this module")
+		b.Skip("the corpus of real CRDs does not exist")
 	}
 	for i := range n {
 		text := strings.ReplaceAll(string(manifest), "monitoring.coreos.com", fmt.Sprintf("g%d.example.com", i))
-		if i > 0 { // the schema is the same; only the first is parsed
+		if i > 0 { // share the parsed schema of the first CRD
 			first := out[0]
 			gv := schema.GroupVersion{Group: fmt.Sprintf("g%d.example.com", i), Version: first.GroupVersion.Version}
 			out = append(out, &resource.Version{
@@ -34,11 +34,11 @@ func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 		_, d := readCRD(b, []byte(text))
 		out = append(out, d.Versions[0])
 	}
-	b.Logf("%d bytes of schema each", len(out[0].OpenAPIV3Schema()))
+	b.Logf("each schema has %d bytes", len(out[0].OpenAPIV3Schema()))
 	return out
 }
 
-// BenchmarkV2ThousandCRDs is the document that an old kubectl asks for first.
+// BenchmarkV2ThousandCRDs renders the document of v2 with 1,000 CRDs. An old kubectl requests it first.
 func BenchmarkV2ThousandCRDs(b *testing.B) {
 	versions := manyVersions(b, 1000)
 	b.ReportAllocs()
@@ -55,7 +55,7 @@ func BenchmarkV2ThousandCRDs(b *testing.B) {
 	b.ReportMetric(float64(m.HeapSys)/(1<<20), "heap-MiB")
 }
 
-// BenchmarkHashThousandCRDs is what the index of v3 costs when it is first asked for.
+// BenchmarkHashThousandCRDs computes the hashes for the first request of the index of v3, with 1,000 CRDs.
 func BenchmarkHashThousandCRDs(b *testing.B) {
 	versions := manyVersions(b, 1000)
 	b.ReportAllocs()

@@ -13,6 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
+// builtinVersions returns the versions of all built-in kinds of a group.
 func builtinVersions(group string) (out []*resource.Version) {
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		for _, v := range d.Versions {
@@ -24,7 +25,7 @@ func builtinVersions(group string) (out []*resource.Version) {
 	return out
 }
 
-// asTree is a value as its JSON.
+// asTree converts a value to decoded JSON.
 func asTree(t *testing.T, v any) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(v)
@@ -34,7 +35,8 @@ func asTree(t *testing.T, v any) map[string]any {
 	return tree(t, text)
 }
 
-// What a subresource of a built-in kind takes is described as a kind of its own, as kube-apiserver v1.37.1 does.
+// TestSubresourcesOfOtherKinds checks that the documents describe the body of a subresource by its own kind, as those of
+// kube-apiserver v1.37.1 do. Examples are Binding, Eviction and Scale.
 func TestSubresourcesOfOtherKinds(t *testing.T) {
 	for _, c := range []struct{ path, method, kind, model, id, description string }{
 		{"/api/v1/namespaces/{namespace}/pods/{name}/binding", "post", "/v1/Binding", "io.k8s.api.core.v1.Binding", "createCoreV1NamespacedPodBinding", "create binding of a Pod"},
@@ -55,26 +57,27 @@ func TestSubresourcesOfOtherKinds(t *testing.T) {
 			if e == v3 {
 				schemas, content = valueAt(doc, "components", "schemas"), op["requestBody"]
 			}
-			takes, err := json.Marshal(content)
+			body, err := json.Marshal(content)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !strings.Contains(string(takes), `"`+e.refPrefix()+c.model+`"`) || valueAt(schemas, c.model) == nil {
-				t.Errorf("%s takes %s", c.path, takes)
+			if !strings.Contains(string(body), `"`+e.refPrefix()+c.model+`"`) || valueAt(schemas, c.model) == nil {
+				t.Errorf("%s: got body %s, want %s", c.path, body, c.model)
 			}
 			gvk, _ := op["x-kubernetes-group-version-kind"].(map[string]any)
 			if kind := fmt.Sprint(gvk["group"], "/", gvk["version"], "/", gvk["kind"]); kind != c.kind || op["operationId"] != c.id || op["description"] != c.description {
-				t.Errorf("%s: %s, %v, %v", c.path, kind, op["operationId"], op["description"])
+				t.Errorf("%s: got kind %s, operation %v, description %v, want %s, %s, %s",
+					c.path, kind, op["operationId"], op["description"], c.kind, c.id, c.description)
 			}
 			name := "name of the " + c.kind[strings.LastIndex(c.kind, "/")+1:]
 			if params, err := json.Marshal(item["parameters"]); err != nil || !strings.Contains(string(params), name) {
-				t.Errorf("%s: %s", c.path, params)
+				t.Errorf("%s: got parameters %s, want a %s", c.path, params, name)
 			}
 		}
 	}
 }
 
-// valueAt walks down a document.
+// valueAt returns the value at a path of a decoded JSON value. It returns nil if the path does not exist.
 func valueAt(v any, path ...string) any {
 	for _, name := range path {
 		m, _ := v.(map[string]any)
@@ -83,39 +86,41 @@ func valueAt(v any, path ...string) any {
 	return v
 }
 
-// What kube-apiserver's documents say of a deletion that is answered with the object, and of the Scale of a built-in kind.
+// TestOperationsOfBuiltinKinds checks two details of kube-apiserver's documents: a delete that returns the object, and the
+// Scale of a built-in kind.
 func TestOperationsOfBuiltinKinds(t *testing.T) {
-	at := func(group, kind string) []pathItem {
+	pathsOf := func(group, kind string) []pathItem {
 		for _, v := range builtinVersions(group) {
 			if v.Definition.Names.Kind == kind {
 				o := newOptions()
 				return o.paths(kindOf(v))
 			}
 		}
-		t.Fatalf("there is no %s", kind)
+		t.Fatalf("kind %s does not exist", kind)
 		return nil
 	}
-	for _, p := range at("storage.k8s.io", "CSIDriver") {
+	for _, p := range pathsOf("storage.k8s.io", "CSIDriver") {
 		for _, op := range p.operations {
 			if op.action == "delete" && op.responses[0].model != "the model" {
-				t.Errorf("a deletion of a CSIDriver is answered with %s", op.responses[0].model)
+				t.Errorf("delete of a CSIDriver: got response %s, want the object", op.responses[0].model)
 			}
 		}
 	}
 	found := false
-	for _, p := range at("apps", "Deployment") {
+	for _, p := range pathsOf("apps", "Deployment") {
 		if strings.HasSuffix(p.path, "/scale") {
 			found = true
 			if got := p.operations[0].gvk; got != autoscalingv1.SchemeGroupVersion.WithKind("Scale") || !slices.ContainsFunc(p.params, nameOfScale) {
-				t.Errorf("%s is about %v, %v", p.path, got, p.params)
+				t.Errorf("%s: got kind %v, parameters %v, want Scale", p.path, got, p.params)
 			}
 		}
 	}
 	if !found {
-		t.Error("a Deployment has no /scale")
+		t.Error("Deployment has no path /scale")
 	}
 }
 
+// kindOf returns the kind of a version, with a fixed name of its model.
 func kindOf(v *resource.Version) kind {
 	return kind{Version: v, model: "the model", verbs: v.Definition.Verbs}
 }

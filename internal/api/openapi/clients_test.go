@@ -32,35 +32,35 @@ func eachObject(v any, f func(map[string]any)) {
 	}
 }
 
-// checkReferencesAndIDs holds what a generator of code or documentation relies on: each reference leads
-// somewhere, and no two operations share an id.
+// checkReferencesAndIDs checks two properties that generators of code and documentation rely on: the target of each
+// reference exists, and operation IDs are unique.
 func checkReferencesAndIDs(t *testing.T, doc map[string]any) {
 	t.Helper()
 	targets, ids := map[string]bool{}, map[string]bool{}
-	note := func(prefix string, members any) {
+	addTargets := func(prefix string, members any) {
 		m, _ := members.(map[string]any)
 		for name := range m {
 			targets[prefix+name] = true
 		}
 	}
-	note("#/definitions/", doc["definitions"])
-	note("#/parameters/", doc["parameters"])
+	addTargets("#/definitions/", doc["definitions"])
+	addTargets("#/parameters/", doc["parameters"])
 	if c, ok := doc["components"].(map[string]any); ok {
-		note("#/components/schemas/", c["schemas"])
+		addTargets("#/components/schemas/", c["schemas"])
 	}
 	eachObject(doc, func(m map[string]any) {
 		if ref, ok := m["$ref"].(string); ok && !targets[ref] {
-			t.Errorf("%s leads nowhere", ref)
+			t.Errorf("the target of the reference %s does not exist", ref)
 		}
 		id, ok := m["operationId"].(string)
 		if ok && ids[id] {
-			t.Errorf("two operations are called %s", id)
+			t.Errorf("two operations have the ID %s", id)
 		}
 		ids[id] = true
 	})
 }
 
-// parseAsClients has the readers that clients are made of read a document.
+// parseAsClients parses a document with the libraries that clients use.
 func parseAsClients(t *testing.T, e edition, text []byte) {
 	t.Helper()
 	if e == v3 {
@@ -88,7 +88,8 @@ func parseAsClients(t *testing.T, e edition, text []byte) {
 	}
 }
 
-// OAS-008, OAS-012: what an old kubectl reads says nothing of null, and of nothing else that it does not know.
+// TestClientsParseDocuments checks that clients can parse the documents. Definitions of v2 have no nullable, and no other
+// keyword that an old kubectl does not support (OAS-008, OAS-012).
 func TestClientsParseDocuments(t *testing.T) {
 	var all []*resource.Version
 	for _, d := range kinds.Definitions(kinds.Config{}) {
@@ -118,7 +119,7 @@ func TestClientsParseDocuments(t *testing.T) {
 			eachObject(doc["definitions"], func(m map[string]any) {
 				for _, key := range []string{"nullable", "allOf", "anyOf", "oneOf", "not"} {
 					if _, isSchema := m[key].(map[string]any); m[key] != nil && !isSchema {
-						t.Errorf("a definition of v2 says %s", key)
+						t.Errorf("a definition of v2 has the keyword %s", key)
 					}
 				}
 			})

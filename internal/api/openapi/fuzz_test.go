@@ -22,7 +22,7 @@ var schemaSeeds = []string{
 	`{"type":"object","properties":{"metadata":{"type":"object","properties":{"name":{"type":"string","maxLength":5}}},"a":{"type":"object","properties":{"x":{"type":"integer"}},"oneOf":[{"properties":{"x":{"minimum":3}}},{"properties":{"y":{"minimum":3}}}]}}}`,
 }
 
-// upstreamSchema is the incumbent's reading of a schema; nil if it may not be published.
+// upstreamSchema returns upstream's structural schema, or nil if the schema must not be published.
 func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.Structural {
 	internal := &apiextensions.JSONSchemaProps{}
 	if apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(props, internal, nil) != nil {
@@ -35,7 +35,7 @@ func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.St
 	if err != nil || len(structuralschema.ValidateStructural(nil, s)) > 0 {
 		return nil
 	}
-	// It restricts metadata of what it has just been given.
+	// ValidateStructural restricts metadata of its argument in place.
 	s, err = structuralschema.NewStructural(internal)
 	if err != nil {
 		return nil
@@ -43,15 +43,15 @@ func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.St
 	return s.Unfold()
 }
 
-// checkSchema holds what is published of a schema, but for what every object has, against
-// the incumbent. It says whether the schema may be published.
+// checkSchema compares the published schema with upstream's, without the fields that all objects have. It reports whether
+// the schema may be published.
 func checkSchema(t *testing.T, text []byte) bool {
 	t.Helper()
 	props := &apiextensionsv1.JSONSchemaProps{}
 	if json.Unmarshal(text, props) != nil {
 		return false
 	}
-	stored, err := json.Marshal(props) // as a CRD has it once it was decoded
+	stored, err := json.Marshal(props) // as in a decoded CRD
 	if err != nil {
 		return false
 	}
@@ -65,7 +65,7 @@ func checkSchema(t *testing.T, text []byte) bool {
 	}
 	want := upstreamSchema(props)
 	if (n != nil) != (want != nil) {
-		t.Fatalf("%s: structural is %v for us and %v for upstream", stored, n != nil, want != nil)
+		t.Fatalf("%s: got structural %v, want %v as upstream", stored, n != nil, want != nil)
 	}
 	if want == nil || strings.Contains(string(stored), "x-kubernetes-embedded-resource") {
 		return want != nil
@@ -85,7 +85,8 @@ func checkSchema(t *testing.T, text []byte) bool {
 	return true
 }
 
-// OAS-002, OAS-003, OAS-005, OAS-010, OAS-011, OAS-013, OAS-014
+// FuzzSchema compares the published form of any schema with upstream's (OAS-002, OAS-003, OAS-005, OAS-010, OAS-011,
+// OAS-013, OAS-014).
 func FuzzSchema(f *testing.F) {
 	for _, s := range schemaSeeds {
 		f.Add([]byte(s))
@@ -97,10 +98,8 @@ func FuzzSchema(f *testing.F) {
 	})
 }
 
-// TestMutatedSchemas does the same for schemas that are like real ones but for some
-// changes.
-//
-// OAS-002, OAS-003, OAS-005, OAS-010, OAS-011, OAS-013, OAS-014
+// TestMutatedSchemas compares the published form of randomly changed schemas with upstream's (OAS-002, OAS-003, OAS-005,
+// OAS-010, OAS-011, OAS-013, OAS-014).
 func TestMutatedSchemas(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	published := 0
@@ -118,31 +117,31 @@ func TestMutatedSchemas(t *testing.T) {
 		}
 	}
 	if published < 500 {
-		t.Errorf("only %d of the schemas could be published", published)
+		t.Errorf("got %d publishable schemas, want at least 500", published)
 	}
 }
 
-// mutate changes one place of a schema.
+// mutate adds or removes a field of a random node of a schema.
 func mutate(r *rand.Rand, schema map[string]any) {
-	at := schema
-	for r.IntN(4) > 0 { // go down
-		var below []map[string]any
-		for _, v := range at {
+	node := schema
+	for r.IntN(4) > 0 { // descend to a child
+		var children []map[string]any
+		for _, v := range node {
 			switch v := v.(type) {
 			case map[string]any:
-				below = append(below, v)
+				children = append(children, v)
 			case []any:
 				for _, item := range v {
 					if m, ok := item.(map[string]any); ok {
-						below = append(below, m)
+						children = append(children, m)
 					}
 				}
 			}
 		}
-		if len(below) == 0 {
+		if len(children) == 0 {
 			break
 		}
-		at = below[r.IntN(len(below))]
+		node = children[r.IntN(len(children))]
 	}
 	parts := []string{
 		`"type":"object"`, `"type":"array"`, `"type":"string"`, `"type":"nonsense"`, `"nullable":true`, `"items":{"type":"string"}`, `"items":{}`,
@@ -156,21 +155,21 @@ func mutate(r *rand.Rand, schema map[string]any) {
 	name, value, _ := strings.Cut(parts[r.IntN(len(parts))], ":")
 	name = strings.Trim(name, `"`)
 	if r.IntN(4) == 0 {
-		for k := range at {
+		for k := range node {
 			name = k
 			break
 		}
-		delete(at, name)
+		delete(node, name)
 		return
 	}
 	var decoded any
 	if err := json.Unmarshal([]byte(value), &decoded); err != nil {
 		panic(value)
 	}
-	at[name] = decoded
+	node[name] = decoded
 }
 
-// FuzzText feeds the reader of schemas and the transcoder what is no document at all.
+// FuzzText checks that the parser of schemas and the transcoder accept any text without a panic, and write valid JSON.
 func FuzzText(f *testing.F) {
 	for _, s := range append(schemaSeeds, `{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},"definitions":{"a":{"type":["a"],"default":{}}}}`) {
 		f.Add([]byte(s))
@@ -183,7 +182,7 @@ func FuzzText(f *testing.F) {
 			if err == nil && json.Valid(text) {
 				isStructural(text)
 				if out := p[e].appendRoot(nil, n, ""); !json.Valid(out) {
-					t.Errorf("%q becomes %q", text, out)
+					t.Errorf("%q: got %q, want valid JSON", text, out)
 				}
 			}
 		}

@@ -18,18 +18,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// readCRD reads a manifest and establishes it.
+// readCRD decodes the manifest of a CRD, marks it as established, and returns its definition.
 func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *resource.Definition) {
 	t.Helper()
 	crd, r := storedCRD(t, manifest)
 	d := resource.FromCRD(r)
 	if d == nil {
-		t.Fatalf("%s is no CRD", crd.Name)
+		t.Fatalf("FromCRD returned no definition for %s", crd.Name)
 	}
 	return crd, d
 }
 
-// storedCRD is a manifest as an established CRD is stored.
+// storedCRD decodes the manifest of a CRD, and returns it with the stored record of the established CRD.
 func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *storage.Record) {
 	t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -51,7 +51,7 @@ func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDe
 	return crd, &storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0).JSON(), Modified: 1}
 }
 
-// corpus returns the files of CRDs to publish: those of testdata, and the real ones where they are beside the module.
+// corpus returns the files with CRDs to publish: those in testdata, and the corpus of real CRDs if it exists.
 func corpus(t testing.TB) (all []string) {
 	t.Helper()
 	for _, pattern := range []string{"testdata/*.yaml", "../../../../shared/corpus/crds/*/*.yaml"} {
@@ -64,7 +64,7 @@ func corpus(t testing.TB) (all []string) {
 	return all
 }
 
-// sampled returns the files of testdata, and every n-th of the others.
+// sampled returns the files in testdata and every n-th of the corpus.
 func sampled(t testing.TB, n int) (some []string) {
 	t.Helper()
 	for i, file := range corpus(t) {
@@ -75,29 +75,29 @@ func sampled(t testing.TB, n int) (some []string) {
 	return some
 }
 
-// tree decodes JSON for comparison.
+// tree decodes a JSON object.
 func tree(t testing.TB, text []byte) map[string]any {
 	t.Helper()
 	out := map[string]any{}
 	if err := json.Unmarshal(text, &out); err != nil {
-		t.Fatalf("not JSON: %v", err)
+		t.Fatalf("cannot decode JSON: %v", err)
 	}
 	return out
 }
 
-// diff reports where two trees differ, up to some places.
+// diff calls report for each difference between two JSON values.
 func diff(path string, got, want any, report func(string)) {
 	g, ok1 := got.(map[string]any)
 	w, ok2 := want.(map[string]any)
 	if ok1 && ok2 {
 		for k := range g {
 			if _, ok := w[k]; !ok {
-				report(fmt.Sprintf("%s.%s: upstream has none, ours is %.300v", path, k, g[k]))
+				report(fmt.Sprintf("%s.%s: got %.300v, want no value", path, k, g[k]))
 			}
 		}
 		for k := range w {
 			if _, ok := g[k]; !ok {
-				report(fmt.Sprintf("%s.%s: ours has none, upstream's is %.300v", path, k, w[k]))
+				report(fmt.Sprintf("%s.%s: got no value, want %.300v", path, k, w[k]))
 				continue
 			}
 			diff(path+"."+k, g[k], w[k], report)
@@ -113,10 +113,11 @@ func diff(path string, got, want any, report func(string)) {
 		return
 	}
 	if !reflect.DeepEqual(got, want) {
-		report(fmt.Sprintf("%s: ours %.300v, upstream's %.300v", path, got, want))
+		report(fmt.Sprintf("%s: got %.300v, want %.300v", path, got, want))
 	}
 }
 
+// mustEqual fails the test if two JSON values differ. It reports at most 10 differences.
 func mustEqual(t *testing.T, name string, got, want any) {
 	t.Helper()
 	n := 0
@@ -126,11 +127,11 @@ func mustEqual(t *testing.T, name string, got, want any) {
 		}
 	})
 	if n > 10 {
-		t.Fatalf("and %d more", n-10)
+		t.Fatalf("%d more differences", n-10)
 	}
 }
 
-// trellisDocument is the document of one version.
+// trellisDocument returns Trellis' document of one version.
 func trellisDocument(t testing.TB, e edition, v *resource.Version) map[string]any {
 	t.Helper()
 	d, err := newDocument(e, []*resource.Version{v})
@@ -140,7 +141,7 @@ func trellisDocument(t testing.TB, e edition, v *resource.Version) map[string]an
 	return tree(t, d.text())
 }
 
-// upstreamDocument is the document that the incumbent makes of it.
+// upstreamDocument returns upstream's document of one version of a CRD.
 func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string) map[string]any {
 	t.Helper()
 	var doc any
@@ -161,7 +162,8 @@ func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResour
 	return tree(t, text)
 }
 
-// pruneDefaults does what the incumbent does to all models of v2: defaults go. names says that the keys of v are names.
+// pruneDefaults removes all defaults from v, as upstream does for the models of v2. names specifies whether the keys of v
+// are names of properties.
 func pruneDefaults(v any, names bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -178,13 +180,13 @@ func pruneDefaults(v any, names bool) {
 	}
 }
 
-// compareWithUpstream holds one version against the incumbent, in both editions.
+// compareWithUpstream compares the documents of one version with upstream's, for OpenAPI v2 and v3.
 func compareWithUpstream(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, v *resource.Version) {
 	t.Helper()
 	for _, e := range []edition{v2, v3} {
 		got, want := trellisDocument(t, e, v), upstreamDocument(t, e, crd, v.GroupVersion.Version)
 		for _, d := range []map[string]any{got, want} {
-			delete(d, "info") // the server's own document has another one
+			delete(d, "info") // the server's document has a different one
 			delete(d, "securityDefinitions")
 			delete(d, "security")
 		}
@@ -195,10 +197,11 @@ func compareWithUpstream(t *testing.T, crd *apiextensionsv1.CustomResourceDefini
 	}
 }
 
-// OAS-001, OAS-002, OAS-003, OAS-009, OAS-010, OAS-011, OAS-013, OAS-014, OAS-017, OAS-018, OAS-019, OAS-020
+// TestCorpusIsPublishedAsUpstream compares the documents of CRDs of the corpus with upstream's (OAS-001, OAS-002, OAS-003,
+// OAS-009, OAS-010, OAS-011, OAS-013, OAS-014, OAS-017, OAS-018, OAS-019, OAS-020).
 func TestCorpusIsPublishedAsUpstream(t *testing.T) {
 	n := 16
-	if os.Getenv("TRELLIS_CORPUS") == "all" { // it takes a minute
+	if os.Getenv("TRELLIS_CORPUS") == "all" { // all files take a minute
 		n = 1
 	}
 	for _, file := range sampled(t, n) {
@@ -210,7 +213,7 @@ func TestCorpusIsPublishedAsUpstream(t *testing.T) {
 		for _, v := range d.Versions {
 			compareWithUpstream(t, crd, v)
 			if t.Failed() {
-				t.Fatalf("in %s", file)
+				t.Fatalf("the documents of %s differ", file)
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// parseWithGnostic is what gnostic's own way makes of a document.
+// parseWithGnostic parses a document with gnostic. It also returns an empty message of the same type.
 func parseWithGnostic(t *testing.T, e edition, document []byte) (want, empty proto.Message) {
 	t.Helper()
 	var err error
@@ -30,7 +30,7 @@ func parseWithGnostic(t *testing.T, e edition, document []byte) (want, empty pro
 	return want, empty
 }
 
-// messageTree decodes a message.
+// messageTree converts a message to decoded JSON.
 func messageTree(t *testing.T, m proto.Message) any {
 	t.Helper()
 	text, err := protojson.Marshal(m)
@@ -40,6 +40,7 @@ func messageTree(t *testing.T, m proto.Message) any {
 	return tree(t, text)
 }
 
+// compareProto compares the protobuf of a document with gnostic's.
 func compareProto(t *testing.T, e edition, versions []*resource.Version) {
 	t.Helper()
 	d, err := newDocument(e, versions)
@@ -58,7 +59,7 @@ func compareProto(t *testing.T, e edition, versions []*resource.Version) {
 	mustEqual(t, versions[0].GroupVersionKind().String(), messageTree(t, got), messageTree(t, want))
 }
 
-// OAS-016
+// TestProtobufMatchesGnostic compares the protobuf of documents of the corpus with gnostic's (OAS-016).
 func TestProtobufMatchesGnostic(t *testing.T) {
 	for _, file := range sampled(t, 100) {
 		manifest, err := os.ReadFile(file)
@@ -69,12 +70,12 @@ func TestProtobufMatchesGnostic(t *testing.T) {
 		compareProto(t, v2, d.Versions)
 		compareProto(t, v3, d.Versions)
 		if t.Failed() {
-			t.Fatalf("in %s", file)
+			t.Fatalf("the protobuf of %s differs", file)
 		}
 	}
 }
 
-// OAS-016
+// TestProtobufOfBuiltinKindsMatchesGnostic compares the protobuf of the built-in kinds with gnostic's (OAS-016).
 func TestProtobufOfBuiltinKindsMatchesGnostic(t *testing.T) {
 	var all []*resource.Version
 	for _, d := range kinds.Definitions(kinds.Config{}) {
