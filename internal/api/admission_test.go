@@ -38,9 +38,11 @@ func TestAdmissionIsAudited(t *testing.T) {
 	h, read := withAudit(t)
 	plugin := &recordingPlugin{}
 	h.server.engine.Admission = admission.Plugins{plugin}
-	h.want(200, "PATCH", crontabs+"/a?dryRun=All", `{"spec":{"replicas":7}}`, "Content-Type: application/merge-patch+json")
+	h.want(200, "PATCH", crontabs+"/a?dryRun=All", `{"spec":{"replicas":7}}`,
+		"Content-Type: application/merge-patch+json")
 	h.want(200, "DELETE", crontabs+"/a?dryRun=All", "")
-	if len(plugin.dryRuns) != 2 || !slices.Equal(plugin.dryRuns[0], []string{"All"}) || !slices.Equal(plugin.dryRuns[1], []string{"All"}) {
+	if len(plugin.dryRuns) != 2 || !slices.Equal(plugin.dryRuns[0], []string{"All"}) ||
+		!slices.Equal(plugin.dryRuns[1], []string{"All"}) {
 		t.Errorf("got dryRun %q in the options, want All twice", plugin.dryRuns)
 	}
 	var seen []string

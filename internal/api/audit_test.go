@@ -51,7 +51,8 @@ func newAudit(t testing.TB, out io.Writer, rules string) Audit {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion), policy.NewPolicyRuleEvaluator(p)}
+	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion),
+		policy.NewPolicyRuleEvaluator(p)}
 }
 
 // withAudit returns a harness that audits requests at level Metadata, and a function that returns the events so far.
@@ -89,15 +90,18 @@ func TestAudit(t *testing.T) {
 	h.want(200, "GET", old+"?limit=1", "", "Audit-ID: list")
 	h.want(404, "GET", crontabs+"/nope", "", "Audit-ID: missing")
 	h.want(404, "GET", "/apis/stable.example.com/v7/namespaces/default/crontabs", "", "Audit-ID: unserved")
-	h.want(422, "PATCH", crontabs+"/a", `{"spec":{"replicas":"x"}}`, "Audit-ID: patch", "Content-Type: application/merge-patch+json")
+	h.want(422, "PATCH", crontabs+"/a", `{"spec":{"replicas":"x"}}`, "Audit-ID: patch",
+		"Content-Type: application/merge-patch+json")
 	h.want(200, "GET", "/version", "", "Audit-ID: version")
 	h.want(403, "GET", crontabs, "", "Audit-ID: as", "Impersonate-User: joe")
-	h.want(200, "GET", "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions/crontabs.stable.example.com", "", "Audit-ID: crd")
+	h.want(200, "GET", "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions/crontabs.stable.example.com", "",
+		"Audit-ID: crd")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
 	r := newRequest("GET", old+"?watch=1", "", "Audit-ID: watch")
-	h.server.ServeHTTP(w, r.WithContext(access.WithUser(ctx, &user.DefaultInfo{Name: "watcher", Groups: []string{user.SystemPrivilegedGroup}})))
+	h.server.ServeHTTP(w, r.WithContext(access.WithUser(ctx,
+		&user.DefaultInfo{Name: "watcher", Groups: []string{user.SystemPrivilegedGroup}})))
 
 	got := byRequestAndStage(read())
 	for name, want := range map[string]struct {
@@ -116,24 +120,30 @@ func TestAudit(t *testing.T) {
 		"watch":    {"watch", old + "?watch=1", "", 200, "true"},
 	} {
 		e := got[name+" ResponseComplete"]
-		if e.ResponseStatus == nil || e.ResponseStatus.Code != want.code || e.Verb != want.verb || e.RequestURI != want.uri ||
-			want.message != "" && e.ResponseStatus.Message != want.message || e.Annotations["k8s.io/deprecated"] != want.deprecated {
+		if e.ResponseStatus == nil || e.ResponseStatus.Code != want.code || e.Verb != want.verb ||
+			e.RequestURI != want.uri ||
+			want.message != "" && e.ResponseStatus.Message != want.message ||
+			e.Annotations["k8s.io/deprecated"] != want.deprecated {
 			t.Errorf("%s: got event %+v, want %+v", name, e, want)
 		}
-		if (e.ObjectRef != nil) != (name != "version") || e.ObjectRef != nil && (e.ObjectRef.Resource != "crontabs" || e.ObjectRef.APIGroup != "stable.example.com") {
+		if (e.ObjectRef != nil) != (name != "version") || e.ObjectRef != nil &&
+			(e.ObjectRef.Resource != "crontabs" || e.ObjectRef.APIGroup != "stable.example.com") {
 			t.Errorf("%s: got objectRef %+v, want crontabs, or none for /version", name, e.ObjectRef)
 		}
 	}
-	if e := got["old ResponseComplete"]; e.User.Username != user.APIServerUser || e.UserAgent != "old-client/0.1" || e.StageTimestamp.Before(&e.RequestReceivedTimestamp) {
+	if e := got["old ResponseComplete"]; e.User.Username != user.APIServerUser || e.UserAgent != "old-client/0.1" ||
+		e.StageTimestamp.Before(&e.RequestReceivedTimestamp) {
 		t.Errorf("got event %+v, want its user, user agent and times", e)
 	}
-	if e := got["as ResponseComplete"]; e.User.Username != user.APIServerUser || e.ImpersonatedUser == nil || e.ImpersonatedUser.Username != "joe" {
+	if e := got["as ResponseComplete"]; e.User.Username != user.APIServerUser || e.ImpersonatedUser == nil ||
+		e.ImpersonatedUser.Username != "joe" {
 		t.Errorf("got event %+v, want the impersonated user joe", e)
 	}
 	if e := got["crd ResponseComplete"]; e.Annotations["k8s.io/removed-release"] != "1.22" {
 		t.Errorf("got event %+v, want removed-release 1.22", e)
 	}
-	if e := got["watch ResponseStarted"]; e.ResponseStatus == nil || e.User.Username != "watcher" || e.ResponseStatus.Code != 200 {
+	if e := got["watch ResponseStarted"]; e.ResponseStatus == nil || e.User.Username != "watcher" ||
+		e.ResponseStatus.Code != 200 {
 		t.Errorf("got event %+v, want code 200 for watcher", e)
 	}
 }
@@ -174,8 +184,9 @@ func TestDeprecatedMetric(t *testing.T) {
 // BenchmarkAudit measures the cost of auditing a request.
 func BenchmarkAudit(b *testing.B) {
 	for name, rules := range map[string]string{
-		"off": "", "none": `[{level: None}]`, "metadata": `[{level: Metadata, omitStages: [RequestReceived]}]`, "both stages": `[{level: Metadata}]`,
-		"bodies": `[{level: RequestResponse}]`,
+		"off": "", "none": `[{level: None}]`, "metadata": `[{level: Metadata, omitStages: [RequestReceived]}]`,
+		"both stages": `[{level: Metadata}]`,
+		"bodies":      `[{level: RequestResponse}]`,
 	} {
 		b.Run(name, func(b *testing.B) {
 			file := &lumberjack.Logger{Filename: filepath.Join(b.TempDir(), "audit.log"), MaxSize: 100, MaxBackups: 1}
@@ -214,20 +225,25 @@ func TestAuditLevels(t *testing.T) {
 - {level: RequestResponse, omitManagedFields: true}
 `)
 	protobuf := "Accept: " + mediaProtobuf
-	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{}}`, "Audit-ID: metadata", "Content-Type: application/merge-patch+json")
-	h.want(200, "PATCH", crontabs+"/a", `{"spec":{"replicas":7}}`, "Audit-ID: request", "Content-Type: application/merge-patch+json")
+	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{}}`, "Audit-ID: metadata",
+		"Content-Type: application/merge-patch+json")
+	h.want(200, "PATCH", crontabs+"/a", `{"spec":{"replicas":7}}`, "Audit-ID: request",
+		"Content-Type: application/merge-patch+json")
 	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"name":"a"`, `"name":"b"`, 1), "Audit-ID: post")
 	h.want(200, "GET", crontabs+"/a", "", "Audit-ID: get", "Accept: application/yaml")
 	h.want(200, "GET", crontabs, "", "Audit-ID: list")
 	h.want(200, "GET", crontabs, "", "Audit-ID: table", "Accept: "+kubectlAccept)
 	h.want(200, "GET", "/api/v1/namespaces", "", "Audit-ID: protobuf", protobuf)
-	h.want(200, "GET", "/apis", "", "Audit-ID: document", protobuf+";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	h.want(200, "GET", "/apis", "", "Audit-ID: document", protobuf+
+		";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
 	h.want(200, "DELETE", crontabs+"/a", "", "Audit-ID: none")
 	h.want(404, "GET", crontabs+"/a", "", "Audit-ID: missing")
 	all := byRequestAndStage(read())
 	for name, want := range map[string]struct{ request, response string }{
-		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"", `{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
-		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"", `"kind":"NamespaceList"`},
+		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"",
+			`{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
+		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"",
+			`"kind":"NamespaceList"`},
 		"document": {"", `"kind":"APIGroupDiscoveryList"`}, "missing": {"", `"kind":"Status"`},
 	} {
 		e, ok := all[name+" ResponseComplete"]
@@ -235,7 +251,8 @@ func TestAuditLevels(t *testing.T) {
 			name, want string
 			got        *runtime.Unknown
 		}{{"request", want.request, e.RequestObject}, {"response", want.response, e.ResponseObject}} {
-			if got := part.got; !ok || (got != nil) != (part.want != "") || got != nil && !strings.Contains(string(got.Raw), part.want) {
+			if got := part.got; !ok || (got != nil) != (part.want != "") || got != nil &&
+				!strings.Contains(string(got.Raw), part.want) {
 				t.Errorf("%s: got %s %v, want %q", name, part.name, got, part.want)
 			}
 			if part.got != nil && strings.Contains(string(part.got.Raw), "managedFields") {
@@ -254,8 +271,8 @@ func TestAuditLevels(t *testing.T) {
 	}
 }
 
-// TestAuditOfUnauthenticatedRequest checks that a request that is refused before authentication has one event, without a
-// user.
+// TestAuditOfUnauthenticatedRequest checks that a request that is refused before authentication has one event, without
+// a user.
 func TestAuditOfUnauthenticatedRequest(t *testing.T) {
 	h, read := withAudit(t)
 	for id, path := range map[string]string{"invalid": crontabs, "timeout": crontabs + "?timeout=x"} {
@@ -294,7 +311,8 @@ func TestAuditOfAuthorization(t *testing.T) {
 			t.Errorf("%s: got annotations %q, want %q", id, got, want)
 		}
 	}
-	if as := all["forbidden ResponseComplete"].ImpersonatedUser; as == nil || as.Username != "joe" || !slices.Contains(as.Groups, "dev") {
+	if as := all["forbidden ResponseComplete"].ImpersonatedUser; as == nil || as.Username != "joe" ||
+		!slices.Contains(as.Groups, "dev") {
 		t.Errorf("got impersonated user %+v, want joe in group dev", as)
 	}
 }
@@ -317,7 +335,8 @@ func TestAuditBackendFails(t *testing.T) {
 	sink := &failingBackend{}
 	h.server.config.Audit = newAudit(t, io.Discard, `[{level: Metadata}]`)
 	h.server.config.Audit.Sink = sink
-	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") || sink.calls != 1 {
+	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") ||
+		sink.calls != 1 {
 		t.Errorf("got %s after %d events, want an error after 1", w.Body, sink.calls)
 	}
 }

@@ -25,7 +25,8 @@ func serveTLS(b *testing.B, handler http.Handler) (*http.Client, string) {
 	b.Cleanup(server.Close)
 	pool := x509.NewCertPool()
 	pool.AddCert(server.Certificate())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "example.com"}, ForceAttemptHTTP2: true, DisableCompression: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "example.com"},
+		ForceAttemptHTTP2: true, DisableCompression: true}
 	b.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}, server.URL
 }
@@ -176,15 +177,18 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkCreate(b *testing.B) {
 	h := newHarness(b)
 	const path = "/api/v1/namespaces/default/pods"
-	js := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` + strings.TrimSuffix(strings.Repeat(
-		`{"name":"c%d","image":"registry.example/image:1.2","env":[{"name":"A","value":"b"},{"name":"B","value":"c"}],"ports":[{"containerPort":80}],"resources":{"limits":{"cpu":"1","memory":"1Gi"}}},`, 3), ",") + `]}}`
+	js := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` +
+		strings.TrimSuffix(strings.Repeat(
+			`{"name":"c%d","image":"registry.example/image:1.2","env":[{"name":"A","value":"b"},{"name":"B","value":"c"}],"ports":[{"containerPort":80}],"resources":{"limits":{"cpu":"1","memory":"1Gi"}}},`, 3), ",") + `]}}`
 	js = fmt.Sprintf(js, 1, 2, 3)
-	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+mediaJSON, "Accept: "+mediaProtobuf).Body.String()
+	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+mediaJSON,
+		"Accept: "+mediaProtobuf).Body.String()
 	for _, c := range []struct{ name, body, as string }{{"JSON", js, mediaJSON}, {"protobuf", message, mediaProtobuf}} {
 		b.Run(c.name, func(b *testing.B) {
 			began := cpuTime()
 			for b.Loop() {
-				h.server.ServeHTTP(&discardWriter{header: http.Header{}}, newRequest("POST", path+"?dryRun=All", c.body, "Content-Type: "+c.as))
+				h.server.ServeHTTP(&discardWriter{header: http.Header{}},
+					newRequest("POST", path+"?dryRun=All", c.body, "Content-Type: "+c.as))
 			}
 			b.ReportMetric(float64((cpuTime()-began).Nanoseconds())/float64(b.N)/1000, "cpu-µs/op")
 		})

@@ -17,7 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const contentJSON, contentYAML, contentProtobuf = "Content-Type: application/json", "Content-Type: application/yaml", "Content-Type: application/vnd.kubernetes.protobuf"
+const contentJSON, contentYAML, contentProtobuf = "Content-Type: application/json", "Content-Type: application/yaml",
+	"Content-Type: application/vnd.kubernetes.protobuf"
 
 // wantBudgetFree checks that no request holds a part of the budget after a step of the test.
 func (h *harness) wantBudgetFree(after string) {
@@ -30,15 +31,17 @@ func (h *harness) wantBudgetFree(after string) {
 	b.webhooks.Release(b.size / webhookShare)
 }
 
-// TestLargeBodiesWaitForMemory checks that a request with a heavy body waits for memory and gets 503 with Retry-After at
-// its deadline. A request with a light body does not wait. Each request releases its memory, also when it fails.
+// TestLargeBodiesWaitForMemory checks that a request with a heavy body waits for memory and gets 503 with Retry-After
+// at its deadline. A request with a light body does not wait. Each request releases its memory, also when it fails.
 func TestLargeBodiesWaitForMemory(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.RequestTimeout = 100 * time.Millisecond })
 	long := strings.Repeat("x", maxFreeWeight)
 	tab := func(name string) string {
-		return `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"` + name + `"},"spec":{"image":"` + long + `"}}`
+		return `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"` + name +
+			`"},"spec":{"image":"` + long + `"}}`
 	}
-	const asApply, asMerge, asJSONPatch = "Content-Type: application/apply-patch+yaml", "Content-Type: application/merge-patch+json", "Content-Type: application/json-patch+json"
+	const asApply, asMerge, asJSONPatch = "Content-Type: application/apply-patch+yaml",
+		"Content-Type: application/merge-patch+json", "Content-Type: application/json-patch+json"
 	large := []struct {
 		code                   int
 		method, path, body, as string
@@ -53,13 +56,15 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 		{400, "POST", crontabs, "a: &x 1\nb: *x\n", contentYAML},
 		{400, "POST", crontabs, `{"` + long, contentJSON},
 		{400, "DELETE", crontabs + "/b", `{"` + long, contentJSON},
-		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long + `"}`, contentJSON},
+		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long +
+			`"}`, contentJSON},
 	}
 	h.server.budget.all.TryAcquire(defaultBudget)
 	for _, c := range large {
 		w := h.want(http.StatusServiceUnavailable, c.method, c.path, c.body, c.as)
 		if w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), `"reason":"ServiceUnavailable"`) {
-			t.Errorf("%s %s: got Retry-After %q, %s, want 1 and ServiceUnavailable", c.method, c.as, w.Header().Get("Retry-After"), w.Body)
+			t.Errorf("%s %s: got Retry-After %q, %s, want 1 and ServiceUnavailable", c.method, c.as,
+				w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 	h.want(http.StatusOK, "PATCH", crontabs+"/a", `{"spec":{"image":"z"}}`, asMerge)
@@ -81,7 +86,8 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.MemoryBudget = size })
 	pods := "/api/v1/namespaces/default/pods"
 	pod := func(n int) string {
-		return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"},"spec":{"containers":[{}` + strings.Repeat(",{}", n) + `]}}`
+		return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"},"spec":{"containers":[{}` +
+			strings.Repeat(",{}", n) + `]}}`
 	}
 	bodies := bodiesOf(t, h, "", "v1", "pods")
 	for name, c := range map[string]struct{ path, body, as string }{
@@ -90,14 +96,16 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 		"YAML":     {pods, "# YAML\n" + pod(6_000), contentYAML},
 	} {
 		w := h.want(http.StatusRequestEntityTooLarge, "POST", c.path, c.body, c.as)
-		if text := message(w); !strings.HasPrefix(text, "Request entity too large: the body takes up to ") || !strings.HasSuffix(text, fmt.Sprintf(" bytes of memory, the limit is %d", size)) {
+		if text := message(w); !strings.HasPrefix(text, "Request entity too large: the body takes up to ") ||
+			!strings.HasSuffix(text, fmt.Sprintf(" bytes of memory, the limit is %d", size)) {
 			t.Errorf("%s: got %s, want the weight and the limit %d", name, text, size)
 		}
 		h.wantBudgetFree(name)
 	}
 	// The trace contains the response, which doubles the weight.
 	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), contentJSON)
-	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) || !strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
+	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) ||
+		!strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
 		t.Errorf("trace: got %.300s, want code 413 and the limit %d", text, size)
 	}
 	h.wantBudgetFree("trace")
@@ -108,18 +116,23 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	}
 	maps := "/api/v1/namespaces/default/configmaps"
 	h.want(http.StatusCreated, "POST", maps, `{"metadata":{"name":"x"},"data":{"a":""`+data.String()+`}}`, contentJSON)
-	h.want(http.StatusRequestEntityTooLarge, "PATCH", maps+"/x", `[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+`1]}]`, "Content-Type: application/json-patch+json")
+	h.want(http.StatusRequestEntityTooLarge, "PATCH", maps+"/x",
+		`[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+
+			`1]}]`, "Content-Type: application/json-patch+json")
 	h.wantBudgetFree("a JSON patch")
 	h.server.config.RequestTimeout = 50 * time.Millisecond
 	h.server.budget.all.TryAcquire(size)
-	h.want(http.StatusServiceUnavailable, "PATCH", maps+"/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json")
+	h.want(http.StatusServiceUnavailable, "PATCH", maps+"/x", `{"data":{"a":"b"}}`,
+		"Content-Type: application/merge-patch+json")
 }
 
-// TestWebhookKindsShareBudget checks that heavy bodies of kinds with a conversion webhook take at most half of the budget.
+// TestWebhookKindsShareBudget checks that heavy bodies of kinds with a conversion webhook take at most half of the
+// budget.
 func TestWebhookKindsShareBudget(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.RequestTimeout = 50 * time.Millisecond; c.MemoryBudget = 8 << 20 })
 	requestOf := func(c *resource.Custom) *request {
-		q := &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
+		q := &request{server: h.server, r: newRequest("POST", crontabs, ""),
+			v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
 		q.verb, q.attributes.User = verbCreate, &user.DefaultInfo{Name: "jane"}
 		return q
 	}
@@ -182,15 +195,20 @@ func TestWeightsCoverWrites(t *testing.T) {
 	for _, c := range []struct{ method, path, body, as string }{
 		{"POST", pods, protobufBody("", "v1", "pods", "Pod", "Spec.Containers"), contentProtobuf},
 		{"POST", pods, body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
-		{"POST", pods, body("Pod", `"spec":{"containers":[`+list(`{"livenessProbe":{"exec":{}},"resources":{"limits":{"a":"1"}}}`)+`]}`), contentJSON},
+		{"POST", pods, body("Pod", `"spec":{"containers":[`+
+			list(`{"livenessProbe":{"exec":{}},"resources":{"limits":{"a":"1"}}}`)+`]}`), contentJSON},
 		{"POST", pods + "?trace=true&dryRun=All", body("Pod", `"spec":{"containers":[`+list("{}")+`]}`), contentJSON},
 		{"POST", maps, protobufBody("", "v1", "configmaps", "ConfigMap", "Finalizers"), contentProtobuf},
 		{"POST", maps, body("ConfigMap", `"data":{`+strings.Join(entries, ",")+`}`), contentJSON},
 		{"PATCH", maps + "/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json"},
-		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", protobufBody("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", "Items.JSONSchemas"), contentProtobuf},
+		{"POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+			protobufBody("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition",
+				"Items.JSONSchemas"), contentProtobuf},
 		{"POST", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-			protobufBody("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), contentProtobuf},
-		{"POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"m"},"spec":{` + strings.Join(entries, ",") + `}}`, contentJSON},
+			protobufBody("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings",
+				"ValidatingAdmissionPolicyBinding", "ExcludeResourceRules"), contentProtobuf},
+		{"POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"m"},"spec":{` +
+			strings.Join(entries, ",") + `}}`, contentJSON},
 	} {
 		r := newRequest(c.method, c.path, c.body, c.as)
 		q := &request{server: h.server, r: r}
@@ -222,8 +240,8 @@ func TestWeightsCoverWrites(t *testing.T) {
 	}
 }
 
-// peakHeapGrowth returns the peak growth of the live heap while f runs, in bytes. It lets the garbage collector run often,
-// because the live heap is measured at each collection.
+// peakHeapGrowth returns the peak growth of the live heap while f runs, in bytes. It lets the garbage collector run
+// often, because the live heap is measured at each collection.
 func peakHeapGrowth(f func()) int64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(10))
 	runtime.GC()

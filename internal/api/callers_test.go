@@ -41,13 +41,15 @@ const (
 	kubectlAgent  = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
 )
 
-// readersAuthorizer permits the group readers to read CronTabs in the namespace default. It passes other requests to the
-// next Authorizer.
+// readersAuthorizer permits the group readers to read CronTabs in the namespace default. It passes other requests to
+// the next Authorizer.
 type readersAuthorizer struct{ access.Authorizer }
 
-func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string,
+	error) {
 	if slices.Contains(a.GetUser().GetGroups(), "readers") && a.IsResourceRequest() && a.IsReadOnly() &&
-		a.GetAPIGroup() == "stable.example.com" && a.GetResource() == "crontabs" && a.GetSubresource() == "" && a.GetNamespace() == "default" {
+		a.GetAPIGroup() == "stable.example.com" && a.GetResource() == "crontabs" && a.GetSubresource() == "" &&
+		a.GetNamespace() == "default" {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return z.Authorizer.Authorize(ctx, a)
@@ -60,7 +62,8 @@ type updatersAuthorizer struct {
 	err error
 }
 
-func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string,
+	error) {
 	if slices.Contains(a.GetUser().GetGroups(), "updaters") {
 		switch a.GetVerb() {
 		case "update", "patch":
@@ -81,7 +84,8 @@ func TestCreateByUpdateIsAuthorized(t *testing.T) {
 		t.Helper()
 		r := newRequest(method, path, body, headers...)
 		w := httptest.NewRecorder()
-		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), &user.DefaultInfo{Name: "u", Groups: []string{"updaters"}})))
+		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(),
+			&user.DefaultInfo{Name: "u", Groups: []string{"updaters"}})))
 		if w.Code != code || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%s %s:\n got %d %s\nwant %d %s", method, path, w.Code, w.Body, code, want)
 		}
@@ -95,7 +99,8 @@ func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	as(403, "PUT", leases+"/l", lease, noLease)
 	as(403, "PUT", leases+"/l?dryRun=All", lease, noLease)
 	as(403, "PATCH", leases+"/l?fieldManager=m", lease, noLease, applied)
-	as(403, "PATCH", crontabs+"/b?fieldManager=m", strings.Replace(crontabA, `"a"`, `"b"`, 1), fmt.Sprintf(refused, `crontabs.stable.example.com \"b\"`, "crontabs", "stable.example.com"), applied)
+	as(403, "PATCH", crontabs+"/b?fieldManager=m", strings.Replace(crontabA, `"a"`, `"b"`, 1),
+		fmt.Sprintf(refused, `crontabs.stable.example.com \"b\"`, "crontabs", "stable.example.com"), applied)
 	as(404, "PATCH", leases+"/l", `{}`, "not found", "Content-Type: application/merge-patch+json")
 	z.err = errors.New("it is down")
 	as(500, "PUT", leases+"/l", lease, "Internal error occurred: it is down")
@@ -119,7 +124,8 @@ func newCaller(t testing.TB, name, group string) *caller {
 	}
 	self := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name, Organization: []string{group}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, self, self, &key.PublicKey, key)
 	if err != nil {
@@ -158,30 +164,36 @@ func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 		t.Fatal(err)
 	}
 	h = withCronTabs(t, func(c *Config) {
-		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewCAPool(content), Now: time.Now})
+		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewCAPool(content),
+			Now: time.Now})
 		c.Authorizer = readersAuthorizer{c.Authorizer}
 	})
 	return h, admin, reader
 }
 
-// TestReaderGetsSameResponse checks that a reader and an administrator get the same body and headers, in all formats. The
-// reader gets 403 for all other resources.
+// TestReaderGetsSameResponse checks that a reader and an administrator get the same body and headers, in all formats.
+// The reader gets 403 for all other resources.
 func TestReaderGetsSameResponse(t *testing.T) {
 	h, admin, reader := withCallers(t)
 	for _, accept := range []string{
 		"", "*/*", kubectlAccept, "application/yaml", "application/json;pretty=1",
-		"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf", "text/html",
+		"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf",
+		"text/html",
 	} {
-		for _, path := range []string{crontabs + "/a", crontabs, crontabs + "/none", crontabs + "/a?resourceVersion=0", crontabs + "?limit=1&timeout=1m"} {
+		for _, path := range []string{crontabs + "/a", crontabs, crontabs + "/none", crontabs + "/a?resourceVersion=0",
+			crontabs + "?limit=1&timeout=1m"} {
 			want, got := serve(h, admin.get(path, accept)), serve(h, reader.get(path, accept))
 			want.Header().Del("Audit-Id")
 			got.Header().Del("Audit-Id")
-			if got.Code != want.Code || got.Body.String() != want.Body.String() || !slices.Equal(headerLines(got), headerLines(want)) {
-				t.Errorf("%s as %q:\n got %d %v %s\nwant %d %v %s", path, accept, got.Code, got.Header(), got.Body, want.Code, want.Header(), want.Body)
+			if got.Code != want.Code || got.Body.String() != want.Body.String() ||
+				!slices.Equal(headerLines(got), headerLines(want)) {
+				t.Errorf("%s as %q:\n got %d %v %s\nwant %d %v %s", path, accept, got.Code, got.Header(), got.Body,
+					want.Code, want.Header(), want.Body)
 			}
 		}
 	}
-	for _, path := range []string{"/api/v1/namespaces/default/configmaps/a", crontabs + "/a/status", strings.Replace(crontabs, "default", "other", 1), "/metrics"} {
+	for _, path := range []string{"/api/v1/namespaces/default/configmaps/a", crontabs + "/a/status",
+		strings.Replace(crontabs, "default", "other", 1), "/metrics"} {
 		if w := serve(h, reader.get(path, "")); w.Code != http.StatusForbidden {
 			t.Errorf("%s: got %d %s, want 403", path, w.Code, w.Body)
 		}
@@ -197,8 +209,8 @@ func headerLines(w *httptest.ResponseRecorder) (lines []string) {
 	return lines
 }
 
-// TestDecisionsAsUpstream checks that the Authorizer gets the same attributes as from upstream, and that its decision leads
-// to the same response (CRD-069).
+// TestDecisionsAsUpstream checks that the Authorizer gets the same attributes as from upstream, and that its decision
+// leads to the same response (CRD-069).
 func TestDecisionsAsUpstream(t *testing.T) {
 	type attributes struct {
 		user, verb, group, version, resource, subresource, namespace, name, path string
@@ -206,14 +218,17 @@ func TestDecisionsAsUpstream(t *testing.T) {
 	}
 	var calls []attributes
 	decision := func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
-	recorder := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		calls = append(calls, attributes{a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(), a.GetResource(), a.GetSubresource(),
+	recorder := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string,
+		error) {
+		calls = append(calls, attributes{a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(),
+			a.GetResource(), a.GetSubresource(),
 			a.GetNamespace(), a.GetName(), a.GetPath(), a.IsReadOnly(), a.IsResourceRequest()})
 		return decision()
 	})
 	var z authorizer.Authorizer = authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
-		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context,
+			a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return z.Authorize(ctx, a)
 		})
 	})
@@ -221,15 +236,23 @@ func TestDecisionsAsUpstream(t *testing.T) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
-	upstream := filters.WithAuthorization(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusOK) }), recorder, codecs)
-	info := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
-	for _, path := range []string{crontabs + "/a", crontabs, crontabs + "?watch=0", crontabs + "/a/status", "/apis/stable.example.com/v1/crontabs", "/version"} {
+	upstream := filters.WithAuthorization(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+	}), recorder, codecs)
+	info := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"),
+		GrouplessAPIPrefixes: sets.NewString("api")}
+	for _, path := range []string{crontabs + "/a", crontabs, crontabs + "?watch=0", crontabs + "/a/status",
+		"/apis/stable.example.com/v1/crontabs", "/version"} {
 		for name, f := range map[string]func() (authorizer.Decision, string, error){
 			"allowed": func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "so", nil },
 			"allowed with an error": func() (authorizer.Decision, string, error) {
 				return authorizer.DecisionAllow, "", errors.New("a role is missing")
 			},
-			"denied":     func() (authorizer.Decision, string, error) { return authorizer.DecisionDeny, "no <way>", nil },
+			"denied": func() (authorizer.Decision, string, error) {
+				return authorizer.DecisionDeny, "no <way>",
+					nil
+			},
 			"no opinion": func() (authorizer.Decision, string, error) { return authorizer.DecisionNoOpinion, "", nil },
 			"broken": func() (authorizer.Decision, string, error) {
 				return authorizer.DecisionNoOpinion, "", errors.New("it is <down>")
@@ -244,14 +267,16 @@ func TestDecisionsAsUpstream(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := httptest.NewRecorder()
-			upstream.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(apirequest.WithUser(r.Context(), access.Loopback()), ri)))
+			upstream.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(apirequest.WithUser(r.Context(),
+				access.Loopback()), ri)))
 			if len(calls) != 2 || calls[0] != calls[1] {
 				t.Errorf("%s %s: got calls of the Authorizer %+v, want two equal ones", path, name, calls)
 			}
 			if want.Code == http.StatusOK && got.Code == want.Code {
 				continue
 			}
-			if got.Code != want.Code || message(got) != message(want) || got.Header().Get("X-Content-Type-Options") != want.Header().Get("X-Content-Type-Options") {
+			if got.Code != want.Code || message(got) != message(want) ||
+				got.Header().Get("X-Content-Type-Options") != want.Header().Get("X-Content-Type-Options") {
 				t.Errorf("%s %s:\n got %d %s\nwant %d %s", path, name, got.Code, got.Body, want.Code, want.Body)
 			}
 		}
@@ -263,7 +288,8 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	var authorized []string
 	z := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
-		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context,
+			a authorizer.Attributes) (authorizer.Decision, string, error) {
 			switch verb := a.GetVerb(); {
 			case strings.HasPrefix(verb, "impersonate:"), strings.HasPrefix(verb, "impersonate-on:"):
 				// No user has the rights of constrained impersonation.

@@ -36,15 +36,20 @@ type tableComparer struct {
 // withColumns returns a tableComparer for a CRD with the columns.
 func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDefinition) *tableComparer {
 	t.Helper()
-	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object.Tree{"name": "shows.example.com"},
-		"spec": object.Tree{"group": "example.com", "scope": "Namespaced", "names": object.Tree{"plural": "shows", "kind": "Show"},
-			"versions": []any{object.Tree{"name": "v1", "served": true, "storage": true, "additionalPrinterColumns": plainTree(t, columns)}}}}
-	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com", Value: object.Pack(crd, 0).JSON()})
+	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": object.Tree{"name": "shows.example.com"},
+		"spec": object.Tree{"group": "example.com", "scope": "Namespaced",
+			"names": object.Tree{"plural": "shows", "kind": "Show"},
+			"versions": []any{object.Tree{"name": "v1", "served": true, "storage": true,
+				"additionalPrinterColumns": plainTree(t, columns)}}}}
+	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com",
+		Value: object.Pack(crd, 0).JSON()})
 	if d == nil {
 		t.Fatal("FromCRD returned no definition")
 	}
 	if len(columns) == 0 { // upstream's handler uses this default
-		columns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
+		columns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Age", Type: "date",
+			JSONPath:    ".metadata.creationTimestamp",
 			Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]}}
 	}
 	c := &tableComparer{t: t, columns: columns, version: d.Storage}
@@ -75,7 +80,8 @@ type decodedTable struct {
 // trellis returns Trellis' Table of an object. apiVersion is that of the Table.
 func (c *tableComparer) trellis(o engine.Object, tableVersion string) decodedTable {
 	c.t.Helper()
-	data, err := newTable(c.version, tableVersion, &metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
+	data, err := newTable(c.version, tableVersion,
+		&metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -127,8 +133,8 @@ func (c *tableComparer) compare(tree object.Tree) bool {
 	return false
 }
 
-// nondeterministic reports whether a column has a wildcard or a recursive descent. These visit the keys of a map in random
-// order.
+// nondeterministic reports whether a column has a wildcard or a recursive descent. These visit the keys of a map in
+// random order.
 func (c *tableComparer) nondeterministic() bool {
 	for _, col := range c.columns {
 		if strings.ContainsAny(col.JSONPath, "*") || strings.Contains(col.JSONPath, "..") {
@@ -142,7 +148,8 @@ func (c *tableComparer) nondeterministic() bool {
 type generator struct{ *rand.Rand }
 
 var (
-	generatedNames = []string{"a", "b", "c", "a.b", "x/y", "x-y", "list", "n", "ünï", "with space", `q"t`, "it's", "", "0", "a[0]", "true"}
+	generatedNames = []string{"a", "b", "c", "a.b", "x/y", "x-y", "list", "n", "ünï", "with space", `q"t`, "it's", "",
+		"0", "a[0]", "true"}
 	generatedTypes = []string{"string", "integer", "number", "boolean", "date"}
 	randomBytes    = ".[]()'\"\\,:*?@$ -+/=<>!0123abc|&~#\t"
 )
@@ -163,11 +170,14 @@ func (d generator) value(depth int) any {
 	case 2, 3:
 		return d.Int64N(20) - 10
 	case 4:
-		return pick(d, []any{int64(1) << 40, int64(-1) << 62, 1e18, 1e300, 0.1, 2.5, -3.0, 12345678.9, 1e-9, float64(1 << 53)})
+		return pick(d, []any{int64(1) << 40, int64(-1) << 62, 1e18, 1e300, 0.1, 2.5, -3.0, 12345678.9, 1e-9,
+			float64(1 << 53)})
 	case 5:
-		return pick(d, []any{"", "null", "yesterday", "0001-01-01T00:00:00Z", "2020-13-01T00:00:00Z", "2020-01-01", "<b>&", "5", "true", "a\nb\t\u2028", "é"})
+		return pick(d, []any{"", "null", "yesterday", "0001-01-01T00:00:00Z", "2020-13-01T00:00:00Z", "2020-01-01",
+			"<b>&", "5", "true", "a\nb\t\u2028", "é"})
 	case 6:
-		return now.Add(-pick(d, []time.Duration{30*time.Minute + 30*time.Second, 40*time.Hour + 30*time.Minute, 20*24*time.Hour + time.Hour, -5 * time.Hour})).UTC().Format(time.RFC3339)
+		return now.Add(-pick(d, []time.Duration{30*time.Minute + 30*time.Second, 40*time.Hour + 30*time.Minute,
+			20*24*time.Hour + time.Hour, -5 * time.Hour})).UTC().Format(time.RFC3339)
 	case 7:
 		return now.Add(-50*24*time.Hour - time.Hour).In(time.FixedZone("", 3600)).Format(time.RFC3339Nano)
 	case 8, 9, 10, 11, 12, 13, 14:
@@ -206,7 +216,8 @@ func (d generator) step() string {
 	case 4:
 		return fmt.Sprintf("[%d:%d]", d.IntN(4)-1, d.IntN(5)-1)
 	case 5:
-		return pick(d, []string{"[1:]", "[:2]", "[::2]", "[0:3:2]", "[-1:]", "[:-1]", "[::0]", "[99]", "[1:1]", "[9223372036854775807]", "[99999999999999999999]"})
+		return pick(d, []string{"[1:]", "[:2]", "[::2]", "[0:3:2]", "[-1:]", "[:-1]", "[::0]", "[99]", "[1:1]",
+			"[9223372036854775807]", "[99999999999999999999]"})
 	case 6:
 		return pick(d, []string{"['a','b']", `["a","n"]`, "[0,1]", "['a', 0]", "[0,'a']", "[,]"})
 	case 7:
@@ -224,7 +235,9 @@ func (d generator) step() string {
 
 func (d generator) path() string {
 	if d.IntN(6) == 0 {
-		return pick(d, []string{".metadata.creationTimestamp", ".metadata.name", `.metadata.labels.x\.y/z`, ".metadata.labels['x.y/z']", ".metadata", ".kind", ".apiVersion", ".metadata.resourceVersion", ".metadata.finalizers[0]", ".metadata.generation"})
+		return pick(d, []string{".metadata.creationTimestamp", ".metadata.name", `.metadata.labels.x\.y/z`,
+			".metadata.labels['x.y/z']", ".metadata", ".kind", ".apiVersion", ".metadata.resourceVersion",
+			".metadata.finalizers[0]", ".metadata.generation"})
 	}
 	var b strings.Builder
 	b.WriteString(pick(d, []string{".spec", ".spec", ".spec", ".status", ""}))
@@ -249,7 +262,8 @@ func (d generator) columns() []apiextensionsv1.CustomResourceColumnDefinition {
 	for i := range columns {
 		columns[i] = apiextensionsv1.CustomResourceColumnDefinition{
 			Name: fmt.Sprintf("C%d", i), Type: pick(d, generatedTypes), JSONPath: d.path(), Priority: int32(d.IntN(3)),
-			Format:      pick(d, []string{"", "", "int32", "int64", "float", "double", "byte", "date", "date-time", "password"}),
+			Format: pick(d, []string{"", "", "int32", "int64", "float", "double", "byte", "date", "date-time",
+				"password"}),
 			Description: pick(d, []string{"", "a <description>"}),
 		}
 	}
@@ -258,8 +272,10 @@ func (d generator) columns() []apiextensionsv1.CustomResourceColumnDefinition {
 
 func (d generator) object() object.Tree {
 	return object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "spec": d.tree(3), "status": d.tree(2),
-		"metadata": object.Tree{"name": "x", "namespace": "default", "uid": "u", "generation": int64(3), "labels": object.Tree{"x.y/z": "label"},
-			"finalizers": []any{"example.com/f"}, "creationTimestamp": time.Now().Add(-90*time.Hour - 30*time.Minute).UTC().Format(time.RFC3339)}}
+		"metadata": object.Tree{"name": "x", "namespace": "default", "uid": "u", "generation": int64(3),
+			"labels":            object.Tree{"x.y/z": "label"},
+			"finalizers":        []any{"example.com/f"},
+			"creationTimestamp": time.Now().Add(-90*time.Hour - 30*time.Minute).UTC().Format(time.RFC3339)}}
 }
 
 // TestColumnsMatchUpstream compares Tables with upstream's for random columns and objects (PRN-002, PRN-007, PRN-009,
@@ -293,7 +309,8 @@ func TestColumnsMatchUpstream(t *testing.T) {
 
 // FuzzColumns compares the cell of a column with upstream's, for any path and value (PRN-014, PRN-017).
 func FuzzColumns(f *testing.F) {
-	for _, path := range []string{".spec.a", `.spec.a\.b`, ".spec.list[?(@.a==\"x\")].b", ".spec['a','b']", ".spec.list[0:2].a", ".spec..a", ".spec.list[-1]", ".spec[0"} {
+	for _, path := range []string{".spec.a", `.spec.a\.b`, ".spec.list[?(@.a==\"x\")].b", ".spec['a','b']",
+		".spec.list[0:2].a", ".spec..a", ".spec.list[-1]", ".spec[0"} {
 		for i := range generatedTypes {
 			f.Add(path, uint8(i), `{"a":"x","list":[{"a":"x","b":1},null,2.5]}`)
 		}
@@ -304,26 +321,31 @@ func FuzzColumns(f *testing.F) {
 		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 {
 			return
 		}
-		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path}})
-		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"}, "spec": tree})
+		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C",
+			Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path}})
+		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
+			"spec": tree})
 	})
 }
 
-// TestUnusualCells checks columns of invalid dates, and of fields that are not in the stored bytes of an object (PRN-013,
-// PRN-014, PRN-017).
+// TestUnusualCells checks columns of invalid dates, and of fields that are not in the stored bytes of an object
+// (PRN-013, PRN-014, PRN-017).
 func TestUnusualCells(t *testing.T) {
 	c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
-		{Name: "A", Type: "date", JSONPath: ".spec.date"}, {Name: "B", Type: "string", JSONPath: ".metadata.resourceVersion"},
-		{Name: "C", Type: "string", JSONPath: ".apiVersion"}, {Name: "D", Type: "string", JSONPath: ".metadata"}, {Name: "E", Type: "string", JSONPath: `.spec.list[?(@.a=="x")].n`},
+		{Name: "A", Type: "date", JSONPath: ".spec.date"}, {Name: "B", Type: "string",
+			JSONPath: ".metadata.resourceVersion"},
+		{Name: "C", Type: "string", JSONPath: ".apiVersion"}, {Name: "D", Type: "string",
+			JSONPath: ".metadata"}, {Name: "E", Type: "string", JSONPath: `.spec.list[?(@.a=="x")].n`},
 	})
 	for _, date := range []any{"null", "", "0001-01-01T00:00:00Z", "soon", int64(5), nil, "2000-01-01T00:00:00Z"} {
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
-			"spec": object.Tree{"date": date, "list": []any{object.Tree{"a": "x", "n": date}, object.Tree{"a": "x", "n": "second"}}}})
+			"spec": object.Tree{"date": date, "list": []any{object.Tree{"a": "x", "n": date},
+				object.Tree{"a": "x", "n": "second"}}}})
 	}
 }
 
-// TestColumnsOfTheCorpus compares the Table of each sample in the corpus of real CRDs with upstream's. Some CRDs have only
-// the default columns (PRN-001, PRN-003, PRN-005, PRN-008, PRN-018).
+// TestColumnsOfTheCorpus compares the Table of each sample in the corpus of real CRDs with upstream's. Some CRDs have
+// only the default columns (PRN-001, PRN-003, PRN-005, PRN-008, PRN-018).
 func TestColumnsOfTheCorpus(t *testing.T) {
 	const root = "../../../shared/corpus"
 	if _, err := os.Stat(root); err != nil {
@@ -340,7 +362,8 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 			c := withColumns(t, v.AdditionalPrinterColumns)
 			comparers[crd.Spec.Group+"/"+v.Name+" "+crd.Spec.Names.Kind] = c
 			columns += len(v.AdditionalPrinterColumns)
-			c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "bare"}})
+			c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show",
+				"metadata": object.Tree{"name": "bare"}})
 		}
 	})
 	samples := 0

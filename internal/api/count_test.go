@@ -35,7 +35,8 @@ func TestGetIsAsDocumented(t *testing.T) {
 		t.Skip("the test builds itself with coverage counters, which takes long")
 	}
 	program := filepath.Join(t.TempDir(), "counted")
-	build := exec.Command("go", "test", "-c", "-covermode=atomic", "-coverpkg="+module+"internal/...", "-o", program, ".")
+	build := exec.Command("go", "test", "-c", "-covermode=atomic", "-coverpkg="+module+"internal/...", "-o", program,
+		".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -23,7 +23,8 @@ func wantMarked(t testing.TB, o any, generation float64) {
 	t.Helper()
 	md, _ := at(o, "metadata").(map[string]any)
 	if md["deletionTimestamp"] == nil || md["deletionGracePeriodSeconds"] != 0.0 || md["generation"] != generation {
-		t.Errorf("got deletionTimestamp %v, grace period %v, generation %v, want any timestamp, 0 and %v", md["deletionTimestamp"], md["deletionGracePeriodSeconds"], md["generation"], generation)
+		t.Errorf("got deletionTimestamp %v, grace period %v, generation %v, want any timestamp, 0 and %v",
+			md["deletionTimestamp"], md["deletionGracePeriodSeconds"], md["generation"], generation)
 	}
 }
 
@@ -32,18 +33,22 @@ func wantMarked(t testing.TB, o any, generation float64) {
 func TestImmediateDelete(t *testing.T) {
 	onNode := strings.Replace(podJSON, `"spec":{`, scheduled, 1)
 	for name, c := range map[string]struct{ pod, phase, options string }{
-		"unscheduled":   {podJSON, "Pending", ""},
-		"finished":      {onNode, "Succeeded", ""},
-		"forced":        {onNode, "Running", fmt.Sprintf(zeroGrace, "")},
-		"preconditions": {onNode, "Running", fmt.Sprintf(zeroGrace, `,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
+		"unscheduled": {podJSON, "Pending", ""},
+		"finished":    {onNode, "Succeeded", ""},
+		"forced":      {onNode, "Running", fmt.Sprintf(zeroGrace, "")},
+		"preconditions": {onNode, "Running", fmt.Sprintf(zeroGrace,
+			`,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.want(http.StatusCreated, "POST", pods, c.pod)
-			made := tree(t, h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"`+c.phase+`"}}`, "Content-Type: application/merge-patch+json").Body)
-			options := strings.NewReplacer("UID", at(made, "metadata", "uid").(string), "VERSION", at(made, "metadata", "resourceVersion").(string)).Replace(c.options)
+			made := tree(t, h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"`+c.phase+`"}}`,
+				"Content-Type: application/merge-patch+json").Body)
+			options := strings.NewReplacer("UID", at(made, "metadata", "uid").(string), "VERSION",
+				at(made, "metadata", "resourceVersion").(string)).Replace(c.options)
 			// The code would be 202 if the Pod were only marked.
-			wantMarked(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p", fmt.Sprintf(zeroGrace, `,"dryRun":["All"],"orphanDependents":false`)).Body), 2)
+			wantMarked(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p",
+				fmt.Sprintf(zeroGrace, `,"dryRun":["All"],"orphanDependents":false`)).Body), 2)
 			h.want(http.StatusOK, "GET", pods+"/p", "")
 			_, events := h.watch(pods + "?watch=true")
 			wantEvent(t, nextEvent(t, events), "ADDED", "p")
@@ -96,7 +101,8 @@ func TestConcurrentDelete(t *testing.T) {
 			}
 			h.server.engine.Store = r
 			wantMarked(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p", "").Body), 2)
-			if left := tree(t, h.do("GET", pods+"/p", "").Body); (left["kind"] == "Pod") != replace || at(left, "metadata", "deletionTimestamp") != nil {
+			if left := tree(t, h.do("GET", pods+"/p", "").Body); (left["kind"] == "Pod") != replace ||
+				at(left, "metadata", "deletionTimestamp") != nil {
 				t.Errorf("after the delete: got %v, want a new Pod: %v", left, replace)
 			}
 			if r.second != nil {
@@ -127,15 +133,17 @@ func TestOrphanWarning(t *testing.T) {
 	}
 }
 
-// TestDeletePreconditionMessages checks the messages for unmet preconditions of a delete. Namespaces and CRDs have their
-// own messages, also while the object is terminating.
+// TestDeletePreconditionMessages checks the messages for unmet preconditions of a delete. Namespaces and CRDs have
+// their own messages, also while the object is terminating.
 func TestDeletePreconditionMessages(t *testing.T) {
 	h := withCronTabs(t)
 	const options = `{"apiVersion":"v1","kind":"DeleteOptions","preconditions":{%s}}`
 	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/crontabs.stable.example.com"
 	for _, c := range []struct{ path, precondition, format, field, resource string }{
-		{"/api/v1/namespaces/n", `"uid":"x"`, `namespaces "n": Precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "namespaces"},
-		{"/api/v1/namespaces/n", `"resourceVersion":"x"`, `namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object meta: %s`, "resourceVersion", "namespaces"},
+		{"/api/v1/namespaces/n", `"uid":"x"`,
+			`namespaces "n": Precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "namespaces"},
+		{"/api/v1/namespaces/n", `"resourceVersion":"x"`,
+			`namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object meta: %s`, "resourceVersion", "namespaces"},
 		{crd, `"uid":"x"`, `customresourcedefinitions.apiextensions.k8s.io "crontabs.stable.example.com": precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "customresourcedefinitions"},
 	} {
 		if c.resource == "namespaces" {
@@ -144,7 +152,8 @@ func TestDeletePreconditionMessages(t *testing.T) {
 		for range 2 {
 			current := at(tree(t, h.want(http.StatusOK, "GET", c.path, "").Body), "metadata", c.field)
 			s := tree(t, h.want(http.StatusConflict, "DELETE", c.path, fmt.Sprintf(options, c.precondition)).Body)
-			if want := "Operation cannot be fulfilled on " + fmt.Sprintf(c.format, current); s["message"] != want || at(s, "details", "kind") != c.resource {
+			if want := "Operation cannot be fulfilled on " + fmt.Sprintf(c.format, current); s["message"] != want ||
+				at(s, "details", "kind") != c.resource {
 				t.Errorf(" got %v\nwant %s", s, want)
 			}
 			h.want(http.StatusOK, "DELETE", c.path, "")
@@ -156,9 +165,11 @@ func TestDeletePreconditionMessages(t *testing.T) {
 // delete apply until the namespace is empty.
 func TestDeleteOfTerminatingNamespace(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces",
+		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
 	first := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Foreground", "").Body.String()
-	if second := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Orphan", "").Body.String(); second != first {
+	if second := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Orphan",
+		"").Body.String(); second != first {
 		t.Errorf(" got %s\nwant %s", second, first)
 	}
 }
@@ -169,7 +180,8 @@ type racingStore struct {
 	second func()
 }
 
-func (r *racingStore) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+func (r *racingStore) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event,
+	error) {
 	events, err := r.Store.Commit(ctx, writes, guards...)
 	if second := r.second; second != nil {
 		r.second = nil

@@ -19,7 +19,8 @@ func TestEscalationByName(t *testing.T) {
 "roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
 	const role, as = `{"metadata":{"name":"target"},"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]}`, "Impersonate-User: mary"
 	for _, path := range []string{roles, roles + "?dryRun=All"} {
-		if text := h.want(403, "POST", path, role, as).Body.String(); !strings.Contains(text, "is attempting to grant RBAC permissions not currently held") {
+		if text := h.want(403, "POST", path, role, as).Body.String(); !strings.Contains(text,
+			"is attempting to grant RBAC permissions not currently held") {
 			t.Error(text)
 		}
 	}
@@ -27,12 +28,13 @@ func TestEscalationByName(t *testing.T) {
 	h.want(201, "PUT", roles+"/target", role, as)
 }
 
-// TestEscalationOfUpdates checks updates by a user who lacks the rights of the role. The user may change only the fields
-// that the garbage collector needs, such as finalizers. An update with an incomplete object is refused. The escalation
-// check runs before any other check of the object.
+// TestEscalationOfUpdates checks updates by a user who lacks the rights of the role. The user may change only the
+// fields that the garbage collector needs, such as finalizers. An update with an incomplete object is refused. The
+// escalation check runs before any other check of the object.
 func TestEscalationOfUpdates(t *testing.T) {
 	h := newHarness(t)
-	const roles, bindings = "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+	const roles, bindings = "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]}]}`)
 	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
@@ -43,21 +45,27 @@ func TestEscalationOfUpdates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const missing = "is attempting to grant RBAC permissions not currently held:\n" + `{APIGroups:[""], Resources:["secrets"], Verbs:["get"]}`
+	const missing = "is attempting to grant RBAC permissions not currently held:\n" +
+		`{APIGroups:[""], Resources:["secrets"], Verbs:["get"]}`
 	const forbidden = `is forbidden: user "mary" (groups=["system:authenticated"]) ` + missing
 	for _, rv := range []string{"", `,"resourceVersion":"1"`, `,"resourceVersion":"x"`} {
-		h.wantError(403, `clusterroles.rbac.authorization.k8s.io "big" `+forbidden, "PUT", roles+"/big", `{"metadata":{"name":"big","finalizers":["a.example.com/b"]`+rv+`},`+rules, as)
+		h.wantError(403, `clusterroles.rbac.authorization.k8s.io "big" `+forbidden, "PUT", roles+"/big",
+			`{"metadata":{"name":"big","finalizers":["a.example.com/b"]`+rv+`},`+rules, as)
 	}
 	h.want(200, "PUT", roles+"/big", string(whole), as)
-	h.wantError(403, "clusterroles.rbac.authorization.k8s.io "+forbidden, "POST", roles, `{"metadata":{"generateName":"big-"},`+rules, as)
+	h.wantError(403, "clusterroles.rbac.authorization.k8s.io "+forbidden, "POST", roles,
+		`{"metadata":{"generateName":"big-"},`+rules, as)
 
 	bind := func(kind, name string) string {
-		return `{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"` + kind + `","name":"` + name + `"}}`
+		return `{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"` + kind +
+			`","name":"` + name + `"}}`
 	}
-	h.wantError(404, `clusterrolebindings.rbac.authorization.k8s.io "none" not found`, "POST", bindings, bind("ClusterRole", "none"), as)
+	h.wantError(404, `clusterrolebindings.rbac.authorization.k8s.io "none" not found`, "POST", bindings,
+		bind("ClusterRole", "none"), as)
 	h.wantError(400, "Namespace parameter required.", "POST", bindings, bind("Role", "none"), as)
 	h.wantError(400, "Name parameter required.", "POST", bindings, bind("ClusterRole", ""), as)
-	h.wantError(400, `Name parameter invalid: "a/b": may not contain '/'`, "POST", bindings, bind("ClusterRole", "a/b"), as)
+	h.wantError(400, `Name parameter invalid: "a/b": may not contain '/'`, "POST", bindings, bind("ClusterRole", "a/b"),
+		as)
 	h.wantError(500, `unsupported role reference kind: "Foo"`, "POST", bindings, bind("Foo", "x"), as)
 }
 
@@ -66,9 +74,12 @@ func TestEscalationOfUpdates(t *testing.T) {
 func TestForbiddenInvalidListHasNoName(t *testing.T) {
 	h := newHarness(t)
 	const cannot = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
-	h.wantError(403, `configmaps "a" is forbidden: `+cannot, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
+	h.wantError(403, `configmaps "a" is forbidden: `+cannot, "GET",
+		"/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
 	for _, query := range []string{"limit=x", "labelSelector=a%3D%3D%3D"} {
-		h.wantError(403, "configmaps is forbidden: "+cannot, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+query, "", "Impersonate-User: mary")
+		h.wantError(403, "configmaps is forbidden: "+cannot, "GET",
+			"/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+
+				query, "", "Impersonate-User: mary")
 	}
 }
 
@@ -81,9 +92,11 @@ func TestEmptyNames(t *testing.T) {
 	h.wantError(400, none, "GET", "/api/v1/namespaces//configmaps/a", "")
 	h.wantError(400, none, "DELETE", "/api/v1/namespaces//configmaps", "")
 	h.wantError(400, none, "POST", "/api/v1/namespaces//configmaps", `{"metadata":{"name":"a"}}`)
-	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces//configmaps/a", "{}")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST",
+		"/api/v1/namespaces//configmaps/a", "{}")
 	h.wantError(405, "the server does not allow this method on the requested resource", "POST", maps+"/a%25b", "{}")
-	h.wantError(400, "name must be provided", "GET", "/api/v1/namespaces/default/pods//status?fieldSelector=metadata.name%3Da", "")
+	h.wantError(400, "name must be provided", "GET",
+		"/api/v1/namespaces/default/pods//status?fieldSelector=metadata.name%3Da", "")
 	for _, method := range []string{"GET", "PUT", "PATCH"} {
 		h.wantError(400, "name must be provided", method, "/api/v1/namespaces/default/pods//status", "{}")
 	}
@@ -104,18 +117,21 @@ func TestCombinationsInRolesAreLimited(t *testing.T) {
 		return strings.Join(all, ",")
 	}
 	role := func(name string, n int) string {
-		return `{"metadata":{"name":"` + name + `"},"rules":[{"apiGroups":[` + words(n, "g") + `],"resources":[` + words(n, "r") + `],"verbs":[` + words(n, "v") + `]}]}`
+		return `{"metadata":{"name":"` + name + `"},"rules":[{"apiGroups":[` + words(n, "g") + `],"resources":[` +
+			words(n, "r") + `],"verbs":[` + words(n, "v") + `]}]}`
 	}
 	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]},
 {"apiGroups":[""],"resources":["pods",`+words(2000, "r")+`],"verbs":["get"]}]}`)
 	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
 	h.wantError(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have at most 50000 items`, "POST", roles, role("big", 300), as)
-	if text := h.want(422, "POST", roles, role("middle", 30), as).Body.String(); !strings.Contains(text, "rules: Too many: 27000: must have at most") {
+	if text := h.want(422, "POST", roles, role("middle", 30), as).Body.String(); !strings.Contains(text,
+		"rules: Too many: 27000: must have at most") {
 		t.Error(text)
 	}
 	h.want(201, "POST", roles, role("middle", 30))
-	if text := h.want(422, "POST", bindings, `{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"middle"}}`, as).Body.String(); !strings.Contains(text, "roleRef: Too many: 27000: must have at most") {
+	if text := h.want(422, "POST", bindings,
+		`{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"middle"}}`, as).Body.String(); !strings.Contains(text, "roleRef: Too many: 27000: must have at most") {
 		t.Error(text)
 	}
 	h.want(201, "POST", roles, `{"metadata":{"name":"small"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`, as)

@@ -11,7 +11,8 @@ import (
 func BenchmarkProtobufEvents(b *testing.B) {
 	h := newHarness(b)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	o, err := h.server.engine.Get(b.Context(), engine.Target{Version: h.server.live.Load().Find("", "v1", "pods"), Namespace: "default", Name: "p"}, "")
+	o, err := h.server.engine.Get(b.Context(), engine.Target{Version: h.server.live.Load().Find("", "v1", "pods"),
+		Namespace: "default", Name: "p"}, "")
 	if err != nil {
 		b.Fatal(err)
 	}

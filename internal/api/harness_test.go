@@ -40,18 +40,21 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	}
 	env = fixture.Open(t, kinds.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
 	c := Config{
-		Engine:        env.Engine,
-		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
-		Authorizer:    authorizer,
-		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: defaultRequestTimeout}, env.Store.Head, clock.RealClock{}),
-		Discovery:     discovery.Handler(env.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
-		OpenAPI:       openapi.Handler(env.Live, nil),
+		Engine: env.Engine,
+		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil),
+			Now: time.Now}),
+		Authorizer: authorizer,
+		Fairness: flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200,
+			RequestTimeout: defaultRequestTimeout}, env.Store.Head, clock.RealClock{}),
+		Discovery: discovery.Handler(env.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
+		OpenAPI:   openapi.Handler(env.Live, nil),
 	}
 	for _, f := range change {
 		f(&c)
 	}
 	h := &harness{t, New(c)}
-	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default"}}`)
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces",
+		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default"}}`)
 	return h
 }
 

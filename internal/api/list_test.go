@@ -11,20 +11,25 @@ import (
 
 const partialList = "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
-// TestBuiltinListItemsHaveNoKind checks that items of built-in kinds have no kind and apiVersion in lists and in responses
-// of DeleteCollection. Objects in watch events and Table rows have them, and so have PartialObjectMetadata. Items of custom
-// kinds always have them (HPX-012).
+// TestBuiltinListItemsHaveNoKind checks that items of built-in kinds have no kind and apiVersion in lists and in
+// responses of DeleteCollection. Objects in watch events and Table rows have them, and so have PartialObjectMetadata.
+// Items of custom kinds always have them (HPX-012).
 func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
-	h.want(201, "POST", "/api/v1/namespaces/default/secrets", `{"metadata":{"name":"s"},"data":{"kind":"YQ=="},"immutable":true}`)
-	h.want(201, "POST", "/api/v1/namespaces/default/services", `{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}]}}`)
-	h.want(201, "POST", "/api/v1/namespaces/default/events", `{"metadata":{"name":"e"},"action":"a","involvedObject":{"kind":"Pod","apiVersion":"v1","namespace":"default"}}`)
+	h.want(201, "POST", "/api/v1/namespaces/default/secrets",
+		`{"metadata":{"name":"s"},"data":{"kind":"YQ=="},"immutable":true}`)
+	h.want(201, "POST", "/api/v1/namespaces/default/services",
+		`{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}]}}`)
+	h.want(201, "POST", "/api/v1/namespaces/default/events",
+		`{"metadata":{"name":"e"},"action":"a","involvedObject":{"kind":"Pod","apiVersion":"v1","namespace":"default"}}`)
 	for _, path := range []string{
 		"/api/v1/secrets", "/api/v1/namespaces", "/api/v1/services", "/api/v1/events", "/apis/events.k8s.io/v1/events",
-		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions",
+		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+		"/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions",
 	} {
 		list := tree(t, h.want(200, "GET", path, "").Body)
-		one := strings.Replace(path, "/v1/", "/v1/namespaces/default/", 1) + "/" + at(list, "items", 0, "metadata", "name").(string)
+		one := strings.Replace(path, "/v1/", "/v1/namespaces/default/", 1) + "/" +
+			at(list, "items", 0, "metadata", "name").(string)
 		if at(list, "items", 0, "metadata", "namespace") == nil {
 			one = strings.Replace(one, "/namespaces/default/", "/", 1)
 		}
@@ -33,7 +38,8 @@ func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 		delete(want, "kind")
 		wantEqual(t, path, at(list, "items", 0), want)
 		fromYAML := map[string]any{}
-		if err := yaml.Unmarshal(h.want(200, "GET", path, "", "Accept: application/yaml").Body.Bytes(), &fromYAML); err != nil {
+		if err := yaml.Unmarshal(h.want(200, "GET", path, "", "Accept: application/yaml").Body.Bytes(),
+			&fromYAML); err != nil {
 			t.Fatal(err)
 		}
 		wantEqual(t, path+" in YAML", at(fromYAML, "items", 0), want)
@@ -42,12 +48,16 @@ func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 			t.Errorf("%s in CBOR: got %v, error %v, want items without a kind", path, fromCBOR, err)
 		}
 	}
-	wantEqual(t, "item of a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"), any("CronTab"))
-	wantEqual(t, "object in a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body), "rows", 0, "object", "kind"), any("Secret"))
-	wantEqual(t, "PartialObjectMetadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0, "kind"), any("PartialObjectMetadata"))
+	wantEqual(t, "item of a custom kind", at(tree(t, h.do("GET", crontabs, "").Body), "items", 0, "kind"),
+		any("CronTab"))
+	wantEqual(t, "object in a row", at(tree(t, h.do("GET", "/api/v1/secrets?includeObject=Object", "", asTable).Body),
+		"rows", 0, "object", "kind"), any("Secret"))
+	wantEqual(t, "PartialObjectMetadata", at(tree(t, h.do("GET", "/api/v1/secrets", "", partialList).Body), "items", 0,
+		"kind"), any("PartialObjectMetadata"))
 	_, events := h.watch("/api/v1/secrets?watch=1")
 	wantEqual(t, "object in an event", at(nextEvent(t, events), "object", "kind"), any("Secret"))
-	wantEqual(t, "item of DeleteCollection", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body), "items", 0, "kind"), any(nil))
+	wantEqual(t, "item of DeleteCollection", at(tree(t, h.do("DELETE", "/api/v1/namespaces/default/secrets", "").Body),
+		"items", 0, "kind"), any(nil))
 }
 
 // wantEqual checks that two values have the same text. name is the name of the value in the failure message.
@@ -58,7 +68,8 @@ func wantEqual(t *testing.T, name string, got, want any) {
 	}
 }
 
-// TestEmptyLists checks that items of an empty list is [] in all forms, except null in PartialObjectMetadataList (CRD-064).
+// TestEmptyLists checks that items of an empty list is [] in all forms, except null in PartialObjectMetadataList
+// (CRD-064).
 func TestEmptyLists(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(200, "DELETE", crontabs, "")
@@ -90,13 +101,16 @@ func TestReviewsHaveNoTable(t *testing.T) {
 		"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews":  `{"spec":{"namespace":"default"}}`,
 	} {
 		table, alternative, _ := strings.Cut(asTable, ",")
-		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf", "POST", path, body, table)
+		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, "+
+			"application/vnd.kubernetes.protobuf", "POST", path, body, table)
 		review := tree(t, h.want(201, "POST", path, body, "Accept: "+alternative).Body)
-		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"}, review["kind"]) {
+		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"},
+			review["kind"]) {
 			t.Errorf("%s: got %v, want the review", path, review)
 		}
 		wantEqual(t, "namespace of "+path, at(review, "spec", "namespace"), any(nil))
-		if manager := at(review, "metadata", "managedFields", 0, "manager"); (manager == "tester") != (review["kind"] == "SelfSubjectAccessReview") {
+		if manager := at(review, "metadata", "managedFields", 0,
+			"manager"); (manager == "tester") != (review["kind"] == "SelfSubjectAccessReview") {
 			t.Errorf("%s: got manager %v, want tester only for SelfSubjectAccessReview", path, manager)
 		}
 	}

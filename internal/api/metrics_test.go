@@ -9,14 +9,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/conversion"
 )
 
-// TestMetricsOfDeletedKind checks that the metrics of a kind are removed with its CRD. This includes metrics of requests
-// that end after the deletion. The metrics of other kinds remain.
+// TestMetricsOfDeletedKind checks that the metrics of a kind are removed with its CRD. This includes metrics of
+// requests that end after the deletion. The metrics of other kinds remain.
 func TestMetricsOfDeletedKind(t *testing.T) {
 	h := withCronTabs(t)
 	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/crontabs.stable.example.com"
 	v := h.server.live.Load().Find("stable.example.com", "v1", "crontabs")
 	observeConversion := func() {
-		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1", Duration: time.Second})
+		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1",
+			Duration: time.Second})
 	}
 	h.want(200, "GET", crontabs, "")
 	h.want(200, "GET", crontabs+"/a", "")
@@ -25,8 +26,10 @@ func TestMetricsOfDeletedKind(t *testing.T) {
 	h.want(200, "GET", "/api/v1/namespaces/default", "")
 	observeConversion()
 	text := h.do("GET", "/metrics", "").Body.String()
-	for _, name := range []string{"apiserver_request_total", "apiserver_request_duration_seconds_sum", "apiserver_response_sizes_sum",
-		"apiserver_longrunning_requests", "apiserver_watch_events_total", "apiserver_requested_deprecated_apis", "apiserver_crd_conversion_webhook_duration_seconds_sum"} {
+	for _, name := range []string{"apiserver_request_total", "apiserver_request_duration_seconds_sum",
+		"apiserver_response_sizes_sum",
+		"apiserver_longrunning_requests", "apiserver_watch_events_total", "apiserver_requested_deprecated_apis",
+		"apiserver_crd_conversion_webhook_duration_seconds_sum"} {
 		found := false
 		for line := range strings.Lines(text) {
 			found = found || strings.HasPrefix(line, name+"{") && strings.Contains(line, "crontabs")
@@ -44,7 +47,8 @@ func TestMetricsOfDeletedKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	observeConversion()
-	late := seriesKey{group: "stable.example.com", version: "v1", plural: "crontabs", verb: verbGet, code: 200, named: true, namespaced: true}
+	late := seriesKey{group: "stable.example.com", version: "v1", plural: "crontabs", verb: verbGet, code: 200,
+		named: true, namespaced: true}
 	h.server.metrics.seriesFor(late, v).requests.Inc()
 	for line := range strings.Lines(h.do("GET", "/metrics", "").Body.String()) {
 		if strings.Contains(line, "crontabs") {

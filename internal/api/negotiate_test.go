@@ -14,8 +14,10 @@ func TestMediaCacheIsBounded(t *testing.T) {
 	var c mediaCache
 	all := offers(true)
 	columns := []resource.Column{{Name: "Name"}}
-	kinds := []*resource.Version{nil, {}, {Type: &resource.GoType{}}, {Columns: columns}, {Type: &resource.GoType{}, Columns: columns}}
-	headers := []string{"", mediaJSON, "*/*", kubectlAccept, mediaProtobuf + "," + mediaJSON, mediaProtobuf, "text/html", mediaJSON + ";" + strings.Repeat("x", 2*maxCachedHeader)}
+	kinds := []*resource.Version{nil, {}, {Type: &resource.GoType{}}, {Columns: columns},
+		{Type: &resource.GoType{}, Columns: columns}}
+	headers := []string{"", mediaJSON, "*/*", kubectlAccept, mediaProtobuf + "," + mediaJSON, mediaProtobuf,
+		"text/html", mediaJSON + ";" + strings.Repeat("x", 2*maxCachedHeader)}
 	for i := range 10 * maxCachedMedia {
 		headers = append(headers, fmt.Sprintf("application/json;q=0.%d", i))
 	}

@@ -17,11 +17,14 @@ const fullMeta = `{"apiVersion":"a/v1","kind":"K","spec":{"metadata":{"name":"no
 "name":"n","namespace":"ns","ownerReferences":[{"apiVersion":"v1","blockOwnerDeletion":true,"controller":false,"kind":"K","name":"o","uid":"u"}],"selfLink":"/x","uid":"u"}}`
 
 var metadataSeeds = []string{
-	fullMeta, `{}`, `{"metadata":{}}`, `{"metadata":null}`, `{"metadata":{"labels":null,"finalizers":null,"creationTimestamp":null,"generation":null,"name":null}}`,
+	fullMeta, `{}`, `{"metadata":{}}`, `{"metadata":null}`,
+	`{"metadata":{"labels":null,"finalizers":null,"creationTimestamp":null,"generation":null,"name":null}}`,
 	`{"metadata":{"finalizers":[],"labels":{},"annotations":{},"ownerReferences":[],"managedFields":[]}}`,
 	`{"metadata":{"deletionTimestamp":null,"deletionGracePeriodSeconds":null,"ownerReferences":[{"controller":null}],"managedFields":[{"time":null,"fieldsV1":null}]}}`,
-	`{"metadata":{"name":1}}`, `{"metadata":{"labels":[]}}`, `{"metadata":{"creationTimestamp":"soon"}}`, `{"metadata":{"generation":1.5}}`,
-	`{"metadata":{"generation":99999999999999999999}}`, `{"metadata":{"creationTimestamp":""}}`, `{"metadata":{"ownerReferences":[{"controller":"x"}]}}`,
+	`{"metadata":{"name":1}}`, `{"metadata":{"labels":[]}}`, `{"metadata":{"creationTimestamp":"soon"}}`,
+	`{"metadata":{"generation":1.5}}`,
+	`{"metadata":{"generation":99999999999999999999}}`, `{"metadata":{"creationTimestamp":""}}`,
+	`{"metadata":{"ownerReferences":[{"controller":"x"}]}}`,
 }
 
 // compareMetadata checks that partialMetadata returns the same metadata as encoding/json for an object in JSON.

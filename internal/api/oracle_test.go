@@ -20,15 +20,18 @@ import (
 // FuzzPath compares the parsed path of a request with upstream's RequestInfo (CRD-002).
 func FuzzPath(f *testing.F) {
 	for _, p := range []string{
-		"/api/v1/namespaces/default/configmaps/x", "/apis/g/v1/namespaces/n/p/x/status", "/apis/g/v1/p", "/api/v1/namespaces/x/finalize",
-		"/api/v1/watch/namespaces/n/p/x", "/apis/g/v1", "/api", "//api/v1/x", "/api/v1//x", "/apis/g/v/namespaces//p", "/healthz", "/api/v1/watch", "/apis//v/p",
+		"/api/v1/namespaces/default/configmaps/x", "/apis/g/v1/namespaces/n/p/x/status", "/apis/g/v1/p",
+		"/api/v1/namespaces/x/finalize",
+		"/api/v1/watch/namespaces/n/p/x", "/apis/g/v1", "/api", "//api/v1/x", "/api/v1//x", "/apis/g/v/namespaces//p",
+		"/healthz", "/api/v1/watch", "/apis//v/p",
 		"/api/v1/namespaces/..", "/apis/g/v/p/x/", "/a/b/c/d/e/f/g/h/i/j/k",
 	} {
 		f.Add("GET", p)
 		f.Add("DELETE", p)
 	}
 	f.Add("POST", "/api/v1/pods")
-	upstream := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	upstream := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"),
+		GrouplessAPIPrefixes: sets.NewString("api")}
 	f.Fuzz(func(t *testing.T, method, urlPath string) {
 		var p path
 		p.parse(method, urlPath)
@@ -40,8 +43,10 @@ func FuzzPath(f *testing.F) {
 			return
 		}
 		want := path{
-			verb: info.Verb, resource: info.IsResourceRequest, group: info.APIGroup, version: info.APIVersion, namespace: info.Namespace,
-			plural: info.Resource, name: info.Name, subresource: info.Subresource, emptyNamespace: p.emptyNamespace, watchPrefix: p.watchPrefix,
+			verb: info.Verb, resource: info.IsResourceRequest, group: info.APIGroup, version: info.APIVersion,
+			namespace: info.Namespace,
+			plural:    info.Resource, name: info.Name, subresource: info.Subresource, emptyNamespace: p.emptyNamespace,
+			watchPrefix: p.watchPrefix,
 		}
 		if p != want {
 			t.Errorf("%s %q:\n got %+v\nwant %+v", method, urlPath, p, want)
@@ -73,10 +78,13 @@ func (endpointRestrictions) AllowsStreamSchema(s string) bool  { return s == "wa
 // FuzzAccept compares the negotiated media type with upstream's (CRD-068, CRD-064).
 func FuzzAccept(f *testing.F) {
 	for _, h := range []string{
-		"", "*/*", "application/*", "application/json", "application/yaml;q=0.5,application/json;q=0.4", "application/vnd.kubernetes.protobuf",
+		"", "*/*", "application/*", "application/json", "application/yaml;q=0.5,application/json;q=0.4",
+		"application/vnd.kubernetes.protobuf",
 		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
-		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/json;stream=watch;pretty=1", "text/html", ",;=", "application/json;sv=v2",
-		"application/yaml;stream=watch,application/json", "application/cbor", `application/json;q="0.5"`, "application/json;q=x",
+		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+		"application/json;stream=watch;pretty=1", "text/html", ",;=", "application/json;sv=v2",
+		"application/yaml;stream=watch,application/json", "application/cbor", `application/json;q="0.5"`,
+		"application/json;q=x",
 	} {
 		f.Add(h, true)
 		f.Add(h, false)
@@ -100,7 +108,8 @@ func FuzzAccept(f *testing.F) {
 		if want.Convert != nil {
 			kind = want.Convert.Kind
 		}
-		names := map[view]string{viewObject: "", viewTable: "Table", viewPartial: "PartialObjectMetadata", viewPartialList: "PartialObjectMetadataList"}
+		names := map[view]string{viewObject: "", viewTable: "Table", viewPartial: "PartialObjectMetadata",
+			viewPartialList: "PartialObjectMetadataList"}
 		if got.media != want.Accepted.MediaType || names[got.view] != kind || got.pretty != want.Pretty {
 			t.Errorf("%q: got %+v, want %v %q as upstream", header, got, want.Accepted.MediaType, kind)
 		}
@@ -110,8 +119,11 @@ func FuzzAccept(f *testing.F) {
 // FuzzOptions sends lists with arbitrary queries, and checks that none gets a 500 or panics (CRD-067).
 func FuzzOptions(f *testing.F) {
 	for _, q := range []string{
-		"", "labelSelector=a%3Db", "fieldSelector=metadata.name%3Da", "limit=1", "limit=-1&continue=x", "resourceVersion=1&resourceVersionMatch=Exact", "resourceVersion=x",
-		"labelSelector=a+in+(b,c)", "timeoutSeconds=1", "limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiJhXHUwMDAwIn0", "watch=0", "pretty=maybe", "timeout=1s", "a=%", "includeObject=Nothing", "sendInitialEvents=true",
+		"", "labelSelector=a%3Db", "fieldSelector=metadata.name%3Da", "limit=1", "limit=-1&continue=x",
+		"resourceVersion=1&resourceVersionMatch=Exact", "resourceVersion=x",
+		"labelSelector=a+in+(b,c)", "timeoutSeconds=1",
+		"limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiJhXHUwMDAwIn0", "watch=0", "pretty=maybe",
+		"timeout=1s", "a=%", "includeObject=Nothing", "sendInitialEvents=true",
 	} {
 		f.Add(q)
 	}

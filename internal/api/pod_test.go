@@ -19,18 +19,24 @@ func TestBinding(t *testing.T) {
 	h := newHarness(t)
 	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`, "Content-Type: application/merge-patch+json")
-	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
+	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`,
+		"Content-Type: application/merge-patch+json")
+	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding",
+		strings.Replace(binding, `"name":"p"`, `"name":"q"`,
+			1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
 		t.Error(body)
 	}
 	versioned := strings.Replace(binding, `"name":"p"`, `"name":"p","resourceVersion":"abc"`, 1)
-	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", versioned).Body.String(); !strings.Contains(body, "ResourceVersion in precondition: abc") {
+	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", versioned).Body.String(); !strings.Contains(body,
+		"ResourceVersion in precondition: abc") {
 		t.Error(body)
 	}
-	if body := h.want(http.StatusInternalServerError, "POST", pods+"/p/binding", strings.Replace(binding, `"Node"`, `"Pod"`, 1)).Body.String(); !strings.Contains(body, `target.kind`) {
+	if body := h.want(http.StatusInternalServerError, "POST", pods+"/p/binding",
+		strings.Replace(binding, `"Node"`, `"Pod"`, 1)).Body.String(); !strings.Contains(body, `target.kind`) {
 		t.Error(body)
 	}
-	if body := h.want(http.StatusCreated, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body, `"status":"Success"`) {
+	if body := h.want(http.StatusCreated, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body,
+		`"status":"Success"`) {
 		t.Error(body)
 	}
 	bound := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String()
@@ -39,15 +45,17 @@ func TestBinding(t *testing.T) {
 			t.Errorf("got %s, want it to contain %s", bound, has)
 		}
 	}
-	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body, `pod p is already assigned to node \"m\"`) {
+	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body,
+		`pod p is already assigned to node \"m\"`) {
 		t.Error(body)
 	}
-	h.want(http.StatusNotFound, "POST", pods+"/absent/binding", strings.Replace(binding, `"name":"p"`, `"name":"absent"`, 1))
+	h.want(http.StatusNotFound, "POST", pods+"/absent/binding",
+		strings.Replace(binding, `"name":"p"`, `"name":"absent"`, 1))
 	h.want(http.StatusOK, "GET", pods+"?fieldSelector=spec.nodeName%3Dm,spec.hostNetwork%3Dfalse", "")
 }
 
-// TestEviction checks that an eviction that exceeds the disruption budget gets 429. A permitted eviction gets the Status
-// of a create, which kubectl drain expects (SUB-028).
+// TestEviction checks that an eviction that exceeds the disruption budget gets 429. A permitted eviction gets the
+// Status of a create, which kubectl drain expects (SUB-028).
 func TestEviction(t *testing.T) {
 	h := newHarness(t)
 	const (
@@ -55,18 +63,26 @@ func TestEviction(t *testing.T) {
 		budgets  = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 		merge    = "Content-Type: application/merge-patch+json"
 	)
-	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`).Replace(podJSON))
-	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
-	h.want(http.StatusCreated, "POST", budgets, `{"metadata":{"name":"b"},"spec":{"selector":{"matchLabels":{"a":"b"}}}}`)
+	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`,
+		`"spec":{`, `"spec":{"nodeName":"m",`).Replace(podJSON))
+	h.want(http.StatusOK, "PATCH", pods+"/p/status",
+		`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
+	h.want(http.StatusCreated, "POST", budgets,
+		`{"metadata":{"name":"b"},"spec":{"selector":{"matchLabels":{"a":"b"}}}}`)
 	refused := h.want(http.StatusTooManyRequests, "POST", pods+"/p/eviction", eviction)
-	if retry := refused.Header().Get("Retry-After"); retry != "10" || !strings.Contains(refused.Body.String(), `"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by the server."}]`) {
+	if retry := refused.Header().Get("Retry-After"); retry != "10" ||
+		!strings.Contains(refused.Body.String(),
+			`"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by the server."}]`) {
 		t.Errorf("got Retry-After %s, %s, want 10 and the cause DisruptionBudget", retry, refused.Body)
 	}
-	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`, merge)
-	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction", eviction).Body.String(); body != `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}`+"\n" {
+	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`,
+		merge)
+	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction",
+		eviction).Body.String(); body != `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}`+"\n" {
 		t.Error(body)
 	}
-	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body, `"reason":"EvictionByEvictionAPI"`) || !strings.Contains(body, `"deletionTimestamp"`) {
+	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body,
+		`"reason":"EvictionByEvictionAPI"`) || !strings.Contains(body, `"deletionTimestamp"`) {
 		t.Error(body)
 	}
 	h.want(http.StatusMethodNotAllowed, "GET", pods+"/p/eviction", "")
@@ -82,8 +98,11 @@ func TestCreateOnlyResources(t *testing.T) {
 		t.Error(body)
 	}
 	for path, code := range map[string]int{
-		bindings: http.StatusMethodNotAllowed, bindings + "/p": http.StatusNotFound, "/api/v1/bindings": http.StatusNotFound, "/api/v1/watch/bindings": http.StatusNotFound,
-		"/apis/authentication.k8s.io/v1/tokenreviews": http.StatusMethodNotAllowed, "/apis/authentication.k8s.io/v1/tokenreviews/x": http.StatusNotFound,
+		bindings: http.StatusMethodNotAllowed, bindings +
+			"/p": http.StatusNotFound, "/api/v1/bindings": http.StatusNotFound,
+		"/api/v1/watch/bindings":                                  http.StatusNotFound,
+		"/apis/authentication.k8s.io/v1/tokenreviews":             http.StatusMethodNotAllowed,
+		"/apis/authentication.k8s.io/v1/tokenreviews/x":           http.StatusNotFound,
 		"/apis/authorization.k8s.io/v1/localsubjectaccessreviews": http.StatusNotFound,
 	} {
 		h.want(code, "GET", path, "")
@@ -94,10 +113,12 @@ func TestCreateOnlyResources(t *testing.T) {
 // TestBindingInTerminatingNamespace checks that a Binding in a terminating namespace is refused.
 func TestBindingInTerminatingNamespace(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces",
+		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces/n/pods", strings.Replace(podJSON, `"default"`, `"n"`, 1))
 	h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n", "")
-	body := h.want(http.StatusForbidden, "POST", "/api/v1/namespaces/n/pods/p/binding", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`).Body.String()
+	body := h.want(http.StatusForbidden, "POST", "/api/v1/namespaces/n/pods/p/binding",
+		`{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`).Body.String()
 	if !strings.Contains(body, "unable to create new content in namespace n because it is being terminated") {
 		t.Error(body)
 	}
@@ -106,7 +127,8 @@ func TestBindingInTerminatingNamespace(t *testing.T) {
 // TestGracefulDelete checks that a running Pod gets a grace period. A second delete can shorten it but not extend it.
 func TestGracefulDelete(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", pods, strings.Replace(podJSON, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
+	h.want(http.StatusCreated, "POST", pods, strings.Replace(podJSON, `"spec":{`,
+		`"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
 	for _, c := range []struct{ options, has string }{
 		{``, `"deletionGracePeriodSeconds":7`},
 		{`{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":60}`, `"deletionGracePeriodSeconds":7`},
@@ -116,7 +138,9 @@ func TestGracefulDelete(t *testing.T) {
 			t.Errorf("options %s: got %s, want it to contain %s", c.options, body, c.has)
 		}
 	}
-	if body := h.want(http.StatusOK, "DELETE", pods+"/p", `{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":0}`).Body.String(); !strings.Contains(body, `"kind":"Pod"`) {
+	if body := h.want(http.StatusOK, "DELETE", pods+"/p",
+		`{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":0}`).Body.String(); !strings.Contains(body,
+		`"kind":"Pod"`) {
 		t.Errorf("got %s, want the Pod", body)
 	}
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
@@ -126,8 +150,10 @@ func TestGracefulDelete(t *testing.T) {
 func TestPodIPs(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`, "Content-Type: application/merge-patch+json")
-	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0, "status.podIPs=": 1, "status.podIPs!=x": 1} {
+	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`,
+		"Content-Type: application/merge-patch+json")
+	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0,
+		"status.podIPs=": 1, "status.podIPs!=x": 1} {
 		body := h.want(http.StatusOK, "GET", pods+"?fieldSelector="+selector, "").Body
 		if items, _ := at(tree(t, body), "items").([]any); len(items) != n {
 			t.Errorf("%s: got %d Pods, want %d", selector, len(items), n)
@@ -139,13 +165,17 @@ func TestPodIPs(t *testing.T) {
 func TestScaleOfDeployment(t *testing.T) {
 	h := newHarness(t)
 	const all = "/apis/apps/v1/namespaces/default/deployments"
-	h.want(http.StatusCreated, "POST", all, `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"c","operator":"Exists"}]},
+	h.want(http.StatusCreated, "POST", all,
+		`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"c","operator":"Exists"}]},
 "template":{"metadata":{"labels":{"a":"b","c":"d"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`)
-	if body := h.want(http.StatusOK, "GET", all+"/d/scale", "").Body.String(); !strings.Contains(body, `"selector":"a=b,c"`) || !strings.Contains(body, `"spec":{"replicas":1}`) {
+	if body := h.want(http.StatusOK, "GET", all+"/d/scale", "").Body.String(); !strings.Contains(body,
+		`"selector":"a=b,c"`) || !strings.Contains(body, `"spec":{"replicas":1}`) {
 		t.Error(body)
 	}
-	h.want(http.StatusOK, "PATCH", all+"/d/scale", `{"spec":{"replicas":3}}`, "Content-Type: application/merge-patch+json")
-	if body := h.want(http.StatusOK, "GET", all+"/d", "").Body.String(); !strings.Contains(body, `"replicas":3`) || !strings.Contains(body, `"generation":2`) {
+	h.want(http.StatusOK, "PATCH", all+"/d/scale", `{"spec":{"replicas":3}}`,
+		"Content-Type: application/merge-patch+json")
+	if body := h.want(http.StatusOK, "GET", all+"/d", "").Body.String(); !strings.Contains(body, `"replicas":3`) ||
+		!strings.Contains(body, `"generation":2`) {
 		t.Error(body)
 	}
 }
@@ -154,7 +184,9 @@ func TestScaleOfDeployment(t *testing.T) {
 func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	h := newHarness(t)
 	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
-	if body := h.want(http.StatusCreated, "POST", "/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review).Body.String(); !strings.Contains(body, `"allowed":true`) {
+	if body := h.want(http.StatusCreated, "POST",
+		"/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews",
+		review).Body.String(); !strings.Contains(body, `"allowed":true`) {
 		t.Error(body)
 	}
 }
@@ -163,7 +195,8 @@ func TestLocalReviewOfMissingNamespace(t *testing.T) {
 func TestInvalidScale(t *testing.T) {
 	h := newHarness(t)
 	const all = "/api/v1/namespaces/default/replicationcontrollers"
-	made := tree(t, h.want(http.StatusCreated, "POST", all, `{"apiVersion":"v1","kind":"ReplicationController","metadata":{"name":"d"},"spec":{"selector":{"a":"b"},
+	made := tree(t, h.want(http.StatusCreated, "POST", all,
+		`{"apiVersion":"v1","kind":"ReplicationController","metadata":{"name":"d"},"spec":{"selector":{"a":"b"},
 "template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`).Body)
 	const negative = `Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0`
 	for _, c := range []struct {
@@ -172,8 +205,10 @@ func TestInvalidScale(t *testing.T) {
 	}{
 		{422, "PUT", `{"metadata":{"name":"d"},"spec":{"replicas":-1}}`, negative},
 		{422, "PATCH", `{"spec":{"replicas":-1}}`, negative},
-		{409, "PATCH", `{"metadata":{"uid":"x"}}`, fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
-		{500, "PUT", `{"metadata":{"name":"d","resourceVersion":"abc"}}`, `strconv.ParseUint: parsing "abc": invalid syntax`},
+		{409, "PATCH", `{"metadata":{"uid":"x"}}`,
+			fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
+		{500, "PUT", `{"metadata":{"name":"d","resourceVersion":"abc"}}`,
+			`strconv.ParseUint: parsing "abc": invalid syntax`},
 		{400, "PUT", `{`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: unexpected end of JSON input ({)`},
 		{400, "PUT", `{"kind":1}`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"kind":1})`},
 	} {
@@ -181,12 +216,14 @@ func TestInvalidScale(t *testing.T) {
 		if c.method == "PATCH" {
 			contentType = "application/merge-patch+json"
 		}
-		if got := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body, "Content-Type: "+contentType).Body)["message"]; got != c.want {
+		if got := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body,
+			"Content-Type: "+contentType).Body)["message"]; got != c.want {
 			t.Errorf("%s %s:\n got %s\nwant %s", c.method, c.body, got, c.want)
 		}
 	}
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", `{`).Body.String(); !strings.Contains(body, "must be of type Binding") {
+	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", `{`).Body.String(); !strings.Contains(body,
+		"must be of type Binding") {
 		t.Error(body)
 	}
 }
@@ -194,7 +231,9 @@ func TestInvalidScale(t *testing.T) {
 // TestScaleAsProtobuf checks that clients can send the Scale of a custom kind as protobuf (SUB-014).
 func TestScaleAsProtobuf(t *testing.T) {
 	h := newHarness(t)
-	h.want(http.StatusCreated, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", strings.Replace(crontabCRD, `"status":{}`, `"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}`, 1))
+	h.want(http.StatusCreated, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+		strings.Replace(crontabCRD, `"status":{}`,
+			`"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}`, 1))
 	h.want(http.StatusCreated, "POST", crontabs, crontabA)
 	scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: autoscalingv1.ScaleSpec{Replicas: 5}}
 	body, err := resource.AppendProtobuf(nil, "autoscaling/v1", "Scale", scale)

@@ -31,16 +31,19 @@ func (h *harness) allSlots() (n int, release func()) {
 	}
 }
 
-// withFewSeats returns a server with two seats and a budget of 4 MiB. Requests of jane queue at a separate priority level.
+// withFewSeats returns a server with two seats and a budget of 4 MiB. Requests of jane queue at a separate priority
+// level.
 func withFewSeats(t *testing.T) *harness {
 	t.Helper()
 	h := newHarness(t, func(c *Config) {
 		c.MemoryBudget = 4 << 20
 		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-		c.Fairness = flowcontrol.New(flowcontrol.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+		c.Fairness = flowcontrol.New(flowcontrol.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute},
+			c.Engine.Store.Head, clock.RealClock{})
 	})
 	queue := `{"type":"Queue","queuing":{"queues":1,"handSize":1,"queueLengthLimit":10}}`
-	h.want(http.StatusCreated, "POST", flowAPI+"/prioritylevelconfigurations", strings.Replace(tightLevel, `{"type":"Reject"}`, queue, 1))
+	h.want(http.StatusCreated, "POST", flowAPI+"/prioritylevelconfigurations",
+		strings.Replace(tightLevel, `{"type":"Reject"}`, queue, 1))
 	h.want(http.StatusCreated, "POST", flowAPI+"/flowschemas", janesFlow)
 	return h
 }
@@ -59,14 +62,16 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), contentJSON)
 	}
 	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", expensiveQuery/2) + "x)"
-	const asJSON, asYAML, asProtobuf = "Accept: application/json", "Accept: application/yaml", "Accept: application/vnd.kubernetes.protobuf"
+	const asJSON, asYAML, asProtobuf = "Accept: application/json", "Accept: application/yaml",
+		"Accept: application/vnd.kubernetes.protobuf"
 	requests := []struct {
 		expensive                  bool
 		code                       int
 		method, path, body, header string
 	}{
 		{true, 201, "POST", maps + "?dryRun=All", configMap("b", expensiveBody), contentJSON},
-		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", expensiveBody) + `"}}`, "Content-Type: application/merge-patch+json"},
+		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", expensiveBody) + `"}}`,
+			"Content-Type: application/merge-patch+json"},
 		{true, 200, "GET", crontabs + selector, "", asJSON},
 		{true, 200, "GET", maps, "", asJSON},
 		{true, 200, "GET", maps + "?limit=10&labelSelector=a", "", asJSON},
@@ -91,7 +96,8 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		}
 		w := h.want(http.StatusServiceUnavailable, r.method, r.path, r.body, r.header)
 		if w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "other expensive requests") {
-			t.Errorf("%s %.100s: got Retry-After %q, %s, want 1 and the reason", r.method, r.path, w.Header().Get("Retry-After"), w.Body)
+			t.Errorf("%s %.100s: got Retry-After %q, %s, want 1 and the reason", r.method, r.path,
+				w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 	release()
@@ -105,8 +111,8 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 	}
 }
 
-// TestRequestsWaitWithoutSeat checks that a request that waits for a slot holds no seat of its priority level. The bodies
-// of waiting requests take at most their share of the budget.
+// TestRequestsWaitWithoutSeat checks that a request that waits for a slot holds no seat of its priority level. The
+// bodies of waiting requests take at most their share of the budget.
 func TestRequestsWaitWithoutSeat(t *testing.T) {
 	h := withFewSeats(t)
 	asJane := func(body string) int {
@@ -139,8 +145,8 @@ func TestRequestsWaitWithoutSeat(t *testing.T) {
 }
 
 // TestSlowBodiesHoldNoSeat checks that requests whose bodies arrive slowly hold no seat, so that another request of the
-// priority level can run. A request takes a seat again when the rest of its body has arrived. If such bodies take too much
-// memory, the newest request gets 429.
+// priority level can run. A request takes a seat again when the rest of its body has arrived. If such bodies take too
+// much memory, the newest request gets 429.
 func TestSlowBodiesHoldNoSeat(t *testing.T) {
 	h := withFewSeats(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,7 +167,8 @@ func TestSlowBodiesHoldNoSeat(t *testing.T) {
 		out, in := io.Pipe()
 		bodies = append(bodies, in)
 		go func() { codes <- post(out) }()
-		if _, err := in.Write([]byte(`{"metadata":{"generateName":"s-"},"data":{"a":"` + strings.Repeat("x", 600<<10))); err != nil {
+		if _, err := in.Write([]byte(`{"metadata":{"generateName":"s-"},"data":{"a":"` +
+			strings.Repeat("x", 600<<10))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,12 +11,14 @@ import (
 func TestVerbs(t *testing.T) {
 	h := withCronTabs(t)
 	got := tree(t, h.want(200, "GET", crontabs+"/a", "").Body)
-	if at(got, "spec", "cronSpec") != "* * * * */5" || at(got, "metadata", "namespace") != "default" || at(got, "metadata", "resourceVersion") == "" {
+	if at(got, "spec", "cronSpec") != "* * * * */5" || at(got, "metadata", "namespace") != "default" ||
+		at(got, "metadata", "resourceVersion") == "" {
 		t.Errorf("GET: got %v", got)
 	}
 	for _, p := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
 		list := tree(t, h.want(200, "GET", p, "").Body)
-		if list["kind"] != "CronTabList" || list["apiVersion"] != "stable.example.com/v1" || at(list, "items", 0, "metadata", "name") != "a" || at(list, "metadata", "resourceVersion") == "" {
+		if list["kind"] != "CronTabList" || list["apiVersion"] != "stable.example.com/v1" ||
+			at(list, "items", 0, "metadata", "name") != "a" || at(list, "metadata", "resourceVersion") == "" {
 			t.Errorf("%s: got list %v, want a CronTabList with a", p, list)
 		}
 	}
@@ -25,22 +27,28 @@ func TestVerbs(t *testing.T) {
 		t.Errorf("PUT: got %v, want 4 replicas", got)
 	}
 	h.want(409, "PUT", crontabs+"/a", put)
-	got = tree(t, h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"x"}}`, "Content-Type: application/merge-patch+json").Body)
+	got = tree(t, h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"x"}}`,
+		"Content-Type: application/merge-patch+json").Body)
 	if at(got, "spec", "image") != "x" {
 		t.Errorf("PATCH: got %v, want image x", got)
 	}
 	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{"ok":true}}`, "Content-Type: application/merge-patch+json")
-	w := h.want(201, "PATCH", crontabs+"/b?fieldManager=m&force=true", "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {replicas: 1}\n", "Content-Type: application/apply-patch+yaml")
+	w := h.want(201, "PATCH", crontabs+"/b?fieldManager=m&force=true",
+		"apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {replicas: 1}\n",
+		"Content-Type: application/apply-patch+yaml")
 	if m := at(tree(t, w.Body), "metadata", "managedFields", 0, "manager"); m != "m" {
 		t.Errorf("got manager %v, want m", m)
 	}
 	uid := at(tree(t, h.do("GET", crontabs+"/b", "").Body), "metadata", "uid")
 	status := tree(t, h.want(200, "DELETE", crontabs+"/b", "").Body)
-	if status["status"] != "Success" || at(status, "details", "uid") != uid || at(status, "details", "kind") != "crontabs" || at(status, "details", "group") != "stable.example.com" || at(status, "details", "name") != "b" {
+	if status["status"] != "Success" || at(status, "details", "uid") != uid ||
+		at(status, "details", "kind") != "crontabs" || at(status, "details", "group") != "stable.example.com" ||
+		at(status, "details", "name") != "b" {
 		t.Errorf("DELETE: got %v, want a Status with the details of b", status)
 	}
 	h.wantError(404, `crontabs.stable.example.com "b" not found`, "GET", crontabs+"/b", "")
-	if list := tree(t, h.want(200, "DELETE", crontabs, "").Body); list["kind"] != "CronTabList" || at(list, "items", 0, "metadata", "name") != "a" {
+	if list := tree(t, h.want(200, "DELETE", crontabs, "").Body); list["kind"] != "CronTabList" ||
+		at(list, "items", 0, "metadata", "name") != "a" {
 		t.Errorf("DELETE of the collection: got %v, want a CronTabList with a", list)
 	}
 }
@@ -48,7 +56,8 @@ func TestVerbs(t *testing.T) {
 // SUB-047
 func TestDeleteWithFinalizerAnswersTheObject(t *testing.T) {
 	h := withCronTabs(t)
-	h.want(200, "PATCH", crontabs+"/a", `{"metadata":{"finalizers":["example.com/x"]}}`, "Content-Type: application/merge-patch+json")
+	h.want(200, "PATCH", crontabs+"/a", `{"metadata":{"finalizers":["example.com/x"]}}`,
+		"Content-Type: application/merge-patch+json")
 	got := tree(t, h.want(200, "DELETE", crontabs+"/a", "").Body)
 	if got["kind"] != "CronTab" || at(got, "metadata", "deletionTimestamp") == nil {
 		t.Errorf("DELETE answers %v", got)
@@ -81,22 +90,30 @@ func TestUnservedPaths(t *testing.T) {
 	}
 	h.wantError(400, `Name parameter invalid: "..": may not be '..'`, "GET", crontabs+"/..", "")
 	h.wantError(400, `Name parameter invalid: "a%b": may not contain '%'`, "GET", crontabs+"/a%25b", "")
-	h.wantError(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps", "")
+	h.wantError(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps",
+		"")
 }
 
 // TestOtherMethods checks methods that a path does not support, and a POST to the path of an object (CRD-051).
 func TestOtherMethods(t *testing.T) {
 	h := withCronTabs(t)
-	h.wantError(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
+	h.wantError(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):],
+		"OPTIONS", crontabs, "")
 	h.wantError(409, `crontabs.stable.example.com "a" already exists`, "POST", crontabs+"/b", crontabA)
-	wantEqual(t, "created", at(tree(t, h.want(201, "POST", crontabs+"/b", strings.Replace(crontabA, `"a"`, `"c"`, 1)).Body), "metadata", "name"), "c")
-	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces/x", "{}")
+	wantEqual(t, "created", at(tree(t, h.want(201, "POST", crontabs+"/b",
+		strings.Replace(crontabA, `"a"`, `"c"`, 1)).Body), "metadata", "name"), "c")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces/x",
+		"{}")
 	h.wantError(400, "name must be provided", "PUT", crontabs, crontabA)
 	h.wantError(400, "name must be provided", "PATCH", crontabs, "{}", "Content-Type: application/merge-patch+json")
-	h.wantError(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE", crontabs+"/a/status", "")
-	h.wantError(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces", "")
-	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
-	h.wantError(405, "the server does not allow this method on the requested resource", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
+	h.wantError(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE",
+		crontabs+"/a/status", "")
+	h.wantError(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces",
+		"")
+	h.wantError(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps",
+		"{}")
+	h.wantError(405, "the server does not allow this method on the requested resource", "GET",
+		"/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
 	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != mediaJSON {
 		t.Errorf("HEAD: got headers %v, want Content-Type %s", w.Header(), mediaJSON)
 	}
@@ -107,26 +124,36 @@ func TestBodies(t *testing.T) {
 	h := withCronTabs(t)
 	yaml := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: yam}\nspec: {cronSpec: x}\n"
 	h.want(201, "POST", crontabs, yaml, "Content-Type: application/yaml")
-	if w := h.want(200, "GET", crontabs+"/yam", "", "Accept: application/yaml"); !strings.Contains(w.Body.String(), "cronSpec: x\n") || w.Header().Get("Content-Type") != mediaYAML {
+	if w := h.want(200, "GET", crontabs+"/yam", "", "Accept: application/yaml"); !strings.Contains(w.Body.String(),
+		"cronSpec: x\n") || w.Header().Get("Content-Type") != mediaYAML {
 		t.Errorf("YAML: got %s", w.Body)
 	}
-	if w := h.want(200, "GET", crontabs, "", "Accept: application/yaml"); !strings.HasPrefix(w.Body.String(), "apiVersion: stable.example.com/v1\nitems:\n- ") {
+	if w := h.want(200, "GET", crontabs, "", "Accept: application/yaml"); !strings.HasPrefix(w.Body.String(),
+		"apiVersion: stable.example.com/v1\nitems:\n- ") {
 		t.Errorf("list in YAML: got %s", w.Body)
 	}
 	const accepted = "application/json, application/yaml, application/vnd.kubernetes.protobuf"
-	if w := h.want(406, "GET", crontabs+"/a", "", "Accept: application/vnd.kubernetes.protobuf"); !strings.Contains(w.Body.String(), accepted) {
+	if w := h.want(406, "GET", crontabs+"/a", "",
+		"Accept: application/vnd.kubernetes.protobuf"); !strings.Contains(w.Body.String(), accepted) {
 		t.Errorf("protobuf: got %q, want the accepted media types", w.Body)
 	}
-	h.wantError(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "", "Accept: application/cbor")
-	h.wantError(406, "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+	h.wantError(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "",
+		"Accept: application/cbor")
+	h.wantError(406, "only the following media types are accepted: application/json;stream=watch, "+
+		"application/vnd.kubernetes.protobuf;stream=watch",
 		"GET", crontabs+"?watch=1", "", "Accept: application/yaml;sv=v1, application/json;sv=v2")
-	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: "+accepted, "POST", crontabs, "x", "Content-Type: text/plain")
-	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: "+accepted,
+		"POST", crontabs, "x", "Content-Type: text/plain")
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: "+
+		"application/json, application/yaml",
 		"POST", crontabs, "k8s\x00", "Content-Type: application/vnd.kubernetes.protobuf")
-	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+	h.wantError(415, "the body of the request was in an unknown format - accepted media types include: "+
+		"application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
 		"PATCH", crontabs+"/a", "{}", "Content-Type: application/strategic-merge-patch+json")
-	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)", "POST", crontabs, "")
-	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
+	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; "+
+		"json parse error: unexpected end of JSON input (<empty>)", "POST", crontabs, "")
+	h.wantError(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; "+
+		"json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
 	deep := strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000)
 	if w := h.want(400, "POST", crontabs, deep); !strings.Contains(message(w), "exceeded max depth") {
 		t.Errorf("deeply nested body: got %s, want an error about the depth", w.Body)
@@ -141,7 +168,8 @@ func TestLargeBody(t *testing.T) {
 		if method == "POST" {
 			path = crontabs
 		}
-		h.wantError(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1), "Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
+		h.wantError(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1),
+			"Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
 	}
 	r := newRequest("POST", crontabs, strings.Repeat(" ", 3<<20+1))
 	r.ContentLength = -1 // no Content-Length
@@ -166,7 +194,8 @@ func TestExpiredTimeout(t *testing.T) {
 		{"DELETE", crontabs + "/a", ""},
 		{"DELETE", crontabs, ""},
 	} {
-		h.wantError(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
+		h.wantError(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns",
+			c[2], "Content-Type: application/json")
 	}
 	if after := h.do("GET", crontabs, "").Body.String(); after != before {
 		t.Errorf("got %s, want the objects unchanged: %s", after, before)
@@ -177,7 +206,8 @@ func TestExpiredTimeout(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	h := withCronTabs(t)
 	for query, code := range map[string]int{
-		"dryRun=Maybe": 422, "fieldValidation=Loud": 422, "fieldManager=" + strings.Repeat("x", 129): 422, "fieldManager=%01": 422,
+		"dryRun=Maybe": 422, "fieldValidation=Loud": 422, "fieldManager=" +
+			strings.Repeat("x", 129): 422, "fieldManager=%01": 422,
 		"timeout=soon": 400, "dryRun=All": 201, "timeout=10s": 409,
 	} {
 		body := strings.Replace(crontabA, `"a"`, `"dry"`, 1)
@@ -187,11 +217,13 @@ func TestOptionsAreChecked(t *testing.T) {
 		h.want(code, "POST", crontabs+"?"+query, body)
 	}
 	h.want(404, "GET", crontabs+"/dry", "")
-	h.wantError(400, `invalid timeout specified in the request URL - time: invalid duration "soon"`, "GET", crontabs+"?timeout=soon", "")
+	h.wantError(400, `invalid timeout specified in the request URL - time: invalid duration "soon"`, "GET",
+		crontabs+"?timeout=soon", "")
 	h.want(422, "PATCH", crontabs+"/a", "{}", "Content-Type: application/apply-patch+yaml")
 	h.want(422, "DELETE", crontabs+"/a?dryRun=Maybe", "")
 	h.want(400, "DELETE", crontabs+"/a", `{"kind":"Secret","apiVersion":"v1"}`)
-	h.want(200, "DELETE", crontabs+"/a", "kind: DeleteOptions\napiVersion: v1\ndryRun: [All]\n", "Content-Type: application/yaml")
+	h.want(200, "DELETE", crontabs+"/a", "kind: DeleteOptions\napiVersion: v1\ndryRun: [All]\n",
+		"Content-Type: application/yaml")
 	h.want(200, "GET", crontabs+"/a", "")
 	h.want(422, "GET", crontabs+"?resourceVersionMatch=Exact", "")
 	h.want(400, "GET", crontabs+"?labelSelector=%3D%3D", "")
@@ -213,7 +245,8 @@ func TestFieldValidation(t *testing.T) {
 	if got := w.Header()["Warning"]; got != nil {
 		t.Errorf("fieldValidation=Ignore: got warnings %q, want none", got)
 	}
-	w = h.want(201, "POST", crontabs, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: {replicas: 1, replicas: 2}\n", "Content-Type: application/yaml")
+	w = h.want(201, "POST", crontabs, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: "+
+		"{replicas: 1, replicas: 2}\n", "Content-Type: application/yaml")
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "line 4: key \"replicas\" already set in map"` {
 		t.Errorf("got warnings %q, want one about the duplicate field", got)
 	}
@@ -222,7 +255,8 @@ func TestFieldValidation(t *testing.T) {
 // TestFieldManagerComesFromUserAgent checks the default field manager, which is derived from the User-Agent (CRD-057).
 func TestFieldManagerComesFromUserAgent(t *testing.T) {
 	long := strings.Repeat("ä", 100)
-	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64), "a\tb/c": "ab", "": ""} {
+	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64),
+		"a\tb/c": "ab", "": ""} {
 		if got := fieldManager("", agent); got != want {
 			t.Errorf("User-Agent %q: got manager %q, want %q", agent, got, want)
 		}

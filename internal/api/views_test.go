@@ -35,7 +35,8 @@ func TestTable(t *testing.T) {
 	h.want(201, "POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},"spec":{}}`)
 	for _, path := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
 		got := tree(t, h.want(200, "GET", path, "", asTable).Body)
-		if got["kind"] != "Table" || got["apiVersion"] != "meta.k8s.io/v1" || at(got, "metadata", "resourceVersion") == nil {
+		if got["kind"] != "Table" || got["apiVersion"] != "meta.k8s.io/v1" ||
+			at(got, "metadata", "resourceVersion") == nil {
 			t.Errorf("got %v, want a Table with a resourceVersion", got)
 		}
 		var names []any
@@ -48,7 +49,8 @@ func TestTable(t *testing.T) {
 		if d := at(got, "columnDefinitions", 0, "description"); d != (metav1.ObjectMeta{}).SwaggerDoc()["name"] {
 			t.Errorf("column Name: got description %v, want that of metadata.name", d)
 		}
-		if d := at(got, "columnDefinitions", 1, "description"); d != "Custom resource definition column (in JSONPath format): .spec.cronSpec" {
+		if d := at(got, "columnDefinitions", 1,
+			"description"); d != "Custom resource definition column (in JSONPath format): .spec.cronSpec" {
 			t.Errorf("column Spec: got description %v, want its JSONPath", d)
 		}
 		a, b := at(got, "rows", 0, "cells").([]any), at(got, "rows", 1, "cells").([]any)
@@ -58,7 +60,8 @@ func TestTable(t *testing.T) {
 		if b[0] != "b" || b[1] != nil || b[2] != nil {
 			t.Errorf("row b: got cells %v, want only the name", b)
 		}
-		if o := at(got, "rows", 0, "object"); at(o, "kind") != "PartialObjectMetadata" || at(o, "metadata", "name") != "a" || at(o, "spec") != nil || at(o, "metadata", "resourceVersion") == nil {
+		if o := at(got, "rows", 0, "object"); at(o, "kind") != "PartialObjectMetadata" ||
+			at(o, "metadata", "name") != "a" || at(o, "spec") != nil || at(o, "metadata", "resourceVersion") == nil {
 			t.Errorf("row a: got object %v, want only the metadata of a", o)
 		}
 	}
@@ -73,7 +76,8 @@ func TestTable(t *testing.T) {
 	h.wantError(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
 		"GET", crontabs+"?includeObject=All", "", asTable)
 	beta := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=Table;v=v1beta1;g=meta.k8s.io").Body)
-	if beta["apiVersion"] != "meta.k8s.io/v1beta1" || at(beta, "rows", 0, "object", "apiVersion") != "meta.k8s.io/v1beta1" {
+	if beta["apiVersion"] != "meta.k8s.io/v1beta1" || at(beta, "rows", 0, "object",
+		"apiVersion") != "meta.k8s.io/v1beta1" {
 		t.Errorf("v1beta1: got %v, want meta.k8s.io/v1beta1", beta)
 	}
 }
@@ -83,7 +87,8 @@ func TestAges(t *testing.T) {
 	tb := &table{}
 	tb.refresh()
 	for text, want := range map[string]string{
-		"": `"\u003cunknown\u003e"`, "yesterday": `"\u003cinvalid\u003e"`, "0001-01-01T00:00:00Z": `"\u003cunknown\u003e"`,
+		"": `"\u003cunknown\u003e"`, "yesterday": `"\u003cinvalid\u003e"`,
+		"0001-01-01T00:00:00Z": `"\u003cunknown\u003e"`,
 		tb.now.Add(-3 * 3600e9).UTC().Format("2006-01-02T15:04:05Z"): `"3h"`,
 	} {
 		if got := string(tb.appendAge(nil, text)); got != want {
@@ -96,20 +101,25 @@ func TestAges(t *testing.T) {
 func TestPartialObjectMetadata(t *testing.T) {
 	h := withCronTabs(t)
 	whole := tree(t, h.do("GET", crontabs+"/a", "").Body)
-	got := tree(t, h.want(200, "GET", crontabs+"/a", "", "Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io").Body)
-	want := map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": whole["metadata"]}
+	got := tree(t, h.want(200, "GET", crontabs+"/a", "",
+		"Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io").Body)
+	want := map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+		"metadata": whole["metadata"]}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	list := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io").Body)
+	list := tree(t, h.want(200, "GET", crontabs, "",
+		"Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io").Body)
 	if list["kind"] != "PartialObjectMetadataList" || !reflect.DeepEqual(at(list, "items", 0), any(want)) {
 		t.Errorf("got list %v, want one item %v", list, want)
 	}
 	h.want(406, "GET", crontabs, "", "Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io")
 	h.want(406, "GET", crontabs+"/a", "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
-	w := h.want(200, "GET", crontabs, "", "Accept: application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
+	w := h.want(200, "GET", crontabs, "",
+		"Accept: application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
 	var typed metav1.PartialObjectMetadataList
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, &typed); err != nil || len(typed.Items) != 1 || typed.Items[0].Name != "a" {
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, &typed); err != nil ||
+		len(typed.Items) != 1 || typed.Items[0].Name != "a" {
 		t.Errorf("protobuf: got %v, error %v, want one item a", typed, err)
 	}
 }
@@ -122,19 +132,23 @@ func TestProtobufOfBuiltinKinds(t *testing.T) {
 	var body bytes.Buffer
 	for _, i := range info {
 		if i.MediaType == mediaProtobuf {
-			if err := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion).Encode(in, &body); err != nil {
+			if err := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion).Encode(in,
+				&body); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	w := h.want(201, "POST", "/api/v1/namespaces/default/configmaps", body.String(), "Content-Type: "+mediaProtobuf, "Accept: "+mediaProtobuf)
+	w := h.want(201, "POST", "/api/v1/namespaces/default/configmaps", body.String(), "Content-Type: "+mediaProtobuf,
+		"Accept: "+mediaProtobuf)
 	out := &corev1.ConfigMap{}
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, out); err != nil || out.Data["k"] != "v" || out.UID == "" {
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, out); err != nil ||
+		out.Data["k"] != "v" || out.UID == "" {
 		t.Errorf("got %v, error %v, want the data and a UID", out, err)
 	}
 	w = h.want(200, "GET", "/api/v1/configmaps", "", "Accept: "+mediaProtobuf)
 	list := &corev1.ConfigMapList{}
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, list); err != nil || len(list.Items) != 1 || list.ResourceVersion == "" {
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, list); err != nil ||
+		len(list.Items) != 1 || list.ResourceVersion == "" {
 		t.Errorf("got %v, error %v, want one item and a resourceVersion", list, err)
 	}
 }
@@ -187,14 +201,16 @@ func TestGzip(t *testing.T) {
 func TestPretty(t *testing.T) {
 	h := withCronTabs(t)
 	for _, headers := range [][]string{{"User-Agent: curl/8"}, {"Accept: application/json;pretty=1"}} {
-		if w := h.want(200, "GET", crontabs+"/a", "", headers...); !strings.HasPrefix(w.Body.String(), "{\n  \"apiVersion\": ") {
+		if w := h.want(200, "GET", crontabs+"/a", "", headers...); !strings.HasPrefix(w.Body.String(),
+			"{\n  \"apiVersion\": ") {
 			t.Errorf("%s: got %s, want indented JSON", headers, w.Body)
 		}
 	}
 	if w := h.want(200, "GET", crontabs+"/a?pretty=0", "", "User-Agent: curl/8"); w.Body.Bytes()[1] == '\n' {
 		t.Error("pretty=0: got indented JSON")
 	}
-	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(), "{\n  \"kind\": \"Status\"") {
+	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(),
+		"{\n  \"kind\": \"Status\"") {
 		t.Errorf("got Status %s, want indented JSON", w.Body)
 	}
 }
@@ -208,36 +224,43 @@ func TestIndentedJSON(t *testing.T) {
 	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	paths := map[string]int{
 		"/api": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
-		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs + "/none": 404, "/api/v1/none": 404,
+		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs +
+			"/none": 404, "/api/v1/none": 404,
 	}
 	for path, code := range maps.Clone(paths) {
 		paths[path+"/"] = code
-		if with, without := h.want(code, "GET", path+"/", ""), h.want(code, "GET", path, ""); with.Body.String() != without.Body.String() {
+		if with, without := h.want(code, "GET", path+"/", ""), h.want(code, "GET", path,
+			""); with.Body.String() != without.Body.String() {
 			t.Errorf("%s/: got %q, want %q as without the slash", path, with.Body, without.Body)
 		}
 	}
 	for path, code := range paths {
 		for _, headers := range [][]string{
-			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4", "Accept: */*"}, {"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
-			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", "Accept: text/html"}, {"Accept: application/json;pretty=1"}, {"User-Agent: curl/8.5.0", aggregated},
+			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4",
+				"Accept: */*"}, {"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
+			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", "Accept: text/html"}, {"Accept: application/json;pretty=1"},
+			{"User-Agent: curl/8.5.0", aggregated},
 		} {
 			w := h.do("GET", path, "", headers...)
-			if w.Code != code && w.Code != 406 || w.Code == 406 && headers[1] == browser || !indented(w.Body.String()) || !strings.HasPrefix(w.Header().Get("Content-Type"), mediaJSON) {
+			if w.Code != code && w.Code != 406 || w.Code == 406 && headers[1] == browser ||
+				!indented(w.Body.String()) || !strings.HasPrefix(w.Header().Get("Content-Type"), mediaJSON) {
 				t.Errorf("%s %s: got %d %q, want %d and indented JSON", path, headers, w.Code, w.Body, code)
 			}
 		}
 		if w := h.want(code, "GET", path+"?pretty=true", ""); !indented(w.Body.String()) {
 			t.Errorf("%s?pretty=true: got %q, want indented JSON", path, w.Body)
 		}
-		for _, other := range []*httptest.ResponseRecorder{h.want(code, "GET", path, ""), h.want(code, "GET", path+"?pretty=false", "", "User-Agent: curl/8.5.0")} {
+		for _, other := range []*httptest.ResponseRecorder{h.want(code, "GET", path, ""),
+			h.want(code, "GET", path+"?pretty=false", "", "User-Agent: curl/8.5.0")} {
 			if strings.Count(other.Body.String(), "\n") != 1 {
 				t.Errorf("%s: got %q, want JSON in one line", path, other.Body)
 			}
 		}
 	}
-	// Indented JSON of built-in kinds has the fields in the order of upstream's Go types. Objects of custom kinds have the
-	// stored order.
-	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"k":"<v>"}}`)
+	// Indented JSON of built-in kinds has the fields in the order of upstream's Go types. Objects of custom kinds have
+	// the stored order.
+	h.want(201, "POST", "/api/v1/namespaces/default/configmaps",
+		`{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"k":"<v>"}}`)
 	for path, start := range map[string]string{
 		"/api/v1/namespaces/default":            `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"default","uid":`,
 		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":`,
@@ -272,7 +295,8 @@ func TestIndentedListsOfAllKinds(t *testing.T) {
 				path = "/api/v1/" + d.Names.Plural
 			}
 			w := h.do("GET", path, "", "User-Agent: curl/8.5.0")
-			start := "{\n  \"kind\": \"" + d.Names.ListKind + "\",\n  \"apiVersion\": \"" + v.APIVersion + "\",\n  \"metadata\": {\n    \"resourceVersion\": \""
+			start := "{\n  \"kind\": \"" + d.Names.ListKind + "\",\n  \"apiVersion\": \"" + v.APIVersion +
+				"\",\n  \"metadata\": {\n    \"resourceVersion\": \""
 			if d.Behavior.Compute != nil { // computed lists have no resourceVersion
 				start, _, _ = strings.Cut(start, "\n    ")
 				start += "},\n  \"items\": ["
@@ -297,7 +321,10 @@ func indented(body string) bool {
 
 // TestAuthenticationAndAuthorization checks requests of anonymous users, invalid tokens and impersonation (CRD-069).
 func TestAuthenticationAndAuthorization(t *testing.T) {
-	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, nil })
+	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool,
+		error) {
+		return nil, false, nil
+	})
 	h := withCronTabs(t, func(c *Config) { c.Authenticator.Tokens = bearertoken.New(noToken) })
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	for _, role := range []string{
@@ -316,7 +343,8 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 		w := serve(h, r)
 		return w.Code, message(w)
 	}
-	if code, text := anonymous(crontabs); code != 403 || text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" in API group "stable.example.com" in the namespace "default"` {
+	if code, text := anonymous(crontabs); code != 403 ||
+		text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" in API group "stable.example.com" in the namespace "default"` {
 		t.Errorf("anonymous list: got %d %s, want 403", code, text)
 	}
 	if code, _ := anonymous(crontabs, "Authorization: Bearer x"); code != 401 {
@@ -328,11 +356,14 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 	if code, body := anonymous("/healthz"); code != 200 || body != "ok" {
 		t.Errorf("/healthz: got %d %s, want 200 ok", code, body)
 	}
-	if w := h.do("GET", crontabs+"/a", "", "Impersonate-User: jane"); w.Code != 403 || !strings.Contains(message(w), `User "jane" cannot get resource`) {
+	if w := h.do("GET", crontabs+"/a", "", "Impersonate-User: jane"); w.Code != 403 ||
+		!strings.Contains(message(w), `User "jane" cannot get resource`) {
 		t.Errorf("impersonated jane: got %d %s, want 403", w.Code, w.Body)
 	}
-	w := h.want(201, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{}`, "Impersonate-User: jane", "Impersonate-Group: g")
-	if review := tree(t, w.Body); at(review, "status", "userInfo", "username") != "jane" || !reflect.DeepEqual(at(review, "status", "userInfo", "groups"), []any{"g", "system:authenticated"}) {
+	w := h.want(201, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{}`, "Impersonate-User: jane",
+		"Impersonate-Group: g")
+	if review := tree(t, w.Body); at(review, "status", "userInfo", "username") != "jane" ||
+		!reflect.DeepEqual(at(review, "status", "userInfo", "groups"), []any{"g", "system:authenticated"}) {
 		t.Errorf("got SelfSubjectReview %v, want jane in group g", review)
 	}
 	h.want(400, "GET", crontabs, "", "Impersonate-Group: g")
@@ -343,7 +374,8 @@ func TestFutureResourceVersion(t *testing.T) {
 	t.Parallel() // the read waits three seconds
 	h := withCronTabs(t)
 	w := h.want(504, "GET", crontabs+"?resourceVersion=99999", "")
-	if w.Header().Get("Retry-After") != "1" || at(tree(t, w.Body), "details", "causes", 0, "reason") != "ResourceVersionTooLarge" {
+	if w.Header().Get("Retry-After") != "1" || at(tree(t, w.Body), "details", "causes", 0,
+		"reason") != "ResourceVersionTooLarge" {
 		t.Errorf("got %v %s, want Retry-After 1 and ResourceVersionTooLarge", w.Header(), w.Body)
 	}
 }
@@ -357,13 +389,15 @@ func TestHealth(t *testing.T) {
 	})
 	for path, want := range map[string]string{
 		"/healthz": "ok", "/livez/ping": "ok", "/livez?verbose": "[+]ping ok\n[+]disk ok\nlivez check passed\n",
-		"/livez?verbose&exclude=disk&exclude=x": "[+]ping ok\n[+]disk excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nlivez check passed\n",
+		"/livez?verbose&exclude=disk&exclude=x": "[+]ping ok\n[+]disk excluded: ok\nwarn: some health checks cannot " +
+			"be excluded: no matches for \"x\"\nlivez check passed\n",
 	} {
 		if w := h.want(200, "GET", path, ""); w.Body.String() != want {
 			t.Errorf("%s: got %q, want %q", path, w.Body, want)
 		}
 	}
-	if w := h.want(500, "GET", "/readyz", ""); w.Body.String() != "[+]ping ok\n[-]store failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n" {
+	if w := h.want(500, "GET", "/readyz",
+		""); w.Body.String() != "[+]ping ok\n[-]store failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n" {
 		t.Errorf("/readyz: got %q, want the failed check without its reason", w.Body)
 	}
 	if w := h.want(500, "GET", "/readyz/store", ""); w.Body.String() != "internal server error: no\n" {
@@ -372,8 +406,8 @@ func TestHealth(t *testing.T) {
 	h.want(404, "GET", "/readyz/nothing", "")
 }
 
-// TestHealthOfStorage checks that the storage check also has upstream's names, and that the parameter exclude accepts them
-// (CRD-070).
+// TestHealthOfStorage checks that the storage check also has upstream's names, and that the parameter exclude accepts
+// them (CRD-070).
 func TestHealthOfStorage(t *testing.T) {
 	var failure error
 	check := []Check{{"storage", func() error { return failure }}}
@@ -390,10 +424,12 @@ func TestHealthOfStorage(t *testing.T) {
 		{nil, "/livez/etcd-readiness", 404, "404 page not found\n"},
 		{errors.New("no"), "/livez/etcd", 500, "internal server error: no\n"},
 		{errors.New("no"), "/livez/storage", 500, "internal server error: no\n"},
-		{errors.New("no"), "/livez", 500, "[+]ping ok\n[-]etcd failed: reason withheld\n[-]storage failed: reason withheld\nlivez check failed\n"},
+		{errors.New("no"), "/livez", 500,
+			"[+]ping ok\n[-]etcd failed: reason withheld\n[-]storage failed: reason withheld\nlivez check failed\n"},
 		{errors.New("no"), "/livez?exclude=etcd", 200, "ok"},
 		{errors.New("no"), "/livez?exclude=storage", 200, "ok"},
-		{errors.New("no"), "/livez?exclude=storage&exclude=etcd&verbose", 200, "[+]ping ok\n[+]etcd excluded: ok\n[+]storage excluded: ok\nlivez check passed\n"},
+		{errors.New("no"), "/livez?exclude=storage&exclude=etcd&verbose", 200,
+			"[+]ping ok\n[+]etcd excluded: ok\n[+]storage excluded: ok\nlivez check passed\n"},
 		{errors.New("no"), "/readyz?exclude=etcd", 200, "ok"},
 	} {
 		failure = c.err
@@ -411,7 +447,8 @@ func TestVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "k8s.io/api v0" + strings.TrimPrefix(resource.KubernetesVersion, "v1"); !strings.Contains(string(mod), want+"\n") {
+	if want := "k8s.io/api v0" + strings.TrimPrefix(resource.KubernetesVersion, "v1"); !strings.Contains(string(mod),
+		want+"\n") {
 		t.Errorf("go.mod does not require %s", want)
 	}
 	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != resource.KubernetesVersion {
@@ -428,7 +465,8 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{
 		`apiserver_request_total{code="200",component="apiserver",dry_run="",group="stable.example.com",resource="crontabs",scope="resource",subresource="",verb="GET",version="v1"} 1`,
 		`apiserver_storage_objects{resource="crontabs.stable.example.com"} 1`,
-		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`, "go_goroutines ", "process_start_time_seconds ",
+		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`, "go_goroutines ",
+		"process_start_time_seconds ",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("/metrics does not contain %s", want)

@@ -55,7 +55,8 @@ func BenchmarkWatch(b *testing.B) {
 	for w := range writers {
 		wg.Go(func() {
 			for i := w; i < changes; i += writers {
-				h.do("PATCH", fmt.Sprintf("%s/cron-%05d", crontabs, w), fmt.Sprintf(`{"spec":{"replicas":%d}}`, 1000+i), "Content-Type: application/merge-patch+json")
+				h.do("PATCH", fmt.Sprintf("%s/cron-%05d", crontabs, w), fmt.Sprintf(`{"spec":{"replicas":%d}}`, 1000+i),
+					"Content-Type: application/merge-patch+json")
 			}
 		})
 	}

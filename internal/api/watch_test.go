@@ -88,13 +88,15 @@ func TestInitialEventsEnd(t *testing.T) {
 		_, r := h.watch(query, "Accept: "+accept)
 		wantEvent(t, nextEvent(t, r), "ADDED", "a")
 		e := nextEvent(t, r)
-		if e["type"] != "BOOKMARK" || at(e, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" || at(e, "object", "metadata", "resourceVersion") == nil {
+		if e["type"] != "BOOKMARK" || at(e, "object", "metadata", "annotations",
+			metav1.InitialEventsAnnotationKey) != "true" || at(e, "object", "metadata", "resourceVersion") == nil {
 			t.Errorf("%s: got %v after the initial events, want a bookmark", accept, e)
 		}
 	}
 	_, r := h.watch(query+"&includeObject=None", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
 	nextEvent(t, r)
-	if e := nextEvent(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" {
+	if e := nextEvent(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations",
+		metav1.InitialEventsAnnotationKey) != "true" {
 		t.Errorf("Table: got %v after the initial events, want a bookmark", e)
 	}
 }
@@ -105,10 +107,12 @@ func TestBookmarkRowHasNoDefaults(t *testing.T) {
 	h := newHarness(t)
 	for path, want := range map[string]any{
 		"/apis/apps/v1/namespaces/default/deployments": []any{"", "0/0", 0.0, 0.0, "<unknown>", "", "", ""},
-		"/api/v1/namespaces/default/services":          []any{"", "", "<none>", "<unknown>", "<none>", "<unknown>", "<none>"},
+		"/api/v1/namespaces/default/services": []any{"", "", "<none>", "<unknown>", "<none>", "<unknown>",
+			"<none>"},
 	} {
 		_, r := h.watch(path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
-		if e := nextEvent(t, r); e["type"] != "BOOKMARK" || fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
+		if e := nextEvent(t, r); e["type"] != "BOOKMARK" ||
+			fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
 			t.Errorf("%s: got %v, want a bookmark with cells %v", path, e, want)
 		}
 	}
@@ -136,9 +140,11 @@ func TestWatchListIsCompressed(t *testing.T) {
 		h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"`+name+`"`, 1))
 		wantEvent(t, nextEvent(t, r), "ADDED", name)
 	}
-	for path, encoding := range map[string]string{list: "identity", crontabs + "?watch=1": "gzip", strings.Replace(list, "allowWatchBookmarks=true", "", 1): "gzip"} {
+	for path, encoding := range map[string]string{list: "identity", crontabs + "?watch=1": "gzip",
+		strings.Replace(list, "allowWatchBookmarks=true", "", 1): "gzip"} {
 		if resp, _ := h.watch(path, "Accept-Encoding: "+encoding); resp.Header.Get("Content-Encoding") != "" {
-			t.Errorf("%s with Accept-Encoding %s: got headers %v, want no Content-Encoding", path, encoding, resp.Header)
+			t.Errorf("%s with Accept-Encoding %s: got headers %v, want no Content-Encoding", path, encoding,
+				resp.Header)
 		}
 	}
 }
@@ -148,7 +154,8 @@ func TestWatchAsTable(t *testing.T) {
 	h := withCronTabs(t)
 	_, r := h.watch(crontabs+"?watch=1", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
 	e := nextEvent(t, r)
-	if at(e, "object", "kind") != "Table" || at(e, "object", "columnDefinitions", 1, "name") != "Spec" || at(e, "object", "rows", 0, "cells", 0) != "a" {
+	if at(e, "object", "kind") != "Table" || at(e, "object", "columnDefinitions", 1, "name") != "Spec" ||
+		at(e, "object", "rows", 0, "cells", 0) != "a" {
 		t.Errorf("first event: got %v, want a Table with columns and row a", e)
 	}
 	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1))
@@ -185,7 +192,8 @@ func TestWatchOfCompactedRevision(t *testing.T) {
 	h := withCronTabs(t)
 	store := h.server.engine.Store
 	for range 3 {
-		h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"`+time.Now().String()+`"}}`, "Content-Type: application/merge-patch+json")
+		h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"`+time.Now().String()+`"}}`,
+			"Content-Type: application/merge-patch+json")
 	}
 	if err := store.(*embedded.Store).Compact(context.Background(), store.Head().Revision()-1); err != nil {
 		t.Fatal(err)
@@ -207,7 +215,8 @@ func TestWatchOverWebSocket(t *testing.T) {
 		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), access.Loopback())))
 	}))
 	defer server.Close()
-	conn, _, err := websocket.DefaultDialer.Dial("ws"+strings.TrimPrefix(server.URL, "http")+crontabs+"?watch=1&timeoutSeconds=1", nil)
+	conn, _, err := websocket.DefaultDialer.Dial("ws"+strings.TrimPrefix(server.URL, "http")+crontabs+
+		"?watch=1&timeoutSeconds=1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

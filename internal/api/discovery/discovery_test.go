@@ -32,25 +32,31 @@ import (
 
 // cronTabs returns an established CRD with two versions. The older one is the storage version.
 func cronTabs() *apiextensionsv1.CustomResourceDefinition {
-	names := apiextensionsv1.CustomResourceDefinitionNames{Plural: "crontabs", Singular: "crontab", Kind: "CronTab", ListKind: "CronTabList",
+	names := apiextensionsv1.CustomResourceDefinitionNames{Plural: "crontabs", Singular: "crontab", Kind: "CronTab",
+		ListKind:   "CronTabList",
 		ShortNames: []string{"ct"}, Categories: []string{"all"}}
 	version := func(name string, storage bool) apiextensionsv1.CustomResourceDefinitionVersion {
 		return apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: storage,
 			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"}},
 			Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
-				Scale: &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas", StatusReplicasPath: ".status.replicas"}}}
+				Scale: &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas",
+					StatusReplicasPath: ".status.replicas"}}}
 	}
 	return &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: "crontabs.stable.example.com"},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{Group: "stable.example.com", Names: names, Scope: apiextensionsv1.NamespaceScoped,
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{version("v1beta1", true), version("v1", false)}},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{Group: "stable.example.com", Names: names,
+			Scope: apiextensionsv1.NamespaceScoped,
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{version("v1beta1", true),
+				version("v1", false)}},
 		Status: apiextensionsv1.CustomResourceDefinitionStatus{AcceptedNames: names,
-			Conditions: []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}},
+			Conditions: []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established,
+				Status: apiextensionsv1.ConditionTrue}}},
 	}
 }
 
 // addresses are the addresses of a server. Clients in the range of Services use a separate one.
-var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"), InRange: "10.0.0.1:443"}
+var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"),
+	InRange: "10.0.0.1:443"}
 
 // cluster is a server with the discovery documents of a fixture.
 type cluster struct{ *fixture.Served }
@@ -75,8 +81,8 @@ const (
 	aggregatedBeta = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
 )
 
-// TestPlainDocuments checks the documents of discovery without aggregation (CRD-049). A path with a slash at its end has
-// the same document (HPX-007).
+// TestPlainDocuments checks the documents of discovery without aggregation (CRD-049). A path with a slash at its end
+// has the same document (HPX-007).
 func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
@@ -94,8 +100,10 @@ func TestPlainDocuments(t *testing.T) {
 			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]}]}` + "\n",
 	} {
 		resp, body := c.Get(path, "Accept", "application/json")
-		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
-			t.Errorf("%s: got %d %s\n%s\nwant 200 application/json\n%s", path, resp.StatusCode, resp.Header.Get("Content-Type"), body, want)
+		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 ||
+			resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: got %d %s\n%s\nwant 200 application/json\n%s", path, resp.StatusCode,
+				resp.Header.Get("Content-Type"), body, want)
 		}
 		if _, slash := c.Get(path+"/", "Accept", "application/json"); slash != body {
 			t.Errorf("%s/: got %s, want the document of %s", path, slash, path)
@@ -103,15 +111,16 @@ func TestPlainDocuments(t *testing.T) {
 		if _, y := c.Get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
 			t.Errorf("%s: got %s, want YAML", path, y)
 		}
-		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || !strings.HasSuffix(pretty, "\n}\n") {
+		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") ||
+			!strings.HasSuffix(pretty, "\n}\n") {
 			t.Errorf("%s: got %s, want indented JSON", path, pretty)
 		}
 		checkProtobufEnvelope(t, c, path)
 	}
 }
 
-// TestServerAddress checks that the published address of the server does not depend on the Host header or on proxies. It
-// depends only on the client's address (HPX-004). It is the same for a path with a slash at its end (HPX-007).
+// TestServerAddress checks that the published address of the server does not depend on the Host header or on proxies.
+// It depends only on the client's address (HPX-004). It is the same for a path with a slash at its end (HPX-007).
 func TestServerAddress(t *testing.T) {
 	c := newCluster(t)
 	const all = `"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}`
@@ -155,16 +164,20 @@ func checkProtobufEnvelope(t *testing.T, c *cluster, path string) {
 	}
 }
 
-// TestUnservedPaths checks that unknown groups and versions get 404. It also checks the errors for unsupported media types
-// and methods (CRD-029, HPX-011).
+// TestUnservedPaths checks that unknown groups and versions get 404. It also checks the errors for unsupported media
+// types and methods (CRD-029, HPX-011).
 func TestUnservedPaths(t *testing.T) {
 	c := newCluster(t)
-	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
-		if resp, body := c.Get(path); resp.StatusCode != 404 || !strings.Contains(body, "\"message\": \"the server could not find the requested resource\"") {
+	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9",
+		"/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
+		if resp, body := c.Get(path); resp.StatusCode != 404 ||
+			!strings.Contains(body, "\"message\": \"the server could not find the requested resource\"") {
 			t.Errorf("%s: got %d %q, want 404", path, resp.StatusCode, body)
 		}
 	}
-	if resp, body := c.Get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
+	if resp, body := c.Get("/apis", "Accept", "text/html"); resp.StatusCode != 406 ||
+		!strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, "+
+			"application/vnd.kubernetes.protobuf") {
 		t.Errorf("Accept text/html: got %d %s, want 406", resp.StatusCode, body)
 	}
 	resp, err := http.Post(c.URL+"/apis", "application/json", nil)
@@ -187,7 +200,8 @@ func TestAggregated(t *testing.T) {
 		t.Fatalf("with the ETag from before the CRD: got %d, want 200", resp.StatusCode)
 	}
 	etag := resp.Header.Get("ETag")
-	if resp.Header.Get("Content-Type") != aggregated || resp.Header.Get("Vary") != "Accept" || resp.Header.Get("Cache-Control") != "public" || etag == "" {
+	if resp.Header.Get("Content-Type") != aggregated || resp.Header.Get("Vary") != "Accept" ||
+		resp.Header.Get("Cache-Control") != "public" || etag == "" {
 		t.Errorf("got headers %v", resp.Header)
 	}
 	for _, want := range []string{`"apiVersion":"apidiscovery.k8s.io/v2"`, `"freshness":"Current"`,
@@ -197,13 +211,16 @@ func TestAggregated(t *testing.T) {
 			t.Errorf("got %s, want it to contain %s", body, want)
 		}
 	}
-	if again, empty := c.Get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
+	if again, empty := c.Get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 ||
+		empty != "" {
 		t.Errorf("with the current ETag: got %d %q, want 304 without a body", again.StatusCode, empty)
 	}
-	if beta, text := c.Get("/apis", "Accept", aggregatedBeta); beta.StatusCode != http.StatusNotAcceptable { // removed in 1.37
+	// removed in 1.37
+	if beta, text := c.Get("/apis", "Accept", aggregatedBeta); beta.StatusCode != http.StatusNotAcceptable {
 		t.Errorf("v2beta1: got %d %s, want 406", beta.StatusCode, text)
 	}
-	if beta, _ := c.Get("/apis", "Accept", aggregatedBeta+",application/json"); beta.Header.Get("Content-Type") != "application/json" {
+	if beta, _ := c.Get("/apis", "Accept",
+		aggregatedBeta+",application/json"); beta.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("v2beta1 or plain JSON: got headers %v, want plain JSON", beta.Header)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
@@ -231,7 +248,8 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &fromJSON); err != nil {
 		t.Fatal(err)
 	}
-	_, body := c.Get("/apis", "Accept", strings.Replace(aggregated, "application/json", "application/vnd.kubernetes.protobuf", 1))
+	_, body := c.Get("/apis", "Accept", strings.Replace(aggregated, "application/json",
+		"application/vnd.kubernetes.protobuf", 1))
 	var unknown runtime.Unknown
 	if err := unknown.Unmarshal([]byte(body[4:])); err != nil {
 		t.Fatal(err)
@@ -245,8 +263,8 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	}
 }
 
-// TestClientsSeeChanges checks that client-go finds a kind by its names, and sees when its CRD changes, terminates and is
-// deleted (CRD-016, CRD-017, CRD-022, CRD-050).
+// TestClientsSeeChanges checks that client-go finds a kind by its names, and sees when its CRD changes, terminates and
+// is deleted (CRD-016, CRD-017, CRD-022, CRD-050).
 func TestClientsSeeChanges(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
@@ -254,7 +272,8 @@ func TestClientsSeeChanges(t *testing.T) {
 		cached := memory.NewMemCacheClient(c.client())
 		mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
 		for _, name := range []string{"ct", "crontab", "crontabs"} {
-			if got, err := mapper.ResourceFor(schema.GroupVersionResource{Resource: name}); err != nil || got.Resource != "crontabs" {
+			if got, err := mapper.ResourceFor(schema.GroupVersionResource{Resource: name}); err != nil ||
+				got.Resource != "crontabs" {
 				return got, err
 			}
 		}
@@ -280,9 +299,12 @@ func TestClientsSeeChanges(t *testing.T) {
 		}
 	}
 	terminating := cronTabs()
-	terminating.Status.Conditions = append(terminating.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue})
+	terminating.Status.Conditions = append(terminating.Status.Conditions,
+		apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating,
+			Status: apiextensionsv1.ConditionTrue})
 	c.Put(terminating)
-	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
+	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body,
+		`"verbs":["delete","deletecollection","get","list","watch"]`) {
 		t.Errorf("terminating CRD: got %s, want no verbs that write", body)
 	}
 	c.Remove("crontabs.stable.example.com")
@@ -315,20 +337,22 @@ func plainForm(t testing.TB, mediaType string) form {
 	return form{info.Serializer, mediaType, false}
 }
 
-// TestLargeDocumentsAreCompressed checks that a document of more than 128 KiB is compressed for clients that accept gzip
-// (CRD-050).
+// TestLargeDocumentsAreCompressed checks that a document of more than 128 KiB is compressed for clients that accept
+// gzip (CRD-050).
 func TestLargeDocumentsAreCompressed(t *testing.T) {
 	c := newClusterWithCRDs(t, 200)
 	_, plain := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "identity")
 	resp, body := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "gzip")
 	z, err := gzip.NewReader(strings.NewReader(body))
-	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" || !slices.Contains(resp.Header.Values("Vary"), "Accept-Encoding") {
+	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" ||
+		!slices.Contains(resp.Header.Values("Vary"), "Accept-Encoding") {
 		t.Fatalf("got headers %v, error %v, want gzip", resp.Header, err)
 	}
 	if text, err := io.ReadAll(z); err != nil || string(text) != plain || len(plain) <= gzipped.Threshold {
 		t.Errorf("got %d bytes, error %v, want the %d bytes without compression", len(text), err, len(plain))
 	}
-	if resp, _ := c.Get("/api", "Accept", aggregated, "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
+	if resp, _ := c.Get("/api", "Accept", aggregated, "Accept-Encoding",
+		"gzip"); resp.Header.Get("Content-Encoding") != "" {
 		t.Errorf("small document: got headers %v, want no Content-Encoding", resp.Header)
 	}
 }
@@ -357,7 +381,8 @@ func TestUnchangedGroupsAreReused(t *testing.T) {
 	if second.groups.Find(deleted) != nil {
 		t.Errorf("the deleted group %s has a document", deleted)
 	}
-	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON), plainForm(t, runtime.ContentTypeProtobuf), plainForm(t, runtime.ContentTypeYAML)} {
+	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON), plainForm(t, runtime.ContentTypeProtobuf),
+		plainForm(t, runtime.ContentTypeYAML)} {
 		got, err := second.aggregated(f, false)
 		want, wantErr := fresh.aggregated(f, false)
 		if err != nil || wantErr != nil || !slices.EqualFunc(got, want, bytes.Equal) {

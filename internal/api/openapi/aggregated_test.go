@@ -34,16 +34,17 @@ func (d fakeDocuments) OpenAPIV2(_ context.Context, s *resource.APIService) ([]b
 	return []byte(d[s.Name]), d[s.Name]
 }
 
-// aggregatedDocument returns a document of OpenAPI v2 with a path of the group, a path of Trellis, and a definition named
-// Shared.
+// aggregatedDocument returns a document of OpenAPI v2 with a path of the group, a path of Trellis, and a definition
+// named Shared.
 func aggregatedDocument(group, shared string) string {
-	return `{"swagger":"2.0","paths":{"/apis/` + group + `/v1/things":{"get":{"operationId":"list` + group + `","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/Shared"}}}}},` +
+	return `{"swagger":"2.0","paths":{"/apis/` + group + `/v1/things":{"get":{"operationId":"list` + group +
+		`","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/Shared"}}}}},` +
 		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
 }
 
-// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions, even
-// if one of the servers has an invalid document. Paths of other groups are dropped. Different definitions of the same name
-// are both kept (OAS-022, AGG-059).
+// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions,
+// even if one of the servers has an invalid document. Paths of other groups are dropped. Different definitions of the
+// same name are both kept (OAS-022, AGG-059).
 func TestAggregatedDocuments(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{
@@ -53,13 +54,15 @@ func TestAggregatedDocuments(t *testing.T) {
 		"v1.d.example.com": "",
 		// Upstream's merge of the next two documents panics.
 		"v1.e.example.com": aggregatedDocument("e.example.com", `{"type":"string"}`),
-		"v1.f.example.com": aggregatedDocument("f.example.com", `{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
+		"v1.f.example.com": aggregatedDocument("f.example.com",
+			`{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
 	}
 	for name := range docs {
 		group := strings.TrimPrefix(name, "v1.")
 		c.PutAPIService(object.Tree{
 			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": name},
-			"spec": object.Tree{"group": group, "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
+			"spec": object.Tree{"group": group, "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15,
+				"service": object.Tree{"namespace": "n", "name": "s"}},
 		})
 	}
 	handler := Handler(c.Live, docs)
@@ -82,8 +85,10 @@ func TestAggregatedDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]bool{
-		"/apis/a.example.com/v1/things": true, "/apis/b.example.com/v1/things": true, "/apis/c.example.com/v1/things": false,
-		"/apis/d.example.com/v1/things": false, "/apis/e.example.com/v1/things": true, "/apis/stable.example.com/v1/crontabs": true,
+		"/apis/a.example.com/v1/things": true, "/apis/b.example.com/v1/things": true,
+		"/apis/c.example.com/v1/things": false,
+		"/apis/d.example.com/v1/things": false, "/apis/e.example.com/v1/things": true,
+		"/apis/stable.example.com/v1/crontabs": true,
 	} {
 		if _, ok := all.Paths[path]; ok != want {
 			t.Errorf("path %s: got %t, want %t", path, ok, want)
@@ -101,7 +106,8 @@ func TestAggregatedDocuments(t *testing.T) {
 	if !described["of a"] || !described["of b"] {
 		t.Errorf("got definitions named Shared with the descriptions %v, want those of a and b", described)
 	}
-	if body := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"); !strings.Contains(body, "/apis/a.example.com/v1/things") {
+	if body := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"); !strings.Contains(body,
+		"/apis/a.example.com/v1/things") {
 		t.Error("the protobuf does not have the path /apis/a.example.com/v1/things")
 	}
 	index := get("/openapi/v3", "application/json")
@@ -119,12 +125,13 @@ type v2OnlyDocuments struct{ fakeDocuments }
 
 func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
 
-// TestAggregatedV2Only checks that the document of an aggregated API server without v3 is converted to v3, and that kubectl
-// explain reads it (OAS-022).
+// TestAggregatedV2Only checks that the document of an aggregated API server without v3 is converted to v3, and that
+// kubectl explain reads it (OAS-022).
 func TestAggregatedV2Only(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{
-		"v1.a.example.com": strings.Replace(aggregatedDocument("a.example.com", `{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
+		"v1.a.example.com": strings.Replace(aggregatedDocument("a.example.com",
+			`{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
 			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`), `"responses"`, `"x-kubernetes-action":"list","x-kubernetes-group-version-kind":{"group":"a.example.com","kind":"Thing","version":"v1"},"responses"`, 1),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
@@ -132,7 +139,8 @@ func TestAggregatedV2Only(t *testing.T) {
 	for name := range docs {
 		c.PutAPIService(object.Tree{
 			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": name},
-			"spec": object.Tree{"group": strings.TrimPrefix(name, "v1."), "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
+			"spec": object.Tree{"group": strings.TrimPrefix(name, "v1."), "version": "v1", "groupPriorityMinimum": 1000,
+				"versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
 		})
 	}
 	server := httptest.NewServer(Handler(c.Live, v2OnlyDocuments{docs}))
@@ -142,12 +150,14 @@ func TestAggregatedV2Only(t *testing.T) {
 		t.Fatal(err)
 	}
 	paths, err := client.OpenAPIV3().Paths()
-	if err != nil || paths["apis/a.example.com/v1"] == nil || paths["apis/d.example.com/v1"] != nil || paths["apis/stable.example.com/v1"] == nil {
+	if err != nil || paths["apis/a.example.com/v1"] == nil || paths["apis/d.example.com/v1"] != nil ||
+		paths["apis/stable.example.com/v1"] == nil {
 		t.Fatalf("got paths %v, error %v, want a.example.com and stable.example.com without d.example.com", paths, err)
 	}
 	var out bytes.Buffer
 	things := schema.GroupVersionResource{Group: "a.example.com", Version: "v1", Resource: "things"}
-	if err := explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0, "plaintext"); err != nil || !strings.Contains(out.String(), "how large") {
+	if err := explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0,
+		"plaintext"); err != nil || !strings.Contains(out.String(), "how large") {
 		t.Errorf("explain: got error %v, output %s, want the description", err, out.String())
 	}
 	text, err := paths["apis/a.example.com/v1"].Schema("application/com.github.proto-openapi.spec.v3@v1.0+protobuf")

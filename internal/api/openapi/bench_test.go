@@ -13,7 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// manyVersions returns the versions of n CRDs of about 53 KiB each. They are copies of one real CRD in different groups.
+// manyVersions returns the versions of n CRDs of about 53 KiB each. They are copies of one real CRD in different
+// groups.
 func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	b.Helper()
 	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
@@ -26,7 +27,8 @@ func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 			first := out[0]
 			gv := schema.GroupVersion{Group: fmt.Sprintf("g%d.example.com", i), Version: first.GroupVersion.Version}
 			out = append(out, &resource.Version{
-				Definition: first.Definition, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: first.Status, Scale: first.Scale,
+				Definition: first.Definition, GroupVersion: gv, APIVersion: gv.String(), Served: true,
+				Status: first.Status, Scale: first.Scale,
 				OpenAPIV3Schema: first.OpenAPIV3Schema, Schema: first.Schema, Parseable: first.Parseable,
 			})
 			continue
@@ -70,7 +72,8 @@ func BenchmarkHashThousandCRDs(b *testing.B) {
 }
 
 func BenchmarkV3(b *testing.B) {
-	for name, versions := range map[string][]*resource.Version{"custom": manyVersions(b, 1), "core": builtinVersions("")} {
+	for name, versions := range map[string][]*resource.Version{"custom": manyVersions(b, 1),
+		"core": builtinVersions("")} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -35,15 +35,20 @@ func asTree(t *testing.T, v any) map[string]any {
 	return tree(t, text)
 }
 
-// TestSubresourcesOfOtherKinds checks that the documents describe the body of a subresource by its own kind, as those of
-// kube-apiserver v1.37.1 do. Examples are Binding, Eviction and Scale.
+// TestSubresourcesOfOtherKinds checks that the documents describe the body of a subresource by its own kind, as those
+// of kube-apiserver v1.37.1 do. Examples are Binding, Eviction and Scale.
 func TestSubresourcesOfOtherKinds(t *testing.T) {
 	for _, c := range []struct{ path, method, kind, model, id, description string }{
-		{"/api/v1/namespaces/{namespace}/pods/{name}/binding", "post", "/v1/Binding", "io.k8s.api.core.v1.Binding", "createCoreV1NamespacedPodBinding", "create binding of a Pod"},
-		{"/api/v1/namespaces/{namespace}/pods/{name}/eviction", "post", "policy/v1/Eviction", "io.k8s.api.policy.v1.Eviction", "createCoreV1NamespacedPodEviction", "create eviction of a Pod"},
-		{"/api/v1/namespaces/{namespace}/replicationcontrollers/{name}/scale", "put", "autoscaling/v1/Scale", "io.k8s.api.autoscaling.v1.Scale",
-			"replaceCoreV1NamespacedReplicationControllerScale", "replace scale of the specified ReplicationController"},
-		{"/api/v1/namespaces/{namespace}/pods/{name}/status", "put", "/v1/Pod", "io.k8s.api.core.v1.Pod", "replaceCoreV1NamespacedPodStatus", "replace status of the specified Pod"},
+		{"/api/v1/namespaces/{namespace}/pods/{name}/binding", "post", "/v1/Binding", "io.k8s.api.core.v1.Binding",
+			"createCoreV1NamespacedPodBinding", "create binding of a Pod"},
+		{"/api/v1/namespaces/{namespace}/pods/{name}/eviction", "post", "policy/v1/Eviction",
+			"io.k8s.api.policy.v1.Eviction", "createCoreV1NamespacedPodEviction", "create eviction of a Pod"},
+		{"/api/v1/namespaces/{namespace}/replicationcontrollers/{name}/scale", "put", "autoscaling/v1/Scale",
+			"io.k8s.api.autoscaling.v1.Scale",
+			"replaceCoreV1NamespacedReplicationControllerScale",
+			"replace scale of the specified ReplicationController"},
+		{"/api/v1/namespaces/{namespace}/pods/{name}/status", "put", "/v1/Pod", "io.k8s.api.core.v1.Pod",
+			"replaceCoreV1NamespacedPodStatus", "replace status of the specified Pod"},
 	} {
 		for _, e := range []edition{v2, v3} {
 			d, err := newDocument(e, builtinVersions(""))
@@ -65,7 +70,8 @@ func TestSubresourcesOfOtherKinds(t *testing.T) {
 				t.Errorf("%s: got body %s, want %s", c.path, body, c.model)
 			}
 			gvk, _ := op["x-kubernetes-group-version-kind"].(map[string]any)
-			if kind := fmt.Sprint(gvk["group"], "/", gvk["version"], "/", gvk["kind"]); kind != c.kind || op["operationId"] != c.id || op["description"] != c.description {
+			if kind := fmt.Sprint(gvk["group"], "/", gvk["version"], "/", gvk["kind"]); kind != c.kind ||
+				op["operationId"] != c.id || op["description"] != c.description {
 				t.Errorf("%s: got kind %s, operation %v, description %v, want %s, %s, %s",
 					c.path, kind, op["operationId"], op["description"], c.kind, c.id, c.description)
 			}
@@ -86,8 +92,8 @@ func valueAt(v any, path ...string) any {
 	return v
 }
 
-// TestOperationsOfBuiltinKinds checks two details of kube-apiserver's documents: a delete that returns the object, and the
-// Scale of a built-in kind.
+// TestOperationsOfBuiltinKinds checks two details of kube-apiserver's documents: a delete that returns the object, and
+// the Scale of a built-in kind.
 func TestOperationsOfBuiltinKinds(t *testing.T) {
 	pathsOf := func(group, kind string) []pathItem {
 		for _, v := range builtinVersions(group) {
@@ -110,7 +116,8 @@ func TestOperationsOfBuiltinKinds(t *testing.T) {
 	for _, p := range pathsOf("apps", "Deployment") {
 		if strings.HasSuffix(p.path, "/scale") {
 			found = true
-			if got := p.operations[0].gvk; got != autoscalingv1.SchemeGroupVersion.WithKind("Scale") || !slices.ContainsFunc(p.params, nameOfScale) {
+			if got := p.operations[0].gvk; got != autoscalingv1.SchemeGroupVersion.WithKind("Scale") ||
+				!slices.ContainsFunc(p.params, nameOfScale) {
 				t.Errorf("%s: got kind %v, parameters %v, want Scale", p.path, got, p.params)
 			}
 		}

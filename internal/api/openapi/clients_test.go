@@ -88,8 +88,8 @@ func parseAsClients(t *testing.T, e edition, text []byte) {
 	}
 }
 
-// TestClientsParseDocuments checks that clients can parse the documents. Definitions of v2 have no nullable, and no other
-// keyword that an old kubectl does not support (OAS-008, OAS-012).
+// TestClientsParseDocuments checks that clients can parse the documents. Definitions of v2 have no nullable, and no
+// other keyword that an old kubectl does not support (OAS-008, OAS-012).
 func TestClientsParseDocuments(t *testing.T) {
 	var all []*resource.Version
 	for _, d := range kinds.Definitions(kinds.Config{}) {

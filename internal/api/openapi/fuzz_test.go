@@ -43,8 +43,8 @@ func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.St
 	return s.Unfold()
 }
 
-// checkSchema compares the published schema with upstream's, without the fields that all objects have. It reports whether
-// the schema may be published.
+// checkSchema compares the published schema with upstream's, without the fields that all objects have. It reports
+// whether the schema may be published.
 func checkSchema(t *testing.T, text []byte) bool {
 	t.Helper()
 	props := &apiextensionsv1.JSONSchemaProps{}
@@ -98,8 +98,8 @@ func FuzzSchema(f *testing.F) {
 	})
 }
 
-// TestMutatedSchemas compares the published form of randomly changed schemas with upstream's (OAS-002, OAS-003, OAS-005,
-// OAS-010, OAS-011, OAS-013, OAS-014).
+// TestMutatedSchemas compares the published form of randomly changed schemas with upstream's (OAS-002, OAS-003,
+// OAS-005, OAS-010, OAS-011, OAS-013, OAS-014).
 func TestMutatedSchemas(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	published := 0
@@ -144,13 +144,23 @@ func mutate(r *rand.Rand, schema map[string]any) {
 		node = children[r.IntN(len(children))]
 	}
 	parts := []string{
-		`"type":"object"`, `"type":"array"`, `"type":"string"`, `"type":"nonsense"`, `"nullable":true`, `"items":{"type":"string"}`, `"items":{}`,
-		`"properties":{"a":{"type":"string","nullable":true},"q":{"type":"array","items":{"type":"integer"}}}`, `"properties":{"kind":{"type":"string"},"metadata":{"type":"object"}}`,
-		`"required":["a","spec"]`, `"required":[]`, `"anyOf":[{"required":["a"]},{"properties":{"a":{"pattern":"^x"}}}]`, `"allOf":[{"not":{"maxLength":3}}]`, `"anyOf":[{"type":"integer"},{"type":"string"}]`,
-		`"oneOf":[{"items":{"minimum":0}}]`, `"not":{"properties":{"zz":{"enum":[1,"a",null]}}}`, `"x-kubernetes-int-or-string":true`, `"x-kubernetes-preserve-unknown-fields":true`,
-		`"x-kubernetes-embedded-resource":true`, `"additionalProperties":{"type":"integer","nullable":true}`, `"additionalProperties":true`, `"additionalProperties":false`, `"pattern":"("`, `"pattern":"a{1,2}"`,
-		`"default":{"a":false}`, `"default":null`, `"enum":[]`, `"enum":["a",1.5]`, `"description":"\u003ca\u003e \"x\""`, `"title":""`, `"x-kubernetes-validations":[{"rule":"self.a > 1","message":"no"}]`, `"example":0`,
-		`"minimum":0`, `"exclusiveMinimum":false`, `"maximum":9223372036854775807`, `"maxLength":0`, `"uniqueItems":false`, `"externalDocs":{"url":"x"}`, `"x-kubernetes-map-type":"atomic"`, `"format":"int64"`, `"$ref":"x"`, `"id":"y"`,
+		`"type":"object"`, `"type":"array"`, `"type":"string"`, `"type":"nonsense"`, `"nullable":true`,
+		`"items":{"type":"string"}`, `"items":{}`,
+		`"properties":{"a":{"type":"string","nullable":true},"q":{"type":"array","items":{"type":"integer"}}}`,
+		`"properties":{"kind":{"type":"string"},"metadata":{"type":"object"}}`,
+		`"required":["a","spec"]`, `"required":[]`,
+		`"anyOf":[{"required":["a"]},{"properties":{"a":{"pattern":"^x"}}}]`, `"allOf":[{"not":{"maxLength":3}}]`,
+		`"anyOf":[{"type":"integer"},{"type":"string"}]`,
+		`"oneOf":[{"items":{"minimum":0}}]`, `"not":{"properties":{"zz":{"enum":[1,"a",null]}}}`,
+		`"x-kubernetes-int-or-string":true`, `"x-kubernetes-preserve-unknown-fields":true`,
+		`"x-kubernetes-embedded-resource":true`, `"additionalProperties":{"type":"integer","nullable":true}`,
+		`"additionalProperties":true`, `"additionalProperties":false`, `"pattern":"("`, `"pattern":"a{1,2}"`,
+		`"default":{"a":false}`, `"default":null`, `"enum":[]`, `"enum":["a",1.5]`,
+		`"description":"\u003ca\u003e \"x\""`, `"title":""`,
+		`"x-kubernetes-validations":[{"rule":"self.a > 1","message":"no"}]`, `"example":0`,
+		`"minimum":0`, `"exclusiveMinimum":false`, `"maximum":9223372036854775807`, `"maxLength":0`,
+		`"uniqueItems":false`, `"externalDocs":{"url":"x"}`, `"x-kubernetes-map-type":"atomic"`, `"format":"int64"`,
+		`"$ref":"x"`, `"id":"y"`,
 	}
 	name, value, _ := strings.Cut(parts[r.IntN(len(parts))], ":")
 	name = strings.Trim(name, `"`)
@@ -171,7 +181,8 @@ func mutate(r *rand.Rand, schema map[string]any) {
 
 // FuzzText checks that the parser of schemas and the transcoder accept any text without a panic, and write valid JSON.
 func FuzzText(f *testing.F) {
-	for _, s := range append(schemaSeeds, `{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},"definitions":{"a":{"type":["a"],"default":{}}}}`) {
+	for _, s := range append(schemaSeeds,
+		`{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},"definitions":{"a":{"type":["a"],"default":{}}}}`) {
 		f.Add([]byte(s))
 	}
 	p := map[edition]publisher{v2: {edition: v2}, v3: {edition: v3}}

@@ -113,13 +113,16 @@ func TestCaching(t *testing.T) {
 		t.Fatalf("got URL %q, want one with a hash", url)
 	}
 	resp, _ := c.Get(url)
-	if resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "public, immutable" || resp.Header.Get("Expires") == "" || resp.Header.Get("Vary") != "Accept" {
+	if resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "public, immutable" ||
+		resp.Header.Get("Expires") == "" || resp.Header.Get("Vary") != "Accept" {
 		t.Errorf("with the hash: got %d %v, want 200 and an immutable document", resp.StatusCode, resp.Header)
 	}
-	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1?hash=OLD"); resp.StatusCode != 301 || resp.Header.Get("Location") != url {
+	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1?hash=OLD"); resp.StatusCode != 301 ||
+		resp.Header.Get("Location") != url {
 		t.Errorf("with another hash: got %d %v, want 301 to the current hash", resp.StatusCode, resp.Header)
 	}
-	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "" {
+	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 ||
+		resp.Header.Get("Cache-Control") != "" {
 		t.Errorf("without a hash: got %d %v, want 200 without Cache-Control", resp.StatusCode, resp.Header)
 	}
 	tags := map[string]string{}
@@ -134,8 +137,10 @@ func TestCaching(t *testing.T) {
 	}
 	c.put(strings.Replace(cronTab, "when to run", "when it runs", 1))
 	for path, old := range tags {
-		if resp, body := c.Get(path, "If-None-Match", old); resp.StatusCode != 200 || resp.Header.Get("Etag") == old || path != "/openapi/v3" && !strings.Contains(body, "when it runs") {
-			t.Errorf("%s: got %d with ETag %s, want the changed document", path, resp.StatusCode, resp.Header.Get("Etag"))
+		if resp, body := c.Get(path, "If-None-Match", old); resp.StatusCode != 200 || resp.Header.Get("Etag") == old ||
+			path != "/openapi/v3" && !strings.Contains(body, "when it runs") {
+			t.Errorf("%s: got %d with ETag %s, want the changed document", path, resp.StatusCode,
+				resp.Header.Get("Etag"))
 		}
 	}
 	if changed := c.urls()["apis/stable.example.com/v1"]; changed == url {
@@ -160,8 +165,8 @@ func TestCaching(t *testing.T) {
 	}
 }
 
-// TestV2IsCompressed checks that the document of v2 is compressed for clients that accept gzip, as kube-apiserver's is. It
-// decompresses to the same document. Documents of v3 and ranges of documents are not compressed.
+// TestV2IsCompressed checks that the document of v2 is compressed for clients that accept gzip, as kube-apiserver's is.
+// It decompresses to the same document. Documents of v3 and ranges of documents are not compressed.
 func TestV2IsCompressed(t *testing.T) {
 	c := newCluster(t, cronTab)
 	decompress := func(body string) string {
@@ -183,20 +188,24 @@ func TestV2IsCompressed(t *testing.T) {
 		for _, encoding := range []string{"gzip", "deflate, gzip;q=0.5", "GZIP"} {
 			resp, body := c.Get("/openapi/v2", "Accept", accept, "Accept-Encoding", encoding)
 			h := resp.Header
-			if h.Get("Content-Encoding") != "gzip" || !slices.Contains(h.Values("Vary"), "Accept-Encoding") || h.Get("Etag") != plain.Header.Get("Etag") {
+			if h.Get("Content-Encoding") != "gzip" || !slices.Contains(h.Values("Vary"), "Accept-Encoding") ||
+				h.Get("Etag") != plain.Header.Get("Etag") {
 				t.Fatalf("%s with %s: got headers %v, want gzip and the same ETag", accept, encoding, h)
 			}
 			if decompress(body) != text || len(body) > len(text)/5 {
-				t.Errorf("%s with %s: got %d bytes, want at most a fifth of the document's %d", accept, encoding, len(body), len(text))
+				t.Errorf("%s with %s: got %d bytes, want at most a fifth of the document's %d", accept, encoding,
+					len(body), len(text))
 			}
 		}
 	}
 	c.put(strings.ReplaceAll(cronTab, "CronTab runs things.", "CronTab runs other things."))
-	if _, body := c.Get("/openapi/v2", "Accept-Encoding", "gzip"); !strings.Contains(decompress(body), "CronTab runs other things.") {
+	if _, body := c.Get("/openapi/v2", "Accept-Encoding", "gzip"); !strings.Contains(decompress(body),
+		"CronTab runs other things.") {
 		t.Error("the compressed document does not have the change")
 	}
 	for _, request := range [][]string{
-		{"/openapi/v2", "Accept-Encoding", "gzip;q=0"}, {"/openapi/v2", "Accept-Encoding", "br"}, {"/openapi/v2", "Accept-Encoding", "gzip", "Range", "bytes=0-9"},
+		{"/openapi/v2", "Accept-Encoding", "gzip;q=0"}, {"/openapi/v2", "Accept-Encoding", "br"}, {"/openapi/v2",
+			"Accept-Encoding", "gzip", "Range", "bytes=0-9"},
 		{"/openapi/v3/apis/stable.example.com/v1", "Accept-Encoding", "gzip"},
 	} {
 		if resp, _ := c.Get(request[0], request[1:]...); resp.Header.Get("Content-Encoding") != "" {
@@ -205,8 +214,8 @@ func TestV2IsCompressed(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreUpdated checks that the documents change when a CRD is created, changed, not served any more and deleted
-// (OAS-021).
+// TestDocumentsAreUpdated checks that the documents change when a CRD is created, changed, not served any more and
+// deleted (OAS-021).
 func TestDocumentsAreUpdated(t *testing.T) {
 	c := newCluster(t)
 	core := c.urls()["api/v1"]
@@ -215,7 +224,8 @@ func TestDocumentsAreUpdated(t *testing.T) {
 	}
 	c.put(cronTab)
 	first := c.urls()["apis/stable.example.com/v1"]
-	if _, body := c.Get("/openapi/v2"); !strings.Contains(body, "createStableExampleComV1NamespacedCronTab") || !strings.Contains(body, "listStableExampleComV1CronTabForAllNamespaces") {
+	if _, body := c.Get("/openapi/v2"); !strings.Contains(body, "createStableExampleComV1NamespacedCronTab") ||
+		!strings.Contains(body, "listStableExampleComV1CronTabForAllNamespaces") {
 		t.Error("v2 does not have the new kind")
 	}
 	c.put(strings.Replace(cronTab, "when to run", "at what time", 1))
@@ -247,14 +257,17 @@ func TestExplain(t *testing.T) {
 		path []string
 		want []string
 	}{
-		{cronTabs, nil, []string{"KIND:       CronTab", "VERSION:    v1", "CronTab runs things.", "spec\t<Object>", "metadata\t<ObjectMeta>"}},
-		{cronTabs, []string{"spec"}, []string{"what to run", "cronSpec\t<string> -required-", "when to run", "replicas\t<integer>"}},
+		{cronTabs, nil, []string{"KIND:       CronTab", "VERSION:    v1", "CronTab runs things.", "spec\t<Object>",
+			"metadata\t<ObjectMeta>"}},
+		{cronTabs, []string{"spec"}, []string{"what to run", "cronSpec\t<string> -required-", "when to run",
+			"replicas\t<integer>"}},
 		{cronTabs, []string{"metadata", "labels"}, []string{"<map[string]string>"}},
 		{namespaces, []string{"spec"}, []string{"finalizers\t<[]string>"}},
 		{namespaces, []string{"status", "conditions"}, []string{"lastTransitionTime\t<string>", "-required-"}},
 	} {
 		var out bytes.Buffer
-		if err := explainv2.PrintModelDescription(test.path, &out, c.client().OpenAPIV3(), test.gvr, false, 0, "plaintext"); err != nil {
+		if err := explainv2.PrintModelDescription(test.path, &out, c.client().OpenAPIV3(), test.gvr, false, 0,
+			"plaintext"); err != nil {
 			t.Fatal(err)
 		}
 		for _, w := range test.want {
@@ -284,24 +297,28 @@ func (c *cluster) v2Models() kubectlopenapi.Resources {
 	return models
 }
 
-// TestExplainFromV2 checks that kubectl explain works with v2, the only document that the oldest clients read. It finds the
-// same kind in v3 (OAS-004, OAS-007).
+// TestExplainFromV2 checks that kubectl explain works with v2, the only document that the oldest clients read. It finds
+// the same kind in v3 (OAS-004, OAS-007).
 func TestExplainFromV2(t *testing.T) {
 	c := newCluster(t, cronTab)
-	model := c.v2Models().LookupResource(schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"})
+	model := c.v2Models().LookupResource(schema.GroupVersionKind{Group: "stable.example.com", Version: "v1",
+		Kind: "CronTab"})
 	if model == nil {
 		t.Fatal("v2 has no CronTab")
 	}
 	var out bytes.Buffer
-	if err := explain.PrintModelDescription([]string{"spec"}, &out, model, schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, false, 0); err != nil {
+	if err := explain.PrintModelDescription([]string{"spec"}, &out, model,
+		schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, false, 0); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "cronSpec\t<string> -required-") || !strings.Contains(out.String(), "maybe\t<>") {
+	if !strings.Contains(out.String(), "cronSpec\t<string> -required-") ||
+		!strings.Contains(out.String(), "maybe\t<>") {
 		t.Errorf("v2: got %s", out.String())
 	}
 	var v3 bytes.Buffer
 	crontabs := schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}
-	if err := explainv2.PrintModelDescription([]string{"spec"}, &v3, c.client().OpenAPIV3(), crontabs, false, 0, "plaintext"); err != nil || !strings.Contains(v3.String(), "cronSpec\t<string> -required-") {
+	if err := explainv2.PrintModelDescription([]string{"spec"}, &v3, c.client().OpenAPIV3(), crontabs, false, 0,
+		"plaintext"); err != nil || !strings.Contains(v3.String(), "cronSpec\t<string> -required-") {
 		t.Errorf("v3: got error %v\n%s", err, v3.String())
 	}
 }
@@ -335,11 +352,12 @@ func TestValidationByKubectl(t *testing.T) {
 	}
 }
 
-// TestServerSideValidationIsAnnounced checks that the documents have the query parameters fieldValidation and dryRun, which
-// kubectl looks for (OAS-020).
+// TestServerSideValidationIsAnnounced checks that the documents have the query parameters fieldValidation and dryRun,
+// which kubectl looks for (OAS-020).
 func TestServerSideValidationIsAnnounced(t *testing.T) {
 	c := newCluster(t, cronTab)
-	for _, gvk := range []schema.GroupVersionKind{{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, {Version: "v1", Kind: "ConfigMap"}} {
+	for _, gvk := range []schema.GroupVersionKind{{Group: "stable.example.com", Version: "v1", Kind: "CronTab"},
+		{Version: "v1", Kind: "ConfigMap"}} {
 		root := openapi3.NewRoot(c.client().OpenAPIV3())
 		for _, param := range []resource.VerifiableQueryParam{resource.QueryParamFieldValidation, "dryRun"} {
 			if err := resource.NewQueryParamVerifierV3(nil, c.client().OpenAPIV3(), param).HasSupport(gvk); err != nil {
@@ -352,17 +370,22 @@ func TestServerSideValidationIsAnnounced(t *testing.T) {
 	}
 }
 
-// TestNonStructuralSchemas checks which schemas are published. Only a CRD that preserves unknown fields can have a schema
-// that is not structural (OAS-005).
+// TestNonStructuralSchemas checks which schemas are published. Only a CRD that preserves unknown fields can have a
+// schema that is not structural (OAS-005).
 func TestNonStructuralSchemas(t *testing.T) {
 	const preserving = "  preserveUnknownFields: true\n  scope:"
 	for name, manifest := range map[string]string{
-		"type below oneOf":     strings.Replace(cronTab, "oneOf: [{required: [a]}", "oneOf: [{type: object, required: [a]}", 1),
+		"type below oneOf": strings.Replace(cronTab, "oneOf: [{required: [a]}",
+			"oneOf: [{type: object, required: [a]}", 1),
 		"field without a type": strings.Replace(cronTab, "image: {type: string}", "image: {description: x}", 1),
-		"metadata restricted":  strings.Replace(cronTab, "          status: {", "          metadata: {type: object, properties: {labels: {type: object}}}\n          status: {", 1),
-		"undeclared":           strings.Replace(cronTab, "          status: {type: object", "          other: {type: object, x-kubernetes-embedded-resource: true}\n          status: {type: object", 1),
+		"metadata restricted": strings.Replace(cronTab, "          status: {",
+			"          metadata: {type: object, properties: {labels: {type: object}}}\n          status: {", 1),
+		"undeclared": strings.Replace(cronTab, "          status: {type: object",
+			"          other: {type: object, x-kubernetes-embedded-resource: true}\n          status: {type: object",
+			1),
 		"embedded resource without a type": strings.Replace(cronTab, "          status: {type: object",
-			"          other: {x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}\n          status: {type: object", 1),
+			"          other: {x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}\n  "+
+				"        status: {type: object", 1),
 		"structural": cronTab,
 	} {
 		for _, preserves := range []bool{false, true} {

@@ -39,7 +39,8 @@ func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDe
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
 	crd.Status.AcceptedNames = crd.Spec.Names
-	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established,
+		Status: apiextensionsv1.ConditionTrue}}
 	text, err := json.Marshal(crd)
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +143,8 @@ func trellisDocument(t testing.TB, e edition, v *resource.Version) map[string]an
 }
 
 // upstreamDocument returns upstream's document of one version of a CRD.
-func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string) map[string]any {
+func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition,
+	version string) map[string]any {
 	t.Helper()
 	var doc any
 	var err error
@@ -162,8 +164,8 @@ func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResour
 	return tree(t, text)
 }
 
-// pruneDefaults removes all defaults from v, as upstream does for the models of v2. names specifies whether the keys of v
-// are names of properties.
+// pruneDefaults removes all defaults from v, as upstream does for the models of v2. names specifies whether the keys of
+// v are names of properties.
 func pruneDefaults(v any, names bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -197,8 +199,8 @@ func compareWithUpstream(t *testing.T, crd *apiextensionsv1.CustomResourceDefini
 	}
 }
 
-// TestCorpusIsPublishedAsUpstream compares the documents of CRDs of the corpus with upstream's (OAS-001, OAS-002, OAS-003,
-// OAS-009, OAS-010, OAS-011, OAS-013, OAS-014, OAS-017, OAS-018, OAS-019, OAS-020).
+// TestCorpusIsPublishedAsUpstream compares the documents of CRDs of the corpus with upstream's (OAS-001, OAS-002,
+// OAS-003, OAS-009, OAS-010, OAS-011, OAS-013, OAS-014, OAS-017, OAS-018, OAS-019, OAS-020).
 func TestCorpusIsPublishedAsUpstream(t *testing.T) {
 	n := 16
 	if os.Getenv("TRELLIS_CORPUS") == "all" { // all files take a minute

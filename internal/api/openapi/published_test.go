@@ -11,8 +11,8 @@ import (
 // inGroup returns the manifest of the CRD in another group.
 func inGroup(group string) string { return strings.ReplaceAll(cronTab, "stable.example.com", group) }
 
-// TestUnchangedDocumentsAreReused checks that a change affects only the documents of its group. The index equals that of a
-// full rendering (OAS-021).
+// TestUnchangedDocumentsAreReused checks that a change affects only the documents of its group. The index equals that
+// of a full rendering (OAS-021).
 func TestUnchangedDocumentsAreReused(t *testing.T) {
 	groups := []string{"a", "a-b.example.com", "a.example.com", "a0.example.com", "z.example.com"}
 	var manifests []string
@@ -55,7 +55,8 @@ func TestUnchangedDocumentsAreReused(t *testing.T) {
 	if err := json.Unmarshal(index.text, &parsed); err != nil {
 		t.Fatal(err)
 	}
-	if sorted, err := json.Marshal(parsed); err != nil || !bytes.Equal(sorted, index.text) || !bytes.Contains(sorted, []byte("apis/a.org.a/v1?hash=")) {
+	if sorted, err := json.Marshal(parsed); err != nil || !bytes.Equal(sorted, index.text) ||
+		!bytes.Contains(sorted, []byte("apis/a.org.a/v1?hash=")) {
 		t.Errorf("got index %s, error %v, want the encoding of encoding/json", index.text, err)
 	}
 	former, err := first.v2.hash()
