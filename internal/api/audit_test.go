@@ -120,14 +120,14 @@ func TestAudit(t *testing.T) {
 		"watch":    {"watch", old + "?watch=1", "", 200, "true"},
 	} {
 		e := got[name+" ResponseComplete"]
-		if e.ResponseStatus == nil || e.ResponseStatus.Code != want.code || e.Verb != want.verb ||
-			e.RequestURI != want.uri ||
+		if e.ResponseStatus == nil || e.ResponseStatus.Code != want.code ||
+			e.Verb != want.verb || e.RequestURI != want.uri ||
 			want.message != "" && e.ResponseStatus.Message != want.message ||
 			e.Annotations["k8s.io/deprecated"] != want.deprecated {
 			t.Errorf("%s: got event %+v, want %+v", name, e, want)
 		}
-		if (e.ObjectRef != nil) != (name != "version") || e.ObjectRef != nil &&
-			(e.ObjectRef.Resource != "crontabs" || e.ObjectRef.APIGroup != "stable.example.com") {
+		if (e.ObjectRef != nil) != (name != "version") ||
+			e.ObjectRef != nil && (e.ObjectRef.Resource != "crontabs" || e.ObjectRef.APIGroup != "stable.example.com") {
 			t.Errorf("%s: got objectRef %+v, want crontabs, or none for /version", name, e.ObjectRef)
 		}
 	}
@@ -234,16 +234,16 @@ func TestAuditLevels(t *testing.T) {
 	h.want(200, "GET", crontabs, "", "Audit-ID: list")
 	h.want(200, "GET", crontabs, "", "Audit-ID: table", "Accept: "+kubectlAccept)
 	h.want(200, "GET", "/api/v1/namespaces", "", "Audit-ID: protobuf", protobuf)
-	h.want(200, "GET", "/apis", "", "Audit-ID: document", protobuf+
-		";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	h.want(200, "GET", "/apis", "", "Audit-ID: document",
+		protobuf+";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
 	h.want(200, "DELETE", crontabs+"/a", "", "Audit-ID: none")
 	h.want(404, "GET", crontabs+"/a", "", "Audit-ID: missing")
 	all := byRequestAndStage(read())
 	for name, want := range map[string]struct{ request, response string }{
-		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"",
-			`{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
-		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"",
-			`"kind":"NamespaceList"`},
+		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`},
+		"get":  {"", `{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
+		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`},
+		"protobuf": {"", `"kind":"NamespaceList"`},
 		"document": {"", `"kind":"APIGroupDiscoveryList"`}, "missing": {"", `"kind":"Status"`},
 	} {
 		e, ok := all[name+" ResponseComplete"]
@@ -251,8 +251,8 @@ func TestAuditLevels(t *testing.T) {
 			name, want string
 			got        *runtime.Unknown
 		}{{"request", want.request, e.RequestObject}, {"response", want.response, e.ResponseObject}} {
-			if got := part.got; !ok || (got != nil) != (part.want != "") || got != nil &&
-				!strings.Contains(string(got.Raw), part.want) {
+			if got := part.got; !ok || (got != nil) != (part.want != "") ||
+				got != nil && !strings.Contains(string(got.Raw), part.want) {
 				t.Errorf("%s: got %s %v, want %q", name, part.name, got, part.want)
 			}
 			if part.got != nil && strings.Contains(string(part.got.Raw), "managedFields") {

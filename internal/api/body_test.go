@@ -47,8 +47,8 @@ func TestBodiesAreQuotedAsSent(t *testing.T) {
 		"80.0": "number 80.0", `"80"`: "string"} {
 		h.wantError(400, `Service in version "v1" cannot be handled as a Service: json: cannot unmarshal `+kind+
 			` into Go struct field ServicePort.spec.ports.port of type int32`,
-			"POST", defaultNamespacePath+"/services", `{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+
-				`}]}}`)
+			"POST", defaultNamespacePath+"/services",
+			`{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+`}]}}`)
 	}
 }
 
@@ -68,8 +68,8 @@ func TestSelfLinkIsDropped(t *testing.T) {
 			h.want(200, "PATCH", path, "{"+strings.Replace(metadata, "1", "2", 1)+"}",
 				"Content-Type: application/merge-patch+json").Body.String(),
 			h.want(200, "PATCH", path+"?fieldManager=m&force=true",
-				"{"+typeMeta+","+strings.Replace(metadata, "1", "3", 1)+
-					"}", "Content-Type: application/apply-patch+yaml").Body.String(),
+				"{"+typeMeta+","+strings.Replace(metadata, "1", "3", 1)+"}",
+				"Content-Type: application/apply-patch+yaml").Body.String(),
 			h.want(200, "GET", path, "").Body.String(),
 		} {
 			if strings.Contains(response, `"selfLink"`) || !strings.Contains(response, `"labels"`) {

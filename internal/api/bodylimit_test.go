@@ -17,8 +17,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const contentJSON, contentYAML, contentProtobuf = "Content-Type: application/json", "Content-Type: application/yaml",
-	"Content-Type: application/vnd.kubernetes.protobuf"
+const (
+	contentJSON     = "Content-Type: application/json"
+	contentYAML     = "Content-Type: application/yaml"
+	contentProtobuf = "Content-Type: application/vnd.kubernetes.protobuf"
+)
 
 // wantBudgetFree checks that no request holds a part of the budget after a step of the test.
 func (h *harness) wantBudgetFree(after string) {
@@ -40,8 +43,11 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 		return `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"` + name +
 			`"},"spec":{"image":"` + long + `"}}`
 	}
-	const asApply, asMerge, asJSONPatch = "Content-Type: application/apply-patch+yaml",
-		"Content-Type: application/merge-patch+json", "Content-Type: application/json-patch+json"
+	const (
+		asApply     = "Content-Type: application/apply-patch+yaml"
+		asMerge     = "Content-Type: application/merge-patch+json"
+		asJSONPatch = "Content-Type: application/json-patch+json"
+	)
 	large := []struct {
 		code                   int
 		method, path, body, as string
@@ -117,8 +123,8 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 	maps := "/api/v1/namespaces/default/configmaps"
 	h.want(http.StatusCreated, "POST", maps, `{"metadata":{"name":"x"},"data":{"a":""`+data.String()+`}}`, contentJSON)
 	h.want(http.StatusRequestEntityTooLarge, "PATCH", maps+"/x",
-		`[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+
-			`1]}]`, "Content-Type: application/json-patch+json")
+		`[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+`1]}]`,
+		"Content-Type: application/json-patch+json")
 	h.wantBudgetFree("a JSON patch")
 	h.server.config.RequestTimeout = 50 * time.Millisecond
 	h.server.budget.all.TryAcquire(size)

@@ -45,8 +45,9 @@ const (
 // the next Authorizer.
 type readersAuthorizer struct{ access.Authorizer }
 
-func (z readersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string,
-	error) {
+func (z readersAuthorizer) Authorize(
+	ctx context.Context, a authorizer.Attributes,
+) (authorizer.Decision, string, error) {
 	if slices.Contains(a.GetUser().GetGroups(), "readers") && a.IsResourceRequest() && a.IsReadOnly() &&
 		a.GetAPIGroup() == "stable.example.com" && a.GetResource() == "crontabs" && a.GetSubresource() == "" &&
 		a.GetNamespace() == "default" {
@@ -62,8 +63,9 @@ type updatersAuthorizer struct {
 	err error
 }
 
-func (z *updatersAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string,
-	error) {
+func (z *updatersAuthorizer) Authorize(
+	ctx context.Context, a authorizer.Attributes,
+) (authorizer.Decision, string, error) {
 	if slices.Contains(a.GetUser().GetGroups(), "updaters") {
 		switch a.GetVerb() {
 		case "update", "patch":
@@ -218,17 +220,19 @@ func TestDecisionsAsUpstream(t *testing.T) {
 	}
 	var calls []attributes
 	decision := func() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
-	recorder := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string,
-		error) {
-		calls = append(calls, attributes{a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(),
-			a.GetResource(), a.GetSubresource(),
+	recorder := authorizer.AuthorizerFunc(func(
+		_ context.Context, a authorizer.Attributes,
+	) (authorizer.Decision, string, error) {
+		calls = append(calls, attributes{a.GetUser().GetName(), a.GetVerb(),
+			a.GetAPIGroup(), a.GetAPIVersion(), a.GetResource(), a.GetSubresource(),
 			a.GetNamespace(), a.GetName(), a.GetPath(), a.IsReadOnly(), a.IsResourceRequest()})
 		return decision()
 	})
 	var z authorizer.Authorizer = authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
-		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context,
-			a authorizer.Attributes) (authorizer.Decision, string, error) {
+		c.Authorizer = authorizer.AuthorizerFunc(func(
+			ctx context.Context, a authorizer.Attributes,
+		) (authorizer.Decision, string, error) {
 			return z.Authorize(ctx, a)
 		})
 	})
@@ -236,10 +240,8 @@ func TestDecisionsAsUpstream(t *testing.T) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
-	upstream := filters.WithAuthorization(http.HandlerFunc(func(w http.ResponseWriter,
-		r *http.Request) {
-		w.WriteHeader(http.StatusOK)
-	}), recorder, codecs)
+	ok := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusOK) })
+	upstream := filters.WithAuthorization(ok, recorder, codecs)
 	info := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"),
 		GrouplessAPIPrefixes: sets.NewString("api")}
 	for _, path := range []string{crontabs + "/a", crontabs, crontabs + "?watch=0", crontabs + "/a/status",
@@ -250,8 +252,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 				return authorizer.DecisionAllow, "", errors.New("a role is missing")
 			},
 			"denied": func() (authorizer.Decision, string, error) {
-				return authorizer.DecisionDeny, "no <way>",
-					nil
+				return authorizer.DecisionDeny, "no <way>", nil
 			},
 			"no opinion": func() (authorizer.Decision, string, error) { return authorizer.DecisionNoOpinion, "", nil },
 			"broken": func() (authorizer.Decision, string, error) {
@@ -267,8 +268,8 @@ func TestDecisionsAsUpstream(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := httptest.NewRecorder()
-			upstream.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(apirequest.WithUser(r.Context(),
-				access.Loopback()), ri)))
+			ctx := apirequest.WithUser(r.Context(), access.Loopback())
+			upstream.ServeHTTP(want, r.WithContext(apirequest.WithRequestInfo(ctx, ri)))
 			if len(calls) != 2 || calls[0] != calls[1] {
 				t.Errorf("%s %s: got calls of the Authorizer %+v, want two equal ones", path, name, calls)
 			}
@@ -288,8 +289,9 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	var authorized []string
 	z := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
-		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context,
-			a authorizer.Attributes) (authorizer.Decision, string, error) {
+		c.Authorizer = authorizer.AuthorizerFunc(func(
+			ctx context.Context, a authorizer.Attributes,
+		) (authorizer.Decision, string, error) {
 			switch verb := a.GetVerb(); {
 			case strings.HasPrefix(verb, "impersonate:"), strings.HasPrefix(verb, "impersonate-on:"):
 				// No user has the rights of constrained impersonation.

@@ -321,8 +321,9 @@ func FuzzColumns(f *testing.F) {
 		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 {
 			return
 		}
-		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C",
-			Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path}})
+		c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
+			{Name: "C", Type: generatedTypes[int(typ)%len(generatedTypes)], JSONPath: path},
+		})
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
 			"spec": tree})
 	})
@@ -332,10 +333,11 @@ func FuzzColumns(f *testing.F) {
 // (PRN-013, PRN-014, PRN-017).
 func TestUnusualCells(t *testing.T) {
 	c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
-		{Name: "A", Type: "date", JSONPath: ".spec.date"}, {Name: "B", Type: "string",
-			JSONPath: ".metadata.resourceVersion"},
-		{Name: "C", Type: "string", JSONPath: ".apiVersion"}, {Name: "D", Type: "string",
-			JSONPath: ".metadata"}, {Name: "E", Type: "string", JSONPath: `.spec.list[?(@.a=="x")].n`},
+		{Name: "A", Type: "date", JSONPath: ".spec.date"},
+		{Name: "B", Type: "string", JSONPath: ".metadata.resourceVersion"},
+		{Name: "C", Type: "string", JSONPath: ".apiVersion"},
+		{Name: "D", Type: "string", JSONPath: ".metadata"},
+		{Name: "E", Type: "string", JSONPath: `.spec.list[?(@.a=="x")].n`},
 	})
 	for _, date := range []any{"null", "", "0001-01-01T00:00:00Z", "soon", int64(5), nil, "2000-01-01T00:00:00Z"} {
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},

@@ -36,8 +36,8 @@ func TestImmediateDelete(t *testing.T) {
 		"unscheduled": {podJSON, "Pending", ""},
 		"finished":    {onNode, "Succeeded", ""},
 		"forced":      {onNode, "Running", fmt.Sprintf(zeroGrace, "")},
-		"preconditions": {onNode, "Running", fmt.Sprintf(zeroGrace,
-			`,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
+		"preconditions": {onNode, "Running",
+			fmt.Sprintf(zeroGrace, `,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
@@ -143,7 +143,8 @@ func TestDeletePreconditionMessages(t *testing.T) {
 		{"/api/v1/namespaces/n", `"uid":"x"`,
 			`namespaces "n": Precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "namespaces"},
 		{"/api/v1/namespaces/n", `"resourceVersion":"x"`,
-			`namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object meta: %s`, "resourceVersion", "namespaces"},
+			`namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object meta: %s`,
+			"resourceVersion", "namespaces"},
 		{crd, `"uid":"x"`, `customresourcedefinitions.apiextensions.k8s.io "crontabs.stable.example.com": precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "customresourcedefinitions"},
 	} {
 		if c.resource == "namespaces" {
@@ -168,8 +169,8 @@ func TestDeleteOfTerminatingNamespace(t *testing.T) {
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces",
 		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
 	first := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Foreground", "").Body.String()
-	if second := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Orphan",
-		"").Body.String(); second != first {
+	second := h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n?propagationPolicy=Orphan", "").Body.String()
+	if second != first {
 		t.Errorf(" got %s\nwant %s", second, first)
 	}
 }
@@ -180,8 +181,9 @@ type racingStore struct {
 	second func()
 }
 
-func (r *racingStore) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event,
-	error) {
+func (r *racingStore) Commit(
+	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
+) ([]*storage.Event, error) {
 	events, err := r.Store.Commit(ctx, writes, guards...)
 	if second := r.second; second != nil {
 		r.second = nil

@@ -115,6 +115,14 @@ func (h *harness) want(code int, method, path, body string, headers ...string) *
 	return w
 }
 
+// wantText sends a request and checks the status code, and that the body of the response contains text.
+func (h *harness) wantText(code int, text, method, path, body string, headers ...string) {
+	h.t.Helper()
+	if got := h.want(code, method, path, body, headers...).Body.String(); !strings.Contains(got, text) {
+		h.t.Errorf("%s %s: got %s, want it to contain %s", method, path, got, text)
+	}
+}
+
 // message returns the message of a Status response, or the body of any other response.
 func message(w *httptest.ResponseRecorder) string {
 	var s struct{ Message string }

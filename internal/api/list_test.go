@@ -12,7 +12,7 @@ import (
 const partialList = "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 // TestBuiltinListItemsHaveNoKind checks that items of built-in kinds have no kind and apiVersion in lists and in
-// responses of DeleteCollection. Objects in watch events and Table rows have them, and so have PartialObjectMetadata.
+// responses of DeleteCollection. Watch events, Table rows and PartialObjectMetadata have both fields.
 // Items of custom kinds always have them (HPX-012).
 func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
@@ -68,7 +68,7 @@ func wantEqual(t *testing.T, name string, got, want any) {
 	}
 }
 
-// TestEmptyLists checks that items of an empty list is [] in all forms, except null in PartialObjectMetadataList
+// TestEmptyLists checks that an empty list has the items [] in all forms but one. A PartialObjectMetadataList has null
 // (CRD-064).
 func TestEmptyLists(t *testing.T) {
 	h := withCronTabs(t)
@@ -109,8 +109,8 @@ func TestReviewsHaveNoTable(t *testing.T) {
 			t.Errorf("%s: got %v, want the review", path, review)
 		}
 		wantEqual(t, "namespace of "+path, at(review, "spec", "namespace"), any(nil))
-		if manager := at(review, "metadata", "managedFields", 0,
-			"manager"); (manager == "tester") != (review["kind"] == "SelfSubjectAccessReview") {
+		manager := at(review, "metadata", "managedFields", 0, "manager")
+		if (manager == "tester") != (review["kind"] == "SelfSubjectAccessReview") {
 			t.Errorf("%s: got manager %v, want tester only for SelfSubjectAccessReview", path, manager)
 		}
 	}

@@ -44,9 +44,8 @@ func FuzzPath(f *testing.F) {
 		}
 		want := path{
 			verb: info.Verb, resource: info.IsResourceRequest, group: info.APIGroup, version: info.APIVersion,
-			namespace: info.Namespace,
-			plural:    info.Resource, name: info.Name, subresource: info.Subresource, emptyNamespace: p.emptyNamespace,
-			watchPrefix: p.watchPrefix,
+			namespace: info.Namespace, plural: info.Resource, name: info.Name, subresource: info.Subresource,
+			emptyNamespace: p.emptyNamespace, watchPrefix: p.watchPrefix,
 		}
 		if p != want {
 			t.Errorf("%s %q:\n got %+v\nwant %+v", method, urlPath, p, want)

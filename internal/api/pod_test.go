@@ -21,34 +21,20 @@ func TestBinding(t *testing.T) {
 	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`,
 		"Content-Type: application/merge-patch+json")
-	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding",
-		strings.Replace(binding, `"name":"p"`, `"name":"q"`,
-			1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
-		t.Error(body)
-	}
+	h.wantText(http.StatusBadRequest, "name in URL does not match name in Binding object", "POST", pods+"/p/binding",
+		strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1))
 	versioned := strings.Replace(binding, `"name":"p"`, `"name":"p","resourceVersion":"abc"`, 1)
-	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", versioned).Body.String(); !strings.Contains(body,
-		"ResourceVersion in precondition: abc") {
-		t.Error(body)
-	}
-	if body := h.want(http.StatusInternalServerError, "POST", pods+"/p/binding",
-		strings.Replace(binding, `"Node"`, `"Pod"`, 1)).Body.String(); !strings.Contains(body, `target.kind`) {
-		t.Error(body)
-	}
-	if body := h.want(http.StatusCreated, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body,
-		`"status":"Success"`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusConflict, "ResourceVersion in precondition: abc", "POST", pods+"/p/binding", versioned)
+	h.wantText(http.StatusInternalServerError, `target.kind`, "POST", pods+"/p/binding",
+		strings.Replace(binding, `"Node"`, `"Pod"`, 1))
+	h.wantText(http.StatusCreated, `"status":"Success"`, "POST", pods+"/p/binding", binding)
 	bound := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String()
 	for _, has := range []string{`"nodeName":"m"`, `"a":"b"`, `"type":"PodScheduled"`} {
 		if !strings.Contains(bound, has) {
 			t.Errorf("got %s, want it to contain %s", bound, has)
 		}
 	}
-	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body,
-		`pod p is already assigned to node \"m\"`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusConflict, `pod p is already assigned to node \"m\"`, "POST", pods+"/p/binding", binding)
 	h.want(http.StatusNotFound, "POST", pods+"/absent/binding",
 		strings.Replace(binding, `"name":"p"`, `"name":"absent"`, 1))
 	h.want(http.StatusOK, "GET", pods+"?fieldSelector=spec.nodeName%3Dm,spec.hostNetwork%3Dfalse", "")
@@ -63,8 +49,8 @@ func TestEviction(t *testing.T) {
 		budgets  = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 		merge    = "Content-Type: application/merge-patch+json"
 	)
-	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`,
-		`"spec":{`, `"spec":{"nodeName":"m",`).Replace(podJSON))
+	labelled := strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`)
+	h.want(http.StatusCreated, "POST", pods, labelled.Replace(podJSON))
 	h.want(http.StatusOK, "PATCH", pods+"/p/status",
 		`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
 	h.want(http.StatusCreated, "POST", budgets,
@@ -77,14 +63,12 @@ func TestEviction(t *testing.T) {
 	}
 	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`,
 		merge)
-	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction",
-		eviction).Body.String(); body != `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}`+"\n" {
-		t.Error(body)
+	const evicted = `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}` + "\n"
+	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction", eviction).Body.String(); body != evicted {
+		t.Errorf("got %s, want %s", body, evicted)
 	}
-	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body,
-		`"reason":"EvictionByEvictionAPI"`) || !strings.Contains(body, `"deletionTimestamp"`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusOK, `"reason":"EvictionByEvictionAPI"`, "GET", pods+"/p", "")
+	h.wantText(http.StatusOK, `"deletionTimestamp"`, "GET", pods+"/p", "")
 	h.want(http.StatusMethodNotAllowed, "GET", pods+"/p/eviction", "")
 }
 
@@ -94,13 +78,12 @@ func TestCreateOnlyResources(t *testing.T) {
 	const bindings = "/api/v1/namespaces/default/bindings"
 	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusCreated, "POST", bindings, `{"metadata":{"name":"p"},"target":{"name":"m"}}`)
-	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body, `"nodeName":"m"`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusOK, `"nodeName":"m"`, "GET", pods+"/p", "")
 	for path, code := range map[string]int{
-		bindings: http.StatusMethodNotAllowed, bindings +
-			"/p": http.StatusNotFound, "/api/v1/bindings": http.StatusNotFound,
-		"/api/v1/watch/bindings":                                  http.StatusNotFound,
+		bindings:                 http.StatusMethodNotAllowed,
+		bindings + "/p":          http.StatusNotFound,
+		"/api/v1/bindings":       http.StatusNotFound,
+		"/api/v1/watch/bindings": http.StatusNotFound,
 		"/apis/authentication.k8s.io/v1/tokenreviews":             http.StatusMethodNotAllowed,
 		"/apis/authentication.k8s.io/v1/tokenreviews/x":           http.StatusNotFound,
 		"/apis/authorization.k8s.io/v1/localsubjectaccessreviews": http.StatusNotFound,
@@ -138,11 +121,7 @@ func TestGracefulDelete(t *testing.T) {
 			t.Errorf("options %s: got %s, want it to contain %s", c.options, body, c.has)
 		}
 	}
-	if body := h.want(http.StatusOK, "DELETE", pods+"/p",
-		`{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":0}`).Body.String(); !strings.Contains(body,
-		`"kind":"Pod"`) {
-		t.Errorf("got %s, want the Pod", body)
-	}
+	h.wantText(http.StatusOK, `"kind":"Pod"`, "DELETE", pods+"/p", fmt.Sprintf(zeroGrace, ""))
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
 }
 
@@ -168,27 +147,20 @@ func TestScaleOfDeployment(t *testing.T) {
 	h.want(http.StatusCreated, "POST", all,
 		`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"c","operator":"Exists"}]},
 "template":{"metadata":{"labels":{"a":"b","c":"d"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`)
-	if body := h.want(http.StatusOK, "GET", all+"/d/scale", "").Body.String(); !strings.Contains(body,
-		`"selector":"a=b,c"`) || !strings.Contains(body, `"spec":{"replicas":1}`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusOK, `"selector":"a=b,c"`, "GET", all+"/d/scale", "")
+	h.wantText(http.StatusOK, `"spec":{"replicas":1}`, "GET", all+"/d/scale", "")
 	h.want(http.StatusOK, "PATCH", all+"/d/scale", `{"spec":{"replicas":3}}`,
 		"Content-Type: application/merge-patch+json")
-	if body := h.want(http.StatusOK, "GET", all+"/d", "").Body.String(); !strings.Contains(body, `"replicas":3`) ||
-		!strings.Contains(body, `"generation":2`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusOK, `"replicas":3`, "GET", all+"/d", "")
+	h.wantText(http.StatusOK, `"generation":2`, "GET", all+"/d", "")
 }
 
 // TestLocalReviewOfMissingNamespace checks that a LocalSubjectAccessReview works in a namespace that does not exist.
 func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	h := newHarness(t)
 	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
-	if body := h.want(http.StatusCreated, "POST",
-		"/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews",
-		review).Body.String(); !strings.Contains(body, `"allowed":true`) {
-		t.Error(body)
-	}
+	h.wantText(http.StatusCreated, `"allowed":true`, "POST",
+		"/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review)
 }
 
 // TestInvalidScale checks the errors for an invalid Scale of a built-in kind, and for a body that cannot be decoded.
@@ -206,7 +178,8 @@ func TestInvalidScale(t *testing.T) {
 		{422, "PUT", `{"metadata":{"name":"d"},"spec":{"replicas":-1}}`, negative},
 		{422, "PATCH", `{"spec":{"replicas":-1}}`, negative},
 		{409, "PATCH", `{"metadata":{"uid":"x"}}`,
-			fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
+			fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: `+
+				`UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
 		{500, "PUT", `{"metadata":{"name":"d","resourceVersion":"abc"}}`,
 			`strconv.ParseUint: parsing "abc": invalid syntax`},
 		{400, "PUT", `{`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: unexpected end of JSON input ({)`},
@@ -222,10 +195,7 @@ func TestInvalidScale(t *testing.T) {
 		}
 	}
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", `{`).Body.String(); !strings.Contains(body,
-		"must be of type Binding") {
-		t.Error(body)
-	}
+	h.wantText(http.StatusBadRequest, "must be of type Binding", "POST", pods+"/p/binding", `{`)
 }
 
 // TestScaleAsProtobuf checks that clients can send the Scale of a custom kind as protobuf (SUB-014).

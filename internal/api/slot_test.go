@@ -62,8 +62,11 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), contentJSON)
 	}
 	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", expensiveQuery/2) + "x)"
-	const asJSON, asYAML, asProtobuf = "Accept: application/json", "Accept: application/yaml",
-		"Accept: application/vnd.kubernetes.protobuf"
+	const (
+		asJSON     = "Accept: application/json"
+		asYAML     = "Accept: application/yaml"
+		asProtobuf = "Accept: application/vnd.kubernetes.protobuf"
+	)
 	requests := []struct {
 		expensive                  bool
 		code                       int

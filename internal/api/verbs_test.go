@@ -206,8 +206,8 @@ func TestExpiredTimeout(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	h := withCronTabs(t)
 	for query, code := range map[string]int{
-		"dryRun=Maybe": 422, "fieldValidation=Loud": 422, "fieldManager=" +
-			strings.Repeat("x", 129): 422, "fieldManager=%01": 422,
+		"dryRun=Maybe": 422, "fieldValidation=Loud": 422,
+		"fieldManager=" + strings.Repeat("x", 129): 422, "fieldManager=%01": 422,
 		"timeout=soon": 400, "dryRun=All": 201, "timeout=10s": 409,
 	} {
 		body := strings.Replace(crontabA, `"a"`, `"dry"`, 1)
@@ -245,8 +245,9 @@ func TestFieldValidation(t *testing.T) {
 	if got := w.Header()["Warning"]; got != nil {
 		t.Errorf("fieldValidation=Ignore: got warnings %q, want none", got)
 	}
-	w = h.want(201, "POST", crontabs, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: "+
-		"{replicas: 1, replicas: 2}\n", "Content-Type: application/yaml")
+	w = h.want(201, "POST", crontabs,
+		"apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: {replicas: 1, replicas: 2}\n",
+		"Content-Type: application/yaml")
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "line 4: key \"replicas\" already set in map"` {
 		t.Errorf("got warnings %q, want one about the duplicate field", got)
 	}

@@ -49,8 +49,8 @@ func TestTable(t *testing.T) {
 		if d := at(got, "columnDefinitions", 0, "description"); d != (metav1.ObjectMeta{}).SwaggerDoc()["name"] {
 			t.Errorf("column Name: got description %v, want that of metadata.name", d)
 		}
-		if d := at(got, "columnDefinitions", 1,
-			"description"); d != "Custom resource definition column (in JSONPath format): .spec.cronSpec" {
+		const description = "Custom resource definition column (in JSONPath format): .spec.cronSpec"
+		if d := at(got, "columnDefinitions", 1, "description"); d != description {
 			t.Errorf("column Spec: got description %v, want its JSONPath", d)
 		}
 		a, b := at(got, "rows", 0, "cells").([]any), at(got, "rows", 1, "cells").([]any)
@@ -76,8 +76,8 @@ func TestTable(t *testing.T) {
 	h.wantError(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
 		"GET", crontabs+"?includeObject=All", "", asTable)
 	beta := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=Table;v=v1beta1;g=meta.k8s.io").Body)
-	if beta["apiVersion"] != "meta.k8s.io/v1beta1" || at(beta, "rows", 0, "object",
-		"apiVersion") != "meta.k8s.io/v1beta1" {
+	if beta["apiVersion"] != "meta.k8s.io/v1beta1" ||
+		at(beta, "rows", 0, "object", "apiVersion") != "meta.k8s.io/v1beta1" {
 		t.Errorf("v1beta1: got %v, want meta.k8s.io/v1beta1", beta)
 	}
 }
@@ -132,8 +132,8 @@ func TestProtobufOfBuiltinKinds(t *testing.T) {
 	var body bytes.Buffer
 	for _, i := range info {
 		if i.MediaType == mediaProtobuf {
-			if err := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion).Encode(in,
-				&body); err != nil {
+			encoder := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion)
+			if err := encoder.Encode(in, &body); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -224,20 +224,20 @@ func TestIndentedJSON(t *testing.T) {
 	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	paths := map[string]int{
 		"/api": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
-		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs +
-			"/none": 404, "/api/v1/none": 404,
+		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, "/api/v1/none": 404,
+		crontabs: 200, crontabs + "/a": 200, crontabs + "/none": 404,
 	}
 	for path, code := range maps.Clone(paths) {
 		paths[path+"/"] = code
-		if with, without := h.want(code, "GET", path+"/", ""), h.want(code, "GET", path,
-			""); with.Body.String() != without.Body.String() {
+		with, without := h.want(code, "GET", path+"/", ""), h.want(code, "GET", path, "")
+		if with.Body.String() != without.Body.String() {
 			t.Errorf("%s/: got %q, want %q as without the slash", path, with.Body, without.Body)
 		}
 	}
 	for path, code := range paths {
 		for _, headers := range [][]string{
-			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4",
-				"Accept: */*"}, {"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
+			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4", "Accept: */*"},
+			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
 			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", "Accept: text/html"}, {"Accept: application/json;pretty=1"},
 			{"User-Agent: curl/8.5.0", aggregated},
 		} {
@@ -321,8 +321,7 @@ func indented(body string) bool {
 
 // TestAuthenticationAndAuthorization checks requests of anonymous users, invalid tokens and impersonation (CRD-069).
 func TestAuthenticationAndAuthorization(t *testing.T) {
-	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool,
-		error) {
+	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool, error) {
 		return nil, false, nil
 	})
 	h := withCronTabs(t, func(c *Config) { c.Authenticator.Tokens = bearertoken.New(noToken) })
@@ -374,8 +373,8 @@ func TestFutureResourceVersion(t *testing.T) {
 	t.Parallel() // the read waits three seconds
 	h := withCronTabs(t)
 	w := h.want(504, "GET", crontabs+"?resourceVersion=99999", "")
-	if w.Header().Get("Retry-After") != "1" || at(tree(t, w.Body), "details", "causes", 0,
-		"reason") != "ResourceVersionTooLarge" {
+	if w.Header().Get("Retry-After") != "1" ||
+		at(tree(t, w.Body), "details", "causes", 0, "reason") != "ResourceVersionTooLarge" {
 		t.Errorf("got %v %s, want Retry-After 1 and ResourceVersionTooLarge", w.Header(), w.Body)
 	}
 }
@@ -396,8 +395,8 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", path, w.Body, want)
 		}
 	}
-	if w := h.want(500, "GET", "/readyz",
-		""); w.Body.String() != "[+]ping ok\n[-]store failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n" {
+	const failed = "[+]ping ok\n[-]store failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n"
+	if w := h.want(500, "GET", "/readyz", ""); w.Body.String() != failed {
 		t.Errorf("/readyz: got %q, want the failed check without its reason", w.Body)
 	}
 	if w := h.want(500, "GET", "/readyz/store", ""); w.Body.String() != "internal server error: no\n" {
@@ -447,8 +446,8 @@ func TestVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "k8s.io/api v0" + strings.TrimPrefix(resource.KubernetesVersion, "v1"); !strings.Contains(string(mod),
-		want+"\n") {
+	want := "k8s.io/api v0" + strings.TrimPrefix(resource.KubernetesVersion, "v1")
+	if !strings.Contains(string(mod), want+"\n") {
 		t.Errorf("go.mod does not require %s", want)
 	}
 	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != resource.KubernetesVersion {

@@ -95,8 +95,8 @@ func TestInitialEventsEnd(t *testing.T) {
 	}
 	_, r := h.watch(query+"&includeObject=None", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
 	nextEvent(t, r)
-	if e := nextEvent(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations",
-		metav1.InitialEventsAnnotationKey) != "true" {
+	e := nextEvent(t, r)
+	if at(e, "object", "rows", 0, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" {
 		t.Errorf("Table: got %v after the initial events, want a bookmark", e)
 	}
 }

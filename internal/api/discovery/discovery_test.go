@@ -215,12 +215,12 @@ func TestAggregated(t *testing.T) {
 		empty != "" {
 		t.Errorf("with the current ETag: got %d %q, want 304 without a body", again.StatusCode, empty)
 	}
-	// removed in 1.37
+	// Kubernetes 1.37 removed v2beta1.
 	if beta, text := c.Get("/apis", "Accept", aggregatedBeta); beta.StatusCode != http.StatusNotAcceptable {
 		t.Errorf("v2beta1: got %d %s, want 406", beta.StatusCode, text)
 	}
-	if beta, _ := c.Get("/apis", "Accept",
-		aggregatedBeta+",application/json"); beta.Header.Get("Content-Type") != "application/json" {
+	beta, _ := c.Get("/apis", "Accept", aggregatedBeta+",application/json")
+	if beta.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("v2beta1 or plain JSON: got headers %v, want plain JSON", beta.Header)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
@@ -351,8 +351,8 @@ func TestLargeDocumentsAreCompressed(t *testing.T) {
 	if text, err := io.ReadAll(z); err != nil || string(text) != plain || len(plain) <= gzipped.Threshold {
 		t.Errorf("got %d bytes, error %v, want the %d bytes without compression", len(text), err, len(plain))
 	}
-	if resp, _ := c.Get("/api", "Accept", aggregated, "Accept-Encoding",
-		"gzip"); resp.Header.Get("Content-Encoding") != "" {
+	resp, _ = c.Get("/api", "Accept", aggregated, "Accept-Encoding", "gzip")
+	if resp.Header.Get("Content-Encoding") != "" {
 		t.Errorf("small document: got headers %v, want no Content-Encoding", resp.Header)
 	}
 }

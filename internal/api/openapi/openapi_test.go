@@ -204,8 +204,8 @@ func TestV2IsCompressed(t *testing.T) {
 		t.Error("the compressed document does not have the change")
 	}
 	for _, request := range [][]string{
-		{"/openapi/v2", "Accept-Encoding", "gzip;q=0"}, {"/openapi/v2", "Accept-Encoding", "br"}, {"/openapi/v2",
-			"Accept-Encoding", "gzip", "Range", "bytes=0-9"},
+		{"/openapi/v2", "Accept-Encoding", "gzip;q=0"}, {"/openapi/v2", "Accept-Encoding", "br"},
+		{"/openapi/v2", "Accept-Encoding", "gzip", "Range", "bytes=0-9"},
 		{"/openapi/v3/apis/stable.example.com/v1", "Accept-Encoding", "gzip"},
 	} {
 		if resp, _ := c.Get(request[0], request[1:]...); resp.Header.Get("Content-Encoding") != "" {
@@ -384,8 +384,8 @@ func TestNonStructuralSchemas(t *testing.T) {
 			"          other: {type: object, x-kubernetes-embedded-resource: true}\n          status: {type: object",
 			1),
 		"embedded resource without a type": strings.Replace(cronTab, "          status: {type: object",
-			"          other: {x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}\n  "+
-				"        status: {type: object", 1),
+			"          other: {x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}\n"+
+				"          status: {type: object", 1),
 		"structural": cronTab,
 	} {
 		for _, preserves := range []bool{false, true} {

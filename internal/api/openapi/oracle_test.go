@@ -143,8 +143,9 @@ func trellisDocument(t testing.TB, e edition, v *resource.Version) map[string]an
 }
 
 // upstreamDocument returns upstream's document of one version of a CRD.
-func upstreamDocument(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition,
-	version string) map[string]any {
+func upstreamDocument(
+	t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string,
+) map[string]any {
 	t.Helper()
 	var doc any
 	var err error
