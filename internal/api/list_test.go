@@ -104,8 +104,8 @@ func TestReviewsHaveNoTable(t *testing.T) {
 		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, "+
 			"application/vnd.kubernetes.protobuf", "POST", path, body, table)
 		review := tree(t, h.want(201, "POST", path, body, "Accept: "+alternative).Body)
-		if !slices.Contains([]any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"},
-			review["kind"]) {
+		reviews := []any{"SelfSubjectReview", "SelfSubjectAccessReview", "SelfSubjectRulesReview"}
+		if !slices.Contains(reviews, review["kind"]) {
 			t.Errorf("%s: got %v, want the review", path, review)
 		}
 		wantEqual(t, "namespace of "+path, at(review, "spec", "namespace"), any(nil))

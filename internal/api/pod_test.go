@@ -189,8 +189,8 @@ func TestInvalidScale(t *testing.T) {
 		if c.method == "PATCH" {
 			contentType = "application/merge-patch+json"
 		}
-		if got := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body,
-			"Content-Type: "+contentType).Body)["message"]; got != c.want {
+		got := message(h.want(c.code, c.method, all+"/d/scale", c.body, "Content-Type: "+contentType))
+		if got != c.want {
 			t.Errorf("%s %s:\n got %s\nwant %s", c.method, c.body, got, c.want)
 		}
 	}

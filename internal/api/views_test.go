@@ -201,16 +201,16 @@ func TestGzip(t *testing.T) {
 func TestPretty(t *testing.T) {
 	h := withCronTabs(t)
 	for _, headers := range [][]string{{"User-Agent: curl/8"}, {"Accept: application/json;pretty=1"}} {
-		if w := h.want(200, "GET", crontabs+"/a", "", headers...); !strings.HasPrefix(w.Body.String(),
-			"{\n  \"apiVersion\": ") {
+		w := h.want(200, "GET", crontabs+"/a", "", headers...)
+		if !strings.HasPrefix(w.Body.String(), "{\n  \"apiVersion\": ") {
 			t.Errorf("%s: got %s, want indented JSON", headers, w.Body)
 		}
 	}
 	if w := h.want(200, "GET", crontabs+"/a?pretty=0", "", "User-Agent: curl/8"); w.Body.Bytes()[1] == '\n' {
 		t.Error("pretty=0: got indented JSON")
 	}
-	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(),
-		"{\n  \"kind\": \"Status\"") {
+	w := h.want(404, "GET", crontabs+"/x?pretty=true", "")
+	if !strings.HasPrefix(w.Body.String(), "{\n  \"kind\": \"Status\"") {
 		t.Errorf("got Status %s, want indented JSON", w.Body)
 	}
 }

@@ -88,8 +88,9 @@ func TestInitialEventsEnd(t *testing.T) {
 		_, r := h.watch(query, "Accept: "+accept)
 		wantEvent(t, nextEvent(t, r), "ADDED", "a")
 		e := nextEvent(t, r)
-		if e["type"] != "BOOKMARK" || at(e, "object", "metadata", "annotations",
-			metav1.InitialEventsAnnotationKey) != "true" || at(e, "object", "metadata", "resourceVersion") == nil {
+		if e["type"] != "BOOKMARK" ||
+			at(e, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" ||
+			at(e, "object", "metadata", "resourceVersion") == nil {
 			t.Errorf("%s: got %v after the initial events, want a bookmark", accept, e)
 		}
 	}

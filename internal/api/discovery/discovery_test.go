@@ -303,9 +303,9 @@ func TestClientsSeeChanges(t *testing.T) {
 		apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating,
 			Status: apiextensionsv1.ConditionTrue})
 	c.Put(terminating)
-	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body,
-		`"verbs":["delete","deletecollection","get","list","watch"]`) {
-		t.Errorf("terminating CRD: got %s, want no verbs that write", body)
+	const readOnly = `"verbs":["delete","deletecollection","get","list","watch"]`
+	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body, readOnly) {
+		t.Errorf("terminating CRD: got %s, want %s", body, readOnly)
 	}
 	c.Remove("crontabs.stable.example.com")
 	if got, err := resolveNames(); err == nil {

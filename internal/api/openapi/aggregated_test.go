@@ -106,8 +106,8 @@ func TestAggregatedDocuments(t *testing.T) {
 	if !described["of a"] || !described["of b"] {
 		t.Errorf("got definitions named Shared with the descriptions %v, want those of a and b", described)
 	}
-	if body := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"); !strings.Contains(body,
-		"/apis/a.example.com/v1/things") {
+	encoded := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
+	if !strings.Contains(encoded, "/apis/a.example.com/v1/things") {
 		t.Error("the protobuf does not have the path /apis/a.example.com/v1/things")
 	}
 	index := get("/openapi/v3", "application/json")
@@ -156,8 +156,8 @@ func TestAggregatedV2Only(t *testing.T) {
 	}
 	var out bytes.Buffer
 	things := schema.GroupVersionResource{Group: "a.example.com", Version: "v1", Resource: "things"}
-	if err := explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0,
-		"plaintext"); err != nil || !strings.Contains(out.String(), "how large") {
+	err = explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0, "plaintext")
+	if err != nil || !strings.Contains(out.String(), "how large") {
 		t.Errorf("explain: got error %v, output %s, want the description", err, out.String())
 	}
 	text, err := paths["apis/a.example.com/v1"].Schema("application/com.github.proto-openapi.spec.v3@v1.0+protobuf")

@@ -199,8 +199,8 @@ func TestV2IsCompressed(t *testing.T) {
 		}
 	}
 	c.put(strings.ReplaceAll(cronTab, "CronTab runs things.", "CronTab runs other things."))
-	if _, body := c.Get("/openapi/v2", "Accept-Encoding", "gzip"); !strings.Contains(decompress(body),
-		"CronTab runs other things.") {
+	_, changed := c.Get("/openapi/v2", "Accept-Encoding", "gzip")
+	if !strings.Contains(decompress(changed), "CronTab runs other things.") {
 		t.Error("the compressed document does not have the change")
 	}
 	for _, request := range [][]string{
@@ -266,8 +266,9 @@ func TestExplain(t *testing.T) {
 		{namespaces, []string{"status", "conditions"}, []string{"lastTransitionTime\t<string>", "-required-"}},
 	} {
 		var out bytes.Buffer
-		if err := explainv2.PrintModelDescription(test.path, &out, c.client().OpenAPIV3(), test.gvr, false, 0,
-			"plaintext"); err != nil {
+		models := c.client().OpenAPIV3()
+		err := explainv2.PrintModelDescription(test.path, &out, models, test.gvr, false, 0, "plaintext")
+		if err != nil {
 			t.Fatal(err)
 		}
 		for _, w := range test.want {
@@ -301,14 +302,13 @@ func (c *cluster) v2Models() kubectlopenapi.Resources {
 // the same kind in v3 (OAS-004, OAS-007).
 func TestExplainFromV2(t *testing.T) {
 	c := newCluster(t, cronTab)
-	model := c.v2Models().LookupResource(schema.GroupVersionKind{Group: "stable.example.com", Version: "v1",
-		Kind: "CronTab"})
+	gvk := schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}
+	model := c.v2Models().LookupResource(gvk)
 	if model == nil {
 		t.Fatal("v2 has no CronTab")
 	}
 	var out bytes.Buffer
-	if err := explain.PrintModelDescription([]string{"spec"}, &out, model,
-		schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, false, 0); err != nil {
+	if err := explain.PrintModelDescription([]string{"spec"}, &out, model, gvk, false, 0); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "cronSpec\t<string> -required-") ||
@@ -317,8 +317,9 @@ func TestExplainFromV2(t *testing.T) {
 	}
 	var v3 bytes.Buffer
 	crontabs := schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}
-	if err := explainv2.PrintModelDescription([]string{"spec"}, &v3, c.client().OpenAPIV3(), crontabs, false, 0,
-		"plaintext"); err != nil || !strings.Contains(v3.String(), "cronSpec\t<string> -required-") {
+	models := c.client().OpenAPIV3()
+	err := explainv2.PrintModelDescription([]string{"spec"}, &v3, models, crontabs, false, 0, "plaintext")
+	if err != nil || !strings.Contains(v3.String(), "cronSpec\t<string> -required-") {
 		t.Errorf("v3: got error %v\n%s", err, v3.String())
 	}
 }
