@@ -14,10 +14,13 @@ func TestEscalationByName(t *testing.T) {
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[
 {"apiGroups":["rbac.authorization.k8s.io"],"resources":["clusterroles"],"verbs":["create","update"]},
-{"apiGroups":["rbac.authorization.k8s.io"],"resources":["clusterroles"],"resourceNames":["target"],"verbs":["escalate"]}]}`)
+{"apiGroups":["rbac.authorization.k8s.io"],"resources":["clusterroles"],"resourceNames":["target"],
+"verbs":["escalate"]}]}`)
 	h.want(201, "POST", strings.Replace(roles, "roles", "rolebindings", 1), `{"metadata":{"name":"maker"},
-"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
-	const role, as = `{"metadata":{"name":"target"},"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]}`, "Impersonate-User: mary"
+"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
+"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
+	const role, as = `{"metadata":{"name":"target"},"rules":[{"apiGroups":[""],"resources":["secrets"],
+"verbs":["get"]}]}`, "Impersonate-User: mary"
 	for _, path := range []string{roles, roles + "?dryRun=All"} {
 		h.wantText(403, "is attempting to grant RBAC permissions not currently held", "POST", path, role, as)
 	}
@@ -34,8 +37,10 @@ func TestEscalationOfUpdates(t *testing.T) {
 		roles    = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 		bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 	)
-	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]}]}`)
-	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
+	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],
+"resources":["*"],"verbs":["create","update"]}]}`)
+	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io",
+"kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
 	const rules, as = `"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]}`, "Impersonate-User: mary"
 	role := tree(t, h.want(201, "POST", roles, `{"metadata":{"name":"big"},`+rules).Body)
@@ -120,12 +125,15 @@ func TestCombinationsInRolesAreLimited(t *testing.T) {
 	}
 	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]},
 {"apiGroups":[""],"resources":["pods",`+words(2000, "r")+`],"verbs":["get"]}]}`)
-	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
+	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io",
+"kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
 	h.wantError(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have at most 50000 items`, "POST", roles, role("big", 300), as)
 	h.wantText(422, "rules: Too many: 27000: must have at most", "POST", roles, role("middle", 30), as)
 	h.want(201, "POST", roles, role("middle", 30))
 	h.wantText(422, "roleRef: Too many: 27000: must have at most", "POST", bindings,
-		`{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"middle"}}`, as)
-	h.want(201, "POST", roles, `{"metadata":{"name":"small"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`, as)
+		`{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole",
+"name":"middle"}}`, as)
+	h.want(201, "POST", roles, `{"metadata":{"name":"small"},"rules":[{"apiGroups":[""],"resources":["pods"],
+"verbs":["get"]}]}`, as)
 }

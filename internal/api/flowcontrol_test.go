@@ -19,9 +19,12 @@ import (
 
 const (
 	flowAPI    = "/apis/flowcontrol.apiserver.k8s.io/v1"
-	tightLevel = `{"metadata":{"name":"tight"},"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":900,"limitResponse":{"type":"Reject"}}}}`
-	janesFlow  = `{"metadata":{"name":"janes"},"spec":{"matchingPrecedence":500,"priorityLevelConfiguration":{"name":"tight"},"rules":[{
-"subjects":[{"kind":"User","user":{"name":"jane"}}],"resourceRules":[{"verbs":["*"],"apiGroups":["*"],"resources":["*"],"namespaces":["*"],"clusterScope":true}]}]}}`
+	tightLevel = `{"metadata":{"name":"tight"},"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":900,
+"limitResponse":{"type":"Reject"}}}}`
+	janesFlow = `{"metadata":{"name":"janes"},"spec":{"matchingPrecedence":500,
+"priorityLevelConfiguration":{"name":"tight"},"rules":[{
+"subjects":[{"kind":"User","user":{"name":"jane"}}],"resourceRules":[{"verbs":["*"],"apiGroups":["*"],
+"resources":["*"],"namespaces":["*"],"clusterScope":true}]}]}}`
 )
 
 // blockingAuthorizer is an Authorizer that blocks jane's requests for an object named held. It sends on called, and

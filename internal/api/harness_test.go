@@ -58,16 +58,23 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	return h
 }
 
-const crontabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
-"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab","kind":"CronTab","shortNames":["ct"]},
+const crontabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+"metadata":{"name":"crontabs.stable.example.com"},
+"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab",
+"kind":"CronTab","shortNames":["ct"]},
 "versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},
-"additionalPrinterColumns":[{"name":"Spec","type":"string","jsonPath":".spec.cronSpec"},{"name":"Replicas","type":"integer","jsonPath":".spec.replicas"},{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}],
-"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"cronSpec":{"type":"string"},"image":{"type":"string"},"replicas":{"type":"integer"}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}},
-{"name":"v1beta1","served":true,"storage":false,"deprecated":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
+"additionalPrinterColumns":[{"name":"Spec","type":"string","jsonPath":".spec.cronSpec"},{"name":"Replicas",
+"type":"integer","jsonPath":".spec.replicas"},{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}],
+"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object",
+"properties":{"cronSpec":{"type":"string"},"image":{"type":"string"},"replicas":{"type":"integer"}}},
+"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}},
+{"name":"v1beta1","served":true,"storage":false,"deprecated":true,"schema":{"openAPIV3Schema":{"type":"object",
+"x-kubernetes-preserve-unknown-fields":true}}}]}}`
 
 const (
 	crontabs = "/apis/stable.example.com/v1/namespaces/default/crontabs"
-	crontabA = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"cronSpec":"* * * * */5","replicas":3}}`
+	crontabA = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},
+"spec":{"cronSpec":"* * * * */5","replicas":3}}`
 )
 
 // withCronTabs returns a harness with the CronTab kind of the Kubernetes documentation, and the CronTab a.

@@ -11,16 +11,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-const fullMeta = `{"apiVersion":"a/v1","kind":"K","spec":{"metadata":{"name":"no"}},"metadata":{"annotations":{"a\n":"b<"},"creationTimestamp":"2026-01-02T03:04:05Z",
-"deletionGracePeriodSeconds":0,"deletionTimestamp":"2026-01-02T03:04:06Z","finalizers":["x","y"],"generateName":"n-","generation":7,"labels":{"l":"m","n":""},
-"managedFields":[{"apiVersion":"a/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:x":{}}},"manager":"me","operation":"Update","subresource":"status","time":"2026-01-02T03:04:05Z"},{}],
-"name":"n","namespace":"ns","ownerReferences":[{"apiVersion":"v1","blockOwnerDeletion":true,"controller":false,"kind":"K","name":"o","uid":"u"}],"selfLink":"/x","uid":"u"}}`
+const fullMeta = `{"apiVersion":"a/v1","kind":"K","spec":{"metadata":{"name":"no"}},
+"metadata":{"annotations":{"a\n":"b<"},"creationTimestamp":"2026-01-02T03:04:05Z",
+"deletionGracePeriodSeconds":0,"deletionTimestamp":"2026-01-02T03:04:06Z","finalizers":["x","y"],"generateName":"n-",
+"generation":7,"labels":{"l":"m","n":""},
+"managedFields":[{"apiVersion":"a/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:x":{}}},"manager":"me",
+"operation":"Update","subresource":"status","time":"2026-01-02T03:04:05Z"},{}],
+"name":"n","namespace":"ns","ownerReferences":[{"apiVersion":"v1","blockOwnerDeletion":true,"controller":false,
+"kind":"K","name":"o","uid":"u"}],"selfLink":"/x","uid":"u"}}`
 
 var metadataSeeds = []string{
 	fullMeta, `{}`, `{"metadata":{}}`, `{"metadata":null}`,
 	`{"metadata":{"labels":null,"finalizers":null,"creationTimestamp":null,"generation":null,"name":null}}`,
 	`{"metadata":{"finalizers":[],"labels":{},"annotations":{},"ownerReferences":[],"managedFields":[]}}`,
-	`{"metadata":{"deletionTimestamp":null,"deletionGracePeriodSeconds":null,"ownerReferences":[{"controller":null}],"managedFields":[{"time":null,"fieldsV1":null}]}}`,
+	`{"metadata":{"deletionTimestamp":null,"deletionGracePeriodSeconds":null,"ownerReferences":[{"controller":null}],
+"managedFields":[{"time":null,"fieldsV1":null}]}}`,
 	`{"metadata":{"name":1}}`, `{"metadata":{"labels":[]}}`, `{"metadata":{"creationTimestamp":"soon"}}`,
 	`{"metadata":{"generation":1.5}}`,
 	`{"metadata":{"generation":99999999999999999999}}`, `{"metadata":{"creationTimestamp":""}}`,

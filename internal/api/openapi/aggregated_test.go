@@ -42,9 +42,9 @@ func aggregatedDocument(group, shared string) string {
 		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
 }
 
-// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions,
-// even if one of the servers has an invalid document. Paths of other groups are dropped. Different definitions of the
-// same name are both kept (OAS-022, AGG-059).
+// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions.
+// An invalid document of one server does not affect the others. Paths of other groups are dropped. Different
+// definitions of the same name are both kept (OAS-022, AGG-059).
 func TestAggregatedDocuments(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{

@@ -14,12 +14,21 @@ import (
 )
 
 var schemaSeeds = []string{
-	`{"type":"object","properties":{"spec":{"type":"object","required":["a"],"properties":{"a":{"type":"string","nullable":true},"b":{"x-kubernetes-int-or-string":true}}}}}`,
+	`{"type":"object","properties":{"spec":{"type":"object","required":["a"],"properties":{"a":{"type":"string",
+"nullable":true},"b":{"x-kubernetes-int-or-string":true}}}}}`,
 	`{"type":"object","x-kubernetes-preserve-unknown-fields":true}`,
-	`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"type":"string"}]},"b":{"x-kubernetes-int-or-string":true,"allOf":[{"anyOf":[{"type":"integer"},{"type":"string"}]},{"pattern":"x"}]},"c":{"x-kubernetes-int-or-string":true,"anyOf":[{"pattern":"a"}]}}}`,
-	`{"type":"object","properties":{"l":{"type":"array","items":{"type":"object","properties":{"n":{"type":"string","default":"a<b"}}},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["n"]},"e":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`,
-	`{"type":"object","properties":{"m":{"type":"object","additionalProperties":{"type":"string","nullable":true},"required":["x"]},"f":{"type":"object","additionalProperties":true},"g":{"type":"object","additionalProperties":false}},"not":{"required":["z"]}}`,
-	`{"type":"object","properties":{"metadata":{"type":"object","properties":{"name":{"type":"string","maxLength":5}}},"a":{"type":"object","properties":{"x":{"type":"integer"}},"oneOf":[{"properties":{"x":{"minimum":3}}},{"properties":{"y":{"minimum":3}}}]}}}`,
+	`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},
+{"type":"string"}]},"b":{"x-kubernetes-int-or-string":true,"allOf":[{"anyOf":[{"type":"integer"},{"type":"string"}]},
+{"pattern":"x"}]},"c":{"x-kubernetes-int-or-string":true,"anyOf":[{"pattern":"a"}]}}}`,
+	`{"type":"object","properties":{"l":{"type":"array","items":{"type":"object","properties":{"n":{"type":"string",
+"default":"a<b"}}},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":["n"]},"e":{"type":"object",
+"x-kubernetes-preserve-unknown-fields":true}}}`,
+	`{"type":"object","properties":{"m":{"type":"object","additionalProperties":{"type":"string","nullable":true},
+"required":["x"]},"f":{"type":"object","additionalProperties":true},"g":{"type":"object",
+"additionalProperties":false}},"not":{"required":["z"]}}`,
+	`{"type":"object","properties":{"metadata":{"type":"object","properties":{"name":{"type":"string","maxLength":5}}},
+"a":{"type":"object","properties":{"x":{"type":"integer"}},"oneOf":[{"properties":{"x":{"minimum":3}}},
+{"properties":{"y":{"minimum":3}}}]}}}`,
 }
 
 // upstreamSchema returns upstream's structural schema, or nil if the schema must not be published.
@@ -182,7 +191,8 @@ func mutate(r *rand.Rand, schema map[string]any) {
 // FuzzText checks that the parser of schemas and the transcoder accept any text without a panic, and write valid JSON.
 func FuzzText(f *testing.F) {
 	for _, s := range append(schemaSeeds,
-		`{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},"definitions":{"a":{"type":["a"],"default":{}}}}`) {
+		`{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},
+"definitions":{"a":{"type":["a"],"default":{}}}}`) {
 		f.Add([]byte(s))
 	}
 	p := map[edition]publisher{v2: {edition: v2}, v3: {edition: v3}}
