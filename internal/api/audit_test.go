@@ -163,7 +163,8 @@ func TestAuditOfPanic(t *testing.T) {
 // removes the version (VER-034).
 func TestDeprecatedMetric(t *testing.T) {
 	h := withCronTabs(t)
-	const want = `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",resource="crontabs",subresource="",version="v1beta1"} 1`
+	const want = `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",` +
+		`resource="crontabs",subresource="",version="v1beta1"} 1`
 	metrics := func() string { return h.want(200, "GET", "/metrics", "").Body.String() }
 	if strings.Contains(metrics(), "apiserver_requested_deprecated_apis{") {
 		t.Error("the metric has a series before any request")
@@ -171,12 +172,14 @@ func TestDeprecatedMetric(t *testing.T) {
 	h.want(200, "GET", "/apis/stable.example.com/v1beta1/namespaces/default/crontabs/a", "")
 	h.want(200, "GET", "/apis/apiextensions.k8s.io/v1beta1/customresourcedefinitions", "")
 	got := metrics()
-	for _, line := range []string{want, `apiserver_requested_deprecated_apis{group="apiextensions.k8s.io",removed_release="1.22",resource="customresourcedefinitions",subresource="",version="v1beta1"} 1`} {
+	for _, line := range []string{want, `apiserver_requested_deprecated_apis{group="apiextensions.k8s.io",` +
+		`removed_release="1.22",resource="customresourcedefinitions",subresource="",version="v1beta1"} 1`} {
 		if !strings.Contains(got, line) {
 			t.Errorf("the metrics do not contain %s", line)
 		}
 	}
-	if strings.Contains(got, `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",resource="crontabs",subresource="",version="v1"}`) {
+	if strings.Contains(got, `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",`+
+		`resource="crontabs",subresource="",version="v1"}`) {
 		t.Error("the metric has a series for v1, which is not deprecated")
 	}
 }

@@ -99,7 +99,8 @@ func (h *harness) fill(n int) {
 	text := rand.String(1300)
 	for i := range n {
 		h.want(201, "POST", crontabs+"?fieldManager=bench", fmt.Sprintf(
-			`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"cron-%05d","labels":{"app":"x","shard":"%d"}},"spec":{"cronSpec":"* * * * */5","image":%q,"replicas":%d}}`,
+			`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"cron-%05d",`+
+				`"labels":{"app":"x","shard":"%d"}},"spec":{"cronSpec":"* * * * */5","image":%q,"replicas":%d}}`,
 			i, i%100, text, i))
 	}
 }
@@ -177,9 +178,10 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkCreate(b *testing.B) {
 	h := newHarness(b)
 	const path = "/api/v1/namespaces/default/pods"
+	const container = `{"name":"c%d","image":"registry.example/image:1.2","env":[{"name":"A","value":"b"},` +
+		`{"name":"B","value":"c"}],"ports":[{"containerPort":80}],"resources":{"limits":{"cpu":"1","memory":"1Gi"}}},`
 	js := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` +
-		strings.TrimSuffix(strings.Repeat(
-			`{"name":"c%d","image":"registry.example/image:1.2","env":[{"name":"A","value":"b"},{"name":"B","value":"c"}],"ports":[{"containerPort":80}],"resources":{"limits":{"cpu":"1","memory":"1Gi"}}},`, 3), ",") + `]}}`
+		strings.TrimSuffix(strings.Repeat(container, 3), ",") + `]}}`
 	js = fmt.Sprintf(js, 1, 2, 3)
 	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+mediaJSON,
 		"Accept: "+mediaProtobuf).Body.String()

@@ -13,12 +13,14 @@ func TestBodyOfAnotherKind(t *testing.T) {
 	h := withCronTabs(t)
 	for _, validation := range []string{"Strict", "Warn", "Ignore"} {
 		query := "?fieldValidation=" + validation
-		for body, want := range map[string]string{
-			`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`: `Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`,
-			`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`:                                         `CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`,
+		for _, c := range []struct{ body, want string }{
+			{`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`,
+				`Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`},
+			{`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`,
+				`CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`},
 		} {
-			h.wantError(422, want, "POST", crontabs+query, body)
-			if warnings := h.do("POST", crontabs+query, body).Header()["Warning"]; warnings != nil {
+			h.wantError(422, c.want, "POST", crontabs+query, c.body)
+			if warnings := h.do("POST", crontabs+query, c.body).Header()["Warning"]; warnings != nil {
 				t.Errorf("%s: got warnings %q, want none", validation, warnings)
 			}
 		}
@@ -26,7 +28,8 @@ func TestBodyOfAnotherKind(t *testing.T) {
 			"PATCH", crontabs+"/a"+query, `{"kind":"Other","spec":{"foo":1}}`,
 			"Content-Type: application/merge-patch+json")
 	}
-	h.wantError(400, `Other in version "v1" cannot be handled as a Other: strict decoding error: unknown field "metadata.foo"`,
+	h.wantError(400, `Other in version "v1" cannot be handled as a Other: strict decoding error: unknown field `+
+		`"metadata.foo"`,
 		"POST", crontabs+"?fieldValidation=Strict",
 		`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"x","foo":1}}`)
 }

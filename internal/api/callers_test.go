@@ -37,8 +37,9 @@ import (
 
 // kubectlAccept and kubectlAgent are the headers that kubectl get sends.
 const (
-	kubectlAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
-	kubectlAgent  = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
+	kubectlAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io," +
+		"application/json"
+	kubectlAgent = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
 )
 
 // readersAuthorizer permits the group readers to read CronTabs in the namespace default. It passes other requests to
@@ -93,8 +94,10 @@ func TestCreateByUpdateIsAuthorized(t *testing.T) {
 		}
 	}
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-	const lease = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"l"},"spec":{"leaseDurationSeconds":1}}`
-	const refused = `"message":"%s is forbidden: User \"u\" cannot create resource \"%s\" in API group \"%s\" in the namespace \"default\"","reason":"Forbidden"`
+	const lease = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"l"},` +
+		`"spec":{"leaseDurationSeconds":1}}`
+	const refused = `"message":"%s is forbidden: User \"u\" cannot create resource \"%s\" in API group \"%s\" in ` +
+		`the namespace \"default\"","reason":"Forbidden"`
 	const applied = "Content-Type: application/apply-patch+yaml"
 	noLease := fmt.Sprintf(refused, `leases.coordination.k8s.io \"l\"`, "leases", "coordination.k8s.io")
 	as(422, "PUT", leases+"/l", strings.Replace(lease, ":1}", ":-1}", 1), "must be greater than 0")
@@ -313,7 +316,8 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	if want := []string{"users/joe", "groups/system:masters"}; !slices.Equal(authorized, want) {
 		t.Errorf("got authorized resources %v, want %v", authorized, want)
 	}
-	h.wantError(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in API group "" at the cluster scope: not that group`,
+	h.wantError(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in `+
+		`API group "" at the cluster scope: not that group`,
 		"GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: secret")
 	// As upstream, an error of the Authorizer does not matter if its decision is to allow.
 	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters")

@@ -380,7 +380,8 @@ func TestColumnsOfTheCorpus(t *testing.T) {
 			return
 		}
 		tree["apiVersion"], tree["kind"] = "example.com/v1", "Show"
-		object.Metadata(tree)["creationTimestamp"] = time.Now().Add(-90*time.Hour - 30*time.Minute).UTC().Format(time.RFC3339)
+		created := time.Now().Add(-90*time.Hour - 30*time.Minute)
+		object.Metadata(tree)["creationTimestamp"] = created.UTC().Format(time.RFC3339)
 		if object.Name(tree) == "" {
 			object.Metadata(tree)["name"] = "generated"
 		}

@@ -42,10 +42,10 @@ func TestImmediateDelete(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.want(http.StatusCreated, "POST", pods, c.pod)
-			made := tree(t, h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"`+c.phase+`"}}`,
+			pod := tree(t, h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"`+c.phase+`"}}`,
 				"Content-Type: application/merge-patch+json").Body)
-			options := strings.NewReplacer("UID", at(made, "metadata", "uid").(string), "VERSION",
-				at(made, "metadata", "resourceVersion").(string)).Replace(c.options)
+			options := strings.NewReplacer("UID", at(pod, "metadata", "uid").(string), "VERSION",
+				at(pod, "metadata", "resourceVersion").(string)).Replace(c.options)
 			// The code would be 202 if the Pod were only marked.
 			wantMarked(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p",
 				fmt.Sprintf(zeroGrace, `,"dryRun":["All"],"orphanDependents":false`)).Body), 2)
@@ -116,7 +116,8 @@ func TestConcurrentDelete(t *testing.T) {
 func TestOrphanWarning(t *testing.T) {
 	h := newHarness(t)
 	const jobs = "/apis/batch/v1/namespaces/default/jobs"
-	const warns = `299 - "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning"`
+	const warns = `299 - "child pods are preserved by default when jobs are deleted; set ` +
+		`propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning"`
 	for _, c := range []struct {
 		path, options string
 		warned        bool
@@ -143,9 +144,11 @@ func TestDeletePreconditionMessages(t *testing.T) {
 		{"/api/v1/namespaces/n", `"uid":"x"`,
 			`namespaces "n": Precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "namespaces"},
 		{"/api/v1/namespaces/n", `"resourceVersion":"x"`,
-			`namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object meta: %s`,
+			`namespaces "n": Precondition failed: ResourceVersion in precondition: x, ResourceVersion in object ` +
+				`meta: %s`,
 			"resourceVersion", "namespaces"},
-		{crd, `"uid":"x"`, `customresourcedefinitions.apiextensions.k8s.io "crontabs.stable.example.com": precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "customresourcedefinitions"},
+		{crd, `"uid":"x"`, `customresourcedefinitions.apiextensions.k8s.io "crontabs.stable.example.com": ` +
+			`precondition failed: UID in precondition: x, UID in object meta: %s`, "uid", "customresourcedefinitions"},
 	} {
 		if c.resource == "namespaces" {
 			h.do("POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)

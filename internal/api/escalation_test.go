@@ -78,11 +78,10 @@ func TestEscalationOfUpdates(t *testing.T) {
 func TestForbiddenInvalidListHasNoName(t *testing.T) {
 	h := newHarness(t)
 	const cannot = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
-	h.wantError(403, `configmaps "a" is forbidden: `+cannot, "GET",
-		"/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
+	const path, as = "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "Impersonate-User: mary"
+	h.wantError(403, `configmaps "a" is forbidden: `+cannot, "GET", path, "", as)
 	for _, query := range []string{"limit=x", "labelSelector=a%3D%3D%3D"} {
-		h.wantError(403, "configmaps is forbidden: "+cannot, "GET",
-			"/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+query, "", "Impersonate-User: mary")
+		h.wantError(403, "configmaps is forbidden: "+cannot, "GET", path+"&"+query, "", as)
 	}
 }
 
@@ -123,12 +122,14 @@ func TestCombinationsInRolesAreLimited(t *testing.T) {
 		return `{"metadata":{"name":"` + name + `"},"rules":[{"apiGroups":[` + words(n, "g") + `],"resources":[` +
 			words(n, "r") + `],"verbs":[` + words(n, "v") + `]}]}`
 	}
-	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]},
+	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[
+{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]},
 {"apiGroups":[""],"resources":["pods",`+words(2000, "r")+`],"verbs":["get"]}]}`)
 	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io",
 "kind":"ClusterRole","name":"maker"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
-	h.wantError(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have at most 50000 items`, "POST", roles, role("big", 300), as)
+	h.wantError(422, `ClusterRole.rbac.authorization.k8s.io "big" is invalid: rules: Too many: 27000000: must have `+
+		`at most 50000 items`, "POST", roles, role("big", 300), as)
 	h.wantText(422, "rules: Too many: 27000: must have at most", "POST", roles, role("middle", 30), as)
 	h.want(201, "POST", roles, role("middle", 30))
 	h.wantText(422, "roleRef: Too many: 27000: must have at most", "POST", bindings,

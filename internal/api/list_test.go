@@ -21,7 +21,8 @@ func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 	h.want(201, "POST", "/api/v1/namespaces/default/services",
 		`{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}]}}`)
 	h.want(201, "POST", "/api/v1/namespaces/default/events",
-		`{"metadata":{"name":"e"},"action":"a","involvedObject":{"kind":"Pod","apiVersion":"v1","namespace":"default"}}`)
+		`{"metadata":{"name":"e"},"action":"a","involvedObject":{"kind":"Pod","apiVersion":"v1",`+
+			`"namespace":"default"}}`)
 	for _, path := range []string{
 		"/api/v1/secrets", "/api/v1/namespaces", "/api/v1/services", "/api/v1/events", "/apis/events.k8s.io/v1/events",
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -96,9 +97,10 @@ func TestEmptyLists(t *testing.T) {
 func TestReviewsHaveNoTable(t *testing.T) {
 	h := newHarness(t)
 	for path, body := range map[string]string{
-		"/apis/authentication.k8s.io/v1/selfsubjectreviews":      `{}`,
-		"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": `{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`,
-		"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews":  `{"spec":{"namespace":"default"}}`,
+		"/apis/authentication.k8s.io/v1/selfsubjectreviews": `{}`,
+		"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": `{"spec":{"nonResourceAttributes":{"path":"/",` +
+			`"verb":"get"}}}`,
+		"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews": `{"spec":{"namespace":"default"}}`,
 	} {
 		table, alternative, _ := strings.Cut(asTable, ",")
 		h.wantError(406, "only the following media types are accepted: application/json, application/yaml, "+

@@ -79,7 +79,8 @@ func FuzzAccept(f *testing.F) {
 	for _, h := range []string{
 		"", "*/*", "application/*", "application/json", "application/yaml;q=0.5,application/json;q=0.4",
 		"application/vnd.kubernetes.protobuf",
-		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io," +
+			"application/json",
 		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
 		"application/json;stream=watch;pretty=1", "text/html", ",;=", "application/json;sv=v2",
 		"application/yaml;stream=watch,application/json", "application/cbor", `application/json;q="0.5"`,

@@ -12,12 +12,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
+const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},` +
+	`"spec":{"containers":[{"name":"c","image":"i"}]}}`
 
 // TestBinding checks that a Binding sets the node of a Pod once, and that a patch cannot set it (SCD-040).
 func TestBinding(t *testing.T) {
 	h := newHarness(t)
-	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
+	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},` +
+		`"target":{"kind":"Node","name":"m"}}`
 	h.want(http.StatusCreated, "POST", pods, podJSON)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`,
 		"Content-Type: application/merge-patch+json")
@@ -49,8 +51,8 @@ func TestEviction(t *testing.T) {
 		budgets  = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 		merge    = "Content-Type: application/merge-patch+json"
 	)
-	labelled := strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`)
-	h.want(http.StatusCreated, "POST", pods, labelled.Replace(podJSON))
+	replacer := strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, scheduled)
+	h.want(http.StatusCreated, "POST", pods, replacer.Replace(podJSON))
 	h.want(http.StatusOK, "PATCH", pods+"/p/status",
 		`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
 	h.want(http.StatusCreated, "POST", budgets,
@@ -58,7 +60,8 @@ func TestEviction(t *testing.T) {
 	refused := h.want(http.StatusTooManyRequests, "POST", pods+"/p/eviction", eviction)
 	if retry := refused.Header().Get("Retry-After"); retry != "10" ||
 		!strings.Contains(refused.Body.String(),
-			`"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by the server."}]`) {
+			`"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by `+
+				`the server."}]`) {
 		t.Errorf("got Retry-After %s, %s, want 10 and the cause DisruptionBudget", retry, refused.Body)
 	}
 	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`,
@@ -100,11 +103,9 @@ func TestBindingInTerminatingNamespace(t *testing.T) {
 		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces/n/pods", strings.Replace(podJSON, `"default"`, `"n"`, 1))
 	h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n", "")
-	body := h.want(http.StatusForbidden, "POST", "/api/v1/namespaces/n/pods/p/binding",
-		`{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`).Body.String()
-	if !strings.Contains(body, "unable to create new content in namespace n because it is being terminated") {
-		t.Error(body)
-	}
+	h.wantText(http.StatusForbidden, "unable to create new content in namespace n because it is being terminated",
+		"POST", "/api/v1/namespaces/n/pods/p/binding",
+		`{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`)
 }
 
 // TestGracefulDelete checks that a running Pod gets a grace period. A second delete can shorten it but not extend it.
@@ -145,7 +146,8 @@ func TestScaleOfDeployment(t *testing.T) {
 	h := newHarness(t)
 	const all = "/apis/apps/v1/namespaces/default/deployments"
 	h.want(http.StatusCreated, "POST", all,
-		`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"selector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"c","operator":"Exists"}]},
+		`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},
+"spec":{"selector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"c","operator":"Exists"}]},
 "template":{"metadata":{"labels":{"a":"b","c":"d"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`)
 	h.wantText(http.StatusOK, `"selector":"a=b,c"`, "GET", all+"/d/scale", "")
 	h.wantText(http.StatusOK, `"spec":{"replicas":1}`, "GET", all+"/d/scale", "")
@@ -158,7 +160,9 @@ func TestScaleOfDeployment(t *testing.T) {
 // TestLocalReviewOfMissingNamespace checks that a LocalSubjectAccessReview works in a namespace that does not exist.
 func TestLocalReviewOfMissingNamespace(t *testing.T) {
 	h := newHarness(t)
-	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
+	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview",` +
+		`"metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],` +
+		`"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
 	h.wantText(http.StatusCreated, `"allowed":true`, "POST",
 		"/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review)
 }
@@ -167,10 +171,11 @@ func TestLocalReviewOfMissingNamespace(t *testing.T) {
 func TestInvalidScale(t *testing.T) {
 	h := newHarness(t)
 	const all = "/api/v1/namespaces/default/replicationcontrollers"
-	made := tree(t, h.want(http.StatusCreated, "POST", all,
+	created := tree(t, h.want(http.StatusCreated, "POST", all,
 		`{"apiVersion":"v1","kind":"ReplicationController","metadata":{"name":"d"},"spec":{"selector":{"a":"b"},
 "template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`).Body)
-	const negative = `Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0`
+	const negative = `Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -1: must be greater than or ` +
+		`equal to 0`
 	for _, c := range []struct {
 		code               int
 		method, body, want string
@@ -179,11 +184,14 @@ func TestInvalidScale(t *testing.T) {
 		{422, "PATCH", `{"spec":{"replicas":-1}}`, negative},
 		{409, "PATCH", `{"metadata":{"uid":"x"}}`,
 			fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: `+
-				`UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
+				`UID in precondition: x, UID in object meta: %s`, at(created, "metadata", "uid"))},
 		{500, "PUT", `{"metadata":{"name":"d","resourceVersion":"abc"}}`,
 			`strconv.ParseUint: parsing "abc": invalid syntax`},
-		{400, "PUT", `{`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: unexpected end of JSON input ({)`},
-		{400, "PUT", `{"kind":1}`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"kind":1})`},
+		{400, "PUT", `{`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; ` +
+			`json parse error: unexpected end of JSON input ({)`},
+		{400, "PUT", `{"kind":1}`, `the object provided is unrecognized (must be of type Scale): couldn't get ` +
+			`version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type ` +
+			`string ({"kind":1})`},
 	} {
 		contentType := "application/json"
 		if c.method == "PATCH" {

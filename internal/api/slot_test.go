@@ -79,7 +79,8 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		{true, 200, "GET", maps, "", asJSON},
 		{true, 200, "GET", maps + "?limit=10&labelSelector=a", "", asJSON},
 		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1", "", asJSON},
-		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=1&allowWatchBookmarks=true", "", asJSON},
+		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1&sendInitialEvents=true" +
+			"&resourceVersionMatch=NotOlderThan&resourceVersion=1&allowWatchBookmarks=true", "", asJSON},
 		{true, 200, "GET", maps + "/large", "", asYAML},
 		{true, 200, "GET", maps + "/large?pretty=true", "", asJSON},
 		{true, 200, "GET", maps + "?limit=1", "", asProtobuf},

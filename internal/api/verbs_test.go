@@ -233,7 +233,8 @@ func TestOptionsAreChecked(t *testing.T) {
 func TestFieldValidation(t *testing.T) {
 	h := withCronTabs(t)
 	body := strings.Replace(crontabA, `"replicas":3`, `"foo":1`, 1)
-	h.wantError(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
+	h.wantError(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field `+
+		`"spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
 	w := h.want(201, "POST", crontabs, strings.Replace(body, `"a"`, `"w"`, 1))
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "unknown field \"spec.foo\""` {
 		t.Errorf("got warnings %q, want one about the unknown field", got)

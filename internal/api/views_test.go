@@ -26,13 +26,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-const asTable = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
+const asTable = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;" +
+	"g=meta.k8s.io,application/json"
 
 // TestTable checks the columns, the cells and the objects of Tables, and the parameter includeObject (CRD-064, PRN-003,
 // PRN-014, PRN-017).
 func TestTable(t *testing.T) {
 	h := withCronTabs(t)
-	h.want(201, "POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},"spec":{}}`)
+	h.want(201, "POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},`+
+		`"spec":{}}`)
 	for _, path := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
 		got := tree(t, h.want(200, "GET", path, "", asTable).Body)
 		if got["kind"] != "Table" || got["apiVersion"] != "meta.k8s.io/v1" ||
@@ -73,7 +75,8 @@ func TestTable(t *testing.T) {
 	if at(none, "rows", 0, "object") != nil {
 		t.Errorf("includeObject=None: got %v, want no object", none)
 	}
-	h.wantError(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
+	h.wantError(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be `+
+		`'Metadata', 'Object', 'None', or empty`,
 		"GET", crontabs+"?includeObject=All", "", asTable)
 	beta := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=Table;v=v1beta1;g=meta.k8s.io").Body)
 	if beta["apiVersion"] != "meta.k8s.io/v1beta1" ||
@@ -262,10 +265,13 @@ func TestIndentedJSON(t *testing.T) {
 	h.want(201, "POST", "/api/v1/namespaces/default/configmaps",
 		`{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"k":"<v>"}}`)
 	for path, start := range map[string]string{
-		"/api/v1/namespaces/default":            `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"default","uid":`,
-		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":`,
-		"/api/v1/namespaces/default/secrets":    `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":`,
-		crontabs + "/a":                         `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{`,
+		"/api/v1/namespaces/default": `{"kind":"Namespace","apiVersion":"v1",` +
+			`"metadata":{"name":"default","uid":`,
+		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1",` +
+			`"metadata":{"resourceVersion":`,
+		"/api/v1/namespaces/default/secrets": `{"kind":"SecretList","apiVersion":"v1",` +
+			`"metadata":{"resourceVersion":`,
+		crontabs + "/a": `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{`,
 	} {
 		w, plain := h.want(200, "GET", path+"?pretty=true", ""), h.want(200, "GET", path, "")
 		var compact bytes.Buffer
@@ -328,13 +334,16 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	for _, role := range []string{
 		`{"metadata":{"name":"health"},"rules":[{"nonResourceURLs":["/healthz"],"verbs":["get"]}]}`,
-		`{"metadata":{"name":"self"},"rules":[{"apiGroups":["authentication.k8s.io"],"resources":["selfsubjectreviews"],"verbs":["create"]}]}`,
+		`{"metadata":{"name":"self"},"rules":[{"apiGroups":["authentication.k8s.io"],` +
+			`"resources":["selfsubjectreviews"],"verbs":["create"]}]}`,
 	} {
 		h.want(201, "POST", roles, role)
 	}
 	for role, group := range map[string]string{"health": "system:unauthenticated", "self": "system:authenticated"} {
 		h.want(201, "POST", strings.Replace(roles, "roles", "rolebindings", 1), fmt.Sprintf(
-			`{"metadata":{"name":%q},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":%[1]q},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"Group","name":%q}]}`, role, group))
+			`{"metadata":{"name":%q},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole",`+
+				`"name":%[1]q},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"Group","name":%q}]}`,
+			role, group))
 	}
 	anonymous := func(path string, headers ...string) (int, string) {
 		r := newRequest("GET", path, "", headers...)
@@ -343,7 +352,8 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 		return w.Code, message(w)
 	}
 	if code, text := anonymous(crontabs); code != 403 ||
-		text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" in API group "stable.example.com" in the namespace "default"` {
+		text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" `+
+			`in API group "stable.example.com" in the namespace "default"` {
 		t.Errorf("anonymous list: got %d %s, want 403", code, text)
 	}
 	if code, _ := anonymous(crontabs, "Authorization: Bearer x"); code != 401 {
@@ -462,7 +472,8 @@ func TestMetrics(t *testing.T) {
 	h.do("GET", crontabs+"/a/made-up", "")
 	body := h.want(200, "GET", "/metrics", "").Body.String()
 	for _, want := range []string{
-		`apiserver_request_total{code="200",component="apiserver",dry_run="",group="stable.example.com",resource="crontabs",scope="resource",subresource="",verb="GET",version="v1"} 1`,
+		`apiserver_request_total{code="200",component="apiserver",dry_run="",group="stable.example.com",` +
+			`resource="crontabs",scope="resource",subresource="",verb="GET",version="v1"} 1`,
 		`apiserver_storage_objects{resource="crontabs.stable.example.com"} 1`,
 		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`, "go_goroutines ",
 		"process_start_time_seconds ",
@@ -480,7 +491,8 @@ func TestMetrics(t *testing.T) {
 func TestHeaders(t *testing.T) {
 	h := withCronTabs(t)
 	w := h.want(200, "GET", "/apis/stable.example.com/v1beta1/namespaces/default/crontabs/a", "", "Audit-Id: mine")
-	if got := w.Header(); got.Get("Warning") != `299 - "stable.example.com/v1beta1 CronTab is deprecated; use stable.example.com/v1 CronTab"` ||
+	if got := w.Header(); got.Get("Warning") != `299 - "stable.example.com/v1beta1 CronTab is deprecated; use `+
+		`stable.example.com/v1 CronTab"` ||
 		got.Get("Audit-Id") != "mine" || got.Get("Cache-Control") != "no-cache, private" {
 		t.Errorf("got headers %v, want the warning, Audit-Id mine and no-cache, private", got)
 	}

@@ -111,7 +111,8 @@ func TestBookmarkRowHasNoDefaults(t *testing.T) {
 		"/api/v1/namespaces/default/services": []any{"", "", "<none>", "<unknown>", "<none>", "<unknown>",
 			"<none>"},
 	} {
-		_, r := h.watch(path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
+		const query = "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+		_, r := h.watch(path+query, "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
 		if e := nextEvent(t, r); e["type"] != "BOOKMARK" ||
 			fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
 			t.Errorf("%s: got %v, want a bookmark with cells %v", path, e, want)

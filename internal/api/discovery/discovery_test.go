@@ -37,10 +37,16 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 		ShortNames: []string{"ct"}, Categories: []string{"all"}}
 	version := func(name string, storage bool) apiextensionsv1.CustomResourceDefinitionVersion {
 		return apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: storage,
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"}},
-			Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
-				Scale: &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas",
-					StatusReplicasPath: ".status.replicas"}}}
+			Schema: &apiextensionsv1.CustomResourceValidation{
+				OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"},
+			},
+			Subresources: &apiextensionsv1.CustomResourceSubresources{
+				Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
+				Scale: &apiextensionsv1.CustomResourceSubresourceScale{
+					SpecReplicasPath: ".spec.replicas", StatusReplicasPath: ".status.replicas",
+				},
+			},
+		}
 	}
 	return &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: "crontabs.stable.example.com"},
@@ -87,17 +93,35 @@ func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
 	for path, want := range map[string]string{
-		"/api":                          `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}]}` + "\n",
-		"/apis":                         `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apiregistration.k8s.io",`,
-		"/api/v1":                       `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding","verbs":["create"]},{"name":"componentstatuses","singularName":"componentstatus","namespaced":false,"kind":"ComponentStatus","verbs":["get","list"],"shortNames":["cs"]},{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
-		"/apis/authorization.k8s.io/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"authorization.k8s.io/v1","resources":[{"name":"localsubjectaccessreviews","singularName":"localsubjectaccessreview","namespaced":true,"kind":"LocalSubjectAccessReview","verbs":["create"]},`,
-		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com","versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
+		"/api": `{"kind":"APIVersions","versions":["v1"],` +
+			`"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}]}` + "\n",
+		"/apis": `{"kind":"APIGroupList","apiVersion":"v1",` +
+			`"groups":[{"name":"apiregistration.k8s.io",`,
+		"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1",` +
+			`"resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding",` +
+			`"verbs":["create"]},{"name":"componentstatuses","singularName":"componentstatus","namespaced":false,` +
+			`"kind":"ComponentStatus","verbs":["get","list"],"shortNames":["cs"]},{"name":"configmaps",` +
+			`"singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete",` +
+			`"deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],` +
+			`"storageVersionHash":"qFsyl6wFWjQ="}`,
+		"/apis/authorization.k8s.io/v1": `{"kind":"APIResourceList","apiVersion":"v1",` +
+			`"groupVersion":"authorization.k8s.io/v1","resources":[{"name":"localsubjectaccessreviews",` +
+			`"singularName":"localsubjectaccessreview","namespaced":true,"kind":"LocalSubjectAccessReview",` +
+			`"verbs":["create"]},`,
+		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com",` +
+			`"versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},` +
+			`{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
 			`"preferredVersion":{"groupVersion":"stable.example.com/v1","version":"v1"}}` + "\n",
-		"/apis/stable.example.com/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"stable.example.com/v1","resources":[` +
-			`{"name":"crontabs","singularName":"crontab","namespaced":true,"kind":"CronTab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"],"categories":["all"],"storageVersionHash":"` +
+		"/apis/stable.example.com/v1": `{"kind":"APIResourceList","apiVersion":"v1",` +
+			`"groupVersion":"stable.example.com/v1","resources":[` +
+			`{"name":"crontabs","singularName":"crontab","namespaced":true,"kind":"CronTab","verbs":["delete",` +
+			`"deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"],` +
+			`"categories":["all"],"storageVersionHash":"` +
 			upstream.StorageVersionHash("stable.example.com", "v1beta1", "CronTab") + `"},` +
-			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch","update"]},` +
-			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]}]}` + "\n",
+			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch",` +
+			`"update"]},` +
+			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1",` +
+			`"kind":"Scale","verbs":["get","patch","update"]}]}` + "\n",
 	} {
 		resp, body := c.Get(path, "Accept", "application/json")
 		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 ||
@@ -205,8 +229,10 @@ func TestAggregated(t *testing.T) {
 		t.Errorf("got headers %v", resp.Header)
 	}
 	for _, want := range []string{`"apiVersion":"apidiscovery.k8s.io/v2"`, `"freshness":"Current"`,
-		`{"resource":"crontabs","responseKind":{"group":"stable.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab"`,
-		`{"subresource":"scale","responseKind":{"group":"autoscaling","version":"v1","kind":"Scale"},"verbs":["get","patch","update"]}`} {
+		`{"resource":"crontabs","responseKind":{"group":"stable.example.com","version":"v1","kind":"CronTab"},` +
+			`"scope":"Namespaced","singularResource":"crontab"`,
+		`{"subresource":"scale","responseKind":{"group":"autoscaling","version":"v1","kind":"Scale"},"verbs":["get",` +
+			`"patch","update"]}`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("got %s, want it to contain %s", body, want)
 		}
@@ -226,10 +252,13 @@ func TestAggregated(t *testing.T) {
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
 	// A responseKind with the group and version of the document has only the kind.
 	for _, want := range []string{
-		`{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced","singularResource":"binding","verbs":["create"]}`,
+		`{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced",` +
+			`"singularResource":"binding","verbs":["create"]}`,
 		`{"resource":"configmaps","responseKind":{"group":"","version":"","kind":"ConfigMap"},"scope":"Namespaced"`,
-		`{"subresource":"eviction","responseKind":{"group":"policy","version":"v1","kind":"Eviction"},"verbs":["create"]}`,
-		`{"subresource":"status","responseKind":{"group":"","version":"","kind":"Pod"},"verbs":["get","patch","update"]}`} {
+		`{"subresource":"eviction","responseKind":{"group":"policy","version":"v1","kind":"Eviction"},` +
+			`"verbs":["create"]}`,
+		`{"subresource":"status","responseKind":{"group":"","version":"","kind":"Pod"},"verbs":["get","patch",` +
+			`"update"]}`} {
 		if !strings.Contains(core, want) {
 			t.Errorf("/api: got %s, want it to contain %s", core, want)
 		}

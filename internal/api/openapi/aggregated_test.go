@@ -111,7 +111,8 @@ func TestAggregatedDocuments(t *testing.T) {
 		t.Error("the protobuf does not have the path /apis/a.example.com/v1/things")
 	}
 	index := get("/openapi/v3", "application/json")
-	if !strings.Contains(index, `"apis/a.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/a.example.com/v1?hash=HASH"}`) ||
+	const entry = `"apis/a.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/a.example.com/v1?hash=HASH"}`
+	if !strings.Contains(index, entry) ||
 		strings.Contains(index, "d.example.com") || !strings.Contains(index, `"apis/stable.example.com/v1":`) {
 		t.Errorf("got index %.500s", index)
 	}
@@ -129,10 +130,12 @@ func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *resource.APIService) stri
 // kubectl explain reads it (OAS-022).
 func TestAggregatedV2Only(t *testing.T) {
 	c := newCluster(t, cronTab)
+	const kind = `"x-kubernetes-group-version-kind":{"group":"a.example.com","kind":"Thing","version":"v1"}`
+	document := aggregatedDocument("a.example.com",
+		`{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
+			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`)
 	docs := fakeDocuments{
-		"v1.a.example.com": strings.Replace(aggregatedDocument("a.example.com",
-			`{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
-			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`), `"responses"`, `"x-kubernetes-action":"list","x-kubernetes-group-version-kind":{"group":"a.example.com","kind":"Thing","version":"v1"},"responses"`, 1),
+		"v1.a.example.com": strings.Replace(document, `"responses"`, `"x-kubernetes-action":"list",`+kind+`,"responses"`, 1),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
 	}

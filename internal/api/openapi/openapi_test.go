@@ -338,17 +338,22 @@ func TestValidationByKubectl(t *testing.T) {
 		`{"cronSpec":"* *"}`:                              "",
 		`{"cronSpec":"* *","raw":{"any":1},"maybe":null}`: "",
 		`{"cronSpec":"* *","port":"http"}`:                "",
-		`{"cronSpec":"* *","someRandomField":1}`:          `unknown field "someRandomField" in com.example.stable.v1.CronTab.spec`,
-		`{"cronSpec":"* *","replicas":"x"}`:               `invalid type for com.example.stable.v1.CronTab.spec.replicas: got "string", expected "integer"`,
-		`{"image":"x"}`:                                   `missing required field "cronSpec" in com.example.stable.v1.CronTab.spec`,
+		`{"cronSpec":"* *","someRandomField":1}`: `unknown field "someRandomField" in ` +
+			`com.example.stable.v1.CronTab.spec`,
+		`{"cronSpec":"* *","replicas":"x"}`: `invalid type for ` +
+			`com.example.stable.v1.CronTab.spec.replicas: got "string", expected "integer"`,
+		`{"image":"x"}`: `missing required field "cronSpec" in ` +
+			`com.example.stable.v1.CronTab.spec`,
 	} {
-		err := v.ValidateBytes([]byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":` + spec + `}`))
+		err := v.ValidateBytes([]byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab",` +
+			`"metadata":{"name":"a"},"spec":` + spec + `}`))
 		if fmt.Sprint(err) == "<nil>" && want == "" || err != nil && want != "" && strings.Contains(err.Error(), want) {
 			continue
 		}
 		t.Errorf("%s: got error %v, want %q", spec, err, want)
 	}
-	if err := v.ValidateBytes([]byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"a":{}}}`)); err == nil {
+	invalid := []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"a":{}}}`)
+	if err := v.ValidateBytes(invalid); err == nil {
 		t.Error("kubectl accepts a ConfigMap whose data are objects")
 	}
 }
