@@ -14,7 +14,8 @@ func TestBodyOfAnotherKind(t *testing.T) {
 	for _, validation := range []string{"Strict", "Warn", "Ignore"} {
 		query := "?fieldValidation=" + validation
 		for _, c := range []struct{ body, want string }{
-			{`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`,
+			{`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},` +
+				`"spec":{"foo":1,"replicas":"a"}}`,
 				`Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`},
 			{`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`,
 				`CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`},

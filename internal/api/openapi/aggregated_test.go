@@ -135,7 +135,8 @@ func TestAggregatedV2Only(t *testing.T) {
 		`{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
 			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`)
 	docs := fakeDocuments{
-		"v1.a.example.com": strings.Replace(document, `"responses"`, `"x-kubernetes-action":"list",`+kind+`,"responses"`, 1),
+		"v1.a.example.com": strings.Replace(document, `"responses"`,
+			`"x-kubernetes-action":"list",`+kind+`,"responses"`, 1),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
 	}

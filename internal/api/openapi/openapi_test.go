@@ -54,7 +54,8 @@ spec:
               maybe: {type: string, nullable: true}
               port: {x-kubernetes-int-or-string: true}
               raw: {type: object, x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}}
-              either: {type: object, properties: {a: {type: string}, b: {type: string}}, oneOf: [{required: [a]}, {required: [b]}]}
+              either: {type: object, properties: {a: {type: string}, b: {type: string}},
+                oneOf: [{required: [a]}, {required: [b]}]}
           status: {type: object, properties: {replicas: {type: integer}}}
 `
 
@@ -154,10 +155,11 @@ func TestCaching(t *testing.T) {
 	if resp, _ := c.Get("/openapi/v2", "Accept", "text/html"); resp.StatusCode != 406 {
 		t.Errorf("Accept text/html: got %d, want 406", resp.StatusCode)
 	}
+	const protobuf = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 	for accept, want := range map[string]string{
-		"application/com.github.proto-openapi.spec.v2@v1.0+protobuf": "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-		"application/com.github.proto-openapi.spec.v2.v1.0+protobuf": "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-		"*/*": "application/json",
+		"application/com.github.proto-openapi.spec.v2@v1.0+protobuf": protobuf,
+		protobuf: protobuf,
+		"*/*":    "application/json",
 	} {
 		if resp, _ := c.Get("/openapi/v2", "Accept", accept); resp.Header.Get("Content-Type") != want {
 			t.Errorf("Accept %s: got Content-Type %s, want %s", accept, resp.Header.Get("Content-Type"), want)
