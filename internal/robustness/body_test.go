@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	bad       = metav1.StatusReasonBadRequest
-	large     = metav1.StatusReasonRequestEntityTooLarge
-	invalid   = metav1.StatusReasonInvalid
-	wrongType = metav1.StatusReasonUnsupportedMediaType
+	badRequest           = metav1.StatusReasonBadRequest
+	entityTooLarge       = metav1.StatusReasonRequestEntityTooLarge
+	invalid              = metav1.StatusReasonInvalid
+	unsupportedMediaType = metav1.StatusReasonUnsupportedMediaType
 
-	tooLarge = "Request entity too large: limit is 3145728"
-	deep     = 100_000
+	tooLargeMessage = "Request entity too large: limit is 3145728"
+	nestingDepth    = 100_000
 )
 
 func deepJSON(key string) string {
 	return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"deep"},"` + key + `":` +
-		strings.Repeat(`{"a":`, deep) + "1" + strings.Repeat("}", deep) + "}"
+		strings.Repeat(`{"a":`, nestingDepth) + "1" + strings.Repeat("}", nestingDepth) + "}"
 }
 
-func deepFlow() string {
-	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: deep}\ndata: " + strings.Repeat("[", deep) + strings.Repeat("]", deep)
+func deepYAML() string {
+	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: deep}\ndata: " + strings.Repeat("[", nestingDepth) + strings.Repeat("]", nestingDepth)
 }
 
-// bomb is a body of YAML whose aliases unfold to more than anybody has room for (CVE-2019-11253).
-func bomb(levels int) string {
+// aliasBomb is a body of YAML whose aliases unfold to more than anybody has room for (CVE-2019-11253).
+func aliasBomb(levels int) string {
 	var b strings.Builder
 	b.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x]\n")
 	for i := 1; i < levels; i++ {
@@ -41,32 +41,32 @@ func bomb(levels int) string {
 	return b.String()
 }
 
-// stringBomb expands few nodes to many bytes.
-func stringBomb() string {
+// stringAliasBomb expands few nodes to many bytes.
+func stringAliasBomb() string {
 	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: bomb}\nx: &a " + strings.Repeat("y", 1<<20) +
 		"\nz: [" + strings.Repeat("*a,", 10_000) + "]\n"
 }
 
-func zipped(n int) []byte {
+func gzipped(n int) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	_, _ = io.CopyN(z, zeros{}, int64(n))
+	_, _ = io.CopyN(z, spaceReader{}, int64(n))
 	_ = z.Close()
 	return b.Bytes()
 }
 
-// zeros is an endless body of spaces.
-type zeros struct{}
+// spaceReader is an endless body of spaces.
+type spaceReader struct{}
 
-func (zeros) Read(p []byte) (int, error) {
+func (spaceReader) Read(p []byte) (int, error) {
 	for i := range p {
 		p[i] = ' '
 	}
 	return len(p), nil
 }
 
-// chunked hides the length of a body.
-func chunked(n int64) io.Reader { return struct{ io.Reader }{io.LimitReader(zeros{}, n)} }
+// unsizedBody hides the length of a body.
+func unsizedBody(n int64) io.Reader { return struct{ io.Reader }{io.LimitReader(spaceReader{}, n)} }
 
 func utf16(s string) []byte {
 	b := []byte{0xff, 0xfe}
@@ -76,115 +76,115 @@ func utf16(s string) []byte {
 	return b
 }
 
-func TestBodies(t *testing.T) {
-	w := newWorld(t)
+func TestMalformedBodies(t *testing.T) {
+	f := newFixture(t)
 	whole := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}`
-	for _, c := range []call{
-		{name: "empty", contentType: asJSON, body: "", code: 400, reason: bad, message: "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)"},
-		{name: "truncated", contentType: asJSON, body: whole[:40], code: 400, reason: bad, message: "the object provided is unrecognized…"},
-		{name: "truncated YAML", contentType: asYAML, body: "a: {b: [", code: 400, reason: bad},
-		{name: "truncated protobuf", contentType: asProtobuf, body: "k8s\x00\x0a\xff", code: 400, reason: bad},
-		{name: "protobuf without its prefix", contentType: asProtobuf, body: "\x0a\x00", code: 400, reason: bad},
-		{name: "not an object", contentType: asJSON, body: "[1,2]", code: 400, reason: bad},
-		{name: "a word", contentType: asJSON, body: "true", code: 400, reason: bad},
-		{name: "two objects", contentType: asJSON, body: whole + whole, code: 400, reason: bad},
-		{name: "deep JSON", contentType: asJSON, body: deepJSON("x"), code: 400, reason: bad, message: "the object provided is unrecognized…"},
-		{name: "deep JSON in data", contentType: asJSON, body: deepJSON("data"), code: 400, reason: bad},
-		{name: "deep brackets", contentType: asJSON, body: strings.Repeat("[", deep), code: 400, reason: bad},
-		{name: "deep YAML", contentType: asYAML, body: deepFlow(), code: 400, reason: bad},
-		{name: "huge", contentType: asJSON, body: strings.Repeat(" ", 3<<20+1), code: 413, reason: large, message: tooLarge},
-		{name: "huge and chunked", contentType: asJSON, body: chunked(4 << 20), code: 413, reason: large, message: tooLarge},
-		{name: "huge YAML", contentType: asYAML, body: chunked(3<<20 + 1), code: 413, reason: large, message: tooLarge},
-		{name: "gzip", contentType: asJSON, body: zipped(100 << 20), header: map[string]string{"Content-Encoding": "gzip"}, code: 400, reason: bad},
-		{name: "wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":1}}`, code: 400, reason: bad,
+	for _, c := range []requestCase{
+		{name: "empty", contentType: asJSON, body: "", code: 400, reason: badRequest, message: "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)"},
+		{name: "truncated", contentType: asJSON, body: whole[:40], code: 400, reason: badRequest, message: "the object provided is unrecognized…"},
+		{name: "truncated YAML", contentType: asYAML, body: "a: {b: [", code: 400, reason: badRequest},
+		{name: "truncated protobuf", contentType: asProtobuf, body: "k8s\x00\x0a\xff", code: 400, reason: badRequest},
+		{name: "protobuf without its prefix", contentType: asProtobuf, body: "\x0a\x00", code: 400, reason: badRequest},
+		{name: "not an object", contentType: asJSON, body: "[1,2]", code: 400, reason: badRequest},
+		{name: "a word", contentType: asJSON, body: "true", code: 400, reason: badRequest},
+		{name: "two objects", contentType: asJSON, body: whole + whole, code: 400, reason: badRequest},
+		{name: "deep JSON", contentType: asJSON, body: deepJSON("x"), code: 400, reason: badRequest, message: "the object provided is unrecognized…"},
+		{name: "deep JSON in data", contentType: asJSON, body: deepJSON("data"), code: 400, reason: badRequest},
+		{name: "deep brackets", contentType: asJSON, body: strings.Repeat("[", nestingDepth), code: 400, reason: badRequest},
+		{name: "deep YAML", contentType: asYAML, body: deepYAML(), code: 400, reason: badRequest},
+		{name: "huge", contentType: asJSON, body: strings.Repeat(" ", 3<<20+1), code: 413, reason: entityTooLarge, message: tooLargeMessage},
+		{name: "huge and chunked", contentType: asJSON, body: unsizedBody(4 << 20), code: 413, reason: entityTooLarge, message: tooLargeMessage},
+		{name: "huge YAML", contentType: asYAML, body: unsizedBody(3<<20 + 1), code: 413, reason: entityTooLarge, message: tooLargeMessage},
+		{name: "gzip", contentType: asJSON, body: gzipped(100 << 20), header: map[string]string{"Content-Encoding": "gzip"}, code: 400, reason: badRequest},
+		{name: "wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":1}}`, code: 400, reason: badRequest,
 			message: `ConfigMap in version "v1" cannot be handled as a ConfigMap: json: cannot unmarshal number into Go struct field ConfigMap.data of type string`},
-		{name: "metadata of a wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":[1]}`, code: 400, reason: bad},
-		{name: "kind of a wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":7}`, code: 400, reason: bad,
+		{name: "metadata of a wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":[1]}`, code: 400, reason: badRequest},
+		{name: "kind of a wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":7}`, code: 400, reason: badRequest,
 			message: `the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"apiVersion":"v1","kind":7})`},
-		{name: "version of a wrong type", contentType: asYAML, body: "apiVersion: 1\nkind: ConfigMap\nmetadata: {name: x}", code: 400, reason: bad},
+		{name: "version of a wrong type", contentType: asYAML, body: "apiVersion: 1\nkind: ConfigMap\nmetadata: {name: x}", code: 400, reason: badRequest},
 		{name: "invalid UTF-8 in a name", contentType: asJSON, body: "{\"metadata\":{\"name\":\"a\xff\"}}", code: 422, reason: invalid},
-		{name: "UTF-16", contentType: asJSON, body: utf16(whole), code: 400, reason: bad},
-		{name: "a byte order mark", contentType: asJSON, body: "\ufeff" + whole, code: 400, reason: bad},
-		{name: "NUL behind", contentType: asJSON, body: whole + "\x00", code: 400, reason: bad},
-		{name: "NUL within", contentType: asJSON, body: "{\"metadata\":{\"name\":\"a\x00b\"}}", code: 400, reason: bad},
+		{name: "UTF-16", contentType: asJSON, body: utf16(whole), code: 400, reason: badRequest},
+		{name: "a byte order mark", contentType: asJSON, body: "\ufeff" + whole, code: 400, reason: badRequest},
+		{name: "NUL behind", contentType: asJSON, body: whole + "\x00", code: 400, reason: badRequest},
+		{name: "NUL within", contentType: asJSON, body: "{\"metadata\":{\"name\":\"a\x00b\"}}", code: 400, reason: badRequest},
 		{name: "NUL escaped", contentType: asJSON, body: `{"metadata":{"name":"a\u0000b"}}`, code: 422, reason: invalid},
-		{name: "NUL in YAML", contentType: asYAML, body: "a: \x00", code: 400, reason: bad},
-		{name: "alias bomb", contentType: asYAML, body: bomb(12), code: 400, reason: bad},
-		{name: "alias bomb of strings", contentType: asYAML, body: stringBomb(), code: 400, reason: bad},
-		{name: "alias of itself", contentType: asYAML, body: "a: &a [*a]", code: 400, reason: bad},
-		{name: "merge of itself", contentType: asYAML, body: "a: &a\n  <<: *a\n", code: 400, reason: bad},
-		{name: "YAML merge of a list", contentType: asYAML, body: "<<: [1, 2]\n", code: 400, reason: bad},
-		{name: "YAML map key", contentType: asYAML, body: "? {a: b}\n: c\n", code: 400, reason: bad},
-		{name: "CBOR is off", contentType: "application/cbor", body: "\xa0", code: 415, reason: wrongType},
-		{name: "unknown type", contentType: "text/html", body: whole, code: 415, reason: wrongType,
+		{name: "NUL in YAML", contentType: asYAML, body: "a: \x00", code: 400, reason: badRequest},
+		{name: "alias bomb", contentType: asYAML, body: aliasBomb(12), code: 400, reason: badRequest},
+		{name: "alias bomb of strings", contentType: asYAML, body: stringAliasBomb(), code: 400, reason: badRequest},
+		{name: "alias of itself", contentType: asYAML, body: "a: &a [*a]", code: 400, reason: badRequest},
+		{name: "merge of itself", contentType: asYAML, body: "a: &a\n  <<: *a\n", code: 400, reason: badRequest},
+		{name: "YAML merge of a list", contentType: asYAML, body: "<<: [1, 2]\n", code: 400, reason: badRequest},
+		{name: "YAML map key", contentType: asYAML, body: "? {a: b}\n: c\n", code: 400, reason: badRequest},
+		{name: "CBOR is off", contentType: "application/cbor", body: "\xa0", code: 415, reason: unsupportedMediaType},
+		{name: "unknown type", contentType: "text/html", body: whole, code: 415, reason: unsupportedMediaType,
 			message: "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml, application/vnd.kubernetes.protobuf"},
-		{name: "malformed type", contentType: "application/json;;;=", body: whole, code: 415, reason: wrongType},
-		{name: "name and namespace of another", contentType: asJSON, body: `{"metadata":{"name":"x","namespace":"kube-system"}}`, code: 400, reason: bad,
+		{name: "malformed type", contentType: "application/json;;;=", body: whole, code: 415, reason: unsupportedMediaType},
+		{name: "name and namespace of another", contentType: asJSON, body: `{"metadata":{"name":"x","namespace":"kube-system"}}`, code: 400, reason: badRequest,
 			message: "the namespace of the provided object does not match the namespace sent on the request"},
-		{name: "list for object", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMapList","items":[]}`, code: 400, reason: bad},
-		{name: "repeated keys", path: maps + "?fieldValidation=Strict", contentType: asJSON, body: `{"metadata":{"name":"x"},"data":{"a":"1","a":"2"}}`, code: 400, reason: bad},
-		{name: "repeated keys in YAML", path: maps + "?fieldValidation=Strict", contentType: asYAML, body: "metadata: {name: x}\ndata: {a: b, a: c}\n", code: 400, reason: bad},
+		{name: "list for object", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMapList","items":[]}`, code: 400, reason: badRequest},
+		{name: "repeated keys", path: configMapsPath + "?fieldValidation=Strict", contentType: asJSON, body: `{"metadata":{"name":"x"},"data":{"a":"1","a":"2"}}`, code: 400, reason: badRequest},
+		{name: "repeated keys in YAML", path: configMapsPath + "?fieldValidation=Strict", contentType: asYAML, body: "metadata: {name: x}\ndata: {a: b, a: c}\n", code: 400, reason: badRequest},
 		{name: "16,000 equal ports", path: "/api/v1/namespaces/default/pods", contentType: asJSON, code: 422, reason: invalid,
 			body:    `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i","ports":[{"containerPort":80}` + strings.Repeat(`,{"containerPort":80}`, 15_999) + `]}]}}`,
 			message: `Pod "x" is invalid: spec.containers[*].ports: Too many: 16000: must have at most 1000 items`},
-		{name: "30,000 repeated keys", path: maps + "?fieldValidation=Strict", contentType: asJSON, body: `{"metadata":{"name":"x"},"data":{` + strings.Repeat(`"a":"1",`, 30_000) + `"a":"2"}}`, code: 400, reason: bad},
+		{name: "30,000 repeated keys", path: configMapsPath + "?fieldValidation=Strict", contentType: asJSON, body: `{"metadata":{"name":"x"},"data":{` + strings.Repeat(`"a":"1",`, 30_000) + `"a":"2"}}`, code: 400, reason: badRequest},
 	} {
 		c.method = http.MethodPost
 		if c.path == "" {
-			c.path = maps
+			c.path = configMapsPath
 		}
-		w.refused(&c)
+		f.checkStatus(&c)
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-func TestCustomBodies(t *testing.T) {
-	w := newWorld(t)
+func TestMalformedCustomBodies(t *testing.T) {
+	f := newFixture(t)
 	head := `{"apiVersion":"stable.example.com/v1","kind":"CronTab",`
-	for _, c := range []call{
-		{name: "empty", contentType: asJSON, code: 400, reason: bad},
-		{name: "deep", contentType: asJSON, body: head + `"spec":` + strings.Repeat(`{"a":`, deep) + "1" + strings.Repeat("}", deep) + "}", code: 400, reason: bad},
-		{name: "deep YAML", contentType: asYAML, body: "a: " + strings.Repeat("{a: ", deep) + strings.Repeat("}", deep), code: 400, reason: bad},
-		{name: "huge", contentType: asJSON, body: chunked(4 << 20), code: 413, reason: large, message: tooLarge},
-		{name: "metadata is a list", contentType: asJSON, body: head + `"metadata":[]}`, code: 400, reason: bad},
-		{name: "labels are a list", contentType: asJSON, body: head + `"metadata":{"name":"x","labels":["a"]}}`, code: 400, reason: bad},
-		{name: "owners are a map", contentType: asJSON, body: head + `"metadata":{"name":"x","ownerReferences":{}}}`, code: 400, reason: bad},
-		{name: "protobuf", contentType: asProtobuf, body: "k8s\x00", code: 415, reason: wrongType},
-		{name: "bomb", contentType: asYAML, body: bomb(12), code: 400, reason: bad},
-		{name: "kind of another", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}`, code: 400, reason: bad},
-		{name: "no kind", contentType: asJSON, body: `{"metadata":{"name":"x"}}`, code: 400, reason: bad},
+	for _, c := range []requestCase{
+		{name: "empty", contentType: asJSON, code: 400, reason: badRequest},
+		{name: "deep", contentType: asJSON, body: head + `"spec":` + strings.Repeat(`{"a":`, nestingDepth) + "1" + strings.Repeat("}", nestingDepth) + "}", code: 400, reason: badRequest},
+		{name: "deep YAML", contentType: asYAML, body: "a: " + strings.Repeat("{a: ", nestingDepth) + strings.Repeat("}", nestingDepth), code: 400, reason: badRequest},
+		{name: "huge", contentType: asJSON, body: unsizedBody(4 << 20), code: 413, reason: entityTooLarge, message: tooLargeMessage},
+		{name: "metadata is a list", contentType: asJSON, body: head + `"metadata":[]}`, code: 400, reason: badRequest},
+		{name: "labels are a list", contentType: asJSON, body: head + `"metadata":{"name":"x","labels":["a"]}}`, code: 400, reason: badRequest},
+		{name: "owners are a map", contentType: asJSON, body: head + `"metadata":{"name":"x","ownerReferences":{}}}`, code: 400, reason: badRequest},
+		{name: "protobuf", contentType: asProtobuf, body: "k8s\x00", code: 415, reason: unsupportedMediaType},
+		{name: "bomb", contentType: asYAML, body: aliasBomb(12), code: 400, reason: badRequest},
+		{name: "kind of another", contentType: asJSON, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}`, code: 400, reason: badRequest},
+		{name: "no kind", contentType: asJSON, body: `{"metadata":{"name":"x"}}`, code: 400, reason: badRequest},
 		{name: "no name", contentType: asJSON, body: head + `"metadata":{}}`, code: 422, reason: invalid},
 		{name: "name with a slash", contentType: asJSON, body: head + `"metadata":{"name":"a/b"}}`, code: 422, reason: invalid},
 		{name: "name of a million bytes", contentType: asJSON, body: head + `"metadata":{"name":"` + strings.Repeat("a", 1<<20) + `"}}`, code: 422, reason: invalid},
 		{name: "generateName with a slash", contentType: asJSON, body: head + `"metadata":{"generateName":"../"}}`, code: 422, reason: invalid},
 	} {
-		c.method, c.path = http.MethodPost, tabs
-		w.refused(&c)
+		c.method, c.path = http.MethodPost, cronTabsPath
+		f.checkStatus(&c)
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-func TestPatches(t *testing.T) {
-	w := newWorld(t)
-	nested := strings.Repeat(`{"a":`, deep) + "1" + strings.Repeat("}", deep)
+func TestMalformedPatches(t *testing.T) {
+	f := newFixture(t)
+	nested := strings.Repeat(`{"a":`, nestingDepth) + "1" + strings.Repeat("}", nestingDepth)
 	doubling := `[{"op":"add","path":"/data/b","value":"` + strings.Repeat("x", 1000) + `"},{"op":"add","path":"/x","value":{"a":"` + strings.Repeat("x", 1000) + `"}}`
 	for i := range 40 {
 		doubling += fmt.Sprintf(`,{"op":"copy","from":"/x","path":"/x/c%d"}`, i)
 	}
 	doubling += "]"
-	for _, path := range []string{victim, tab} {
-		for _, c := range []call{
-			{name: "deep merge", contentType: asMerge, body: nested, code: 400, reason: bad},
-			{name: "deep merge of known fields", contentType: asMerge, body: `{"metadata":{"annotations":` + nested + "}}", code: 400, reason: bad},
-			{name: "deep JSON patch", contentType: asPatch, body: `[{"op":"add","path":"/x","value":` + nested + "}]", code: 400, reason: bad},
-			{name: "deep apply", contentType: asApply, body: nested, code: 400, reason: bad},
-			{name: "deep YAML apply", contentType: asApply, body: "a: " + strings.Repeat("[", deep) + strings.Repeat("]", deep), code: 400, reason: bad},
-			{name: "apply bomb", contentType: asApply, body: bomb(12), code: 400, reason: bad},
-			{name: "apply of nothing", contentType: asApply, body: "", code: 400, reason: bad},
-			{name: "apply of a list", contentType: asApply, body: "[1]", code: 400, reason: bad},
-			{name: "huge merge", contentType: asMerge, body: chunked(4 << 20), code: 413, reason: large, message: tooLarge},
+	for _, path := range []string{configMapPath, cronTabPath} {
+		for _, c := range []requestCase{
+			{name: "deep merge", contentType: asMerge, body: nested, code: 400, reason: badRequest},
+			{name: "deep merge of known fields", contentType: asMerge, body: `{"metadata":{"annotations":` + nested + "}}", code: 400, reason: badRequest},
+			{name: "deep JSON patch", contentType: asPatch, body: `[{"op":"add","path":"/x","value":` + nested + "}]", code: 400, reason: badRequest},
+			{name: "deep apply", contentType: asApply, body: nested, code: 400, reason: badRequest},
+			{name: "deep YAML apply", contentType: asApply, body: "a: " + strings.Repeat("[", nestingDepth) + strings.Repeat("]", nestingDepth), code: 400, reason: badRequest},
+			{name: "apply bomb", contentType: asApply, body: aliasBomb(12), code: 400, reason: badRequest},
+			{name: "apply of nothing", contentType: asApply, body: "", code: 400, reason: badRequest},
+			{name: "apply of a list", contentType: asApply, body: "[1]", code: 400, reason: badRequest},
+			{name: "huge merge", contentType: asMerge, body: unsizedBody(4 << 20), code: 413, reason: entityTooLarge, message: tooLargeMessage},
 			{name: "doubling", contentType: asPatch, body: doubling, code: 422, reason: metav1.StatusReasonInvalid},
-			{name: "10,001 operations", contentType: asPatch, body: "[" + strings.Repeat(`{"op":"test","path":"/kind","value":1},`, 10_000) + `{"op":"remove","path":"/data"}]`, code: 413, reason: large,
+			{name: "10,001 operations", contentType: asPatch, body: "[" + strings.Repeat(`{"op":"test","path":"/kind","value":1},`, 10_000) + `{"op":"remove","path":"/data"}]`, code: 413, reason: entityTooLarge,
 				message: "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"},
 			{name: "operation on nothing", contentType: asPatch, body: `[{"op":"remove","path":"/no/where"}]`, code: 422, reason: metav1.StatusReasonInvalid},
 			{name: "a huge index", contentType: asPatch, body: `[{"op":"add","path":"/metadata/managedFields/99999999","value":{}}]`, code: 422, reason: metav1.StatusReasonInvalid},
@@ -194,32 +194,32 @@ func TestPatches(t *testing.T) {
 			{name: "the root removed", contentType: asPatch, body: `[{"op":"remove","path":""}]`, code: 422, reason: metav1.StatusReasonInvalid},
 			{name: "the root replaced", contentType: asPatch, body: `[{"op":"replace","path":"","value":[]}]`, code: 422, reason: metav1.StatusReasonInvalid},
 			{name: "no operation", contentType: asPatch, body: `[{"path":"/x"}]`, code: 422, reason: metav1.StatusReasonInvalid},
-			{name: "JSON patch is an object", contentType: asPatch, body: `{}`, code: 400, reason: bad},
-			{name: "null merge", contentType: asMerge, body: "null", code: 400, reason: bad},
-			{name: "merge is a list", contentType: asMerge, body: "[]", code: 400, reason: bad},
-			{name: "merge is truncated", contentType: asMerge, body: `{"a":`, code: 400, reason: bad, message: "invalid JSON patch…"},
-			{name: "name by merge", contentType: asMerge, body: `{"metadata":{"name":"other"}}`, code: 400, reason: bad},
+			{name: "JSON patch is an object", contentType: asPatch, body: `{}`, code: 400, reason: badRequest},
+			{name: "null merge", contentType: asMerge, body: "null", code: 400, reason: badRequest},
+			{name: "merge is a list", contentType: asMerge, body: "[]", code: 400, reason: badRequest},
+			{name: "merge is truncated", contentType: asMerge, body: `{"a":`, code: 400, reason: badRequest, message: "invalid JSON patch…"},
+			{name: "name by merge", contentType: asMerge, body: `{"metadata":{"name":"other"}}`, code: 400, reason: badRequest},
 			{name: "uid by merge", contentType: asMerge, body: `{"metadata":{"uid":"other"}}`, code: 422, reason: invalid},
 			{name: "resourceVersion by merge", contentType: asMerge, body: `{"metadata":{"resourceVersion":"x"}}`, code: 500},
-			{name: "unknown patch", contentType: "application/x-patch", body: "{}", code: 415, reason: wrongType},
-			{name: "no type", body: "{}", code: 415, reason: wrongType},
+			{name: "unknown patch", contentType: "application/x-patch", body: "{}", code: 415, reason: unsupportedMediaType},
+			{name: "no type", body: "{}", code: 415, reason: unsupportedMediaType},
 		} {
 			c.method, c.path, c.name = http.MethodPatch, path, c.name+" "+path
 			if c.contentType == asApply {
 				c.path += "?fieldManager=m"
 			}
-			w.refused(&c)
+			f.checkStatus(&c)
 		}
 	}
-	for _, c := range []call{
-		{name: "kind nulled", contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 400, reason: bad},
-		{name: "kind nulled", path: tab, contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 422, reason: invalid},
+	for _, c := range []requestCase{
+		{name: "kind nulled", contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 400, reason: badRequest},
+		{name: "kind nulled", path: cronTabPath, contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 422, reason: invalid},
 		{name: "kind by merge", contentType: asMerge, body: `{"kind":"Secret"}`, code: 422, reason: invalid},
 		{name: "kind of a wrong type by merge", contentType: asMerge, body: `{"kind":7}`, code: 422, reason: invalid},
-		{name: "kind by merge", path: tab, contentType: asMerge, body: `{"kind":"Secret"}`, code: 422, reason: invalid},
-		{name: "kind of a wrong type by merge", path: tab, contentType: asMerge, body: `{"kind":7}`, code: 422, reason: invalid},
-		{name: "deep strategic", body: nested, code: 400, reason: bad},
-		{name: "deep strategic of known fields", body: `{"metadata":{"ownerReferences":[` + nested + `]}}`, code: 400, reason: bad},
+		{name: "kind by merge", path: cronTabPath, contentType: asMerge, body: `{"kind":"Secret"}`, code: 422, reason: invalid},
+		{name: "kind of a wrong type by merge", path: cronTabPath, contentType: asMerge, body: `{"kind":7}`, code: 422, reason: invalid},
+		{name: "deep strategic", body: nested, code: 400, reason: badRequest},
+		{name: "deep strategic of known fields", body: `{"metadata":{"ownerReferences":[` + nested + `]}}`, code: 400, reason: badRequest},
 		{name: "strategic directive", body: `{"$patch":7}`, code: 500},
 		{name: "strategic without merge key", body: `{"metadata":{"ownerReferences":[{"name":"x"}]}}`, code: 422, reason: invalid},
 		{name: "strategic of a wrong type", body: `{"metadata":{"ownerReferences":{"a":1}}}`, code: 422, reason: invalid},
@@ -230,9 +230,9 @@ func TestPatches(t *testing.T) {
 			c.contentType = asStrategic
 		}
 		if c.path == "" {
-			c.path = victim
+			c.path = configMapPath
 		}
-		w.refused(&c)
+		f.checkStatus(&c)
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }

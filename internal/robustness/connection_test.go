@@ -18,18 +18,18 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// said is what a server answers on a connection, up to its end or the deadline.
-func said(c net.Conn, wait time.Duration) string {
+// readResponse is what a server answers on a connection, up to its end or the deadline.
+func readResponse(c net.Conn, wait time.Duration) string {
 	_ = c.SetReadDeadline(time.Now().Add(wait))
 	data, _ := io.ReadAll(io.LimitReader(c, 1<<20))
 	return string(data)
 }
 
 // What is no HTTP, too much of it, or half of it.
-func TestRequestsAsBytes(t *testing.T) {
-	w := newWorld(t)
-	get := "GET " + victim + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-	post := "POST " + maps + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+func TestMalformedHTTP(t *testing.T) {
+	f := newFixture(t)
+	get := "GET " + configMapPath + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+	post := "POST " + configMapsPath + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 	body := `{"metadata":{"name":"smuggled"}}`
 	for _, c := range []struct{ name, sent, want string }{
 		{"plain", get + "\r\n", "HTTP/1.1 200 "},
@@ -45,7 +45,7 @@ func TestRequestsAsBytes(t *testing.T) {
 		{"space before a colon", get + "X : y\r\n\r\n", "HTTP/1.1 400 "},
 		{"two slashes", strings.Replace(get, "/api", "//api", 1) + "\r\n", "HTTP/1.1 404 "},
 		{"a path without a slash", "GET api/v1/namespaces HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 400 "},
-		{"an absolute address", "GET http://elsewhere" + victim + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 "},
+		{"an absolute address", "GET http://elsewhere" + configMapPath + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 "},
 		{"two lengths", post + "Content-Length: 32\r\nContent-Length: 5\r\n\r\n" + body, "HTTP/1.1 400 "},
 		{"a negative length", post + "Content-Length: -1\r\n\r\n" + body, "HTTP/1.1 400 "},
 		{"unknown coding", post + "Transfer-Encoding: gzip\r\n\r\n" + body, "HTTP/1.1 501 "},
@@ -56,70 +56,70 @@ func TestRequestsAsBytes(t *testing.T) {
 		{"an unknown expectation", post + "Expect: everything\r\nContent-Length: 2\r\n\r\n{}", "HTTP/1.1 417 "},
 		{"an upgrade to nothing", get + "Upgrade: h2c\r\n\r\n", "HTTP/1.1 200 "},
 	} {
-		conn := w.dial("http/1.1")
+		conn := f.dial("http/1.1")
 		go func() {
 			_, _ = io.WriteString(conn, c.sent)
 			_ = conn.CloseWrite()
 		}()
-		if got := said(conn, patience); !strings.HasPrefix(got, c.want) {
-			t.Errorf("%s: got %q, want %q", c.name, short(got), c.want)
+		if got := readResponse(conn, timeout); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, abbreviate(got), c.want)
 		}
 		_ = conn.Close()
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
 // Hundreds of clients that say half of something, and then nothing, keep nobody else waiting.
 func TestSlowClients(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	var all []net.Conn
 	for _, half := range []string{
 		"", "GET / HTTP/1.1\r\nX: ",
-		"POST " + maps + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"metadata\":",
-		"POST " + maps + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\"",
-		"GET " + victim + " HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+		"POST " + configMapsPath + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"metadata\":",
+		"POST " + configMapsPath + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\"",
+		"GET " + configMapPath + " HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
 		"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
 	} {
 		for range 30 {
-			c := w.dial("http/1.1")
+			c := f.dial("http/1.1")
 			_, _ = io.WriteString(c, half)
 			all = append(all, c)
 		}
 	}
 	for range 100 {
-		c, err := net.Dial("tcp", w.host)
+		c, err := net.Dial("tcp", f.host)
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, c)
 	}
 	began := time.Now()
-	w.must(http.MethodGet, victim, "", "")
-	if took := time.Since(began); took > patience/2 {
+	f.mustSend(http.MethodGet, configMapPath, "", "")
+	if took := time.Since(began); took > timeout/2 {
 		t.Errorf("others wait %v", took)
 	}
 	for _, c := range all {
 		_ = c.Close()
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-// preface opens HTTP/2 with the settings given.
-func (w *world) preface(settings ...http2.Setting) (net.Conn, *http2.Framer) {
-	w.t.Helper()
-	c := w.dial("h2")
+// dialHTTP2 opens HTTP/2 with the settings given.
+func (f *fixture) dialHTTP2(settings ...http2.Setting) (net.Conn, *http2.Framer) {
+	f.t.Helper()
+	c := f.dial("h2")
 	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	f := http2.NewFramer(c, c)
-	f.AllowIllegalWrites = true
-	if err := f.WriteSettings(settings...); err != nil {
-		w.t.Fatal(err)
+	framer := http2.NewFramer(c, c)
+	framer.AllowIllegalWrites = true
+	if err := framer.WriteSettings(settings...); err != nil {
+		f.t.Fatal(err)
 	}
-	return c, f
+	return c, framer
 }
 
-func headers(path string, more ...string) []byte {
+func headerBlock(path string, more ...string) []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", "x"}, {":path", path}} {
@@ -131,103 +131,103 @@ func headers(path string, more ...string) []byte {
 	return b.Bytes()
 }
 
-// drained reads all that the server says, so that it can end.
-func drained(c net.Conn, f *http2.Framer) {
+// discardFrames reads all that the server says, so that it can end.
+func discardFrames(c net.Conn, framer *http2.Framer) {
 	for {
-		if _, err := f.ReadFrame(); err != nil {
+		if _, err := framer.ReadFrame(); err != nil {
 			_ = c.Close()
 			return
 		}
 	}
 }
 
-// TestFramesOfHTTP2 checks that frames which no client should send stop neither the server nor another client: CVE-2023-44487 and
+// TestHTTP2FrameFloods checks that frames which no client should send stop neither the server nor another client: CVE-2023-44487 and
 // CVE-2023-39325 (rapid reset), CVE-2023-45288 (continuation), CVE-2019-9512 and CVE-2019-9515 (pings and settings), CVE-2019-9514 (resets),
 // CVE-2022-41723 (a header in pieces).
-func TestFramesOfHTTP2(t *testing.T) {
-	w := newWorld(t)
+func TestHTTP2FrameFloods(t *testing.T) {
+	f := newFixture(t)
 	var attacks sync.WaitGroup
-	for name, attack := range map[string]func(c net.Conn, f *http2.Framer){
-		"continuation without end": func(c net.Conn, f *http2.Framer) {
-			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(victim), EndStream: true})
+	for name, attack := range map[string]func(c net.Conn, framer *http2.Framer){
+		"continuation without end": func(c net.Conn, framer *http2.Framer) {
+			_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headerBlock(configMapPath), EndStream: true})
 			for range 5_000 {
-				if f.WriteContinuation(1, false, []byte{0x40, 1, 'a', 1, 'b'}) != nil {
+				if framer.WriteContinuation(1, false, []byte{0x40, 1, 'a', 1, 'b'}) != nil {
 					return
 				}
 			}
 		},
-		"rapid reset": func(c net.Conn, f *http2.Framer) {
-			block := headers(maps)
+		"rapid reset": func(c net.Conn, framer *http2.Framer) {
+			block := headerBlock(configMapsPath)
 			for i := range uint32(5_000) {
-				if f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil ||
-					f.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
+				if framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil ||
+					framer.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
 					return
 				}
 			}
 		},
-		"a flood of settings and pings": func(c net.Conn, f *http2.Framer) {
+		"a flood of settings and pings": func(c net.Conn, framer *http2.Framer) {
 			for range 5_000 {
-				if f.WriteSettings() != nil || f.WritePing(false, [8]byte{}) != nil {
+				if framer.WriteSettings() != nil || framer.WritePing(false, [8]byte{}) != nil {
 					return
 				}
 			}
 		},
-		"a flood of pings, unread": func(_ net.Conn, f *http2.Framer) {
+		"a flood of pings, unread": func(_ net.Conn, framer *http2.Framer) {
 			for range 20_000 {
-				if f.WritePing(false, [8]byte{}) != nil {
+				if framer.WritePing(false, [8]byte{}) != nil {
 					return
 				}
 			}
 		},
-		"a flood of resets, unread": func(_ net.Conn, f *http2.Framer) {
-			block := append(headers(victim), 0, 1, 'A', 1, 'b') // no name of HTTP/2 is in capitals: the stream is reset
+		"a flood of resets, unread": func(_ net.Conn, framer *http2.Framer) {
+			block := append(headerBlock(configMapPath), 0, 1, 'A', 1, 'b') // no name of HTTP/2 is in capitals: the stream is reset
 			for i := range uint32(20_000) {
-				if f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil {
+				if framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil {
 					return
 				}
 			}
 		},
-		"a header in pieces": func(_ net.Conn, f *http2.Framer) { // its value has 16,510 bytes, as 0x7f 0xff 0x7f says, and more than is sent
-			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(headers(victim), 0, 1, 'a', 0x7f, 0xff, 0x7f), EndStream: true})
+		"a header in pieces": func(_ net.Conn, framer *http2.Framer) { // its value has 16,510 bytes, as 0x7f 0xff 0x7f says, and more than is sent
+			_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(headerBlock(configMapPath), 0, 1, 'a', 0x7f, 0xff, 0x7f), EndStream: true})
 			for range 16_000 {
-				if f.WriteContinuation(1, false, []byte{'b'}) != nil {
+				if framer.WriteContinuation(1, false, []byte{'b'}) != nil {
 					return
 				}
 			}
 		},
-		"headers of 2 MiB": func(c net.Conn, f *http2.Framer) {
-			block := headers(victim, strings.Repeat("y", 2<<20))
+		"headers of 2 MiB": func(c net.Conn, framer *http2.Framer) {
+			block := headerBlock(configMapPath, strings.Repeat("y", 2<<20))
 			for first := true; len(block) > 0; first = false {
 				n := min(len(block), 16<<10)
 				part, rest := block[:n], block[n:]
 				if first {
-					_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: part, EndStream: true})
-				} else if f.WriteContinuation(1, len(rest) == 0, part) != nil {
+					_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: part, EndStream: true})
+				} else if framer.WriteContinuation(1, len(rest) == 0, part) != nil {
 					return
 				}
 				block = rest
 			}
 		},
-		"header bomb": func(c net.Conn, f *http2.Framer) { // one entry of the table, named often
-			block := append(headers(victim, strings.Repeat("y", 3000)), bytes.Repeat([]byte{0xbe}, 12<<10)...)
-			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true, EndStream: true})
+		"header bomb": func(c net.Conn, framer *http2.Framer) { // one entry of the table, named often
+			block := append(headerBlock(configMapPath, strings.Repeat("y", 3000)), bytes.Repeat([]byte{0xbe}, 12<<10)...)
+			_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true, EndStream: true})
 		},
-		"nonsense": func(c net.Conn, f *http2.Framer) {
+		"nonsense": func(c net.Conn, framer *http2.Framer) {
 			_, _ = c.Write(bytes.Repeat([]byte{0xff}, 100_000))
 		},
-		"data on no stream": func(c net.Conn, f *http2.Framer) { _ = f.WriteData(99, true, make([]byte, 10_000)) },
-		"window overflow": func(c net.Conn, f *http2.Framer) {
-			_ = f.WriteWindowUpdate(0, 1<<31-1)
-			_ = f.WriteWindowUpdate(0, 1<<31-1)
+		"data on no stream": func(c net.Conn, framer *http2.Framer) { _ = framer.WriteData(99, true, make([]byte, 10_000)) },
+		"window overflow": func(c net.Conn, framer *http2.Framer) {
+			_ = framer.WriteWindowUpdate(0, 1<<31-1)
+			_ = framer.WriteWindowUpdate(0, 1<<31-1)
 		},
 	} {
-		c, f := w.preface()
+		c, framer := f.dialHTTP2()
 		if !strings.HasSuffix(name, "unread") {
-			attacks.Go(func() { drained(c, f) })
+			attacks.Go(func() { discardFrames(c, framer) })
 		}
-		attack(c, f)
+		attack(c, framer)
 		_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
-		w.must(http.MethodGet, victim, "", "")
+		f.mustSend(http.MethodGet, configMapPath, "", "")
 		if strings.HasSuffix(name, "unread") {
 			_ = c.Close()
 		}
@@ -236,61 +236,61 @@ func TestFramesOfHTTP2(t *testing.T) {
 		}
 	}
 	attacks.Wait()
-	w.unharmed()
+	f.checkUnchanged()
 }
 
 // A client that never takes its answers, on all streams that it may have.
-func TestNoWindow(t *testing.T) {
-	w := newWorld(t)
-	c, f := w.preface(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+func TestZeroFlowControlWindow(t *testing.T) {
+	f := newFixture(t)
+	c, framer := f.dialHTTP2(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	for i := range uint32(100) {
-		path := victim
+		path := configMapPath
 		if i%2 > 0 {
 			path = "/openapi/v2"
 		}
-		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: headers(path), EndHeaders: true, EndStream: true})
+		_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: headerBlock(path), EndHeaders: true, EndStream: true})
 	}
-	w.must(http.MethodGet, victim, "", "")
+	f.mustSend(http.MethodGet, configMapPath, "", "")
 	_ = c.Close()
-	w.unharmed()
+	f.checkUnchanged()
 }
 
 // Watchers and listers that never read hold nobody up, and cost no more than what a connection buffers.
-func TestNeverRead(t *testing.T) {
-	w := newWorld(t)
+func TestClientsThatNeverRead(t *testing.T) {
+	f := newFixture(t)
 	big := `{"data":{"x":"` + strings.Repeat("x", 200_000) + `"}}`
 	for i := range 20 {
-		w.must(http.MethodPost, maps, asJSON, fmt.Sprintf(`{"metadata":{"name":"big-%d"},%s`, i, big[1:]))
+		f.mustSend(http.MethodPost, configMapsPath, asJSON, fmt.Sprintf(`{"metadata":{"name":"big-%d"},%s`, i, big[1:]))
 	}
 	var all []net.Conn
-	before := heap()
+	before := liveHeapBytes()
 	for range 20 {
-		for _, path := range []string{maps + "?watch=1", maps, maps + "?pretty=1", maps + "/big-1"} {
-			c := w.dial("http/1.1")
+		for _, path := range []string{configMapsPath + "?watch=1", configMapsPath, configMapsPath + "?pretty=1", configMapsPath + "/big-1"} {
+			c := f.dial("http/1.1")
 			_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
 			all = append(all, c)
 		}
 	}
 	for i := range 60 {
-		w.must(http.MethodPatch, fmt.Sprintf("%s/big-%d", maps, i%20), asMerge, fmt.Sprintf(`{"data":{"y":"%d"}}`, i))
+		f.mustSend(http.MethodPatch, fmt.Sprintf("%s/big-%d", configMapsPath, i%20), asMerge, fmt.Sprintf(`{"data":{"y":"%d"}}`, i))
 	}
-	if grown := heap() - before; grown > 300<<20 {
+	if grown := liveHeapBytes() - before; grown > 300<<20 {
 		t.Errorf("%d MiB are held for clients that do not read", grown>>20)
 	}
 	for _, c := range all {
 		_ = c.Close()
 	}
-	w.settled()
+	f.waitForGoroutines()
 }
 
 // Thousands of watches end without a trace.
 func TestManyWatches(t *testing.T) {
-	w := newWorld(t)
-	client := w.client(true)
+	f := newFixture(t)
+	client := f.newClient(true)
 	client.Timeout = 0
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	before := heap()
+	before := liveHeapBytes()
 	count := 5000
 	if testing.Short() {
 		count = 500
@@ -298,10 +298,10 @@ func TestManyWatches(t *testing.T) {
 	bodies := make(chan io.ReadCloser, count)
 	var opening sync.WaitGroup
 	for i := range 50 {
-		path := []string{maps, tabs, "/api/v1/secrets", "/api/v1/namespaces"}[i%4] + "?watch=1&allowWatchBookmarks=true"
+		path := []string{configMapsPath, cronTabsPath, "/api/v1/secrets", "/api/v1/namespaces"}[i%4] + "?watch=1&allowWatchBookmarks=true"
 		opening.Go(func() {
 			for range count / 50 {
-				r, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+w.host+path, nil)
+				r, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+f.host+path, nil)
 				resp, err := client.Do(r)
 				if err != nil || resp.StatusCode != http.StatusOK {
 					t.Errorf("watch: %v %v", resp, err)
@@ -313,18 +313,18 @@ func TestManyWatches(t *testing.T) {
 	}
 	opening.Wait()
 	close(bodies)
-	w.must(http.MethodPatch, victim, asMerge, `{"data":{"a":"c"}}`)
+	f.mustSend(http.MethodPatch, configMapPath, asMerge, `{"data":{"a":"c"}}`)
 	cancel()
 	for b := range bodies {
 		_ = b.Close()
 	}
-	w.settled()
-	if grown := heap() - before; grown > 16<<20 {
+	f.waitForGoroutines()
+	if grown := liveHeapBytes() - before; grown > 16<<20 {
 		t.Errorf("%d MiB remain of closed watches", grown>>20)
 	}
 }
 
-func frame(head byte, mask bool, length uint64, payload string) []byte {
+func webSocketFrame(head byte, mask bool, length uint64, payload string) []byte {
 	b := []byte{head, 127}
 	if mask {
 		b[1] |= 0x80
@@ -336,25 +336,25 @@ func frame(head byte, mask bool, length uint64, payload string) []byte {
 	return append(b, payload...)
 }
 
-func TestWebSockets(t *testing.T) {
-	w := newWorld(t)
-	hello := "GET " + maps + "?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+func TestMalformedWebSockets(t *testing.T) {
+	f := newFixture(t)
+	hello := "GET " + configMapsPath + "?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 	for name, sent := range map[string][]byte{
-		"unmasked":            frame(0x81, false, 3, "abc"),
-		"reserved code":       frame(0x83, true, 3, "abc"),
-		"reserved bits":       frame(0xf1, true, 3, "abc"),
-		"too long":            frame(0x82, true, 1<<62, "abc"),
-		"negative length":     frame(0x82, true, 1<<63, "abc"),
-		"a megabyte":          frame(0x82, true, 1<<20, strings.Repeat("x", 1<<20)),
-		"a long ping":         frame(0x89, true, 1000, strings.Repeat("x", 1000)),
-		"a ping in fragments": frame(0x09, true, 3, "abc"),
-		"goes on with what":   frame(0x80, true, 3, "abc"),
+		"unmasked":            webSocketFrame(0x81, false, 3, "abc"),
+		"reserved code":       webSocketFrame(0x83, true, 3, "abc"),
+		"reserved bits":       webSocketFrame(0xf1, true, 3, "abc"),
+		"too long":            webSocketFrame(0x82, true, 1<<62, "abc"),
+		"negative length":     webSocketFrame(0x82, true, 1<<63, "abc"),
+		"a megabyte":          webSocketFrame(0x82, true, 1<<20, strings.Repeat("x", 1<<20)),
+		"a long ping":         webSocketFrame(0x89, true, 1000, strings.Repeat("x", 1000)),
+		"a ping in fragments": webSocketFrame(0x09, true, 3, "abc"),
+		"goes on with what":   webSocketFrame(0x80, true, 3, "abc"),
 		"pings":               bytes.Repeat([]byte{0x89, 0x80, 0, 0, 0, 0}, 20_000),
 		"bad close":           {0x88, 0x81, 0, 0, 0, 0, 1},
-		"bad text":            frame(0x81, true, 1, "\xff"),
+		"bad text":            webSocketFrame(0x81, true, 1, "\xff"),
 		"silence and the end": {},
 	} {
-		c := w.dial("http/1.1")
+		c := f.dial("http/1.1")
 		_, _ = io.WriteString(c, hello+"\r\n")
 		r := bufio.NewReader(c)
 		if line, err := r.ReadString('\n'); err != nil || !strings.Contains(line, " 101 ") {
@@ -368,7 +368,7 @@ func TestWebSockets(t *testing.T) {
 	for name, change := range map[string][2]string{
 		"version": {"Version: 13", "Version: 99"}, "key": {"dGhlIHNhbXBsZSBub25jZQ==", "x"}, "no key": {"Sec-WebSocket-Key", "X"}, "method": {"GET", "POST"},
 	} {
-		c := w.dial("http/1.1")
+		c := f.dial("http/1.1")
 		_, _ = io.WriteString(c, strings.Replace(hello, change[0], change[1], 1)+"Content-Length: 0\r\n\r\n")
 		line, _ := bufio.NewReader(c).ReadString('\n')
 		if !strings.HasPrefix(line, "HTTP/1.1 4") {
@@ -376,5 +376,5 @@ func TestWebSockets(t *testing.T) {
 		}
 		_ = c.Close()
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }

@@ -11,49 +11,49 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestCVE201911247 checks that no path through a namespace leads to a custom object of the cluster: not for a user with all rights in
-// the namespace, nor for an administrator.
+// TestCVE201911247 checks that a namespaced path never reaches a cluster-scoped custom object. It sends requests as a user
+// with all rights in the namespace, and as an administrator.
 func TestCVE201911247(t *testing.T) {
-	w := newWorld(t)
-	w.must(http.MethodPost, crds, asJSON, `{"metadata":{"name":"globals.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"globals","kind":"Global"},
+	f := newFixture(t)
+	f.mustSend(http.MethodPost, crdsPath, asJSON, `{"metadata":{"name":"globals.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"globals","kind":"Global"},
 		"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`)
-	const whole = "/apis/example.com/v1/globals"
-	w.must(http.MethodPost, whole, asJSON, `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":"g"},"spec":"as it was"}`)
-	w.must(http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", asJSON,
+	const clusterPath = "/apis/example.com/v1/globals"
+	f.mustSend(http.MethodPost, whole, asJSON, `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":"g"},"spec":"original"}`)
+	f.mustSend(http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", asJSON,
 		`{"metadata":{"name":"jane"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"jane"}]}`)
-	w.remember()
-	const placed = "/apis/example.com/v1/namespaces/default/globals"
-	another := `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":%q},"spec":"another"}`
-	for _, c := range []call{
+	f.recordState()
+	const namespacedPath = "/apis/example.com/v1/namespaces/default/globals"
+	objectFormat := `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":%q},"spec":"changed"}`
+	for _, c := range []requestCase{
 		{method: http.MethodGet, path: placed}, {method: http.MethodGet, path: placed + "/g"}, {method: http.MethodGet, path: placed + "?watch=1"},
 		{method: http.MethodGet, path: placed + "?fieldSelector=metadata.name%3Dg"}, {method: http.MethodGet, path: placed + "/g/status"},
-		{method: http.MethodPost, path: placed, contentType: asJSON, body: fmt.Sprintf(another, "new")},
-		{method: http.MethodPut, path: placed + "/g", contentType: asJSON, body: fmt.Sprintf(another, "g")},
-		{method: http.MethodPut, path: placed + "/g/status", contentType: asJSON, body: fmt.Sprintf(another, "g")},
-		{method: http.MethodPatch, path: placed + "/g", contentType: asMerge, body: `{"spec":"another"}`},
-		{method: http.MethodPatch, path: placed + "/g?fieldManager=x", contentType: asApply, body: fmt.Sprintf(another, "g")},
+		{method: http.MethodPost, path: placed, contentType: asJSON, body: fmt.Sprintf(objectFormat, "new")},
+		{method: http.MethodPut, path: placed + "/g", contentType: asJSON, body: fmt.Sprintf(objectFormat, "g")},
+		{method: http.MethodPut, path: placed + "/g/status", contentType: asJSON, body: fmt.Sprintf(objectFormat, "g")},
+		{method: http.MethodPatch, path: placed + "/g", contentType: asMerge, body: `{"spec":"changed"}`},
+		{method: http.MethodPatch, path: placed + "/g?fieldManager=x", contentType: asApply, body: fmt.Sprintf(objectFormat, "g")},
 		{method: http.MethodDelete, path: placed + "/g"}, {method: http.MethodDelete, path: placed},
 	} {
 		c.name = c.method + " " + c.path
-		if code, data := w.answer(w.http, &c); code != http.StatusNotFound {
-			t.Errorf("%s of an administrator: %d %s", c.name, code, data)
+		if code, data := f.do(f.client, &c); code != http.StatusNotFound {
+			t.Errorf("%s by an administrator: got %d %s, want 404", c.name, code, data)
 		}
 		c.header = map[string]string{"Impersonate-User": "jane"}
-		if code, data := w.answer(w.http, &c); code != http.StatusNotFound {
-			t.Errorf("%s of jane: %d %s", c.name, code, data)
+		if code, data := f.do(f.client, &c); code != http.StatusNotFound {
+			t.Errorf("%s by jane: got %d %s, want 404", c.name, code, data)
 		}
 		c.path = strings.Replace(c.path, placed, whole, 1)
-		if code, data := w.answer(w.http, &c); code != http.StatusForbidden {
-			t.Errorf("%s of jane: %d %s", c.method+" "+c.path, code, data)
+		if code, data := f.do(f.client, &c); code != http.StatusForbidden {
+			t.Errorf("%s %s by jane: got %d %s, want 403", c.method, c.path, code, data)
 		}
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-// TestCVE20213121 checks that malformed protobuf gets 400. Generated decoders took a length that is near the end of the integers for a
-// place before the message, and panicked.
+// TestCVE20213121 checks that malformed protobuf gets 400 or 422. In generated decoders, adding a length near the maximum
+// integer to an offset overflowed to a negative index, and the decoder panicked.
 func TestCVE20213121(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	varint := func(n uint64) string { return string(binary.AppendUvarint(nil, n)) }
 	field := func(number, wire uint64, rest string) string { return varint(number<<3|wire) + rest }
 	bytes := func(number uint64, value string) string { return field(number, 2, varint(uint64(len(value)))+value) }
@@ -67,63 +67,65 @@ func TestCVE20213121(t *testing.T) {
 		field(100, 4, ""), strings.Repeat(field(100, 3, ""), 20_000), varint(0), field(0, 2, ""))
 	typeMeta := bytes(1, bytes(1, "v1")+bytes(2, "ConfigMap"))
 	for i, b := range broken {
-		for place, body := range map[string]string{
+		for part, body := range map[string]string{
 			"envelope": "k8s\x00" + b, "type": "k8s\x00" + bytes(1, b), "object": "k8s\x00" + typeMeta + bytes(2, b),
 			"metadata": "k8s\x00" + typeMeta + bytes(2, bytes(1, b)), "map": "k8s\x00" + typeMeta + bytes(2, bytes(2, b)),
 		} {
-			c := &call{name: fmt.Sprintf("%d in the %s: %x", i, place, short(b)), method: http.MethodPost, path: maps, contentType: asProtobuf, body: body}
-			if code, data := w.answer(w.http, c); code != http.StatusBadRequest && code != http.StatusUnprocessableEntity {
-				t.Errorf("%s: %d %s", c.name, code, short(string(data)))
+			c := &requestCase{name: fmt.Sprintf("case %d in the %s: %x", i, part, abbreviate(b)), method: http.MethodPost, path: configMapsPath, contentType: asProtobuf, body: body}
+			if code, data := f.do(f.client, c); code != http.StatusBadRequest && code != http.StatusUnprocessableEntity {
+				t.Errorf("%s: got %d %s, want 400 or 422", c.name, code, abbreviate(string(data)))
 			}
 		}
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-// TestCVE201911254 checks that large YAML whose parts nest or repeat is refused. Its parser took time that grew with the square of the size.
+// TestCVE201911254 checks that large YAML with nested or repeated parts is rejected within a minute. Upstream's parser took
+// time quadratic in the size.
 func TestCVE201911254(t *testing.T) {
-	w := newWorld(t)
-	w.http.Timeout = time.Minute
-	const size = 1 << 20 // so that memory is no reason to refuse it
+	f := newFixture(t)
+	f.client.Timeout = time.Minute
+	const size = 1 << 20 // small enough that the memory limit does not reject it
 	for _, part := range []string{"[", "{", "[a,", "{a,", "- ", "? ", "a: [", "{a: ", "&a ", "*a,", "!!a ", "\"", "'", "a:\n", "- a\n", "\n", "#\n", "|\n", "%a\n", "---\n", ",", "[]", "{}", "[a: ", "[? "} {
 		for _, before := range []string{"", "[", "{", "a: ["} {
 			body := before + strings.Repeat(part, size/len(part))
-			c := &call{name: fmt.Sprintf("%q and then %q", before, part), method: http.MethodPost, path: maps, contentType: asYAML, body: body}
-			if code, data := w.answer(w.http, c); code/100 != 4 {
-				t.Errorf("%s: %d %s", c.name, code, short(string(data)))
+			c := &requestCase{name: fmt.Sprintf("%q followed by repeated %q", before, part), method: http.MethodPost, path: configMapsPath, contentType: asYAML, body: body}
+			if code, data := f.do(f.client, c); code/100 != 4 {
+				t.Errorf("%s: got %d %s, want 4xx", c.name, code, abbreviate(string(data)))
 			}
 		}
 	}
-	w.unharmed()
+	f.checkUnchanged()
 }
 
-// TestCVE20208552 checks that requests which clients make up do not add to the metrics: these would grow without an end.
+// TestCVE20208552 checks that requests with arbitrary names, methods and media types add no metric series. Otherwise
+// clients could grow the metrics without a limit.
 func TestCVE20208552(t *testing.T) {
-	w := newWorld(t)
-	anonymous := rest.TLSClientConfig{Insecure: true}
-	unknown, err := rest.HTTPClientFor(&rest.Config{Host: w.server.Config.Host, TLSClientConfig: anonymous})
+	f := newFixture(t)
+	insecure := rest.TLSClientConfig{Insecure: true}
+	anonymous, err := rest.HTTPClientFor(&rest.Config{Host: f.server.Config.Host, TLSClientConfig: insecure})
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := 0
+	count := 0
 	batch := func() (lines int) {
 		for i := range 20 {
-			made++
-			name := fmt.Sprintf("x%d", made)
-			for _, c := range []call{
+			count++
+			name := fmt.Sprintf("x%d", count)
+			for _, c := range []requestCase{
 				{method: http.MethodGet, path: "/" + name}, {method: http.MethodGet, path: "/api/" + name}, {method: http.MethodGet, path: "/apis/" + name + "/v1/things"},
 				{method: http.MethodGet, path: "/api/v1/namespaces/" + name + "/configmaps/" + name}, {method: http.MethodGet, path: "/api/v1/" + name},
-				{method: http.MethodGet, path: victim + "/" + name}, {method: http.MethodGet, path: maps + "?labelSelector=" + name + "&fieldManager=" + name},
-				{method: strings.ToUpper(name), path: victim}, {method: http.MethodPost, path: maps, contentType: "application/" + name, body: "{}"},
-				{method: http.MethodPatch, path: victim + "?dryRun=" + name, contentType: asMerge, body: "{}"}, {method: http.MethodGet, path: tab + "/" + name},
-				{method: http.MethodGet, path: victim, header: map[string]string{"User-Agent": name, "Accept": "application/" + name, "Impersonate-User": name}},
+				{method: http.MethodGet, path: configMapPath + "/" + name}, {method: http.MethodGet, path: configMapsPath + "?labelSelector=" + name + "&fieldManager=" + name},
+				{method: strings.ToUpper(name), path: configMapPath}, {method: http.MethodPost, path: configMapsPath, contentType: "application/" + name, body: "{}"},
+				{method: http.MethodPatch, path: configMapPath + "?dryRun=" + name, contentType: asMerge, body: "{}"}, {method: http.MethodGet, path: cronTabPath + "/" + name},
+				{method: http.MethodGet, path: configMapPath, header: map[string]string{"User-Agent": name, "Accept": "application/" + name, "Impersonate-User": name}},
 			} {
 				c.name = fmt.Sprintf("%d %s %s", i, c.method, c.path)
-				w.answer(w.http, &c)
-				w.answer(unknown, &c)
+				f.do(f.client, &c)
+				f.do(anonymous, &c)
 			}
 		}
-		for _, line := range strings.Split(string(w.must(http.MethodGet, "/metrics", "", "")), "\n") {
+		for _, line := range strings.Split(string(f.mustSend(http.MethodGet, "/metrics", "", "")), "\n") {
 			if strings.HasPrefix(line, "apiserver_request") || strings.HasPrefix(line, "apiserver_response") || strings.HasPrefix(line, "apiserver_longrunning") || strings.HasPrefix(line, "apiserver_flowcontrol_request") {
 				lines++
 			}
@@ -132,6 +134,6 @@ func TestCVE20208552(t *testing.T) {
 	}
 	first := batch()
 	if second := batch(); second != first || first == 0 {
-		t.Errorf("%d series became %d", first, second)
+		t.Errorf("got %d metric series after the second batch, want %d as after the first, and more than 0", second, first)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// leaf reports whether t is written as one value, though it may be a struct or a list in Go.
-func leaf(t reflect.Type) bool {
+// isScalar reports whether t is written as one value, though it may be a struct or a list in Go.
+func isScalar(t reflect.Type) bool {
 	switch t {
 	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime](), reflect.TypeFor[metav1.Duration](),
 		reflect.TypeFor[resource.Quantity](), reflect.TypeFor[intstr.IntOrString]():
@@ -22,23 +22,23 @@ func leaf(t reflect.Type) bool {
 	return raw && t.Kind() != reflect.Slice || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
 }
 
-// place is a list or map in objects of a Go type.
-type place struct {
-	steps []int // fields of structs; pointers, lists and maps on the way are entered
-	name  string
-	owner string // the Go type and field, which many places share
+// collectionField is a list or map in objects of a Go type.
+type collectionField struct {
+	indices []int
+	name    string
+	owner   string // the Go type and field, which many places share
 }
 
-// recursion is how often a type may contain itself on the way to a place: schemas of CRDs do.
-const recursion = 1
+// maxRecursion is how often a type may contain itself on the way to a place: schemas of CRDs do.
+const maxRecursion = 1
 
-// places returns all lists and maps of t, and those in their items.
-func places(t reflect.Type) (all []place) {
+// collectionFields returns all lists and maps of t, and those in their items.
+func collectionFields(t reflect.Type) (all []collectionField) {
 	seen := map[reflect.Type]int{}
-	var visit func(t reflect.Type, p place)
-	visit = func(t reflect.Type, p place) {
+	var visit func(t reflect.Type, p collectionField)
+	visit = func(t reflect.Type, p collectionField) {
 		for {
-			if leaf(t) {
+			if isScalar(t) {
 				return
 			}
 			switch t.Kind() {
@@ -56,7 +56,7 @@ func places(t reflect.Type) (all []place) {
 			}
 			break
 		}
-		if t.Kind() != reflect.Struct || seen[t] > recursion {
+		if t.Kind() != reflect.Struct || seen[t] > maxRecursion {
 			return
 		}
 		seen[t]++
@@ -66,7 +66,7 @@ func places(t reflect.Type) (all []place) {
 			if f.PkgPath != "" || name == "-" {
 				continue
 			}
-			next := place{append(slices.Clone(p.steps), i), p.name, t.String() + "." + f.Name}
+			next := collectionField{append(slices.Clone(p.indices), i), p.name, t.String() + "." + f.Name}
 			if !strings.Contains(options, "inline") && name != "" {
 				next.name = strings.TrimPrefix(p.name+"."+name, ".")
 			}
@@ -74,44 +74,44 @@ func places(t reflect.Type) (all []place) {
 		}
 		seen[t]--
 	}
-	visit(t, place{})
+	visit(t, collectionField{})
 	return all
 }
 
-// at returns the list or map at a place of obj, where it makes what is on the way.
-func (p place) at(obj reflect.Value, then func(reflect.Value)) {
-	enter(obj, p.steps, then)
+// visit returns the list or map at a place of obj, where it makes what is on the way.
+func (p collectionField) visit(obj reflect.Value, then func(reflect.Value)) {
+	visitPath(obj, p.indices, then)
 }
 
-func enter(v reflect.Value, steps []int, then func(reflect.Value)) {
+func visitPath(v reflect.Value, steps []int, then func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
 		}
-		enter(v.Elem(), steps, then)
+		visitPath(v.Elem(), steps, then)
 		return
 	case reflect.Slice:
 		if len(steps) == 0 {
 			break
 		}
 		if v.Len() == 0 {
-			v.Set(reflect.Append(v, filled(v.Type().Elem(), "", 0)))
+			v.Set(reflect.Append(v, newFilled(v.Type().Elem(), "", 0)))
 		}
-		enter(v.Index(0), steps, then)
+		visitPath(v.Index(0), steps, then)
 		return
 	case reflect.Map:
 		if len(steps) == 0 {
 			break
 		}
-		key, item := filled(v.Type().Key(), "", 0), reflect.New(v.Type().Elem()).Elem()
+		key, item := newFilled(v.Type().Key(), "", 0), reflect.New(v.Type().Elem()).Elem()
 		if v.IsNil() {
 			v.Set(reflect.MakeMap(v.Type()))
 		} else if had := v.MapKeys(); len(had) > 0 {
 			key = had[0]
 			item.Set(v.MapIndex(key))
 		}
-		enter(item, steps, then)
+		visitPath(item, steps, then)
 		v.SetMapIndex(key, item)
 		return
 	}
@@ -119,7 +119,7 @@ func enter(v reflect.Value, steps []int, then func(reflect.Value)) {
 		then(v)
 		return
 	}
-	enter(v.Field(steps[0]), steps[1:], then)
+	visitPath(v.Field(steps[0]), steps[1:], then)
 }
 
 // variant is what grown items look like.
@@ -144,12 +144,12 @@ func grow(v reflect.Value, name string, kind variant, n int) {
 			fill(out, name, 1, true)
 			return out
 		}
-		return filled(v.Type().Elem(), name, i)
+		return newFilled(v.Type().Elem(), name, i)
 	}
 	if v.Kind() == reflect.Map {
 		m := reflect.MakeMapWithSize(v.Type(), n)
 		for i := range n {
-			m.SetMapIndex(filled(v.Type().Key(), "", i), item(i))
+			m.SetMapIndex(newFilled(v.Type().Key(), "", i), item(i))
 		}
 		v.Set(m)
 		return
@@ -161,7 +161,7 @@ func grow(v reflect.Value, name string, kind variant, n int) {
 	v.Set(s)
 }
 
-func filled(t reflect.Type, name string, i int) reflect.Value {
+func newFilled(t reflect.Type, name string, i int) reflect.Value {
 	v := reflect.New(t).Elem()
 	fill(v, name, i, false)
 	return v
@@ -177,7 +177,7 @@ func fill(v reflect.Value, name string, i int, all bool) {
 		*value = intstr.FromInt32(int32(i%60000 + 1))
 		return
 	}
-	if leaf(v.Type()) {
+	if isScalar(v.Type()) {
 		return
 	}
 	switch v.Kind() {
@@ -189,7 +189,7 @@ func fill(v reflect.Value, name string, i int, all bool) {
 		v.SetInt(int64(i%60000 + 1))
 	case reflect.Slice: // of strings that a list has lists of
 		if v.Type().Elem().Kind() == reflect.String {
-			v.Set(reflect.Append(v, filled(v.Type().Elem(), name, i)))
+			v.Set(reflect.Append(v, newFilled(v.Type().Elem(), name, i)))
 		}
 	case reflect.Pointer:
 		if all && v.Type().Elem().Kind() != reflect.Struct {

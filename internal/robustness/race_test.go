@@ -2,5 +2,5 @@
 
 package robustness_test
 
-// slower is by how much the race detector makes megabytes of text take longer.
-const slower = 5
+// raceFactor is the factor by which the race detector slows the processing of large bodies.
+const raceFactor = 5

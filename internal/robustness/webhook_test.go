@@ -26,12 +26,12 @@ import (
 )
 
 const (
-	hooked  = "/apis/example.com/%s/namespaces/%s/hooked"
-	hookCRD = crds + "/hooked.example.com"
+	hookedPath  = "/apis/example.com/%s/namespaces/%s/hooked"
+	hookCRDPath = crdsPath + "/hooked.example.com"
 )
 
-// hookedCRD is a CRD whose webhook is at a URL and has a certificate.
-func hookedCRD(url string, certificate []byte) string {
+// webhookCRD returns a CRD with a conversion webhook at url. certificate is its caBundle in DER.
+func webhookCRD(url string, certificate []byte) string {
 	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"hooked.example.com"},
 "spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"hooked","kind":"Hooked"},
 "conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":%q,"caBundle":%q}}},"versions":[
@@ -44,8 +44,8 @@ func hookedObject(version, name, more string) string {
 	return fmt.Sprintf(`{"apiVersion":"example.com/%s","kind":"Hooked","metadata":{"name":%q%s}}`, version, name, more)
 }
 
-// hookServer is a webhook over TLS.
-func hookServer(t *testing.T, h http.Handler) *httptest.Server {
+// startWebhook starts a webhook with TLS.
+func startWebhook(t *testing.T, h http.Handler) *httptest.Server {
 	s := httptest.NewUnstartedServer(h)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.EnableHTTP2 = true
@@ -57,30 +57,30 @@ func hookServer(t *testing.T, h http.Handler) *httptest.Server {
 	return s
 }
 
-// hijacked gives a handler the bare connection.
-func hijacked(f func(c net.Conn)) http.HandlerFunc {
+// hijackHandler returns a handler that reads the request and passes the connection to serve.
+func hijackHandler(serve func(c net.Conn)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		c, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			return
 		}
-		f(c)
+		serve(c)
 	}
 }
 
-// badHook is a webhook that does not do what it should, and what clients are told.
-type badHook struct {
+// badWebhook is a faulty conversion webhook with the expected error response to clients.
+type badWebhook struct {
 	name    string
-	handler http.Handler // nil: a server that is not there
-	mute    bool         // a server that takes connections and says nothing
-	other   bool         // the CRD has another certificate than the webhook
-	slow    bool         // the request may end before the call does
+	handler http.Handler // nil: no server listens
+	silent  bool         // the server accepts connections and sends nothing
+	otherCA bool         // the caBundle of the CRD does not match the webhook
+	slow    bool         // the request may time out before the call to the webhook
 	code    int
 	message string
 }
 
-func badHooks(t *testing.T) []badHook {
+func badWebhooks(t *testing.T) []badWebhook {
 	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended) })
 	hang := func(_ http.ResponseWriter, r *http.Request) {
@@ -90,36 +90,36 @@ func badHooks(t *testing.T) []badHook {
 		case <-ended:
 		}
 	}
-	answers := func(text string) http.HandlerFunc {
+	respond := func(text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }
 	}
-	return []badHook{
-		{name: "dead", code: 500, message: "connection refused"},
-		{name: "mute", mute: true, slow: true, code: 500, message: "conversion webhook for"},
-		{name: "hangs", handler: http.HandlerFunc(hang), slow: true, code: 500, message: "conversion webhook for"},
-		{name: "another certificate", handler: answers("{}"), other: true, code: 500, message: "x509: certificate signed by unknown authority"},
-		{name: "nothing", handler: answers(""), code: 500, message: "0-length response with status code: 200"},
-		{name: "no JSON", handler: answers("<html>"), code: 500, message: "json"},
-		{name: "another uid", handler: answers(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"x","result":{"status":"Success"},"convertedObjects":[]}}`), code: 500, message: `got \"x\"`},
-		{name: "an error", handler: http.NotFoundHandler(), code: 500, message: "the server could not find the requested resource"},
+	return []badWebhook{
+		{name: "unreachable", code: 500, message: "connection refused"},
+		{name: "no TLS handshake", silent: true, slow: true, code: 500, message: "conversion webhook for"},
+		{name: "no response", handler: http.HandlerFunc(hang), slow: true, code: 500, message: "conversion webhook for"},
+		{name: "wrong certificate", handler: respond("{}"), otherCA: true, code: 500, message: "x509: certificate signed by unknown authority"},
+		{name: "empty response", handler: respond(""), code: 500, message: "0-length response with status code: 200"},
+		{name: "not JSON", handler: respond("<html>"), code: 500, message: "json"},
+		{name: "wrong uid", handler: respond(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"x","result":{"status":"Success"},"convertedObjects":[]}}`), code: 500, message: `got \"x\"`},
+		{name: "not found", handler: http.NotFoundHandler(), code: 500, message: "the server could not find the requested resource"},
 		{name: "redirects", handler: http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect), code: 500, message: "307"},
-		{name: "hangs up", handler: hijacked(func(c net.Conn) { _ = c.Close() }), code: 500, message: "EOF"},
-		{name: "another protocol, unasked", handler: hijacked(func(c net.Conn) {
+		{name: "connection closed", handler: hijackHandler(func(c net.Conn) { _ = c.Close() }), code: 500, message: "EOF"},
+		{name: "unrequested upgrade", handler: hijackHandler(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
 			<-ended
 			_ = c.Close()
 		}), code: 500, message: "unexpected response 101 Switching Protocols"},
-		{name: "half an answer", handler: hijacked(func(c net.Conn) {
+		{name: "truncated response", handler: hijackHandler(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 			_ = c.Close()
 		}), code: 500, message: "unexpected EOF"},
-		{name: "half-closed", handler: hijacked(func(c net.Conn) {
+		{name: "truncated response, half-closed connection", handler: hijackHandler(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 			_ = c.(interface{ CloseWrite() error }).CloseWrite()
 			<-ended
 			_ = c.Close()
 		}), code: 500, message: "unexpected EOF"},
-		{name: "half an answer, then silence", handler: hijacked(func(c net.Conn) {
+		{name: "incomplete response, open connection", handler: hijackHandler(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 			<-ended
 			_ = c.Close()
@@ -127,16 +127,16 @@ func badHooks(t *testing.T) []badHook {
 	}
 }
 
-// start returns the URL of a bad webhook and the certificate that the CRD has for it.
-func (b *badHook) start(t *testing.T) (url string, certificate []byte) {
-	if b.mute {
+// start starts the webhook. It returns its URL and the certificate for the CRD.
+func (b *badWebhook) start(t *testing.T) (url string, certificate []byte) {
+	if b.silent {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = l.Close() })
-		good := hookServer(t, http.NotFoundHandler())
-		return "https://" + l.Addr().String(), good.Certificate().Raw // the backlog takes connections
+		good := startWebhook(t, http.NotFoundHandler())
+		return "https://" + l.Addr().String(), good.Certificate().Raw // the kernel's backlog accepts connections
 	}
 	handler := b.handler
 	if handler == nil {
@@ -150,7 +150,7 @@ func (b *badHook) start(t *testing.T) (url string, certificate []byte) {
 		s.Close()
 	})
 	certificate = s.Certificate().Raw
-	if b.other {
+	if b.otherCA {
 		keys, err := pki.Ensure("", nil, time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -163,44 +163,46 @@ func (b *badHook) start(t *testing.T) (url string, certificate []byte) {
 	return s.URL, certificate
 }
 
-// CNV-059 CNV-062 CNV-063 CNV-075: whatever a webhook does, it fails what needs it, in time and saying why, and nothing else:
-// the stored version works, other kinds do not notice, namespaces and owners take their objects with them, the CRD can go.
+// TestBadWebhooks checks that a faulty conversion webhook fails only the requests that need conversion, in time and
+// with the reason. Requests for the stored version and for other kinds succeed. Namespaces and owners can be deleted
+// with their dependents, and the CRD can be deleted.
+// CNV-059 CNV-062 CNV-063 CNV-075
 func TestBadWebhooks(t *testing.T) {
-	for _, b := range badHooks(t) {
+	for _, b := range badWebhooks(t) {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, testserver.With(func(c *apiserver.Config) { c.RequestTimeout = time.Second }))
-			w.must("POST", crds, asJSON, hookedCRD(b.start(t)))
-			w.must("POST", "/api/v1/namespaces", asJSON, `{"metadata":{"name":"n"}}`)
-			owner := w.must("POST", maps, asJSON, `{"metadata":{"name":"owner"}}`)
-			old, now := fmt.Sprintf(hooked, "v1beta1", "default"), fmt.Sprintf(hooked, "v1", "default")
-			w.must("POST", old, asJSON, hookedObject("v1beta1", "a", ""))
-			w.must("POST", old, asJSON, hookedObject("v1beta1", "owned", fmt.Sprintf(
+			f := newFixture(t, testserver.With(func(c *apiserver.Config) { c.RequestTimeout = time.Second }))
+			f.mustSend("POST", crdsPath, asJSON, webhookCRD(b.start(t)))
+			f.mustSend("POST", "/api/v1/namespaces", asJSON, `{"metadata":{"name":"n"}}`)
+			owner := f.mustSend("POST", configMapsPath, asJSON, `{"metadata":{"name":"owner"}}`)
+			stored, converted := fmt.Sprintf(hookedPath, "v1beta1", "default"), fmt.Sprintf(hookedPath, "v1", "default")
+			f.mustSend("POST", stored, asJSON, hookedObject("v1beta1", "a", ""))
+			f.mustSend("POST", stored, asJSON, hookedObject("v1beta1", "owned", fmt.Sprintf(
 				`,"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":%q}]`, uidOf(t, owner))))
-			w.must("POST", fmt.Sprintf(hooked, "v1beta1", "n"), asJSON, hookedObject("v1beta1", "a", ""))
+			f.mustSend("POST", fmt.Sprintf(hookedPath, "v1beta1", "n"), asJSON, hookedObject("v1beta1", "a", ""))
 
-			b.fails(w, now)
-			w.must("PATCH", old+"/a", asMerge, `{"metadata":{"labels":{"a":"b"}}}`)
-			w.must("GET", old, "", "")
-			w.must("GET", tab, "", "")
-			w.must("PATCH", victim, asMerge, `{"data":{"a":"c"}}`)
+			b.checkFailures(f, converted)
+			f.mustSend("PATCH", stored+"/a", asMerge, `{"metadata":{"labels":{"a":"b"}}}`)
+			f.mustSend("GET", stored, "", "")
+			f.mustSend("GET", cronTabPath, "", "")
+			f.mustSend("PATCH", configMapPath, asMerge, `{"data":{"a":"c"}}`)
 
-			w.must("DELETE", now+"/a", "", "") // which shows nothing, and so needs no conversion
-			w.must("DELETE", maps+"/owner", "", "")
-			w.vanishes(old + "/owned")
-			w.must("DELETE", "/api/v1/namespaces/n", "", "")
-			w.vanishes("/api/v1/namespaces/n")
-			w.must("DELETE", hookCRD, "", "")
-			w.vanishes(hookCRD)
+			f.mustSend("DELETE", converted+"/a", "", "") // the response is a Status, so it needs no conversion
+			f.mustSend("DELETE", configMapsPath+"/owner", "", "")
+			f.waitForDeletion(stored + "/owned")
+			f.mustSend("DELETE", "/api/v1/namespaces/n", "", "")
+			f.waitForDeletion("/api/v1/namespaces/n")
+			f.mustSend("DELETE", hookCRDPath, "", "")
+			f.waitForDeletion(hookCRDPath)
 		})
 	}
 }
 
-// fails demands that every request at a version which is not stored fails as it should, many at a time.
-func (b *badHook) fails(w *world, path string) {
-	w.t.Helper()
-	var asking sync.WaitGroup
-	for _, c := range []call{
+// checkFailures checks that concurrent requests for a version other than the stored one fail with the expected error.
+func (b *badWebhook) checkFailures(f *fixture, path string) {
+	f.t.Helper()
+	var requests sync.WaitGroup
+	for _, c := range []requestCase{
 		{method: "GET", path: path + "/a"},
 		{method: "GET", path: path},
 		{method: "GET", path: path + "?limit=1"},
@@ -208,49 +210,49 @@ func (b *badHook) fails(w *world, path string) {
 		{method: "PUT", path: path + "/a", contentType: asJSON, body: hookedObject("v1", "a", "")},
 		{method: "PATCH", path: path + "/a", contentType: asMerge, body: `{"x":"y"}`},
 	} {
-		asking.Go(func() {
-			code, data := w.answer(w.http, &c)
+		requests.Go(func() {
+			code, data := f.do(f.client, &c)
 			if b.slow && code == http.StatusGatewayTimeout {
 				return
 			}
 			if code != b.code || !strings.Contains(string(data), b.message) {
-				w.t.Errorf("%s: %s %s: %d %s, want %d %s", b.name, c.method, c.path, code, short(string(data)), b.code, b.message)
+				f.t.Errorf("%s: %s %s: got %d %s, want %d %s", b.name, c.method, c.path, code, abbreviate(string(data)), b.code, b.message)
 			}
 			if !strings.Contains(string(data), "conversion webhook for example.com/v1") {
-				w.t.Errorf("%s: %s %s does not say that it is a webhook: %s", b.name, c.method, c.path, short(string(data)))
+				f.t.Errorf("%s: %s %s: the error does not name the webhook: %s", b.name, c.method, c.path, abbreviate(string(data)))
 			}
 		})
 	}
-	asking.Wait()
-	w.errorEvent(path)
+	requests.Wait()
+	f.checkErrorEvent(path)
 }
 
-// errorEvent demands that a watch ends with an ERROR, or does not begin.
-func (w *world) errorEvent(path string) {
-	w.t.Helper()
-	resp, err := w.http.Do(w.request(&call{method: "GET", path: path + "?watch=1&resourceVersion=0"}))
+// checkErrorEvent checks that the first event of a watch is an ERROR, or that the watch request fails.
+func (f *fixture) checkErrorEvent(path string) {
+	f.t.Helper()
+	resp, err := f.client.Do(f.newRequest(&requestCase{method: "GET", path: path + "?watch=1&resourceVersion=0"}))
 	if err != nil {
-		w.t.Error(err)
+		f.t.Error(err)
 		return
 	}
 	defer resp.Body.Close()
 	line, _ := bufio.NewReader(resp.Body).ReadString('\n')
 	if !strings.Contains(line, `"type":"ERROR"`) || !strings.Contains(line, "conversion webhook for") {
-		w.t.Errorf("a watch: %d %s", resp.StatusCode, short(line))
+		f.t.Errorf("watch: got %d %s, want an ERROR event", resp.StatusCode, abbreviate(line))
 	}
 }
 
-// vanishes waits until there is nothing at a path.
-func (w *world) vanishes(path string) {
-	w.t.Helper()
-	until := time.Now().Add(2 * patience)
+// waitForDeletion blocks until a GET of the path returns 404.
+func (f *fixture) waitForDeletion(path string) {
+	f.t.Helper()
+	deadline := time.Now().Add(2 * raceFactor * timeout)
 	for {
-		code, data := w.answer(w.http, &call{name: path, method: "GET", path: path})
+		code, data := f.do(f.client, &requestCase{name: path, method: "GET", path: path})
 		if code == http.StatusNotFound {
 			return
 		}
-		if time.Now().After(until) {
-			w.t.Fatalf("%s stays: %d %s", path, code, short(string(data)))
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%s is not deleted: got %d %s", path, code, abbreviate(string(data)))
 		}
 		pause()
 	}
@@ -265,9 +267,9 @@ func uidOf(t *testing.T, object []byte) string {
 	return string(o.GetUID())
 }
 
-// signing is a webhook that signs what it converts.
-func signing(t *testing.T, signature string) *httptest.Server {
-	return hookServer(t, &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
+// signingWebhook starts a webhook that sets the field signature of converted objects.
+func signingWebhook(t *testing.T, signature string) *httptest.Server {
+	return startWebhook(t, &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
 		{Group: "example.com", Kind: "Hooked"}: func(obj *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) {
 			obj.Object["signature"] = signature
 			return obj, nil
@@ -275,36 +277,38 @@ func signing(t *testing.T, signature string) *httptest.Server {
 	}})
 }
 
-// CNV-073: once a change of the configuration is answered, every request goes by it, whatever is under way.
-func TestWebhookChangesUnderReaders(t *testing.T) {
-	w := newWorld(t)
-	hooks := []*httptest.Server{signing(t, "first"), signing(t, "second")}
-	w.must("POST", crds, asJSON, hookedCRD(hooks[0].URL, hooks[0].Certificate().Raw))
+// TestWebhookChangesDuringReads checks that requests use a new webhook configuration as soon as the update of the CRD
+// returns, also while other requests are in flight.
+// CNV-073
+func TestWebhookChangesDuringReads(t *testing.T) {
+	f := newFixture(t)
+	webhooks := []*httptest.Server{signingWebhook(t, "first"), signingWebhook(t, "second")}
+	f.mustSend("POST", crdsPath, asJSON, webhookCRD(webhooks[0].URL, webhooks[0].Certificate().Raw))
 	for i := range 20 {
-		w.must("POST", fmt.Sprintf(hooked, "v1beta1", "default"), asJSON, hookedObject("v1beta1", fmt.Sprint("o", i), ""))
+		f.mustSend("POST", fmt.Sprintf(hookedPath, "v1beta1", "default"), asJSON, hookedObject("v1beta1", fmt.Sprint("o", i), ""))
 	}
-	list := fmt.Sprintf(hooked, "v1", "default")
+	list := fmt.Sprintf(hookedPath, "v1", "default")
 	stop := make(chan struct{})
-	var reading sync.WaitGroup
+	var readers sync.WaitGroup
 	for range 4 {
-		reading.Go(func() {
+		readers.Go(func() {
 			for {
 				select {
 				case <-stop:
 					return
 				default:
-					w.must("GET", list, "", "")
+					f.mustSend("GET", list, "", "")
 				}
 			}
 		})
 	}
 	for i := range 20 {
-		hook, want := hooks[i%2], []string{"first", "second"}[i%2]
-		w.must("PATCH", hookCRD, asMerge, fmt.Sprintf(`{"spec":{"conversion":{"webhook":{"clientConfig":{"url":%q}}}}}`, hook.URL))
-		if got := string(w.must("GET", list, "", "")); strings.Count(got, `"signature":"`+want+`"`) != 20 {
-			t.Fatalf("after change %d, not all are of the %s: %s", i, want, short(got))
+		webhook, want := webhooks[i%2], []string{"first", "second"}[i%2]
+		f.mustSend("PATCH", hookCRDPath, asMerge, fmt.Sprintf(`{"spec":{"conversion":{"webhook":{"clientConfig":{"url":%q}}}}}`, webhook.URL))
+		if got := string(f.mustSend("GET", list, "", "")); strings.Count(got, `"signature":"`+want+`"`) != 20 {
+			t.Fatalf("change %d: not all objects have the signature %q: %s", i, want, abbreviate(got))
 		}
 	}
 	close(stop)
-	reading.Wait()
+	readers.Wait()
 }

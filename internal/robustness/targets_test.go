@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// bases are objects of kinds that the samples lack.
-var bases = map[string]string{
+// baseObjects are objects of kinds that the samples lack.
+var baseObjects = map[string]string{
 	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
 	"SelfSubjectAccessReview":  `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`,
 	"SubjectAccessReview":      `{"spec":{"user":"u","resourceAttributes":{"verb":"get","resource":"pods"}}}`,
@@ -34,15 +34,15 @@ var bases = map[string]string{
 		"names":{"plural":"bases","kind":"Base"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
 }
 
-// subjects returns every kind at every version, and the bodies of subresources, with an object of each on the server.
-func (s *sweep) subjects() (all []subject) {
+// targets returns every kind at every version, and the bodies of subresources, with an object of each on the server.
+func (s *sweep) targets() (all []target) {
 	texts := s.samples()
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		for _, v := range d.Versions {
 			if !v.Served {
 				continue
 			}
-			o := subject{v: v, path: "/apis/" + v.APIVersion + "/", base: texts[v.APIVersion+" "+d.Names.Kind]}
+			o := target{version: v, path: "/apis/" + v.APIVersion + "/", base: texts[v.APIVersion+" "+d.Names.Kind]}
 			if d.Group == "" && v.GroupVersion.Group == "" {
 				o.path = "/api/" + v.APIVersion + "/"
 			}
@@ -51,11 +51,11 @@ func (s *sweep) subjects() (all []subject) {
 			}
 			o.path += d.Names.Plural
 			if o.base == nil {
-				o.base = base(v)
+				o.base = baseObject(v)
 			}
 			if d.Strategy != nil {
 				for name := range d.Strategy.Subresources {
-					o.subs = append(o.subs, "/"+name)
+					o.subresources = append(o.subresources, "/"+name)
 				}
 			}
 			if d.Stored() {
@@ -64,7 +64,7 @@ func (s *sweep) subjects() (all []subject) {
 			all = append(all, o)
 			for _, sub := range v.Subresources {
 				if sub.Body != nil {
-					all = append(all, subject{v: sub.Body, path: o.path + "/base/" + sub.Name, base: base(sub.Body)})
+					all = append(all, target{version: sub.Body, path: o.path + "/base/" + sub.Name, base: baseObject(sub.Body)})
 				}
 			}
 		}
@@ -72,8 +72,8 @@ func (s *sweep) subjects() (all []subject) {
 	return all
 }
 
-func base(v *resource.Version) []byte {
-	if text := bases[v.Definition.Names.Kind]; text != "" {
+func baseObject(v *resource.Version) []byte {
+	if text := baseObjects[v.Definition.Names.Kind]; text != "" {
 		return []byte(text)
 	}
 	return []byte(`{}`)
