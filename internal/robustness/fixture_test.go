@@ -68,7 +68,8 @@ func newFixture(t *testing.T, options ...testserver.Option) *fixture {
 	}
 	f.mustSend(http.MethodPost, crdsPath, asYAML, string(definition))
 	f.mustSend(http.MethodPost, configMapsPath, asJSON, `{"metadata":{"name":"victim"},"data":{"a":"b"}}`)
-	f.mustSend(http.MethodPost, cronTabsPath, asJSON, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"victim"},"spec":{"image":"i"}}`)
+	f.mustSend(http.MethodPost, cronTabsPath, asJSON,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"victim"},"spec":{"image":"i"}}`)
 	f.recordState()
 	return f
 }
@@ -169,7 +170,8 @@ func (f *fixture) checkStatus(c *requestCase) {
 	prefix, isPrefix := strings.CutSuffix(c.message, "…")
 	messageOK := s.Message == c.message || isPrefix && strings.HasPrefix(s.Message, prefix) || c.message == ""
 	if code != c.code || int(s.Code) != code || s.Reason != c.reason || !messageOK {
-		f.t.Errorf("%s:\n got %d %q %q\nwant %d %q %q", c.name, code, s.Reason, abbreviate(s.Message), c.code, c.reason, c.message)
+		f.t.Errorf("%s:\n got %d %q %q\nwant %d %q %q", c.name, code, s.Reason, abbreviate(s.Message), c.code, c.reason,
+			c.message)
 	}
 	if len(data) > maxResponse {
 		f.t.Errorf("%s: the response has %d bytes, want at most %d", c.name, len(data), maxResponse)
@@ -250,7 +252,8 @@ func (f *fixture) waitForGoroutines() {
 	for runtime.NumGoroutine() > f.goroutines+4 {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
-			f.t.Fatalf("got %d goroutines, want at most %d:\n%s", runtime.NumGoroutine(), f.goroutines+4, stacks[:runtime.Stack(stacks, true)])
+			f.t.Fatalf("got %d goroutines, want at most %d:\n%s", runtime.NumGoroutine(), f.goroutines+4,
+				stacks[:runtime.Stack(stacks, true)])
 		}
 		pause()
 		for _, c := range f.clients {

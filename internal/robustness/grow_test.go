@@ -11,29 +11,29 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// isScalar reports whether t is written as one value, though it may be a struct or a list in Go.
+// isScalar reports whether t is encoded as one value. Such a type can be a struct or a slice in Go.
 func isScalar(t reflect.Type) bool {
 	switch t {
 	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime](), reflect.TypeFor[metav1.Duration](),
 		reflect.TypeFor[resource.Quantity](), reflect.TypeFor[intstr.IntOrString]():
 		return true
 	}
-	_, raw := reflect.PointerTo(t).MethodByName("UnmarshalJSON")
-	return raw && t.Kind() != reflect.Slice || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
+	_, custom := reflect.PointerTo(t).MethodByName("UnmarshalJSON")
+	return custom && t.Kind() != reflect.Slice || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
 }
 
-// collectionField is a list or map in objects of a Go type.
+// collectionField is a list or map field at any depth of a Go type.
 type collectionField struct {
-	indices []int
+	indices []int // of struct fields; pointers, lists and maps between them have no index
 	name    string
-	owner   string // the Go type and field, which many places share
+	owner   string // the Go type and its field
 }
 
-// maxRecursion is how often a type may contain itself on the way to a place: schemas of CRDs do.
+// maxRecursion is how often a type may contain itself on the path to a field, as the schema of a CRD does.
 const maxRecursion = 1
 
-// collectionFields returns all lists and maps of t, and those in their items.
-func collectionFields(t reflect.Type) (all []collectionField) {
+// collectionFields returns all list and map fields of t, and those in their items.
+func collectionFields(t reflect.Type) (out []collectionField) {
 	seen := map[reflect.Type]int{}
 	var visit func(t reflect.Type, p collectionField)
 	visit = func(t reflect.Type, p collectionField) {
@@ -43,10 +43,11 @@ func collectionFields(t reflect.Type) (all []collectionField) {
 			}
 			switch t.Kind() {
 			case reflect.Slice, reflect.Map:
-				if t.Elem() == reflect.TypeFor[metav1.ManagedFieldsEntry]() { // server-side apply has limits and tests of its own
+				// server-side apply has separate limits and tests
+				if t.Elem() == reflect.TypeFor[metav1.ManagedFieldsEntry]() {
 					return
 				}
-				all = append(all, p)
+				out = append(out, p)
 				p.name += "[*]"
 				t = t.Elem()
 				continue
@@ -75,21 +76,22 @@ func collectionFields(t reflect.Type) (all []collectionField) {
 		seen[t]--
 	}
 	visit(t, collectionField{})
-	return all
+	return out
 }
 
-// visit returns the list or map at a place of obj, where it makes what is on the way.
-func (p collectionField) visit(obj reflect.Value, then func(reflect.Value)) {
-	visitPath(obj, p.indices, then)
+// visit calls f with the list or map at p in obj. It creates missing pointers, items and entries on the path.
+func (p collectionField) visit(obj reflect.Value, f func(reflect.Value)) {
+	visitPath(obj, p.indices, f)
 }
 
-func visitPath(v reflect.Value, steps []int, then func(reflect.Value)) {
+// visitPath follows the field indices from v and calls f with the value at the end.
+func visitPath(v reflect.Value, steps []int, f func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
 		}
-		visitPath(v.Elem(), steps, then)
+		visitPath(v.Elem(), steps, f)
 		return
 	case reflect.Slice:
 		if len(steps) == 0 {
@@ -98,7 +100,7 @@ func visitPath(v reflect.Value, steps []int, then func(reflect.Value)) {
 		if v.Len() == 0 {
 			v.Set(reflect.Append(v, newFilled(v.Type().Elem(), "", 0)))
 		}
-		visitPath(v.Index(0), steps, then)
+		visitPath(v.Index(0), steps, f)
 		return
 	case reflect.Map:
 		if len(steps) == 0 {
@@ -107,33 +109,33 @@ func visitPath(v reflect.Value, steps []int, then func(reflect.Value)) {
 		key, item := newFilled(v.Type().Key(), "", 0), reflect.New(v.Type().Elem()).Elem()
 		if v.IsNil() {
 			v.Set(reflect.MakeMap(v.Type()))
-		} else if had := v.MapKeys(); len(had) > 0 {
-			key = had[0]
+		} else if keys := v.MapKeys(); len(keys) > 0 {
+			key = keys[0]
 			item.Set(v.MapIndex(key))
 		}
-		visitPath(item, steps, then)
+		visitPath(item, steps, f)
 		v.SetMapIndex(key, item)
 		return
 	}
 	if len(steps) == 0 {
-		then(v)
+		f(v)
 		return
 	}
-	visitPath(v.Field(steps[0]), steps[1:], then)
+	visitPath(v.Field(steps[0]), steps[1:], f)
 }
 
-// variant is what grown items look like.
+// variant is a way to fill the items that are added.
 type variant string
 
 const (
-	empty    variant = "empty"    // nothing is set
-	equal    variant = "equal"    // every string is the same, also where few are allowed
-	distinct variant = "distinct" // names, keys and the like differ, and most are valid
+	empty    variant = "empty"    // items are zero values
+	equal    variant = "equal"    // all items are the same, and every string and pointer is set
+	distinct variant = "distinct" // items differ in names and keys, and most are valid
 )
 
 var variants = []variant{distinct, equal, empty}
 
-// grow gives a list or map n items. Keys of maps always differ.
+// grow replaces a list or map with one of n items. Keys of maps always differ.
 func grow(v reflect.Value, name string, kind variant, n int) {
 	item := func(i int) reflect.Value {
 		switch kind {
@@ -161,13 +163,15 @@ func grow(v reflect.Value, name string, kind variant, n int) {
 	v.Set(s)
 }
 
+// newFilled returns a filled value of type t for a field with the name.
 func newFilled(t reflect.Type, name string, i int) reflect.Value {
 	v := reflect.New(t).Elem()
 	fill(v, name, i, false)
 	return v
 }
 
-// fill sets what v has in it: values that most fields of that name accept, or with all, every string and pointer.
+// fill sets v and its fields to values that most fields of that name accept. With all it also sets pointers and strings
+// of types with few values.
 func fill(v reflect.Value, name string, i int, all bool) {
 	switch value := v.Addr().Interface().(type) {
 	case *resource.Quantity:
@@ -187,7 +191,7 @@ func fill(v reflect.Value, name string, i int, all bool) {
 		}
 	case reflect.Int, reflect.Int32, reflect.Int64:
 		v.SetInt(int64(i%60000 + 1))
-	case reflect.Slice: // of strings that a list has lists of
+	case reflect.Slice: // for lists of lists of strings
 		if v.Type().Elem().Kind() == reflect.String {
 			v.Set(reflect.Append(v, newFilled(v.Type().Elem(), name, i)))
 		}
@@ -205,8 +209,9 @@ func fill(v reflect.Value, name string, i int, all bool) {
 	}
 }
 
-// valid returns the i-th of many values of a string field, and whether it is of a field with few.
-func valid(name string, i int) (string, bool) {
+// valid returns the i-th value for a string field with the name. known reports whether it is also valid for fields that
+// permit only a few values.
+func valid(name string, i int) (value string, known bool) {
 	switch {
 	case name == "operator":
 		return "Exists", true

@@ -32,26 +32,50 @@ func TestCostlyPatches(t *testing.T) {
 		lists   = limit + "comparisons of list items in a strategic merge patch is 56000000, got …"
 	)
 	metadata := `"metadata":{"name":"victim"}`
-	entries := `{"metadata":{"managedFields":[` + numberedList(6000, `{"manager":"m%[1]d","operation":"Apply","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:k%[1]d":{}}}}`) + `]}}`
+	entries := `{"metadata":{"managedFields":[` + numberedList(6000,
+		`{"manager":"m%[1]d","operation":"Apply","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:k%[1]d":{}}}}`) + `]}}`
 	wide := numberedList(60_000, `"k%d":"v"`)
 	finalizers := numberedList(50_000, `"a/%d"`)
 	for _, c := range []requestCase{
-		{name: "moves of list items", contentType: asPatch, code: 413, reason: entityTooLarge, message: limit + "list items that a JSON patch moves is 80000000, got …",
-			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` + strings.Repeat(`,{"op":"move","from":"/x/0","path":"/x/9"}`, 500) + `]`},
-		{name: "copies at deep paths", contentType: asPatch, code: 413, reason: entityTooLarge, message: limit + "bytes that a JSON patch reads at the levels of its paths is 58720256, got …",
-			body: `[{"op":"add","path":"/x","value":` + strings.Repeat(`{"a":`, 100) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", 100) + `},{"op":"copy","from":"/x` + strings.Repeat("/a", 100) + `","path":"/y"}]`},
-		{name: "a long order of list items", contentType: asStrategic, body: `{"metadata":{"finalizers":["a/b"],"$setElementOrder/finalizers":[` + finalizers + `]}}`, code: 413, reason: entityTooLarge, message: lists},
-		{name: "many list items", contentType: asStrategic, body: `{"metadata":{"finalizers":[` + finalizers + `],"$setElementOrder/finalizers":[` + finalizers + `]}}`, code: 413, reason: entityTooLarge, message: lists},
-		{name: "many owners", contentType: asStrategic, body: `{"metadata":{"ownerReferences":[` + numberedList(50_000, `{"uid":"%d"}`) + `],"$setElementOrder/ownerReferences":[{"uid":"0"}]}}`, code: 413, reason: entityTooLarge, message: lists},
-		{name: "many keys", contentType: asMerge, body: `{"data":{` + numberedList(150_000, `"k%d":"1234567"`) + `}}`, code: 422, reason: metav1.StatusReasonInvalid},
-		{name: "many managers", contentType: asMerge, body: entries, code: 413, reason: entityTooLarge, message: limit + "fields times managers is 25000000, got …"},
-		{name: "many keys applied in JSON", contentType: asApply, body: `{"apiVersion":"v1","kind":"ConfigMap",` + metadata + `,"data":{` + wide + `}}`, code: 413, reason: entityTooLarge, message: inserts},
-		{name: "many keys applied in YAML", contentType: asApply, body: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: victim}\ndata: {" + wide + "}", code: 413, reason: entityTooLarge, message: inserts},
-		{name: "many finalizers applied", contentType: asApply, body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"victim","finalizers":[` + finalizers + `]}}`, code: 413, reason: entityTooLarge, message: inserts},
-		{name: "many labels applied to a custom object", path: cronTabPath, contentType: asApply, code: 413, reason: entityTooLarge, message: inserts,
-			body: `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"victim","labels":{` + wide + `}}}`},
-		{name: "many moves in a custom object", path: cronTabPath, contentType: asPatch, code: 413, reason: entityTooLarge, message: limit + "list items that a JSON patch moves is 80000000, got …",
-			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` + strings.Repeat(`,{"op":"remove","path":"/x/0"}`, 500) + `]`},
+		{name: "moves of list items", contentType: asPatch, code: 413, reason: entityTooLarge,
+			message: limit + "list items that a JSON patch moves is 80000000, got …",
+			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` +
+				strings.Repeat(`,{"op":"move","from":"/x/0","path":"/x/9"}`, 500) + `]`},
+		{name: "copies at deep paths", contentType: asPatch, code: 413, reason: entityTooLarge,
+			message: limit + "bytes that a JSON patch reads at the levels of its paths is 58720256, got …",
+			body: `[{"op":"add","path":"/x","value":` + strings.Repeat(`{"a":`, 100) + `"` +
+				strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", 100) + `},{"op":"copy","from":"/x` +
+				strings.Repeat("/a", 100) + `","path":"/y"}]`},
+		{name: "a long order of list items", contentType: asStrategic,
+			body: `{"metadata":{"finalizers":["a/b"],"$setElementOrder/finalizers":[` + finalizers +
+				`]}}`, code: 413, reason: entityTooLarge, message: lists},
+		{name: "many list items", contentType: asStrategic, body: `{"metadata":{"finalizers":[` + finalizers +
+			`],"$setElementOrder/finalizers":[` + finalizers +
+			`]}}`, code: 413, reason: entityTooLarge, message: lists},
+		{name: "many owners", contentType: asStrategic, body: `{"metadata":{"ownerReferences":[` +
+			numberedList(50_000, `{"uid":"%d"}`) + `],"$setElementOrder/ownerReferences":[{"uid":"0"}]}}`, code: 413,
+			reason: entityTooLarge, message: lists},
+		{name: "many keys", contentType: asMerge, body: `{"data":{` + numberedList(150_000, `"k%d":"1234567"`) + `}}`,
+			code: 422, reason: metav1.StatusReasonInvalid},
+		{name: "many managers", contentType: asMerge, body: entries, code: 413, reason: entityTooLarge,
+			message: limit + "fields times managers is 25000000, got …"},
+		{name: "many keys applied in JSON", contentType: asApply,
+			body: `{"apiVersion":"v1","kind":"ConfigMap",` + metadata + `,"data":{` + wide +
+				`}}`, code: 413, reason: entityTooLarge, message: inserts},
+		{name: "many keys applied in YAML", contentType: asApply,
+			body: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: victim}\ndata: {" + wide +
+				"}", code: 413, reason: entityTooLarge, message: inserts},
+		{name: "many finalizers applied", contentType: asApply,
+			body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"victim","finalizers":[` + finalizers +
+				`]}}`, code: 413, reason: entityTooLarge, message: inserts},
+		{name: "many labels applied to a custom object", path: cronTabPath, contentType: asApply, code: 413,
+			reason: entityTooLarge, message: inserts,
+			body: `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"victim","labels":{` +
+				wide + `}}}`},
+		{name: "many moves in a custom object", path: cronTabPath, contentType: asPatch, code: 413,
+			reason: entityTooLarge, message: limit + "list items that a JSON patch moves is 80000000, got …",
+			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` +
+				strings.Repeat(`,{"op":"remove","path":"/x/0"}`, 500) + `]`},
 	} {
 		c.method = http.MethodPatch
 		if c.path == "" {

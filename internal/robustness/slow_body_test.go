@@ -26,12 +26,18 @@ func TestMissingBodies(t *testing.T) {
 	f := newShortTimeoutFixture(t)
 	var connections sync.WaitGroup
 	for _, c := range []struct{ method, path, want string }{
-		{"GET", configMapPath, "200"}, {"GET", configMapsPath, "200"}, {"GET", configMapsPath + "?pretty=1", "200"}, {"GET", configMapsPath + "?watch=1", "504"}, {"GET", cronTabPath + "/status", "404"},
-		{"GET", "/nowhere", "404"}, {"GET", "/apis/nowhere/v1/nothing", "404"}, {"GET", "/healthz", "200"}, {"GET", "/apis", "200"}, {"GET", "/openapi/v3", "200"}, {"GET", "/metrics", "200"},
-		{"HEAD", configMapPath, "405"}, {"OPTIONS", configMapPath, "405"}, {"POST", "/nowhere", "404"}, {"POST", configMapPath, "405"}, {"POST", configMapsPath, "504"}, {"PUT", configMapPath, "504"}, {"PATCH", configMapPath, "415"},
-		{"DELETE", configMapsPath + "/absent", "504"}, {"DELETE", configMapsPath + "?labelSelector=a%3D%3D%3D", "400"}, {"DELETE", cronTabsPath, "504"},
+		{"GET", configMapPath, "200"}, {"GET", configMapsPath, "200"}, {"GET", configMapsPath + "?pretty=1",
+			"200"}, {"GET", configMapsPath + "?watch=1", "504"}, {"GET", cronTabPath + "/status", "404"},
+		{"GET", "/nowhere", "404"}, {"GET", "/apis/nowhere/v1/nothing", "404"}, {"GET", "/healthz", "200"}, {"GET",
+			"/apis", "200"}, {"GET", "/openapi/v3", "200"}, {"GET", "/metrics", "200"},
+		{"HEAD", configMapPath, "405"}, {"OPTIONS", configMapPath, "405"}, {"POST", "/nowhere", "404"}, {"POST",
+			configMapPath, "405"}, {"POST", configMapsPath, "504"}, {"PUT", configMapPath, "504"},
+		{"PATCH", configMapPath, "415"},
+		{"DELETE", configMapsPath + "/absent", "504"}, {"DELETE", configMapsPath + "?labelSelector=a%3D%3D%3D",
+			"400"}, {"DELETE", cronTabsPath, "504"},
 	} {
-		for _, length := range []string{"Content-Length: 1000", "Content-Length: 3000000", "Transfer-Encoding: chunked"} {
+		for _, length := range []string{"Content-Length: 1000", "Content-Length: 3000000",
+			"Transfer-Encoding: chunked"} {
 			name := c.method + " " + c.path + " " + length
 			conn := f.dial("http/1.1")
 			connections.Go(func() {
@@ -54,9 +60,11 @@ func TestMissingBodies(t *testing.T) {
 // TestSlowBodies checks that the timeout of a body that arrives byte by byte is not extended.
 func TestSlowBodies(t *testing.T) {
 	f := newShortTimeoutFixture(t)
-	for _, path := range []string{"GET " + configMapPath, "GET " + configMapsPath + "?watch=1", "POST " + configMapsPath, "POST /nowhere"} {
+	for _, path := range []string{"GET " + configMapPath, "GET " + configMapsPath + "?watch=1",
+		"POST " + configMapsPath, "POST /nowhere"} {
 		conn := f.dial("http/1.1")
-		_, _ = fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n", path)
+		_, _ = fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "+
+			"100000\r\n\r\n", path)
 		go sendSlowly(conn)
 		start := time.Now()
 		_ = readResponse(conn, timeout)
@@ -92,7 +100,8 @@ func TestUnreadBodies(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, resp.Body)
 	}
-	_, _ = fmt.Fprintf(conn, "GET %s?watch=1&resourceVersion=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", configMapsPath, f.revision)
+	_, _ = fmt.Fprintf(conn, "GET %s?watch=1&resourceVersion=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+		configMapsPath, f.revision)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("watch: %v %v", resp, err)

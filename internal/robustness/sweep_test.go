@@ -22,32 +22,35 @@ import (
 )
 
 const (
-	maxRatio    = 3                     // of the processor time at 2N to that at N
-	minMeasured = 50 * time.Millisecond // what takes less is not judged
-	maxBodySize = 3 << 20               // of a body, as the server accepts it
+	maxRatio    = 3                     // of the processor times for 2N and N items
+	minMeasured = 50 * time.Millisecond // shorter times are not compared
+	maxBodySize = 3 << 20               // in bytes, the server's limit
 )
 
-// sweep sends grown objects of every kind and measures the processor time of the process.
+// sweep sends objects of every kind with growing lists and maps, and measures the processor time of the process.
 type sweep struct {
 	*fixture
 	noTimeoutClient *http.Client
-	maxBody         int    // of a body in bytes
-	objects         int    // of names
-	nameFilter      string // part of the name of the cases to run
+	maxBody         int    // in bytes
+	objects         int    // number of objects created
+	nameFilter      string // runs only cases whose name contains it
 }
 
-// target is a kind, and an object of it.
+// target is a version of a kind with an object of the kind.
 type target struct {
 	version      *resource.Version
-	path         string // of the collection
+	path         string // path of the collection
 	base         []byte
-	subresources []string // subresources that an object is put to
+	subresources []string // subresources that accept a PUT of the object
 }
 
-// Every validation, default, conversion and view of the built-in kinds takes time in proportion to the size of an object: with any list or
-// map, at any depth, grown from N to 2N items, the processor time of a request grows to the threefold at most. SWEEP=all covers every
-// place, variant and format up to the largest body. Otherwise the sweep covers one place of each Go field, in bodies of 64 KiB, with items
-// that differ, also as protobuf, and with equal ones. SWEEP_ONLY is a part of the names of the cases to run.
+// TestSweep checks that requests for built-in kinds take time proportional to the size of the object. This covers
+// validation, defaulting, conversion and tables. When a list or map at any depth grows from N to 2N items, the
+// processor time may grow by a factor of at most 3.
+//
+// By default, the test covers one occurrence of each Go field in bodies up to 64 KiB. It uses distinct items in JSON
+// and protobuf, and equal items in JSON. SWEEP=all covers every occurrence, variant and format, up to the largest body.
+// SWEEP_ONLY runs only the cases whose name contains its value.
 func TestSweep(t *testing.T) {
 	if testing.Short() || raceFactor > 1 {
 		t.Skip("measures processor time, which the race detector distorts")
@@ -57,37 +60,37 @@ func TestSweep(t *testing.T) {
 	if all {
 		s.maxBody = maxBodySize
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // collections come between measurements
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // collectGarbage runs between the measurements
 	s.noTimeoutClient = s.fixture.newClient(true)
 	s.noTimeoutClient.Timeout = time.Hour
 	s.send(http.MethodPost, "/api/v1/namespaces", asJSON, []byte(`{"metadata":{"name":"ns"}}`))
 	s.send(http.MethodPost, "/api/v1/namespaces/ns/serviceaccounts", asJSON, []byte(`{"metadata":{"name":"default"}}`))
 	seen := map[string]bool{}
-	for _, o := range s.targets() {
-		begun := processorTime()
-		for _, p := range collectionFields(reflect.TypeOf(o.version.Type.New())) {
-			if all || !seen[p.owner] {
-				s.sweepField(o, p, all)
+	for _, target := range s.targets() {
+		start := processorTime()
+		for _, field := range collectionFields(reflect.TypeOf(target.version.Type.New())) {
+			if all || !seen[field.owner] {
+				s.sweepField(target, field, all)
 			}
-			seen[p.owner] = true
+			seen[field.owner] = true
 		}
-		t.Logf("%s: %v", o.path, processorTime()-begun)
+		t.Logf("%s: %v", target.path, processorTime()-start)
 	}
-	t.Logf("all: %v", processorTime())
+	t.Logf("total: %v", processorTime())
 }
 
-// sweepField runs the cases of one place.
-func (s *sweep) sweepField(o target, p collectionField, sweepField bool) {
+// sweepField runs the cases of one field. all selects every variant and format.
+func (s *sweep) sweepField(o target, field collectionField, all bool) {
 	for _, v := range variants {
 		for _, format := range []string{asJSON, asProtobuf} {
-			if sweepField || v != empty && (format == asJSON || v == distinct) {
-				s.runCase(&growthCase{target: o, collectionField: p, variant: v, format: format})
+			if all || v != empty && (format == asJSON || v == distinct) {
+				s.runCase(&growthCase{target: o, collectionField: field, variant: v, format: format})
 			}
 		}
 	}
 }
 
-// growthCase is an object with one list or map that grows.
+// growthCase is an object in which one list or map grows.
 type growthCase struct {
 	target
 	collectionField
@@ -96,51 +99,53 @@ type growthCase struct {
 }
 
 func (g *growthCase) String() string {
-	return fmt.Sprintf("%s %s %s %s %s", g.version.APIVersion, g.version.Definition.Names.Kind, g.name, g.variant, strings.TrimPrefix(g.format, "application/"))
+	return fmt.Sprintf("%s %s %s %s %s", g.version.APIVersion, g.version.Definition.Names.Kind, g.name, g.variant,
+		strings.TrimPrefix(g.format, "application/"))
 }
 
-// requestTimes are the processor times of the requests of one size, by what they do.
+// requestTimes holds the processor times of the requests for one number of items, by operation.
 type requestTimes map[string]time.Duration
 
 func (t requestTimes) longest() (d time.Duration) {
-	for _, took := range t {
-		d = max(d, took)
+	for _, requestTime := range t {
+		d = max(d, requestTime)
 	}
 	return d
 }
 
-// runCase grows a case until it takes long enough to be judged, or is as large as a body may be.
+// runCase increases the number of items until a request takes minMeasured or the body reaches its maximum size. Then it
+// compares the times with those for half the number.
 func (s *sweep) runCase(g *growthCase) {
 	if !strings.Contains(g.String(), s.nameFilter) {
 		return
 	}
 	collectGarbage()
 	const first, factor = 64, 4
-	n, at := first, s.measure(g, first)
+	n, full := first, s.measure(g, first)
 	for {
 		size := len(g.body(n, "x", "", false))
-		if at.longest() > minMeasured || size*2 > s.maxBody {
+		if full.longest() > minMeasured || size*2 > s.maxBody {
 			break
 		}
 		n *= min(factor, max(2, s.maxBody/size))
-		at = s.measure(g, n)
+		full = s.measure(g, n)
 	}
-	if at.longest() < minMeasured {
+	if full.longest() < minMeasured {
 		return
 	}
 	half := s.measure(g, n/2)
-	for try := 0; try < 5 && at.ratio(half) > maxRatio; try++ { // a collection of garbage may have come in between
-		at.keepMinimum(s.measure(g, n))
+	for try := 0; try < 5 && full.ratio(half) > maxRatio; try++ { // a garbage collection may have distorted the times
+		full.keepMinimum(s.measure(g, n))
 		half.keepMinimum(s.measure(g, n/2))
 	}
-	if r := at.ratio(half); r > maxRatio {
-		s.t.Errorf("%s: %d items take %v, %d take %v", g, n/2, half, n, at)
+	if r := full.ratio(half); r > maxRatio {
+		s.t.Errorf("%s: %d items take %v, %d take %v: ratio %.1f, want at most %d", g, n/2, half, n, full, r, maxRatio)
 	} else if s.nameFilter != "" {
-		s.t.Logf("%s: %d items take %v, %d take %v", g, n/2, half, n, at)
+		s.t.Logf("%s: %d items take %v, %d take %v", g, n/2, half, n, full)
 	}
 }
 
-// collectGarbage frees memory once there is much to free.
+// collectGarbage runs the garbage collector if the heap has more than 1 GiB.
 func collectGarbage() {
 	var m goruntime.MemStats
 	goruntime.ReadMemStats(&m)
@@ -149,84 +154,87 @@ func collectGarbage() {
 	}
 }
 
-// ratio returns the largest one of the requests that take long enough.
+// ratio returns the largest ratio of t to half among the requests that take longer than minMeasured.
 func (t requestTimes) ratio(half requestTimes) (r float64) {
-	for what, took := range t {
-		if before := half[what]; took > minMeasured && before > 0 {
-			r = max(r, float64(took)/float64(before))
+	for operation, d := range t {
+		if halfTime := half[operation]; d > minMeasured && halfTime > 0 {
+			r = max(r, float64(d)/float64(halfTime))
 		}
 	}
 	return r
 }
 
+// keepMinimum lowers each time in t to the time in other, if that is shorter.
 func (t requestTimes) keepMinimum(other requestTimes) {
-	for what, took := range other {
-		if had, ok := t[what]; ok {
-			t[what] = min(had, took)
+	for operation, d := range other {
+		if previous, ok := t[operation]; ok {
+			t[operation] = min(previous, d)
 		}
 	}
 }
 
-// measure creates an object with n items, updates it and reads it as a table. What cannot be created is put onto another one, and to its
-// subresources.
+// measure creates an object with n items, updates it, reads it as a Table and deletes it. If the object cannot be
+// created, measure updates the base object instead. It also updates the subresources of the base object.
 func (s *sweep) measure(g *growthCase, n int) requestTimes {
-	took := requestTimes{}
+	times := requestTimes{}
 	s.objects++
 	name := fmt.Sprint("x", s.objects)
-	code, answer := s.timed(took, "create", http.MethodPost, g.path, g.format, g.body(n, name, "", false))
+	code, response := s.timed(times, "create", http.MethodPost, g.path, g.format, g.body(n, name, "", false))
 	if !g.version.Definition.Stored() || strings.Contains(g.path, "/base/") {
-		return took
+		return times
 	}
 	if code == http.StatusCreated {
-		at := g.path + "/" + name
-		s.timed(took, "update", http.MethodPut, at, g.format, g.body(n, name, resourceVersionOf(answer), true))
-		s.timed(took, "table", http.MethodGet, at, "", nil)
-		s.timed(took, "delete", http.MethodDelete, at+"?gracePeriodSeconds=0", "", nil)
+		path := g.path + "/" + name
+		s.timed(times, "update", http.MethodPut, path, g.format, g.body(n, name, resourceVersionOf(response), true))
+		s.timed(times, "table", http.MethodGet, path, "", nil)
+		s.timed(times, "delete", http.MethodDelete, path+"?gracePeriodSeconds=0", "", nil)
 	} else {
-		s.measurePut(took, g, "", n)
+		s.measurePut(times, g, "", n)
 	}
 	for _, sub := range g.subresources {
-		s.measurePut(took, g, sub, n)
+		s.measurePut(times, g, sub, n)
 	}
-	return took
+	return times
 }
 
-// measurePut updates the base of a case, or a part of it, twice, and takes that back.
-func (s *sweep) measurePut(took requestTimes, g *growthCase, sub string, n int) {
-	at := g.path + "/" + g.baseName()
-	_, base := s.send(http.MethodGet, at, "", nil)
-	at += sub
-	code, answer := s.timed(took, "put"+sub, http.MethodPut, at, g.format, g.body(n, g.baseName(), resourceVersionOf(base), false))
+// measurePut updates the base object or its subresource twice, reads it as a Table, and restores the base object.
+func (s *sweep) measurePut(times requestTimes, g *growthCase, sub string, n int) {
+	path := g.path + "/" + g.baseName()
+	_, base := s.send(http.MethodGet, path, "", nil)
+	path += sub
+	code, response := s.timed(times, "put"+sub, http.MethodPut, path, g.format,
+		g.body(n, g.baseName(), resourceVersionOf(base), false))
 	if code != http.StatusOK {
 		return
 	}
-	if code, again := s.timed(took, "put again"+sub, http.MethodPut, at, g.format, g.body(n, g.baseName(), resourceVersionOf(answer), true)); code == http.StatusOK {
-		answer = again
+	if code, second := s.timed(times, "second put"+sub, http.MethodPut, path, g.format,
+		g.body(n, g.baseName(), resourceVersionOf(response), true)); code == http.StatusOK {
+		response = second
 	}
-	s.timed(took, "table"+sub, http.MethodGet, at, "", nil)
+	s.timed(times, "table"+sub, http.MethodGet, path, "", nil)
 	var o map[string]any
 	_ = json.Unmarshal(g.base, &o)
-	o["metadata"].(map[string]any)["resourceVersion"] = resourceVersionOf(answer)
+	o["metadata"].(map[string]any)["resourceVersion"] = resourceVersionOf(response)
 	text, _ := json.Marshal(o)
-	s.send(http.MethodPut, at, asJSON, text)
+	s.send(http.MethodPut, path, asJSON, text)
 }
 
-// baseName returns the name of the base.
+// baseName returns the name of the base object.
 func (o *target) baseName() string {
 	var m metav1.PartialObjectMetadata
 	_ = json.Unmarshal(o.base, &m)
 	return m.Name
 }
 
-// resourceVersionOf finds the resourceVersion in an answer.
-func resourceVersionOf(answer []byte) string {
-	_, after, _ := bytes.Cut(answer, []byte(`"resourceVersion":"`))
+// resourceVersionOf returns the first resourceVersion in a response, or "".
+func resourceVersionOf(response []byte) string {
+	_, after, _ := bytes.Cut(response, []byte(`"resourceVersion":"`))
 	before, _, _ := bytes.Cut(after, []byte(`"`))
 	return string(before)
 }
 
-// body encodes a case with n items; turned, the items are in reverse order and a label is new.
-func (g *growthCase) body(n int, name, revision string, turned bool) []byte {
+// body encodes the object with n items. If reversed is set, it reverses the items of a list and adds a label.
+func (g *growthCase) body(n int, name, revision string, reversed bool) []byte {
 	obj := g.version.Type.New()
 	if err := json.Unmarshal(g.base, obj); err != nil {
 		panic(err)
@@ -234,7 +242,7 @@ func (g *growthCase) body(n int, name, revision string, turned bool) []byte {
 	g.visit(reflect.ValueOf(obj), func(v reflect.Value) {
 		field := g.owner[strings.LastIndex(g.owner, ".")+1:]
 		grow(v, strings.ToLower(field), g.variant, n)
-		if turned && v.Kind() == reflect.Slice {
+		if reversed && v.Kind() == reflect.Slice {
 			for i, swap := 0, reflect.Swapper(v.Interface()); i < n/2; i++ {
 				swap(i, n-1-i)
 			}
@@ -243,8 +251,8 @@ func (g *growthCase) body(n int, name, revision string, turned bool) []byte {
 	md := obj.(metav1.Object)
 	md.SetName(name)
 	md.SetResourceVersion(revision)
-	if turned {
-		md.SetLabels(map[string]string{"turned": "true"})
+	if reversed {
+		md.SetLabels(map[string]string{"reversed": "true"})
 	}
 	return g.encode(obj)
 }
@@ -263,14 +271,17 @@ func (g *growthCase) encode(obj runtime.Object) []byte {
 	return text
 }
 
-// timed sends a request and adds the processor time that the process has used for it.
-func (s *sweep) timed(took requestTimes, what, method, path, contentType string, body []byte) (code int, answer []byte) {
+// timed sends a request and records the processor time that the process used for it.
+func (s *sweep) timed(times requestTimes, operation, method, path, contentType string, body []byte) (code int,
+	response []byte) {
 	before := processorTime()
-	code, answer = s.send(method, path, contentType, body)
-	took[what] = processorTime() - before
-	return code, answer
+	code, response = s.send(method, path, contentType, body)
+	times[operation] = processorTime() - before
+	return code, response
 }
 
+// send sends a request and returns the status code and the body of the response. It requests a Table for a GET of a
+// created object.
 func (s *sweep) send(method, path, contentType string, body []byte) (int, []byte) {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, "https://"+s.host+path, bytes.NewReader(body))
@@ -287,14 +298,15 @@ func (s *sweep) send(method, path, contentType string, body []byte) (int, []byte
 		s.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", method, path, err)
 	}
-	return resp.StatusCode, answer
+	return resp.StatusCode, response
 }
 
-// processorTime returns the time of the process in user mode. What the system needs to provide memory for the first time says little.
+// processorTime returns the processor time of the process in user mode. System time is left out, because most of it is
+// spent on new memory pages.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// baseObjects are objects of kinds that the samples lack.
+// baseObjects holds objects of kinds that samples does not return.
 var baseObjects = map[string]string{
 	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
 	"SelfSubjectAccessReview":  `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`,
@@ -34,15 +34,16 @@ var baseObjects = map[string]string{
 		"names":{"plural":"bases","kind":"Base"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
 }
 
-// targets returns every kind at every version, and the bodies of subresources, with an object of each on the server.
-func (s *sweep) targets() (all []target) {
-	texts := s.samples()
+// targets returns every served version of every kind, and the bodies of subresources. It creates an object of each
+// stored kind on the server.
+func (s *sweep) targets() (out []target) {
+	samples := s.samples()
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		for _, v := range d.Versions {
 			if !v.Served {
 				continue
 			}
-			o := target{version: v, path: "/apis/" + v.APIVersion + "/", base: texts[v.APIVersion+" "+d.Names.Kind]}
+			o := target{version: v, path: "/apis/" + v.APIVersion + "/", base: samples[v.APIVersion+" "+d.Names.Kind]}
 			if d.Group == "" && v.GroupVersion.Group == "" {
 				o.path = "/api/" + v.APIVersion + "/"
 			}
@@ -61,17 +62,19 @@ func (s *sweep) targets() (all []target) {
 			if d.Stored() {
 				s.send(http.MethodPost, o.path, asJSON, o.base)
 			}
-			all = append(all, o)
+			out = append(out, o)
 			for _, sub := range v.Subresources {
 				if sub.Body != nil {
-					all = append(all, target{version: sub.Body, path: o.path + "/base/" + sub.Name, base: baseObject(sub.Body)})
+					out = append(out, target{version: sub.Body, path: o.path + "/base/" + sub.Name,
+						base: baseObject(sub.Body)})
 				}
 			}
 		}
 	}
-	return all
+	return out
 }
 
+// baseObject returns the object of baseObjects for the kind, or {}.
 func baseObject(v *resource.Version) []byte {
 	if text := baseObjects[v.Definition.Names.Kind]; text != "" {
 		return []byte(text)
@@ -79,7 +82,8 @@ func baseObject(v *resource.Version) []byte {
 	return []byte(`{}`)
 }
 
-// samples returns an object of most kinds, by apiVersion and kind, which is named base where the kind leaves that open.
+// samples returns an object of most kinds, by apiVersion and kind. Objects are named base, except those whose kind
+// requires another name.
 func (s *sweep) samples() map[string][]byte {
 	s.t.Helper()
 	data, err := os.ReadFile("../kinds/testdata/objects.yaml")
@@ -87,7 +91,8 @@ func (s *sweep) samples() map[string][]byte {
 		s.t.Fatal(err)
 	}
 	request, certificate := s.certificates()
-	text := strings.NewReplacer(`"@request"`, request, `"@stub"`, request, `"@certificate"`, certificate).Replace(string(data))
+	text := strings.NewReplacer(`"@request"`, request, `"@stub"`, request, `"@certificate"`,
+		certificate).Replace(string(data))
 	all := map[string][]byte{}
 	for _, doc := range strings.Split(text, "\n---\n")[1:] {
 		var o map[string]any
@@ -106,7 +111,7 @@ func (s *sweep) samples() map[string][]byte {
 	return all
 }
 
-// certificates returns a signing request and the certificate of a CA, as YAML.
+// certificates returns a certificate signing request and the certificate of a CA, as values for YAML.
 func (s *sweep) certificates() (request, certificate string) {
 	s.t.Helper()
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
@@ -126,5 +131,6 @@ func (s *sweep) certificates() (request, certificate string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), string(quoted)
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})),
+		string(quoted)
 }

@@ -96,14 +96,19 @@ func badWebhooks(t *testing.T) []badWebhook {
 	return []badWebhook{
 		{name: "unreachable", code: 500, message: "connection refused"},
 		{name: "no TLS handshake", silent: true, slow: true, code: 500, message: "conversion webhook for"},
-		{name: "no response", handler: http.HandlerFunc(hang), slow: true, code: 500, message: "conversion webhook for"},
-		{name: "wrong certificate", handler: respond("{}"), otherCA: true, code: 500, message: "x509: certificate signed by unknown authority"},
+		{name: "no response", handler: http.HandlerFunc(hang), slow: true, code: 500,
+			message: "conversion webhook for"},
+		{name: "wrong certificate", handler: respond("{}"), otherCA: true, code: 500,
+			message: "x509: certificate signed by unknown authority"},
 		{name: "empty response", handler: respond(""), code: 500, message: "0-length response with status code: 200"},
 		{name: "not JSON", handler: respond("<html>"), code: 500, message: "json"},
 		{name: "wrong uid", handler: respond(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"x","result":{"status":"Success"},"convertedObjects":[]}}`), code: 500, message: `got \"x\"`},
-		{name: "not found", handler: http.NotFoundHandler(), code: 500, message: "the server could not find the requested resource"},
-		{name: "redirects", handler: http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect), code: 500, message: "307"},
-		{name: "connection closed", handler: hijackHandler(func(c net.Conn) { _ = c.Close() }), code: 500, message: "EOF"},
+		{name: "not found", handler: http.NotFoundHandler(), code: 500,
+			message: "the server could not find the requested resource"},
+		{name: "redirects", handler: http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect),
+			code: 500, message: "307"},
+		{name: "connection closed", handler: hijackHandler(func(c net.Conn) { _ = c.Close() }), code: 500,
+			message: "EOF"},
 		{name: "unrequested upgrade", handler: hijackHandler(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
 			<-ended
@@ -178,7 +183,8 @@ func TestBadWebhooks(t *testing.T) {
 			stored, converted := fmt.Sprintf(hookedPath, "v1beta1", "default"), fmt.Sprintf(hookedPath, "v1", "default")
 			f.mustSend("POST", stored, asJSON, hookedObject("v1beta1", "a", ""))
 			f.mustSend("POST", stored, asJSON, hookedObject("v1beta1", "owned", fmt.Sprintf(
-				`,"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":%q}]`, uidOf(t, owner))))
+				`,"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"owner","uid":%q}]`, uidOf(t,
+					owner))))
 			f.mustSend("POST", fmt.Sprintf(hookedPath, "v1beta1", "n"), asJSON, hookedObject("v1beta1", "a", ""))
 
 			b.checkFailures(f, converted)
@@ -216,10 +222,12 @@ func (b *badWebhook) checkFailures(f *fixture, path string) {
 				return
 			}
 			if code != b.code || !strings.Contains(string(data), b.message) {
-				f.t.Errorf("%s: %s %s: got %d %s, want %d %s", b.name, c.method, c.path, code, abbreviate(string(data)), b.code, b.message)
+				f.t.Errorf("%s: %s %s: got %d %s, want %d %s", b.name, c.method, c.path, code, abbreviate(string(data)),
+					b.code, b.message)
 			}
 			if !strings.Contains(string(data), "conversion webhook for example.com/v1") {
-				f.t.Errorf("%s: %s %s: the error does not name the webhook: %s", b.name, c.method, c.path, abbreviate(string(data)))
+				f.t.Errorf("%s: %s %s: the error does not name the webhook: %s", b.name, c.method, c.path,
+					abbreviate(string(data)))
 			}
 		})
 	}
@@ -270,7 +278,8 @@ func uidOf(t *testing.T, object []byte) string {
 // signingWebhook starts a webhook that sets the field signature of converted objects.
 func signingWebhook(t *testing.T, signature string) *httptest.Server {
 	return startWebhook(t, &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
-		{Group: "example.com", Kind: "Hooked"}: func(obj *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) {
+		{Group: "example.com", Kind: "Hooked"}: func(obj *unstructured.Unstructured,
+			_ string) (*unstructured.Unstructured, error) {
 			obj.Object["signature"] = signature
 			return obj, nil
 		},
@@ -285,7 +294,8 @@ func TestWebhookChangesDuringReads(t *testing.T) {
 	webhooks := []*httptest.Server{signingWebhook(t, "first"), signingWebhook(t, "second")}
 	f.mustSend("POST", crdsPath, asJSON, webhookCRD(webhooks[0].URL, webhooks[0].Certificate().Raw))
 	for i := range 20 {
-		f.mustSend("POST", fmt.Sprintf(hookedPath, "v1beta1", "default"), asJSON, hookedObject("v1beta1", fmt.Sprint("o", i), ""))
+		f.mustSend("POST", fmt.Sprintf(hookedPath, "v1beta1", "default"), asJSON,
+			hookedObject("v1beta1", fmt.Sprint("o", i), ""))
 	}
 	list := fmt.Sprintf(hookedPath, "v1", "default")
 	stop := make(chan struct{})
@@ -304,7 +314,8 @@ func TestWebhookChangesDuringReads(t *testing.T) {
 	}
 	for i := range 20 {
 		webhook, want := webhooks[i%2], []string{"first", "second"}[i%2]
-		f.mustSend("PATCH", hookCRDPath, asMerge, fmt.Sprintf(`{"spec":{"conversion":{"webhook":{"clientConfig":{"url":%q}}}}}`, webhook.URL))
+		f.mustSend("PATCH", hookCRDPath, asMerge,
+			fmt.Sprintf(`{"spec":{"conversion":{"webhook":{"clientConfig":{"url":%q}}}}}`, webhook.URL))
 		if got := string(f.mustSend("GET", list, "", "")); strings.Count(got, `"signature":"`+want+`"`) != 20 {
 			t.Fatalf("change %d: not all objects have the signature %q: %s", i, want, abbreviate(got))
 		}
