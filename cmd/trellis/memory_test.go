@@ -40,21 +40,26 @@ func TestGCPercentFor(t *testing.T) {
 	}
 }
 
-// TestWatchCollections checks that every garbage collection is reported, not only the first.
+// TestWatchCollections checks that watchCollections calls its function after every garbage collection, not only after
+// the first one.
 func TestWatchCollections(t *testing.T) {
-	reported := make(chan bool, 1)
+	calls := make(chan bool, 1)
 	watchCollections(func() {
 		select {
-		case reported <- true:
+		case calls <- true:
 		default:
 		}
 	})
-	for range 3 {
-		for noticed := false; !noticed; {
+	const want = 3
+	deadline := time.After(30 * time.Second)
+	for got := range want {
+		for called := false; !called; {
 			runtime.GC()
 			select {
-			case noticed = <-reported:
-			case <-time.After(time.Millisecond): // the next collection may not be watched yet
+			case called = <-calls:
+			case <-time.After(time.Millisecond): // the next sentinel may not exist yet
+			case <-deadline:
+				t.Fatalf("the function was called %d times in 30 seconds, want %d", got, want)
 			}
 		}
 	}

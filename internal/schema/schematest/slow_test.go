@@ -89,12 +89,42 @@ func TestSlowValueValidations(t *testing.T) {
 	}
 }
 
-// TestSlowPatterns checks that matching is linear in the length of the text for every pattern.
+// TestSlowPatterns checks patterns with nested repetitions on texts of 256 KiB. An engine that backtracks would take
+// exponential time for them. The errors must equal upstream's.
 // VAL-168
 func TestSlowPatterns(t *testing.T) {
-	for _, expr := range []string{"^(a+)+$", "^(a|aa)*b$", "(x+x+)+y", "^(.*.*.*.*.*)*$", "^(?:a{0,900}){0,1}b?$"} {
-		p := props{"type": "string", "pattern": expr}
-		completeWrite(t, rootWith("a", p), objectWith("a", strings.Repeat("a", 1<<18)+"!"), nil)
+	const size = 1 << 18
+	long := strings.Repeat("a", size)
+	for _, test := range []struct {
+		pattern, text string
+		matches       bool
+	}{
+		{"^(a+)+$", long + "!", false},
+		{"^(a+)+$", long, true},
+		{"^(a|aa)*b$", long + "!", false},
+		{"^(a|aa)*b$", long + "b", true},
+		{"(x+x+)+y", strings.Repeat("x", size), false},
+		{"(x+x+)+y", strings.Repeat("x", size) + "y", true},
+		{"^(.*.*.*.*.*)*$", long + "\n!", false},
+		{"^(.*.*.*.*.*)*$", long + "!", true},
+		{"^(?:a{0,900}){0,1}b?$", long + "!", false},
+		{"^(?:a{0,900}){0,1}b?$", long[:900] + "b", true},
+	} {
+		text, obj := rootWith("a", props{"type": "string", "pattern": test.pattern}), objectWith("a", test.text)
+		n, first := completeWrite(t, text, obj, nil)
+		if matches := n == 0; matches != test.matches {
+			t.Errorf("%s: got match %v, want %v", test.pattern, matches, test.matches)
+		}
+		u, err := newUpstream(text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		errs := u.validate(t.Context(), obj, nil)
+		if len(errs) != n {
+			t.Errorf("%s: got %d errors, want %d as upstream", test.pattern, n, len(errs))
+		} else if n > 0 && first != errs[0].Error() {
+			t.Errorf("%s: the error differs from upstream's", test.pattern)
+		}
 	}
 }
 
