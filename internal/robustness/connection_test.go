@@ -391,8 +391,10 @@ func TestMalformedWebSockets(t *testing.T) {
 		_ = c.Close()
 	}
 	for name, change := range map[string][2]string{
-		"version": {"Version: 13", "Version: 99"}, "key": {"dGhlIHNhbXBsZSBub25jZQ==",
-			"x"}, "no key": {"Sec-WebSocket-Key", "X"}, "method": {"GET", "POST"},
+		"version": {"Version: 13", "Version: 99"},
+		"key":     {"dGhlIHNhbXBsZSBub25jZQ==", "x"},
+		"no key":  {"Sec-WebSocket-Key", "X"},
+		"method":  {"GET", "POST"},
 	} {
 		c := f.dial("http/1.1")
 		_, _ = io.WriteString(c, strings.Replace(handshake, change[0], change[1], 1)+"Content-Length: 0\r\n\r\n")

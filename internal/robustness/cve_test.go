@@ -27,10 +27,11 @@ func TestCVE201911247(t *testing.T) {
 	const namespacedPath = "/apis/example.com/v1/namespaces/default/globals"
 	objectFormat := `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":%q},"spec":"changed"}`
 	for _, c := range []requestCase{
-		{method: http.MethodGet, path: namespacedPath}, {method: http.MethodGet,
-			path: namespacedPath + "/g"}, {method: http.MethodGet, path: namespacedPath + "?watch=1"},
-		{method: http.MethodGet, path: namespacedPath + "?fieldSelector=metadata.name%3Dg"}, {method: http.MethodGet,
-			path: namespacedPath + "/g/status"},
+		{method: http.MethodGet, path: namespacedPath},
+		{method: http.MethodGet, path: namespacedPath + "/g"},
+		{method: http.MethodGet, path: namespacedPath + "?watch=1"},
+		{method: http.MethodGet, path: namespacedPath + "?fieldSelector=metadata.name%3Dg"},
+		{method: http.MethodGet, path: namespacedPath + "/g/status"},
 		{method: http.MethodPost, path: namespacedPath, contentType: asJSON, body: fmt.Sprintf(objectFormat, "new")},
 		{method: http.MethodPut, path: namespacedPath + "/g", contentType: asJSON,
 			body: fmt.Sprintf(objectFormat, "g")},
@@ -39,7 +40,8 @@ func TestCVE201911247(t *testing.T) {
 		{method: http.MethodPatch, path: namespacedPath + "/g", contentType: asMerge, body: `{"spec":"changed"}`},
 		{method: http.MethodPatch, path: namespacedPath + "/g?fieldManager=x", contentType: asApply,
 			body: fmt.Sprintf(objectFormat, "g")},
-		{method: http.MethodDelete, path: namespacedPath + "/g"}, {method: http.MethodDelete, path: namespacedPath},
+		{method: http.MethodDelete, path: namespacedPath + "/g"},
+		{method: http.MethodDelete, path: namespacedPath},
 	} {
 		c.name = c.method + " " + c.path
 		if code, data := f.do(f.client, &c); code != http.StatusNotFound {
@@ -127,16 +129,17 @@ func TestCVE20208552(t *testing.T) {
 			count++
 			name := fmt.Sprintf("x%d", count)
 			for _, c := range []requestCase{
-				{method: http.MethodGet, path: "/" + name}, {method: http.MethodGet,
-					path: "/api/" + name}, {method: http.MethodGet, path: "/apis/" + name + "/v1/things"},
-				{method: http.MethodGet, path: "/api/v1/namespaces/" + name + "/configmaps/" +
-					name}, {method: http.MethodGet, path: "/api/v1/" + name},
-				{method: http.MethodGet, path: configMapPath + "/" + name}, {method: http.MethodGet,
-					path: configMapsPath + "?labelSelector=" + name + "&fieldManager=" + name},
-				{method: strings.ToUpper(name), path: configMapPath}, {method: http.MethodPost, path: configMapsPath,
-					contentType: "application/" + name, body: "{}"},
-				{method: http.MethodPatch, path: configMapPath + "?dryRun=" + name, contentType: asMerge,
-					body: "{}"}, {method: http.MethodGet, path: cronTabPath + "/" + name},
+				{method: http.MethodGet, path: "/" + name},
+				{method: http.MethodGet, path: "/api/" + name},
+				{method: http.MethodGet, path: "/apis/" + name + "/v1/things"},
+				{method: http.MethodGet, path: "/api/v1/namespaces/" + name + "/configmaps/" + name},
+				{method: http.MethodGet, path: "/api/v1/" + name},
+				{method: http.MethodGet, path: configMapPath + "/" + name},
+				{method: http.MethodGet, path: configMapsPath + "?labelSelector=" + name + "&fieldManager=" + name},
+				{method: strings.ToUpper(name), path: configMapPath},
+				{method: http.MethodPost, path: configMapsPath, contentType: "application/" + name, body: "{}"},
+				{method: http.MethodPatch, path: configMapPath + "?dryRun=" + name, contentType: asMerge, body: "{}"},
+				{method: http.MethodGet, path: cronTabPath + "/" + name},
 				{method: http.MethodGet, path: configMapPath,
 					header: map[string]string{"User-Agent": name, "Accept": "application/" + name,
 						"Impersonate-User": name}},
