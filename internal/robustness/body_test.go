@@ -111,13 +111,16 @@ func TestMalformedBodies(t *testing.T) {
 			header: map[string]string{"Content-Encoding": "gzip"}, code: 400, reason: badRequest},
 		{name: "wrong type", contentType: asJSON,
 			body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":1}}`, code: 400,
-			reason:  badRequest,
-			message: `ConfigMap in version "v1" cannot be handled as a ConfigMap: json: cannot unmarshal number into Go struct field ConfigMap.data of type string`},
+			reason: badRequest,
+			message: `ConfigMap in version "v1" cannot be handled as a ConfigMap: json: cannot unmarshal number into ` +
+				"Go struct field ConfigMap.data of type string"},
 		{name: "metadata of a wrong type", contentType: asJSON,
 			body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":[1]}`, code: 400, reason: badRequest},
 		{name: "kind of a wrong type", contentType: asJSON, body: `{"apiVersion":"v1","kind":7}`, code: 400,
-			reason:  badRequest,
-			message: `the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"apiVersion":"v1","kind":7})`},
+			reason: badRequest,
+			message: "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; " +
+				"json parse error: json: cannot unmarshal number into Go struct field .kind of type string " +
+				`({"apiVersion":"v1","kind":7})`},
 		{name: "version of a wrong type", contentType: asYAML,
 			body: "apiVersion: 1\nkind: ConfigMap\nmetadata: {name: x}", code: 400, reason: badRequest},
 		{name: "invalid UTF-8 in a name", contentType: asJSON, body: "{\"metadata\":{\"name\":\"a\xff\"}}", code: 422,
@@ -152,8 +155,10 @@ func TestMalformedBodies(t *testing.T) {
 		{name: "repeated keys in YAML", path: configMapsPath + "?fieldValidation=Strict", contentType: asYAML,
 			body: "metadata: {name: x}\ndata: {a: b, a: c}\n", code: 400, reason: badRequest},
 		{name: "16,000 equal ports", path: "/api/v1/namespaces/default/pods", contentType: asJSON, code: 422,
-			reason:  invalid,
-			body:    `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i","ports":[{"containerPort":80}` + strings.Repeat(`,{"containerPort":80}`, 15_999) + `]}]}}`,
+			reason: invalid,
+			body: `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i",` +
+				`"ports":[{"containerPort":80}` +
+				strings.Repeat(`,{"containerPort":80}`, 15_999) + `]}]}}`,
 			message: `Pod "x" is invalid: spec.containers[*].ports: Too many: 16000: must have at most 1000 items`},
 		{name: "30,000 repeated keys", path: configMapsPath + "?fieldValidation=Strict", contentType: asJSON,
 			body: `{"metadata":{"name":"x"},"data":{` + strings.Repeat(`"a":"1",`, 30_000) +
@@ -234,7 +239,8 @@ func TestMalformedPatches(t *testing.T) {
 			{name: "10,001 operations", contentType: asPatch,
 				body: "[" + strings.Repeat(`{"op":"test","path":"/kind","value":1},`, 10_000) +
 					`{"op":"remove","path":"/data"}]`, code: 413, reason: entityTooLarge,
-				message: "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"},
+				message: "Request entity too large: " +
+					"The allowed maximum operations in a JSON patch is 10000, got 10001"},
 			{name: "operation on a missing path", contentType: asPatch, body: `[{"op":"remove","path":"/no/where"}]`,
 				code: 422, reason: metav1.StatusReasonInvalid},
 			{name: "a huge index", contentType: asPatch,

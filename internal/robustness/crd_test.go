@@ -15,8 +15,11 @@ const openSchema = `{"type":"object","x-kubernetes-preserve-unknown-fields":true
 
 // crdJSON returns the CRD evils.example.com as JSON. more is added to its only version.
 func crdJSON(schema, more string) string {
-	return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",` +
-		`"names":{"plural":"evils","kind":"Evil"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":` + schema + "}" + more + "}]}}"
+	return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",` +
+		`"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",` +
+		`"names":{"plural":"evils","kind":"Evil"},` +
+		`"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":` + schema + "}" + more +
+		"}]}}"
 }
 
 // printerColumn returns the printer columns of a version, with one column.
@@ -114,12 +117,13 @@ func TestExtremeCRDs(t *testing.T) {
 			contentType: asJSON,
 			body:        `{"apiVersion":"example.com/v1","kind":"Evil","metadata":{"name":"x"},"a":` + value + "}"})
 		if code >= 500 {
-			t.Errorf("%s: %d %s", name, code, abbreviate(string(data)))
+			t.Errorf("%s: POST: got %d %s, want a code below 500", name, code, abbreviate(string(data)))
 		}
 		for _, accept := range []string{"application/json;as=Table;g=meta.k8s.io;v=v1", asJSON} {
 			if code, data = f.do(f.client, &requestCase{name: name, method: http.MethodGet, path: evilsPath,
 				header: map[string]string{"Accept": accept}}); code != http.StatusOK || len(data) > 4<<20 {
-				t.Errorf("%s: %d, %d bytes: %s", name, code, len(data), abbreviate(string(data)))
+				t.Errorf("%s: GET: got %d with %d bytes, want 200 with at most 4 MiB: %s", name, code, len(data),
+					abbreviate(string(data)))
 			}
 		}
 		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/example.com/v1"} {
@@ -158,7 +162,10 @@ func TestExtremeMetadata(t *testing.T) {
 			`"]`, code: 422, reason: invalid},
 		{name: "owners without apiVersion, kind and uid", body: `"ownerReferences":[` +
 			strings.Join(numberedStrings(5_000, `{"name":"%d"}`), ",") + `]`, code: 422, reason: invalid},
-		{name: "two controllers", body: `"ownerReferences":[{"apiVersion":"v1","kind":"A","name":"a","uid":"1","controller":true},{"apiVersion":"v1","kind":"A","name":"b","uid":"2","controller":true}]`, code: 422, reason: invalid},
+		{name: "two controllers", body: `"ownerReferences":[` +
+			`{"apiVersion":"v1","kind":"A","name":"a","uid":"1","controller":true},` +
+			`{"apiVersion":"v1","kind":"A","name":"b","uid":"2","controller":true}]`, code: 422,
+			reason: invalid},
 		{name: "a number as a label", body: `"labels":{"a":1}`, code: 400, reason: badRequest},
 		{name: "deep labels", body: `"labels":` + strings.Repeat(`{"a":`, nestingDepth) + "1" +
 			strings.Repeat("}", nestingDepth), code: 400, reason: badRequest},
@@ -180,12 +187,15 @@ func TestExtremeMetadata(t *testing.T) {
 	}
 	f.checkUnchanged()
 
-	// Valid metadata.
+	managedFields := func(operation, fields string) string {
+		return fmt.Sprintf(`"managedFields":[{"manager":"m","operation":%q,"apiVersion":"v1",`+
+			`"fieldsType":"FieldsV1","fieldsV1":%s}]`, operation, fields)
+	}
 	for name, rest := range map[string]string{
-		"labels": `"labels":` + labels,
-		"fields": `"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":` + strings.Repeat(`{"f:a":`, 5000) + "{}" + strings.Repeat("}", 5000) + `}]`,
-		"evil":   `"managedFields":[{"manager":"m","operation":"Evil","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{}}]`,
-		"junk":   `"managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"garbage":7}}]`,
+		"labels":            `"labels":` + labels,
+		"fields":            managedFields("Update", strings.Repeat(`{"f:a":`, 5000)+"{}"+strings.Repeat("}", 5000)),
+		"unknown-operation": managedFields("Evil", "{}"),
+		"invalid-fields":    managedFields("Update", `{"garbage":7}`),
 	} {
 		code, data := f.do(f.client, &requestCase{name: name, method: http.MethodPost, path: configMapsPath,
 			contentType: asJSON, body: `{"metadata":{"name":"` + name + `",` + rest + `}}`})
@@ -193,9 +203,9 @@ func TestExtremeMetadata(t *testing.T) {
 			t.Errorf("create %s: got %d %s", name, code, abbreviate(string(data)))
 		}
 		code, data = f.do(f.client, &requestCase{name: name, method: http.MethodPatch,
-			path: configMapsPath + "/" + name +
-				"?fieldManager=n", contentType: asApply,
-			body: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `"},"data":{"a":"b"}}`})
+			path:        configMapsPath + "/" + name + "?fieldManager=n",
+			contentType: asApply,
+			body:        `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + name + `"},"data":{"a":"b"}}`})
 		if code >= 500 || code < 200 {
 			t.Errorf("apply to %s: got %d %s", name, code, abbreviate(string(data)))
 		}

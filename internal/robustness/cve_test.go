@@ -16,13 +16,16 @@ import (
 func TestCVE201911247(t *testing.T) {
 	f := newFixture(t)
 	f.mustSend(http.MethodPost, crdsPath, asJSON,
-		`{"metadata":{"name":"globals.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"globals","kind":"Global"},
-		"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`)
+		`{"metadata":{"name":"globals.example.com"},"spec":{"group":"example.com","scope":"Cluster",
+		"names":{"plural":"globals","kind":"Global"},
+		"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},
+		"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`)
 	const clusterPath = "/apis/example.com/v1/globals"
 	f.mustSend(http.MethodPost, clusterPath, asJSON,
 		`{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":"g"},"spec":"original"}`)
 	f.mustSend(http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", asJSON,
-		`{"metadata":{"name":"jane"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"jane"}]}`)
+		`{"metadata":{"name":"jane"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole",
+		"name":"cluster-admin"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"jane"}]}`)
 	f.recordState()
 	const namespacedPath = "/apis/example.com/v1/namespaces/default/globals"
 	objectFormat := `{"apiVersion":"example.com/v1","kind":"Global","metadata":{"name":%q},"spec":"changed"}`

@@ -33,7 +33,8 @@ func TestCostlyPatches(t *testing.T) {
 	)
 	metadata := `"metadata":{"name":"victim"}`
 	entries := `{"metadata":{"managedFields":[` + numberedList(6000,
-		`{"manager":"m%[1]d","operation":"Apply","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:k%[1]d":{}}}}`) + `]}}`
+		`{"manager":"m%[1]d","operation":"Apply","apiVersion":"v1","fieldsType":"FieldsV1",`+
+			`"fieldsV1":{"f:data":{"f:k%[1]d":{}}}}`) + `]}}`
 	wide := numberedList(60_000, `"k%d":"v"`)
 	finalizers := numberedList(50_000, `"a/%d"`)
 	for _, c := range []requestCase{

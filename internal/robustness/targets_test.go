@@ -22,16 +22,19 @@ import (
 
 // baseObjects holds objects of kinds that samples does not return.
 var baseObjects = map[string]string{
-	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
-	"SelfSubjectAccessReview":  `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`,
-	"SubjectAccessReview":      `{"spec":{"user":"u","resourceAttributes":{"verb":"get","resource":"pods"}}}`,
-	"SelfSubjectRulesReview":   `{"spec":{"namespace":"ns"}}`,
-	"TokenReview":              `{"spec":{"token":"t"}}`,
-	"Binding":                  `{"metadata":{"name":"base"},"target":{"kind":"Node","name":"n"}}`,
-	"Eviction":                 `{"metadata":{"name":"base"}}`,
-	"TokenRequest":             `{"metadata":{"name":"base"},"spec":{"expirationSeconds":3600}}`,
-	"CustomResourceDefinition": `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"bases.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
-		"names":{"plural":"bases","kind":"Base"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
+	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},
+		"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
+	"SelfSubjectAccessReview": `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`,
+	"SubjectAccessReview":     `{"spec":{"user":"u","resourceAttributes":{"verb":"get","resource":"pods"}}}`,
+	"SelfSubjectRulesReview":  `{"spec":{"namespace":"ns"}}`,
+	"TokenReview":             `{"spec":{"token":"t"}}`,
+	"Binding":                 `{"metadata":{"name":"base"},"target":{"kind":"Node","name":"n"}}`,
+	"Eviction":                `{"metadata":{"name":"base"}}`,
+	"TokenRequest":            `{"metadata":{"name":"base"},"spec":{"expirationSeconds":3600}}`,
+	"CustomResourceDefinition": `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+		"metadata":{"name":"bases.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+		"names":{"plural":"bases","kind":"Base"},"versions":[{"name":"v1","served":true,"storage":true,
+		"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
 }
 
 // targets returns every served version of every kind, and the bodies of subresources. It creates an object of each

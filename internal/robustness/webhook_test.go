@@ -32,14 +32,19 @@ const (
 
 // webhookCRD returns a CRD with a conversion webhook at url. certificate is its caBundle in DER.
 func webhookCRD(url string, certificate []byte) string {
-	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"hooked.example.com"},
+	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+"metadata":{"name":"hooked.example.com"},
 "spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"hooked","kind":"Hooked"},
-"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":%q,"caBundle":%q}}},"versions":[
-{"name":"v1beta1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}},
-{"name":"v1","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`,
+"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],
+"clientConfig":{"url":%q,"caBundle":%q}}},"versions":[
+{"name":"v1beta1","served":true,"storage":true,
+"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}},
+{"name":"v1","served":true,"storage":false,
+"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`,
 		url, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})))
 }
 
+// hookedObject returns an object of webhookCRD. more is added to its metadata.
 func hookedObject(version, name, more string) string {
 	return fmt.Sprintf(`{"apiVersion":"example.com/%s","kind":"Hooked","metadata":{"name":%q%s}}`, version, name, more)
 }
@@ -80,6 +85,7 @@ type badWebhook struct {
 	message string
 }
 
+// badWebhooks returns a webhook for each fault.
 func badWebhooks(t *testing.T) []badWebhook {
 	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended) })
@@ -102,7 +108,9 @@ func badWebhooks(t *testing.T) []badWebhook {
 			message: "x509: certificate signed by unknown authority"},
 		{name: "empty response", handler: respond(""), code: 500, message: "0-length response with status code: 200"},
 		{name: "not JSON", handler: respond("<html>"), code: 500, message: "json"},
-		{name: "wrong uid", handler: respond(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","response":{"uid":"x","result":{"status":"Success"},"convertedObjects":[]}}`), code: 500, message: `got \"x\"`},
+		{name: "wrong uid", handler: respond(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview",
+			"response":{"uid":"x","result":{"status":"Success"},"convertedObjects":[]}}`),
+			code: 500, message: `got \"x\"`},
 		{name: "not found", handler: http.NotFoundHandler(), code: 500,
 			message: "the server could not find the requested resource"},
 		{name: "redirects", handler: http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect),
@@ -266,6 +274,7 @@ func (f *fixture) waitForDeletion(path string) {
 	}
 }
 
+// uidOf returns the UID of an object.
 func uidOf(t *testing.T, object []byte) string {
 	t.Helper()
 	var o unstructured.Unstructured
