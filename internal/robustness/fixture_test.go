@@ -190,13 +190,13 @@ func abbreviate(s string) string {
 	return s
 }
 
-// mustSend sends a request, and ends the test if it fails.
+// mustSend sends a request and returns the body of the response. It ends the test if the request fails.
 func (f *fixture) mustSend(method, path, contentType, body string) []byte {
 	f.t.Helper()
 	c := &requestCase{name: method + " " + path, method: method, path: path, contentType: contentType, body: body}
 	code, data := f.do(f.client, c)
 	if code >= 300 || code == 0 {
-		f.t.Fatalf("%s: %d %s", c.name, code, data)
+		f.t.Fatalf("%s: got %d %s, want 2xx", c.name, code, data)
 	}
 	return data
 }

@@ -170,8 +170,8 @@ func newFilled(t reflect.Type, name string, i int) reflect.Value {
 	return v
 }
 
-// fill sets v and its fields to values that most fields of that name accept. With all it also sets pointers and strings
-// of types with few values.
+// fill sets v and its fields to values that most fields of that name accept. If all is set, it also sets pointers and
+// strings of enumerated types.
 func fill(v reflect.Value, name string, i int, all bool) {
 	switch value := v.Addr().Interface().(type) {
 	case *resource.Quantity:

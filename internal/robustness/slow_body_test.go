@@ -116,7 +116,7 @@ func TestUnreadBodies(t *testing.T) {
 		configMapsPath, f.revision)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("watch: %v %v", resp, err)
+		t.Fatalf("watch: got response %v, error %v, want status 200", resp, err)
 	}
 	<-time.After(500 * time.Millisecond) // longer than the timeout of the body
 	f.mustSend(http.MethodPatch, configMapPath, asMerge, `{"data":{"late":"yes"}}`)

@@ -33,7 +33,7 @@ type sweep struct {
 	noTimeoutClient *http.Client
 	maxBody         int    // in bytes
 	objects         int    // number of objects created
-	nameFilter      string // runs only cases whose name contains it
+	nameFilter      string // only cases whose name contains it run; "" means all
 }
 
 // target is a version of a kind with an object of the kind.

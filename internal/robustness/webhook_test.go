@@ -80,7 +80,7 @@ type badWebhook struct {
 	handler http.Handler // nil: no server listens
 	silent  bool         // the server accepts connections and sends nothing
 	otherCA bool         // the caBundle of the CRD does not match the webhook
-	slow    bool         // the request may time out before the call to the webhook
+	slow    bool         // the request may time out before the call to the webhook ends
 	code    int
 	message string
 }
