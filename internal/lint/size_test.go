@@ -12,6 +12,7 @@ const (
 	maxNesting  = 4
 )
 
+// TestFilesAreShort checks that files have at most 499 lines.
 func TestFilesAreShort(t *testing.T) {
 	for _, s := range written(t) {
 		if n := strings.Count(s.text, "\n"); n > maxFile {
@@ -20,6 +21,7 @@ func TestFilesAreShort(t *testing.T) {
 	}
 }
 
+// TestFunctionsAreShort checks that functions have at most 100 lines.
 func TestFunctionsAreShort(t *testing.T) {
 	for _, s := range written(t) {
 		ast.Inspect(s.ast, func(n ast.Node) bool {
@@ -39,6 +41,7 @@ func TestFunctionsAreShort(t *testing.T) {
 	}
 }
 
+// TestNestingIsShallow checks that statements nest at most four deep.
 func TestNestingIsShallow(t *testing.T) {
 	for _, s := range written(t) {
 		for _, d := range s.ast.Decls {
@@ -52,8 +55,8 @@ func TestNestingIsShallow(t *testing.T) {
 	}
 }
 
-// nesting is how many statements with a body of their own lie inside each other at most. The body
-// of a function literal starts anew; an else-if is as deep as its if.
+// nesting returns the greatest depth of nested statements with a body, and the deepest statement. The body of a function
+// literal starts at depth 0. An else-if has the depth of its if.
 func nesting(n ast.Node) (deepest int, at ast.Node) {
 	at = n
 	ast.Inspect(n, func(child ast.Node) bool {

@@ -1,8 +1,9 @@
-// Package house_test holds the rules of the house: what every file, function and import of
-// this module must be like. Each rule is one test; a new rule starts here.
+// Package lint_test checks rules about the source code and the pages of this repository: sizes, imports, comments,
+// prose and tables. Each rule is one test. A new rule starts here.
 package lint_test
 
 import (
+	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -13,25 +14,29 @@ import (
 	"testing"
 )
 
-const module = "github.com/trellis-k8s/trellis/"
+const (
+	module = "github.com/trellis-k8s/trellis/"
+	root   = "../.."
+)
+
+// update writes the generated parts of pages instead of comparing them: go test ./internal/lint -update.
+var update = flag.Bool("update", false, "write the generated parts of pages")
 
 // source is one parsed Go file.
 type source struct {
-	path string // below the root of the module
+	path string // relative to the root of the repository
 	text string
 	ast  *ast.File
 	fset *token.FileSet
 	test bool
 }
 
-// room is the folder that the file lies in.
-func (s *source) room() string { return filepath.ToSlash(filepath.Dir(s.path)) }
+// folder returns the folder of the file.
+func (s *source) folder() string { return filepath.ToSlash(filepath.Dir(s.path)) }
 
 func (s *source) line(p token.Pos) int { return s.fset.Position(p).Line }
 
-const root = "../.."
-
-// files calls f with every file of the module that people write.
+// files calls f with each text file of the repository.
 func files(t *testing.T, f func(path string, data []byte)) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -54,7 +59,7 @@ func files(t *testing.T, f func(path string, data []byte)) {
 			if err != nil {
 				return err
 			}
-			f(rel, data)
+			f(filepath.ToSlash(rel), data)
 		}
 		return nil
 	})
@@ -63,7 +68,7 @@ func files(t *testing.T, f func(path string, data []byte)) {
 	}
 }
 
-// sources parses every Go file of the module.
+// sources parses all Go files of the repository.
 func sources(t *testing.T) []*source {
 	t.Helper()
 	var all []*source
@@ -80,13 +85,14 @@ func sources(t *testing.T) []*source {
 		all = append(all, &source{path, string(data), parsed, fset, strings.HasSuffix(path, "_test.go")})
 	})
 	if len(all) < 20 {
-		t.Fatalf("only %d Go files found", len(all))
+		t.Fatalf("got %d Go files, want at least 20", len(all))
 	}
 	return all
 }
 
-// written leaves out tests and what a generator wrote.
+// written returns the sources without tests and generated files.
 func written(t *testing.T) []*source {
+	t.Helper()
 	var all []*source
 	for _, s := range sources(t) {
 		if !s.test && !ast.IsGenerated(s.ast) {
@@ -94,4 +100,14 @@ func written(t *testing.T) []*source {
 		}
 	}
 	return all
+}
+
+// readPage returns the text of a file of the repository.
+func readPage(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
