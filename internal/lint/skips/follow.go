@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// module is the path of this module, and the beginning of those of nested ones.
+// module is the path of this module and the prefix of the paths of nested modules.
 const module = "github.com/trellis-k8s/trellis/"
 
 // event is one line of "go test -json".
@@ -21,15 +21,15 @@ type event struct {
 
 // skip is a test that was skipped.
 type skip struct {
-	folder string // of the package, below the root of the repository
-	test   string // with its subtest
+	folder string // of the package, relative to the root of the repository
+	test   string // name, with its subtest
 	output string
 }
 
 // follower prints events. It holds back the output of a test until the test has failed.
 type follower struct {
 	out     io.Writer
-	held    map[string]*strings.Builder // by package and test; of a subtest its own
+	held    map[string]*strings.Builder // output by package and test; a subtest has its own
 	skipped []skip
 }
 
@@ -54,7 +54,8 @@ func follow(in io.Reader, out io.Writer) ([]skip, error) {
 	}
 }
 
-// take prints or holds back the output of e. All held output of a package that fails is printed, because a panic ends no test.
+// take prints or holds back the output of e. If a package fails, take prints all output that it holds of the package,
+// because a panic reports no end of the test.
 func (f *follower) take(e *event) {
 	name := e.Package + " " + e.Test
 	switch e.Action {
@@ -80,7 +81,7 @@ func (f *follower) take(e *event) {
 	}
 }
 
-// progress are the lines that "go test" prints with -v alone.
+// progress matches the lines that "go test" prints only with -v.
 var progress = regexp.MustCompile(`^(=== |\s*--- PASS: )`)
 
 func (f *follower) output(e *event, name string) {

@@ -11,14 +11,14 @@ import (
 // allowed is one line of the list: "PACKAGE TEST | NEEDS | REASON".
 type allowed struct {
 	folder string
-	test   string // "..." at its end: with subtests, or all tests of the package
+	test   string // "..." at its end means: with subtests; alone it means all tests of the package
 	needs  []string
 	reason string
 }
 
 type list []allowed
 
-// parse reads a list. Empty lines and lines that begin with # are comments.
+// parse parses a list of allowed skips. Empty lines and lines that begin with # are comments.
 func parse(text string) (list, error) {
 	var all list
 	n := 0
@@ -41,9 +41,9 @@ func parse(text string) (list, error) {
 	return all, nil
 }
 
-// refuses returns why s is not allowed, "" if it is.
+// refuses returns the reason why s is not allowed, or "" if it is allowed.
 func (l list) refuses(s skip, r *requirements) string {
-	why := "no line of .ci/skips allows it"
+	why := ".ci/skips has no line for it"
 	for _, a := range l {
 		if a.folder != s.folder || !a.covers(s.test) {
 			continue
@@ -51,7 +51,7 @@ func (l list) refuses(s skip, r *requirements) string {
 		if r.missing(a.needs) {
 			return ""
 		}
-		why = "it is allowed without " + strings.Join(a.needs, " ") + ", which is here"
+		why = "it is allowed only without " + strings.Join(a.needs, " ") + ", which this machine has"
 	}
 	return why
 }
@@ -64,21 +64,21 @@ func (a *allowed) covers(test string) bool {
 	return name == "" || test == strings.TrimSuffix(name, "/") || strings.HasPrefix(test, name)
 }
 
-// requirements find programs, files and rights on this machine.
+// requirements looks up programs, files and rights of this machine.
 type requirements struct {
-	root      string // of the repository
+	root      string // root folder of the repository
 	lookup    func(string) (string, bool)
 	superuser bool
 }
 
-// missing reports whether one of the needs is not there. A need is
+// missing reports whether this machine lacks one of the needs. A need is
 //
-//	root      the superuser
+//	root      rights of the superuser
 //	$NAME     an environment variable
-//	a/path    a file below the root of the repository, or beside it
+//	a/path    a file, relative to the root of the repository
 //	/a/path   a file
 //	name      a program
-//	!word     something that cannot be checked; it counts as missing
+//	!word     a property that cannot be checked; it counts as missing
 func (r *requirements) missing(needs []string) bool {
 	for _, need := range needs {
 		if !r.has(need) {

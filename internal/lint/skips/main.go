@@ -1,5 +1,6 @@
-// Command skips reads the output of "go test -json" and prints it as "go test" does. It fails where a test was skipped that the list named by its
-// argument does not allow. It imports no package of this module.
+// Command skips reads the output of "go test -json" and prints it as "go test" does. It exits with 1 if a test was
+// skipped that the list of allowed skips does not contain. Its argument is the file of that list. It imports no package
+// of this module.
 package main
 
 import (
@@ -21,7 +22,7 @@ func main() {
 	}
 }
 
-// check prints the events of in to out. It returns an error that names each skip which the file does not allow.
+// check prints the events of in to out. It returns an error that names each skip that the file does not allow.
 func check(file string, in io.Reader, out io.Writer) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

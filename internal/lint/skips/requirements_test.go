@@ -14,16 +14,17 @@ import (
 	"testing"
 )
 
-// requirement finds the requirements that a test names.
+// requirement matches the IDs of requirements that tests cite.
 var requirement = regexp.MustCompile(`\b(CRD|SCH|VAL|DEF|OAS|PRN|SUB|VER|CNV|AGG|EXT|SCD|HPX|SOX|KON)-[0-9]{3}[a-z]?\b`)
 
-// declaration is what a package of tests declares by one name.
+// declaration is a declaration in the tests of a package.
 type declaration struct {
-	text string // with the comments above it
+	text string // includes the comments above it
 	uses map[string]bool
 }
 
-// declarations returns those of the tests of each package by their names. files gets the text of all other files of tests.
+// declarations returns the declarations in the tests of each package, by their names. It calls files with the text of all
+// other files of tests.
 func declarations(t *testing.T, files func(text string)) map[string]map[string]*declaration {
 	t.Helper()
 	all := map[string]map[string]*declaration{}
@@ -106,7 +107,7 @@ func declared(d ast.Decl) (names []string) {
 	return names
 }
 
-// reach adds the requirements that a declaration and all that it uses name.
+// reach adds the requirements that a declaration, and the declarations that it uses, cite.
 func reach(of map[string]*declaration, name string, seen map[string]bool, into map[string]bool) {
 	d := of[name]
 	if d == nil || seen[name] {
@@ -123,8 +124,8 @@ func reach(of map[string]*declaration, name string, seen map[string]bool, into m
 	}
 }
 
-// TestRequirementsNeedNothingElse checks that each requirement which a test names is named by a test that runs in a clone alone. Tests that need
-// files beside the clone have a line in .ci/skips.
+// TestRequirementsNeedNothingElse checks that each cited requirement is cited by a test that needs nothing but a clone of
+// the repository. Tests that need other files have a line in .ci/skips.
 func TestRequirementsNeedNothingElse(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, ".ci", "skips"))
 	if err != nil {
@@ -134,7 +135,7 @@ func TestRequirementsNeedNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside := map[string]bool{} // by package and test
+	beside := map[string]bool{} // tests that need files outside the clone, by package and test
 	for _, a := range list {
 		if slices.ContainsFunc(a.needs, func(need string) bool { return strings.HasPrefix(need, "../") }) {
 			beside[a.folder+" "+strings.TrimSuffix(a.test, "/...")] = true
@@ -159,12 +160,12 @@ func TestRequirementsNeedNothingElse(t *testing.T) {
 		}
 	}
 	if len(alone) < 700 {
-		t.Errorf("only %d requirements are found", len(alone))
+		t.Errorf("got %d requirements, want at least 700", len(alone))
 	}
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		if !alone[id] {
-			t.Errorf("%s is named only by tests that need files beside the clone", id)
+			t.Errorf("%s is cited only by tests that need files outside the clone", id)
 		}
 	}
-	t.Logf("%d requirements are named by tests that run in a clone alone", len(alone))
+	t.Logf("%d requirements are cited by tests that need only a clone", len(alone))
 }

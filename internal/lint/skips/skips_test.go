@@ -14,7 +14,7 @@ import (
 
 const repository = "../../.."
 
-// write writes a repository with a list of allowed skips, and returns the path of the list.
+// write creates a repository with a list of allowed skips and returns the path of the list.
 func write(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), ".ci", "skips")
@@ -27,7 +27,8 @@ func write(t *testing.T, text string) string {
 	return file
 }
 
-// tests are a package of tests: one passes, one is skipped, one has a subtest that is skipped, and one fails if FAILS or PANICS is set.
+// tests is a package of tests: one passes, one is skipped, one has a skipped subtest, and one fails if FAILS or PANICS
+// is set.
 const tests = `package demo
 
 import ("os"; "testing")
@@ -45,7 +46,7 @@ func TestFails(t *testing.T) {
 }
 `
 
-// events returns what go test -json prints of these tests, as ones of a nested module.
+// events returns the output of go test -json for these tests, which it runs in a nested module.
 func events(t *testing.T, env ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,8 +67,8 @@ func events(t *testing.T, env ...string) string {
 	return string(out)
 }
 
-// TestUnlistedSkips checks that each skipped test and subtest of a nested module needs a line of its own, which names the package from the root
-// of the repository.
+// TestUnlistedSkips checks that each skipped test and subtest of a nested module needs a separate line. The line names the
+// package relative to the root of the repository.
 func TestUnlistedSkips(t *testing.T) {
 	const (
 		test = "cluster/demo TestSkips | !it | why\n"
@@ -112,7 +113,7 @@ func TestUnlistedSkips(t *testing.T) {
 	}
 }
 
-// TestFailuresArePrinted checks that the output of tests that fail is printed, and no other.
+// TestFailuresArePrinted checks that only the output of failing tests is printed.
 func TestFailuresArePrinted(t *testing.T) {
 	for variable, says := range map[string]string{"FAILS=1": "it has failed", "PANICS=1": "panic: it has panicked"} {
 		var out strings.Builder
@@ -127,7 +128,7 @@ func TestFailuresArePrinted(t *testing.T) {
 	}
 }
 
-// TestMistakesInLists checks that a line without each of its parts is an error.
+// TestMistakesInLists checks that a line that lacks a part is an error.
 func TestMistakesInLists(t *testing.T) {
 	for _, line := range []string{"cluster/demo TestSkips", "cluster/demo TestSkips | !it", "cluster/demo TestSkips | !it | ", "TestSkips | !it | why", "cluster/demo TestSkips |  | why"} {
 		if _, err := parse("# a comment\n" + line + "\n"); err == nil || !strings.Contains(err.Error(), "line 2: ") {
@@ -135,11 +136,11 @@ func TestMistakesInLists(t *testing.T) {
 		}
 	}
 	if err := check(filepath.Join(t.TempDir(), "skips"), strings.NewReader(""), os.Stdout); err == nil {
-		t.Error("there is no list")
+		t.Error("a missing list is no error")
 	}
 }
 
-// TestRequirements checks what counts as missing.
+// TestRequirements checks which needs count as missing.
 func TestRequirements(t *testing.T) {
 	r := requirements{root: filepath.Dir(filepath.Dir(write(t, ""))), lookup: func(name string) (string, bool) { return "x", name == "SET" }, superuser: true}
 	for need, has := range map[string]bool{"root": true, ".ci/skips": true, "../no/such": false, "go": true, "no-such-program": false, "!cgroup": false, "/": true, "/no/such": false} {
@@ -155,10 +156,10 @@ func TestRequirements(t *testing.T) {
 	}
 }
 
-// testFunction finds the tests of a file.
+// testFunction matches the declarations of tests.
 var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
-// TestListIsCurrent checks that .ci/skips is sorted, and that each line names a test that exists, with a need of this form.
+// TestListIsCurrent checks that .ci/skips is sorted and that each of its lines names an existing test.
 func TestListIsCurrent(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, ".ci", "skips"))
 	if err != nil {
@@ -192,7 +193,7 @@ func TestListIsCurrent(t *testing.T) {
 	}
 }
 
-// TestCIChecksSkips checks that .ci/run starts no go test but through this program.
+// TestCIChecksSkips checks that .ci/run pipes the output of each go test through this program.
 func TestCIChecksSkips(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, ".ci", "run"))
 	if err != nil {
@@ -213,7 +214,7 @@ func TestCIChecksSkips(t *testing.T) {
 	}
 }
 
-// TestVerboseIsNotMore checks that no test does more with -v, which "go test -json" implies.
+// TestVerboseIsNotMore checks that tests do the same work with -v, because "go test -json" implies it.
 func TestVerboseIsNotMore(t *testing.T) {
 	for _, pattern := range []string{"*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "*/*/*/*/*_test.go"} {
 		files, _ := filepath.Glob(filepath.Join(repository, pattern))
@@ -223,7 +224,7 @@ func TestVerboseIsNotMore(t *testing.T) {
 				t.Fatal(err)
 			}
 			if strings.Contains(string(source), "testing."+"Verbose()") {
-				t.Errorf("%s: a test does more with -v, and so in .ci/run", file)
+				t.Errorf("%s: the test does more work with -v, which .ci/run implies", file)
 			}
 		}
 	}
