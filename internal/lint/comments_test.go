@@ -45,7 +45,8 @@ func TestTestsDoNotSleep(t *testing.T) {
 		ast.Inspect(s.ast, func(n ast.Node) bool {
 			if call, ok := n.(*ast.SelectorExpr); ok && call.Sel.Name == "Sleep" {
 				if pkg, ok := call.X.(*ast.Ident); ok && pkg.Name == "time" {
-					t.Errorf("%s:%d: time.Sleep is not allowed in tests: wait for a condition", s.path, s.line(call.Pos()))
+					t.Errorf("%s:%d: time.Sleep is not allowed in tests: wait for a condition", s.path,
+						s.line(call.Pos()))
 				}
 			}
 			return true
@@ -53,7 +54,8 @@ func TestTestsDoNotSleep(t *testing.T) {
 	}
 }
 
-// TestExportedNamesHaveComments checks that exported functions and types have a doc comment that starts with their name.
+// TestExportedNamesHaveComments checks that exported functions and types have a doc comment that starts with their
+// name.
 func TestExportedNamesHaveComments(t *testing.T) {
 	for _, s := range written(t) {
 		if s.ast.Name.Name == "main" {
@@ -62,7 +64,8 @@ func TestExportedNamesHaveComments(t *testing.T) {
 		for _, d := range s.ast.Decls {
 			switch d := d.(type) {
 			case *ast.FuncDecl:
-				if d.Name.IsExported() && (d.Recv == nil || receiverExported(d)) && !(d.Doc == nil && obvious[d.Name.Name]) {
+				if d.Name.IsExported() && (d.Recv == nil || receiverExported(d)) &&
+					!(d.Doc == nil && obvious[d.Name.Name]) {
 					checkDoc(t, s, d.Name, d.Doc)
 				}
 			case *ast.GenDecl:
@@ -99,7 +102,8 @@ func checkDoc(t *testing.T, s *source, name *ast.Ident, doc *ast.CommentGroup) {
 
 // obvious holds methods whose contract is that of a well-known interface. They need no comment.
 var obvious = map[string]bool{
-	"Error": true, "Unwrap": true, "String": true, "Len": true, "Less": true, "Swap": true, "Write": true, "Read": true, "Close": true,
+	"Error": true, "Unwrap": true, "String": true, "Len": true, "Less": true, "Swap": true, "Write": true, "Read": true,
+	"Close": true,
 }
 
 func receiverExported(f *ast.FuncDecl) bool {
@@ -115,8 +119,9 @@ func receiverExported(f *ast.FuncDecl) bool {
 
 // marks match text that must not be committed. The expressions are split, so that this file does not match itself.
 var marks = map[string]*regexp.Regexp{
-	"an open note":   regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`),
-	"a machine path": regexp.MustCompile(`(^|[\s"'(=` + "`" + `])/(wo` + `rk|ro` + `ot|ho` + `me|Us` + `ers|t` + `mp)/`),
+	"an open note": regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`),
+	"a machine path": regexp.MustCompile(`(^|[\s"'(=` + "`" + `])/(wo` + `rk|ro` + `ot|ho` + `me|Us` + `ers|t` +
+		`mp)/`),
 }
 
 // TestNothingLeftBehind checks that no file contains open notes or paths of one machine.

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// layers lists the folders of the module from the top to the bottom. A package imports packages of its own folder and of
-// folders below it. The table of packages in docs/architecture.md is generated from this list.
+// layers lists the folders of the module from the top to the bottom. A package imports packages of its own folder and
+// of folders below it. The table of packages in docs/architecture.md is generated from this list.
 var layers = []string{
 	"examples/conversion-webhook",
 	"examples/extension-server",
@@ -50,78 +50,113 @@ var layers = []string{
 
 // only lists imports that are allowed in a few folders, with a reason where it is not obvious.
 var only = map[string][]string{
-	"github.com/cockroachdb/pebble":                                            {"internal/storage"}, // stores on disk
-	"github.com/spf13/cobra":                                                   {"cmd/trellis"},      // flags are parsed only in main
-	"k8s.io/kubectl":                                                           {"cmd/trellis"},
-	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
-	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/controllers", "internal/admission/webhook", "internal/egress/credentials", "internal/konnectivity"}, // controllers and webhook callers are clients
-	"github.com/rogpeppe/go-internal":                                          {},
-	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
-	"sigs.k8s.io/controller-runtime":                                           {},
-	"testing":                                                                  {"testserver", "internal/fixture", "internal/storage/storagetest"},
-	"github.com/trellis-k8s/trellis/internal/fixture":                          {},
-	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
-	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
-	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                                   {"internal/konnectivity", "internal/storage/etcd"},
-	"github.com/prometheus/client_golang":                                      {"internal/access/flowcontrol", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
-	"github.com/things-go/go-socks5":                                           {"internal/socks5"},
-	"github.com/sony/gobreaker":                                                {"internal/egress"},
-	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/kinds", "internal/admission"},
-	"github.com/google/gnostic-models":                                         {"internal/api"},
-	"github.com/gorilla/websocket":                                             {"internal/api"},
-	"golang.org/x/net/websocket":                                               {"internal/api"},
-	"golang.org/x/sync":                                                        {"internal/api", "internal/controllers", "testserver"},
-	"k8s.io/apiserver/pkg/admission":                                           {"internal/admission"},
-	"k8s.io/apiserver/pkg/endpoints":                                           {},
-	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":                     {"internal/api"}, // impersonation
-	"k8s.io/apiserver/pkg/registry":                                            {},
-	"k8s.io/apiserver/pkg/registry/rest":                                       {"internal/kinds", "internal/engine", "internal/resource"},  // interfaces of strategies
-	"k8s.io/kubernetes":                                                        {"internal/kinds", "internal/access", "internal/admission"}, // built-in kinds, authentication and authorization
-	"k8s.io/kubernetes/cmd/kube-controller-manager/names":                      {"internal/controllers"},
-	"k8s.io/kubernetes/pkg/controller":                                         {"internal/controllers"}, // controllers, as clients
-	"k8s.io/kubernetes/pkg/generated/openapi":                                  {"internal/kinds"},
-	"k8s.io/kubernetes/pkg/quota/v1/install":                                   {"internal/controllers", "internal/admission"},
-	"k8s.io/apiserver/pkg/admission/plugin/policy/validating":                  {"internal/controllers", "internal/admission"}, // checks the types of expressions
-	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                                 {"internal/controllers"},
-	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/controllers"}, // controllers, as clients
+	"github.com/cockroachdb/pebble": {"internal/storage"}, // stores on disk
+	// flags are parsed only in main
+	"github.com/spf13/cobra":    {"cmd/trellis"},
+	"k8s.io/kubectl":            {"cmd/trellis"},
+	"k8s.io/cli-runtime":        {"cmd/trellis"},
+	"k8s.io/component-base/cli": {"cmd/trellis"},
+	// controllers and webhook callers are clients
+	"k8s.io/client-go/rest": {"cmd/trellis", "testserver",
+		"apiserver", "extension", "internal/controllers", "internal/admission/webhook", "internal/egress/credentials",
+		"internal/konnectivity"},
+	"github.com/rogpeppe/go-internal":   {},
+	"github.com/anishathalye/porcupine": {"internal/storage/storagetest"},
+	"sigs.k8s.io/controller-runtime":    {},
+	"testing": {"testserver", "internal/fixture",
+		"internal/storage/storagetest"},
+	"github.com/trellis-k8s/trellis/internal/fixture":             {},
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest": {"internal/fixture", "internal/storage/storagetest"},
+	"go.etcd.io/etcd": {"internal/storage/etcd"},
+	// silences etcd's client
+	"go.uber.org/zap": {"internal/storage/etcd"},
+	"google.golang.org/grpc": {"internal/konnectivity",
+		"internal/storage/etcd"},
+	"github.com/prometheus/client_golang": {"internal/access/flowcontrol",
+		"internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
+	"github.com/things-go/go-socks5": {"internal/socks5"},
+	"github.com/sony/gobreaker":      {"internal/egress"},
+	"sigs.k8s.io/structured-merge-diff": {"internal/api", "internal/engine",
+		"internal/merge", "internal/schema", "internal/resource", "internal/kinds", "internal/admission"},
+	"github.com/google/gnostic-models": {"internal/api"},
+	"github.com/gorilla/websocket":     {"internal/api"},
+	"golang.org/x/net/websocket":       {"internal/api"},
+	"golang.org/x/sync": {"internal/api", "internal/controllers",
+		"testserver"},
+	"k8s.io/apiserver/pkg/admission":                       {"internal/admission"},
+	"k8s.io/apiserver/pkg/endpoints":                       {},
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation": {"internal/api"}, // impersonation
+	"k8s.io/apiserver/pkg/registry":                        {},
+	// interfaces of strategies
+	"k8s.io/apiserver/pkg/registry/rest": {"internal/kinds", "internal/engine",
+		"internal/resource"},
+	// built-in kinds, authentication and authorization
+	"k8s.io/kubernetes": {"internal/kinds", "internal/access", "internal/admission"},
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names": {"internal/controllers"},
+	// controllers, as clients
+	"k8s.io/kubernetes/pkg/controller":        {"internal/controllers"},
+	"k8s.io/kubernetes/pkg/generated/openapi": {"internal/kinds"},
+	"k8s.io/kubernetes/pkg/quota/v1/install": {"internal/controllers",
+		"internal/admission"},
+	// checks the types of expressions
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating": {"internal/controllers",
+		"internal/admission"},
+	"k8s.io/kubernetes/pkg/apis/scheduling/v1": {"internal/controllers"},
+	// controllers, as clients
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/controllers"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/controllers"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/controllers", "apiserver"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/controllers"},
-	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver", "internal/kinds"}, // conditions and phases
-	"k8s.io/apiserver/pkg/registry/generic/rest":                               {"internal/proxy/nodes"},         // reads logs
-	"k8s.io/kubernetes/pkg/apis/core":                                          {"internal/kinds", "internal/access", "internal/admission", "internal/proxy/nodes"},
-	"k8s.io/kubernetes/pkg/cluster/ports":                                      {"internal/proxy/nodes"},
-	"k8s.io/kubernetes/pkg/features":                                           {"internal/kinds", "internal/access", "internal/admission", "internal/proxy/nodes"},
-	"k8s.io/kubernetes/pkg/kubelet/client":                                     {"internal/proxy/nodes"},
-	"k8s.io/kubernetes/pkg/registry/core/node":                                 {"internal/kinds", "internal/proxy/nodes"}, // addresses of Nodes and Pods
-	"k8s.io/kubernetes/pkg/registry/core/pod":                                  {"internal/kinds", "internal/proxy/nodes"},
-	"k8s.io/kubernetes/pkg/serviceaccount":                                     {"internal/access", "internal/kinds", "internal/controllers"},
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":                  {"internal/kinds"},
-	"k8s.io/kube-aggregator/pkg/registry/apiservice":                           {"internal/kinds"},
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":                {"internal/controllers"},
-	"k8s.io/kube-aggregator/pkg/client":                                        {"internal/controllers"},
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy":        {"internal/controllers", "internal/access"},
-	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/kinds"},                                           // an argument of its strategies
-	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/kinds", "internal/api"},        // values that strategies read from a context
-	"k8s.io/apiserver/pkg/server":                                              {"apiserver"},                                                // the Config that audit backends need
-	"k8s.io/apiserver/pkg/server/options":                                      {"cmd/trellis", "apiserver", "testserver"},                   // flags and backends of audit
-	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/kinds"},                                           // selection of served versions
-	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/kinds", "internal/admission"},                     // the type of that selection
-	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access", "internal/egress/selector", "apiserver"}, // dialers for issuers and the audit webhook
-	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
-	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/controllers", "internal/egress/selector", "internal/konnectivity", "internal/serving", "apiserver"}, // CAs and certificates reloaded from files
-	"k8s.io/apiserver/pkg/storage":                                             {},
-	"k8s.io/apiserver/pkg/util/feature":                                        {"internal/admission"}, // feature gates of its plugins
-	"k8s.io/apiserver/pkg/features":                                            {},
-	"k8s.io/apiextensions-apiserver/pkg":                                       {},
-	"k8s.io/kube-aggregator/pkg":                                               {},
-	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access", "internal/admission", "internal/egress/credentials"},
-	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
-	"k8s.io/apiserver/pkg/audit":                                               {"internal/api", "internal/kinds", "apiserver"},
-	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},
+	// conditions and phases
+	"k8s.io/kubernetes/pkg/api/v1/pod":           {"testserver", "internal/kinds"},
+	"k8s.io/apiserver/pkg/registry/generic/rest": {"internal/proxy/nodes"}, // reads logs
+	"k8s.io/kubernetes/pkg/apis/core": {"internal/kinds", "internal/access",
+		"internal/admission", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/cluster/ports": {"internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/features": {"internal/kinds", "internal/access",
+		"internal/admission", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/kubelet/client": {"internal/proxy/nodes"},
+	// addresses of Nodes and Pods
+	"k8s.io/kubernetes/pkg/registry/core/node": {"internal/kinds", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/registry/core/pod":  {"internal/kinds", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/serviceaccount": {"internal/access", "internal/kinds",
+		"internal/controllers"},
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":           {"internal/kinds"},
+	"k8s.io/kube-aggregator/pkg/registry/apiservice":                    {"internal/kinds"},
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":         {"internal/controllers"},
+	"k8s.io/kube-aggregator/pkg/client":                                 {"internal/controllers"},
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/controllers", "internal/access"},
+	// an argument of its strategies
+	"k8s.io/apiserver/pkg/authorization/authorizer": {"internal/kinds"},
+	// values that strategies read from a context
+	"k8s.io/apiserver/pkg/endpoints/request": {"internal/engine", "internal/kinds",
+		"internal/api"},
+	// the Config that audit backends need
+	"k8s.io/apiserver/pkg/server": {"apiserver"},
+	// flags and backends of audit
+	"k8s.io/apiserver/pkg/server/options": {"cmd/trellis", "apiserver", "testserver"},
+	// selection of served versions
+	"k8s.io/apiserver/pkg/server/resourceconfig": {"internal/kinds"},
+	// the type of that selection
+	"k8s.io/apiserver/pkg/server/storage": {"internal/kinds", "internal/admission"},
+	// dialers for issuers and the audit webhook
+	"k8s.io/apiserver/pkg/server/egressselector": {"internal/access", "internal/egress/selector",
+		"apiserver"},
+	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics": {"internal/access"},
+	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":  {"internal/access"},
+	// CAs and certificates reloaded from files
+	"k8s.io/apiserver/pkg/server/dynamiccertificates": {"internal/access", "internal/controllers",
+		"internal/egress/selector", "internal/konnectivity", "internal/serving", "apiserver"},
+	"k8s.io/apiserver/pkg/storage":       {},
+	"k8s.io/apiserver/pkg/util/feature":  {"internal/admission"}, // feature gates of its plugins
+	"k8s.io/apiserver/pkg/features":      {},
+	"k8s.io/apiextensions-apiserver/pkg": {},
+	"k8s.io/kube-aggregator/pkg":         {},
+	"k8s.io/apiserver/pkg/util/webhook": {"internal/access", "internal/admission",
+		"internal/egress/credentials"},
+	"k8s.io/apiserver/pkg/authorization":          {"internal/access"},
+	"k8s.io/apiserver/pkg/audit":                  {"internal/api", "internal/kinds", "apiserver"},
+	"k8s.io/apimachinery/pkg/util/strategicpatch": {"internal/merge"},
 }
 
 // free lists exceptions from only: types, interfaces, generated documents and pure functions.
@@ -171,7 +206,8 @@ func TestImportsGoDown(t *testing.T) {
 			name, _ := strconv.Unquote(i.Path.Value)
 			folder, ours := strings.CutPrefix(name, module)
 			if ours && rank(folder) < from {
-				t.Errorf("%s:%d: %s must not import %s, which is above it", s.path, s.line(i.Pos()), layers[from], folder)
+				t.Errorf("%s:%d: %s must not import %s, which is above it", s.path, s.line(i.Pos()), layers[from],
+					folder)
 			}
 		}
 	}
@@ -223,9 +259,11 @@ func TestOnlyStrategies(t *testing.T) {
 		for _, i := range s.ast.Imports {
 			name, _ := strconv.Unquote(i.Path.Value)
 			rest, registry := strings.CutPrefix(name, "k8s.io/kubernetes/pkg/registry/")
-			escalation := strings.HasSuffix(rest, "/policybased") || rest == "rbac/validation" // privilege escalation checks
+			// privilege escalation checks
+			escalation := strings.HasSuffix(rest, "/policybased") || rest == "rbac/validation"
 			if parts := strings.Split(rest, "/"); registry && !escalation && (len(parts) != 2 || parts[1] == "rest") {
-				t.Errorf("%s:%d: %s stores or serves objects: import only its strategies", s.path, s.line(i.Pos()), name)
+				t.Errorf("%s:%d: %s stores or serves objects: import only its strategies", s.path, s.line(i.Pos()),
+					name)
 			}
 		}
 	}

@@ -27,7 +27,8 @@ func width(line string) int {
 	return n
 }
 
-// TestLinesOfGo checks that lines of Go have at most 120 characters. Tables and raw strings of tests may have longer ones.
+// TestLinesOfGo checks that lines of Go have at most 120 characters. Tables and raw strings of tests may have longer
+// ones.
 func TestLinesOfGo(t *testing.T) {
 	for _, s := range sources(t) {
 		if ast.IsGenerated(s.ast) {
@@ -73,8 +74,8 @@ func linesOfTables(s *source) map[int]bool {
 	return lines
 }
 
-// TestLinesOfPages checks that lines of prose have at most 120 characters. Tables, code and lines with one long link may
-// be longer.
+// TestLinesOfPages checks that lines of prose have at most 120 characters. Tables, code and lines with one long link
+// may be longer.
 func TestLinesOfPages(t *testing.T) {
 	files(t, func(file string, data []byte) {
 		if path.Ext(file) != ".md" || generatedPage(file) {

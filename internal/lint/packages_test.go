@@ -17,9 +17,9 @@ const (
 	packagesEnd   = "<!-- end of packages -->\n"
 )
 
-// TestPackagesTable checks that docs/architecture.md lists the folders of the module with their purpose and imports. The
-// purpose is the first sentence of the package comment, or of README.md in a folder that is no package. A new import
-// between folders fails this test until the table is generated again.
+// TestPackagesTable checks that docs/architecture.md lists the folders of the module with their purpose and imports.
+// The purpose is the first sentence of the package comment, or of README.md in a folder that is no package. A new
+// import between folders fails this test until the table is generated again.
 func TestPackagesTable(t *testing.T) {
 	want := packagesTable(t)
 	page := readPage(t, packagesPage)

@@ -25,11 +25,14 @@ const (
 // habits match phrases that plain technical English avoids: verbs of speech for software, pronouns in place of a noun,
 // and clauses in place of a noun. Each alternative is a string of its own, so that this file passes its own test.
 var habits = []*regexp.Regexp{
-	phrases(`tell`, `tells`, `told`, `telling`, `says?`, `said`, `saying`, `ask`, `asks`, `asked`, `asking`, `hears?`, `heard`),
+	phrases(`tell`, `tells`, `told`, `telling`, `says?`, `said`, `saying`, `ask`, `asks`, `asked`, `asking`, `hears?`,
+		`heard`),
 	phrases(`somebody`, `someone else`, `nobody`, `whoever`, `whom`, `whose turn`, `anybody else`),
-	phrases(after("what", `it`, `there`, `they`, `the`, `a`, `an`, `has`, `have`, `is`, `are`, `was`, `were`, `goes`, `comes`,
+	phrases(after("what", `it`, `there`, `they`, `the`, `a`, `an`, `has`, `have`, `is`, `are`, `was`, `were`, `goes`,
+		`comes`,
 		`lies`, `stands`, `waits`, `follows`, `becomes`, `needs`, `else`),
-		after("who", `asks?`, `is`, `has`, `may`, `writes?`, `reads?`, `sends?`, `wants?`, `takes?`, `waits?`, `deletes?`, `makes?`),
+		after("who", `asks?`, `is`, `has`, `may`, `writes?`, `reads?`, `sends?`, `wants?`, `takes?`, `waits?`,
+			`deletes?`, `makes?`),
 		`(?:lets?|letting)`+` go`+` of`, `anew`),
 }
 
@@ -97,7 +100,8 @@ func TestProse(t *testing.T) {
 			}
 		case path.Ext(file) == ".md":
 			add(file, textOfMarkdown(file, string(data)))
-		case path.Ext(file) == ".txtar" || path.Ext(file) == ".sh" || path.Dir(file) == ".ci" || path.Base(file) == "Makefile":
+		case path.Ext(file) == ".txtar" || path.Ext(file) == ".sh" || path.Dir(file) == ".ci" ||
+			path.Base(file) == "Makefile":
 			add(path.Dir(file)+" (scripts)", textOfScript(file, string(data)))
 		}
 	})
@@ -121,7 +125,8 @@ func TestProse(t *testing.T) {
 
 // generatedPage reports whether a page is not prose of this project: its text is generated, or kept from earlier.
 func generatedPage(file string) bool {
-	return file == "docs/requirements.md" || file == "CHANGELOG.md" || strings.Contains(file, "testdata/") && path.Ext(file) == ".go"
+	return file == "docs/requirements.md" || file == "CHANGELOG.md" || strings.Contains(file, "testdata/") &&
+		path.Ext(file) == ".go"
 }
 
 // upstreamWords returns the messages in testdata/upstream-words.txt. Each line is a message, a tab and its source.

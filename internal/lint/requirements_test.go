@@ -24,7 +24,8 @@ var notShown = map[string]string{
 	"CNV-038": "localhost needs a webhook on each host, which is advice for users",
 	"CNV-060": "the purpose of conversion is advice for authors of webhooks",
 	"CRD-024": "kubectl builds the List of kubectl get -o yaml; tests show the list of the server",
-	"CRD-026": "kubectl takes the namespace from its context; tests show that the object is stored in the request's namespace",
+	"CRD-026": "kubectl takes the namespace from its context; tests show that the object is stored in the request's " +
+		"namespace",
 	"HPX-009": "the options of kubectl proxy belong to kubectl; tests show that watches and upgrades pass",
 	"KON-014": "kubectl config view belongs to kubectl",
 	"KON-015": "kubectl config belongs to kubectl; tests show that the kubeconfig works",
@@ -110,7 +111,8 @@ func shownBy(t *testing.T, id string, tests map[string]string) string {
 	return strings.Join(links, ", ")
 }
 
-// citations returns the tests that cite each requirement: names of test functions, or of files, with the path of the file.
+// citations returns the tests that cite each requirement: names of test functions, or of files, with the path of the
+// file.
 func citations(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	all := map[string]map[string]string{}

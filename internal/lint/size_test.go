@@ -48,15 +48,16 @@ func TestNestingIsShallow(t *testing.T) {
 			f, ok := d.(*ast.FuncDecl)
 			if ok && f.Body != nil {
 				if deep, at := nesting(f.Body); deep > maxNesting {
-					t.Errorf("%s:%d: %s nests %d deep, more than %d", s.path, s.line(at.Pos()), f.Name.Name, deep, maxNesting)
+					t.Errorf("%s:%d: %s nests %d deep, more than %d", s.path, s.line(at.Pos()), f.Name.Name, deep,
+						maxNesting)
 				}
 			}
 		}
 	}
 }
 
-// nesting returns the greatest depth of nested statements with a body, and the deepest statement. The body of a function
-// literal starts at depth 0. An else-if has the depth of its if.
+// nesting returns the greatest depth of nested statements with a body, and the deepest statement. The body of a
+// function literal starts at depth 0. An else-if has the depth of its if.
 func nesting(n ast.Node) (deepest int, at ast.Node) {
 	at = n
 	ast.Inspect(n, func(child ast.Node) bool {

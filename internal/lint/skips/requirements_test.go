@@ -23,8 +23,8 @@ type declaration struct {
 	uses map[string]bool
 }
 
-// declarations returns the declarations in the tests of each package, by their names. It calls files with the text of all
-// other files of tests.
+// declarations returns the declarations in the tests of each package, by their names. It calls files with the text of
+// all other files of tests.
 func declarations(t *testing.T, files func(text string)) map[string]map[string]*declaration {
 	t.Helper()
 	all := map[string]map[string]*declaration{}
@@ -124,8 +124,8 @@ func reach(of map[string]*declaration, name string, seen map[string]bool, into m
 	}
 }
 
-// TestRequirementsNeedNothingElse checks that each cited requirement is cited by a test that needs nothing but a clone of
-// the repository. Tests that need other files have a line in .ci/skips.
+// TestRequirementsNeedNothingElse checks that each cited requirement is cited by a test that needs nothing but a clone
+// of the repository. Tests that need other files have a line in .ci/skips.
 func TestRequirementsNeedNothingElse(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, ".ci", "skips"))
 	if err != nil {

@@ -53,7 +53,8 @@ func events(t *testing.T, env ...string) string {
 	if err := os.Mkdir(filepath.Join(dir, "demo"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"go.mod": "module github.com/trellis-k8s/trellis/cluster\n\ngo 1.26\n", "demo/demo_test.go": tests} {
+	for name, text := range map[string]string{"go.mod": "module github.com/trellis-k8s/trellis/cluster\n\ngo 1.26\n",
+		"demo/demo_test.go": tests} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -67,8 +68,8 @@ func events(t *testing.T, env ...string) string {
 	return string(out)
 }
 
-// TestUnlistedSkips checks that each skipped test and subtest of a nested module needs a separate line. The line names the
-// package relative to the root of the repository.
+// TestUnlistedSkips checks that each skipped test and subtest of a nested module needs a separate line. The line names
+// the package relative to the root of the repository.
 func TestUnlistedSkips(t *testing.T) {
 	const (
 		test = "cluster/demo TestSkips | !it | why\n"
@@ -82,13 +83,15 @@ func TestUnlistedSkips(t *testing.T) {
 		part:                                     {"cluster/demo TestSkips"},
 		test + "\n" + part:                       nil,
 		"demo TestSkips | !it | why\n" + part:    {"cluster/demo TestSkips"},
-		"cluster/demo TestSkip | !it | why\n" + part:                  {"cluster/demo TestSkips"},
-		test + "cluster/demo TestHasPart | !it | why\n":               {"cluster/demo TestHasPart/two_words"},
-		test + "cluster/demo TestHasPart/... | !it | why\n":           nil,
-		"cluster/demo ... | $TEST_OF_NOTHING | why\n":                 nil,
-		"cluster/demo ... | go | a program that is here\n":            {"cluster/demo TestSkips", "cluster/demo TestHasPart/two_words"},
-		"cluster/demo ... | go !it | one of two\n":                    nil,
-		"cluster/demo ... | .ci/skips | a file that is here\n":        {"cluster/demo TestSkips", "cluster/demo TestHasPart/two_words"},
+		"cluster/demo TestSkip | !it | why\n" + part:        {"cluster/demo TestSkips"},
+		test + "cluster/demo TestHasPart | !it | why\n":     {"cluster/demo TestHasPart/two_words"},
+		test + "cluster/demo TestHasPart/... | !it | why\n": nil,
+		"cluster/demo ... | $TEST_OF_NOTHING | why\n":       nil,
+		"cluster/demo ... | go | a program that is here\n": {"cluster/demo TestSkips",
+			"cluster/demo TestHasPart/two_words"},
+		"cluster/demo ... | go !it | one of two\n": nil,
+		"cluster/demo ... | .ci/skips | a file that is here\n": {"cluster/demo TestSkips",
+			"cluster/demo TestHasPart/two_words"},
 		"cluster/demo ... | ../shared | a folder that is not there\n": nil,
 	} {
 		var out strings.Builder
@@ -104,11 +107,13 @@ func TestUnlistedSkips(t *testing.T) {
 		if strings.Count(fmt.Sprint(err), " was skipped: ") != len(refused) {
 			t.Errorf("%q: %v, want %v", list, err, refused)
 		}
-		if printed := out.String(); !strings.HasPrefix(printed, "ok  \tgithub.com/trellis-k8s/trellis/cluster/demo\t") || strings.Count(printed, "\n") != 1 {
+		if printed := out.String(); !strings.HasPrefix(printed,
+			"ok  \tgithub.com/trellis-k8s/trellis/cluster/demo\t") || strings.Count(printed, "\n") != 1 {
 			t.Errorf("printed\n%s", printed)
 		}
 	}
-	if err := check(write(t, ""), strings.NewReader(all), io.Discard); !strings.Contains(fmt.Sprint(err), "nothing to test with") {
+	if err := check(write(t, ""), strings.NewReader(all), io.Discard); !strings.Contains(fmt.Sprint(err),
+		"nothing to test with") {
 		t.Errorf("the reason is missing: %v", err)
 	}
 }
@@ -119,7 +124,8 @@ func TestFailuresArePrinted(t *testing.T) {
 		var out strings.Builder
 		err := check(write(t, "cluster/demo ... | !it | why"), strings.NewReader(events(t, variable)), &out)
 		printed := out.String()
-		if err != nil || !strings.Contains(printed, says) || !strings.Contains(printed, "--- FAIL: TestFails") || !strings.Contains(printed, "\nFAIL\t") {
+		if err != nil || !strings.Contains(printed, says) || !strings.Contains(printed, "--- FAIL: TestFails") ||
+			!strings.Contains(printed, "\nFAIL\t") {
 			t.Errorf("%s: %v\n%s", variable, err, printed)
 		}
 		if strings.Contains(printed, "not printed") || strings.Contains(printed, "=== RUN") {
@@ -130,7 +136,8 @@ func TestFailuresArePrinted(t *testing.T) {
 
 // TestMistakesInLists checks that a line that lacks a part is an error.
 func TestMistakesInLists(t *testing.T) {
-	for _, line := range []string{"cluster/demo TestSkips", "cluster/demo TestSkips | !it", "cluster/demo TestSkips | !it | ", "TestSkips | !it | why", "cluster/demo TestSkips |  | why"} {
+	for _, line := range []string{"cluster/demo TestSkips", "cluster/demo TestSkips | !it",
+		"cluster/demo TestSkips | !it | ", "TestSkips | !it | why", "cluster/demo TestSkips |  | why"} {
 		if _, err := parse("# a comment\n" + line + "\n"); err == nil || !strings.Contains(err.Error(), "line 2: ") {
 			t.Errorf("%q: %v", line, err)
 		}
@@ -142,8 +149,10 @@ func TestMistakesInLists(t *testing.T) {
 
 // TestRequirements checks which needs count as missing.
 func TestRequirements(t *testing.T) {
-	r := requirements{root: filepath.Dir(filepath.Dir(write(t, ""))), lookup: func(name string) (string, bool) { return "x", name == "SET" }, superuser: true}
-	for need, has := range map[string]bool{"root": true, ".ci/skips": true, "../no/such": false, "go": true, "no-such-program": false, "!cgroup": false, "/": true, "/no/such": false} {
+	r := requirements{root: filepath.Dir(filepath.Dir(write(t, ""))),
+		lookup: func(name string) (string, bool) { return "x", name == "SET" }, superuser: true}
+	for need, has := range map[string]bool{"root": true, ".ci/skips": true, "../no/such": false, "go": true,
+		"no-such-program": false, "!cgroup": false, "/": true, "/no/such": false} {
 		if r.has(need) != has {
 			t.Errorf("%s: %v", need, !has)
 		}
