@@ -46,6 +46,7 @@ var layers = []string{
 	"internal/specialip",
 	"internal/ownership",
 	"internal/lint/skips",
+	"internal/lint/sample",
 }
 
 // only lists imports that are allowed in a few folders, with a reason where it is not obvious.
