@@ -30,11 +30,11 @@ const (
 	CustomResourceFieldSelectors = "CustomResourceFieldSelectors"
 )
 
-// TLS holds the values of kube-apiserver's --tls-* flags, and SNICertKey one value of --tls-sni-cert-key.
-type (
-	TLS        = serving.TLS
-	SNICertKey = serving.SNICertKey
-)
+// TLS holds the values of kube-apiserver's --tls-* flags.
+type TLS = serving.TLS
+
+// SNICertKey is one value of kube-apiserver's --tls-sni-cert-key.
+type SNICertKey = serving.SNICertKey
 
 // Config is the configuration of a server. The zero value describes a server that stores everything in memory, listens
 // on a free port of the loopback interface and refuses anonymous requests.
