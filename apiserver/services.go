@@ -60,7 +60,8 @@ func (s *Server) dialer() *egress.Dialer {
 		ControlPlane: s.egressSelector.Dialer(egressselector.ControlPlane),
 		Resolve:      egress.Resolver(services),
 		IsLocal: func(namespace, name string) bool {
-			return slices.Contains(s.config.LocalServices, namespace+"/"+name) && services.IsExternalName(namespace, name)
+			return slices.Contains(s.config.LocalServices, namespace+"/"+name) &&
+				services.IsExternalName(namespace, name)
 		},
 		Generation: egress.Generations(s.store.Head, func(group, plural, namespace, name string) string {
 			return s.definition(group, plural).Key(namespace, name)

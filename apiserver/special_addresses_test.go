@@ -227,16 +227,22 @@ func (d *dialEnv) converted(clientConfig string) (int, string) {
 
 // callsNode has the request paths that make the server connect to the node n, the Pod p or the Service.
 var callsNode = map[string]func(d *dialEnv) string{
-	"log":              func(*dialEnv) string { return pods + "/p/log" },
-	"log without CA":   func(*dialEnv) string { return pods + "/p/log?insecureSkipTLSVerifyBackend=true" },
-	"exec":             func(*dialEnv) string { return pods + "/p/exec?command=true&stdout=true" },
-	"attach":           func(*dialEnv) string { return pods + "/p/attach?stdout=true" },
-	"portforward":      func(*dialEnv) string { return pods + "/p/portforward" },
-	"node proxy":       func(*dialEnv) string { return "/api/v1/nodes/n/proxy/healthz" },
-	"node proxy, port": func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/http:n:%d/proxy/x", d.listener.port) },
-	"node proxy, TLS":  func(d *dialEnv) string { return fmt.Sprintf("/api/v1/nodes/https:n:%d/proxy/x", d.listener.port) },
-	"Pod proxy":        func(d *dialEnv) string { return fmt.Sprintf("%s/p:%d/proxy/x", pods, d.listener.port) },
-	"Pod proxy, TLS":   func(d *dialEnv) string { return fmt.Sprintf("%s/https:p:%d/proxy/x", pods, d.listener.port) },
+	"log":            func(*dialEnv) string { return pods + "/p/log" },
+	"log without CA": func(*dialEnv) string { return pods + "/p/log?insecureSkipTLSVerifyBackend=true" },
+	"exec":           func(*dialEnv) string { return pods + "/p/exec?command=true&stdout=true" },
+	"attach":         func(*dialEnv) string { return pods + "/p/attach?stdout=true" },
+	"portforward":    func(*dialEnv) string { return pods + "/p/portforward" },
+	"node proxy":     func(*dialEnv) string { return "/api/v1/nodes/n/proxy/healthz" },
+	"node proxy, port": func(d *dialEnv) string {
+		return fmt.Sprintf("/api/v1/nodes/http:n:%d/proxy/x",
+			d.listener.port)
+	},
+	"node proxy, TLS": func(d *dialEnv) string {
+		return fmt.Sprintf("/api/v1/nodes/https:n:%d/proxy/x",
+			d.listener.port)
+	},
+	"Pod proxy":      func(d *dialEnv) string { return fmt.Sprintf("%s/p:%d/proxy/x", pods, d.listener.port) },
+	"Pod proxy, TLS": func(d *dialEnv) string { return fmt.Sprintf("%s/https:p:%d/proxy/x", pods, d.listener.port) },
 	"Service proxy": func(d *dialEnv) string {
 		return fmt.Sprintf("%s/%s:%d/proxy/x", services, d.service,
 			d.listener.port)

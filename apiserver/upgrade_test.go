@@ -78,8 +78,9 @@ func (u *upgradeEnv) counted(seats, mutating int) bool {
 	u.Helper()
 	resp, err := u.client.Get(u.URL() + "/metrics")
 	text := body(u.T, resp, err, http.StatusOK)
-	return strings.Contains(text, fmt.Sprintf("apiserver_flowcontrol_current_executing_requests{flow_schema=\"global-default\","+
-		"priority_level=\"global-default\"} %d\n", seats)) &&
+	return strings.Contains(text, fmt.Sprintf(
+		"apiserver_flowcontrol_current_executing_requests{flow_schema=\"global-default\","+
+			"priority_level=\"global-default\"} %d\n", seats)) &&
 		strings.Contains(text, fmt.Sprintf("apiserver_current_inflight_requests{request_kind=\"mutating\"} %d\n",
 			mutating))
 }
@@ -101,7 +102,8 @@ func TestUpgradeHeaderHasADeadline(t *testing.T) {
 	within(t, func() bool { return u.counted(len(all), len(all)/2) })
 	for i, in := range all {
 		resp, err := http.ReadResponse(in, nil)
-		if text := body(t, resp, err, http.StatusGatewayTimeout); text != "the backend API server did not respond within the allotted time\n" {
+		if text := body(t, resp, err, http.StatusGatewayTimeout); text != "the backend API server did not respond "+
+			"within the allotted time\n" {
 			t.Errorf("request %d: %s", i, text)
 		}
 	}

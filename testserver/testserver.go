@@ -1,5 +1,5 @@
-// Package testserver starts a Trellis server in the process of a Go test. It imports testing and apiserver, and must not
-// import packages below apiserver, except for the names of controllers.
+// Package testserver starts a Trellis server in the process of a Go test. It imports testing and apiserver, and must
+// not import packages below apiserver, except for the names of controllers.
 package testserver
 
 import (

@@ -48,8 +48,8 @@ The agent finds the servers by the addresses of --proxy-server-host or by the Le
 load balancer, it connects again until it has reached the number of servers that they report. On SIGTERM it
 accepts no new connections. It exits after the last connection, or after 25 seconds. A second signal ends it
 immediately.`,
-		Example: `  trellis konnectivity agent --proxy-server-host 192.0.2.10 --proxy-server-port 8132 --ca-cert ca.crt \
-    --service-account-token-path /var/run/secrets/tokens/konnectivity-agent-token`,
+		Example: `  trellis konnectivity agent --proxy-server-host 192.0.2.10 --proxy-server-port 8132 \
+    --ca-cert ca.crt --service-account-token-path /var/run/secrets/tokens/konnectivity-agent-token`,
 		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger()

@@ -59,8 +59,9 @@ func newKonnectivityServer() *cobra.Command {
 cluster connect with TLS. An agent dials the destinations that the API server requests. The command replaces the
 reference's proxy-server, and runs under that name, too. Its flags and their defaults are the same, except the
 defaults of --keepalive-time, --frontend-keepalive-time and -v.`,
-		Example: `  trellis konnectivity server --uds-name /etc/kubernetes/konnectivity-server/konnectivity-server.socket \
-    --server-port 0 --cluster-cert apiserver.crt --cluster-key apiserver.key \
+		Example: `  trellis konnectivity server \
+    --uds-name /etc/kubernetes/konnectivity-server/konnectivity-server.socket --server-port 0 \
+    --cluster-cert apiserver.crt --cluster-key apiserver.key \
     --agent-namespace kube-system --agent-service-account konnectivity-agent \
     --kubeconfig konnectivity-server.conf --authentication-audience system:konnectivity-server`,
 		Args: takes("no arguments", 0, 0),

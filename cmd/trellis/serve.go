@@ -139,8 +139,8 @@ func (f *serveFlags) bindStorage(flags *pflag.FlagSet) {
 		"retention time of the history for watches and continued lists; requests for older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20, "maximum size of the history in bytes")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
-		"free disk space to keep, in bytes; below it only deletions and small updates succeed (0 means the larger of a "+
-			"twentieth of the disk, at most 1 GiB, and the size of the stored data, at most 136 MiB)")
+		"free disk space to keep, in bytes; below it only deletions and small updates succeed (0 means the larger of "+
+			"a twentieth of the disk, at most 1 GiB, and the size of the stored data, at most 136 MiB)")
 	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", 0,
 		"last revision to keep of a damaged data directory, as the error at the start names it; later revisions are "+
 			"lost "+
@@ -181,8 +181,8 @@ func (f *serveFlags) bindOwn(flags *pflag.FlagSet) {
 		"rejection of bindings to nodes without enough capacity for the Pod (false means that they succeed, as in "+
 			"kube-apiserver)")
 	flags.Int64Var(&c.MemoryBudget, "request-memory-budget", 0,
-		"memory for the bodies of running requests, in bytes (0 means a quarter of the memory limit of the process, at "+
-			"most 1 GiB)")
+		"memory for the bodies of running requests, in bytes (0 means a quarter of the memory limit of the process, "+
+			"at most 1 GiB)")
 }
 
 // complete validates the flags and completes the Config.

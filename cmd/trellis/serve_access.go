@@ -18,8 +18,8 @@ import (
 func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 	c := &f.config.Authentication
 	flags.BoolVar(&c.Anonymous, "anonymous-auth", true,
-		"service for requests without credentials as the user system:anonymous, who may read health and version (false "+
-			"means 401)")
+		"service for requests without credentials as the user system:anonymous, who may read health and version "+
+			"(false means 401)")
 	flags.StringVar(&c.ClientCAFile, "client-ca-file", "",
 		"file of CAs of client certificates, in addition to the CA in the data directory; the common name is the "+
 			"user, the "+

@@ -118,16 +118,21 @@ func TestCertificatesAsUpstream(t *testing.T) {
 	uid := pkix.AttributeTypeAndValue{Type: uidOID, Value: "u-1"}
 	later, client := now.Add(30*time.Minute), x509.ExtKeyUsageClientAuth
 	certs := map[string]*x509.Certificate{
-		"user":          ca.client(pkix.Name{CommonName: "jane", Organization: []string{"a", "b"}}, later, client),
-		"masters":       ca.client(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, later, client),
-		"uid":           ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid}}, later, client),
-		"two uids":      ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid, uid}}, later, client),
-		"anonymous":     ca.client(pkix.Name{CommonName: user.Anonymous}, later, client),
-		"authenticated": ca.client(pkix.Name{CommonName: "x", Organization: []string{user.AllAuthenticated}}, later, client),
-		"no name":       ca.client(pkix.Name{Organization: []string{"system:masters"}}, later, client),
-		"expired":       ca.client(pkix.Name{CommonName: "jane"}, now.Add(-time.Minute), client),
-		"server only":   ca.client(pkix.Name{CommonName: "jane"}, later, x509.ExtKeyUsageServerAuth),
-		"foreign":       foreign.client(pkix.Name{CommonName: "jane", Organization: []string{"system:masters"}}, later, client),
+		"user": ca.client(pkix.Name{CommonName: "jane", Organization: []string{"a", "b"}}, later, client),
+		"masters": ca.client(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, later,
+			client),
+		"uid": ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid}}, later,
+			client),
+		"two uids": ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid, uid}},
+			later, client),
+		"anonymous": ca.client(pkix.Name{CommonName: user.Anonymous}, later, client),
+		"authenticated": ca.client(pkix.Name{CommonName: "x", Organization: []string{user.AllAuthenticated}}, later,
+			client),
+		"no name":     ca.client(pkix.Name{Organization: []string{"system:masters"}}, later, client),
+		"expired":     ca.client(pkix.Name{CommonName: "jane"}, now.Add(-time.Minute), client),
+		"server only": ca.client(pkix.Name{CommonName: "jane"}, later, x509.ExtKeyUsageServerAuth),
+		"foreign": foreign.client(pkix.Name{CommonName: "jane", Organization: []string{"system:masters"}}, later,
+			client),
 	}
 	options := x509request.DefaultVerifyOptions()
 	options.Roots = ca.pool().verifyOptions().Roots
@@ -326,7 +331,8 @@ func TestForbiddenAsUpstream(t *testing.T) {
 	} {
 		for _, reason := range []string{"", "no <role>"} {
 			upstream := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
-				User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace, Name: a.Name,
+				User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace,
+				Name:     a.Name,
 				APIGroup: a.Group, APIVersion: a.Version, Resource: a.Plural, Subresource: a.Subresource,
 			}, reason)
 			if got := Forbidden(&a, reason); !reflect.DeepEqual(got, error(upstream)) {

@@ -328,7 +328,8 @@ func TestExecAdmissionPolicy(t *testing.T) {
 	binding := `{"metadata":{"name":"calm"},"spec":{"policyName":"calm","validationActions":["Deny"]}}`
 	for kind, text := range map[string]string{"validatingadmissionpolicies": policy,
 		"validatingadmissionpolicybindings": binding} {
-		if err := c.client.AdmissionregistrationV1().RESTClient().Post().Resource(kind).Body([]byte(text)).Do(t.Context()).Error(); err != nil {
+		post := c.client.AdmissionregistrationV1().RESTClient().Post().Resource(kind).Body([]byte(text))
+		if err := post.Do(t.Context()).Error(); err != nil {
 			t.Fatal(err)
 		}
 	}

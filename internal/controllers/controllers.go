@@ -124,7 +124,8 @@ type controller interface {
 	run(context.Context)
 }
 
-// TrellisControllers are the names of the controllers of this package that replace one of kube-controller-manager with that name.
+// TrellisControllers are the names of the controllers of this package that replace one of kube-controller-manager with
+// that name.
 var TrellisControllers = []string{
 	known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController,
 }

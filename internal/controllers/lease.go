@@ -23,7 +23,8 @@ const (
 func (b *bootstrap) writeControllersLease(ctx context.Context, chosen []string) {
 	c := UpstreamConfig{Controllers: chosen}
 	names := slices.DeleteFunc(UpstreamControllers(), func(name string) bool { return !c.upstreamEnabled(name) })
-	own := slices.DeleteFunc(slices.Clone(TrellisControllers), func(name string) bool { return !c.trellisEnabled(name) })
+	own := slices.DeleteFunc(slices.Clone(TrellisControllers),
+		func(name string) bool { return !c.trellisEnabled(name) })
 	names = append(names, own...)
 	names = append(names, known.ServiceCIDRController) // it cannot be disabled
 	slices.Sort(names)

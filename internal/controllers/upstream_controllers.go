@@ -33,7 +33,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
 )
 
-// ClusterRoleAggregation is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it selects.
+// ClusterRoleAggregation is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it
+// selects.
 const ClusterRoleAggregation = known.ClusterRoleAggregationController
 
 // upstreamController describes a controller of kube-controller-manager.

@@ -92,7 +92,8 @@ func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitio
 	*apiextensions.JSONSchemaProps) {
 	t.Helper()
 	var internal apiextensions.JSONSchemaProps
-	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
+	convert := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps
+	if err := convert(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
 		t.Fatal(err)
 	}
 	s, err := structuralschema.NewStructural(&internal)

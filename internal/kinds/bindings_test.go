@@ -138,7 +138,8 @@ func TestBindingCapacity(t *testing.T) {
 				}
 				want := ""
 				if guarded && r.want != "" {
-					want = `Operation cannot be fulfilled on pods/binding "p": node "n1" has insufficient capacity: ` + r.want
+					want = `Operation cannot be fulfilled on pods/binding "p": node "n1" has insufficient capacity: ` +
+						r.want
 				}
 				dry := c.by()
 				dry.DryRun = true

@@ -12,7 +12,7 @@ import (
 
 var (
 	quotedGo   = regexp.MustCompile("`([a-z0-9_/*]+\\.go)`")
-	quotedPath = regexp.MustCompile("`((?:internal|cmd|docs|examples|apiserver|testserver|conversionwebhook)/[^`{} ]*)`")
+	quotedPath = regexp.MustCompile("`((?:internal|cmd|docs|examples|apiserver|testserver)/[^`{} ]*)`")
 	quotedName = regexp.MustCompile("`([a-z]+)\\.([A-Z][A-Za-z]*)(?:\\.([A-Z][A-Za-z]*))?`")
 	link       = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )

@@ -149,18 +149,25 @@ var costlyJSON = []struct {
 	worst int
 	limit string
 }{
-	{"moves in a long list", func(n int) string { return `{"a":[` + strings.Repeat("1,", 100*n) + `2]}` }, func(n int) string {
-		return strings.Repeat(`{"op":"move","from":"/a/0","path":"/a/9"},`, n) + `{"op":"remove","path":"/a/0"}`
-	}, 625, "list items that a JSON patch moves is 80000000"},
+	{"moves in a long list", func(n int) string { return `{"a":[` + strings.Repeat("1,", 100*n) + `2]}` },
+		func(n int) string {
+			return strings.Repeat(`{"op":"move","from":"/a/0","path":"/a/9"},`, n) + `{"op":"remove","path":"/a/0"}`
+		}, 625, "list items that a JSON patch moves is 80000000"},
 	{"additions to a list", func(int) string { return `{"a":[]}` }, func(n int) string {
 		return strings.Repeat(`{"op":"add","path":"/a/0","value":1},`, n-1) + `{"op":"remove","path":"/a/0"}`
 	}, 9999, ""},
 	{"a deep path", func(n int) string {
 		return strings.Repeat(`{"a":`, n) + `{"b":"` + strings.Repeat("x", 1<<20) + `"}` + strings.Repeat("}", n)
-	}, func(n int) string { return `{"op":"add","path":"` + strings.Repeat("/a", n) + `/c","value":1}` }, 54, levelsLimit},
+	}, func(n int) string {
+		return `{"op":"add","path":"` + strings.Repeat("/a", n) +
+			`/c","value":1}`
+	}, 54, levelsLimit},
 	{"a deep list", func(n int) string {
 		return `{"a":` + strings.Repeat("[", n) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("]", n) + `}`
-	}, func(n int) string { return `{"op":"add","path":"/a` + strings.Repeat("/0", n-1) + `/-","value":1}` }, 54, levelsLimit},
+	}, func(n int) string {
+		return `{"op":"add","path":"/a` + strings.Repeat("/0", n-1) +
+			`/-","value":1}`
+	}, 54, levelsLimit},
 	{"a deep test", func(n int) string {
 		return `{"x":` + strings.Repeat(`{"a":`, n) +
 			`"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", n) + `}`

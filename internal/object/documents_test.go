@@ -11,10 +11,12 @@ func TestDocuments(t *testing.T) {
 		texts []string
 		lines []int
 	}{
-		"one":                {"a: 1\n", []string{"a: 1\n"}, []int{0}},
-		"several":            {"a: 1\n---\nb: 2\n--- # the last\nc: 3", []string{"a: 1\n", "b: 2\n", "c: 3"}, []int{0, 2, 4}},
-		"CRLF":               {"a: 1\r\n---\r\nb: 2\r\n", []string{"a: 1\r\n", "b: 2\r\n"}, []int{0, 2}},
-		"JSON":               {"\ufeff{\"a\":1}\n\n{\"b\":2}{\"c\":3}\n", []string{`{"a":1}`, `{"b":2}`, `{"c":3}`}, []int{0, 2, 2}},
+		"one": {"a: 1\n", []string{"a: 1\n"}, []int{0}},
+		"several": {"a: 1\n---\nb: 2\n--- # the last\nc: 3", []string{"a: 1\n", "b: 2\n", "c: 3"},
+			[]int{0, 2, 4}},
+		"CRLF": {"a: 1\r\n---\r\nb: 2\r\n", []string{"a: 1\r\n", "b: 2\r\n"}, []int{0, 2}},
+		"JSON": {"\ufeff{\"a\":1}\n\n{\"b\":2}{\"c\":3}\n", []string{`{"a":1}`, `{"b":2}`, `{"c":3}`},
+			[]int{0, 2, 2}},
 		"YAML in braces":     {"{a: 1}\n---\n{b: 2}\n", []string{"{a: 1}\n", "{b: 2}\n"}, []int{0, 2}},
 		"JSON between lines": {"{\"a\":1}\n---\n{\"b\":2}\n", []string{"{\"a\":1}\n", "{\"b\":2}\n"}, []int{0, 2}},
 	} {

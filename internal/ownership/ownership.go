@@ -28,9 +28,9 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("cannot trust %s: %s; check its content, then run: %s", e.Path, e.Reason, e.Command)
 }
 
-// CheckDirectory checks a directory. Its owner must be the user of this process or root, and so must the owner of each symbolic
-// link on its path. Other users must not have write permission. The warnings describe weak permissions that are
-// allowed: write permission of the group, which the fsGroup of a Pod sets, and a parent directory in which all
+// CheckDirectory checks a directory. Its owner must be the user of this process or root, and so must the owner of each
+// symbolic link on its path. Other users must not have write permission. The warnings describe weak permissions that
+// are allowed: write permission of the group, which the fsGroup of a Pod sets, and a parent directory in which all
 // users can rename files.
 func CheckDirectory(path string) (warnings []string, err error) {
 	path, err = filepath.Abs(path)
@@ -69,8 +69,8 @@ func CheckDirectory(path string) (warnings []string, err error) {
 	}
 }
 
-// CheckDirectories checks a directory and its subdirectories with the given names, like CheckDirectory. The subdirectories may
-// be missing.
+// CheckDirectories checks a directory and its subdirectories with the given names, like CheckDirectory. The
+// subdirectories may be missing.
 func CheckDirectories(path string, below ...string) (warnings []string, err error) {
 	warnings, err = CheckDirectory(path)
 	for _, name := range below {

@@ -13,9 +13,10 @@ func TestFollower(t *testing.T) {
 	heads := []*storage.Snapshot{new(storage.Loader).Snapshot(1), new(storage.Loader).Snapshot(2)}
 	head := heads[0]
 	var seen [][2]int64
-	f := storage.Follower{Head: func() *storage.Snapshot { return head }, Advance: func(old, current *storage.Snapshot) {
-		seen = append(seen, [2]int64{old.Revision(), current.Revision()})
-	}}
+	f := storage.Follower{Head: func() *storage.Snapshot { return head },
+		Advance: func(old, current *storage.Snapshot) {
+			seen = append(seen, [2]int64{old.Revision(), current.Revision()})
+		}}
 	// The third head is older than the second, as after a restore.
 	for _, head = range []*storage.Snapshot{heads[0], heads[1], heads[0]} {
 		var refreshing sync.WaitGroup

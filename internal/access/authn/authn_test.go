@@ -178,7 +178,8 @@ func TestKeyFiles(t *testing.T) {
 	file := fx.file("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
 	a := fx.newAuthenticators(Config{Accounts: Accounts{SigningKeyFile: file}})
 	account := core.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot", UID: "7"}}
-	public, private, err := serviceaccount.Claims(account, nil, nil, nil, nil, nil, 600, 0, []string{DefaultIssuer}, nil)
+	public, private, err := serviceaccount.Claims(account, nil, nil, nil, nil, nil, 600, 0, []string{DefaultIssuer},
+		nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,15 +357,19 @@ func TestAnonymousByPath(t *testing.T) {
 func TestBadFiles(t *testing.T) {
 	fx := newFixture(t)
 	for name, c := range map[string]Config{
-		"--client-ca-file":                                  {ClientCAFile: fx.file("ca.crt", "nothing")},
-		"--requestheader-client-ca-file":                    {RequestHeader: RequestHeader{CAFile: filepath.Join(t.TempDir(), "missing")}},
-		"--service-account-key-file":                        {Accounts: Accounts{KeyFiles: []string{fx.file("key", "x")}}},
-		"--service-account-signing-key-file":                {Accounts: Accounts{SigningKeyFile: fx.file("key2", "x")}},
-		"strict decoding error: unknown field \"anonymos\"": {ConfigFile: fx.file("a.yaml", configuration+"anonymos: {}\n")},
+		"--client-ca-file":               {ClientCAFile: fx.file("ca.crt", "nothing")},
+		"--requestheader-client-ca-file": {RequestHeader: RequestHeader{CAFile: filepath.Join(t.TempDir(), "missing")}},
+		"--service-account-key-file": {Accounts: Accounts{KeyFiles: []string{fx.file("key",
+			"x")}}},
+		"--service-account-signing-key-file": {Accounts: Accounts{SigningKeyFile: fx.file("key2", "x")}},
+		"strict decoding error: unknown field \"anonymos\"": {ConfigFile: fx.file("a.yaml",
+			configuration+"anonymos: {}\n")},
 		"jwt[0].issuer.url: Required value": {ConfigFile: fx.file("b.yaml",
 			configuration+"jwt: [{issuer: {audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
-		"no kind \"Pod\"":          {ConfigFile: fx.file("c.yaml", "apiVersion: v1\nkind: Pod\n")},
-		"URL scheme must be https": {ConfigFile: fx.file("d.yaml", configuration+"jwt: [{issuer: {url: 'http://a', audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n")},
+		"no kind \"Pod\"": {ConfigFile: fx.file("c.yaml", "apiVersion: v1\nkind: Pod\n")},
+		"URL scheme must be https": {ConfigFile: fx.file("d.yaml",
+			configuration+"jwt: [{issuer: {url: 'http://a', audiences: [a]}, claimMappings: {username: {claim: sub, "+
+				"prefix: ''}}}]\n")},
 	} {
 		_, err := New(t.Context(), c, fx.ca, fx.key, &fx.objects, noSecrets{})
 		if err == nil || !strings.Contains(err.Error(), name) {

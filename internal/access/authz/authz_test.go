@@ -73,7 +73,8 @@ func TestModes(t *testing.T) {
 	}{
 		{"RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
 		{"AlwaysAllow", authorizer.DecisionAllow, authorizer.DecisionAllow, ""},
-		{"RBAC,AlwaysDeny", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role\nalwaysdeny: Everything is forbidden."},
+		{"RBAC,AlwaysDeny", authorizer.DecisionAllow, authorizer.DecisionNoOpinion,
+			"rbac: no role\nalwaysdeny: Everything is forbidden."},
 		{"Node,RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
 		{"Node", authorizer.DecisionNoOpinion, authorizer.DecisionNoOpinion, ""},
 		{"", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
@@ -166,7 +167,8 @@ func TestFileIsReloaded(t *testing.T) {
 		t.Fatal(d)
 	}
 	for _, c := range []struct{ text, want string }{
-		{"- {type: Node, name: node}\n", "authorizer type Node is not allowed if it was not enabled at initial server startup"},
+		{"- {type: Node, name: node}\n",
+			"authorizer type Node is not allowed if it was not enabled at initial server startup"},
 		{"- {type: ABAC, name: abac}\n", "authorizer type ABAC is not allowed"},
 		{"oops: 1\n", "unknown field"},
 	} {
@@ -179,7 +181,8 @@ func TestFileIsReloaded(t *testing.T) {
 	for joe() != authorizer.DecisionAllow {
 		runtime.Gosched()
 	}
-	if err := os.Rename(write(t, path+".new", header+"authorizers: [{type: AlwaysDeny, name: alwaysdeny}]\n"), path); err != nil {
+	if err := os.Rename(write(t, path+".new", header+"authorizers: [{type: AlwaysDeny, name: alwaysdeny}]\n"),
+		path); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-reports; !strings.Contains(err.Error(), "missing required types: [RBAC]") {
@@ -293,14 +296,16 @@ func TestBadConfigurations(t *testing.T) {
 			header+text)
 	}
 	for want, c := range map[string]Config{
-		`--authorization-mode: unknown mode "Chance"`:             {Modes: []string{"Chance"}},
-		"--authorization-mode: duplicate mode RBAC":               {Modes: []string{"RBAC", "RBAC"}},
-		"Webhook requires --authorization-webhook-config-file":    {Modes: []string{"Webhook"}},
-		"at least one authorization mode must be defined":         {ConfigFile: file("authorizers: []\n")},
-		"expected name rbac for authorizer RBAC instead of other": {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
-		"unknown field":        {ConfigFile: file("authorizerz: []\n")},
-		"no such file":         {ConfigFile: filepath.Join(t.TempDir(), "missing")},
-		"authorizer default: ": {Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},
+		`--authorization-mode: unknown mode "Chance"`:          {Modes: []string{"Chance"}},
+		"--authorization-mode: duplicate mode RBAC":            {Modes: []string{"RBAC", "RBAC"}},
+		"Webhook requires --authorization-webhook-config-file": {Modes: []string{"Webhook"}},
+		"at least one authorization mode must be defined":      {ConfigFile: file("authorizers: []\n")},
+		"expected name rbac for authorizer RBAC instead of other": {ConfigFile: file("authorizers: [{type: RBAC, " +
+			"name: other}]\n")},
+		"unknown field": {ConfigFile: file("authorizerz: []\n")},
+		"no such file":  {ConfigFile: filepath.Join(t.TempDir(), "missing")},
+		"authorizer default: ": {Modes: []string{"Webhook"},
+			Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},
 	} {
 		if _, err := newAuthorizers(t, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)

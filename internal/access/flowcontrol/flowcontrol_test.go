@@ -444,9 +444,10 @@ func BenchmarkTake(b *testing.B) {
 		fx.put("prioritylevelconfigurations", l.Name, l.Spec)
 	}
 	for name, a := range map[string]*access.Attributes{
-		"exempt":  by("root", user.SystemPrivilegedGroup, user.AllAuthenticated),
-		"user":    by("jane", "devs", user.AllAuthenticated),
-		"account": by("system:serviceaccount:ns:sa", "system:serviceaccounts", "system:serviceaccounts:ns", user.AllAuthenticated),
+		"exempt": by("root", user.SystemPrivilegedGroup, user.AllAuthenticated),
+		"user":   by("jane", "devs", user.AllAuthenticated),
+		"account": by("system:serviceaccount:ns:sa", "system:serviceaccounts", "system:serviceaccounts:ns",
+			user.AllAuthenticated),
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -138,7 +138,8 @@ func TestClassifiesAsUpstream(t *testing.T) {
 			Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
 				Subjects: []flowcontrolv1.Subject{{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "marker"}}},
 				ResourceRules: []flowcontrolv1.ResourcePolicyRule{
-					{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Namespaces: []string{"*"}},
+					{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"},
+						Namespaces: []string{"*"}},
 				},
 			}},
 		}}

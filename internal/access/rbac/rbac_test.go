@@ -324,7 +324,8 @@ func (fx *fixture) bind(i int, name string) {
 func request(i int) authorizer.Attributes {
 	return &authorizer.AttributesRecord{ // a pointer, as the server passes it
 		User: &user.DefaultInfo{Name: fmt.Sprintf("user-%d", i), Groups: []string{"dev", "ops", user.AllAuthenticated}},
-		Verb: "get", ResourceRequest: true, Namespace: "default", APIGroup: "example.com", Resource: "crontabs", Name: "x",
+		Verb: "get", ResourceRequest: true, Namespace: "default", APIGroup: "example.com", Resource: "crontabs",
+		Name: "x",
 	}
 }
 

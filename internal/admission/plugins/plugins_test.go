@@ -56,7 +56,8 @@ func TestCheck(t *testing.T) {
 		`enable-admission-plugins plugin "X" is unknown`:  {Enable: []string{"X"}},
 		`disable-admission-plugins plugin "X" is unknown`: {Disable: []string{"X"}},
 		"NamespaceLifecycle is always on":                 {Disable: []string{"NamespaceLifecycle"}},
-		"Priority is in both":                             {Enable: []string{"Priority"}, Disable: []string{"Priority"}},
+		"Priority is in both": {Enable: []string{"Priority"},
+			Disable: []string{"Priority"}},
 	} {
 		err := c.Check()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
@@ -94,7 +95,8 @@ func BenchmarkUnhandledWrite(b *testing.B) {
 // TestQuotaIndex checks that the index contains exactly the namespaces that have a ResourceQuota.
 func TestQuotaIndex(t *testing.T) {
 	states := [][]string{
-		nil, {"default/a"}, {"default/a", "default/b", "other/a"}, {"default/b", "other/a"}, {"other/a"}, {"default/a"}, nil,
+		nil, {"default/a"}, {"default/a", "default/b", "other/a"}, {"default/b",
+			"other/a"}, {"other/a"}, {"default/a"}, nil,
 	}
 	head := snapshot()
 	b := newQuotaIndex(func() *storage.Snapshot { return head })
@@ -173,7 +175,8 @@ func (noopWrite) Replaced() int { return 0 }
 func TestSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	for plugin, want := range map[string]string{
-		"MutatingAdmissionPolicy": "plugin MutatingAdmissionPolicy has no configuration", "EventRateLimit": "", "LimitRanger": "",
+		"MutatingAdmissionPolicy": "plugin MutatingAdmissionPolicy has no configuration", "EventRateLimit": "",
+		"LimitRanger": "",
 	} {
 		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin +
 			", configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration," +

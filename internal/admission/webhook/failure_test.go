@@ -27,9 +27,11 @@ var badResponses = map[string]struct {
 		respond(admissionv1.AdmissionResponse{Allowed: true})(w, r,
 			[]byte(strings.Replace(string(body), "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1)))
 	}, "failed to call webhook: "},
-	"no JSON":          {func(w http.ResponseWriter, _ *http.Request, _ []byte) { fmt.Fprint(w, `{"allowed`) }, "failed to call webhook: "},
-	"empty body":       {func(http.ResponseWriter, *http.Request, []byte) {}, "failed to call webhook: "},
-	"another status":   {func(w http.ResponseWriter, _ *http.Request, _ []byte) { http.Error(w, "no", 404) }, "failed to call webhook: "},
+	"no JSON": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { fmt.Fprint(w, `{"allowed`) },
+		"failed to call webhook: "},
+	"empty body": {func(http.ResponseWriter, *http.Request, []byte) {}, "failed to call webhook: "},
+	"another status": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { http.Error(w, "no", 404) },
+		"failed to call webhook: "},
 	"an invalid patch": {patch("please"), "received undecodable patch in webhook response"},
 	"a patch and no type": {respond(admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(`[]`)}),
 		"received invalid webhook response: webhook returned response.patch but not response.patchType"},
@@ -57,7 +59,8 @@ var badResponses = map[string]struct {
 		defer conn.Close()
 		_, _ = io.Copy(io.Discard, conn) // until the client closes the connection
 	}, "unexpected response 101 Switching Protocols"},
-	"a closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { panic(http.ErrAbortHandler) }, "EOF"},
+	"a closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { panic(http.ErrAbortHandler) },
+		"EOF"},
 	"a half-closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err == nil {

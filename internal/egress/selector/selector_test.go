@@ -44,7 +44,8 @@ func TestFile(t *testing.T) {
 			if s.Dialer(to) != nil {
 				got = append(got, to.String())
 			}
-			configured := s.Dialer(to) != nil || to == egressselector.Cluster && strings.Contains(c.selections, "Direct")
+			configured := s.Dialer(to) != nil || to == egressselector.Cluster &&
+				strings.Contains(c.selections, "Direct")
 			if dialer, err := s.Lookup(to.AsNetworkContext()); (dialer != nil) != configured || err != nil {
 				t.Errorf("%+v: Lookup of %s returns a dialer: %t, %v", c, to, dialer != nil, err)
 			}

@@ -1,7 +1,6 @@
 // Package capacity rejects bindings of Pods that exceed the capacity of a node. Several schedulers with stale caches
-// therefore cannot overcommit a node. It counts the resources of the Pods on a node as the scheduler does. A check takes
-// 50 to 100 µs of processor time, with 1,000 nodes and 5,000 Pods as with few.
-// Its only input is the store.
+// therefore cannot overcommit a node. It counts the resources of the Pods on a node as the scheduler does. A check
+// takes 50 to 100 µs of processor time, with 1,000 nodes and 5,000 Pods as with few. Its only input is the store.
 package capacity
 
 import (

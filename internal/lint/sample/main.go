@@ -1,6 +1,6 @@
-// Command sample prints a random sample of the comments and messages in this repository, for readers who mark texts that
-// they have to read twice. Its argument seeds the choice and should be the hash of the commit. It imports no package of
-// this module.
+// Command sample prints a random sample of the comments and messages in this repository, for readers who mark texts
+// that they have to read twice. Its argument seeds the choice and should be the hash of the commit. It imports no
+// package of this module.
 package main
 
 import (

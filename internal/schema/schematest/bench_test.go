@@ -63,9 +63,9 @@ func withoutRules(v any) any {
 // minimum.
 func BenchmarkAgainstUpstream(b *testing.B) {
 	all := kinds(b, "samples")
-	// Upstream's validators are built before, and nothing is copied. Its compilation decodes and converts the schema, then
-	// builds the structural schema and the validator. docs/benchmarks.md has the results of 2026-11-21, the least of seven
-	// runs on a machine with other load.
+	// Upstream's validators are built before, and nothing is copied. Its compilation decodes and converts the schema,
+	// then builds the structural schema and the validator. docs/benchmarks.md has the results of 2026-11-21, the least
+	// of seven runs on a machine with other load.
 	ctx := context.Background()
 	create := func(k *kind) (ours, theirs func()) {
 		p, err := newPair(object.AppendJSON(nil, k.schema))

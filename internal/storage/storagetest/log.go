@@ -86,7 +86,8 @@ func (s *Store) deliver(next int) {
 	l := s.log
 	for {
 		l.mu.Lock()
-		for (next == len(l.entries) || l.disconnected || l.NotifyOnRequest && s.Head().Revision() >= s.requested) && !s.closed {
+		for (next == len(l.entries) || l.disconnected || l.NotifyOnRequest && s.Head().Revision() >= s.requested) &&
+			!s.closed {
 			l.changed.Wait()
 		}
 		if s.closed {

@@ -195,7 +195,11 @@ func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix stri
 		t.Fatalf("Diff below %q yields %d, want %d", prefix, len(got), len(expect))
 	}
 	got = nil
-	tr.Diff(old.Part(prefix), prefix, func(old, current int64) bool { got = append(got, [2]int64{old, current}); return true })
+	tr.Diff(old.Part(prefix), prefix, func(old, current int64) bool {
+		got = append(got,
+			[2]int64{old, current})
+		return true
+	})
 	if !slices.Equal(got, expect) {
 		t.Fatalf("Diff below %q against Part yields %d, want %d", prefix, len(got), len(expect))
 	}
