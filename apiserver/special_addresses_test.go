@@ -349,9 +349,10 @@ func TestLocalServiceByFlag(t *testing.T) {
 		for _, host := range []string{"localhost", "127.0.0.1", "loopback4.example.com"} {
 			before := d.listener.accepted.Load()
 			behindService["ExternalName"](d, host)
-			if _, response := call(d); d.listener.accepted.Load() == before {
-				t.Errorf("%s at %s does not reach this machine: %s", what, host, response)
-			}
+			_, response := call(d)
+			t.Logf("%s at %s: %s", what, host, response)
+			// The response can arrive before the listener has counted the connection.
+			within(t, func() bool { return d.listener.accepted.Load() > before })
 		}
 	}
 	before := d.listener.accepted.Load()
