@@ -70,7 +70,7 @@ func countEntered(t *testing.T, program, scenario string) string {
 		files[file] = true
 	}
 	t.Logf("%s: %d functions in %d files:\n%s", scenario, len(names), len(files), strings.Join(names, "\n"))
-	return fmt.Sprintf("%d functions in %d files", len(names), len(files))
+	return fmt.Sprintf("%d/%d", len(names), len(files))
 }
 
 // enteredFunctions returns the functions that have a block which every GET enters. Each element is the file and the
