@@ -235,7 +235,7 @@ func (d draw) path() string {
 			text = text[:at] + text[min(at+1, len(text)):]
 		}
 	}
-	return text
+	return strings.ToValidUTF8(text, "") // as the JSON of every CRD is
 }
 
 func (d draw) columns() []apiextensionsv1.CustomResourceColumnDefinition {
@@ -313,6 +313,19 @@ func TestOddCells(t *testing.T) {
 	for _, date := range []any{"null", "", "0001-01-01T00:00:00Z", "soon", int64(5), nil, "2000-01-01T00:00:00Z"} {
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
 			"spec": object.Tree{"date": date, "list": []any{object.Tree{"a": "x", "n": date}, object.Tree{"a": "x", "n": "second"}}}})
+	}
+}
+
+// TestWildcards compares cells of JSONPaths with wildcards, over lists with nulls and behind names that only begin with one.
+func TestWildcards(t *testing.T) {
+	for _, path := range []string{".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec[0:2][-2].*<", ".spec.a.*<", ".spec.a.*[0]", ".spec.*", "2.*"} {
+		for _, typ := range drawnTypes {
+			for _, list := range [][]any{{nil, "x"}, {nil}, {}, {[]any{nil, "y"}, "z"}, {object.Tree{"b": nil}}} {
+				c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: typ, JSONPath: path}})
+				c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
+					"spec": object.Tree{"a": list}})
+			}
+		}
 	}
 }
 
