@@ -235,7 +235,7 @@ func (d draw) path() string {
 			text = text[:at] + text[min(at+1, len(text)):]
 		}
 	}
-	return strings.ToValidUTF8(text, "") // as the JSON of every CRD is
+	return strings.ToValidUTF8(text, "") // strings in the JSON of a CRD are valid UTF-8
 }
 
 func (d draw) columns() []apiextensionsv1.CustomResourceColumnDefinition {
@@ -316,14 +316,18 @@ func TestOddCells(t *testing.T) {
 	}
 }
 
-// TestWildcards compares cells of JSONPaths with wildcards, over lists with nulls and behind names that only begin with one.
+// TestWildcards compares cells of JSONPaths with wildcards with upstream's: over nulls, strings and nested lists, and with
+// names that only begin with *.
 func TestWildcards(t *testing.T) {
-	for _, path := range []string{".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec[0:2][-2].*<", ".spec.a.*<", ".spec.a.*[0]", ".spec.*", "2.*"} {
+	for _, path := range []string{
+		".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec.a.*.*.b", ".spec[0:2][-2].*<", ".spec.a.*<", ".spec.a.*[0]", ".spec.*", "2.*",
+	} {
 		for _, typ := range drawnTypes {
-			for _, list := range [][]any{{nil, "x"}, {nil}, {}, {[]any{nil, "y"}, "z"}, {object.Tree{"b": nil}}} {
+			for _, list := range [][]any{{nil, "x"}, {nil}, {}, {""}, {"", "x"}, {[]any{nil, "y"}, "z"}, {"z", []any{"y"}}, {object.Tree{"b": nil}}} {
 				c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: typ, JSONPath: path}})
-				c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
-					"spec": object.Tree{"a": list}})
+				c.compare(object.Tree{
+					"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"}, "spec": object.Tree{"a": list},
+				})
 			}
 		}
 	}

@@ -127,7 +127,7 @@ func TestCollectsWhatItRead(t *testing.T) {
 	api.expect(t, "metadata")
 }
 
-// References to many owners that do not exist do not list the kind for each of them.
+// TestSearchesForOwnersAreLimited checks that many references to missing owners do not cause a list for each owner.
 func TestSearchesForOwnersAreLimited(t *testing.T) {
 	const all = "/apis/g/v1/things"
 	api := &canned{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}

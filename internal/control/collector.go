@@ -42,11 +42,11 @@ type collector struct {
 	absentOwners *lru.Cache
 	events       record.EventBroadcaster
 	recorder     record.EventRecorder
-	searches     flowcontrol.PassiveRateLimiter // of lists that only an Event needs
+	searches     flowcontrol.PassiveRateLimiter // limits findElsewhere
 }
 
-// At most searchBurst searches for owners in other namespaces follow each other, and then searchesPerSecond: each lists a kind, and every user who
-// creates objects with owners that do not exist causes searches.
+// searchBurst and searchesPerSecond limit the searches for owners in other namespaces. Each search lists a kind, and each
+// user who may create objects can cause searches by references to owners that do not exist.
 const (
 	searchBurst       = 25
 	searchesPerSecond = 1
@@ -208,8 +208,8 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 	return nil
 }
 
-// findElsewhere reports the references to an owner that exists in another namespace than theirs, unless too many owners are searched for. The
-// graph does not have owners that nothing refers to.
+// findElsewhere reports references to an owner that exists in another namespace than the dependents. It does nothing above
+// the limit of searches. It lists the kind, because the graph has no owners without dependents.
 func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error {
 	if !k.Namespaced || !c.searches.TryAccept() {
 		return nil

@@ -219,8 +219,8 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	return t, nil
 }
 
-// integers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
-// Go's decoder refuses. A strategic merge patch may do so.
+// integers returns the error of Go's decoder if a merge patch or a JSON patch of a built-in kind writes an integer with a
+// fraction or an exponent (2.0). A strategic merge patch may contain such integers.
 func (w *write) integers(p Patch, patched object.Tree) error {
 	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !hasWholeFloat(patched) {
 		return nil

@@ -237,13 +237,13 @@ type pathCell struct {
 	column   Column
 	jsonPath string
 
-	mu    sync.Mutex           // a JSONPath has state while it is evaluated
-	paths []*jsonpath.JSONPath // between wildcards
+	mu    sync.Mutex           // protects paths, which have state during an evaluation
+	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards; nil for an empty part
 	bad   bool
 }
 
-// newPathCell returns nil for a JSONPath that cannot be read. Compiling those that are surely well formed, which
-// almost all are, waits until somebody looks.
+// newPathCell returns nil for an invalid JSONPath. It compiles only paths that do not match usualPath. Almost all paths
+// match it and are compiled on first use.
 func newPathCell(p printerColumn) *pathCell {
 	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
 	if !usualPath().MatchString(p.jsonPath) && !cell.compile() {
@@ -252,7 +252,7 @@ func newPathCell(p printerColumn) *pathCell {
 	return cell
 }
 
-// usualPath matches names, indexes, wildcards, and filters for one text.
+// usualPath matches paths of names, indexes, wildcards, and filters by one string.
 var usualPath = sync.OnceValue(func() *regexp.Regexp {
 	const name, text = `[A-Za-z0-9_/-]+`, `[^"'\\()\[\]{}\n]*`
 	return regexp.MustCompile(`^\.` + name + `(\.` + name + `|\[([0-9]{1,9}|\*|'` + name + `'|\?\(@(\.` + name + `)+==("` + text + `"|'` + text + `')\))\])*$`)
@@ -304,8 +304,8 @@ func (p *pathCell) value(t object.Tree) any {
 	return p.column.Value(found[0])
 }
 
-// results returns the values that paths lead to, with a wildcard between each two of them. The entries of an object are in the order of
-// their keys; the library takes them in any order.
+// results returns the values at a JSONPath, which is split at its wildcards. The members of an object are in the order of
+// their keys. The library would use a random order.
 func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
 	values, err := find(paths[0], v)
 	if err != nil || len(paths) == 1 {
@@ -343,7 +343,7 @@ func find(path *jsonpath.JSONPath, v any) (values []any, err error) {
 	return values, nil
 }
 
-// elements returns what a wildcard stands for.
+// elements returns the values that a wildcard selects.
 func elements(v any) (all []any) {
 	switch v := v.(type) {
 	case object.Tree:
@@ -352,9 +352,9 @@ func elements(v any) (all []any) {
 		}
 	case []any:
 		return v
-	case string: // upstream returns its bytes
-		for i := range len(v) {
-			all = append(all, v[i])
+	case string: // upstream selects all bytes, but a cell shows only the first value
+		if v != "" {
+			return []any{v[0]}
 		}
 	}
 	return all
