@@ -254,7 +254,7 @@ func (d generator) path() string {
 			text = text[:i] + text[min(i+1, len(text)):]
 		}
 	}
-	return text
+	return strings.ToValidUTF8(text, "") // strings in the JSON of a CRD are valid UTF-8
 }
 
 func (d generator) columns() []apiextensionsv1.CustomResourceColumnDefinition {
@@ -343,6 +343,29 @@ func TestUnusualCells(t *testing.T) {
 		c.compare(object.Tree{"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
 			"spec": object.Tree{"date": date, "list": []any{object.Tree{"a": "x", "n": date},
 				object.Tree{"a": "x", "n": "second"}}}})
+	}
+}
+
+// TestWildcards compares cells of JSONPaths with wildcards with upstream's. The wildcards select from nulls, strings and
+// nested lists. Names that only begin with * are no wildcards.
+func TestWildcards(t *testing.T) {
+	paths := []string{
+		".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec.a.*.*.b", ".spec[0:2][-2].*<", ".spec.a.*<",
+		".spec.a.*[0]", ".spec.*", "2.*",
+	}
+	lists := [][]any{
+		{nil, "x"}, {nil}, {}, {""}, {"", "x"}, {[]any{nil, "y"}, "z"}, {"z", []any{"y"}}, {object.Tree{"b": nil}},
+	}
+	for _, path := range paths {
+		for _, typ := range generatedTypes {
+			columns := []apiextensionsv1.CustomResourceColumnDefinition{{Name: "C", Type: typ, JSONPath: path}}
+			for _, list := range lists {
+				withColumns(t, columns).compare(object.Tree{
+					"apiVersion": "example.com/v1", "kind": "Show", "metadata": object.Tree{"name": "x"},
+					"spec": object.Tree{"a": list},
+				})
+			}
+		}
 	}
 }
 

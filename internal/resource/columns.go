@@ -251,7 +251,7 @@ type pathCell struct {
 	jsonPath string
 
 	mu    sync.Mutex           // protects paths, which have state during an evaluation
-	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards
+	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards; nil for an empty part
 	bad   bool
 }
 
@@ -278,14 +278,31 @@ func (p *pathCell) compile() bool {
 	}
 	parts := []string{p.jsonPath}
 	if !strings.ContainsAny(p.jsonPath, `'"?\`) && !strings.Contains(p.jsonPath, "..") {
-		parts = strings.Split(p.jsonPath, ".*")
+		parts = splitAtWildcards(p.jsonPath)
 	}
+	p.bad = len(parts) > 1 && jsonpath.New("").Parse("{"+p.jsonPath+"}") != nil
 	for _, part := range parts {
+		if part == "" && len(parts) > 1 {
+			p.paths = append(p.paths, nil)
+			continue
+		}
 		path := jsonpath.New("").AllowMissingKeys(true)
 		p.bad = p.bad || path.Parse("{"+part+"}") != nil
 		p.paths = append(p.paths, path)
 	}
 	return !p.bad
+}
+
+// splitAtWildcards returns the parts of a JSONPath between the names "*". A longer name such as "*<" is no wildcard.
+func splitAtWildcards(path string) (parts []string) {
+	start := 0
+	for i := 0; i+1 < len(path); i++ {
+		if path[i:i+2] == ".*" && (i+2 == len(path) || path[i+2] == '.' || path[i+2] == '[') {
+			parts = append(parts, path[start:i])
+			start = i + 2
+		}
+	}
+	return append(parts, path[start:])
 }
 
 func (p *pathCell) value(t object.Tree) any {
@@ -304,22 +321,11 @@ func (p *pathCell) value(t object.Tree) any {
 // results returns the values at a JSONPath, which is split at its wildcards. The members of an object are in the
 // order of their keys. The library would use a random order.
 func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
-	if v == nil {
-		return nil, nil
+	values, err := find(paths[0], v)
+	if err != nil || len(paths) == 1 {
+		return values, err
 	}
-	lists, err := paths[0].FindResults(v)
-	if err != nil || len(lists) == 0 {
-		return nil, err
-	}
-	for _, r := range lists[0] {
-		if !r.IsValid() {
-			continue
-		}
-		value := r.Interface()
-		if len(paths) == 1 {
-			found = append(found, value)
-			continue
-		}
+	for _, value := range values {
 		for _, e := range elements(value) {
 			below, err := results(paths[1:], e)
 			if err != nil {
@@ -331,6 +337,26 @@ func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
 	return found, nil
 }
 
+// find returns the values at a JSONPath without wildcards. nil returns v itself, which can be null.
+func find(path *jsonpath.JSONPath, v any) (values []any, err error) {
+	if path == nil {
+		return []any{v}, nil
+	}
+	if v == nil {
+		return nil, nil
+	}
+	lists, err := path.FindResults(v)
+	if err != nil || len(lists) == 0 {
+		return nil, err
+	}
+	for _, r := range lists[0] {
+		if r.IsValid() {
+			values = append(values, r.Interface())
+		}
+	}
+	return values, nil
+}
+
 // elements returns the values that a wildcard selects.
 func elements(v any) (all []any) {
 	switch v := v.(type) {
@@ -340,6 +366,10 @@ func elements(v any) (all []any) {
 		}
 	case []any:
 		return v
+	case string: // upstream selects all bytes, but a cell shows only the first value
+		if v != "" {
+			return []any{v[0]}
+		}
 	}
 	return all
 }
