@@ -346,8 +346,8 @@ func TestUnusualCells(t *testing.T) {
 	}
 }
 
-// TestWildcards compares cells of JSONPaths with wildcards with upstream's. The wildcards select from nulls, strings and
-// nested lists. Names that only begin with * are no wildcards.
+// TestWildcards compares cells of JSONPaths with wildcards with upstream's. The wildcards select from nulls, strings
+// and nested lists. Names that only begin with * are no wildcards.
 func TestWildcards(t *testing.T) {
 	paths := []string{
 		".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec.a.*.*.b", ".spec[0:2][-2].*<", ".spec.a.*<",

@@ -19,7 +19,7 @@ import (
 const (
 	countGetsEnv = "TRELLIS_COUNT_GETS"
 	module       = "github.com/trellis-k8s/trellis/"
-	countsIn     = "../../docs/benchmarks.md"
+	countsIn     = "FUNCTIONS.md"
 )
 
 // TestGetIsAsDocumented checks the documented numbers of functions and files that a GET of a custom resource enters.
