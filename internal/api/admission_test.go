@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// recordingPlugin is an admission plugin that annotates each write and records dryRun of its options.
+// recordingPlugin is an admission plugin. It annotates each write and records the option dryRun of the write.
 type recordingPlugin struct{ dryRuns [][]string }
 
 func (n *recordingPlugin) Admit(_ context.Context, r *admission.Request) error {
@@ -32,8 +32,8 @@ func (n *recordingPlugin) Handles(*admission.Request) bool { return true }
 
 func (n *recordingPlugin) Validate(context.Context, *admission.Request) error { return nil }
 
-// TestAdmissionIsAudited checks that audit annotations of admission plugins are in the audit event. It also checks that
-// plugins get the options of the verb.
+// TestAdmissionIsAudited checks that the audit event contains the annotations of admission plugins. It also checks
+// that plugins get the options of the request.
 func TestAdmissionIsAudited(t *testing.T) {
 	h, read := withAudit(t)
 	plugin := &recordingPlugin{}

@@ -42,19 +42,19 @@ type Config struct {
 	Discovery     http.Handler            // serves the discovery documents at /api, /apis and below
 	OpenAPI       http.Handler            // serves /openapi/v2, /openapi/v3 and below
 	Aggregator    *aggregation.Aggregator // proxies requests to other API servers; nil disables aggregation
-	// Connect returns the handler that proxies a request to a node, a Pod or a container. name is the name of the
-	// object in the path, which may include a scheme and a port. options are in their internal form. The handler
-	// reports errors with fail. nil disables these subresources.
+	// Connect returns the handler that proxies a request to a node, a Pod or a container. name is the object's name
+	// in the path and can include a scheme and a port. options are the query options as an internal type. The
+	// handler calls fail to write an error. If Connect is nil, the subresources that need it return 404.
 	Connect func(ctx context.Context, namespace, name string, options runtime.Object,
 		fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error)
 	Issuer      http.Handler         // serves the documents of the service account issuer; nil disables them
 	Live, Ready []Check              // served at /livez and /readyz, in addition to ping
 	Gauges      []Gauge              // served at /metrics, in addition to the Server's own metrics
-	Egress      prometheus.Collector // metrics of outgoing connections; nil means there are none
+	Egress      prometheus.Collector // metrics of outgoing connections, or nil
 	EnableCBOR  bool
 	Profiling   bool  // serve /debug/pprof
-	Audit       Audit // audit policy and sink; the caller runs the sink
-	// RequestTimeout is the timeout of requests that are not long-running; 0 means a minute.
+	Audit       Audit // audit policy and sink; the caller of New starts and stops the sink
+	// RequestTimeout is the timeout of all requests except long-running ones such as watches; 0 means a minute.
 	RequestTimeout time.Duration
 	// MemoryBudget is the memory in bytes for the bodies of all requests in progress; 0 means 1 GiB.
 	MemoryBudget int64
@@ -78,7 +78,7 @@ type Server struct {
 	draining atomic.Bool
 	serving  context.Context // canceled by Drain, which ends the watches
 	stop     context.CancelFunc
-	idle     chan struct{} // receives when the last request of a draining server ends
+	idle     chan struct{} // gets a value when the last request of a draining server ends
 }
 
 // New returns a Server for c.
@@ -102,15 +102,15 @@ func New(c Config) *Server {
 	return s
 }
 
-// writeTimeout returns the timeout of a write, and of reading the body of any request.
+// writeTimeout returns the timeout of writes. It is also the timeout for reading a request body.
 func (s *Server) writeTimeout() time.Duration { return min(maxWriteTimeout, s.config.RequestTimeout) }
 
 // Loopback returns a transport for clients in this process. It calls the server as user u, without a network
 // connection.
 func (s *Server) Loopback(u user.Info) http.RoundTripper { return &loopback{s, u} }
 
-// Drain rejects new requests, ends all watches and blocks until the requests in flight have ended. Later calls
-// block in the same way.
+// Drain rejects new requests, ends all watches and blocks until the requests in flight have ended. Later calls also
+// block until then.
 func (s *Server) Drain() {
 	if s.draining.CompareAndSwap(false, true) {
 		s.stop()

@@ -27,13 +27,14 @@ type Audit struct {
 	Policy audit.PolicyRuleEvaluator
 }
 
-// auditState holds the audit event of a request and its settings. It is nil if the request is not audited.
+// auditState holds the audit event and the audit settings of a request. request.auditState is nil if the request is
+// not audited.
 type auditState struct {
-	*audit.AuditContext // also in the context of the request, for upstream's packages
+	*audit.AuditContext // also stored in the context of the request, where upstream's packages look for it
 	config              audit.RequestAuditConfig
 	evaluated           bool // config has been set from the policy
-	failedEarly         bool // the request failed before authentication ended; it gets one event only
-	started             bool // the stage ResponseStarted has been sent
+	failedEarly         bool // the request failed before authentication ended and gets only one event
+	started             bool // the event of the stage ResponseStarted has been sent
 
 	authentication, authorization time.Duration
 }
@@ -49,8 +50,7 @@ func (q *request) beginAudit(id string) {
 	q.r, q.auditState = q.r.WithContext(ctx), &auditState{AuditContext: audit.AuditContextFrom(ctx)}
 }
 
-// audit sends the event of the stage RequestReceived. If the sink must accept the event and fails, audit rejects
-// the request.
+// audit sends the event of the stage RequestReceived. It rejects the request if the sink reports a failure.
 func (q *request) audit() bool {
 	if q.auditState == nil {
 		return true
@@ -79,7 +79,7 @@ func (q *request) evaluateAuditPolicy() bool {
 	return true
 }
 
-// failEarly writes an error to a request that is not yet authenticated.
+// failEarly writes the error response to a request that is not yet authenticated.
 func (q *request) failEarly(err error) {
 	if q.auditState != nil && q.evaluateAuditPolicy() {
 		q.auditState.failedEarly = true
@@ -140,8 +140,8 @@ func (q *request) auditRequestBody(encode func() ([]byte, error)) {
 	}
 }
 
-// auditResponse records the response. encode returns it as JSON, because auditResponse sets the negotiated format
-// to JSON while encode runs.
+// auditResponse records the response in the audit event. While it calls encode, the negotiated format is JSON, so
+// encode returns JSON.
 func (q *request) auditResponse(encode func() ([]byte, error)) error {
 	if !q.auditsAt(auditinternal.LevelRequestResponse) {
 		return nil
@@ -156,10 +156,10 @@ func (q *request) auditResponse(encode func() ([]byte, error)) error {
 	return err
 }
 
-// acceptJSON replaces the media types of an Accept header by JSON.
+// acceptJSON replaces the media types of other formats in an Accept header with application/json.
 var acceptJSON = strings.NewReplacer(mediaProtobuf, mediaJSON, mediaYAML, mediaJSON, mediaCBOR, mediaJSON)
 
-// auditDocument records the response of h, which it requests again as JSON.
+// auditDocument requests the document from h again, as JSON, and records it in the audit event.
 func (q *request) auditDocument(h http.Handler) {
 	if q.status != http.StatusOK {
 		return
@@ -185,7 +185,8 @@ func (q *request) auditStatus(s *metav1.Status) {
 	q.auditState.LogResponseObject(s, raw) // upstream selects the parts that the audit level includes
 }
 
-// auditJSON returns the JSON of one or more objects. It removes managedFields if the audit policy omits them.
+// auditJSON returns js for the audit event. js is the JSON of an object, a list or a Table. auditJSON removes
+// managedFields if the audit policy omits that field.
 func (q *request) auditJSON(js []byte) []byte {
 	if !q.auditState.config.OmitManagedFields {
 		return js
@@ -212,7 +213,8 @@ func omitManagedFields(t object.Tree) {
 	}
 }
 
-// auditStart sends the event of the stage ResponseStarted if the request needs one.
+// auditStart sends the event of the stage ResponseStarted for long-running requests and for requests that failed
+// before authentication ended.
 func (q *request) auditStart() {
 	a := q.auditState
 	if a == nil || a.started || !a.failedEarly && !q.isLongRunning() {
@@ -223,7 +225,7 @@ func (q *request) auditStart() {
 	a.ProcessEventStage(q.r.Context(), auditinternal.StageResponseStarted)
 }
 
-// auditEnd sends the last event of the request. p is the value of its panic, or nil.
+// auditEnd sends the last event of the request. p is the value with which the request panicked, or nil.
 func (q *request) auditEnd(p any) {
 	a, ctx := q.auditState, q.r.Context()
 	switch {

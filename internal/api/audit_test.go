@@ -60,7 +60,8 @@ func withAudit(t *testing.T) (*harness, func() []auditv1.Event) {
 	return withAuditRules(t, `[{level: Metadata}]`)
 }
 
-// withAuditRules returns a harness that audits requests by rules, and a function that returns the events so far.
+// withAuditRules returns a harness that audits requests by the given policy rules, and a function that returns the
+// events so far.
 func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
 	t.Helper()
 	var out lockedBuffer
@@ -80,8 +81,8 @@ func withAuditRules(t *testing.T, rules string) (*harness, func() []auditv1.Even
 	}
 }
 
-// TestAudit checks that the event of each request has its user, user agent, verb, URI and code. Events of requests to a
-// deprecated version have an annotation (VER-006, VER-034).
+// TestAudit checks that each event has the user, user agent, verb, URI and code of the request. Events of requests
+// to a deprecated version have an annotation (VER-006, VER-034).
 func TestAudit(t *testing.T) {
 	h, read := withAudit(t)
 	const old = "/apis/stable.example.com/v1beta1/namespaces/default/crontabs"
@@ -148,7 +149,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestAuditOfPanic checks that a request that panics has an event of stage Panic.
+// TestAuditOfPanic checks that a request whose handler panics has an event of the stage Panic.
 func TestAuditOfPanic(t *testing.T) {
 	h, read := withAudit(t)
 	h.server.config.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("broken") })
@@ -159,8 +160,8 @@ func TestAuditOfPanic(t *testing.T) {
 	}
 }
 
-// TestDeprecatedMetric checks that a request to a deprecated version is counted in the metrics, with the release that
-// removes the version (VER-034).
+// TestDeprecatedMetric checks that the metric of deprecated APIs counts a request to a deprecated version. Its
+// label removed_release is the release that removes the version (VER-034).
 func TestDeprecatedMetric(t *testing.T) {
 	h := withCronTabs(t)
 	const want = `apiserver_requested_deprecated_apis{group="stable.example.com",removed_release="",` +
@@ -210,7 +211,7 @@ func BenchmarkAudit(b *testing.B) {
 	}
 }
 
-// byRequestAndStage returns the events by audit ID and stage.
+// byRequestAndStage returns a map of the events. The key is the audit ID and the stage, separated by a space.
 func byRequestAndStage(all []auditv1.Event) map[string]auditv1.Event {
 	out := map[string]auditv1.Event{}
 	for _, e := range all {
@@ -274,8 +275,8 @@ func TestAuditLevels(t *testing.T) {
 	}
 }
 
-// TestAuditOfUnauthenticatedRequest checks that a request that is refused before authentication has one event, without
-// a user.
+// TestAuditOfUnauthenticatedRequest checks that a request has one event if it fails during authentication or
+// before. The event has no user.
 func TestAuditOfUnauthenticatedRequest(t *testing.T) {
 	h, read := withAudit(t)
 	for id, path := range map[string]string{"invalid": crontabs, "timeout": crontabs + "?timeout=x"} {
@@ -332,7 +333,8 @@ type failingBackend struct{ calls int }
 
 func (f *failingBackend) ProcessEvents(...*auditinternal.Event) bool { f.calls++; return false }
 
-// TestAuditBackendFails checks that a request is refused if its event cannot be stored. No further event is created.
+// TestAuditBackendFails checks that a request is refused if its event cannot be stored. The server sends no second
+// event.
 func TestAuditBackendFails(t *testing.T) {
 	h := withCronTabs(t)
 	sink := &failingBackend{}

@@ -69,8 +69,8 @@ func (q *request) setBodyDeadline() {
 	}
 }
 
-// setReadDeadline sets the deadline for reading the body. Requests without a network connection have no deadline.
-// Their clients cannot stall.
+// setReadDeadline sets the deadline for reading the body. It has no effect on requests from the loopback, whose
+// clients cannot stall.
 func (q *request) setReadDeadline(at time.Time) {
 	_ = http.NewResponseController(q.w).SetReadDeadline(at)
 }
@@ -79,7 +79,8 @@ func bodyTooLarge() error {
 	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBody))
 }
 
-// bodyVersion returns the kind and version that the body must have: the subresource's, or the resource's.
+// bodyVersion returns the kind and version that the body must have. Some subresources have their own kind, such as
+// Scale.
 func (q *request) bodyVersion() *resource.Version {
 	if q.subresource == "scale" {
 		return engine.ScaleVersion
@@ -90,7 +91,7 @@ func (q *request) bodyVersion() *resource.Version {
 	return q.v
 }
 
-// decode decodes a body into an object at the version of the request.
+// decode decodes a request body of the format f.
 func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	typed := q.bodyVersion().Type
 	switch f {

@@ -22,25 +22,26 @@ import (
 const (
 	// defaultBudget is the default of Config.MemoryBudget in bytes.
 	defaultBudget = 1 << 30
-	// maxFreeWeight is the largest weight in bytes that needs no memory from the budget. The seats of API Priority
-	// and Fairness limit the number of such requests.
+	// maxFreeWeight is the maximum weight of a request that needs no memory from the budget. The seats of API
+	// Priority and Fairness limit the number of these requests.
 	maxFreeWeight = 256 << 10
-	// webhookShare is the divisor of the budget that gives the share of kinds with a conversion webhook. Their
-	// requests wait for webhooks, and must not use up the whole budget.
+	// webhookShare limits requests of kinds with a conversion webhook to 1/webhookShare of the budget. These
+	// requests wait for webhooks and must not use up the whole budget.
 	webhookShare = 2
-	// traceFactor is the factor by which the weight of a traced write grows. The trace holds the object as each
-	// step left it, and the response.
+	// traceFactor multiplies the weight of a traced write. The trace holds the object after each step, and the
+	// response.
 	traceFactor = 2
-	// retryAfter is the Retry-After value, in seconds, of a request that found no memory or no slot.
+	// retryAfter is the Retry-After value, in seconds, of a response that reports a lack of memory or slots.
 	retryAfter = 1
 )
 
-// budget limits the memory for the bodies of the requests in progress. All weights are in bytes.
+// budget limits the memory for the bodies of all requests in progress. The weight of a request is the memory in
+// bytes that its body takes.
 type budget struct {
 	size     int64
 	all      *semaphore.Weighted
-	webhooks *semaphore.Weighted // share of the kinds with a conversion webhook; their weight also counts in all
-	// untyped and deletes hold the weights of custom objects and of DeleteOptions.
+	webhooks *semaphore.Weighted // additional limit for kinds with a conversion webhook
+	// untyped is the weight table of custom objects. deletes is the weight table of DeleteOptions.
 	untyped, deletes *weight.Table
 }
 
@@ -67,8 +68,8 @@ func (q *request) readBudgetedBody() ([]byte, error) {
 // acquireBody blocks until the budget has enough memory for the request, and acquires it. The decoded form of a
 // body can be a thousand times larger than the body. Upstream limits the number of requests in flight instead.
 //
-// An expensive request also takes a slot. It takes the slot first, so that users get an equal share. releaseBody
-// is called before the response is written. A slow reader then blocks no other request.
+// An expensive request acquires a slot before the memory, because slots are shared equally among users. releaseBody
+// is called before the response is written, so that a client that reads slowly blocks no other request.
 func (q *request) acquireBody(data []byte) error {
 	if len(data) > expensiveBody {
 		if err := q.takeSlot(len(data)); err != nil {
@@ -94,8 +95,8 @@ func (q *request) acquireBody(data []byte) error {
 	return q.acquireMemory(min(n, b.size))
 }
 
-// acquireMemory acquires n bytes of the budget. A request that blocks here releases its slot, because requests
-// that hold memory may need the slot to make progress.
+// acquireMemory acquires n bytes of the budget. While it blocks, the request releases its slot, because another
+// request that holds memory may need the slot.
 func (q *request) acquireMemory(n int64) error {
 	b := &q.server.budget
 	hooks := min(n, b.size/webhookShare)
@@ -137,8 +138,8 @@ func (q *request) releaseWebhookShare() {
 	}
 }
 
-// reserveDecoded weighs a decoded object of whose weight only an upper bound was known. It acquires the missing
-// memory or returns an error. It does not block, because requests that hold memory must not wait for each other.
+// reserveDecoded computes the weight of a decoded object. It acquires the missing memory or returns an error. It
+// does not block, because two requests that hold memory could wait for each other.
 func (q *request) reserveDecoded(t object.Tree) error {
 	n, b := weightTable(q.bodyVersion(), &q.server.budget).Tree(t), &q.server.budget
 	switch {
@@ -154,8 +155,9 @@ func (q *request) reserveDecoded(t object.Tree) error {
 	return nil
 }
 
-// bodyWeight returns the memory in bytes that the body takes while the request is processed. For some formats n
-// is only an upper bound, and parse is the lower bound. reserveDecoded then weighs the decoded object.
+// bodyWeight returns n, the memory in bytes that the body takes while the server processes it. For some formats
+// only bounds are known: parse is the lower bound and n the upper bound. reserveDecoded then weighs the decoded
+// object.
 func (q *request) bodyWeight(data []byte) (parse, n int64) {
 	if len(data) == 0 {
 		return 0, 0
@@ -201,8 +203,7 @@ func (q *request) yamlWeight(table *weight.Table, data []byte) (parse, n int64) 
 	return parse, n
 }
 
-// storedWeight returns the memory in bytes of the stored object, which updates, patches and deletions also
-// decode.
+// storedWeight returns the weight of the stored object, because updates, patches and deletions decode it too.
 func (q *request) storedWeight() int64 {
 	if q.v == nil || q.name == "" || q.verb == verbCreate {
 		return 0
@@ -222,7 +223,8 @@ func weightTable(v *resource.Version, b *budget) *weight.Table {
 	return v.Type.Weights()
 }
 
-// withMemoryCheck makes the engine weigh the decoded object if only a bound of its weight is known.
+// withMemoryCheck returns c. If only bounds of the body's weight are known, it sets c.CheckMemory, so that the
+// engine weighs the decoded object.
 func (q *request) withMemoryCheck(c engine.Caller) engine.Caller {
 	if q.weightEstimated {
 		c.CheckMemory = q.reserveDecoded

@@ -34,8 +34,9 @@ func (h *harness) wantBudgetFree(after string) {
 	b.webhooks.Release(b.size / webhookShare)
 }
 
-// TestLargeBodiesWaitForMemory checks that a request with a heavy body waits for memory and gets 503 with Retry-After
-// at its deadline. A request with a light body does not wait. Each request releases its memory, also when it fails.
+// TestLargeBodiesWaitForMemory checks that a request with a heavy body waits for memory and gets 503 with
+// Retry-After at its deadline. A request with a light body does not wait. Each request releases its memory, even
+// when it fails.
 func TestLargeBodiesWaitForMemory(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.RequestTimeout = 100 * time.Millisecond })
 	long := strings.Repeat("x", maxFreeWeight)
@@ -84,9 +85,9 @@ func TestLargeBodiesWaitForMemory(t *testing.T) {
 	}
 }
 
-// TestBodiesBeyondTheBudget checks that a body that weighs more than the whole budget is refused. The message has its
-// weight and the limit. This applies to all encodings and to traced requests. The weight of a patch includes the stored
-// object.
+// TestBodiesBeyondTheBudget checks that a body is refused if its weight exceeds the whole budget. The error message
+// contains the weight and the limit. The test covers all encodings and traced requests. The weight of a patch
+// includes the stored object.
 func TestBodiesBeyondTheBudget(t *testing.T) {
 	const size = 8 << 20
 	h := newHarness(t, func(c *Config) { c.MemoryBudget = size })
@@ -108,7 +109,7 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 		}
 		h.wantBudgetFree(name)
 	}
-	// The trace contains the response, which doubles the weight.
+	// A trace doubles the weight, because it contains the response.
 	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), contentJSON)
 	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) ||
 		!strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
@@ -162,7 +163,7 @@ func TestWebhookKindsShareBudget(t *testing.T) {
 	h.wantBudgetFree("webhooks")
 }
 
-// bodiesOf returns the bodies of a built-in kind that take the most memory for their size.
+// bodiesOf returns the bodies of a built-in kind that need the most memory in relation to their size.
 func bodiesOf(t *testing.T, h *harness, group, version, plural string) []heavy.Body {
 	t.Helper()
 	catalog, err := h.server.live.Current(t.Context())

@@ -10,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/compute"
 )
 
-// slowBody is the time after which a request with an incomplete body releases its seat. A client that sends
-// slowly then blocks no other request.
+// slowBody is the time after which a request with an incomplete body releases its seat of API Priority and
+// Fairness. A client that sends slowly then blocks no other request.
 const slowBody = 50 * time.Millisecond
 
 // bodyReader reads the body of one request. It accounts for the memory and the seat of the request while the body
@@ -21,15 +21,15 @@ type bodyReader struct {
 	size        atomic.Int64                        // memory of the body, in bytes
 	seatTimer   *time.Timer                         // releases the seat when it fires; nil if the request holds no seat
 	released    chan struct{}                       // closed after the seat is released
-	reservation atomic.Pointer[compute.Reservation] // of Server.waitingMemory; nil while the request holds its seat
+	reservation atomic.Pointer[compute.Reservation] // in Server.waitingMemory; nil while the request holds its seat
 
 	mu sync.Mutex
-	// No deadline is set once done is true: net/http panics if a deadline is set after the handler has returned.
+	// The reader sets no deadline after done is true, because net/http panics if the handler has returned.
 	done, rejected bool
 }
 
-// newBodyReader returns a reader for the body that has reserved bytes of memory. The caller calls finish after
-// the last read.
+// newBodyReader returns a reader for the body. reserved is the number of bytes that are already allocated for the
+// body. The caller calls finish after the last read.
 func (q *request) newBodyReader(reserved int64) *bodyReader {
 	b := &bodyReader{request: q}
 	b.size.Store(reserved)
@@ -40,8 +40,8 @@ func (q *request) newBodyReader(reserved int64) *bodyReader {
 	return b
 }
 
-// releaseSeat releases the seat of the request. From then on the memory of the body counts as the memory of a
-// waiting request.
+// releaseSeat releases the seat of the request. After that, the memory of the body counts as memory of a waiting
+// request.
 func (b *bodyReader) releaseSeat() {
 	defer close(b.released)
 	b.seat.Release(time.Now)

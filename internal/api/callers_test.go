@@ -57,8 +57,8 @@ func (z readersAuthorizer) Authorize(
 	return z.Authorizer.Authorize(ctx, a)
 }
 
-// updatersAuthorizer permits the group updaters to update and patch all objects but not to create any. For a create it
-// returns err.
+// updatersAuthorizer permits the group updaters to update and patch all objects but not to create any. For a create
+// it returns the error in its field err.
 type updatersAuthorizer struct {
 	access.Authorizer
 	err error
@@ -78,8 +78,8 @@ func (z *updatersAuthorizer) Authorize(
 	return z.Authorizer.Authorize(ctx, a)
 }
 
-// TestCreateByUpdateIsAuthorized checks that an update or an apply of an object that does not exist needs the right to
-// create it. Validation errors precede this authorization.
+// TestCreateByUpdateIsAuthorized checks that an update or an apply of an object that does not exist needs the right
+// to create it. The server reports validation errors before it checks this right.
 func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	z := &updatersAuthorizer{}
 	h := withCronTabs(t, func(c *Config) { z.Authorizer, c.Authorizer = c.Authorizer, z })
@@ -214,8 +214,8 @@ func headerLines(w *httptest.ResponseRecorder) (lines []string) {
 	return lines
 }
 
-// TestDecisionsAsUpstream checks that the Authorizer gets the same attributes as from upstream, and that its decision
-// leads to the same response (CRD-069).
+// TestDecisionsAsUpstream checks that the server calls the Authorizer with the same attributes as upstream does.
+// Each decision leads to the same response as upstream's (CRD-069).
 func TestDecisionsAsUpstream(t *testing.T) {
 	type attributes struct {
 		user, verb, group, version, resource, subresource, namespace, name, path string
@@ -319,6 +319,6 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	h.wantError(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in `+
 		`API group "" at the cluster scope: not that group`,
 		"GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: secret")
-	// As upstream, an error of the Authorizer does not matter if its decision is to allow.
+	// Like upstream, the server ignores an error of the Authorizer if its decision is to allow.
 	h.want(200, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters")
 }

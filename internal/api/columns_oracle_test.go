@@ -24,8 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// tableComparer compares the Tables of a version of a custom kind with those of upstream's convertor. Both use the same
-// columns.
+// tableComparer compares Trellis' Tables of a custom kind with the Tables of upstream's convertor. Both use the
+// same columns.
 type tableComparer struct {
 	t       testing.TB
 	columns []apiextensionsv1.CustomResourceColumnDefinition
@@ -33,7 +33,7 @@ type tableComparer struct {
 	rest.TableConvertor
 }
 
-// withColumns returns a tableComparer for a CRD with the columns.
+// withColumns returns a tableComparer for a CRD with the given columns.
 func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDefinition) *tableComparer {
 	t.Helper()
 	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -77,7 +77,7 @@ type decodedTable struct {
 	Rows              []struct{ Cells []any }
 }
 
-// trellis returns Trellis' Table of an object. apiVersion is that of the Table.
+// trellis returns Trellis' Table of an object. tableVersion is the version of the Table: v1 or v1beta1.
 func (c *tableComparer) trellis(o engine.Object, tableVersion string) decodedTable {
 	c.t.Helper()
 	data, err := newTable(c.version, tableVersion,
@@ -133,8 +133,8 @@ func (c *tableComparer) compare(tree object.Tree) bool {
 	return false
 }
 
-// nondeterministic reports whether a column has a wildcard or a recursive descent. These visit the keys of a map in
-// random order.
+// nondeterministic reports whether the JSONPath of a column has a wildcard or a recursive descent. Both visit the
+// keys of a map in random order.
 func (c *tableComparer) nondeterministic() bool {
 	for _, col := range c.columns {
 		if strings.ContainsAny(col.JSONPath, "*") || strings.Contains(col.JSONPath, "..") {
@@ -144,7 +144,8 @@ func (c *tableComparer) nondeterministic() bool {
 	return false
 }
 
-// generator generates random JSONPaths and objects. They share few names, so that paths often match a value.
+// generator generates random JSONPaths and objects. Both contain the same few names, so that paths often match a
+// value.
 type generator struct{ *rand.Rand }
 
 var (
@@ -317,7 +318,8 @@ func FuzzColumns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, path string, typ uint8, spec string) {
 		tree, _, err := object.DecodeJSON([]byte(spec))
-		// Braces may start a range loop. Upstream keeps its state between objects.
+		// Paths with braces are skipped, because braces can start a range loop. Upstream keeps the state of a loop
+		// from one object to the next.
 		if err != nil || strings.ContainsAny(path, "{}") || len(path) > 200 {
 			return
 		}
@@ -329,7 +331,7 @@ func FuzzColumns(f *testing.F) {
 	})
 }
 
-// TestUnusualCells checks columns of invalid dates, and of fields that are not in the stored bytes of an object
+// TestUnusualCells checks columns that select invalid dates or fields that are not in the stored bytes of an object
 // (PRN-013, PRN-014, PRN-017).
 func TestUnusualCells(t *testing.T) {
 	c := withColumns(t, []apiextensionsv1.CustomResourceColumnDefinition{
@@ -346,8 +348,8 @@ func TestUnusualCells(t *testing.T) {
 	}
 }
 
-// TestWildcards compares cells of JSONPaths with wildcards with upstream's. The wildcards select from nulls, strings
-// and nested lists. Names that only begin with * are no wildcards.
+// TestWildcards compares the cells of JSONPaths that have wildcards with upstream's cells. The wildcards select
+// from nulls, strings and nested lists. A name that only begins with * is not a wildcard.
 func TestWildcards(t *testing.T) {
 	paths := []string{
 		".spec.a.*", ".spec.a.*.*", ".spec.a[*]", ".spec.a.*.b", ".spec.a.*.*.b", ".spec[0:2][-2].*<", ".spec.a.*<",

@@ -70,8 +70,8 @@ func (q *request) connectOptions(c *resource.Connect, query url.Values) (object.
 	return options, q.requireCreate()
 }
 
-// opensStream reports whether the request opens a stream to a container: by its subresource, or by the kubelet
-// path after the subresource.
+// opensStream reports whether the request opens a stream to a container. This depends on the subresource, or on the
+// kubelet path that follows the subresource.
 func (q *request) opensStream(c *resource.Connect) bool {
 	if c.Upgrades || len(c.Streams) == 0 {
 		return c.Upgrades
@@ -80,8 +80,8 @@ func (q *request) opensStream(c *resource.Connect) bool {
 	return slices.Contains(c.Streams, first)
 }
 
-// requireCreate rejects callers that may get but not create the subresource, if the connection is upgraded.
-// Running a command needs more than read access (https://issue.k8s.io/133515).
+// requireCreate returns an error if the caller may not create the subresource. To run a command, read access is not
+// enough (https://issue.k8s.io/133515).
 func (q *request) requireCreate() error {
 	a := q.attributes
 	a.Verb = verbCreate

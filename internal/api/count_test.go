@@ -22,10 +22,10 @@ const (
 	countsIn     = "FUNCTIONS.md"
 )
 
-// TestGetIsAsDocumented checks the documented numbers of functions and files that a GET of a custom resource enters.
-// The functions are those of this module, including closures. The page is countsIn. Coverage counters give the numbers
-// because they also count inlined functions. The test builds itself with such counters and runs with and without 500
-// GETs. Each GET enters a block whose counter is 500 higher with the GETs.
+// TestGetIsAsDocumented checks the table in the page countsIn: the numbers of functions and files that a GET of a
+// custom resource enters. It counts the functions of this module, including closures. The numbers come from
+// coverage counters, because these also count inlined functions. The test builds itself with the counters, and runs
+// without GETs and with 500 GETs. If each GET enters a block, the counter of the block is 500 higher.
 func TestGetIsAsDocumented(t *testing.T) {
 	if scenario := os.Getenv(countGetsEnv); scenario != "" {
 		runGets(t, scenario)
@@ -59,8 +59,9 @@ func TestGetIsAsDocumented(t *testing.T) {
 	}
 }
 
-// countEntered returns the numbers of functions and files that each GET of a scenario enters. Other entries of a block
-// vary between runs, because of map order and background loops. Therefore only functions of both of two runs count.
+// countEntered returns the numbers of functions and files that each GET of a scenario enters. It runs the scenario
+// twice and counts the functions that occur in both runs. Other functions vary between runs, because of map order
+// and background loops.
 func countEntered(t *testing.T, program, scenario string) string {
 	names, files := enteredFunctions(t, program, scenario), map[string]bool{}
 	again := enteredFunctions(t, program, scenario)
@@ -73,7 +74,7 @@ func countEntered(t *testing.T, program, scenario string) string {
 	return fmt.Sprintf("%d/%d", len(names), len(files))
 }
 
-// enteredFunctions returns the functions that have a block which every GET enters. Each element is the file and the
+// enteredFunctions returns the functions with a block that every GET enters. Each element is the file and the
 // function, separated by a space.
 func enteredFunctions(t *testing.T, program, scenario string) []string {
 	const times = 500
@@ -150,8 +151,8 @@ func enclosingFunction(t *testing.T, block string) (file, name string) {
 	return file, name
 }
 
-// runGets runs a scenario of the form "user,state,form,times,gets". It prepares the object for times GETs, and sends
-// gets of them.
+// runGets runs a scenario of the form "user,state,form,times,gets". The numbers times and
+// gets specify how often it prepares the object and how many GETs it sends.
 func runGets(t *testing.T, scenario string) {
 	part := strings.Split(scenario, ",")
 	times, err := strconv.Atoi(part[3])

@@ -18,7 +18,7 @@ const (
 	scheduled = `"spec":{"nodeName":"m",`
 )
 
-// wantMarked checks that an object is marked for deletion with a grace period of 0 s, and has the generation.
+// wantMarked checks that an object is marked for deletion with a grace period of 0 s, and has the given generation.
 func wantMarked(t testing.TB, o any, generation float64) {
 	t.Helper()
 	md, _ := at(o, "metadata").(map[string]any)
@@ -63,8 +63,9 @@ func TestImmediateDelete(t *testing.T) {
 	}
 }
 
-// TestImmediateDeleteCollection checks that the Pods of a collection are also marked before they are deleted. The
-// response holds the Pods as they were before the request. One Pod has been marked with a grace period before.
+// TestImmediateDeleteCollection checks that a delete of a collection also marks each Pod before it deletes the Pod.
+// The response holds the Pods as they were before the request. One of the Pods already has a mark with a grace
+// period.
 func TestImmediateDeleteCollection(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
@@ -85,8 +86,8 @@ func TestImmediateDeleteCollection(t *testing.T) {
 	}
 }
 
-// TestConcurrentDelete checks a delete whose Pod is removed or replaced by another request, after it was marked. The
-// first delete succeeds and does not affect the new Pod.
+// TestConcurrentDelete checks a delete during which another request removes or replaces the Pod. The other request
+// runs after the first one has marked the Pod. The first delete succeeds and does not affect the new Pod.
 func TestConcurrentDelete(t *testing.T) {
 	for name, replace := range map[string]bool{"removed": false, "replaced": true} {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +136,7 @@ func TestOrphanWarning(t *testing.T) {
 }
 
 // TestDeletePreconditionMessages checks the messages for unmet preconditions of a delete. Namespaces and CRDs have
-// their own messages, also while the object is terminating.
+// their own messages, even while the object is terminating.
 func TestDeletePreconditionMessages(t *testing.T) {
 	h := withCronTabs(t)
 	const options = `{"apiVersion":"v1","kind":"DeleteOptions","preconditions":{%s}}`
@@ -178,7 +179,7 @@ func TestDeleteOfTerminatingNamespace(t *testing.T) {
 	}
 }
 
-// racingStore is a Store that calls second once, after the next commit.
+// racingStore is a Store that calls the function in its field second once, after the next commit.
 type racingStore struct {
 	storage.Store
 	second func()

@@ -73,8 +73,9 @@ func TestEscalationOfUpdates(t *testing.T) {
 	h.wantError(500, `unsupported role reference kind: "Foo"`, "POST", bindings, bind("Foo", "x"), as)
 }
 
-// TestForbiddenInvalidListHasNoName checks that a forbidden list with invalid options is authorized without a name. A
-// valid field selector metadata.name gives the name of the object in the message.
+// TestForbiddenInvalidListHasNoName checks the message of a forbidden list. If the options are valid, a field
+// selector metadata.name adds the name of the object to the message. If any option is invalid, the message has no
+// name.
 func TestForbiddenInvalidListHasNoName(t *testing.T) {
 	h := newHarness(t)
 	const cannot = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
@@ -85,7 +86,7 @@ func TestForbiddenInvalidListHasNoName(t *testing.T) {
 	}
 }
 
-// TestEmptyNames checks requests whose path lacks the namespace or the name, or has a name that is invalid.
+// TestEmptyNames checks requests whose path lacks the namespace or the name, or has an invalid name.
 func TestEmptyNames(t *testing.T) {
 	h := newHarness(t)
 	const maps, none = "/api/v1/namespaces/default/configmaps", "Namespace parameter required."
@@ -104,9 +105,9 @@ func TestEmptyNames(t *testing.T) {
 	}
 }
 
-// TestCombinationsInRolesAreLimited checks that the escalation check of a role takes bounded time and memory. The check
-// lists all combinations of groups, resources and verbs. A rule of 6 KiB with 300 of each has 27 million combinations,
-// which would exhaust the server's memory.
+// TestCombinationsInRolesAreLimited checks that the escalation check of a role takes bounded time and memory. The
+// check lists all combinations of groups, resources and verbs. A rule of 6 KiB with 300 groups, 300 resources and
+// 300 verbs has 27 million combinations, which would exhaust the server's memory.
 func TestCombinationsInRolesAreLimited(t *testing.T) {
 	h := newHarness(t)
 	const group = "/apis/rbac.authorization.k8s.io/v1"

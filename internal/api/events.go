@@ -75,7 +75,8 @@ func (e *events) recode(dst []byte, start int) ([]byte, error) {
 func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) ([]byte, error) {
 	include := e.table.include
 	if w.InitialEventsEnd && include == metav1.IncludeNone {
-		e.table.include = metav1.IncludeMetadata // the metadata has the annotation that ends the initial events
+		// The metadata has the annotation that marks the end of the initial events.
+		e.table.include = metav1.IncludeMetadata
 	}
 	e.table.emptyRow = w.Type == "BOOKMARK"
 	e.table.refresh()
@@ -119,8 +120,8 @@ func (e *events) appendError(dst []byte, s *metav1.Status) ([]byte, error) {
 	return dst, nil
 }
 
-// bookmark returns the object of a BOOKMARK event, which has no fields except its resourceVersion and
-// annotations.
+// bookmark returns the object of a BOOKMARK event. Its metadata contains only the resourceVersion and, at the end
+// of the initial events, an annotation.
 func bookmark(w engine.WatchEvent) engine.Object {
 	o, metadata := w.Object, object.Tree{}
 	if w.InitialEventsEnd {

@@ -31,8 +31,8 @@ func (q *request) takeSeat() bool {
 	return false
 }
 
-// isLongRunning reports whether the request may last as long as its client wants, by upstream's rules. A watch
-// holds a seat only until its initial events are sent. Long-running requests have an audit event of the stage
+// isLongRunning reports whether upstream regards the request as long-running. Long-running requests hold no seat,
+// but a watch holds one until its initial events are sent. Long-running requests have an audit event of the stage
 // ResponseStarted.
 func (q *request) isLongRunning() bool {
 	if q.resource {

@@ -27,8 +27,8 @@ const (
 "resources":["*"],"namespaces":["*"],"clusterScope":true}]}]}}`
 )
 
-// blockingAuthorizer is an Authorizer that blocks jane's requests for an object named held. It sends on called, and
-// then waits for proceed. The request holds its seat by then.
+// blockingAuthorizer is an Authorizer that blocks jane's requests for an object named held. It sends a value on the
+// channel called, and then receives from the channel proceed. At that time the request already holds its seat.
 type blockingAuthorizer struct{ called, proceed chan struct{} }
 
 func (h *blockingAuthorizer) Authorize(
@@ -49,9 +49,10 @@ func asJane(ctx context.Context, h *harness, path string) *httptest.ResponseReco
 	return w
 }
 
-// TestPriorityAndFairness checks the seats of a priority level with one seat. A request that gets no seat is refused as
-// upstream does. Every response has the UIDs of the FlowSchema and the priority level. A request holds its seat until
-// it ends, and a watch until its initial events are sent. Other long-running requests need no seat.
+// TestPriorityAndFairness checks the seats of a priority level with one seat. A request that gets no seat is
+// refused with upstream's response. Every response has the UIDs of the FlowSchema and the priority level. A request
+// holds its seat until it ends, and a watch until its initial events are sent. Other long-running requests need no
+// seat.
 func TestPriorityAndFairness(t *testing.T) {
 	blocking := &blockingAuthorizer{make(chan struct{}), make(chan struct{})}
 	h := withCronTabs(t, func(c *Config) {

@@ -29,7 +29,8 @@ type harness struct {
 	server *Server
 }
 
-// newHarness returns a harness that has the namespace default. Each change modifies the server's configuration.
+// newHarness returns a harness that has the namespace default. Each function in change modifies the server's
+// configuration.
 func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
 	var env *fixture.Env
@@ -122,7 +123,8 @@ func (h *harness) want(code int, method, path, body string, headers ...string) *
 	return w
 }
 
-// wantText sends a request and checks the status code, and that the body of the response contains text.
+// wantText sends a request and checks the status code. It also checks that the body of the response contains the
+// given text.
 func (h *harness) wantText(code int, text, method, path, body string, headers ...string) {
 	h.t.Helper()
 	if got := h.want(code, method, path, body, headers...).Body.String(); !strings.Contains(got, text) {

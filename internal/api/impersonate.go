@@ -19,8 +19,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// impersonator returns upstream's impersonation filter, with the constraints of KEP-5284. The filter stores the
-// impersonated user in the context value of impersonatedKey.
+// impersonator returns upstream's impersonation filter, which supports constrained impersonation (KEP-5284). The
+// filter stores the impersonated user in the variable to which the context value of impersonatedKey points.
 func impersonator(a authorizer.UnconditionalAuthorizer) http.Handler {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})

@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// chunk is the number of bytes of a list that are written at once.
+// chunk is the size in bytes at which a part of a list is written to the client.
 const chunk = 256 << 10
 
 var chunks = sync.Pool{New: func() any { b := make([]byte, 0, chunk+64<<10); return &b }}
@@ -129,7 +129,8 @@ func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Obj
 	return dst, nil
 }
 
-// listHead returns the JSON of the list before its first item. Fields are sorted, as in an unstructured list.
+// listHead returns the JSON of the list before its first item. Fields are sorted by name, as in upstream's
+// unstructured lists.
 func (q *request) listHead(l *engine.List) []byte {
 	apiVersion := l.Version.APIVersion
 	if q.media.view == viewPartialList {
@@ -139,8 +140,8 @@ func (q *request) listHead(l *engine.List) []byte {
 	return []byte(`{"apiVersion":"` + apiVersion + `","items":` + opening)
 }
 
-// brackets returns the JSON around the items of a list. Like upstream, an empty PartialObjectMetadataList has
-// null items.
+// brackets returns the JSON around the items of a list. Like upstream, it returns null instead
+// of [] for an empty PartialObjectMetadataList.
 func (q *request) brackets(l *engine.List) (opening, closing string) {
 	if q.media.view == viewPartialList && len(l.Items) == 0 {
 		return "null", ""
@@ -160,7 +161,8 @@ func (q *request) listTail(l *engine.List) []byte {
 	return append(tail, '}')
 }
 
-// listMeta returns the metadata of a list as JSON. An unstructured list has a continue token even if it is empty.
+// listMeta returns the metadata of a list as JSON. If unstructured is true, the metadata contains the continue
+// token even if the token is empty.
 func listMeta(revision int64, token string, remaining *int64, unstructured bool) []byte {
 	js := []byte{'{'}
 	if token != "" || unstructured {
@@ -177,8 +179,8 @@ func listMeta(revision int64, token string, remaining *int64, unstructured bool)
 	return append(js, `"}`...)
 }
 
-// streamList writes a list in chunks and copies the JSON of its items. It returns an error only before the first
-// chunk is written. If a later item fails, which needs a damaged object, it aborts the connection.
+// streamList writes a list in chunks. It returns an error only before the first chunk is written. Afterwards it
+// aborts the connection if a stored object is damaged and cannot be encoded.
 func (q *request) streamList(
 	items []engine.Object, head, tail []byte, item func([]byte, engine.Object) ([]byte, error)) error {
 	p := chunks.Get().(*[]byte)

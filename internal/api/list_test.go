@@ -61,7 +61,8 @@ func TestBuiltinListItemsHaveNoKind(t *testing.T) {
 		"items", 0, "kind"), any(nil))
 }
 
-// wantEqual checks that two values have the same text. name is the name of the value in the failure message.
+// wantEqual checks that two values are equal when they are formatted as text. name describes the value in the
+// failure message.
 func wantEqual(t *testing.T, name string, got, want any) {
 	t.Helper()
 	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
@@ -69,8 +70,8 @@ func wantEqual(t *testing.T, name string, got, want any) {
 	}
 }
 
-// TestEmptyLists checks that an empty list has the items [] in all forms but one. A PartialObjectMetadataList has null
-// (CRD-064).
+// TestEmptyLists checks that the items of an empty list are []. The items of an empty PartialObjectMetadataList are
+// null (CRD-064).
 func TestEmptyLists(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(200, "DELETE", crontabs, "")
@@ -92,8 +93,8 @@ func TestEmptyLists(t *testing.T) {
 	}
 }
 
-// TestReviewsHaveNoTable checks that a review cannot be returned as a Table. Only the response to an access review has
-// managedFields, because it is the submitted object (CRD-064).
+// TestReviewsHaveNoTable checks that a review cannot be returned as a Table. Only the response to an access review
+// has managedFields, because that response is the submitted object (CRD-064).
 func TestReviewsHaveNoTable(t *testing.T) {
 	h := newHarness(t)
 	for path, body := range map[string]string{

@@ -51,7 +51,7 @@ func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err := r.Context().Err(); err != nil {
 			return nil, err
 		}
-		<-w.started // the handler has returned, and has started the response at the latest on return
+		<-w.started // the handler has returned, so the response has started
 	}
 	// A canceled context must unblock a handler that is writing.
 	stop := context.AfterFunc(ctx, func() { _ = sink.CloseWithError(context.Cause(ctx)) })
@@ -85,7 +85,7 @@ type loopbackWriter struct {
 	header  http.Header
 	body    *io.PipeWriter
 	once    sync.Once
-	started chan struct{} // closed after status and sent are set
+	started chan struct{} // closed after the fields status and sent are set
 	status  int
 	sent    http.Header
 }

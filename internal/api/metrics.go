@@ -18,8 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// metrics holds the metrics of the server. A metric that counts the same as one of kube-apiserver has the same
-// name.
+// metrics holds the metrics of the server. Metrics that kube-apiserver has too have the same names.
 type metrics struct {
 	handler           http.Handler
 	requests          *prometheus.CounterVec
@@ -53,7 +52,7 @@ type series struct {
 	latency  prometheus.Observer
 	sizes    prometheus.Observer // nil if the request is not a get or a list
 
-	// running and events are set only for long-running requests, whose key has the code 0.
+	// The fields running and events are set only for long-running requests, whose seriesKey has the code 0.
 	running prometheus.Gauge
 	events  prometheus.Counter
 }
@@ -189,8 +188,8 @@ func (m *metrics) remove(k seriesKey, removedRelease string) {
 	m.deprecated.DeleteLabelValues(k.group, k.version, k.plural, k.subresource, removedRelease)
 }
 
-// prune removes the metrics of all kinds that are not in c. Without it, metrics would grow with every CRD that is
-// created and deleted.
+// prune removes the metrics of all kinds that are not in the catalog c. Otherwise every deleted CRD would leave
+// metrics behind.
 func (m *metrics) prune(c *resource.Catalog) {
 	m.mu.RLock()
 	var removed []kind
@@ -283,7 +282,8 @@ func (m *metrics) countWatch(q *request) (events prometheus.Counter, done func()
 	}
 }
 
-// countLongRunning increments the gauge of long-running requests. The caller decrements it.
+// countLongRunning increments the gauge of long-running requests and returns the series that contains it. The
+// caller decrements the gauge.
 func (m *metrics) countLongRunning(q *request) *series {
 	s := m.seriesFor(seriesKey{
 		group: q.group, version: q.version, plural: q.plural, subresource: q.subresource, verb: q.verb,
@@ -293,8 +293,8 @@ func (m *metrics) countLongRunning(q *request) *series {
 	return s
 }
 
-// countTermination counts a request for an API server that is not available. kube-apiserver counts such a request
-// in no other metric. The resource label is set only for resources in known, because a client can request any
+// countTermination counts a request for an API server that is not available. kube-apiserver counts this request in
+// no other metric. The label resource is set only if known contains the resource, because a client can request any
 // name.
 func (m *metrics) countTermination(q *request, known *apidiscoveryv2.APIVersionDiscovery) {
 	k := seriesKey{group: q.group, version: q.version, verb: q.verb, named: q.name != "", namespaced: q.namespace != ""}

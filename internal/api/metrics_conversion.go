@@ -21,7 +21,7 @@ type conversions struct {
 	crds map[string]struct{} // CRDs that have metrics in byCRD
 }
 
-// observe counts a call for a CRD that is still served.
+// observe records the duration of a call. It ignores a call for a CRD that is no longer served.
 func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -32,7 +32,7 @@ func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds fl
 	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
 }
 
-// prune removes the metrics of CRDs that are not in c.
+// prune removes the metrics of CRDs that are not in the catalog c.
 func (m *conversions) prune(c *resource.Catalog) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -98,19 +98,19 @@ func negotiate(header string, offers []offer, v *resource.Version) (media, bool)
 	return m, true
 }
 
-// viewsByKind maps the kind in the parameter "as" to its view.
+// viewsByKind maps the value of the Accept parameter "as" to a view.
 var viewsByKind = map[string]view{
 	"Table":                     viewTable,
 	"PartialObjectMetadata":     viewPartial,
 	"PartialObjectMetadataList": viewPartialList,
 }
 
-// subject is the kind of a response. It implements upstream's negotiation.EndpointRestrictions. v is nil for a
-// Status.
+// subject is the kind of a response. It implements upstream's negotiation.EndpointRestrictions. The field v is nil
+// for a Status.
 type subject struct{ v *resource.Version }
 
-// AllowsMediaTypeTransform reports whether the encoding is supported, and whether the view is supported if target
-// is set.
+// AllowsMediaTypeTransform reports whether the response can be encoded as subtype. If target is set, it reports
+// whether the response can be converted to target and then encoded.
 func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.GroupVersionKind) bool {
 	if target == nil {
 		return s.v == nil || s.v.HasProtobuf() || subtype != "vnd.kubernetes.protobuf"
@@ -123,10 +123,10 @@ func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.Grou
 		(len(s.v.Columns) > 0 || s.v.Printer != nil) && (subtype == "json" || subtype == "yaml"))
 }
 
-// AllowsServerVersion reports whether the parameter sv is supported.
+// AllowsServerVersion reports whether the server supports the value of the Accept parameter sv.
 func (s subject) AllowsServerVersion(version string) bool { return s.v != nil && version == "v1" }
 
-// AllowsStreamSchema reports whether the parameter stream is supported.
+// AllowsStreamSchema reports whether the server supports the value of the Accept parameter stream.
 func (subject) AllowsStreamSchema(schema string) bool { return schema == "watch" }
 
 const (
@@ -168,9 +168,9 @@ func (c *mediaCache) find(header string, offers []offer, v *resource.Version) (m
 	if cached != nil && len(*cached) < maxCachedMedia {
 		maps.Copy(next, *cached)
 	}
-	key.header = strings.Clone(header) // release the memory of the request
+	key.header = strings.Clone(header) // the cache must not retain the memory of the request
 	next[key] = m
-	c.entries.Store(&next) // a concurrent Store may lose an entry, which is computed again later
+	c.entries.Store(&next) // a concurrent Store can overwrite the new entry, which is then computed again
 	return m, ok
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// TestMediaCacheIsBounded checks that the cache of Accept headers returns the same media type as negotiate, for every
-// type of resource. The number and the size of its entries are bounded for any headers.
+// TestMediaCacheIsBounded checks that the cache of Accept headers returns the same media type as negotiate, for
+// every type of resource. The cache has a limited number of entries, and their size is limited.
 func TestMediaCacheIsBounded(t *testing.T) {
 	var c mediaCache
 	all := offers(true)

@@ -64,7 +64,7 @@ func (q *request) serveNonResource() {
 }
 
 // localVersion parses the path of the discovery document of a group version, such as /apis/apps/v1. local reports
-// whether the group is built in, and served whether it has the version.
+// whether the group is built in. served reports whether the group has the version.
 func (q *request) localVersion(path string) (local, served bool) {
 	parts := strings.Split(path, "/")
 	switch catalog := q.server.live.Load(); {
@@ -107,7 +107,7 @@ func (o *responseRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 			o.request.onUpgrade()
 		}
 		o.request.auditStart()
-		// The connection ends with the request.
+		// Close the connection when the request ends.
 		context.AfterFunc(o.request.r.Context(), func() { _ = conn.Close() })
 	}
 	return conn, buffered, err
@@ -140,7 +140,8 @@ func serveVersion(w http.ResponseWriter) {
 	})
 }
 
-// previousMinor returns the minor version before minor, to which this server could be rolled back.
+// previousMinor returns the minor version before the given one. It is the oldest version with which this server is
+// compatible.
 func previousMinor(minor string) string {
 	n, err := strconv.Atoi(minor)
 	if err != nil {
@@ -192,8 +193,7 @@ func (s *Server) checks(name string) []Check {
 	return append(all, s.config.Live...)
 }
 
-// names returns the names of a check at healthz, livez or readyz: its own name after upstream's names for the
-// same check.
+// names returns the names of a check at healthz, livez or readyz. The storage check also has upstream's names.
 func (c *Check) names(at string) []string {
 	switch {
 	case c.Name != "storage":

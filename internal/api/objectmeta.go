@@ -9,15 +9,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// metaReader decodes the metadata of a stored object with the same result as encoding/json, at a fraction of its
-// cost. It sets unexpected if the input has an unexpected form. The caller must then use encoding/json.
+// metaReader decodes the metadata of a stored object. The result is the same as with encoding/json, but decoding is
+// much faster. metaReader sets unexpected if the input has an unexpected form. The caller must then use
+// encoding/json.
 type metaReader struct {
 	*object.Cursor
 	unexpected bool
 }
 
-// readMeta decodes the metadata in an object's JSON into m. The strings of m share the memory of js. found is
-// false if there is no metadata. ok is false if the metadata has an unexpected form.
+// readMeta decodes the metadata in an object's JSON into m. The strings of m share the memory of js. found reports
+// whether the object has metadata. ok is false if the metadata has an unexpected form.
 func readMeta(js []byte, m *metav1.ObjectMeta) (found, ok bool) {
 	r := metaReader{Cursor: object.NewCursor(js)}
 	r.Members(func(key string) {

@@ -51,14 +51,14 @@ func compareMetadata(t *testing.T, js string) {
 	}
 }
 
-// TestPartialMetadataMatchesJSON checks the decoder of metadata against encoding/json.
+// TestPartialMetadataMatchesJSON checks that partialMetadata returns the same metadata as encoding/json.
 func TestPartialMetadataMatchesJSON(t *testing.T) {
 	for _, js := range metadataSeeds {
 		compareMetadata(t, js)
 	}
 }
 
-// TestFastPathReadsUsualMetadata checks that usual metadata needs no encoding/json.
+// TestFastPathReadsUsualMetadata checks that readMeta decodes usual metadata, so that encoding/json is not needed.
 func TestFastPathReadsUsualMetadata(t *testing.T) {
 	if _, ok := readMeta([]byte(fullMeta), &metav1.ObjectMeta{}); !ok {
 		t.Error("readMeta does not decode usual metadata")

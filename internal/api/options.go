@@ -138,8 +138,8 @@ func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) erro
 	return nil
 }
 
-// fieldManager returns the field manager of a write: manager, or the first part of the User-Agent if manager is
-// "".
+// fieldManager returns the field manager of a write. It returns the query parameter manager. If manager is "", it
+// returns the part of the User-Agent before the first slash.
 func fieldManager(manager, userAgent string) string {
 	if manager != "" {
 		return manager

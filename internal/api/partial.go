@@ -25,13 +25,13 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	return append(dst, '}')
 }
 
-// withoutHiddenAnnotation returns o without the annotation that upstream's internal form stores in a field. The
-// metadata of o does not show that annotation.
+// withoutHiddenAnnotation returns o without the annotation that upstream stores in a field of the internal type.
+// Upstream's PartialObjectMetadata does not contain this annotation.
 func withoutHiddenAnnotation(o engine.Object) engine.Object {
 	hidden := o.Version.Definition.Behavior.HiddenAnnotation
 	t, err := o.Packed().Tree(0)
 	if err != nil {
-		return o // encoding o returns the same error
+		return o // the caller gets the same error when it encodes o
 	}
 	if annotations, _ := object.Metadata(t)["annotations"].(object.Tree); annotations[hidden] != nil {
 		if delete(annotations, hidden); len(annotations) == 0 {

@@ -61,7 +61,7 @@ func (p *path) parse(method, url string) {
 	}
 	if parts = parts[1:]; !core && len(parts) > 2 {
 		p.group, parts = parts[0], parts[1:]
-		// An empty group is invalid here. It would be an alias of the core group.
+		// An empty group is invalid, because it would be an alias of the core group.
 		p.invalid = p.invalid || p.group == ""
 	} else if !core {
 		return
@@ -73,7 +73,7 @@ func (p *path) parse(method, url string) {
 	p.parseResource(method, parts[1:])
 }
 
-// parseResource parses the segments after the version. There must be at least one.
+// parseResource parses the segments after the version. parts must not be empty.
 func (p *path) parseResource(method string, parts []string) {
 	p.verb = verbOf(method)
 	if parts[0] == verbWatch && len(parts) > 1 {
@@ -120,7 +120,7 @@ func verbOf(method string) string {
 	return ""
 }
 
-// scope returns the scope label of the metrics.
+// scope returns the value of the label scope in the metrics.
 func (p *path) scope() string {
 	switch {
 	case p.name != "" || p.verb == verbCreate:

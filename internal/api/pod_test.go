@@ -126,7 +126,8 @@ func TestGracefulDelete(t *testing.T) {
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
 }
 
-// TestPodIPs checks that the field selector status.podIPs is accepted, and treats the field of every Pod as empty.
+// TestPodIPs checks that the field selector status.podIPs is accepted. The server selects Pods as if the field were
+// always empty.
 func TestPodIPs(t *testing.T) {
 	h := newHarness(t)
 	h.want(http.StatusCreated, "POST", pods, podJSON)

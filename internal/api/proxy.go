@@ -11,7 +11,7 @@ import (
 )
 
 // proxy forwards a request to the API server of an APIService. An upgrade request has a deadline until the
-// connection is upgraded. Its Upgrade header does not exempt it from the deadline.
+// connection is upgraded. The Upgrade header alone does not remove the deadline.
 func (q *request) proxy(service *resource.APIService) {
 	if q.server.config.Aggregator == nil {
 		http.Error(&responseRecorder{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
@@ -64,8 +64,8 @@ func (q *request) startLongRunning() (end func()) {
 	return func() { done(); cancel() }
 }
 
-// becomeLongRunning releases the seat and the deadlines of a request, and counts the request as long-running. It
-// calls cancel when the server shuts down. The caller calls done after the response.
+// becomeLongRunning releases the seat of a request and removes its deadlines. It counts the request as
+// long-running. It calls cancel when the server shuts down. The caller calls done after the response.
 func (q *request) becomeLongRunning(cancel func()) (done func()) {
 	q.seat.Release(time.Now)
 	q.server.metrics.watches.Add(1)

@@ -45,24 +45,24 @@ type request struct {
 	auditState *auditState
 	trace      *Traced          // set for a traced dry run; otherwise nil
 	seat       flowcontrol.Seat // seat of API Priority and Fairness, if the request holds one
-	onUpgrade  func()           // makes an upgrade request long-running; nil for other requests
+	onUpgrade  func()           // called when an upgrade request is upgraded; nil for other requests
 	warnings
 
 	began           time.Time
-	cancel          context.CancelFunc // cancels the deadline that the client requested; nil without one
+	cancel          context.CancelFunc // cancels the deadline that the client requested; nil if there is none
 	status          int                // of the response; 0 before it is written
 	size            int                // bytes of the response body written
 	slot            *compute.Slot      // nil if the request is inexpensive
 	weight          int64              // bytes of the memory budget that the request holds
-	inWebhookShare  bool               // the weight also counts in the share of kinds with a conversion webhook
-	weightEstimated bool               // only a bound of the weight of the body is known
+	inWebhookShare  bool               // the weight is also acquired from budget.webhooks
+	weightEstimated bool               // only bounds of the weight of the body are known
 	dryRun          bool
 	apply           bool
-	skipMetrics     bool // a client can choose a part of the path freely, so the request is not in the metrics
+	skipMetrics     bool // the path has an unknown subresource, so the request is not in the metrics
 }
 
-// steps are the steps of every request, in kube-apiserver's order. A step returns false if the request ends and a
-// response was written.
+// steps are the steps of every request, in kube-apiserver's order. A step returns false if it wrote the response
+// and no other step must follow.
 var steps = [...]func(*request) bool{
 	(*request).begin,            // headers of every response
 	(*request).requestInfo,      // attributes from path and query
@@ -158,7 +158,7 @@ func (q *request) listVerb(query url.Values) {
 
 // notShuttingDown rejects requests while the server shuts down.
 func (q *request) notShuttingDown() bool {
-	// A request in flight may wait for a request of the loopback.
+	// Requests of the loopback are served, because a request in flight may wait for one of them.
 	if !q.server.draining.Load() || q.r.Context().Value(inProcess{}) != nil {
 		return true
 	}
@@ -201,7 +201,8 @@ func (q *request) authenticate() bool {
 	u, err := q.server.config.Authenticator.Authenticate(q.r)
 	if err != nil {
 		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) || apierrors.IsServiceUnavailable(err) {
-			// Upstream does so for a 401 over HTTP/2. A 503 means that there are too many connections.
+			// Like upstream, end the HTTP/2 connection after a 401. A 503 means that there are too many
+			// connections.
 			q.w.Header().Set("Connection", "close")
 		}
 		q.failEarly(err)
@@ -222,7 +223,7 @@ func (q *request) authorize() bool {
 		q.auditAuthorization(began, decision, reason, err)
 	}
 	switch {
-	case decision == authorizer.DecisionAllow: // like upstream, even with an error
+	case decision == authorizer.DecisionAllow: // like upstream, err is ignored
 		return true
 	case err != nil:
 		q.internalError("cannot authorize a request", err)
@@ -340,12 +341,13 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 	}
 	if q.trace != nil {
 		c.Trace = &q.trace.Trace
-		c.DryRun, q.dryRun = true, true // overrides the options in a body
+		c.DryRun, q.dryRun = true, true // even if the options in the body do not request a dry run
 	}
 	return q.withMemoryCheck(c)
 }
 
-// mayCreate returns an error if the caller may not create the object that an update or an apply did not find.
+// mayCreate returns an error if the caller has no right to create the object. An update or an apply needs this
+// right if the object does not exist.
 func (q *request) mayCreate() error {
 	a := q.attributes
 	a.Verb = verbCreate

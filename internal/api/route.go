@@ -14,7 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// route finds the resource or the other handler that serves the request, and checks that it supports the request.
+// route finds the resource of the request and checks that the resource supports the request. If another handler is
+// responsible, route calls the handler and returns false.
 func (q *request) route() bool {
 	if !q.resource {
 		q.serveNonResource()
@@ -29,7 +30,7 @@ func (q *request) route() bool {
 		}
 	}
 	if aggregated != nil {
-		q.slot.Release() // the other server does the work
+		q.slot.Release() // the aggregated API server does the work
 		q.proxy(aggregated)
 		return false
 	}
@@ -78,13 +79,13 @@ func (q *request) scopeMatches() bool {
 		q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.nameFromSelector()
 }
 
-// allowsEmptyNamespace reports whether the path has an empty namespace and may have one. Only paths of built-in
-// kinds may.
+// allowsEmptyNamespace reports whether the path has an empty namespace, as in /namespaces//pods, and the kind
+// allows it. Built-in kinds do.
 func (q *request) allowsEmptyNamespace() bool {
 	return q.emptyNamespace && q.v.Definition.Custom == nil
 }
 
-// nameFromSelector reports whether the name, if there is one, comes from a field selector instead of the path.
+// nameFromSelector reports whether a name in the attributes comes from a field selector instead of the path.
 func (q *request) nameFromSelector() bool {
 	return q.verb == verbList || q.verb == verbWatch && !q.watchPrefix
 }
@@ -136,13 +137,13 @@ func (q *request) checkVerb() error {
 }
 
 // watchesComputed reports whether the request is a list of a computed kind with watch=true. Like upstream, the
-// list rejects such a request.
+// server checks the other options before it rejects this request.
 func (q *request) watchesComputed() bool {
 	return q.verb == verbWatch && q.v.Definition.Behavior.Compute != nil && !q.watchPrefix
 }
 
-// checkName rejects a verb that needs a name on a collection. For a built-in kind it also rejects a create on one
-// object. A custom object is created with the name in its metadata, whatever the path contains.
+// checkName rejects an update or a patch of a collection. For a built-in kind it also rejects a create at the path
+// of one object. A custom object is created with the name in its metadata, whatever the path contains.
 func (q *request) checkName() error {
 	custom := q.v.Definition.Custom != nil
 	switch {
@@ -184,8 +185,8 @@ func (q *request) unsupported() error {
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 }
 
-// failScope writes the error for a path with the wrong scope. For a built-in kind a method may be unsupported
-// across namespaces.
+// failScope writes the error for a path with the wrong scope. For a collection of a namespaced built-in kind across
+// all namespaces, the error is that the method is not supported.
 func (q *request) failScope() {
 	switch {
 	case q.v.Definition.Custom != nil:
@@ -197,7 +198,7 @@ func (q *request) failScope() {
 	}
 }
 
-// methodNotAllowed returns the 405 of paths that are the same in every API server.
+// methodNotAllowed returns the 405 for paths that every API server has.
 func methodNotAllowed() error {
 	return apierrors.NewGenericServerResponse(
 		http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
@@ -209,8 +210,8 @@ func pageNotFound() error {
 		http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
 }
 
-// serveNotFound writes kube-apiserver's response to a path without a handler. In built-in groups the response is
-// a Status. Otherwise it is plain text, from which clients build the same Status.
+// serveNotFound writes kube-apiserver's response to a path without a handler. In built-in groups the response is a
+// Status. Otherwise the response has a text media type, and clients build the same Status from it.
 func (q *request) serveNotFound() {
 	local, _ := q.server.live.Load().LocalGroup(q.group, "")
 	if local && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {

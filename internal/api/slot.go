@@ -13,7 +13,7 @@ import (
 // A request that exceeds one of these sizes is expensive. It needs a slot of Server.slots while it computes.
 const (
 	expensiveQuery  = 16 << 10 // bytes of the URL query; its selectors are parsed and validated
-	expensiveBody   = 64 << 10 // bytes of a body, which is weighed
+	expensiveBody   = 64 << 10 // bytes of a request body
 	expensiveObject = 64 << 10 // bytes of an object that is converted to a format other than JSON
 	expensiveList   = 500      // objects that a list reads
 )
@@ -22,8 +22,8 @@ const (
 const slowWrite = 5 * time.Millisecond
 
 const (
-	// waitingShare is the divisor of the budget that gives the memory of waiting requests. These are requests
-	// that wait for a slot or for the rest of their body.
+	// waitingShare limits the memory of waiting requests to 1/waitingShare of the budget. A waiting request waits
+	// for a slot or for the rest of its body.
 	waitingShare = 2
 	// waitingRequest is the memory in bytes of a waiting request, in addition to its body.
 	waitingRequest = 64 << 10
@@ -58,7 +58,7 @@ func (q *request) newSlot() *compute.Slot { return q.server.slots.For(q.attribut
 // takeSlotForQuery takes a slot for a request with an expensive query. It returns false if a response was
 // written.
 func (q *request) takeSlotForQuery() bool {
-	// The query of a proxied request is not parsed here.
+	// The server does not parse the query of a proxied request.
 	if len(q.r.URL.RawQuery) <= expensiveQuery || q.isLongRunning() && q.verb != verbWatch {
 		return true
 	}

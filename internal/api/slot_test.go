@@ -31,8 +31,8 @@ func (h *harness) allSlots() (n int, release func()) {
 	}
 }
 
-// withFewSeats returns a server with two seats and a budget of 4 MiB. Requests of jane queue at a separate priority
-// level.
+// withFewSeats returns a server with two seats and a budget of 4 MiB. Requests of the user jane queue at a separate
+// priority level.
 func withFewSeats(t *testing.T) *harness {
 	t.Helper()
 	h := newHarness(t, func(c *Config) {

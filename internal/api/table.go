@@ -28,7 +28,7 @@ type table struct {
 	headers bool
 	now     time.Time
 
-	paths     [][]string // of the columns that are plain fields
+	paths     [][]string // paths of the columns that are plain fields
 	pathIndex []int      // index into paths for each column; -1 for a computed column
 	values    [][]byte   // JSON of the fields of the current object, by path
 	needsTree bool       // a column is computed
@@ -39,7 +39,7 @@ type table struct {
 	lastAge       []byte
 }
 
-// newTable returns the table with the options in the query.
+// newTable returns a table for the response, with the Table options in the query.
 func (q *request) newTable() (*table, error) {
 	var o metav1.TableOptions
 	if strings.Contains(q.r.URL.RawQuery, "=") {
@@ -102,7 +102,7 @@ func (t *table) appendSingle(dst []byte, o engine.Object) ([]byte, error) {
 	return append(dst, "]}"...), err
 }
 
-// refresh sets the time for ages to the current time.
+// refresh sets the time from which ages are computed to the current time.
 func (t *table) refresh() {
 	t.now, t.lastTimestamp, t.lastAge = time.Now(), "", append(t.lastAge[:0], `"\u003cunknown\u003e"`...)
 }
@@ -221,7 +221,7 @@ func isInteger(raw []byte) bool {
 	return true
 }
 
-// treeNumbers replaces the numbers in v by the types of an object.Tree.
+// treeNumbers converts the numbers in v to the number types of an object.Tree.
 func treeNumbers(v any) any {
 	switch typed := v.(type) {
 	case json.Number:

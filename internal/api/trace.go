@@ -12,10 +12,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TraceParameter is the query parameter that makes a dry run return a Traced.
+// TraceParameter is the query parameter with which a dry run returns a Traced instead of its usual response.
 const TraceParameter = "trace"
 
-// Traced is the result of a traced dry run: the effect of each step of the write, and its response.
+// Traced is the result of a traced dry run. It holds the effect of each step of the write, and the usual response.
 type Traced struct {
 	engine.Trace
 	Code   int             `json:"code"`

@@ -465,7 +465,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestMetrics checks that /metrics has upstream's metrics, and that clients cannot create label values (CRD-070).
+// TestMetrics checks that /metrics has upstream's metrics, and that requests cannot create arbitrary values of
+// labels (CRD-070).
 func TestMetrics(t *testing.T) {
 	h := withCronTabs(t)
 	h.do("GET", crontabs+"/a", "")

@@ -10,7 +10,7 @@ import (
 // Limits of the Warning headers. The values are upstream's.
 const (
 	maxWarningRunes      = 4 * 1024 // of all warnings
-	shortenedWarningRune = 256      // of each warning after the total exceeds maxWarningRunes
+	shortenedWarningRune = 256      // maximum for each warning after the total exceeds maxWarningRunes
 )
 
 // warnings are the Warning headers of a response (RFC 7234, section 5.5).

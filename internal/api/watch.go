@@ -95,9 +95,10 @@ func (q *request) watch() error {
 
 // sink is the destination of a watch stream.
 type sink interface {
-	// send writes and flushes frames. ends are the offsets at which each frame ends.
+	// send writes and flushes frames. ends holds the offset at which each frame ends.
 	send(frames []byte, ends []int) error
-	// onDisconnect calls f when the client disconnects, unless the request's context reports the disconnection.
+	// onDisconnect calls f when the client disconnects. It does nothing if a disconnection cancels the request's
+	// context.
 	onDisconnect(f func())
 	// updateDeadline is called at intervals and may change the write deadline.
 	updateDeadline(now time.Time)
@@ -122,8 +123,8 @@ type stream struct {
 	endTime, bookmarkTime, updateTime time.Time
 }
 
-// run copies events until the watch or the client ends the stream, the time is over or the server shuts down.
-// Each channel in its select adds a cost to every event of every stream, so there are few.
+// run copies events until the watch ends, the client disconnects, the duration is over or the server shuts down.
+// Its select has few channels, because each channel adds a cost to every event of every stream.
 func (s *stream) run(duration time.Duration) {
 	ctx, cancel := context.WithCancel(s.r.Context())
 	defer cancel()
@@ -140,7 +141,7 @@ func (s *stream) run(duration time.Duration) {
 			if !s.delayBurst(ctx.Done()) {
 				return
 			}
-		case <-s.source.Ended(): // the next Take returns the error
+		case <-s.source.Ended(): // the next call of Take returns the error
 		case now := <-timer.C:
 			if !s.runDue(now) {
 				return
@@ -167,7 +168,7 @@ func (s *stream) untilNext(now time.Time) time.Duration {
 	return max(next.Sub(now), 0)
 }
 
-// runDue sends a bookmark or updates the write deadline if it is time. It returns false if the stream must end.
+// runDue sends a bookmark and updates the write deadline if they are due. It returns false if the stream must end.
 func (s *stream) runDue(now time.Time) bool {
 	if !now.Before(s.endTime) {
 		return false

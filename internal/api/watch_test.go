@@ -80,7 +80,7 @@ func TestWatchEndsAfterTimeoutSeconds(t *testing.T) {
 	}
 }
 
-// TestInitialEventsEnd checks that a bookmark with the upstream annotation follows the initial events (CRD-063).
+// TestInitialEventsEnd checks that a bookmark with upstream's annotation follows the initial events (CRD-063).
 func TestInitialEventsEnd(t *testing.T) {
 	h := withCronTabs(t)
 	query := crontabs + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
@@ -102,7 +102,7 @@ func TestInitialEventsEnd(t *testing.T) {
 	}
 }
 
-// TestBookmarkRowHasNoDefaults checks that the row of a bookmark in a Table has no default values, as upstream
+// TestBookmarkRowHasNoDefaults checks that the row of a bookmark in a Table has no default values, like upstream's
 // (CRD-064).
 func TestBookmarkRowHasNoDefaults(t *testing.T) {
 	h := newHarness(t)

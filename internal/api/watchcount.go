@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	// delayPerWatch is the delay of a watch in a burst, for each watch of the same kind. It is about twice the cost
-	// of sending to one watch, so that a burst never uses a whole processor.
+	// delayPerWatch is multiplied by the number of watches of the same kind. The product is the delay of each watch
+	// in a burst. delayPerWatch is about twice the cost of sending to one watch, so that a burst never uses a whole
+	// processor.
 	delayPerWatch = 20 * time.Microsecond
 	// maxBurstDelay is the maximum delay.
 	maxBurstDelay = 10 * time.Millisecond
@@ -22,7 +23,8 @@ type watchCounts struct {
 	sizes map[*resource.Definition]*atomic.Int64
 }
 
-// add counts a watch of d. It returns the number of such watches, which stays up to date until remove is called.
+// add counts a watch of the kind d and returns the counter of all watches of d. The caller calls remove when the
+// watch ends.
 func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
