@@ -21,11 +21,12 @@ import (
 
 // Handler returns a handler for the discovery documents of live: /api, /api/v1, /apis, /apis/GROUP and
 // /apis/GROUP/VERSION, each as JSON, YAML or protobuf. /api and /apis are also served as aggregated discovery
-// (KEP-3352). An unknown path gets a Status as text, where kube-apiserver writes a line of text.
+// (KEP-3352). The response to an unknown path is a Status with a text media type. kube-apiserver writes a line of
+// text instead.
 //
-// Documents are built on the first request after a change. Only those of the changed groups are built again.
-// aggregated returns the resources of a group version that another server serves. It returns nil if they are
-// unknown, and the same pointer until they change. addresses are published at /api.
+// Documents are built on the first request after a change. Only the documents of changed groups are built again.
+// aggregated returns the resources of a group version that another server serves. It returns nil if the resources
+// are unknown, and the same pointer until they change. addresses are published at /api.
 func Handler(live *resource.Live, aggregated Aggregated, addresses Addresses) http.Handler {
 	return &handler{live: live, aggregated: aggregated, addresses: addresses}
 }
@@ -60,7 +61,7 @@ type handler struct {
 	last *documents
 }
 
-// documents returns the documents of the current catalog. It reuses the documents of groups that did not change.
+// documents returns the documents of the current catalog. It reuses the documents of unchanged groups.
 func (h *handler) documents(ctx context.Context) (*documents, error) {
 	catalog, err := h.live.Current(ctx)
 	if err != nil {
@@ -113,7 +114,7 @@ func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *docume
 	case ok:
 		docs.serveAggregated(w, r, form, legacy)
 	case legacy:
-		// Without an apiVersion, as since Kubernetes 1.1.
+		// The document has no apiVersion since Kubernetes 1.1.
 		serve(w, r, &metav1.APIVersions{
 			Versions:                   docs.coreVersions(),
 			ServerAddressByClientCIDRs: h.addresses.forClient(utilnet.GetClientIP(r)),
@@ -131,7 +132,7 @@ func serveVersion(w http.ResponseWriter, r *http.Request, g *group, version stri
 	}
 	list := g.resourceList(version)
 	if g.source.Name == "" {
-		serve(w, r, list, "") // without an apiVersion, as since Kubernetes 1.1
+		serve(w, r, list, "") // the document has no apiVersion since Kubernetes 1.1
 		return
 	}
 	serve(w, r, list, "v1")

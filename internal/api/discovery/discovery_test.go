@@ -60,7 +60,7 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
-// addresses are the addresses of a server. Clients in the range of Services use a separate one.
+// addresses are the addresses of a server. Clients in the range of Services use a separate address.
 var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"),
 	InRange: "10.0.0.1:443"}
 
@@ -143,8 +143,8 @@ func TestPlainDocuments(t *testing.T) {
 	}
 }
 
-// TestServerAddress checks that the published address of the server does not depend on the Host header or on proxies.
-// It depends only on the client's address (HPX-004). It is the same for a path with a slash at its end (HPX-007).
+// TestServerAddress checks that the published address of the server depends on the client's address, but not on the
+// Host header (HPX-004). The address is the same for a path with a slash at its end (HPX-007).
 func TestServerAddress(t *testing.T) {
 	c := newCluster(t)
 	const all = `"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}`
@@ -250,7 +250,7 @@ func TestAggregated(t *testing.T) {
 		t.Errorf("v2beta1 or plain JSON: got headers %v, want plain JSON", beta.Header)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
-	// A responseKind with the group and version of the document has only the kind.
+	// A responseKind omits the group and version if they equal those of the document.
 	for _, want := range []string{
 		`{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced",` +
 			`"singularResource":"binding","verbs":["create"]}`,
@@ -357,7 +357,7 @@ func newClusterWithCRDs(t testing.TB, n int) *cluster {
 	return c
 }
 
-// plainForm returns the form of aggregated discovery in a media type.
+// plainForm returns the form of aggregated discovery with the given media type and without indentation.
 func plainForm(t testing.TB, mediaType string) form {
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), mediaType)
 	if !ok {

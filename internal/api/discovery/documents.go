@@ -23,11 +23,11 @@ import (
 // request. The documents with all groups are assembled for each request and are not cached.
 type documents struct {
 	groups *resource.PerGroup[*group]
-	etags  map[bool]func() (string, error) // of aggregated discovery, by whether it is that of /api
+	etags  map[bool]func() (string, error) // of aggregated discovery; the key is true for /api, false for /apis
 }
 
-// newDocuments returns the documents of catalog. It reuses the groups of last that did not change. last may be
-// nil.
+// newDocuments returns the documents of the given catalog. It reuses the unchanged groups of the previous documents
+// in last, which may be nil.
 func newDocuments(catalog *resource.Catalog, last *documents, aggregated Aggregated) *documents {
 	var known *resource.PerGroup[*group]
 	if last != nil {
@@ -100,7 +100,7 @@ func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f fo
 	respond(w, r, parts)
 }
 
-// respond writes a document in parts. It compresses a large document if the client accepts gzip.
+// respond writes a document that consists of parts. It compresses a large document if the client accepts gzip.
 func respond(w http.ResponseWriter, r *http.Request, parts [][]byte) {
 	size := 0
 	for _, p := range parts {
@@ -118,7 +118,7 @@ func respond(w http.ResponseWriter, r *http.Request, parts [][]byte) {
 	_ = z.Close()
 }
 
-// write writes many small parts in few larger writes.
+// write buffers small parts, so that few large writes are necessary.
 func write(w io.Writer, size int, parts [][]byte) error {
 	out := bufio.NewWriterSize(w, min(size, 64<<10))
 	for _, p := range parts {
@@ -130,7 +130,7 @@ func write(w io.Writer, size int, parts [][]byte) error {
 }
 
 // etag returns the ETag of aggregated discovery. It hashes the hashes of the groups, so that only changed groups
-// are hashed again.
+// need a new hash.
 func (d *documents) etag(legacy bool) (string, error) {
 	groups := d.groupsOf(legacy)
 	sums := make([]byte, 0, len(groups)*sha256.Size)
@@ -145,7 +145,7 @@ func (d *documents) etag(legacy bool) (string, error) {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`, nil
 }
 
-// aggregated returns the list of the encoded groups, in parts.
+// aggregated returns aggregated discovery as a list of parts.
 func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	groups := d.groupsOf(legacy)
 	if !f.plainJSON() {
@@ -174,14 +174,14 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	return append(parts, []byte("]}\n")), nil
 }
 
-// group holds one group and its part of aggregated discovery. The part is encoded on first use, and again when
-// the part of another server changes.
+// group holds one group and its part of aggregated discovery. The part is encoded on first use. It is encoded again
+// when the resources of an aggregated API server change.
 type group struct {
 	source     *resource.Group
 	aggregated Aggregated
 
 	mu   sync.Mutex
-	docs []*apidiscoveryv2.APIVersionDiscovery // documents of other servers from which text was encoded
+	docs []*apidiscoveryv2.APIVersionDiscovery // documents of other servers that text contains
 	text []byte
 	sum  [sha256.Size]byte // of text
 }

@@ -48,8 +48,7 @@ func subresources(v *resource.Version) []subresource {
 	return subs
 }
 
-// verbs returns the verbs in the documents. A custom kind whose CRD is being deleted does not support writes
-// except deletions.
+// verbs returns the supported verbs. A custom kind whose CRD is being deleted supports only reads and deletions.
 func verbs(d *resource.Definition) []string {
 	if d.Custom != nil && d.Custom.Terminating {
 		return []string{"delete", "deletecollection", "get", "list", "watch"}

@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// pathOf returns the path of a group version without its leading slash.
+// pathOf returns the path of the group version of s, without the leading slash.
 func pathOf(s *resource.APIService) string {
 	if s.GroupVersion.Group == "" {
 		return "api/" + s.GroupVersion.Version
@@ -26,8 +26,8 @@ func pathOf(s *resource.APIService) string {
 	return "apis/" + s.GroupVersion.Group + "/" + s.GroupVersion.Version
 }
 
-// aggregatedService returns the APIService of a path below /openapi/v3/, or nil if this server serves the
-// document.
+// aggregatedService returns the APIService whose v3 document has the given path below /openapi/v3/. It returns nil
+// if there is none.
 func (p *published) aggregatedService(path string) *resource.APIService {
 	if i := slices.IndexFunc(p.services, func(s *resource.APIService) bool { return pathOf(s) == path }); i >= 0 {
 		return p.services[i]
@@ -65,12 +65,12 @@ func newHashedEntry(name, hash string) *entry {
 // merged is the v2 document of all kinds that this server and other servers serve.
 type merged struct {
 	local     *localV2
-	hashes    []string // of the documents of other servers, by service
+	hashes    []string // name and document hash of each APIService
 	documents []aggregatedV2
 	texts
 }
 
-// aggregatedV2 is another server's v2 document, of which one group version is used.
+// aggregatedV2 is the v2 document of another server. Only one group version of the document is used.
 type aggregatedV2 struct {
 	path string // of the group version, with a slash at both ends
 	text []byte
@@ -165,7 +165,7 @@ func (f *aggregatedV2) read() (*spec.Swagger, error) {
 // converted is the v3 document of a group version whose server provides only a v2 document.
 type converted struct {
 	aggregatedV2
-	sourceHash string // hash of the v2 document; "" if there is none
+	sourceHash string // hash of the v2 document; "" if the server has no document
 }
 
 func (s *server) converted(ctx context.Context, service *resource.APIService) *converted {
@@ -186,8 +186,8 @@ func (d *converted) hash() (string, error) {
 	return hexOf(h), nil
 }
 
-// body implements servedDocument. It does not cache the document, because there are few such servers and clients
-// cache the response.
+// body implements servedDocument. It does not cache the document, because few servers lack v3 and clients cache the
+// response.
 func (d *converted) body(_ *cache, protobuf bool) (text []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil { // upstream's code panics on some invalid documents
@@ -204,7 +204,8 @@ func (d *converted) body(_ *cache, protobuf bool) (text []byte, err error) {
 	return newTranscoder(v3).encode(text)
 }
 
-// addTo returns all with the document added, or false. Upstream's code panics on some invalid documents.
+// addTo returns a copy of the document all to which it has added f. If it cannot add f, it
+// returns the unchanged document and false. Upstream's code panics on some invalid documents.
 func (f *aggregatedV2) addTo(all spec.Swagger) (_ spec.Swagger, ok bool) {
 	defer func() {
 		if p := recover(); p != nil {

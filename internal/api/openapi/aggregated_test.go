@@ -42,9 +42,9 @@ func aggregatedDocument(group, shared string) string {
 		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
 }
 
-// TestAggregatedDocuments checks that v2 and v3 have the paths of aggregated API servers for their own group versions.
-// An invalid document of one server does not affect the others. Paths of other groups are dropped. Different
-// definitions of the same name are both kept (OAS-022, AGG-059).
+// TestAggregatedDocuments checks that the v2 and v3 documents contain the paths that aggregated API servers publish
+// for their own group versions. Paths of other groups are dropped. An invalid document of one server does not
+// affect the others. If definitions of the same name differ, the document contains all of them (OAS-022, AGG-059).
 func TestAggregatedDocuments(t *testing.T) {
 	c := newCluster(t, cronTab)
 	docs := fakeDocuments{
@@ -52,7 +52,7 @@ func TestAggregatedDocuments(t *testing.T) {
 		"v1.b.example.com": aggregatedDocument("b.example.com", `{"type":"object","description":"of b"}`),
 		"v1.c.example.com": `{"swagger":"2.0","paths":`,
 		"v1.d.example.com": "",
-		// Upstream's merge of the next two documents panics.
+		// Upstream's code panics when it merges the next two documents.
 		"v1.e.example.com": aggregatedDocument("e.example.com", `{"type":"string"}`),
 		"v1.f.example.com": aggregatedDocument("f.example.com",
 			`{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),

@@ -40,7 +40,8 @@ func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	return out
 }
 
-// BenchmarkV2ThousandCRDs renders the document of v2 with 1,000 CRDs. An old kubectl requests it first.
+// BenchmarkV2ThousandCRDs renders the document of v2 with 1,000 CRDs. Old versions of kubectl request this document
+// first.
 func BenchmarkV2ThousandCRDs(b *testing.B) {
 	versions := manyVersions(b, 1000)
 	b.ReportAllocs()

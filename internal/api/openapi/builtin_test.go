@@ -92,8 +92,8 @@ func valueAt(v any, path ...string) any {
 	return v
 }
 
-// TestOperationsOfBuiltinKinds checks two details of kube-apiserver's documents: a delete that returns the object, and
-// the Scale of a built-in kind.
+// TestOperationsOfBuiltinKinds checks that two details are the same as in kube-apiserver's documents. These are a
+// delete that returns the object, and the Scale of a built-in kind.
 func TestOperationsOfBuiltinKinds(t *testing.T) {
 	pathsOf := func(group, kind string) []pathItem {
 		for _, v := range builtinVersions(group) {

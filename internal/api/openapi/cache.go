@@ -5,8 +5,8 @@ import (
 	"weak"
 )
 
-// cache holds the texts of documents. It retains the most recently used ones up to a number of bytes. It holds
-// the others by weak pointers, so that they live only while a response uses them.
+// cache holds the texts of documents. It retains the most recently used texts, up to budget bytes in total. It
+// refers to all other texts by weak pointers, so that they stay in memory only while a response uses them.
 type cache struct {
 	budget int
 
@@ -22,8 +22,8 @@ type text struct {
 	used uint64
 }
 
-// textSlot identifies one text in the cache. The first caller that finds it empty builds the text, and the others
-// wait.
+// textSlot identifies one text in the cache. The first caller that finds the slot empty builds the text. Concurrent
+// callers wait for the text.
 type textSlot struct {
 	mu   sync.Mutex
 	last weak.Pointer[text]
@@ -31,7 +31,7 @@ type textSlot struct {
 
 func newCache(budget int) *cache { return &cache{budget: budget, texts: map[*textSlot]*text{}} }
 
-// get returns the text of s, which it builds with build if it is not in memory.
+// get returns the text of s. It calls build if the text is not in memory.
 func (c *cache) get(s *textSlot, build func() ([]byte, error)) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// document builds the text of one document. It is used once.
+// document builds the text of one OpenAPI document. Each value is used only once.
 type document struct {
 	*renderer
 	publisher publisher
@@ -32,7 +32,7 @@ type document struct {
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d := &document{renderer: newRenderer(e), options: newOptions()}
 	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Definition.Custom == nil })
-	// There are many models of built-in kinds, and they take longer to build.
+	// The models of built-in kinds are built only if necessary, because there are many of them.
 	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 {
 		d.builtin, d.models = true, newModels(e, versions[typed].Type.OpenAPI)
 		d.models.optionVersions = groupVersions(e, versions)
@@ -158,8 +158,8 @@ func (d *document) addCustom(k *kind) error {
 	return nil
 }
 
-// schemaText returns the JSON of a custom kind's schema for the given edition, or nil if the document must not
-// contain it.
+// schemaText returns the JSON of a custom kind's schema for the given edition. It returns nil if the document must
+// not contain the schema.
 func schemaText(v *resource.Version, e edition) []byte {
 	if v.OpenAPIV3Schema == nil || e == v2 && preservesUnknownFields(v) {
 		return nil
@@ -171,8 +171,8 @@ func preservesUnknownFields(v *resource.Version) bool {
 	return v.Definition.Custom != nil && v.Definition.Custom.PreserveUnknownFields
 }
 
-// parsePublishable parses the schema of a custom kind. It returns nil if the kind has no schema, or one that cannot be
-// published because it is not structural.
+// parsePublishable parses the schema of a custom kind. It returns nil if the kind has no schema. It also returns
+// nil if the schema is not structural and therefore cannot be published.
 func parsePublishable(text []byte, preserveUnknownFields bool) (*node, error) {
 	if len(text) == 0 {
 		return nil, nil
@@ -184,7 +184,7 @@ func parsePublishable(text []byte, preserveUnknownFields bool) (*node, error) {
 	return n, nil
 }
 
-// extensions returns the members that contain the kind of a schema and the selectable fields of its objects.
+// extensions returns the JSON members that contain the kind of a schema and the selectable fields of its objects.
 func extensions(v *resource.Version, k schema.GroupVersionKind) string {
 	dst := appendGVK([]byte(`,"x-kubernetes-group-version-kind":[`), k)
 	dst = append(dst, ']')
@@ -234,7 +234,7 @@ func kubernetesRelease() string {
 const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication",` +
 	`"in":"header","name":"authorization","type":"apiKey"}}`
 
-// text returns the whole document. The caller must not use it if d.err is set afterwards.
+// text returns the whole document. If text sets d.err, the caller must not use the document.
 func (d *document) text() []byte {
 	var params []fragment
 	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
@@ -275,7 +275,8 @@ func (d *document) text() []byte {
 	return append(m.dst, '}')
 }
 
-// fragments appends a member whose value is an object of all parts by name. The names need no escapes.
+// fragments appends a member whose value is a JSON object. Each of the parts is a member of that object. The names
+// of the parts need no escapes.
 func (m *members) fragments(name string, parts []fragment) {
 	m.key(name)
 	inner := &members{dst: append(m.dst, '{')}

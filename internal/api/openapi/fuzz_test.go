@@ -44,7 +44,7 @@ func upstreamSchema(props *apiextensionsv1.JSONSchemaProps) *structuralschema.St
 	if err != nil || len(structuralschema.ValidateStructural(nil, s)) > 0 {
 		return nil
 	}
-	// ValidateStructural restricts metadata of its argument in place.
+	// ValidateStructural changes the metadata schema of its argument, so the schema is built again.
 	s, err = structuralschema.NewStructural(internal)
 	if err != nil {
 		return nil
@@ -188,7 +188,7 @@ func mutate(r *rand.Rand, schema map[string]any) {
 	node[name] = decoded
 }
 
-// FuzzText checks that the parser of schemas and the transcoder accept any text without a panic, and write valid JSON.
+// FuzzText checks that the parser of schemas and the transcoder do not panic on any text, and write valid JSON.
 func FuzzText(f *testing.F) {
 	for _, s := range append(schemaSeeds,
 		`{"paths":{"/a":{"get":{"parameters":[{"in":"body"},{"$ref":"#"},{"in":"query"}]}}},

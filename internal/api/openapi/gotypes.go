@@ -19,10 +19,10 @@ type models struct {
 	generated      map[string]common.OpenAPIDefinition
 	kinds          map[string][]schema.GroupVersionKind
 	out            map[string]*spec.Schema
-	optionVersions []schema.GroupVersion // group versions of DeleteOptions; nil without a built-in kind
+	optionVersions []schema.GroupVersion // group versions of DeleteOptions; nil if the document has no built-in kind
 }
 
-// newModels returns an empty set of models. add takes schemas from those that generated returns.
+// newModels returns an empty set of models. The function generated returns all schemas that can be added.
 func newModels(e edition, generated func(common.ReferenceCallback) map[string]common.OpenAPIDefinition) *models {
 	m := &models{edition: e, out: map[string]*spec.Schema{}, kinds: map[string][]schema.GroupVersionKind{}}
 	m.generated = generated(func(name string) spec.Ref {
@@ -39,7 +39,7 @@ func newModels(e edition, generated func(common.ReferenceCallback) map[string]co
 // modelNamer is a type that defines the name of its schema.
 type modelNamer interface{ OpenAPIModelName() string }
 
-// modelName returns the name of the schema of t, or "".
+// modelName returns the name of the schema of t, or "" if t defines no name.
 func modelName(t reflect.Type) string {
 	if n, ok := reflect.Zero(t).Interface().(modelNamer); ok && t.Kind() == reflect.Struct {
 		return n.OpenAPIModelName()
@@ -125,8 +125,8 @@ func (m *models) fragments() ([]fragment, error) {
 	return out, nil
 }
 
-// adapt returns s in the form of the edition. v2 omits defaults. v3 moves a reference with its own description or
-// default into allOf. adapt does not modify s.
+// adapt returns s in the form of the edition and does not modify s. In v2 it omits defaults. In v3 it moves a
+// reference into allOf if the reference has its own description or default.
 func (m *models) adapt(s *spec.Schema) *spec.Schema {
 	out := *s
 	if m.edition == v2 {

@@ -19,27 +19,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// cacheBytes is the number of bytes of documents that are cached.
+// cacheBytes is the maximum size of all cached documents in bytes.
 const cacheBytes = 4 << 20
 
 // Handler returns a handler for /openapi/v2, /openapi/v3 and /openapi/v3/... of live. Documents are JSON or
 // gnostic's protobuf (KEP-2896). aggregated returns the documents of other servers.
 //
 // The v3 index contains a URL with a hash for each document. A request with the current hash gets a response that
-// clients can cache forever. A request with an old hash is redirected. All documents have an ETag, so that a
-// client with the current document gets no body. A change of a CRD changes only the documents of its group
-// versions.
+// clients can cache forever. A request with an old hash is redirected to the current URL. All documents have an
+// ETag, so that a client with the current document gets no body. A change of a CRD changes only the documents of
+// its group versions.
 func Handler(live *resource.Live, aggregated Aggregated) http.Handler {
 	return &server{live: live, aggregated: aggregated, now: time.Now, cache: newCache(cacheBytes)}
 }
 
 // Aggregated provides the documents of group versions that other servers serve.
 type Aggregated interface {
-	// ServeOpenAPIV3 serves the v3 document of s. OpenAPIV3Hash returns the hash of its content, or "" if there
-	// is no such document. The v2 document is then converted.
+	// ServeOpenAPIV3 serves the v3 document of s. OpenAPIV3Hash returns the hash of the document, or "" if s has no
+	// v3 document. The handler then converts the v2 document.
 	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
 	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
-	// OpenAPIV2 returns the v2 document that contains s, and its hash. It returns nil if there is none.
+	// OpenAPIV2 returns the v2 document that describes s, and the hash of the document. It returns nil if s has no
+	// v2 document.
 	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string)
 }
 
@@ -51,7 +52,7 @@ type server struct {
 
 	mu         sync.Mutex
 	last       *published
-	merged     *merged     // v2 document with those of other servers; nil before the first request
+	merged     *merged     // v2 document that includes the documents of other servers; nil before the first request
 	compressed *compressed // compressed v2 document; nil before the first request
 }
 
@@ -142,8 +143,8 @@ func (o *directWriter) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(o.ResponseWriter, r)
 }
 
-// negotiate reports whether the client prefers a document as protobuf. ok is false if the client accepts no
-// supported form.
+// negotiate reports whether the client prefers protobuf to JSON. ok is false if the client accepts no supported
+// form.
 func negotiate(r *http.Request, e edition) (protobuf, ok bool) {
 	header := r.Header.Get("Accept")
 	if header == "" {

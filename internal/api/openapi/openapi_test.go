@@ -167,8 +167,8 @@ func TestCaching(t *testing.T) {
 	}
 }
 
-// TestV2IsCompressed checks that the document of v2 is compressed for clients that accept gzip, as kube-apiserver's is.
-// It decompresses to the same document. Documents of v3 and ranges of documents are not compressed.
+// TestV2IsCompressed checks that the v2 document is compressed for clients that accept gzip, like kube-apiserver's.
+// Decompression returns the same document. Documents of v3 and ranges of documents are not compressed.
 func TestV2IsCompressed(t *testing.T) {
 	c := newCluster(t, cronTab)
 	decompress := func(body string) string {
@@ -216,7 +216,7 @@ func TestV2IsCompressed(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreUpdated checks that the documents change when a CRD is created, changed, not served any more and
+// TestDocumentsAreUpdated checks that the documents change when a CRD is created, changed, no longer served, or
 // deleted (OAS-021).
 func TestDocumentsAreUpdated(t *testing.T) {
 	c := newCluster(t)

@@ -27,7 +27,7 @@ type param struct {
 	name, in, typ, description string
 }
 
-// response is one response of an operation. model is the name of a schema, or "".
+// response is one response of an operation. model is the name of a schema, or "" for a string.
 type response struct {
 	code, description, model string
 }
@@ -38,7 +38,7 @@ type operation struct {
 
 	gvk          schema.GroupVersionKind
 	params       []param // ordered by name
-	body         string  // the name of a schema, or ""
+	body         string  // name of the body's schema; "" if there is no body
 	bodyRequired bool
 	consumes     []string
 	produces     []string
@@ -48,12 +48,12 @@ type operation struct {
 // pathItem is a path with its operations. params are the parameters of all operations.
 type pathItem struct {
 	path       string
-	kind       schema.GroupVersionKind // kind of the body of a subresource, or the kind itself
+	kind       schema.GroupVersionKind // kind of a subresource's body or options; otherwise the kind of the objects
 	params     []param
 	operations []operation
 }
 
-// options holds the query parameters of each verb. They are the fields of metav1's types.
+// options holds the query parameters of each verb. They are the fields of metav1.GetOptions and similar types.
 type options struct{ get, list, create, update, patch, delete []param }
 
 func newOptions() options {
@@ -95,7 +95,7 @@ func queryParams(of any, docs map[string]string) []param {
 	return out
 }
 
-// kind describes one version for its operations.
+// kind is one version of a kind, with the properties that its operations need.
 type kind struct {
 	*resource.Version
 	model, listModel string
@@ -105,7 +105,7 @@ type kind struct {
 
 func (k kind) serves(verb string) bool { return slices.Contains(k.verbs, verb) }
 
-// paths returns all paths of a kind that are served, sorted.
+// paths returns all served paths of a kind, sorted.
 func (o *options) paths(k kind) []pathItem {
 	names := k.Definition.Names
 	base := "/apis/" + k.APIVersion + "/"
@@ -149,7 +149,8 @@ func (o *options) paths(k kind) []pathItem {
 	return items
 }
 
-// newOperation returns an operation with the fields that all operations have. name is the last part of its id.
+// newOperation returns an operation with the fields that all operations have. name is the last part of the
+// operation ID.
 func newOperation(k kind, method, action, verb, name string) operation {
 	group := strings.TrimSuffix(k.GroupVersion.Group, ".k8s.io")
 	if group == "" {
@@ -191,7 +192,7 @@ func identifier(s string, capital bool) string {
 	return b.String()
 }
 
-// article returns the indefinite article of noun between spaces. A plural has none.
+// article returns the indefinite article of noun between spaces. It returns one space if noun is a plural.
 func article(noun string) string {
 	first, _ := utf8.DecodeRuneInString(noun)
 	switch {
@@ -220,7 +221,7 @@ func (o *options) listOperation(k kind, scope, suffix string) operation {
 	return op
 }
 
-// collection returns the path of all objects of a kind, or of those in a namespace.
+// collection returns the path of all objects of a kind, or of all objects in a namespace.
 func (o *options) collection(k kind, path, scope string) pathItem {
 	item := pathItem{path: path}
 	name := k.Definition.Names.Kind
@@ -302,7 +303,7 @@ func (o *options) subresource(k kind, path, scope string, sub resource.Subresour
 	return item
 }
 
-// ofSpecified returns the object of an operation for its description.
+// ofSpecified returns the end of an operation's description, such as " status of the specified Pod".
 func ofSpecified(k kind, sub string) string {
 	if sub != "" {
 		sub = " " + sub + " of"
@@ -395,8 +396,8 @@ func compareParams(a, b param) int {
 	return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in))
 }
 
-// shared reports whether every operation has the parameter q. Descriptions may differ, as between create and
-// patch. Such a parameter stays in its operations.
+// shared reports whether every operation has the parameter q with the same description. The descriptions of a
+// parameter can differ, for example between create and patch.
 func (p *pathItem) shared(q param) bool {
 	for _, op := range p.operations {
 		if !slices.Contains(op.params, q) {

@@ -65,7 +65,7 @@ func corpus(t testing.TB) (all []string) {
 	return all
 }
 
-// sampled returns the files in testdata and every n-th of the corpus.
+// sampled returns the files in testdata and every n-th file of the corpus.
 func sampled(t testing.TB, n int) (some []string) {
 	t.Helper()
 	for i, file := range corpus(t) {
@@ -189,7 +189,7 @@ func compareWithUpstream(t *testing.T, crd *apiextensionsv1.CustomResourceDefini
 	for _, e := range []edition{v2, v3} {
 		got, want := trellisDocument(t, e, v), upstreamDocument(t, e, crd, v.GroupVersion.Version)
 		for _, d := range []map[string]any{got, want} {
-			delete(d, "info") // the server's document has a different one
+			delete(d, "info") // the server's document has a different info
 			delete(d, "securityDefinitions")
 			delete(d, "security")
 		}

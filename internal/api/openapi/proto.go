@@ -23,15 +23,15 @@ import (
 type transcoder struct {
 	root     protoreflect.MessageDescriptor
 	messages map[protoreflect.FullName]*message
-	texts    map[string]string // cache of YAML texts, by JSON
+	texts    map[string]string // cache of YAML texts; the key is the JSON
 	err      error             // error of the last value that could not be encoded, or nil
 }
 
 // message describes a protobuf message for the transcoder.
 type message struct {
 	fields     map[string]protoreflect.FieldDescriptor // by JSON name
-	entries    protoreflect.FieldDescriptor            // repeated Named..., for names that are not fields
-	extensions protoreflect.FieldDescriptor            // repeated NamedAny, for x-...
+	entries    protoreflect.FieldDescriptor            // repeated Named..., for members that are not in fields
+	extensions protoreflect.FieldDescriptor            // repeated NamedAny, for members named x-...
 	choose     chooser                                 // set for a message with alternatives, such as Parameter
 }
 
@@ -85,7 +85,7 @@ func (t *transcoder) message(d protoreflect.MessageDescriptor) *message {
 	return m
 }
 
-// object appends the JSON object at c as the fields of d.
+// object appends the JSON object at the cursor c as the fields of a message of type d.
 func (t *transcoder) object(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	m := t.message(d)
 	c.Members(func(name string) {
@@ -110,7 +110,7 @@ func (t *transcoder) named(dst []byte, c *object.Cursor, f protoreflect.FieldDes
 	})
 }
 
-// nested appends a field whose content is appended by content.
+// nested appends a length-delimited field. The function content appends the content of the field.
 func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) []byte) []byte {
 	dst = protowire.AppendTag(dst, number, protowire.BytesType)
 	start := len(dst)
@@ -120,7 +120,7 @@ func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) []
 	return slices.Insert(dst, start, prefix[:n]...)
 }
 
-// field appends the value at c as f. A list is appended as one field for each item.
+// field appends the value at the cursor c as the field f. It appends one field for each item of a list.
 func (t *transcoder) field(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor) []byte {
 	if !f.IsList() || c.Kind() != '[' {
 		return t.value(dst, c, f)
@@ -169,7 +169,7 @@ func (t *transcoder) number(dst []byte, raw string, f protoreflect.FieldDescript
 	return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), uint64(whole))
 }
 
-// content appends the value at c as the content of a message of type d.
+// content appends the value at the cursor c as the content of a message of type d.
 func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	switch d.Name() {
 	case "Any":
@@ -189,12 +189,12 @@ func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.Messag
 	return dst
 }
 
-// yaml returns JSON as block YAML. gnostic converts it, because clients compare the text. A cache is effective
+// yaml returns js as block YAML. It uses gnostic's conversion, because clients compare the text. It caches results,
 // because few different texts occur.
 func (t *transcoder) yaml(js string) string {
 	text, ok := t.texts[js]
 	if !ok {
-		text = js // used if YAML cannot represent the characters
+		text = js // used if the conversion fails
 		if node, err := compiler.ReadInfoFromBytes("", []byte(js)); err == nil && len(node.Content) > 0 {
 			text = string(compiler.Marshal(node.Content[0]))
 		}
@@ -203,11 +203,12 @@ func (t *transcoder) yaml(js string) string {
 	return text
 }
 
-// chooser returns the number of the field that holds the value ahead in a message with alternatives, or 0 if none
-// does.
+// chooser selects one of the alternative fields of a message. It returns the number of the field for the value at
+// the cursor ahead, or 0 if no field can hold the value.
 type chooser func(ahead object.Cursor) protoreflect.FieldNumber
 
-// chooserOf returns the chooser of a message in either edition, or nil if the message has no alternatives.
+// chooserOf returns the chooser of a message of v2 or v3, by the name of the message. It returns nil if the message
+// has no alternatives.
 func chooserOf(name protoreflect.Name) chooser {
 	switch name {
 	case "AdditionalPropertiesItem":
@@ -238,12 +239,12 @@ func fieldIf(ok bool, yes, no protoreflect.FieldNumber) protoreflect.FieldNumber
 	return no
 }
 
-// chooseReference recognizes a reference by its first member, which is its only one.
+// chooseReference recognizes a reference by the name of its first member, $ref.
 func chooseReference(c object.Cursor) protoreflect.FieldNumber {
 	return fieldIf(c.FirstKey() == "$ref", 2, 1)
 }
 
-// chooseDefault distinguishes numbers, booleans and strings. v3 has no other defaults.
+// chooseDefault distinguishes numbers, booleans and strings. The message of v3 has no field for other defaults.
 func chooseDefault(c object.Cursor) protoreflect.FieldNumber {
 	switch c.Kind() {
 	case '{', '[', 'n':

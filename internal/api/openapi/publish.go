@@ -35,7 +35,7 @@ func (e edition) refPrefix() string {
 	return "#/components/schemas/"
 }
 
-// appendRef appends a reference to a schema. If model is "", it appends the type string.
+// appendRef appends a reference to a schema. If model is "", it appends the schema of a string.
 func (e edition) appendRef(dst []byte, model string) []byte {
 	if model == "" {
 		return append(dst, `{"type":"string"}`...)
@@ -66,7 +66,7 @@ func appendStringType(dst []byte, description string) []byte {
 	return append(dst, `,"type":"string"}`...)
 }
 
-// publisher converts the schemas of custom kinds to those of a document.
+// publisher converts the schemas of custom kinds to the form in a document.
 type publisher struct {
 	edition
 	docs metaDocs
@@ -75,7 +75,7 @@ type publisher struct {
 // metaDocs holds the descriptions of the fields that every object has.
 type metaDocs struct{ apiVersion, kind, metadata, listMetadata string }
 
-// objectFields returns the fields that every object has, at the root or embedded.
+// objectFields returns the fields that every object has, including objects that are embedded in other objects.
 func (p publisher) objectFields(apiVersion, kind string) []property {
 	return []property{
 		{name: "apiVersion", text: appendStringType(nil, apiVersion)},
@@ -100,7 +100,7 @@ func (p publisher) appendRoot(dst []byte, n *node, extensions string) []byte {
 	return append(dst, '}')
 }
 
-// publishedSchema is a node with the keywords that are published.
+// publishedSchema holds a node and the keywords that are published for it.
 type publishedSchema struct {
 	*node
 	typ             string
@@ -112,7 +112,7 @@ type publishedSchema struct {
 	validationsOnly bool // the node is in a value validation, where additionalProperties is omitted
 }
 
-// setFields adds fields to s. They replace fields with the same name.
+// setFields adds fields to s. A new field replaces a field with the same name.
 func (s *publishedSchema) setFields(fields []property) {
 	props := make([]property, 0, len(s.props)+len(fields))
 	for _, p := range s.props {
@@ -148,7 +148,8 @@ func (s *publishedSchema) require(name string) {
 	}
 }
 
-// expandIntOrString adds an anyOf with the types integer and string to x-kubernetes-int-or-string.
+// expandIntOrString adds an anyOf with the types integer and string to a schema that has
+// x-kubernetes-int-or-string.
 func (s *publishedSchema) expandIntOrString() {
 	s.validations = s.node.validations
 	if !s.intOrString || s.hasIntOrString() {
@@ -163,9 +164,9 @@ func (s *publishedSchema) expandIntOrString() {
 	s.validations.allOf = append([]*node{first}, s.validations.allOf...)
 }
 
-// reduceForV2 removes the keywords that OpenAPI v2 or old versions of kubectl do not support. These are value
-// validations, the types and fields of nullable values and of values with unknown fields, and lists without an
-// item schema.
+// reduceForV2 removes what OpenAPI v2 or old versions of kubectl do not support. It removes the type and the fields
+// of nullable values and of objects that preserve unknown fields. It removes the type of lists without an item
+// schema. Nullable fields are no longer required.
 func (s *publishedSchema) reduceForV2() {
 	if s.nullable {
 		s.typ, s.nullable, s.items, s.props = "", false, nil, nil
@@ -282,7 +283,7 @@ func (p publisher) appendExtensions(m *members, s *publishedSchema) {
 	}
 }
 
-// appendValidations appends the value validations of a schema. Unlike the schema, they get no additional fields.
+// appendValidations appends the value validations of a schema. It does not add the fields that every object has.
 func (p publisher) appendValidations(m *members, j valueValidations) {
 	nodes := func(name string, nodes []*node) {
 		if len(nodes) == 0 {

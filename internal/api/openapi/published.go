@@ -18,7 +18,7 @@ import (
 type published struct {
 	groups   *resource.PerGroup[[]*entry] // v3 documents
 	v2       *localV2                     // v2 document
-	services []*resource.APIService       // served by other servers, and in none of these documents
+	services []*resource.APIService       // APIServices of other servers, which these documents do not describe
 
 	index func() (index, error) // built once
 }
@@ -29,8 +29,8 @@ type index struct {
 	etag string
 }
 
-// publish returns the documents of catalog. It reuses the documents of last that did not change, and removes the
-// others from the cache. last may be nil.
+// publish returns the documents of the given catalog. It reuses the unchanged documents of the previous catalog in
+// last, which may be nil. It removes the other documents of last from the cache.
 func publish(catalog *resource.Catalog, last *published, c *cache) *published {
 	var known *resource.PerGroup[[]*entry]
 	if last != nil {
@@ -129,12 +129,12 @@ type entry struct {
 	texts
 
 	once   sync.Once
-	member string // of the object "paths" in the index
+	member string // entry of the document in the object "paths" of the index
 	sum    string // substring of member
 	err    error
 }
 
-// hash returns a hash of the inputs of the document, so that the index can be built without any document.
+// hash returns a hash of the inputs of the document, so that the index can be built before the document.
 func (e *entry) hash() (string, error) {
 	e.once.Do(func() {
 		h := newHash()
@@ -209,7 +209,7 @@ func newHash() hash.Hash {
 
 func hexOf(h hash.Hash) string { return strings.ToUpper(hex.EncodeToString(h.Sum(nil))) }
 
-// hashVersion writes all inputs of the description of v to h, except the program itself.
+// hashVersion writes all data of v that affects its description to h.
 func hashVersion(h hash.Hash, v *resource.Version) error {
 	d := v.Definition
 	inputs := []any{v.GroupVersion, d.Names, d.Namespaced, d.Verbs, v.Status, v.Scale != nil, v.Subresources,
@@ -223,7 +223,7 @@ func hashVersion(h hash.Hash, v *resource.Version) error {
 	return nil
 }
 
-// buildID identifies the build of the program, because another build may describe the same kinds differently.
+// buildID identifies the build by the version and the dependencies of the program.
 var buildID = sync.OnceValue(func() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -240,7 +240,7 @@ var buildID = sync.OnceValue(func() string {
 	return out
 })
 
-// texts holds the forms of one document.
+// texts holds one document as JSON and as protobuf.
 type texts struct{ json, protobuf textSlot }
 
 func (t *texts) remove(c *cache) {

@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fragment is a named part of a document: its JSON, or a function that appends the JSON. The function avoids
-// having a document of a thousand kinds in memory twice.
+// fragment is a named part of a document: its JSON, or a function that appends the JSON. The function avoids a
+// second copy of a large document in memory.
 type fragment struct {
 	name  string
 	json  []byte
@@ -121,7 +121,7 @@ func (m *members) texts(name string, values []string) {
 	m.dst = append(m.dst, ']')
 }
 
-// content appends v3's map from media type to schema.
+// content appends the JSON object that maps each media type to the schema, as v3 requires.
 func (r *renderer) content(dst []byte, mediaTypes []string, model string) []byte {
 	m := &members{dst: append(dst, '{')}
 	sorted := slices.Clone(mediaTypes)
@@ -219,8 +219,8 @@ func (r *renderer) newParameter(p param) ([]byte, error) {
 	return r.share(p.name, text), nil
 }
 
-// share adds a v2 parameter to the shared ones and returns a reference to it. The name is the same as
-// kube-apiserver's.
+// share adds a v2 parameter to the shared parameters and returns a reference to it. kube-apiserver gives the
+// parameter the same name.
 func (r *renderer) share(name string, text []byte) []byte {
 	hash := fnv.New64()
 	hash.Write(text)

@@ -26,7 +26,7 @@ type node struct {
 	additionalBool string // additionalProperties if it is a boolean
 	validations    valueValidations
 
-	mistyped bool // this node or a descendant has a type that no structural schema has
+	mistyped bool // this node or a descendant has a type that is invalid in structural schemas
 }
 
 // valueValidations combine schemas.

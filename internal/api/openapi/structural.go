@@ -12,14 +12,14 @@ import (
 
 var jsonTypes = []string{"", `"string"`, `"number"`, `"integer"`, `"boolean"`, `"array"`, `"object"`}
 
-// hasStructuralTypes checks the rules of structural schemas that ValidateStructural does not check. The type must
+// hasStructuralTypes checks two rules of structural schemas that ValidateStructural does not check: the type must
 // be a JSON type, and an embedded resource must have a type.
 func (n *node) hasStructuralTypes() bool {
 	return slices.Contains(jsonTypes, n.typ) && (!n.embedded || n.typ != "" || n.intOrString)
 }
 
-// isStructural reports whether the JSON of a schema is structural, by upstream's validation. The caller need not
-// check the schema of a CRD that prunes unknown fields, because only structural schemas are accepted there.
+// isStructural reports whether the JSON of a schema is structural, by upstream's validation. Only a CRD that
+// preserves unknown fields can have a schema that is not structural.
 func isStructural(text []byte) bool {
 	var v1 apiextensionsv1.JSONSchemaProps
 	var internal apiextensions.JSONSchemaProps
