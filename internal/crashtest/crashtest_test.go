@@ -34,7 +34,7 @@ func killCount(t *testing.T) int {
 	return 30
 }
 
-// TestKilledServerLosesNothing checks that a server killed under load keeps all acknowledged writes. CRD-071
+// TestKilledServerLosesNothing checks that a server killed under load keeps all acknowledged writes (CRD-071).
 func TestKilledServerLosesNothing(t *testing.T) {
 	s := &server{t: t, binary: build(t), dir: t.TempDir()}
 	s.start()
@@ -52,8 +52,8 @@ func TestKilledServerLosesNothing(t *testing.T) {
 	}
 }
 
-// round lets clients read and write until the server is killed, restarts it, and compares their operations with the
-// stored state.
+// round runs clients until it kills the server. It then restarts the server and compares the operations of the
+// clients with the stored state.
 func round(t *testing.T, s *server, i int, before map[string]string, from int64) (map[string]string, int64) {
 	t.Helper()
 	h := newHistory()
@@ -108,7 +108,7 @@ func client(s *server, h *history, round, id int) {
 		case errors.As(err, &status) && status.code == 404 && !op.write:
 			op.end = h.now()
 		case errors.As(err, &status) && (status.code == 409 || status.code == 404):
-			continue // refused, so it had no effect
+			continue // the server has rejected the request, so it had no effect
 		case !op.write:
 			return
 		default:
@@ -166,7 +166,7 @@ func list(t *testing.T, s *server) (values map[string]string, revision int64) {
 	return values, revision
 }
 
-// resume continues the watch that the crash has interrupted, up to revision to.
+// resume continues the watch that the crash has interrupted, up to the given revision.
 func resume(t *testing.T, s *server, events []event, from, to int64) []event {
 	t.Helper()
 	last := from

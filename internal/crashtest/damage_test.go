@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// damageRounds returns the number of servers whose disk is damaged: CRASHTEST, or 6 by default.
+// damageRounds returns the number of servers whose disk is damaged: the value of CRASHTEST, or 6 by default.
 func damageRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("CRASHTEST")); err == nil && n > 0 {
 		return n
@@ -24,10 +24,11 @@ func damageRounds() int {
 	return 6
 }
 
-// TestDamagedServerRefusesToStart kills servers under load and damages the end of their logs at random places. The
-// server either refuses to start, or starts with a warning. A refusal contains the file and both revisions, and the
-// flag in it lets the server continue without the lost revisions. A server that starts lacks no revision that HEAD
-// confirms (CRD-071).
+// TestDamagedServerRefusesToStart kills servers under load and damages the end of their logs at random places. Then
+// one of two things happens. Either the server does not start, and its error contains the file, the last revision
+// in the log, the revision in HEAD, and a flag. With this flag, the server starts without the lost revisions. Or
+// the server starts with all revisions up to the one in HEAD, and logs a warning if it detects the loss of later
+// ones (CRD-071).
 func TestDamagedServerRefusesToStart(t *testing.T) {
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
@@ -48,7 +49,7 @@ func damageOnce(t *testing.T, s *server, random *rand.Rand, waitForHead bool) st
 	s.start()
 	acked := fill(t, s, 50+random.Intn(300))
 	newest := slices.Max(acked)
-	if waitForHead { // HEAD then confirms all acknowledged revisions
+	if waitForHead { // the revision in HEAD is then at or after all acknowledged ones
 		await(t, func() bool { return confirmed(t, s.dir) >= newest })
 	}
 	s.kill()
@@ -67,7 +68,7 @@ func damageOnce(t *testing.T, s *server, random *rand.Rand, waitForHead bool) st
 			if revision <= head && !left[revision] {
 				t.Errorf("revision %d is lost, but HEAD confirmed %d", revision, head)
 			}
-			warned := strings.Contains(s.output.String(), "the end of the log does not decode")
+			warned := strings.Contains(s.output.String(), "the end of the log cannot be decoded")
 			if !left[revision] && !looksUnwritten(damage) && !warned {
 				t.Errorf("revision %d is lost without a warning", revision)
 			}
@@ -148,7 +149,7 @@ func revisions(t *testing.T, s *server) map[int64]bool {
 	return all
 }
 
-// confirmed returns the revision in HEAD, or 0 if there is no HEAD.
+// confirmed returns the revision in the file HEAD, or 0 if the file does not exist.
 func confirmed(t *testing.T, dir string) (revision int64) {
 	text, err := os.ReadFile(filepath.Join(dir, "store", "HEAD"))
 	if err == nil {
@@ -204,7 +205,8 @@ func damageLog(t *testing.T, dir string, random *rand.Rand) (file, damage string
 	return "engine/" + filepath.Base(name), fmt.Sprintf("%s at %d of %s", damage, at, name)
 }
 
-// looksUnwritten reports whether the damage can look as if the lost records had never been written.
+// looksUnwritten reports whether the server cannot detect the damage. The log then looks as if the lost records had
+// never been written.
 func looksUnwritten(damage string) bool {
 	return strings.HasPrefix(damage, "cut") || strings.HasPrefix(damage, "removed")
 }

@@ -68,7 +68,7 @@ func (s *server) start(flags ...string) {
 	}
 }
 
-// tryStart is start, but returns false if the server exits.
+// tryStart starts the server like start, but returns false if the server exits.
 func (s *server) tryStart(flags ...string) bool {
 	s.t.Helper()
 	s.output, s.exited = &output{}, make(chan struct{})
@@ -117,8 +117,7 @@ func (s *server) connect(kubeconfig string) error {
 	return err
 }
 
-// kill kills the process, so that it cannot write anything more. Data that the process has written survive in the
-// kernel.
+// kill kills the process immediately. Data that the process has already written survive in the kernel.
 func (s *server) kill() {
 	_ = s.cmd.Process.Signal(syscall.SIGKILL)
 	<-s.exited
@@ -156,7 +155,8 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.code, e.body) }
 
-// watch calls each for the events of a collection after revision, until the connection ends or ctx is done.
+// watch calls the function each with the events of a collection after the given revision. It returns when the
+// connection ends or ctx is done.
 func (s *server) watch(ctx context.Context, path string, revision int64, each func(event)) error {
 	url := fmt.Sprintf("%s%s?watch=1&resourceVersion=%d", s.host, path, revision)
 	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)

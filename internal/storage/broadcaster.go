@@ -94,8 +94,8 @@ func (b *broadcaster) deliver() {
 	}
 }
 
-// enqueue appends e to the queue of each prefix of its key that ends in '/'. It returns touched, extended
-// by the queues that were not dirty before.
+// enqueue appends e to the queue of each prefix of its key that ends in '/'. It appends the queues that become
+// dirty to the slice touched and returns the result.
 func (b *broadcaster) enqueue(e *Event, touched []*queue) []*queue {
 	for end := 0; ; {
 		if q := b.queues[e.Key[:end]]; q != nil {
@@ -152,7 +152,7 @@ func (b *broadcaster) endAll() {
 
 func (b *broadcaster) close() { close(b.stop) }
 
-// reset continues from the head of the history. It ends all cursors, because they have missed events.
+// reset moves b to the head of the history. All cursors end with ErrLagging, because they have missed events.
 func (b *broadcaster) reset() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,10 +167,11 @@ func (b *broadcaster) reset() {
 	}
 }
 
-// boundary returns the longest part of prefix that can have a queue: up to the last '/'.
+// boundary returns prefix up to its last '/'. Only such prefixes have queues.
 func boundary(prefix string) string { return prefix[:strings.LastIndexByte(prefix, '/')+1] }
 
-// open returns a cursor on the events after a revision. The caller has checked that the revision exists.
+// open returns a cursor on the events after the given revision. The caller has checked that the revision can be
+// read.
 func (b *broadcaster) open(r *Replica, prefix string, after int64) *Cursor {
 	c := &Cursor{
 		broadcaster: b, replica: r, prefix: prefix, delivered: after, start: after,
@@ -196,7 +197,7 @@ func (b *broadcaster) open(r *Replica, prefix string, after int64) *Cursor {
 	return c
 }
 
-// remove removes c from its queue. The last cursor also removes the queue.
+// remove removes c from its queue. It also deletes the queue if c was its last cursor.
 func (b *broadcaster) remove(c *Cursor) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,9 +2,8 @@ package storage
 
 import "strings"
 
-// Codec converts values between the JSON of the Store interface and their form in the log. Both
-// functions get the key, so that they can reject a value stored under a different key. A nil function
-// leaves values unchanged.
+// Codec converts values between the JSON of the Store interface and their form in the log. Both functions get the
+// key, so that they can reject a value that was stored under another key. A nil function leaves values unchanged.
 type Codec struct {
 	Seal func(key string, value []byte) ([]byte, error)
 	Open func(key string, data []byte) ([]byte, error)

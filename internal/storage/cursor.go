@@ -17,7 +17,7 @@ type Cursor struct {
 	index       int // index in queue.cursors; guarded by broadcaster.mu
 	ready       chan struct{}
 
-	start     int64 // older events were known before the cursor was opened
+	start     int64 // the revision after which the cursor was opened
 	delivered int64 // all events up to this revision have been delivered
 	joined    int64 // events up to this revision come from the history, later ones from the queue
 
@@ -36,14 +36,15 @@ type Cursor struct {
 // maxTake is the maximum number of events that one Take returns.
 const maxTake = 512
 
-// Ready returns a channel that receives when Take may return events, an error, or progress requested
-// by Await. Other progress, caused by changes outside the prefix, sends no signal.
+// Ready returns a channel that receives when Take may return events or an error. It also receives when Take may
+// return the progress that Await has requested. Progress caused by changes outside the prefix sends no other
+// signals.
 func (c *Cursor) Ready() <-chan struct{} { return c.ready }
 
-// Take appends the available events to buf. It does not wait for other goroutines, but a new cursor may
-// have to read older events from the disk. The number of appended events is bounded; Ready fires again if
-// there are more. All events below the prefix up to revision progress have then been delivered.
-// An error is final: ErrLagging, ErrClosed, or an error from reading older events.
+// Take appends the available events to buf. It does not wait for other goroutines, but a new cursor may have to
+// read older events from the disk. The number of appended events is bounded. Ready fires again if there are more.
+// After the call, all events below the prefix have been delivered up to the returned revision. An error is final:
+// ErrLagging, ErrClosed, or an error from reading older events.
 func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +71,7 @@ func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error)
 	buf, next := c.drain(buf, limit)
 	switch {
 	case next != nil:
-		c.delivered = max(c.delivered, next.Revision-1) // there may be more of that revision
+		c.delivered = max(c.delivered, next.Revision-1) // further events of this revision may follow
 		signal(c.ready)
 	case closing:
 		c.err = ErrClosed
@@ -81,7 +82,8 @@ func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error)
 	return buf, c.delivered, nil
 }
 
-// catchUp appends about n events that precede the cursor's queue. It never splits a revision.
+// catchUp appends about n events that precede the cursor's queue. It appends either all events of a revision or
+// none.
 func (c *Cursor) catchUp(buf []*Event, n int) ([]*Event, error) {
 	st := c.broadcaster.history.state.Load()
 	if c.delivered < st.base {
@@ -117,8 +119,8 @@ func (c *Cursor) replay(buf []*Event, until int64) ([]*Event, error) {
 	return append(buf, events...), nil
 }
 
-// drain appends events from the queue until buf has the length limit. next is the first event that did not
-// fit, or nil.
+// drain appends events from the queue until the length of buf is limit. next is the first event that did not fit,
+// or nil.
 func (c *Cursor) drain(buf []*Event, limit int) (_ []*Event, next *Event) {
 	read, bytes := c.read.Load(), c.bytes.Load()
 	defer func() {
@@ -149,8 +151,8 @@ func (c *Cursor) drain(buf []*Event, limit int) (_ []*Event, next *Event) {
 	}
 }
 
-// end sets the final error and drops the reference to the queue, so that an unread cursor does not keep
-// its events in memory. It does nothing while a Take is running.
+// end sets the final error and drops the reference to the queue. The events of an unread cursor can then be freed.
+// end does nothing while a Take is running.
 func (c *Cursor) end(err error) {
 	if !c.mu.TryLock() {
 		return

@@ -7,8 +7,8 @@
 // All other packages use the interface Store. Its state changes only by commits, which are totally ordered by
 // revisions. Head returns the newest state that this process has seen and never blocks. Fresh also includes all
 // commits of other processes that completed before the call. Wait returns the head once it has reached a revision.
-// At returns the state at an older revision, and Watch the changes after it. Errors that pass without intervention
-// wrap ErrUnavailable. After ErrFailed, reads continue, but nothing can be written until the server is restarted.
+// At returns the state at an older revision, and Watch the changes after it. Errors that wrap ErrUnavailable
+// are temporary. After ErrFailed, reads continue, but writes fail until the server is restarted.
 //
 // # Snapshots and history
 //
@@ -16,16 +16,16 @@
 // the unchanged nodes of a persistent B+ tree (package tree). The tree counts keys in logarithmic time. It also finds
 // the newest change below a prefix and the differences between two snapshots, without reading the unchanged parts.
 //
-// Recent events are kept in memory. Older snapshots are computed by undoing these events. Earlier ones are read by
-// a HistoryReader from the log or from etcd. Revisions that have been compacted result in a CompactedError.
+// Recent events are kept in memory. Undoing them results in the snapshots of the last revisions. A HistoryReader
+// reads older snapshots from the log or from etcd. Reads of compacted revisions return a CompactedError.
 //
 // # Commits and guards
 //
-// A commit applies all of its writes or none. Each write contains the revision that it expects its key to have. A
-// guard makes the same condition for a key that the commit only read, or for all keys below a prefix. An example is
+// A commit applies all of its writes or none. Each write contains the expected revision of its key. A guard
+// contains the expected revision of a key that the commit only reads, or of all keys below a prefix. An example is
 // the CRD that an object was validated against. If a condition does not hold, Commit returns a ConflictError with
 // the current record, and the caller starts over from the new state. Commit returns once the writes are durable and
-// visible in Head. ErrInDoubt means that their outcome is unknown.
+// visible in Head. ErrInDoubt means that the outcome of the commit is unknown.
 //
 // # Cursor, Replica and Follower
 //
@@ -34,14 +34,14 @@
 //     down commits. MissedEvents reports whether the reader can start again from the head.
 //   - Use a Follower for an index derived from the state. It has no goroutine and no queue. Refresh compares the
 //     head with the last snapshot and processes only the differences.
-//   - Embed a Replica to implement a Store. It provides everything except Commit, Fresh and Failed. The owner of the
+//   - Embed a Replica to implement a Store. It provides all methods except Commit, Fresh and Failed. The owner of the
 //     log publishes changes in the order of revisions, with Publish, Apply or Reset. Add the new store to
 //     storagetest/suite_test.go, which runs the same tests on all stores.
 //
 // # Implementations
 //
 // Package embedded stores the log on the local disk with Pebble, or in memory. One goroutine commits. It writes all
-// waiting commits as one synced batch, and every write gets its own revision. The store deletes expired keys,
+// waiting commits as one synced batch, and every write gets a separate revision. The store deletes expired keys,
 // compacts its history, and reserves disk space for deletions. After a failed write, it reopens Pebble.
 //
 // Package etcd stores data in an etcd cluster. Other processes may write to the same keys. A commit is one
@@ -51,7 +51,7 @@
 // # Crashes
 //
 // An acknowledged commit survives the crash of the process or machine. A commit in progress is found completely or
-// not at all. In the embedded store, the file HEAD contains a durable revision that is at most one second old. A
-// start returns a DamageError if the log does not reach this revision, unless the option AcceptLossAfter accepts the
-// loss. New revisions then start above all lost ones.
+// not at all. In the embedded store, the file HEAD contains a durable revision that is at most one second old. Open
+// returns a DamageError if the log does not reach this revision, unless the option AcceptLossAfter accepts the loss.
+// New revisions then start above all lost ones.
 package storage

@@ -51,7 +51,7 @@ func (d *Draft) guard(g *Guard) error {
 	return &ConflictError{Key: g.Key, Guard: true, Current: current, Revision: d.Revision}
 }
 
-// Write applies a write that Check has accepted. revision must not be older than the draft's.
+// Write applies a write that Check has accepted. revision must not be lower than the revision of the draft.
 func (d *Draft) Write(w *Write, revision int64, expires time.Time) *Event {
 	e := &Event{Revision: revision, Key: w.Key}
 	if w.Value != nil {

@@ -18,7 +18,7 @@ type Follower struct {
 	seen atomic.Pointer[Snapshot] // the state of the index; nil before the first Refresh
 }
 
-// Refresh brings the index up to the head.
+// Refresh updates the index to the head.
 func (f *Follower) Refresh() {
 	if f.Head() == f.seen.Load() {
 		return

@@ -43,8 +43,8 @@ func (st *state) since(revision int64) []*Event {
 	return st.recent[first:]
 }
 
-// checkpointInterval is the number of events between two checkpoints. Undoing this many events is cheap,
-// and so is keeping one tree in this many.
+// checkpointInterval is the number of events between two checkpoints. It is a compromise: a read undoes at most
+// about this many events, and each checkpoint keeps one tree in memory.
 const checkpointInterval = 64
 
 func (h *history) init(head *Snapshot, oldest, bound int64) {
@@ -116,7 +116,7 @@ func (h *history) trim(st *state, keep int64) {
 	st.checkpoints = dropFront(st.checkpoints, first, &h.checkpointsDropped)
 }
 
-// droppedCount is the number of elements dropped from the front of a slice whose array still holds them.
+// droppedCount is the number of elements that were dropped from the front of a slice and are still in its array.
 type droppedCount int
 
 // dropFront drops the first n elements of s. Readers may hold s, so nothing is overwritten. The remaining
@@ -139,7 +139,7 @@ func (h *history) at(ctx context.Context, reader HistoryReader, revision int64) 
 	if err := h.check(revision); err != nil {
 		return nil, err
 	}
-	if revision > st.head.revision { // check has seen a newer state
+	if revision > st.head.revision { // the head has changed before the call of check
 		st = h.state.Load()
 	}
 	if revision >= st.base {

@@ -8,8 +8,8 @@ type progressWait struct {
 	revision int64
 }
 
-// Await makes Ready fire once Take's progress can reach revision, even if no event up to
-// that revision belongs to the prefix.
+// Await requests a signal on Ready once Take can return progress up to revision. The signal is sent even if no
+// event up to that revision belongs to the prefix.
 func (c *Cursor) Await(revision int64) {
 	b := c.broadcaster
 	b.mu.Lock()

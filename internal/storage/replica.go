@@ -23,8 +23,8 @@ type ReplicaOptions struct {
 	LagBytes    int64 // cost of these events; default 32 MiB
 }
 
-// Replica is one process's copy of an ordered log. It holds the newest state seen, the recent events, and
-// the cursors. It makes no decisions: the owner of the log publishes changes. Every Store embeds a Replica.
+// Replica is one process's copy of an ordered log. It holds the newest state seen, the recent events, and the
+// cursors. The owner of the log publishes all changes to it. Every Store embeds a Replica.
 type Replica struct {
 	reader      HistoryReader
 	history     history
@@ -136,8 +136,8 @@ func (r *Replica) Apply(events []*Event, revision int64) {
 	r.Publish(d)
 }
 
-// Reset replaces the head by a state that may be any number of changes away. All cursors end with ErrLagging,
-// because the events in between are unknown.
+// Reset replaces the head by a later or earlier state. All cursors end with ErrLagging, because the events between
+// the two states are unknown.
 func (r *Replica) Reset(head *Snapshot, oldest int64) {
 	r.publishMu.Lock()
 	r.history.reset(head, oldest)

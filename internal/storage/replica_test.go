@@ -17,8 +17,8 @@ func (noHistory) ReadAt(context.Context, int64, *Snapshot, func(string, *Record)
 	panic("unexpected read of the log")
 }
 
-// TestCatchUpBySharedRevisions checks that a cursor that catches up delivers all events of a revision in one
-// Take, or none of them. It resumes from a revision, so it could not resume in the middle of one.
+// TestCatchUpBySharedRevisions checks that a Take of a cursor that catches up delivers all events of a revision or
+// none. The next Take starts after a revision, so events that are left out of a revision would be lost.
 func TestCatchUpBySharedRevisions(t *testing.T) {
 	r := NewReplica(new(Loader).Snapshot(1), 1, noHistory{}, ReplicaOptions{})
 	defer r.Close()

@@ -40,8 +40,8 @@ func (s *Snapshot) Since(older *Snapshot, prefix string) iter.Seq2[*Record, *Rec
 	return func(yield func(old, current *Record) bool) { s.tree.Diff(older.tree, prefix, yield) }
 }
 
-// Part returns a snapshot that may be used only as the older argument of Since with the same prefix. It does
-// not keep the records of other prefixes in memory.
+// Part returns a snapshot for later use as the older argument of Since with the same prefix. It must not be used in
+// any other way. It does not keep the records of other prefixes in memory.
 func (s *Snapshot) Part(prefix string) *Snapshot { return &Snapshot{s.tree.Part(prefix), s.revision} }
 
 // Count returns the number of records that Walk(prefix, after) yields, in logarithmic time.

@@ -9,14 +9,13 @@ import (
 	"time"
 )
 
-// Store is one ordered history of commits. Revisions grow and may have gaps. The changes of one commit
-// may share a revision. All methods are safe for concurrent use. Errors that pass without intervention
-// wrap ErrUnavailable.
+// Store is one ordered history of commits. Revisions grow and may have gaps. The changes of one commit may share a
+// revision. All methods are safe for concurrent use. Errors that wrap ErrUnavailable are temporary.
 type Store interface {
 	// Head returns the newest state that this process has seen. It never blocks.
 	Head() *Snapshot
-	// Fresh returns a state that contains all commits, of any process, that had completed when it was
-	// called. It may block.
+	// Fresh returns a state that contains all commits, of any process, that had completed before the call. It may
+	// block.
 	Fresh(ctx context.Context) (*Snapshot, error)
 	// At returns the state at a revision. The error is a *CompactedError or *FutureError if the revision
 	// cannot be read. An old state may have to be read from the log.
@@ -76,19 +75,19 @@ type Write struct {
 // Guard is a condition on keys that a commit reads but does not write.
 type Guard struct {
 	Key string
-	// Prefix extends the condition to all keys that start with Key: no existing one may have been
+	// Prefix extends the condition to all keys that start with Key. No existing key among them may have been
 	// created or modified after Revision.
 	Prefix bool
-	// Revision is the expected Modified of Key, where 0 means absent. With Prefix, it is the newest
-	// Modified allowed.
+	// Revision is the expected Modified of Key, where 0 means absent. With Prefix, it is the newest permitted
+	// Modified.
 	Revision int64
 }
 
 // ConflictError is returned by Commit if a write or guard does not hold. Nothing was written.
 type ConflictError struct {
 	Key      string  // key of the Write or Guard
-	Guard    bool    // whether a Guard failed, not a Write
-	Current  *Record // the stored record (with Guard.Prefix, the newest); nil if there is none
+	Guard    bool    // true if a Guard does not hold, false if a Write does not
+	Current  *Record // the stored record, or nil; with Guard.Prefix, the newest one
 	Revision int64   // revision of the state that was checked
 }
 
@@ -103,21 +102,21 @@ func (e *ConflictError) Error() string {
 type CompactedError struct{ Requested, Oldest int64 }
 
 func (e *CompactedError) Error() string {
-	return fmt.Sprintf("storage: revision %d has been compacted, the oldest is %d", e.Requested, e.Oldest)
+	return fmt.Sprintf("storage: revision %d has been compacted: the oldest revision is %d", e.Requested, e.Oldest)
 }
 
 // FutureError is returned for a revision newer than the head.
 type FutureError struct{ Requested, Current int64 }
 
 func (e *FutureError) Error() string {
-	return fmt.Sprintf("storage: revision %d is in the future, the current one is %d", e.Requested, e.Current)
+	return fmt.Sprintf("storage: revision %d is in the future: the current revision is %d", e.Requested, e.Current)
 }
 
 // MaxKey is the maximum length of a key in bytes.
 const MaxKey = 4096
 
 var (
-	// ErrInvalid is wrapped by the error for a commit that is invalid in any state.
+	// ErrInvalid is wrapped by the error for a commit that cannot be valid in any state.
 	ErrInvalid = errors.New("storage: invalid commit")
 	// ErrTooLarge is wrapped by the error for a commit with too many or too large writes.
 	ErrTooLarge = errors.New("storage: commit is too large")
@@ -133,7 +132,7 @@ var (
 	// ErrFailed is wrapped by the errors of all commits after a permanent write failure of the log.
 	// The commit that failed was not acknowledged and never becomes visible in this Store. After a
 	// restart it is either fully present or absent.
-	ErrFailed = errors.New("storage: the log has failed, nothing can be written until the server is restarted")
+	ErrFailed = errors.New("storage: the log has failed: writes fail until the server is restarted")
 	// ErrUnreadable is wrapped by the error for an old state that cannot be read from the log.
 	ErrUnreadable = errors.New("storage: the history cannot be read")
 	// ErrClosed is returned by every call after Close.
@@ -162,9 +161,10 @@ func Validate(writes []Write) error {
 		case len(w.Key) > MaxKey:
 			return fmt.Errorf("%w: key of %d bytes", ErrInvalid, len(w.Key))
 		case strings.IndexByte(w.Key, 0) >= 0:
-			return fmt.Errorf("%w: key %q holds a NUL byte", ErrInvalid, w.Key)
+			return fmt.Errorf("%w: key %q contains a NUL byte", ErrInvalid, w.Key)
 		case w.Value == nil && w.Expected == 0:
-			return fmt.Errorf("%w: cannot delete %s: it is expected not to exist", ErrInvalid, w.Key)
+			return fmt.Errorf("%w: cannot delete %s: a deletion needs the expected revision of the key", ErrInvalid,
+				w.Key)
 		}
 		for j := range i {
 			if writes[j].Key == w.Key {
@@ -175,8 +175,8 @@ func Validate(writes []Write) error {
 	return nil
 }
 
-// HistoryCost returns the approximate number of bytes that retaining the event costs, in addition to the
-// live records.
+// HistoryCost returns the approximate number of bytes that the history needs for the event, in addition to the live
+// records.
 func (e *Event) HistoryCost() int64 {
 	n := int64(len(e.Key)) + eventOverhead
 	if e.Previous != nil {
@@ -196,7 +196,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// readError wraps err in ErrUnreadable unless it already is one of the package's errors or a context's.
+// readError wraps err in ErrUnreadable, unless err already is an error of this package or of a context.
 func readError(err error) error {
 	var compacted *CompactedError
 	if err == nil || errors.As(err, &compacted) || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed) ||

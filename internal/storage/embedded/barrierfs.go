@@ -12,21 +12,21 @@ import (
 
 // barrierFS is the file system that an engine uses. Pebble reacts to failed writes in various ways: with an error,
 // endless retries, or a panic that cannot be recovered. barrierFS therefore never returns a failed write. It marks
-// the engine as failed and blocks the calling goroutine forever. runDetached abandons this goroutine and the
-// locks that it holds. The exception are files written by compactions, because the engine can do without them.
+// the engine as failed and blocks the calling goroutine forever. runDetached abandons this goroutine and the locks
+// that it holds. Files written by compactions are an exception, because the engine works without them.
 type barrierFS struct {
 	vfs.FS
 	engine *engine
 }
 
-// barrier bars a failed engine from the disk, which the next engine uses.
+// barrier prevents a failed engine from using the disk, because the next engine uses it.
 type barrier struct {
 	uses  sync.RWMutex // held for reading during each use of the disk
 	mu    sync.Mutex
 	files map[*barrierFile]struct{} // open files
 }
 
-// enter begins a use of the disk. It blocks forever if the engine has failed.
+// enter must be called before each use of the disk. It blocks forever if the engine has failed.
 func (e *engine) enter() {
 	e.barrier.uses.RLock()
 	if e.failure() != nil {
@@ -35,7 +35,7 @@ func (e *engine) enter() {
 	}
 }
 
-// leave ends a use of the disk.
+// leave must be called after each use of the disk.
 func (e *engine) leave() { e.barrier.uses.RUnlock() }
 
 // stopOnError marks the engine as failed and blocks forever if err is not nil.
@@ -46,8 +46,8 @@ func (e *engine) stopOnError(operation, name string, err error) {
 	}
 }
 
-// shut waits for running uses of the disk by a failed engine. It then closes the engine's files, so that deleted
-// ones free their disk space.
+// shut waits for running uses of the disk by a failed engine. It then closes the engine's files. The disk space of
+// deleted files becomes free.
 func (b *barrier) shut() {
 	b.uses.Lock() // later calls of enter see that the engine has failed
 	defer b.uses.Unlock()
@@ -69,7 +69,7 @@ func (b *barrier) add(file *barrierFile) {
 	b.files[file] = struct{}{}
 }
 
-// remove unregisters a file and reports whether it was still registered. The caller must then close it.
+// remove unregisters a file and reports whether it was still registered. If so, the caller must close the file.
 func (b *barrier) remove(file *barrierFile) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -88,7 +88,7 @@ const compactionFiles vfs.DiskWriteCategory = "pebble-compaction"
 // disk each time.
 const compactionDelay = 30 * time.Second
 
-// compactionBackoff delays the compaction that follows a failed one.
+// compactionBackoff delays the next compaction after a failed one.
 type compactionBackoff struct {
 	mu    sync.Mutex
 	until <-chan time.Time
@@ -184,14 +184,14 @@ func (s barrierFS) Rename(from, to string) error {
 	return nil
 }
 
-// Remove may fail, because remaining files are removed at the next start.
+// Remove may return an error. The next start removes the file instead.
 func (s barrierFS) Remove(name string) error {
 	s.engine.enter()
 	defer s.engine.leave()
 	return s.FS.Remove(name)
 }
 
-// Lock does nothing. The disk has locked the whole directory, and a failed engine must not block the next one.
+// Lock does nothing. The type disk has locked the whole directory, and a failed engine must not block the next one.
 func (s barrierFS) Lock(string) (io.Closer, error) { return unlocked{}, nil }
 
 func (s barrierFS) Unwrap() vfs.FS { return s.FS }
@@ -204,7 +204,7 @@ type barrierFile struct {
 	vfs.File
 	engine   *engine
 	name     string
-	optional bool // the engine can do without the file
+	optional bool // the engine works without the file
 }
 
 // change runs work, which changes the file.

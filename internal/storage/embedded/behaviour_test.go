@@ -71,8 +71,8 @@ func (c *clock) tick(d time.Duration) {
 	c.advance(d)
 }
 
-// TestConflict checks that one of two writes to the same state succeeds, and the other returns the state that it
-// found. CRD-053
+// TestConflict checks that a write with an outdated Expected changes nothing and returns the stored record
+// (CRD-053).
 func TestConflict(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		first := put(t, s, "a/x", "1")
@@ -94,7 +94,7 @@ func TestConflict(t *testing.T) {
 	})
 }
 
-// TestGuards checks that a commit fails if a key or prefix that it relies on has changed.
+// TestGuards checks that a commit fails if a key or prefix in its guards has changed.
 func TestGuards(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		put(t, s, "ns/a", "1")  // 2
@@ -132,7 +132,7 @@ func revisionOf(s *Store, key string) int64 {
 	return 0
 }
 
-// TestInvalidCommits checks that invalid commits are refused and change nothing.
+// TestInvalidCommits checks that invalid commits are rejected and change nothing.
 func TestInvalidCommits(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		for name, writes := range map[string][]storage.Write{
@@ -153,7 +153,8 @@ func TestInvalidCommits(t *testing.T) {
 	})
 }
 
-// TestExpiry checks that ordinary commits delete records whose time to live has passed (--event-ttl).
+// TestExpiry checks that records are deleted when their time to live has passed (--event-ttl). Each deletion is a
+// commit with an event.
 func TestExpiry(t *testing.T) {
 	c := newClock()
 	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
@@ -174,7 +175,7 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
-// TestExpirySurvivesRestart checks that records are also deleted after a restart.
+// TestExpirySurvivesRestart checks that a store deletes records that expired before it was opened.
 func TestExpirySurvivesRestart(t *testing.T) {
 	c := newClock()
 	o := Options{Dir: t.TempDir(), Now: c.Now, After: c.After}
@@ -189,7 +190,7 @@ func TestExpirySurvivesRestart(t *testing.T) {
 	want(t, list(s.Head(), "", ""))
 }
 
-// TestCompact checks that compacted revisions cannot be read and that later ones are unchanged. CRD-062
+// TestCompact checks that compacted revisions cannot be read and that later ones are unchanged (CRD-062).
 func TestCompact(t *testing.T) {
 	each(t, Options{recentBytes: 1}, func(t *testing.T, s *Store) {
 		for i := range 20 {
@@ -329,9 +330,9 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// TestRandomAgainstModel checks random operations against a simple model, in memory and on disk. Cursors of any
-// prefix and start deliver exactly the events of the history, in order. A snapshot of any revision is the result of
-// the events up to it (CRD-061, CRD-062).
+// TestRandomAgainstModel compares random operations with a simple model, in memory and on disk. Cursors of any
+// prefix and start deliver exactly the events of the history, in order. The snapshot of any revision results from
+// all events up to that revision (CRD-061 CRD-062).
 func TestRandomAgainstModel(t *testing.T) {
 	for seed := range uint64(12) {
 		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *Store) {
@@ -392,7 +393,7 @@ func checkState(t *testing.T, s *Store, states []map[string]string, oldest int64
 			expect = append(expect, v)
 		}
 	}
-	slices.SortFunc(expect, func(a, b string) int { // compare keys only: "=" sorts after digits
+	slices.SortFunc(expect, func(a, b string) int { // compare only the keys, because "=" sorts after digits
 		return slices.Compare(slices.Collect(keyOf(a)), slices.Collect(keyOf(b)))
 	})
 	want(t, list(snapshot, prefix, ""), expect...)

@@ -97,7 +97,7 @@ func benchmarkCommit(b *testing.B, s *Store, writers int) {
 	})
 }
 
-// BenchmarkOpen measures opening a store with records, and the part of it that opens the engine.
+// BenchmarkOpen measures the time to open a store with records, and the part of that time for the engine.
 func BenchmarkOpen(b *testing.B) {
 	for _, n := range []int{0, 10000} {
 		dir := b.TempDir()

@@ -121,7 +121,8 @@ const (
 	kindDeleted = 2
 )
 
-// appendVersion appends the unsealed value of the state r without r.Value. A nil r means deleted.
+// appendVersion appends the value of a version without its checksum and without r.Value. A nil r means that the key
+// was deleted.
 func appendVersion(dst []byte, r *storage.Record) []byte {
 	dst = append(dst, 0, 0, 0, 0)
 	if r == nil {
@@ -136,8 +137,8 @@ func appendVersion(dst []byte, r *storage.Record) []byte {
 	return binary.AppendUvarint(dst, expires)
 }
 
-// decodeVersion returns the record stored under engine key k, or nil if that version is a deletion. The record
-// does not share memory with k or v.
+// decodeVersion returns the record stored under engine key k, or nil if the key was deleted at that revision. The
+// record does not share memory with k or v.
 func decodeVersion(k, v []byte) (*storage.Record, error) {
 	key, revision, ok := cutVersionKey(k)
 	if !ok {
@@ -180,7 +181,7 @@ func cutHeader(value []byte) []byte {
 	return value[headerSize:]
 }
 
-// appendChange appends the unsealed value of an index entry.
+// appendChange appends the value of an index entry without its checksum.
 func appendChange(dst []byte, c *change) []byte {
 	kind := byte(kindLive)
 	if c.deleted {

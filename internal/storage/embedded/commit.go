@@ -14,7 +14,7 @@ import (
 type request struct {
 	writes []storage.Write
 	guards []storage.Guard
-	taken  atomic.Bool // the committer has started it, or the caller has withdrawn it
+	taken  atomic.Bool // the committer has started the request, or the caller has withdrawn it
 	done   chan struct{}
 	events []*storage.Event // valid once done is closed
 	err    error
@@ -35,8 +35,8 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	return s.await(ctx, r)
 }
 
-// await waits for the result of r. If ctx ends or the commit times out, it withdraws r. A request that has
-// started cannot be withdrawn; await then waits for its result until the timeout.
+// await waits for the result of r. If ctx ends or the commit times out, await withdraws r. A request that has
+// started cannot be withdrawn. await then waits for its result until the timeout.
 func (s *Store) await(ctx context.Context, r *request) ([]*storage.Event, error) {
 	timeout := s.options.commitTimeout()
 	select {
@@ -86,14 +86,14 @@ func (s *Store) commitGroup(group []*request) {
 		return
 	}
 	err := s.append(d.Events)
-	if errors.Is(err, storage.ErrNoSpace) && len(group) > 1 { // some of them may fit, so try each separately
+	if errors.Is(err, storage.ErrNoSpace) && len(group) > 1 { // some requests may fit, so try each separately
 		for i := range group {
 			s.commitGroup(group[i : i+1])
 		}
 		return
 	}
 	if err != nil {
-		for _, r := range group { // also replaces conflicts, which may be with requests that were not written
+		for _, r := range group { // replaces conflict errors too, as their cause may be a write of this group
 			r.events, r.err = nil, err
 		}
 		return
@@ -143,8 +143,8 @@ func (s *Store) Failed() error {
 	return nil
 }
 
-// append writes events to the log. After a permanent failure it returns storage.ErrFailed. The call that fails
-// returns storage.ErrInDoubt, because its events may have been written.
+// append writes events to the log. The call in which the log fails permanently returns storage.ErrInDoubt, because
+// its events may have been written. Later calls return storage.ErrFailed.
 func (s *Store) append(events []*storage.Event) error {
 	if err := s.Failed(); err != nil {
 		return err
@@ -155,6 +155,7 @@ func (s *Store) append(events []*storage.Event) error {
 	}
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	s.failed.Store(&err)
-	s.options.logger.Error("the storage log has failed; reads go on, writes do not", "err", cause)
+	s.options.logger.Error("the storage log has failed: reads continue, but writes fail until the server is restarted",
+		"err", cause)
 	return fmt.Errorf("%w: %w", storage.ErrInDoubt, cause)
 }

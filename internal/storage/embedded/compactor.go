@@ -29,7 +29,8 @@ func (s *Store) compactLoop() {
 	}
 }
 
-// sample records the revision of the head and the time, at most once in the given interval.
+// sample records the revision of the head and the time. It does nothing if the last sample is younger than the
+// given interval.
 func (s *Store) sample(every time.Duration) {
 	s.retention.note(s.Head().Revision(), s.options.now(), every)
 }
@@ -41,7 +42,7 @@ const shortHistory = 10 * time.Second
 // compactHistory compacts history that is older than age or exceeds the size limit.
 func (s *Store) compactHistory(age time.Duration) {
 	target := s.retention.target(s.options.now().Add(-age), s.options.historyBytes)
-	if target == 0 || target < s.Oldest() { // equal if an earlier compaction has failed: retry
+	if target == 0 || target < s.Oldest() { // they are equal if an earlier compaction has failed, so try again
 		return
 	}
 	err := s.compact(target)
@@ -102,7 +103,7 @@ func (s *Store) deleteExpired() {
 			conflict := (*storage.ConflictError)(nil)
 			failed = failed || r.err != nil && !errors.As(r.err, &conflict)
 		}
-		if failed { // the log cannot write, and has logged the error
+		if failed { // the log cannot write and has already logged the error
 			s.postpone(due)
 			return
 		}
@@ -115,7 +116,7 @@ func (s *Store) isCurrent(d deadline) bool {
 	return r != nil && r.Modified == d.revision
 }
 
-// postpone adds the deadlines in due again, to be retried later.
+// postpone adds the deadlines in due to the expiry queue again, at a later time.
 func (s *Store) postpone(due []deadline) {
 	later := s.options.now().Add(expireRetry)
 	for _, d := range due {

@@ -19,7 +19,7 @@ import (
 )
 
 // iterations returns how often a crash test runs. The environment variable CRASHTEST specifies the number, where 1
-// means 10,000. By default it is few.
+// means 10,000. If the variable is not set, the argument few is the number.
 func iterations(few int) int {
 	switch v := os.Getenv("CRASHTEST"); v {
 	case "", "0":
@@ -38,7 +38,7 @@ func iterations(few int) int {
 // witness records the attempted and acknowledged writes across crashes.
 type witness struct {
 	mu          sync.Mutex
-	attempted   map[string][]string // names of writes (see writeName) to the names of all writes of the commit
+	attempted   map[string][]string // maps the name of a write (see writeName) to the names of all writes of its commit
 	acked       map[int64]string    // descriptions of acknowledged events by revision
 	newest      int64               // newest acknowledged revision
 	number      int
@@ -99,7 +99,7 @@ func (w *witness) plan(s *Store, r *rand.Rand) []storage.Write {
 	return writes
 }
 
-// markRefused records that writes must never become visible.
+// markRefused records that the given writes were rejected and must never become visible.
 func (w *witness) markRefused(writes []storage.Write) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,8 +160,8 @@ func history(s *Store, after int64) ([]*storage.Event, error) {
 	}
 }
 
-// check compares a recovered store with the recorded writes. It then treats the store's events as acknowledged. base
-// is the oldest revision that can be read.
+// check compares a recovered store with the recorded writes. It then adds all events of the store to the
+// acknowledged ones. base is the oldest revision that can be read.
 func (w *witness) check(s *Store, base int64) error {
 	head := s.Head().Revision()
 	if head < w.newest {
@@ -194,7 +194,8 @@ func (w *witness) check(s *Store, base int64) error {
 		if w.attempted[name] == nil {
 			return fmt.Errorf("revision %d is %s, which was never written", e.Revision, name)
 		}
-		// Otherwise its commit may begin before base, or its name is not unique.
+		// If true, the other writes of the commit must be present too. A commit may begin before base, and the
+		// names of deletions are not unique.
 		present[name] = e.Revision > base+2 && e.Record != nil
 		if now[e.Key] = e.Record; e.Record == nil {
 			delete(now, e.Key)
@@ -229,7 +230,7 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 }
 
 // runAndCrash opens a store on fs, writes to it, and crashes it at a random time. It returns the disk after the
-// crash. With killOnly, only the process ends, so no unsynced data are lost yet.
+// crash. If killOnly is set, only the process ends, and the disk keeps unsynced data.
 func (w *witness) runAndCrash(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
 	o := crashOptions(fs)
 	killed := make(chan time.Time) // ends the commits of a killed process
@@ -276,7 +277,7 @@ func (w *witness) runAndCrash(t *testing.T, fs *faultFS, base *int64, r *rand.Ra
 		<-steps
 	}
 	mem := fs.FS.(*vfs.MemFS)
-	w.mu.Lock() // commits acknowledged later may be lost
+	w.mu.Lock() // the disk after the crash may lack commits acknowledged after this point
 	left := mem
 	if killOnly {
 		fs.dead.Store(true)
@@ -292,8 +293,8 @@ func (w *witness) runAndCrash(t *testing.T, fs *faultFS, base *int64, r *rand.Ra
 	return left, nil
 }
 
-// copyAcked returns a copy of the acknowledged events. restoreAcked restores it after a crash, because later
-// acknowledgements were for a disk that no longer exists. The caller holds mu.
+// copyAcked returns a copy of the acknowledged events. After a crash, restoreAcked restores the copy. Events that
+// were acknowledged after the copy may be missing on the disk. The caller holds mu.
 func (w *witness) copyAcked() map[int64]string {
 	c := make(map[int64]string, len(w.acked))
 	for k, v := range w.acked {
@@ -335,8 +336,8 @@ func runAndCrashRepeatedly(t *testing.T, seed uint64, n int, ignoreSync func(str
 	return errors.Join(w.check(s, base), s.Close())
 }
 
-// TestCrash checks stores after crashes. They contain all acknowledged commits, no others and no partial ones, and
-// their history has no gap and no duplicate (CRD-071).
+// TestCrash checks stores after crashes. They contain all acknowledged commits, no others and no partial ones.
+// Their history has no gap and no duplicate (CRD-071).
 func TestCrash(t *testing.T) {
 	const inARow = 10
 	for seed := range uint64(iterations(300) / inARow) {

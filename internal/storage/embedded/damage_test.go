@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// TestDamageIsPermanent checks that operations on a store whose engine has failed return ErrUnavailable, which can be
-// retried, and on a damaged store a DamageError, which cannot.
+// TestDamageIsPermanent checks the errors of operations. On a store whose engine has failed, they return
+// ErrUnavailable, and the caller can retry. On a damaged store, they return a DamageError, which is permanent.
 func TestDamageIsPermanent(t *testing.T) {
 	o := Options{Health: &Health{}}
 	o.Now, o.Logger = time.Now, slog.New(slog.DiscardHandler)

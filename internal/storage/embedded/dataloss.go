@@ -7,9 +7,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// revisionGap is the distance between the newest known revision and the first one after an accepted loss. HEAD
-// is at most a second old, and a store commits far fewer revisions than this in a second. The store therefore
-// never assigns a revision again that a client has seen.
+// revisionGap is the distance between the newest known revision and the first one after an accepted loss. HEAD is
+// at most a second old, and a store commits far fewer revisions than this in a second. The store therefore never
+// reuses a revision that a client has seen.
 const revisionGap = 10_000_000
 
 // verify inspects the directory before the engine opens it for writing. It returns a *DamageError if the
@@ -27,7 +27,8 @@ func (l *disk) verify() error {
 	return l.acceptLoss(s, damage)
 }
 
-// acceptLoss returns the damage, or prepares the directory for continuing without the lost revisions.
+// acceptLoss returns the given damage if the flag does not accept it. Otherwise it prepares the directory, so that
+// the store can continue without the lost revisions.
 func (l *disk) acceptLoss(s *survey, damage error) error {
 	var d *DamageError
 	switch {
@@ -40,23 +41,23 @@ func (l *disk) acceptLoss(s *survey, damage error) error {
 		d.LastRevision = s.last
 		return damage
 	}
-	l.logger.Warn("the store continues without the lost revisions, as --accept-data-loss-after requests",
+	l.logger.Warn("the store continues without the lost revisions, because --accept-data-loss-after is set",
 		"damage", d.Detail, "last", s.last, "HEAD", s.head.revision, "next", s.next())
 	l.acceptedDamage, l.head = damage, head{}
 	return l.cut(s)
 }
 
-// warn logs losses that a start cannot exclude. last is the newest revision.
+// warn logs a warning if revisions may be lost without being detected. last is the newest revision.
 func (l *disk) warn(last int64) {
 	s := l.survey
 	switch newest := len(s.logs) - 1; {
 	case l.acceptedDamage != nil:
 	case s.exists && s.head.revision == 0 && last > firstRevision:
-		l.logger.Warn("HEAD is missing: a loss at the end of the history cannot be detected",
+		l.logger.Warn("the file HEAD is missing: a loss of the newest revisions cannot be detected",
 			"dir", l.dir, "last", last)
 	case newest >= 0 && s.logs[newest].end != nil:
-		l.logger.Warn("the end of the log does not decode, because of a crash or a damaged disk: "+
-			"revisions acknowledged in the last second before it may be lost",
+		l.logger.Warn("the end of the log cannot be decoded, because of a crash or a damaged disk: "+
+			"writes acknowledged in the last second before the server stopped may be lost",
 			"file", l.fs.PathJoin(l.dir, s.logs[newest].name), "last", last, "HEAD", s.head.revision)
 	}
 }
@@ -64,8 +65,8 @@ func (l *disk) warn(last int64) {
 // next returns the first revision after an accepted loss.
 func (s *survey) next() int64 { return max(s.newest, s.head.revision) + revisionGap }
 
-// cut removes from the logs everything after the remaining history. It starts with the last log, so that a
-// crash between two steps does not change where the history ends.
+// cut removes from the logs everything after the remaining history. It starts with the last log, so that a crash
+// between two steps does not change the end of the history.
 func (l *disk) cut(s *survey) error {
 	for i := len(s.logs) - 1; i >= 0; i-- {
 		name := l.fs.PathJoin(l.dir, s.logs[i].name)
@@ -89,8 +90,8 @@ func (l *disk) cut(s *survey) error {
 	return nil
 }
 
-// restart drops the history before the newest revision and continues it at revision next. Clients that have
-// seen a later revision than the newest must list again.
+// restart drops the history before the newest revision and continues the history at the given revision. Clients
+// that have seen a later revision than the newest must list again.
 func (e *engine) restart(next int64) error {
 	_, newest, err := e.scanIndex()
 	if err != nil {

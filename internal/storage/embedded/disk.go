@@ -29,14 +29,14 @@ type disk struct {
 	space    *space
 	health   *Health
 
-	tail tally // totals of the durable history; used by Append only
+	tail tally // totals of the durable history; only Append uses them
 
 	mu       sync.Mutex
 	current  *engine
 	replaced chan struct{} // closed when current or finalErr changes, and replaced by a new channel
-	finalErr error         // permanent error, after which no further engine is opened
+	finalErr error         // permanent error, after which the disk opens no other engine
 	durable  tally         // copy of tail, guarded by mu
-	pending  tally         // value of tail if the running Append succeeds
+	pending  tally         // value of tail after the running Append, if it succeeds
 
 	written         chan struct{} // receives after a commit that is not in HEAD yet
 	rotated         chan struct{} // receives when the engine has created another log file
@@ -172,7 +172,7 @@ func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, 
 	var key, value []byte
 	for _, e := range events {
 		if e.Revision != tail.revision+1 {
-			return nil, tail, fmt.Errorf("revision %d does not follow %d", e.Revision, tail.revision)
+			return nil, tail, fmt.Errorf("revision %d does not follow revision %d", e.Revision, tail.revision)
 		}
 		tail.count(e)
 		var sealed []byte

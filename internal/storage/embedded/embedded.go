@@ -25,7 +25,7 @@ import (
 // Options configures a Store.
 type Options struct {
 	Dir          string        // data directory; "" keeps everything in memory
-	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
+	CompactAfter time.Duration // age at which history is compacted; 0 means 5 minutes
 	HistoryBytes int64         // maximum size of the history; 0 means 256 MiB on disk, 32 MiB in memory
 	Logger       *slog.Logger
 
@@ -37,8 +37,9 @@ type Options struct {
 	Health    *Health        // receives the state of the log; may be nil
 	Codecs    storage.Codecs // of the values on disk
 
-	// AcceptLossAfter opens a store that has lost acknowledged revisions if its history ends exactly at this
-	// revision. New revisions start above all lost ones. 0 means that such a store is refused.
+	// AcceptLossAfter is the last remaining revision of a store that has lost acknowledged revisions. If the
+	// history ends exactly there, Open accepts the loss. New revisions then start above all lost ones. With 0, Open
+	// accepts no loss.
 	AcceptLossAfter int64
 
 	FS    vfs.FS                               // nil means the operating system's
@@ -60,12 +61,13 @@ func (e *InUseError) Error() string {
 		"stop that process, or choose another directory", e.Dir)
 }
 
-// DamageError is returned by Open if the files differ from those that were written. No data are served then.
+// DamageError is returned if the content of the data directory is not what the store has written. The store then
+// serves no data.
 type DamageError struct {
 	Dir          string
 	Detail       string
 	Err          error // error of Pebble; may be nil
-	LastRevision int64 // last revision before the damage if AcceptLossAfter can continue there, or else 0
+	LastRevision int64 // last revision before the damage if AcceptLossAfter can accept the loss, else 0
 }
 
 func (e *DamageError) Error() string {
@@ -73,11 +75,11 @@ func (e *DamageError) Error() string {
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
-	text += "; nothing was changed. Check the disk, keep a copy of the directory, " +
-		"and restore it from a backup, or start with an empty one"
+	text += ". The server has changed no files. Check the disk and copy the directory. " +
+		"Then restore the directory from a backup, or start with an empty one"
 	if e.LastRevision > 0 {
-		text += fmt.Sprintf(". To lose all revisions after %d and continue, "+
-			"start once with --accept-data-loss-after=%[1]d", e.LastRevision)
+		text += fmt.Sprintf(". To continue without the revisions after %d, "+
+			"start the server once with --accept-data-loss-after=%[1]d", e.LastRevision)
 	}
 	return text
 }
@@ -173,7 +175,7 @@ func makeDir(fs vfs.FS, dir string) error {
 	}
 	err := syncDir(fs, parent)
 	if errors.Is(err, os.ErrPermission) {
-		return nil // another user's directory, which existed before
+		return nil // the parent belongs to another user, so it existed before
 	}
 	return err
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// engine is one opening of the Pebble store in the directory. A failed write makes it unusable. It is then
-// barred from the disk by its barrier, and another engine replaces it.
+// engine is one opening of the Pebble store in the directory. A failed write makes it unusable. Its barrier then
+// blocks its use of the disk, and another engine replaces it.
 type engine struct {
-	dir      string // of the log, not of Pebble
+	dir      string // the log's directory, which contains Pebble's
 	fs       vfs.FS
 	logger   *slog.Logger
 	memTable uint64
@@ -90,8 +90,8 @@ func (e *engine) damage(detail string, err error) error {
 	return &DamageError{Dir: e.dir, Detail: detail, Err: err}
 }
 
-// read calls work, which reads from Pebble, by runDetached. A panic is returned as damage to what, because
-// Pebble panics on some damaged files.
+// read runs the function work with runDetached. work reads from Pebble, which panics on some damaged files. read
+// converts a panic to a DamageError. The argument what names the damaged part in its message.
 func (e *engine) read(what string, work func() error) error {
 	if err := e.failure(); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (e *engine) fail(err error) {
 	})
 }
 
-// decode returns the record under Pebble key k like decodeVersion, with its value decoded by the codecs.
+// decode decodes the record under Pebble key k with decodeVersion, and its value with the codecs.
 func (e *engine) decode(k, v []byte) (*storage.Record, error) {
 	r, err := decodeVersion(k, v)
 	if r != nil {
@@ -137,7 +137,8 @@ func (e *engine) failure() error {
 	}
 }
 
-// commit applies batch with a sync. After an error the engine has failed, and the batch may have been written.
+// commit applies batch with a sync. If it returns an error, the engine has failed, and the batch may have been
+// written.
 func (e *engine) commit(batch *pebble.Batch) error {
 	err := e.runDetached(func() error {
 		if err := e.db.Apply(batch, pebble.Sync); err != nil {
@@ -178,15 +179,15 @@ func (e *engine) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
 		FS:                 barrierFS{e.fs, e},
 		Logger:             engineLogger{e},
-		FormatMajorVersion: pebble.FormatNewest, // its log chunks record how far the log was synced
+		FormatMajorVersion: pebble.FormatNewest, // log chunks of this format record how far the log was synced
 		CacheSize:          1 << 20,
 		MemTableSize:       e.memTable,
 		MaxOpenFiles:       256,
-		// One flush is one L0 file. Compacting a little earlier than the default keeps starts short.
+		// A flush writes one L0 file. A threshold slightly below the default makes starts faster.
 		L0CompactionThreshold: 4,
 		EventListener: &pebble.EventListener{
-			// Pebble would retry a failed flush immediately and forever while commits wait. Instead, the
-			// goroutine blocks here, and commits fail. A failed compaction can be retried later.
+			// Pebble would retry a failed flush immediately and forever while commits wait. Blocking this goroutine
+			// prevents that, and the commits fail. A failed compaction can be retried later.
 			BackgroundError: func(err error) {
 				if errors.Is(err, errCompaction) {
 					e.logger.Warn("cannot compact the engine's files", "err", err)
@@ -202,7 +203,7 @@ func (e *engine) pebbleOptions() *pebble.Options {
 					e.onNewLog()
 				}
 			},
-			// Readers get an error. Pebble's default is to exit the process.
+			// By default, Pebble exits the process. Here only the reader gets an error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
 				e.logger.Error("the engine has found damaged data", "dir", e.dir, "file", i.Path, "err", i.Details)
 			},

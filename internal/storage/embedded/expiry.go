@@ -8,8 +8,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// expiry holds the deadlines of expiring keys. A deadline stays until it has passed, even if the key has been
-// overwritten.
+// expiry holds the deadlines of expiring keys. It keeps a deadline until this time has passed, even if the key has
+// been overwritten.
 type expiry struct {
 	mu    sync.Mutex
 	heap  deadlines

@@ -101,7 +101,7 @@ func (f *flakyFS) diskAfter(d time.Duration) <-chan time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if d == headInterval {
-		// A write of HEAD, which does not fail the engine, may have met the failure.
+		// The failure may have affected a write of HEAD, which does not fail the engine. Set another one.
 		if at := f.failAt.Load(); !f.sticky.Load() && at > 0 && f.ops.Load() > at {
 			f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
 		}
@@ -122,9 +122,9 @@ func firedTimer() <-chan time.Time {
 	return now
 }
 
-// TestIntermittentDiskFailures checks a store on a disk that fails at random, once or for a while. All acknowledged
-// commits are present and no refused ones. The tree equals the content of the disk, and writes continue without a
-// restart. This holds while the store is open and after a power failure (CRD-071).
+// TestIntermittentDiskFailures checks a store on a disk that fails at random, once or for a while. The store
+// contains all acknowledged commits and no rejected ones. The tree equals the content of the disk, and writes
+// continue without a restart. This holds while the store is open and after a power failure (CRD-071).
 func TestIntermittentDiskFailures(t *testing.T) {
 	failures := int64(0)
 	for i := range min(iterations(25), 500) {
@@ -171,7 +171,7 @@ func TestIntermittentDiskFailures(t *testing.T) {
 	}
 }
 
-// TestDamage checks that a flipped byte anywhere has no effect or is reported. Wrong data are never returned
+// TestDamage checks that a flipped byte anywhere has no effect or is reported. A store never returns wrong data
 // (CRD-071).
 func TestDamage(t *testing.T) {
 	disk := vfs.NewCrashableMem()

@@ -116,7 +116,7 @@ func crash(t testing.TB, fs *vfs.MemFS, percent int, r *rand.Rand) *vfs.MemFS {
 	if percent == 0 {
 		return clone
 	}
-	// Data synced when clone was made are also synced now, but not the other way round.
+	// The data that are synced now include all data that were synced when clone was made.
 	tear(t, clone, fs.CrashClone(vfs.CrashCloneCfg{}), "", r)
 	return clone.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: r})
 }

@@ -12,7 +12,7 @@ import (
 // eventually do so without it.
 type fileCompactor struct {
 	running  atomic.Bool
-	revision int64     // revision of the history's compaction that the last run covered
+	revision int64     // last compacted revision of the history at the start of the last run
 	next     time.Time // earliest time of the next run
 }
 

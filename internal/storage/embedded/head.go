@@ -12,21 +12,21 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// The formats of HEAD, without the checksum that follows. The previous version did not contain a log file.
+// Formats of HEAD without its checksum. The previous version did not record a log file.
 const (
 	headFormat   = "revision %d records %d digest %016x log %06d"
 	headFormatV1 = "revision %d records %d digest %016x"
 )
 
-// headInterval is the time between two writes of HEAD while commits continue. Together with the duration of a
-// write, HEAD is at most one second behind the newest commit.
+// headInterval is the time between two writes of HEAD while commits continue. HEAD is at most one second behind the
+// newest commit, including the time for the write of HEAD.
 const headInterval = 750 * time.Millisecond
 
 // head is the content of HEAD, a small file beside the engine. It contains a durable revision and the number of
 // the engine's newest log file. Both a crash and a damaged disk leave a torn record at the end of a log. HEAD
 // distinguishes the two, because everything up to its revision was synced before HEAD was written.
 type head struct {
-	tally        // without bytes, which are not stored
+	tally        // the field bytes is not stored and therefore 0
 	log   uint64 // number of the log file; 0 means none is recorded
 }
 
@@ -72,7 +72,8 @@ func (l *disk) headLoop() {
 		if err != nil {
 			l.signal(l.written) // try again
 			if !failed {
-				l.logger.Warn("cannot write HEAD; lost revisions cannot be detected until it is written", "err", err)
+				l.logger.Warn("cannot write the file HEAD: lost revisions cannot be detected until it is written",
+					"err", err)
 			}
 		}
 		failed = err != nil
@@ -105,8 +106,8 @@ func (l *disk) replace(name string, data []byte) (err error) {
 	return syncDir(l.fs, l.dir)
 }
 
-// readHead returns the content of HEAD. Its revision is 0 if the file does not exist. The error is a *DamageError
-// if only the content is invalid.
+// readHead returns the content of HEAD. Its revision is 0 if the file does not exist. If only the content is
+// invalid, the error is a *DamageError.
 func (l *disk) readHead() (head, error) {
 	text, err := l.read("HEAD")
 	if errors.Is(err, os.ErrNotExist) {
@@ -135,12 +136,14 @@ func parseHead(text string) (h head, err error) {
 	return h, err
 }
 
-// checkHead returns a *DamageError if the loaded totals contradict HEAD.
+// checkHead returns a *DamageError if HEAD contains a later revision than the loaded history, or other totals for
+// the same revision.
 func (l *disk) checkHead(found tally) error {
 	expect := l.head.tally
 	expect.bytes = found.bytes
 	if expect.revision > found.revision || expect.revision == found.revision && expect != found {
-		return l.damage(fmt.Sprintf("the log ends at revision %d and differs from HEAD, which confirms revision %d",
+		return l.damage(fmt.Sprintf(
+			"the log ends at revision %d and does not match the file HEAD, which contains revision %d",
 			found.revision, expect.revision), nil)
 	}
 	return nil

@@ -15,7 +15,7 @@ type Health struct {
 }
 
 // errFailedWrite is the public error for a failed engine. The logger gets the cause.
-var errFailedWrite = errors.New("a write to the disk failed, and the store has not been reopened yet")
+var errFailedWrite = errors.New("a write to the disk has failed, and the store is not reopened yet")
 
 // Err returns the reason why some or all writes are refused, or nil.
 func (h *Health) Err() error {

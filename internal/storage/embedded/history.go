@@ -72,15 +72,15 @@ func (e *engine) version(snap *pebble.Snapshot, key string, revision int64) (*st
 	k := appendVersionKey(nil, key, revision)
 	v, closer, err := snap.Get(k)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return nil, e.damage(fmt.Sprintf("%s of revision %d is missing", key, revision), nil)
+		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d is missing", key, revision), nil)
 	}
 	if err != nil {
-		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d", key, revision), err)
 	}
 	defer closer.Close()
 	r, err := e.decode(k, v)
 	if err != nil {
-		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d", key, revision), err)
 	}
 	return r, nil
 }
@@ -135,13 +135,14 @@ func (e *engine) event(snap *pebble.Snapshot, c change) (*storage.Event, error) 
 		}
 	}
 	if (ev.Record == nil) != c.deleted || ev.Previous == nil && c.previous != 0 {
-		return nil, e.damage(fmt.Sprintf("%s of revision %d contradicts the index", c.key, c.revision), nil)
+		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d contradicts the index",
+			c.key, c.revision), nil)
 	}
 	return ev, nil
 }
 
-// ReadAt implements storage.HistoryReader. The state of a key at target is the one that its first change since then
-// replaced.
+// ReadAt implements storage.HistoryReader. The first change of a key after target contains the revision of its
+// state at target.
 func (l *disk) ReadAt(
 	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
 ) error {
@@ -190,7 +191,7 @@ func (l *disk) Compact(revision int64) error {
 	}
 	l.compacted.Store(revision)
 	if err := l.writeHead(); err != nil {
-		l.logger.Warn("cannot record the end of the log", "err", err)
+		l.logger.Warn("cannot record the newest revision in the file HEAD", "err", err)
 	}
 	return nil
 }
@@ -228,7 +229,8 @@ func (e *engine) compactStep(target int64) (oldest change, err error) {
 	return oldest, e.db.Apply(batch, pebble.NoSync)
 }
 
-// deleteSuperseded deletes the versions that can no longer be read once c's revision is the oldest.
+// deleteSuperseded deletes the versions that are no longer needed when the revision of c is the oldest readable
+// one.
 func deleteSuperseded(batch *pebble.Batch, c change) error {
 	if c.previous != 0 {
 		if err := batch.Delete(appendVersionKey(nil, c.key, c.previous), nil); err != nil {

@@ -18,18 +18,19 @@ import (
 // engineDir is the name of Pebble's directory in the data directory.
 const engineDir = "engine"
 
-// logFile describes a write-ahead log of the engine, up to its end or the first part that does not decode.
+// logFile describes a write-ahead log of the engine. The description covers the log up to its end, or up to the
+// first part that cannot be decoded.
 type logFile struct {
 	number      uint64
 	name        string // path relative to the data directory
 	first, last int64  // first and last revision in it; 0 means none
-	restart     bool   // its first revision begins a new history (engine.restart)
-	size        int64  // number of bytes that decode, if end is not nil
-	end         error  // why the rest does not decode; nil means that the log ends properly
+	restart     bool   // its first revision begins a new history (see engine.restart)
+	size        int64  // number of bytes that can be decoded, if end is not nil
+	end         error  // error of decoding the rest; nil means that the log ends properly
 }
 
-// torn reports whether a crash explains the end of the log. Log records contain the offset up to which the log
-// had been synced. A crash is a possible cause only if no later record covers this place.
+// torn reports whether a crash can be the cause of the damaged end of the log. Log records contain the offset up to
+// which the log had been synced. If a later record covers the damaged place, a crash cannot be the cause.
 func (f *logFile) torn() bool { return errors.Is(f.end, record.ErrUnexpectedEOF) }
 
 // survey is the state of the directory before anything is written to it. The history begins in the engine's
@@ -91,13 +92,13 @@ func (l *disk) engineExists(h head) (exists bool, err error) {
 		}
 	}
 	if h.revision > 0 {
-		return false, l.damage(fmt.Sprintf("%s has no manifest, but HEAD confirms revision %d",
+		return false, l.damage(fmt.Sprintf("%s has no manifest, but the file HEAD contains revision %d",
 			engineDir, h.revision), err)
 	}
 	return false, nil // if the directory cannot be read, open fails
 }
 
-// withoutLogs hides an engine's log files.
+// withoutLogs is a file system that hides an engine's log files.
 type withoutLogs struct{ vfs.FS }
 
 func (fs withoutLogs) List(dir string) ([]string, error) {
@@ -150,7 +151,7 @@ func (e *engine) readLogs() ([]logFile, error) {
 	return logs, nil
 }
 
-// read reads the revisions in a log up to its end, or up to the first part that does not decode.
+// read reads the revisions in a log up to its end, or up to the first part that cannot be decoded.
 func (f *logFile) read(r wal.Reader) error {
 	for {
 		batch, at, err := r.NextRecord()
@@ -200,7 +201,7 @@ func (f *logFile) add(batch []byte) error {
 	}
 }
 
-// findEnd determines how far the history continues in the logs without a gap.
+// findEnd sets how far the history continues in the logs without a gap.
 func (s *survey) findEnd() {
 	s.last, s.newest = s.tables, s.tables
 	whole := true
@@ -221,30 +222,31 @@ func (s *survey) lastFile() string {
 	return s.logs[s.contiguous-1].name
 }
 
-// damage describes damage that a crash cannot explain, or returns "".
+// damage returns a description of the damage, or "" if there is none. Damage that a crash can cause does not count.
 func (s *survey) damage() string {
 	// The engine has ended all logs but the last one properly. Logs whose revisions are also in the tables are
 	// not needed any more.
 	for i := range s.logs[:max(s.contiguous, 1)-1] {
 		if f := &s.logs[i]; f.end != nil && f.last > s.tables {
-			return fmt.Sprintf("%s does not decode after revision %d, and HEAD confirms revision %d",
+			return fmt.Sprintf("%s cannot be decoded after revision %d, but the file HEAD contains revision %d",
 				f.name, f.last, s.head.revision)
 		}
 	}
-	ends := fmt.Sprintf("the history ends at revision %d, and HEAD confirms revision %d", s.last, s.head.revision)
+	ends := fmt.Sprintf("the history ends at revision %d, and the file HEAD contains revision %d",
+		s.last, s.head.revision)
 	switch newest := len(s.logs) - 1; {
 	case s.contiguous <= newest && (s.contiguous == 0 || s.logs[s.contiguous-1].end == nil):
-		return fmt.Sprintf("the log file before %s is missing, which begins at revision %d: %s",
+		return fmt.Sprintf("%s begins at revision %d, and the log file before it is missing: %s",
 			s.logs[s.contiguous].name, s.logs[s.contiguous].first, ends)
 	case s.contiguous <= newest:
-		return fmt.Sprintf("%s does not decode, and %s begins at revision %d: %s",
+		return fmt.Sprintf("%s cannot be decoded, and %s begins at revision %d: %s",
 			s.lastFile(), s.logs[s.contiguous].name, s.logs[s.contiguous].first, ends)
 	case s.head.log > 0 && (newest < 0 || s.logs[newest].number < s.head.log):
 		return fmt.Sprintf("%s/%06d.log is missing: %s", engineDir, s.head.log, ends)
 	case s.head.revision > s.last:
 		return fmt.Sprintf("%s is incomplete: %s", s.lastFile(), ends)
 	case newest >= 0 && s.logs[newest].end != nil && !s.logs[newest].torn():
-		return fmt.Sprintf("%s does not decode: %s", s.lastFile(), ends)
+		return fmt.Sprintf("%s cannot be decoded: %s", s.lastFile(), ends)
 	}
 	return ""
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// load reads the live records and compares them with the index. It verifies each record's checksum, their number
-// and digest, and that the index has no gaps. It returns the oldest and the newest index entry.
+// load reads the live records and compares them with the index. It verifies the checksum of each record, the number
+// and digest of all records, and that the index has no gaps. It returns the oldest and the newest index entry.
 func (e *engine) load(add func(*storage.Record) error) (oldest, newest change, err error) {
-	ends := make(chan [2]change, 1) // buffered, because a detached goroutine may end at any time
+	ends := make(chan [2]change, 1) // buffered, so that an abandoned goroutine does not block
 	err = e.read("the engine's files", func() error {
 		oldest, newest, err := e.loadAll(add)
 		ends <- [2]change{oldest, newest}
@@ -46,7 +46,7 @@ func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change
 	found.revision, found.bytes = newest.revision, newest.bytes
 	if found != newest.tally {
 		return oldest, newest, e.damage(fmt.Sprintf(
-			"the records differ from the index at revision %d: found %d, want %d",
+			"the records differ from the index at revision %d: found %d records, want %d",
 			newest.revision, found.live, newest.live), nil)
 	}
 	return oldest, newest, nil
@@ -61,15 +61,15 @@ func (e *engine) prepare() error {
 		switch err := closer.Close(); {
 		case err != nil || format == formatName:
 			return err
-		case format == formatNameV1: // the previous version of the program must not open it any more
+		case format == formatNameV1: // make older versions of the program refuse the directory
 			batch := e.db.NewBatch()
 			if err := batch.Set([]byte(formatKey), []byte(formatName), nil); err != nil {
 				return err
 			}
 			return e.commit(batch)
 		}
-		return fmt.Errorf("cannot read the data in %s: its format is %q, this program supports %q: "+
-			"use the version of trellis that wrote it", e.dir, format, formatName)
+		return fmt.Errorf("cannot read the data in %s: it has the format %q, but this program supports only %q: "+
+			"use the version of trellis that wrote the data", e.dir, format, formatName)
 	}
 	if !errors.Is(err, pebble.ErrNotFound) {
 		return e.damage("the format", err)
@@ -90,7 +90,7 @@ func (e *engine) prepare() error {
 	return e.commit(batch)
 }
 
-// checkEmpty returns a *DamageError unless the engine, which has no format, is empty.
+// checkEmpty returns a *DamageError if the engine is not empty. It is called for an engine without a format.
 func (e *engine) checkEmpty() error {
 	it, err := e.db.NewIter(nil)
 	if err != nil {
@@ -159,7 +159,7 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 		return e.damage("the records", err)
 	}
 	defer it.Close()
-	var last []byte // common prefix of the engine keys of the last key, with its terminating 0
+	var last []byte // engine key of the last key without its revision
 	for it.First(); it.Valid(); {
 		k := it.Key()
 		if len(last) > 0 && bytes.HasPrefix(k, last) && len(k) == len(last)+8 {

@@ -8,22 +8,22 @@ import (
 
 // log makes commits durable and keeps their history. The committer assigns the revisions, one to each event.
 //
-// All methods except Append may be called at any time from any goroutine. Errors that pass without
-// intervention wrap storage.ErrUnavailable.
+// All methods except Append may be called at any time from any goroutine. Errors that wrap
+// storage.ErrUnavailable are temporary.
 type log interface {
 	storage.HistoryReader
 	// Load calls add for each live record, in key order, and returns the extent of the history. It must be
 	// called once, before the other methods.
 	Load(add func(*storage.Record) error) (extent, error)
-	// Append makes all events durable, or none as far as any later Load can observe. Their revisions must
-	// follow the last one without a gap. Calls must not overlap. After an error that wraps ErrNoSpace or
-	// ErrUnavailable, none is durable and none will become so. Append waits until that is known, or until
-	// ctx ends. After any other error, the outcome is unknown and the log must not be written any more.
+	// Append makes all events durable or none. The revisions of the events must follow the last one without a gap.
+	// Calls must not overlap. If the error wraps ErrNoSpace or ErrUnavailable, no event is durable or becomes
+	// durable later. Append waits until this is known, or until ctx ends. After any other error, the outcome is
+	// unknown, and Append must not be called again.
 	Append(ctx context.Context, events []*storage.Event) error
-	// Compact drops the history that is not needed for states at or after revision. revision must not be
-	// newer than the newest.
+	// Compact drops the history that is not needed for states at or after revision, which must not be newer than
+	// the newest revision.
 	Compact(revision int64) error
-	// Close releases the log. No other call may be running or follow.
+	// Close releases the log. No other call may run at the same time or later.
 	Close() error
 }
 

@@ -60,7 +60,7 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 		removeFile(t, fs, name)
 		return "removed " + name
 	},
-	func(t testing.TB, fs, older vfs.FS, _ *rand.Rand) string { // an older copy of the engine with the current HEAD
+	func(t testing.TB, fs, older vfs.FS, _ *rand.Rand) string { // replaces the engine by an older copy, but keeps HEAD
 		for name := range contents(t, fs, "/var/data/engine") {
 			removeFile(t, fs, name)
 		}
@@ -78,9 +78,9 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 	},
 }
 
-// TestRandomLoss checks damage at random places after a crash. A loss before HEAD is refused, and can be accepted
-// by its revision. A loss after HEAD is logged once with the last revision. A refused start changes no file
-// (CRD-071).
+// TestRandomLoss checks damage at random places after a crash. If it affects revisions up to the one in HEAD, the
+// store refuses to open, and Options.AcceptLossAfter can accept the loss. If it affects only later revisions, the
+// store opens and logs the last revision once. A store that refuses to open changes no file (CRD-071).
 func TestRandomLoss(t *testing.T) {
 	counts := map[string]int{}
 	for seed := range uint64(min(iterations(150), 5000)) {
@@ -107,7 +107,7 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 	}
 	r.write(random.IntN(20), random)
 	if random.IntN(4) > 0 {
-		r.waitForHead() // the log may have been rotated
+		r.waitForHead() // HEAD then contains the newest log file
 	}
 	fs := r.image()
 	confirmed := inspect(t, fs).head
@@ -150,19 +150,19 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 	return "accepted"
 }
 
-// looksUnwritten reports whether the rest of the log looks as if it had never been written. The log then ends after a
-// complete record, or a log file is missing that is not in HEAD yet.
+// looksUnwritten reports whether the damage cannot be detected, because the lost records might never have been
+// written. Then the log ends after a complete record, or the missing log file is not in HEAD yet.
 func looksUnwritten(s *survey, confirmed head) bool {
 	newest := len(s.logs) - 1
 	return newest >= 0 && s.logs[newest].end == nil && s.logs[newest].number >= confirmed.log
 }
 
-// TestMissingLogFiles checks that each missing log file before the newest is detected.
+// TestMissingLogFiles checks that the loss of any log file is detected, except for the newest.
 func TestMissingLogFiles(t *testing.T) {
 	r := newRecorded(t, 16<<10)
 	random := rand.New(rand.NewPCG(1, 12))
 	images := []*vfs.MemFS{}
-	for range 200 { // some images have several logs, while memtables are being flushed
+	for range 200 { // some images have several logs, because memtables are being flushed
 		r.write(5, random)
 		images = append(images, r.image())
 	}
@@ -172,7 +172,7 @@ func TestMissingLogFiles(t *testing.T) {
 		s := inspect(t, fs)
 		for i := range s.logs {
 			if s.logs[i].first == 0 || s.logs[i].last <= s.tables || i == len(s.logs)-1 {
-				continue // the newest log need not be in HEAD
+				continue // HEAD may not contain the newest log yet
 			}
 			clone := fs.CrashClone(vfs.CrashCloneCfg{})
 			name := path.Base(s.logs[i].name)

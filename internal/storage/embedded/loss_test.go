@@ -28,7 +28,8 @@ type recordedStore struct {
 	states map[int64][]string // rendered records by revision
 }
 
-// lossOptions returns options with which HEAD is written only after rotations and by recordedStore.writeHead.
+// lossOptions returns options for a store that writes HEAD only after rotations. recordedStore.writeHead also
+// writes it.
 func lossOptions(fs vfs.FS, memTable uint64) Options {
 	never := func(time.Duration) <-chan time.Time { return nil }
 	return Options{Dir: "/var/data", FS: fs, memTable: memTable, diskAfter: never}
@@ -82,7 +83,7 @@ func (r *recordedStore) writeHead() int64 {
 	return r.s.Head().Revision()
 }
 
-// image returns the disk after a power failure at this moment: all synced data.
+// image returns a copy of the disk as after a power failure now: it contains only synced data.
 func (r *recordedStore) image() *vfs.MemFS { return r.fs.CrashClone(vfs.CrashCloneCfg{}) }
 
 // engineFiles returns the engine's files with this suffix, sorted by number.
@@ -159,8 +160,8 @@ func reopen(fs vfs.FS, accept int64) (*Store, *bytes.Buffer, error) {
 	return s, lines, err
 }
 
-// checkRefused checks that opening an image fails, that the error contains all words, and that no file changes. It
-// returns the revision at which the store could continue.
+// checkRefused checks that an image cannot be opened, that the error contains all the given words, and that no file
+// changes. It returns the revision at which the store could continue.
 func (r *recordedStore) checkRefused(fs *vfs.MemFS, words ...any) int64 {
 	r.t.Helper()
 	before := contents(r.t, fs, "/var/data")
@@ -193,7 +194,8 @@ func (r *recordedStore) checkRefused(fs *vfs.MemFS, words ...any) int64 {
 	return damage.LastRevision
 }
 
-// checkAccepted continues an image without the revisions after last, and checks this and the following starts.
+// checkAccepted opens an image and accepts the loss of the revisions after last. It checks this start and later
+// ones.
 func (r *recordedStore) checkAccepted(fs *vfs.MemFS, last int64) {
 	r.t.Helper()
 	if s, _, err := reopen(fs, last+1); err == nil {
@@ -223,7 +225,7 @@ func (r *recordedStore) checkAccepted(fs *vfs.MemFS, last int64) {
 	if err := s.Close(); err != nil {
 		r.t.Fatal(err)
 	}
-	s, lines, err = reopen(fs, last) // as if the flag remained in a unit file
+	s, lines, err = reopen(fs, last) // as if the operator had not removed the flag
 	if err != nil {
 		r.t.Fatalf("a second start with the flag: %v", err)
 	}
@@ -245,9 +247,9 @@ func (r *recordedStore) checkAccepted(fs *vfs.MemFS, last int64) {
 	}
 }
 
-// TestLossIsRefused checks that damage to revisions confirmed by HEAD is refused. The error contains the file, both
-// revisions and the flag. With the flag, the store continues with the rest, at revisions that no client has seen
-// (CRD-071).
+// TestLossIsRefused checks that a store refuses to open if revisions up to the one in HEAD are damaged. The error
+// contains the file, the last remaining revision, the revision in HEAD and the flag. With the flag, the store
+// continues with the remaining data, at revisions that no client has seen (CRD-071).
 func TestLossIsRefused(t *testing.T) {
 	r := newRecorded(t, 0)
 	random := rand.New(rand.NewPCG(1, 7))
@@ -302,8 +304,8 @@ func inspect(t testing.TB, fs vfs.FS) *survey {
 	return s
 }
 
-// TestTornTailIsLogged checks that a store opens if only a record after HEAD is torn, as after a crash. It logs one
-// warning with the last revision.
+// TestTornTailIsLogged checks that a store opens if only a record after the revision in HEAD is torn, as after a
+// crash. It logs one warning with the last revision.
 func TestTornTailIsLogged(t *testing.T) {
 	r := newRecorded(t, 0)
 	random := rand.New(rand.NewPCG(1, 8))
@@ -350,8 +352,8 @@ func TestCrashWithoutDamageIsSilent(t *testing.T) {
 	}
 }
 
-// TestMissingEngineFiles checks that a directory without a manifest is refused. Pebble would create an empty store
-// there and delete the existing files. A missing table is damage that the flag does not accept.
+// TestMissingEngineFiles checks that a store without a manifest refuses to open. Pebble would create an empty store
+// there and delete the existing files. If a table is missing, the flag cannot accept the damage.
 func TestMissingEngineFiles(t *testing.T) {
 	for kind, suffix := range map[string]string{"manifest": "MANIFEST-", "table": ".sst"} {
 		t.Run(kind, func(t *testing.T) {
@@ -374,8 +376,9 @@ func TestMissingEngineFiles(t *testing.T) {
 	}
 }
 
-// TestHeadIsWritten checks that HEAD is written once per interval while commits continue, never without new
-// commits, and after each rotation of the log. It contains only durable revisions, and commits do not sync it.
+// TestHeadIsWritten checks that HEAD is written once per interval while commits continue, and after each rotation
+// of the log. It is not written without new commits. It contains only durable revisions, and commits do not sync
+// it.
 func TestHeadIsWritten(t *testing.T) {
 	heads := make(chan string, 100)
 	fs := &headFS{FS: vfs.NewMem(), heads: heads}

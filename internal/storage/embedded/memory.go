@@ -60,8 +60,8 @@ func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([
 	return events, until, nil
 }
 
-// ReadAt implements storage.HistoryReader. The state of a key at target is the Previous of the first event
-// that changed it since.
+// ReadAt implements storage.HistoryReader. The state of a key at target is the Previous of the first later event
+// that changed the key.
 func (m *memory) ReadAt(
 	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
 ) error {

@@ -27,8 +27,8 @@ func (q *queue) add(rs ...*request) bool {
 	return true
 }
 
-// withdraw removes r and reports whether the committer had not taken it yet. Removal frees the memory of r
-// while the log is blocked and more requests arrive.
+// withdraw removes r from the queue. It returns false if the committer has already taken r. While the log is
+// blocked and more requests arrive, removal frees the memory of r.
 func (q *queue) withdraw(r *request) bool {
 	if !r.taken.CompareAndSwap(false, true) {
 		return false
@@ -39,7 +39,7 @@ func (q *queue) withdraw(r *request) bool {
 	return true
 }
 
-// groupRequests and groupBytes limit one group, so that a flood of requests neither builds a huge batch nor
+// groupRequests and groupBytes limit one group. A large number of requests then neither makes the batch huge nor
 // delays the first request in it.
 const (
 	groupRequests = 1024

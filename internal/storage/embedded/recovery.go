@@ -14,7 +14,8 @@ const (
 	// checkInterval is the interval between checks of the disk space. lowSpaceInterval applies while space is low.
 	checkInterval    = 5 * time.Second
 	lowSpaceInterval = time.Second
-	// damageAttempts is the number of consecutive attempts that must find damage before it is reported.
+	// damageAttempts is the number of consecutive attempts to open an engine that must find damage before it is
+	// reported.
 	damageAttempts = 5
 )
 
@@ -66,7 +67,8 @@ func (l *disk) admit(events []*storage.Event) error {
 // replaceEngine opens engines until one replaces the failed one. It returns false after Close or on permanent
 // damage.
 func (l *disk) replaceEngine(failed *engine) bool {
-	l.logger.Error("a write to the disk has failed; the store will be reopened, reads continue", "err", failed.cause)
+	l.logger.Error("a write to the disk has failed: reads continue, and writes continue after the store is reopened",
+		"err", failed.cause)
 	l.health.setFailed(errFailedWrite)
 	if !l.shutBarrier(failed) {
 		return false
@@ -118,7 +120,7 @@ func (p *backoff) next() time.Duration {
 	return n * n * 10 * time.Millisecond
 }
 
-// shutBarrier bars a failed engine from the disk. It returns false if the log is closed before.
+// shutBarrier ends all use of the disk by a failed engine. It returns false if the log is closed first.
 func (l *disk) shutBarrier(failed *engine) bool {
 	done := make(chan struct{})
 	go func() { // a pending write may block
@@ -133,7 +135,7 @@ func (l *disk) shutBarrier(failed *engine) bool {
 	}
 }
 
-// install makes e the current engine. If finalErr is not nil, e is the last one.
+// install makes e the current engine. If finalErr is not nil, no other engine follows e.
 func (l *disk) install(e *engine, finalErr error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +159,7 @@ func (l *disk) await(ctx context.Context, failed *engine) (*engine, error) {
 		select {
 		case <-replaced:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("closed before the store could be reopened: %w", failed.cause)
+			return nil, fmt.Errorf("the store was closed before it could be reopened: %w", failed.cause)
 		}
 	}
 }
@@ -201,7 +203,7 @@ func (e *engine) checkContains(t tally) error {
 	defer closer.Close()
 	c, err := decodeChange(slices.Clone(key), value)
 	if err != nil || c.tally != t {
-		return e.damage(fmt.Sprintf("revision %d differs from the one that was written", t.revision), err)
+		return e.damage(fmt.Sprintf("the data of revision %d differ from the data that were written", t.revision), err)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func (r *retention) add(revision, cost int64, now time.Time, limit int64) {
 	}
 }
 
-// note takes a sample if the head has moved and the last sample is at least every old.
+// note takes a sample if the head has moved and the last sample is at least as old as the given interval.
 func (r *retention) note(revision int64, now time.Time, every time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,8 +47,8 @@ func (r *retention) excess(limit int64) bool {
 	return r.total-r.dropped > limit
 }
 
-// target returns the revision to compact to, or 0. It covers all history that ended before the given time. If the
-// history is larger than limit, it covers as much as leaves three quarters of limit.
+// target returns the revision to compact to, or 0. All history that ended before the given time is compacted. If
+// the history is larger than limit, more is compacted, until three quarters of limit remain.
 func (r *retention) target(before time.Time, limit int64) (revision int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -47,7 +47,7 @@ func (f *smallFS) free() int64 {
 	return free
 }
 
-// fill lets other programs use all but free bytes.
+// fill simulates other programs that use all but the given number of free bytes.
 func (f *smallFS) fill(free int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

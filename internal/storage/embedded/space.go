@@ -44,7 +44,7 @@ type space struct {
 	written    int64 // bytes written since then
 	stored     int64 // size of the engine's tables
 	scarce     bool
-	unreadable bool // reading the usage has failed, which has been logged
+	unreadable bool // the last attempt to read the usage has failed, which has been logged
 }
 
 func newSpace(o Options, fs vfs.FS, dir string) *space {
@@ -61,9 +61,8 @@ func newSpace(o Options, fs vfs.FS, dir string) *space {
 	return s
 }
 
-// reserve returns the number of bytes to keep free: the requested number, or else a default. The default is a
-// twentieth of the disk up to 1 GiB. It is at least the space that the engine needs for compactions, and at
-// most half of the disk.
+// reserve returns the requested number of bytes to keep free, or the default. The default is a twentieth of the
+// disk up to 1 GiB. It is at least the space that the engine needs for compactions, and at most half of the disk.
 func (s *space) reserve() int64 {
 	if s.requested > 0 {
 		return s.requested
@@ -145,7 +144,7 @@ func (s *space) measure() {
 		if !strings.HasSuffix(name, ".sst") {
 			continue
 		}
-		if info, err := s.fs.Stat(s.fs.PathJoin(dir, name)); err == nil { // or else it has just been deleted
+		if info, err := s.fs.Stat(s.fs.PathJoin(dir, name)); err == nil { // otherwise the file has just been deleted
 			sum += info.Size()
 		}
 	}

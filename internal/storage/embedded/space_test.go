@@ -25,7 +25,7 @@ type smallDisk struct {
 	random  *rand.Rand
 	created int // number of objects created
 
-	onWait  func(n int) // called with n when the n-th commit starts to wait
+	onWait  func(n int) // called with the number of a commit that starts to wait, beginning with 1
 	waits   atomic.Int64
 	timeout chan time.Time // times out all waiting commits
 }
@@ -97,7 +97,8 @@ func (d *smallDisk) fill() {
 	}
 }
 
-// retryUntil calls do until it succeeds, and advances the clock between calls. Any error not in retry is fatal.
+// retryUntil calls do until it succeeds, and advances the clock between calls. It fails the test at an error that
+// is not in retry.
 func (d *smallDisk) retryUntil(do func() error, retry ...error) {
 	d.t.Helper()
 	for {
@@ -117,7 +118,7 @@ func (d *smallDisk) retryUntil(do func() error, retry ...error) {
 	}
 }
 
-// TestDiskThatIsNearlyFull checks that a store refuses new objects when free space falls below the reserve, but
+// TestDiskThatIsNearlyFull checks a store whose free space falls below the reserve. It rejects new objects, but
 // still accepts deletions and small updates. After deletions it accepts new objects again. The disk is never full
 // (CRD-071).
 func TestDiskThatIsNearlyFull(t *testing.T) {
@@ -145,7 +146,7 @@ func TestDiskThatIsNearlyFull(t *testing.T) {
 	d.fill()
 }
 
-// TestReserve checks which writes are admitted in which part of the reserve.
+// TestReserve checks which writes are admitted at different amounts of free space.
 func TestReserve(t *testing.T) {
 	const free, low, veryLow = 2 << 20, 800 << 10, 300 << 10
 	d := newSmallDisk(t, 1<<20)
@@ -155,7 +156,7 @@ func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		write        storage.Write
-		low, veryLow bool // whether the write is admitted then
+		low, veryLow bool // whether the write is admitted at these amounts of free space
 	}{
 		{name: "a new object", write: storage.Write{Key: "new", Value: []byte("1")}},
 		{name: "a large update", write: storage.Write{Key: "a", Value: grown(smallGrowth + 1)}},
@@ -184,8 +185,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestDeletionsFreeSpace checks that, while space is low, deletions free space as soon as the short history has
-// passed.
+// TestDeletionsFreeSpace checks deletions while space is low. Their space becomes free after the time in
+// shortHistory.
 func TestDeletionsFreeSpace(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	for range 30 {
@@ -238,7 +239,7 @@ func TestCompactionWithoutSpace(t *testing.T) {
 
 var errNotYet = errors.New("not yet")
 
-// freeSpaceSeen returns errNotYet until the log has read this number of free bytes.
+// freeSpaceSeen returns errNotYet until the log has read the given number of free bytes.
 func (d *smallDisk) freeSpaceSeen(free int64) error {
 	if known, _ := d.health.FreeSpace(); known != free {
 		return errNotYet

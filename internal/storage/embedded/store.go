@@ -42,7 +42,7 @@ type options struct {
 	historyBytes int64         // default 256 MiB
 	logger       *slog.Logger
 
-	// lowSpace receives repeatedly while the log wants the history to be short.
+	// lowSpace receives repeatedly while disk space is low. The store then shortens the history.
 	lowSpace <-chan struct{}
 	// commitTimeout returns a channel that receives when a commit has timed out. The default is 10 seconds.
 	commitTimeout func() <-chan time.Time
@@ -131,7 +131,7 @@ func (s *Store) Close() error {
 	return s.closeErr
 }
 
-// historyLog is a storage.HistoryReader over a log. Once it is closed, it no longer uses the log.
+// historyLog is a storage.HistoryReader over a log. After close, it no longer uses the log.
 type historyLog struct {
 	log    log
 	mu     sync.RWMutex

@@ -41,7 +41,7 @@ func open(t testing.TB, o Options) *Store {
 	return s
 }
 
-// put writes value to key, whatever its current state, and returns the event.
+// put writes value to key and returns the event. The current state of key does not matter.
 func put(t testing.TB, s *Store, key, value string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key, Value: []byte(value)})

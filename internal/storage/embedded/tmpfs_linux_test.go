@@ -13,7 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// realDisk returns a store on a file system of 48 MiB and its mount point. A nil usage means the file system's.
+// realDisk returns a store on a file system of 48 MiB and its mount point. If usage is nil, the store reads the
+// real usage.
 func realDisk(t *testing.T, usage func() (free, size uint64, err error)) (d *smallDisk, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -37,8 +38,8 @@ func (d *smallDisk) createLarge() error {
 	return err
 }
 
-// TestRealDiskThatIsNearlyFull checks a real file system. The store fills it up to the reserve. Another program
-// fills the rest, the store deletes all objects, and then it fills the disk again.
+// TestRealDiskThatIsNearlyFull checks a store on a real file system. The store fills it up to the reserve, and
+// another program fills the rest. Then the store deletes all objects and fills the disk again.
 func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	d, dir := realDisk(t, nil)
 	e := d.log.(*disk).engine()
@@ -76,8 +77,9 @@ func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	}
 }
 
-// TestRealDiskThatIsFull checks a real write that fails halfway, because the store gets a wrong disk usage. Once
-// there is free space, the write has been carried out or not, as its result reported, and the store continues.
+// TestRealDiskThatIsFull checks a write that fails halfway on a real disk. The store does not expect this, because
+// it gets a wrong disk usage. Once there is free space, the store continues. Then the write is present or absent,
+// as its result has reported.
 func TestRealDiskThatIsFull(t *testing.T) {
 	d, dir := realDisk(t, func() (uint64, uint64, error) { return 1 << 40, 1 << 41, nil })
 	fillDisk(t, filepath.Join(dir, "ballast"))

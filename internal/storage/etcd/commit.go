@@ -15,7 +15,7 @@ import (
 type transaction struct {
 	compares []clientv3.Cmp
 	changes  []clientv3.Op
-	reads    []clientv3.Op // Else branch: one read for each compare
+	reads    []clientv3.Op // one read for each compare, used if a compare fails
 }
 
 // Commit implements storage.Store. It is one transaction, so all writes get the same revision.
@@ -50,7 +50,7 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if !resp.Succeeded {
 		return nil, s.conflict(resp, writes, guards)
 	}
-	_, _ = s.waitFor(limited, resp.Header.Revision) // on a timeout, the commit has succeeded nevertheless
+	_, _ = s.waitFor(limited, resp.Header.Revision) // on a timeout, the commit has still succeeded
 	return s.committedEvents(writes, previous, resp.Header.Revision), nil
 }
 
@@ -109,7 +109,7 @@ func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, gua
 			return c
 		}
 	}
-	return fmt.Errorf("%w: etcd has refused a transaction although all its conditions hold", storage.ErrUnavailable)
+	return fmt.Errorf("%w: etcd has rejected a transaction although all its conditions hold", storage.ErrUnavailable)
 }
 
 // checkCondition reports whether the i-th condition holds for the records that its read has found.
@@ -188,7 +188,8 @@ func (s *Store) resolve(
 	return nil, fmt.Errorf("%w: %w", storage.ErrInDoubt, cause)
 }
 
-// revisionOf returns the revision at which writes have become part of head, or 0 if head does not show this.
+// revisionOf returns the revision at which the given writes have become part of head. It returns 0 if head does not
+// show the revision.
 func revisionOf(head *storage.Snapshot, writes []storage.Write) (revision int64) {
 	for i := range writes {
 		w, now := &writes[i], head.Get(writes[i].Key)

@@ -30,8 +30,8 @@ func (s *Store) readError(err error, revision int64) error {
 	return unavailable(err)
 }
 
-// rejection returns the error of a transaction that etcd has certainly not executed. It returns nil if that is
-// unknown.
+// rejection returns the error of a transaction if err proves that etcd has not executed it. Otherwise it returns
+// nil.
 func rejection(err error) error {
 	code := status.Code(err)
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {

@@ -33,7 +33,7 @@ type Options struct {
 	CertFile string   // client certificate, with KeyFile; "" means none
 	KeyFile  string
 
-	// Dial connects to a server. nil means the net package.
+	// Dial connects to a server. nil means the dialer of package net.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Prefix replaces Base at the beginning of all keys in etcd.
@@ -43,7 +43,7 @@ type Options struct {
 	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
 	Logger       *slog.Logger  // nil means none
 
-	Timeout time.Duration                        // of requests to etcd; 0 means 10 seconds
+	Timeout time.Duration                        // timeout of requests to etcd; 0 means 10 seconds
 	Now     func() time.Time                     // nil means time.Now
 	After   func(time.Duration) <-chan time.Time // nil means time.After
 
@@ -160,7 +160,8 @@ func (o *Options) tls() (*tls.Config, error) {
 		return nil, fmt.Errorf("load the client certificate for etcd: %w", err)
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile) // read again, because it may have been renewed
+		// Read the files again, because the certificate may have been renewed.
+		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
 		return &pair, err
 	}
 	return c, nil
@@ -171,7 +172,7 @@ func (s *Store) etcdKey(etcdKey string) string {
 	return s.options.Prefix + strings.TrimPrefix(etcdKey, s.options.Base)
 }
 
-// Failed implements storage.Store. A store fails if it can no longer follow etcd.
+// Failed implements storage.Store. A store fails if it can no longer receive changes from etcd.
 func (s *Store) Failed() error {
 	if p := s.failed.Load(); p != nil {
 		return *p
@@ -182,7 +183,8 @@ func (s *Store) Failed() error {
 func (s *Store) fail(cause error) {
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	if s.failed.CompareAndSwap(nil, &err) {
-		s.options.Logger.Error("cannot follow etcd any more; reads continue, writes are refused", "err", cause)
+		s.options.Logger.Error("cannot receive changes from etcd any more: reads continue, but writes fail until the "+
+			"server is restarted", "err", cause)
 	}
 }
 
@@ -200,7 +202,7 @@ func (s *Store) Close() error {
 	return s.closeErr
 }
 
-// compactor compacts history older than CompactAfter. etcd itself would keep all history.
+// compactor compacts history older than CompactAfter. etcd does not compact its history by itself.
 func (s *Store) compactor() {
 	for {
 		reached := s.Head().Revision()

@@ -44,7 +44,7 @@ func (s *Store) readPages(ctx context.Context, revision int64, add func(*mvccpb.
 	}
 }
 
-// load reads the newest state. It reuses unchanged records of the state before, together with their derived data.
+// load reads the newest state. It reuses unchanged records of the previous state, together with their derived data.
 func (s *Store) load(ctx context.Context, before *storage.Snapshot) (*storage.Snapshot, error) {
 	var l storage.Loader
 	revision, err := s.readPages(ctx, 0, func(kv *mvccpb.KeyValue) error {

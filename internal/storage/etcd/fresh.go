@@ -37,15 +37,16 @@ func (s *Store) revision() (int64, error) {
 		return 0, unavailable(err)
 	}
 	if resp.Header.Revision < head {
-		s.fail(fmt.Errorf("etcd went back from revision %d to %d: it has lost data, or was restored from a backup",
+		s.fail(fmt.Errorf("the revision of etcd has decreased from %d to %d: etcd has lost data, "+
+			"or was restored from a backup",
 			head, resp.Header.Revision))
 		return 0, s.Failed()
 	}
 	return resp.Header.Revision, nil
 }
 
-// progressDelay is the time to wait for the replica before etcd is requested to report progress. The watch receives
-// no event for a revision that changed only keys outside the prefix.
+// progressDelay is the time to wait for the replica before the store requests a progress report from etcd. The
+// watch receives no event for a revision that changed only keys outside the prefix.
 const progressDelay = 20 * time.Millisecond
 
 // waitFor waits until the replica has reached a revision of etcd.
@@ -62,7 +63,7 @@ func (s *Store) waitFor(ctx context.Context, revision int64) (*storage.Snapshot,
 		if whole.Err() != nil {
 			return nil, context.Cause(whole)
 		}
-		_ = s.client.RequestProgress(s.watchContext(whole)) // if this fails, the next iteration repeats it
+		_ = s.client.RequestProgress(s.watchContext(whole)) // if this request fails, the next iteration repeats it
 	}
 }
 

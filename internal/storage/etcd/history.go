@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Watch implements storage.Store. If the replica's memory does not reach back to after, Watch checks that etcd still
-// has this revision.
+// Watch implements storage.Store. If the given revision is no longer in the replica's memory, Watch checks that
+// etcd still has it.
 func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
 	if s.lifetime.Err() == nil && after < s.OldestInMemory() && after >= s.Oldest() {
 		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
@@ -37,7 +37,8 @@ const (
 // caught up.
 var replayID atomic.Int64
 
-// Replay implements storage.HistoryReader. It watches from after until etcd reports progress up to until.
+// Replay implements storage.HistoryReader. It watches etcd for events with revisions in (after, until]. It ends
+// when etcd reports progress up to the last of these revisions.
 func (s *Store) Replay(
 	ctx context.Context, prefix string, after, until int64,
 ) (events []*storage.Event, reached int64, err error) {
@@ -50,7 +51,7 @@ func (s *Store) Replay(
 	defer progress.Stop()
 	timeout := time.NewTimer(s.options.Timeout)
 	defer timeout.Stop()
-	_ = s.client.RequestProgress(ctx) // if this fails, the ticker repeats it
+	_ = s.client.RequestProgress(ctx) // if this request fails, the ticker repeats it
 	for {
 		select {
 		case resp, open := <-responses:

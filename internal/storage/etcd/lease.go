@@ -46,7 +46,7 @@ func (l *leases) expiry(id clientv3.LeaseID) time.Time {
 	return time.Unix(1, 0)
 }
 
-// reuse returns the last lease if it fits one more key with this TTL.
+// reuse returns the last lease if one more key with this TTL can use it.
 func (l *leases) reuse(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,17 +18,17 @@ type Etcd struct {
 	cmd  *exec.Cmd
 }
 
-const etcdMissing = "bin/peers/etcd is missing: make peers builds it, see peers/README.md"
+const etcdMissing = "bin/peers/etcd is missing: run \"make peers\" to build it (see peers/README.md)"
 
-// Program returns the path of a program that tests compare with, and whether it exists.
+// Program returns the path of a program in bin/peers, and whether the program exists.
 func Program(t testing.TB, name string) (program string, found bool) {
 	program = filepath.Join(peersDir(t), name)
 	_, err := os.Stat(program)
 	return program, err == nil
 }
 
-// StartEtcd starts an etcd that runs until the end of the test. With flags, it serves TLS. StartEtcd skips the test
-// if the program is missing.
+// StartEtcd starts an etcd that runs until the end of the test. If flags are given, etcd serves TLS. StartEtcd
+// skips the test if the program is missing.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
 	program, found := Program(t, "etcd")
@@ -58,7 +58,7 @@ func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	return e
 }
 
-// peersDir returns the directory of the programs that tests compare with.
+// peersDir returns the path of bin/peers.
 func peersDir(t testing.TB) string {
 	if dir := os.Getenv("TEST_PEERS"); dir != "" {
 		return dir

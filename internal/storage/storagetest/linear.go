@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// operation is a client's read or write of a key. A read found the value from. A write replaced from by to. Values
-// are unique; "" means that the key does not exist.
+// operation is a client's read or write of a key. A read returned the value in from. A write replaced the value in
+// from by the value in to. Values are unique. "" means that the key does not exist.
 type operation struct {
 	from, to     string
 	write        bool
@@ -33,7 +33,8 @@ var register = porcupine.Model{
 		case !a.write:
 			return holds, state
 		case holds:
-			return a.acknowledged || a.unknown, a.to // otherwise the write was refused without reason
+			// A rejected write is an error, because the key had the expected value.
+			return a.acknowledged || a.unknown, a.to
 		}
 		return !a.acknowledged, state
 	},

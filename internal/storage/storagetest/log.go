@@ -21,10 +21,11 @@ const (
 )
 
 // Log is an ordered log in memory that many stores share. Its revisions have gaps, and all writes of a commit share
-// one. Some revisions contain no changes of the stores. It delivers entries late, in batches, and some of them
-// twice.
+// a revision. Some revisions contain no changes of the stores. It delivers entries late and in batches. It delivers
+// some entries twice.
 type Log struct {
-	// LoseResponse decides for each commit whether its response is lost, before or after its execution. May be nil.
+	// LoseResponse determines for each commit whether its response is lost, before or after its execution. It may
+	// be nil.
 	LoseResponse func() (before, after bool)
 	// NotifyOnRequest delivers the commits of other stores only when a store calls Fresh or Commit.
 	NotifyOnRequest bool
@@ -57,7 +58,7 @@ type Store struct {
 	*storage.Replica
 	log       *Log
 	closed    bool  // guarded by log.mu
-	requested int64 // newest revision that a call of the store requires; likewise
+	requested int64 // newest revision that a call of the store requires; guarded by log.mu
 	serving   sync.WaitGroup
 	closeOnce sync.Once
 }
@@ -81,7 +82,8 @@ func (l *Log) SetDisconnected(disconnected bool) {
 	l.changed.Broadcast()
 }
 
-// deliver applies the entries from next on to the store: late, in batches of random size, and some of them twice.
+// deliver applies the entries of the log to the store, beginning at the given index. It applies them late and in
+// batches of random size, and applies some of them twice.
 func (s *Store) deliver(next int) {
 	l := s.log
 	for {
@@ -111,7 +113,8 @@ func (s *Store) deliver(next int) {
 	}
 }
 
-// receivedEvent returns an event as another process would decode it. Only the writer keeps the derived data.
+// receivedEvent returns a copy of an event, as another process would decode it. It copies the derived data only if
+// own is set.
 func receivedEvent(e *storage.Event, own bool) *storage.Event {
 	out := &storage.Event{Revision: e.Revision, Key: e.Key}
 	if r := e.Record; r != nil {

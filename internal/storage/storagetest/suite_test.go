@@ -16,10 +16,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
-// backend is a place that stores share their state in.
+// backend is shared state on which a test can open several stores.
 type backend struct {
 	open   func(t *testing.T) storage.Store // opens another store on the backend and closes it at the end of the test
-	limits bool                             // whether it refuses commits that etcd refuses
+	limits bool                             // whether it rejects commits that etcd rejects
 }
 
 // backends returns constructors of empty backends of all kinds.
@@ -107,7 +107,8 @@ func write(key, value string, expected int64) storage.Write {
 	return storage.Write{Key: key, Value: []byte(value), Expected: expected}
 }
 
-// put writes value to key, whatever its current state, and returns the event. "" deletes the key.
+// put writes value to key, or deletes key if value is "". It returns the event. The current state of key does not
+// matter.
 func put(t *testing.T, s storage.Store, key, value string) *storage.Event {
 	t.Helper()
 	w := storage.Write{Key: key, Expected: revisionOf(s, key)}
@@ -195,7 +196,7 @@ func (m *model) after(revision int64, prefix string) (all []string) {
 	return all
 }
 
-// take reads a cursor up to a revision. It checks that events are newer than the progress before them.
+// take reads a cursor up to a revision. It checks that no event precedes the progress reported before.
 func take(t *testing.T, c *storage.Cursor, revision int64) (all []string) {
 	t.Helper()
 	c.Await(revision)
@@ -219,7 +220,7 @@ func take(t *testing.T, c *storage.Cursor, revision int64) (all []string) {
 	return all
 }
 
-// testStates checks snapshots and cursors at all revisions. CRD-061, CRD-062
+// testStates checks snapshots and cursors at all revisions (CRD-061 CRD-062).
 func testStates(t *testing.T, p backend) {
 	s := p.open(t)
 	start := s.Head().Revision()
@@ -264,7 +265,8 @@ func testStates(t *testing.T, p backend) {
 	}
 }
 
-// testConflicts checks that a write with an outdated Expected changes nothing and returns the stored record. CRD-053
+// testConflicts checks that a write with an outdated Expected changes nothing and returns the stored record
+// (CRD-053).
 func testConflicts(t *testing.T, p backend) {
 	s, other := p.open(t), p.open(t)
 	first := put(t, s, "a/x", "1")
@@ -288,7 +290,7 @@ func testConflicts(t *testing.T, p backend) {
 	}
 }
 
-// testGuards checks that a commit fails if a key or prefix that it relies on has changed.
+// testGuards checks that a commit fails if a key or prefix in its guards has changed.
 func testGuards(t *testing.T, p backend) {
 	s := p.open(t)
 	ns := put(t, s, "ns/a", "1").Revision
@@ -409,7 +411,7 @@ func testAtomicity(t *testing.T, p backend) {
 	want(t, take(t, late, head), m.after(m.events[120].Revision, "")...)
 }
 
-// testCompaction checks that compacted revisions cannot be read and that later ones are unchanged. CRD-062
+// testCompaction checks that compacted revisions cannot be read and that later ones are unchanged (CRD-062).
 func testCompaction(t *testing.T, p backend) {
 	s := p.open(t)
 	var m model
@@ -539,9 +541,9 @@ func testClose(t *testing.T, p backend) {
 
 var prefixes = []string{"", "a/", "a/b/", "b/a/1", "a", "c/", "a/a/11"}
 
-// testModel checks random operations of three stores against a simple model. Cursors of any prefix and start
-// deliver exactly the events of the history, in order. The state of any revision is the result of the events up to
-// it (CRD-061, CRD-062).
+// testModel compares random operations of three stores with a simple model. Cursors of any prefix and start deliver
+// exactly the events of the history, in order. The state of any revision results from all events up to that
+// revision (CRD-061 CRD-062).
 func testModel(t *testing.T, p backend) {
 	writers := []storage.Store{p.open(t), p.open(t), p.open(t)}
 	r := rand.New(rand.NewPCG(3, 7))

@@ -69,7 +69,7 @@ func (n *node[V]) slice(prefix string) []entry[V] {
 	return n.entries[start:end]
 }
 
-// slice returns these entries of adjacent nodes.
+// slice does the same for several adjacent nodes.
 func slice[V any](nodes []*node[V], prefix string) (out []entry[V]) {
 	for _, k := range nodes {
 		out = append(out, k.slice(prefix)...)
@@ -101,22 +101,23 @@ func merge[V any](a, b []entry[V], yield func(old, current V) bool) bool {
 	return true
 }
 
-// Part returns a tree with only the keys below prefix. It may be used only as the older tree of Diff
-// with the same prefix. It shares nodes with t and retains few entries of other prefixes.
+// Part returns a tree for later use as the older tree of Diff with the same prefix. It contains the keys below
+// prefix and few others, and shares nodes with t.
 func (t Tree[V]) Part(prefix string) Tree[V] { return Tree[V]{part(t.root, prefix)} }
 
 func part[V any](n *node[V], prefix string) *node[V] {
 	if n == nil || n.leaf() {
 		return n
 	}
-	children := make([]*node[V], len(n.children)) // the same number, so that diff can match them by bound
+	// The number of children must not change, because diff matches the bounds of both nodes.
+	children := make([]*node[V], len(n.children))
 	first := n.child(prefix)
 	last := first
 	for last+1 < len(children) && strings.HasPrefix(n.bounds[last+1], prefix) {
 		last++
 	}
 	copy(children[first:], n.children[first:last+1])
-	children[first] = part(children[first], prefix) // the outermost children may also hold other keys
+	children[first] = part(children[first], prefix) // this child may also hold other keys
 	if last > first {
 		children[last] = part(children[last], prefix)
 	}

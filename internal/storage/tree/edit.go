@@ -137,7 +137,7 @@ func (e *Editor[V]) balance(n *node[V], i int) {
 	} else {
 		at := len(left.bounds)
 		left.bounds = append(left.bounds, right.bounds...)
-		left.bounds[at] = n.bounds[i+1] // bounds[0] of a node is not kept exact
+		left.bounds[at] = n.bounds[i+1] // replaces bounds[0] of right, which may be inexact
 		left.children = append(left.children, right.children...)
 	}
 	left.summarize()

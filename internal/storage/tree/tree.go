@@ -126,8 +126,8 @@ func (t Tree[V]) Get(key string) (value V, ok bool) {
 	return value, false
 }
 
-// Walk yields, in key order, the values of the keys that start with prefix and
-// are greater than after, until yield returns false.
+// Walk yields, in key order, the values of the keys that start with prefix and are greater than after, until yield
+// returns false.
 func (t Tree[V]) Walk(prefix, after string, yield func(V) bool) {
 	if t.root != nil {
 		end, bounded := prefixEnd(prefix)
@@ -246,8 +246,8 @@ func (n *node[V]) rank(key string) int {
 	return r + n.find(key)
 }
 
-// Newest returns, in logarithmic time, the value with the greatest version below prefix and this version.
-// The version is 0 if there are no keys.
+// Newest returns, in logarithmic time, the value with the greatest version below prefix, and that version. The
+// version is 0 if there are no keys.
 func (t Tree[V]) Newest(prefix string) (value V, version int64) {
 	if t.root == nil {
 		return value, 0
@@ -312,7 +312,8 @@ func (n *node[V]) newestEntry() *entry[V] {
 	return nil
 }
 
-// prefixEnd returns the smallest key greater than all keys that start with prefix, if there is one.
+// prefixEnd returns the smallest key that is greater than all keys that start with prefix. It returns false if no
+// key is greater.
 func prefixEnd(prefix string) (end string, bounded bool) {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {

@@ -220,7 +220,7 @@ func clone(m model) model {
 	return c
 }
 
-// TestPartIsSmall checks that Part retains only the keys of its prefix and at most one more leaf at each edge.
+// TestPartIsSmall checks that Part retains the keys of its prefix and at most one more leaf at each edge.
 func TestPartIsSmall(t *testing.T) {
 	var b Builder[int64]
 	for i := range 20000 {
