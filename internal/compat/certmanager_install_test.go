@@ -38,11 +38,11 @@ import (
 
 const (
 	certManagerNamespace = "cert-manager"
-	certManagerWebhook   = "cert-manager-webhook" // name of the Deployment and of the webhook configurations
+	certManagerWebhook   = "cert-manager-webhook" // name of the webhook's Deployment and of both webhook configurations
 )
 
-// certManager is an installation of cert-manager's chart without Pods. The test runs the programs of the Pods itself,
-// as their service accounts and with the arguments of their Deployments.
+// certManager is an installation of cert-manager's chart on a server that runs no Pods. The test runs the program
+// of each Deployment as a process, with the arguments and the service account of the Deployment.
 type certManager struct {
 	*testing.T
 	admin    *rest.Config
@@ -53,7 +53,7 @@ type certManager struct {
 	deployed map[string]*appsv1.Deployment // by name
 }
 
-// program is a running program with the errors that it has logged.
+// program is a running program and the errors in its log.
 type program struct {
 	cmd            *exec.Cmd
 	ended          chan struct{}
@@ -67,7 +67,7 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	t.Helper()
 	manifest, found := storagetest.Program(t, "cert-manager.yaml")
 	if !found {
-		t.Skip("cert-manager is missing: make cert-manager builds it, see peers/README.md")
+		t.Skip("cert-manager is missing: run \"make cert-manager\" to build it (see peers/README.md)")
 	}
 	c := &certManager{
 		T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), dynamic: dynamic.NewForConfigOrDie(admin),
@@ -95,14 +95,14 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	return c
 }
 
-// install applies an object of the chart with the changes that programs outside of Pods need.
+// install applies an object of the chart. It changes some fields, because the programs do not run in Pods.
 func (c *certManager) install(kinds meta.RESTMapper, o *unstructured.Unstructured) {
 	c.Helper()
 	switch o.GetKind() {
-	case "Service": // resolves to this machine, as no Pod runs
+	case "Service": // must resolve to this machine, because no Pod runs
 		c.must(unstructured.SetNestedField(o.Object, "ExternalName", "spec", "type"))
 		c.must(unstructured.SetNestedField(o.Object, "localhost", "spec", "externalName"))
-	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration": // calls a port that is free on this machine
+	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration": // must call a free port of this machine
 		for _, w := range o.Object["webhooks"].([]any) {
 			c.must(unstructured.SetNestedField(w.(map[string]any), int64(c.port), "clientConfig", "service", "port"))
 		}
@@ -129,7 +129,7 @@ func (c *certManager) start(deployment string) {
 	image, _, _ := strings.Cut(path.Base(pod.Containers[0].Image), ":")
 	file, found := storagetest.Program(c, image)
 	if !found {
-		c.Fatalf("program %s is missing: make cert-manager builds it", image)
+		c.Fatalf("program %s is missing: run \"make cert-manager\" to build it", image)
 	}
 	args := append([]string{"--kubeconfig=" + c.kubeconfig(pod.ServiceAccountName)}, pod.Containers[0].Args...)
 	switch image { // use free ports of this machine
@@ -240,8 +240,8 @@ func (c *certManager) waitFor(resource dynamic.ResourceInterface, name string,
 	return nil
 }
 
-// usualErrors matches errors that the programs also log with kube-apiserver. They are conflicts of writes, and objects
-// that a program's cache does not contain yet. The programs retry.
+// usualErrors matches errors that the programs also log with kube-apiserver: a write conflicts, or a program's
+// cache does not contain an object yet. The programs retry.
 var usualErrors = regexp.MustCompile(`the object has been modified; ` +
 	`please apply your changes to the latest version and try again` +
 	`|secrets \\"[a-z]+-[a-z0-9]{5}\\" already exists` +
@@ -249,7 +249,7 @@ var usualErrors = regexp.MustCompile(`the object has been modified; ` +
 	`|unable to fetch associated secret" "error"="Secret \\"cert-manager-webhook-ca\\" not found` +
 	`|Failed to generate initial serving certificate, retrying`)
 
-// unexpectedErrors returns the errors that the programs have logged, except for usual ones.
+// unexpectedErrors returns the errors that the programs have logged and that usualErrors does not match.
 func (c *certManager) unexpectedErrors() (all []string) {
 	for name, p := range c.programs {
 		p.mu.Lock()

@@ -22,8 +22,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// TestCertManager checks that a widely used operator with webhooks works when its chart is installed. With
-// TEST_KUBECONFIG the test uses another server, which must be new (VAL-023 VAL-027).
+// TestCertManager checks that a widely used operator with webhooks works when its chart is installed. If
+// TEST_KUBECONFIG is set, the test uses the server of that kubeconfig, which must be new (VAL-023 VAL-027).
 func TestCertManager(t *testing.T) {
 	c := installCertManager(t, certManagerServer(t))
 	hooks := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
@@ -124,7 +124,8 @@ func (c *certManager) issueCertificate(name string, spec map[string]any) *x509.C
 	return pair.Leaf
 }
 
-// checkRequesters checks the user in the CertificateRequests. The mutating webhook copies it from the AdmissionReview.
+// checkRequesters checks the user names in the CertificateRequests. The mutating webhook copies them from the
+// AdmissionReview.
 func (c *certManager) checkRequesters() {
 	c.Helper()
 	requests, err := c.resource("certificaterequests").List(c.Context(), metav1.ListOptions{})
@@ -157,7 +158,8 @@ func (c *certManager) checkRejection() {
 	}
 }
 
-// checkOutage kills the webhook, whose failurePolicy is Fail, and starts it again. Writes fail until then.
+// checkOutage checks that writes fail while the webhook does not run, because its failurePolicy is Fail. Writes
+// succeed after the webhook has started again.
 func (c *certManager) checkOutage() {
 	c.Helper()
 	c.kill(certManagerWebhook)
@@ -173,7 +175,7 @@ func (c *certManager) checkOutage() {
 	if os.Getenv("TEST_KUBECONFIG") == "" {
 		metrics, err := c.core.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(c.Context())
 		c.must(err)
-		// Each path of the webhook has a separate circuit breaker, and only the one of /mutate has opened.
+		// The webhook has one circuit breaker for each path. Only the circuit breaker of /mutate is open.
 		closed := fmt.Sprintf(`trellis_egress_circuit_breakers{host="cert-manager-webhook.cert-manager.svc:%d",`+
 			`name="admission",state="closed"} 1`, c.port)
 		if !strings.Contains(string(metrics), closed+"\n") {

@@ -35,8 +35,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// nodeAddress is the node's address. The server reaches this machine at it through a tunnel, as a node cannot have a
-// loopback address.
+// nodeAddress is the address of the node. It must not be a loopback address, so the server connects to it through a
+// tunnel that ends on this machine.
 const nodeAddress = "203.0.113.1"
 
 // cluster is a server with a node "n" and its kubelet, and a Pod "p" with one container on the node.
@@ -167,7 +167,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestPortForward checks that a port of the client forwards to a port of a Pod, over SPDY and WebSocket.
+// TestPortForward checks that connections to a local port of the client are forwarded to a port of a Pod, over SPDY
+// and WebSocket.
 func TestPortForward(t *testing.T) {
 	c := newCluster(t)
 	pod := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -220,8 +221,8 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-// TestShutdownEndsStreams checks that a followed log is streamed as it is written. The shutdown of the server ends the
-// log stream and running commands.
+// TestShutdownEndsStreams checks that a followed log is streamed while it is written. It also checks that the
+// shutdown of the server ends the log stream and running commands.
 func TestShutdownEndsStreams(t *testing.T) {
 	c := newCluster(t)
 	log, err := c.client.CoreV1().Pods("default").GetLogs("p", &corev1.PodLogOptions{Follow: true}).Stream(t.Context())
@@ -274,8 +275,9 @@ func TestExecRequiresCreate(t *testing.T) {
 	}
 }
 
-// TestNodeProxyExecRequiresCreate checks that a user with get, but not create, on nodes/proxy can read a kubelet's
-// paths, but cannot connect to containers, in any spelling of the path.
+// TestNodeProxyExecRequiresCreate checks requests of a user who has the verb get on nodes/proxy, but not the verb
+// create. The user can read paths of a kubelet, but cannot connect to containers. The spelling of the path does not
+// matter.
 func TestNodeProxyExecRequiresCreate(t *testing.T) {
 	c := newCluster(t)
 	reader := c.User("reader", testserver.May("get", "nodes/proxy"))
@@ -320,7 +322,8 @@ func TestNodeProxyExecRequiresCreate(t *testing.T) {
 	}
 }
 
-// TestExecAdmissionPolicy checks that admission policies are evaluated for exec, with its options as the object.
+// TestExecAdmissionPolicy checks that admission policies are evaluated for exec. Their object is the
+// PodExecOptions.
 func TestExecAdmissionPolicy(t *testing.T) {
 	c := newCluster(t)
 	policy := `{"metadata":{"name":"calm"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CONNECT"],"resources":["pods/exec"]}]},

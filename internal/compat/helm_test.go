@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// release is a resource of a Helm release.
+// release is one object in two revisions of a Helm release.
 type release struct {
 	resource      schema.GroupVersionResource
 	first, second string // manifests of two revisions

@@ -35,7 +35,7 @@ func legacyBox() *apiextensionsv1beta1.CustomResourceDefinition {
 	}
 }
 
-// legacyClients returns a client for both versions of the CRD API that uses protobuf.
+// legacyClients returns a protobuf client for both versions of the CRD API.
 func legacyClients(t *testing.T, config *rest.Config) *clientset.Clientset {
 	t.Helper()
 	config = rest.CopyConfig(config)
@@ -48,8 +48,8 @@ func legacyClients(t *testing.T, config *rest.Config) *clientset.Clientset {
 	return c
 }
 
-// TestLegacyCRDClient checks that protobuf clients of v1beta1 and v1 work on the same CRDs. A watch at one version gets
-// the writes at the other (CNV-064 CNV-066 CNV-071).
+// TestLegacyCRDClient checks that protobuf clients of v1beta1 and v1 work on the same CRDs. A watch of one version
+// receives events for writes to the other version (CNV-064 CNV-066 CNV-071).
 func TestLegacyCRDClient(t *testing.T) {
 	c := legacyClients(t, testserver.Start(t).Config)
 	old, now := c.ApiextensionsV1beta1().CustomResourceDefinitions(), c.ApiextensionsV1().CustomResourceDefinitions()

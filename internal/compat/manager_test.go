@@ -139,7 +139,8 @@ func TestControllerRuntimeManager(t *testing.T) {
 	}
 }
 
-// startManager starts a manager with a boxReconciler. The channel receives the manager's result when ctx is done.
+// startManager starts a manager with a boxReconciler. After ctx is done, the returned channel receives the result
+// of the manager.
 func startManager(
 	ctx context.Context, t *testing.T, config *rest.Config, scheme *runtime.Scheme,
 ) (*boxReconciler, <-chan error) {

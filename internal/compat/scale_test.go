@@ -39,9 +39,9 @@ spec:
   - {<<: *version, name: v1alpha1, storage: false, subresources: {}}
 `
 
-// TestScaleClient checks the requests of a HorizontalPodAutoscaler and of the disruption controller for a custom kind.
-// They find /scale by discovery and read the replicas and the selector. The autoscaler also writes the replicas
-// (SUB-014 SUB-021 SUB-024 SUB-025 SUB-028 SUB-033).
+// TestScaleClient checks the requests of a HorizontalPodAutoscaler and of the disruption controller for a custom
+// kind. These clients find /scale by discovery and read the replicas and the selector. The autoscaler also writes
+// the replicas (SUB-014 SUB-021 SUB-024 SUB-025 SUB-028 SUB-033).
 func TestScaleClient(t *testing.T) {
 	ctx := t.Context()
 	config := testserver.Start(t).Config

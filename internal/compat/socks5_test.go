@@ -97,7 +97,8 @@ func newProxiedServer(t *testing.T) *proxiedServer {
 	return s
 }
 
-// isTLS reports whether all consists of TLS records (RFC 8446, section 5.1). The last record may be incomplete.
+// isTLS reports whether the bytes in all are a sequence of TLS records (RFC 8446, section 5.1). The last record may
+// be incomplete.
 func isTLS(all []byte) bool {
 	for len(all) >= 5 {
 		length := int(all[3])<<8 | int(all[4])
@@ -168,8 +169,9 @@ func TestThroughSOCKS5(t *testing.T) {
 	}
 }
 
-// TestExtensionThroughSOCKS5 checks that a program of the package extension connects to its main server through the
-// proxy-url of its kubeconfig. It needs the server for authentication, authorization and namespaces (SOX-013).
+// TestExtensionThroughSOCKS5 checks that a server built with package extension connects to its main server through
+// the proxy-url of its kubeconfig. The extension server uses the main server for authentication, authorization and
+// namespaces (SOX-013).
 func TestExtensionThroughSOCKS5(t *testing.T) {
 	main := newProxiedServer(t)
 	c, err := clientcmd.LoadFromFile(main.Kubeconfig)

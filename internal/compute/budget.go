@@ -38,8 +38,8 @@ func NewBudget(limit int64) *Budget {
 	return &Budget{limit: limit, users: map[string]*userReservations{}}
 }
 
-// Reserve adds a reservation of 0 bytes for a request of user. The Budget calls reject at most once, from any
-// goroutine, if the request must stop waiting.
+// Reserve adds a reservation of 0 bytes for a request of user. If the request must stop waiting, the Budget calls
+// the function reject once, from any goroutine.
 func (b *Budget) Reserve(user string, reject func()) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -53,8 +53,8 @@ func (b *Budget) Reserve(user string, reject func()) *Reservation {
 	return r
 }
 
-// Resize sets the size of the reservation in bytes. It rejects requests, possibly including its own, until the
-// remaining ones fit.
+// Resize sets the size of the reservation in bytes. It rejects requests until the remaining ones fit. The request
+// of this reservation may be among the rejected ones.
 func (r *Reservation) Resize(memory int64) {
 	b := r.budget
 	b.mu.Lock()

@@ -1,5 +1,5 @@
 // Package compute limits the number of expensive requests that use a processor at the same time. Inexpensive
-// requests then get a processor soon, however many expensive ones a client sends. The limit is needed because Go
+// requests then get a processor soon, even if a client sends many expensive ones. The limit is needed because Go
 // has no priorities. A goroutine that becomes runnable waits for all goroutines ahead of it in the run queue, and
 // each of them runs for up to 10 ms.
 package compute
@@ -12,12 +12,12 @@ import (
 	"sync"
 )
 
-// ErrTooMany is returned for a request that waits for a slot when the waiting requests exceed their memory budget.
+// ErrTooMany is returned for a waiting request that the memory budget has rejected.
 var ErrTooMany = errors.New("too many expensive requests wait")
 
-// Slots is a semaphore for computing requests. Each request occupies one slot. Waiting users are served
-// round-robin, so a user with many requests delays another user by only one of them. Slots is safe for concurrent
-// use.
+// Slots is a semaphore for computing requests. Each request occupies one slot. Slots are granted to the waiting
+// users round-robin, so a user with many requests delays another user by only one of them. Slots is safe for
+// concurrent use.
 type Slots struct {
 	budget *Budget // memory of the waiting requests
 

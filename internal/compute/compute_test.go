@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestUsersTakeTurns checks that slots are granted to the users round-robin, whatever the number and the order of
-// their requests.
+// TestUsersTakeTurns checks that slots are granted to the users round-robin. The number and the order of their
+// requests do not matter.
 func TestUsersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(1<<30))
@@ -44,8 +44,8 @@ func TestUsersTakeTurns(t *testing.T) {
 	})
 }
 
-// TestWaitingMemoryLimit checks that above the memory limit the newest request of the user with the most memory is
-// rejected. Another user's request continues to wait.
+// TestWaitingMemoryLimit checks that a Budget above its limit rejects the newest request of the user with the most
+// memory. The request of another user continues to wait.
 func TestWaitingMemoryLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(100))
@@ -75,8 +75,8 @@ func TestWaitingMemoryLimit(t *testing.T) {
 	})
 }
 
-// TestPause checks that a paused request lets another one compute, resumes after that one, and is not rejected.
-// Goroutines that pause at the same time share the slot.
+// TestPause checks that another request can compute while a request is paused. The paused request resumes after the
+// other request and is not rejected. Goroutines that pause at the same time share the slot.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(0))
@@ -151,8 +151,8 @@ func TestSlotsUnderLoad(t *testing.T) {
 	}
 }
 
-// TestBudget checks that a Budget rejects the newest requests of the user with the most memory until the others
-// fit. It also checks that a Budget drops released reservations.
+// TestBudget checks that a Budget rejects the newest requests of the user with the most memory until the remaining
+// requests fit. It also checks that a Budget drops released reservations.
 func TestBudget(t *testing.T) {
 	b := NewBudget(100)
 	var rejected []string

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Slot is the right of one request to compute. The methods of a nil Slot do nothing. Inexpensive requests have a
-// nil Slot. Only the goroutine of the request calls TryAcquire, Acquire and Release.
+// Slot is the permission of one request to compute. The methods of a nil Slot do nothing. Inexpensive requests have
+// a nil Slot. Only the goroutine of the request calls TryAcquire, Acquire and Release.
 type Slot struct {
 	slots *Slots
 	user  string
@@ -101,7 +101,7 @@ func (s *Slot) resume(ctx context.Context) {
 	s.pauses--
 	last := s.pauses == 0 && s.acquired
 	s.mu.Unlock()
-	// A memory of 0 ensures that the budget does not reject a request that has already done part of its work.
+	// With a memory of 0, the budget never rejects the request, which has already done part of its work.
 	if !last || s.slots.acquire(ctx, s.user, 0) != nil {
 		return
 	}

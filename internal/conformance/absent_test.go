@@ -7,12 +7,13 @@ import (
 	"testing"
 )
 
-// absent lists the groups, resources and subresources in kube-apiserver's discovery that Trellis does not implement.
-// An entry includes everything below it. docs/compatibility.md describes the alternatives.
+// absent lists the groups, resources and subresources in kube-apiserver's discovery that Trellis does not
+// implement. An entry for a group includes its resources, and an entry for a resource includes its subresources.
+// docs/compatibility.md describes the alternatives.
 var absent []string
 
-// discoveryPruner removes the absent resources from kube-apiserver's discovery documents. met records the entries of
-// absent that were removed.
+// discoveryPruner removes the absent resources from kube-apiserver's discovery documents. The map met contains the
+// entries of the list absent that were found there.
 type discoveryPruner struct{ met map[string]bool }
 
 func (p discoveryPruner) isAbsent(name string) bool {
@@ -37,7 +38,8 @@ func (p discoveryPruner) prune(doc any) {
 	}
 }
 
-// resources removes the absent resources of one version. field holds the name of a resource.
+// resources removes the absent resources of one version. field is the key of a resource's name: "name" or
+// "resource".
 func (p discoveryPruner) resources(version any, gv, field string) {
 	name := func(r any) string { return gv + " " + nested[string](r, field) }
 	p.list(version, "resources", name)

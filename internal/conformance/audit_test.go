@@ -135,8 +135,8 @@ var auditRequests = []request{
 	{method: "GET", path: configMaps, anonymous: true},
 }
 
-// TestAudit checks that each request produces the same audit events as at kube-apiserver, at each audit level.
-// Timestamps are not compared.
+// TestAudit checks that both servers write the same audit events for each request, at each audit level. Timestamps
+// are not compared.
 func TestAudit(t *testing.T) {
 	dir := t.TempDir()
 	policy := filepath.Join(dir, "policy.yaml")
@@ -161,7 +161,7 @@ func TestAudit(t *testing.T) {
 			a, err := p.upstream.send(ctx, request{method: "GET", path: configMaps + "/none", header: asViewer})
 			return a.code == http.StatusNotFound, err
 		}); err != nil {
-		t.Fatal(err) // kube-apiserver authorizes by a role only some time after the write
+		t.Fatal(err) // kube-apiserver applies a new role only after a delay
 	}
 	for i, r := range auditRequests {
 		header := http.Header{"Audit-Id": {fmt.Sprintf("%03d %s %s", i, r.method, r.path)}}
@@ -185,8 +185,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// auditEvents returns the events of an audit log by request and stage. It blocks until the log contains the completion
-// of the request last.
+// auditEvents returns the events of an audit log by request and stage. It blocks until the log contains the
+// completion of the request with the audit ID in last.
 func auditEvents(t *testing.T, log, last string) map[string]any {
 	t.Helper()
 	var all map[string]any

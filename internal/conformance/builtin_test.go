@@ -78,7 +78,7 @@ func testBuiltin(t *testing.T, p *pair) {
 
 const components = "/api/v1/componentstatuses"
 
-// components compares the ComponentStatus of the store. The other components do not run in this test.
+// components compares the ComponentStatus of etcd. The other components do not run in this test.
 func (p *pair) components(t *testing.T) {
 	const store = "?fieldSelector=metadata.name%3Detcd-0"
 	for path, view := range map[string]string{components + "/etcd-0": "PartialObjectMetadata",
@@ -113,7 +113,7 @@ func (p *pair) components(t *testing.T) {
 	}
 }
 
-// notResource matches the parts of a review's path other than its resource.
+// notResource matches the namespace and the query in the path of a review. The rest of the path is the resource.
 var notResource = regexp.MustCompile(`namespaces/ns/|\?.*`)
 
 // servedResources returns the paths of all resources in discovery, such as "/apis/apps/v1/deployments". It leaves out
@@ -161,7 +161,8 @@ func placeholders(t *testing.T) *strings.Replacer {
 		text(string(block("CERTIFICATE", certificate))))
 }
 
-// collection returns the path of the collection of o, and the name that servedResources returns for its resource.
+// collection returns the path of the collection that contains o. served is the entry of this collection in
+// servedResources.
 func (p *pair) collection(t *testing.T, o object) (path, served string) {
 	t.Helper()
 	path = "/apis/" + nested[string](o, "apiVersion")
@@ -188,7 +189,7 @@ func (p *pair) collection(t *testing.T, o object) (path, served string) {
 
 const asPartial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
-// modified returns, as JSON, a copy of o to which change was applied.
+// modified applies the function change to a copy of o and returns the copy as JSON.
 func modified(o object, change func(o, metadata object)) string {
 	var c object
 	if err := json.Unmarshal([]byte(text(o)), &c); err != nil {
@@ -244,8 +245,8 @@ func (p *pair) exerciseBuiltin(t *testing.T, collection string, o object) {
 	p.get(t, one)
 }
 
-// invalidBuiltins returns variants of o with an invalid name, without content, with an unknown field, and with each
-// field of a wrong type or empty.
+// invalidBuiltins returns variants of o: with an invalid name, without content, with an unknown field, and with an
+// invalid label. In the other variants, one field has a wrong type or is empty.
 func invalidBuiltins(o object) []string {
 	all := []string{
 		modified(o, func(_, m object) { m["name"] = "Not/Valid" }),
@@ -266,7 +267,7 @@ func invalidBuiltins(o object) []string {
 	return all
 }
 
-// wrongType returns a value of another type than v.
+// wrongType returns a value whose type differs from that of v.
 func wrongType(v any) any {
 	if _, ok := v.(string); ok {
 		return object{"wrong": "type"}
@@ -274,7 +275,7 @@ func wrongType(v any) any {
 	return "wrong type"
 }
 
-// emptyValue returns an empty value of the type of v, and -1 for a number.
+// emptyValue returns an empty value of the same type as v. For a number, it returns -1.
 func emptyValue(v any) any {
 	switch v.(type) {
 	case object:

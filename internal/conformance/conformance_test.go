@@ -20,7 +20,7 @@ type pair struct {
 	trellis, upstream *server
 	known             []*knownDifference
 	sent, equal       int  // numbers of requests, and of requests with equal responses
-	sortCauses        bool // the causes of a 422 have no fixed order
+	sortCauses        bool // sort the causes of a 422 before the comparison
 	crds              []*crd
 	pruner            discoveryPruner
 	node              *node
@@ -136,7 +136,7 @@ func (p *pair) exchange(t *testing.T, r request) (got, want response) {
 	return normalize(got), normalize(want)
 }
 
-// check fails the test if the responses differ in more than the known differences.
+// check fails the test if the responses differ and the difference is not a known one.
 func (p *pair) check(t *testing.T, r request, got, want response) {
 	t.Helper()
 	p.sent++
@@ -177,7 +177,7 @@ func (p *pair) waitFor(t *testing.T, path string, done func(response) bool) {
 	p.waitForResponse(t, request{method: http.MethodGet, path: path}, done)
 }
 
-// waitForResponse is waitFor for any request that does not change state.
+// waitForResponse does the same as waitFor for any request that does not change state.
 func (p *pair) waitForResponse(t *testing.T, r request, done func(response) bool) {
 	t.Helper()
 	var last response

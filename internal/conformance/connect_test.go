@@ -174,8 +174,8 @@ func connectPaths() (all []string) {
 		"/api/v1/proxy/namespaces/connect/pods/runs", "/apis//v1/namespaces/connect/pods/runs/proxy/x")
 }
 
-// testProxy compares proxied requests to running targets. They listen on an address of this machine that both servers
-// accept as the address of another machine.
+// testProxy compares proxied requests to running targets. The targets listen on a non-loopback address of this
+// machine, because both servers reject loopback addresses.
 func (p *pair) testProxy(t *testing.T) {
 	t.Helper()
 	for _, base := range []string{

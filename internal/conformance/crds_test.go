@@ -48,7 +48,8 @@ func newCRD(t *testing.T, text []byte) *crd {
 	return c
 }
 
-// corpusCRDs returns every tenth CRD of the corpus, or all with CONFORMANCE=all. It leaves out repeated file names.
+// corpusCRDs returns every tenth CRD of the corpus, or all CRDs if CONFORMANCE=all is set. If several files have
+// the same name, it returns only the first.
 func corpusCRDs(t *testing.T) (all []*crd) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(corpus, "crds", "*", "*.yaml"))
@@ -250,7 +251,7 @@ func (c *crd) invalidVariants() []string {
 func testDeletion(t *testing.T, p *pair) {
 	p.installCRDs(t)
 	for _, c := range p.crds {
-		// Otherwise kube-apiserver's finalizer fails and retries with growing delays.
+		// If a resource is not served yet, kube-apiserver's finalizer fails and retries with growing delays.
 		p.waitFor(t, c.collection("conformance"), isServed)
 	}
 	for _, c := range p.crds {

@@ -38,7 +38,7 @@ func testDiscovery(t *testing.T, p *pair) {
 	p.fieldNames(t, "/version")
 }
 
-// discoveryDocument compares a discovery document and returns that of Trellis.
+// discoveryDocument compares a discovery document of both servers and returns the document of Trellis.
 func (p *pair) discoveryDocument(t *testing.T, path, accept string) (got response) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: path, accept: accept}
@@ -48,7 +48,7 @@ func (p *pair) discoveryDocument(t *testing.T, path, accept string) (got respons
 	return got
 }
 
-// openAPIPaths compares the entries of /openapi/v3 that both servers have, and returns those of Trellis.
+// openAPIPaths compares the entries of /openapi/v3 that both servers have. It returns the entries of Trellis.
 func (p *pair) openAPIPaths(t *testing.T) map[string]any {
 	t.Helper()
 	r := request{method: http.MethodGet, path: "/openapi/v3"}
@@ -60,7 +60,7 @@ func (p *pair) openAPIPaths(t *testing.T) map[string]any {
 	return names
 }
 
-// paths compares the methods of each path that both servers have in an OpenAPI document.
+// paths compares an OpenAPI document: the methods of each path that both servers have.
 func (p *pair) paths(t *testing.T, path string) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: path}
@@ -76,7 +76,7 @@ func (p *pair) paths(t *testing.T, path string) {
 	p.check(t, r, got, want)
 }
 
-// definitions compares the schemas that both servers have in an OpenAPI v2 document.
+// definitions compares an OpenAPI v2 document: the schemas that both servers have.
 func (p *pair) definitions(t *testing.T, path string) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: path}
@@ -86,7 +86,7 @@ func (p *pair) definitions(t *testing.T, path string) {
 	p.check(t, r, got, want)
 }
 
-// openAPI compares the paths and schemas of an OpenAPI v3 document that Trellis has.
+// openAPI compares an OpenAPI v3 document: the paths and the schemas that both servers have.
 func (p *pair) openAPI(t *testing.T, path string) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: "/openapi/v3/" + path}
@@ -98,7 +98,7 @@ func (p *pair) openAPI(t *testing.T, path string) {
 	p.check(t, r, got, want)
 }
 
-// fieldNames compares only the names of a document's fields.
+// fieldNames compares the names of the fields of a document, but not their values.
 func (p *pair) fieldNames(t *testing.T, path string) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: path}

@@ -12,7 +12,8 @@ const (
 	staleRevision = `{"metadata":{"resourceVersion":"1"}}`
 )
 
-// testErrors compares the errors of invalid requests, patches, pages, deletions and of unauthorized requests.
+// testErrors compares the errors for invalid requests, queries, patches, pages and deletions, and for forbidden
+// requests.
 func testErrors(t *testing.T, p *pair) {
 	p.do(t, "POST "+configMaps, "", configMap)
 	for _, r := range invalidRequests {
@@ -33,7 +34,7 @@ func testErrors(t *testing.T, p *pair) {
 	testForbidden(t, p)
 }
 
-// testPatches compares patches with another kind, with wrong types, or with integers written as floats.
+// testPatches compares patches that change the kind, contain wrong types, or write integers as floats.
 func testPatches(t *testing.T, p *pair) {
 	const deployments = "/apis/apps/v1/namespaces/conformance/deployments"
 	p.do(t, "POST "+deployments, asYAML,

@@ -59,7 +59,7 @@ func (s *server) flowOf(t *testing.T, names map[string]string, method, path, use
 	return name("X-Kubernetes-PF-FlowSchema-UID") + " " + name("X-Kubernetes-PF-PriorityLevel-UID")
 }
 
-// TestFlows checks that each request gets the same FlowSchema and priority level as at kube-apiserver.
+// TestFlows checks that both servers assign the same FlowSchema and priority level to each request.
 func TestFlows(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts kube-apiserver")

@@ -100,7 +100,7 @@ func knownDifferences() []*knownDifference {
 	row("Of equally expensive rules", func(r request, d difference) bool {
 		return isCRDRequest(r) && expensiveRule.MatchString(d.path+" "+text(d.got)+text(d.want))
 	})
-	all[len(all)-1].used = true // kube-apiserver's choice is random, so there may be no difference
+	all[len(all)-1].used = true // this difference may be missing, because kube-apiserver chooses a rule at random
 	row("A number too large for its field", func(r request, _ difference) bool {
 		return r.method == "PATCH" && (r.contentType == asStrategic &&
 			strings.Contains(r.body, "99999999999999999999") || r.contentType == asApply &&
@@ -122,7 +122,7 @@ func knownDifferences() []*knownDifference {
 var (
 	differingMessage = regexp.MustCompile(`cannot be handled as|does not match the expected API version|error decoding patch|patch: Invalid value|` +
 		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
-	// Among rules of the same cost, upstream reports a random one.
+	// If several rules have the same cost, upstream reports a random one.
 	expensiveRule    = regexp.MustCompile(`^body\.details\.causes\[\d+\]\.field .*openAPIV3Schema|^body\.message .*contributed to estimated rule cost total`)
 	crdV1beta1       = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
 	migrationField   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)

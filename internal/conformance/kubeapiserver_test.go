@@ -26,7 +26,7 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	t.Helper()
 	program, found := storagetest.Program(t, "kube-apiserver")
 	if !found {
-		t.Skip("kube-apiserver is missing: make peers builds it, see peers/README.md")
+		t.Skip("kube-apiserver is missing: run \"make peers\" to build it (see peers/README.md)")
 	}
 	etcd := storagetest.StartEtcd(t)
 	dir := t.TempDir()

@@ -25,7 +25,8 @@ func normalize(a response) response {
 	return a
 }
 
-// sortCauses sorts the causes of a Status, as kube-apiserver returns those of a custom object in random order.
+// sortCauses sorts the causes of a Status, because kube-apiserver returns the causes of a custom object in random
+// order.
 func sortCauses(a response) {
 	status, causes := a.body, nested[[]any](a.body, "details", "causes")
 	if len(causes) < 2 {
@@ -62,9 +63,9 @@ func normalizeValue(key string, v any) any {
 			v[i] = normalizeValue(key, v[i])
 		}
 		switch key {
-		case "managedFields": // sorted by time, which has a resolution of seconds
+		case "managedFields": // the servers sort them by a time in seconds
 			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(manager(a), manager(b)) })
-		case "conditions": // several controllers write those of CRDs
+		case "conditions": // several controllers write the conditions of a CRD, in random order
 			if slices.ContainsFunc(v, func(c any) bool { return nested[string](c, "type") == "Established" }) {
 				slices.SortFunc(v, func(a, b any) int {
 					return strings.Compare(nested[string](a, "type"), nested[string](b, "type"))
@@ -152,7 +153,7 @@ func short(v any) string {
 	return fmt.Sprintf("%.700s", text)
 }
 
-// missing is the value of a missing field or item.
+// missing stands for a field or an item that one of the compared values lacks.
 var missing any = struct{ missing bool }{}
 
 // compare returns the differences of two responses.
@@ -190,7 +191,7 @@ func compareValues(path string, a, b any) (all []difference) {
 	return []difference{{path, a, b}}
 }
 
-// both returns a and b as values of T, and whether both are.
+// both converts a and b to the type T. ok reports whether both have this type.
 func both[T any](a, b any) (x, y T, ok bool) {
 	x, isX := a.(T)
 	y, isY := b.(T)

@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// testObjects compares custom objects of the CRD widgets, which uses most features, and of the corpus.
+// testObjects compares custom objects of the CRD widgets and of the CRDs in the corpus.
 func testObjects(t *testing.T, p *pair) {
 	p.installCRDs(t)
 	p.sortCauses = true
@@ -36,14 +36,14 @@ func testObjects(t *testing.T, p *pair) {
 	}
 }
 
-// markRevision records the revision of the last response, where watch starts.
+// markRevision records the revision of the last response. The function watch starts at this revision.
 func (p *pair) markRevision() {
 	for _, s := range []*server{p.trellis, p.upstream} {
 		s.last["start"] = s.last["rv"]
 	}
 }
 
-// watch compares n events of one object since markRevision was called.
+// watch compares the first n events of one object after the revision that markRevision has recorded.
 func (p *pair) watch(t *testing.T, collection, name string, n int) {
 	t.Helper()
 	p.send(t, request{method: http.MethodGet, events: n, path: collection +
@@ -76,7 +76,8 @@ func corpusSamples(t *testing.T) map[string]object {
 	return all
 }
 
-// objects returns a sample of the corpus, if it has one, and an object generated from the schema.
+// objects returns an object generated from the schema of c. If samples contains an object of this kind, objects
+// returns it first.
 func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 	t.Helper()
 	apiVersion, kind := c.group+"/"+c.version, nested[string](c.object, "spec", "names", "kind")

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// violation is a property of an object that makes one admission plugin, or the validation, reject it.
+// violation is a property for which one admission plugin or the validation rejects an object.
 type violation struct {
 	name            string
-	spec, container string // fields of a Pod; if both are "", the plugin rejects a label with the violation's name
+	spec, container string // fields of a Pod; if both are "", the violation is a label with its name
 	message         string // part of the error message
 }
 
@@ -45,14 +45,14 @@ func withViolations(template string, all ...violation) string {
 	return strings.NewReplacer("LABELS", labels, "SPEC", spec, "CONTAINER", container).Replace(template)
 }
 
-// annotate is a merge patch that adds an annotation. knownDifferences identifies requests by it.
+// annotate is a merge patch that adds an annotation. knownDifferences recognizes requests by this patch.
 const annotate = `{"metadata":{"annotations":{"a":"b"}}}`
 
 const podTemplate = `{"metadata":{"name":"p","labels":{LABELS}},"spec":{SPEC"containers":[{CONTAINER"name":"c","image":"i"}]}}`
 
-// testOrder checks that the admission plugins run in kube-apiserver's order. If two plugins reject a write, both
-// servers return the error of the same plugin. Webhooks and policies get objects with the changes of the same earlier
-// plugins (VAL-023 VAL-027).
+// TestOrder checks that the admission plugins run in kube-apiserver's order. If two plugins reject a write, both
+// servers return the error of the same plugin. The objects that webhooks and policies receive contain the changes
+// of the same plugins (VAL-023 VAL-027).
 func testOrder(t *testing.T, p *pair) {
 	h := &hooks{reviews: map[string][]any{}}
 	h.Server = httptest.NewTLSServer(h)
@@ -114,8 +114,8 @@ func testOrder(t *testing.T, p *pair) {
 	p.testReviews(t, h)
 }
 
-// testReviews compares the reviews that webhooks get for objects that other plugins change. The policy "note" records
-// its view of a Pod in an annotation.
+// testReviews compares the reviews that webhooks get for objects that other plugins change. The policy "note" copies
+// fields of the Pod that it receives into an annotation.
 func (p *pair) testReviews(t *testing.T, h *hooks) {
 	const pods = orderPath + "/pods"
 	for _, r := range []request{

@@ -16,9 +16,9 @@ import (
 
 const policiesPath = "/apis/admissionregistration.k8s.io/v1/"
 
-// TestPolicies checks that admission policies validate and mutate custom and built-in objects as at kube-apiserver.
-// Codes, reasons, messages, warnings and objects are equal. policyCases covers each field of a policy, and
-// randomPolicies combines them at random (VAL-027).
+// TestPolicies checks that both servers validate and mutate custom and built-in objects in the same way by
+// admission policies. Codes, reasons, messages, warnings and objects are equal. policyCases covers each field of a
+// policy, and randomPolicies combines the fields at random (VAL-027).
 func TestPolicies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
@@ -50,13 +50,14 @@ func TestPolicies(t *testing.T) {
 	t.Logf("%d requests, %d with equal responses", p.sent, p.equal)
 }
 
-// policyCase is a policy with its binding and test objects. A label of the objects selects only this policy.
+// policyCase is a policy with its binding and test objects. The policy selects the objects by a label with the
+// number of the case.
 type policyCase struct {
 	mutates       bool
-	spec, binding string // additional fields of the policy's and the binding's spec
+	spec, binding string // additional fields in the spec of the policy and of the binding
 	objects       []string
-	patches       []string // merge patches of the first object, after an optional subresource such as /scale
-	requests      []string // further requests as "METHOD path body", where ONE is the first object's name
+	patches       []string // merge patches of the first object; a subresource such as /scale may precede the patch
+	requests      []string // further requests as "METHOD path body"; ONE stands for the first object's name
 }
 
 const carCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: cars.police.example.com}, spec: {group: police.example.com,
@@ -79,7 +80,8 @@ func (p *pair) createParams(t *testing.T) {
 		`{apiVersion: police.example.com/v2, kind: Car, metadata: {name: param}, spec: {wheels: 6}}`)
 }
 
-// createPolicy creates the policy of a case and its binding. By default, it matches the objects with the case's label.
+// createPolicy creates the policy of a case and its binding. By default, the policy matches the objects with the
+// label of the case.
 func (p *pair) createPolicy(t *testing.T, i int, c policyCase) {
 	kind, plural := "ValidatingAdmissionPolicy", "validatingadmissionpolicies"
 	binding := "validationActions: [Deny]"
@@ -104,11 +106,11 @@ func (p *pair) createPolicy(t *testing.T, i int, c policyCase) {
 		fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: %sBinding, metadata: {name: b%d}, spec: {policyName: p%[2]d, %s}}`, kind, i, binding))
 }
 
-// caseSelector returns the selector of the objects of a case.
+// caseSelector returns the selector for the objects of a case.
 func caseSelector(i int) string { return fmt.Sprintf(`objectSelector: {matchLabels: {case: "%d"}}`, i) }
 
-// waitForPolicies blocks until kube-apiserver applies the policies and their parameters. It adds a last policy of each
-// kind and waits for their effects.
+// waitForPolicies blocks until kube-apiserver applies the policies and their parameters. It creates one more policy
+// of each kind and waits for their effects.
 func (p *pair) waitForPolicies(t *testing.T) {
 	const last = 9999
 	p.createPolicy(t, last, policyCase{spec: `validations: [{expression: "false"}]`})

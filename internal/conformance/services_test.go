@@ -21,8 +21,8 @@ const (
 	rangesPath    = "/apis/networking.k8s.io/v1/servicecidrs"
 )
 
-// TestServicesByIPFamily checks that Services, IPAddresses and ServiceCIDRs behave as at kube-apiserver. It uses
-// Service ranges of one IP family, and of both families in either order (EXT-020).
+// TestServicesByIPFamily checks that Services, IPAddresses and ServiceCIDRs behave as in kube-apiserver. The
+// Service ranges have one IP family, or both families in either order (EXT-020).
 func TestServicesByIPFamily(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
@@ -59,8 +59,8 @@ func TestServicesByIPFamily(t *testing.T) {
 	}
 }
 
-// serviceSpecs lists specs of valid and invalid Services. The specs request addresses up to 10.0.0.16. The allocator
-// assigns higher addresses to the other Services.
+// serviceSpecs lists specs of valid and invalid Services. The addresses in the specs end at 10.0.0.16. The
+// allocator assigns higher addresses to the Services without an address.
 var serviceSpecs = []string{
 	`{ports: [{port: 80}]}`,
 	`{ipFamilyPolicy: SingleStack, ports: [{port: 80}]}`,
@@ -123,8 +123,8 @@ func (p *pair) createServices(t *testing.T) {
 	p.get(t, addressesPath+"?fieldSelector=metadata.name%3Dfd00:10::1")
 }
 
-// serviceChanges lists patches of the specs of Services. The first element of a list is the initial spec of a new
-// Service, and the others are applied in order.
+// serviceChanges holds lists of changes. The first element of a list is the spec of a new Service. The other
+// elements are patches of the spec, applied in order.
 var serviceChanges = [][]string{
 	{`{"clusterIP":"10.0.0.9"}`, `{"ipFamilyPolicy":"PreferDualStack"}`, `{"ipFamilyPolicy":"SingleStack"}`,
 		`{"ipFamilyPolicy":"RequireDualStack"}`,
@@ -213,8 +213,8 @@ func (p *pair) testServiceCIDRs(t *testing.T, ranges string) {
 	}
 }
 
-// createService creates a Service on both servers. On kube-apiserver it retries until the allocator has read the new
-// range; Trellis must create the Service immediately.
+// createService creates a Service on both servers. It retries the request to kube-apiserver until the allocator has
+// read the new range. Trellis must create the Service at the first attempt.
 func (p *pair) createService(t *testing.T, body string) {
 	t.Helper()
 	for _, s := range []*server{p.trellis, p.upstream} {

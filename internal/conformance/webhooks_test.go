@@ -45,7 +45,8 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(r.URL.Path, "/") // "", server, webhook
 	response := map[string]any{"uid": nested[string](review, "request", "uid"), "allowed": true,
 		"auditAnnotations": map[string]any{"seen": "yes"}}
-	// The webhooks look and elsewhere are called concurrently with others, so their warnings would have no order.
+	// The webhooks "look" and "elsewhere" are called concurrently with other webhooks. Their warnings would appear
+	// in random order.
 	if parts[2] != "look" && parts[2] != "elsewhere" {
 		response["warnings"] = []string{"seen by " + parts[2]}
 	}
@@ -66,8 +67,8 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"response": response})
 }
 
-// takeReviews returns the reviews of a server's webhooks since the last call, sorted by webhook. Webhooks of the same
-// type are called in no fixed order.
+// takeReviews returns the reviews that a server's webhooks have received since the last call, sorted by webhook. A
+// server calls webhooks of the same type in no fixed order.
 func (h *hooks) takeReviews(server string) []any {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,8 +86,8 @@ func (h *hooks) takeReviews(server string) []any {
 	return normalizeValue("", seen).([]any)
 }
 
-// configuration returns the configuration of webhooks for a server. Each element of webhooks is a name and further
-// fields.
+// configuration returns a configuration with the given webhooks for a server. Each element of webhooks is the name
+// of a webhook, a space and its further fields in JSON.
 func (h *hooks) configuration(server, kind, name string, webhooks ...string) string {
 	ca := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
 		Bytes: h.Certificate().Raw}))
@@ -101,8 +102,8 @@ func (h *hooks) configuration(server, kind, name string, webhooks ...string) str
 const (
 	everything = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/*"]}],` + inHooked
 	inHooked   = `"namespaceSelector":{"matchLabels":{"hooked":"yes"}}`
-	// others matches custom objects at v1beta1 and built-in objects at versions other than the request's. It uses
-	// AdmissionReview v1beta1.
+	// others holds the fields of a webhook that uses AdmissionReview v1beta1. Its rules match custom objects at
+	// v1beta1 and built-in objects at versions other than that of the request.
 	others = `"admissionReviewVersions":["v1beta1"],"timeoutSeconds":7,` + inHooked +
 		`,"rules":[{"operations":["*"],"apiGroups":["conformance.example.com"],"apiVersions":["v1beta1"],"resources":["*/*"]},
 {"operations":["*"],"apiGroups":["autoscaling"],"apiVersions":["v1"],"resources":["horizontalpodautoscalers"]},{"operations":["*"],"apiGroups":["events.k8s.io"],"apiVersions":["v1"],"resources":["events"]}]`
@@ -180,8 +181,8 @@ func (h *hooks) waitUntilCalled(t *testing.T, p *pair) {
 // objectPath matches the path of an object in a namespace of these tests.
 var objectPath = regexp.MustCompile(`^/apis?/.*namespaces/(?:hooked|ordered)/[a-z]+/[^/?]+`)
 
-// waitForWatchCache blocks until kube-apiserver's watch cache holds the latest version of the object in path. An update
-// starts from the cached object, so webhooks could otherwise be called with an outdated object first.
+// waitForWatchCache blocks until kube-apiserver's watch cache holds the latest version of the object at path. An
+// update starts from the cached object, so a webhook could otherwise be called with an outdated object first.
 func (s *server) waitForWatchCache(t *testing.T, path string) {
 	t.Helper()
 	path = objectPath.FindString(path)

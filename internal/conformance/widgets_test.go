@@ -145,7 +145,8 @@ func testWidgets(t *testing.T, p *pair) {
 	p.do(t, "DELETE "+all, "", "")
 }
 
-// mergePatched returns an object to which patch, a merge patch, was applied. Null values stay in the object.
+// mergePatched applies a merge patch to the object in text and returns the result. Null values in the patch do not
+// delete fields: they become null values of the result.
 func mergePatched(t *testing.T, text, patch string) object {
 	t.Helper()
 	var o, changes object

@@ -89,7 +89,7 @@ func firstOf(groups ...*ast.CommentGroup) *ast.CommentGroup {
 	return nil
 }
 
-// checkDoc reports a missing doc comment, and one that does not start with the name.
+// checkDoc reports a doc comment that is missing or does not start with the name.
 func checkDoc(t *testing.T, s *source, name *ast.Ident, doc *ast.CommentGroup) {
 	t.Helper()
 	switch {
@@ -100,7 +100,7 @@ func checkDoc(t *testing.T, s *source, name *ast.Ident, doc *ast.CommentGroup) {
 	}
 }
 
-// obvious holds methods whose contract is that of a well-known interface. They need no comment.
+// obvious holds methods of well-known interfaces. They need no comment.
 var obvious = map[string]bool{
 	"Error": true, "Unwrap": true, "String": true, "Len": true, "Less": true, "Swap": true, "Write": true, "Read": true,
 	"Close": true,
@@ -117,14 +117,14 @@ func receiverExported(f *ast.FuncDecl) bool {
 	return exported
 }
 
-// marks match text that must not be committed. The expressions are split, so that this file does not match itself.
+// marks match text that must not be committed. The expressions are split, so that they do not match this file.
 var marks = map[string]*regexp.Regexp{
 	"an open note": regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`),
 	"a machine path": regexp.MustCompile(`(^|[\s"'(=` + "`" + `])/(wo` + `rk|ro` + `ot|ho` + `me|Us` + `ers|t` +
 		`mp)/`),
 }
 
-// TestNothingLeftBehind checks that no file contains open notes or paths of one machine.
+// TestNothingLeftBehind checks that no file contains notes about open work or paths of a developer's machine.
 func TestNothingLeftBehind(t *testing.T) {
 	files(t, func(path string, data []byte) {
 		if filepath.Base(path) == "LICENSE" {

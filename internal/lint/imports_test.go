@@ -35,7 +35,7 @@ var layers = []string{
 	"internal/egress/selector",
 	"internal/egress/credentials",
 	"internal/egress",
-	"internal/konnectivity", // uses no Kubernetes API except Leases and TokenReviews
+	"internal/konnectivity", // the only Kubernetes APIs that it uses are Leases and TokenReviews
 	"internal/proxydial",
 	"internal/storage",
 	"internal/object",
@@ -49,8 +49,8 @@ var layers = []string{
 	"internal/lint/sample",
 }
 
-// only lists imports that are allowed in a few folders, with a reason where it is not obvious.
-var only = map[string][]string{
+// restricted maps an import path to the folders that may import it. Comments give the reasons that are not obvious.
+var restricted = map[string][]string{
 	"github.com/cockroachdb/pebble": {"internal/storage"}, // stores on disk
 	// flags are parsed only in main
 	"github.com/spf13/cobra":    {"cmd/trellis"},
@@ -160,8 +160,9 @@ var only = map[string][]string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch": {"internal/merge"},
 }
 
-// free lists exceptions from only: types, interfaces, generated documents and pure functions.
-var free = []string{
+// unrestricted lists imports that every folder may use, although a path in restricted covers them: types,
+// interfaces, generated documents and pure functions.
+var unrestricted = []string{
 	"k8s.io/apiserver/pkg/authorization/authorizer",
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation",
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
@@ -177,7 +178,7 @@ var free = []string{
 	"k8s.io/kube-aggregator/pkg/generated/openapi",
 }
 
-// nested reports whether a file belongs to a nested module, which is a client of this one.
+// nested reports whether a file belongs to a nested module. Nested modules are clients of this module.
 func nested(s *source) bool { return within(s.path, "peers") || within(s.path, "cluster") }
 
 // rank returns the index of a folder in layers, or -1.
@@ -214,7 +215,7 @@ func TestImportsGoDown(t *testing.T) {
 	}
 }
 
-// TestImportsAreAllowed checks that the imports in only stay in their folders.
+// TestImportsAreAllowed checks that each import that restricted covers occurs only in the permitted folders.
 func TestImportsAreAllowed(t *testing.T) {
 	for _, s := range written(t) {
 		for _, i := range s.ast.Imports {
@@ -226,15 +227,16 @@ func TestImportsAreAllowed(t *testing.T) {
 	}
 }
 
-// owners returns the folders of the longest entry of only that covers an import.
+// owners returns the folders that may use an import. bound is false if every folder may use it. If several paths in
+// restricted cover the import, the longest one applies.
 func owners(name string) (folders []string, bound bool) {
-	for _, f := range free {
+	for _, f := range unrestricted {
 		if name == f {
 			return nil, false
 		}
 	}
 	longest := ""
-	for prefix, r := range only {
+	for prefix, r := range restricted {
 		if covers(prefix, name) && len(prefix) > len(longest) {
 			longest, folders, bound = prefix, r, true
 		}
@@ -254,7 +256,8 @@ func allowed(folder string, owners []string) bool {
 	return false
 }
 
-// TestOnlyStrategies checks that the definitions of kinds in k8s.io/kubernetes are used, and not its registry stores.
+// TestOnlyStrategies checks that packages use the strategies of the registries in k8s.io/kubernetes, but not their
+// stores.
 func TestOnlyStrategies(t *testing.T) {
 	for _, s := range written(t) {
 		for _, i := range s.ast.Imports {
@@ -270,7 +273,7 @@ func TestOnlyStrategies(t *testing.T) {
 	}
 }
 
-// TestNoVagueFolders checks that no folder is named after a collection of helpers.
+// TestNoVagueFolders checks that no folder has a vague name for a collection of helpers.
 func TestNoVagueFolders(t *testing.T) {
 	for _, s := range sources(t) {
 		switch path.Base(s.folder()) {

@@ -27,8 +27,8 @@ func width(line string) int {
 	return n
 }
 
-// TestLinesOfGo checks that lines of Go have at most 120 characters. Tables and raw strings of tests may have longer
-// ones.
+// TestLinesOfGo checks that lines of Go have at most 120 characters. Tables and raw strings of tests may have
+// longer lines.
 func TestLinesOfGo(t *testing.T) {
 	for _, s := range sources(t) {
 		if ast.IsGenerated(s.ast) {

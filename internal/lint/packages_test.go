@@ -73,7 +73,8 @@ func packagesTable(t *testing.T) string {
 	return b.String()
 }
 
-// addImports adds the other folders of the module that a file imports, without the prefix internal/.
+// addImports adds the folders of the module that a file imports, without its own folder. The prefix internal/ is
+// removed.
 func addImports(s *source, folder string, to map[string]bool) {
 	for _, i := range s.ast.Imports {
 		name, _ := strconv.Unquote(i.Path.Value)

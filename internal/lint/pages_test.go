@@ -37,7 +37,7 @@ func TestPagesNameExistingCode(t *testing.T) {
 		}
 		for _, m := range quotedPath.FindAllStringSubmatch(text, -1) {
 			if page == requirementsPage {
-				break // its texts name files of the specification
+				break // this page quotes the specification, which contains names of its files
 			}
 			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 				t.Errorf("%s: %v", page, err)
@@ -57,7 +57,7 @@ func TestPagesNameExistingCode(t *testing.T) {
 	})
 }
 
-// anyFile reports whether the path of a file ends in pattern, which may contain *.
+// anyFile reports whether one of the paths ends in pattern. The pattern may contain *.
 func anyFile(paths []string, pattern string) bool {
 	depth := strings.Count(pattern, "/") + 1
 	for _, p := range paths {
@@ -70,7 +70,7 @@ func anyFile(paths []string, pattern string) bool {
 	return false
 }
 
-// declared adds the names that a file declares.
+// declared adds the names of the declarations in a file.
 func declared(f *ast.File, names map[string]bool) {
 	add := func(name string) { names[f.Name.Name+"."+name] = true }
 	for _, d := range f.Decls {

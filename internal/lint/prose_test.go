@@ -18,12 +18,13 @@ import (
 const (
 	maxProse        = 1.5 // of all text
 	maxProseOfPart  = 4.0 // of one package or page
-	freeMatches     = 3   // of one package or page, whatever its length
-	minSpacesOfText = 3   // of a string that is prose and not a value
+	freeMatches     = 3   // number of matches that any package or page may have
+	minSpacesOfText = 3   // strings with fewer spaces are values
 )
 
-// habits match phrases that plain technical English avoids: verbs of speech for software, pronouns in place of a noun,
-// and clauses in place of a noun. Each alternative is a string of its own, so that this file passes its own test.
+// habits match phrases that plain technical English avoids: verbs of speech for software, pronouns in place of a
+// noun, and clauses in place of a noun. Each alternative is a separate string, so that this file passes its own
+// test.
 var habits = []*regexp.Regexp{
 	phrases(`tell`, `tells`, `told`, `telling`, `says?`, `said`, `saying`, `ask`, `asks`, `asked`, `asking`, `hears?`,
 		`heard`),
@@ -36,12 +37,12 @@ var habits = []*regexp.Regexp{
 		`(?:lets?|letting)`+` go`+` of`, `anew`),
 }
 
-// phrases returns an expression that matches each alternative as whole words, in any case.
+// phrases returns a regular expression that matches each alternative as whole words, in any case.
 func phrases(alternatives ...string) *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b(?:` + strings.Join(alternatives, "|") + `)\b`)
 }
 
-// after returns an expression that matches a word and one of the words that follow it.
+// after returns a pattern that matches a word and one of the words that follow it.
 func after(word string, next ...string) string { return word + ` (?:` + strings.Join(next, "|") + `)` }
 
 var (
@@ -123,7 +124,7 @@ func TestProse(t *testing.T) {
 	}
 }
 
-// generatedPage reports whether a page is not prose of this project: its text is generated, or kept from earlier.
+// generatedPage reports whether the test skips a file, because its text is generated or records past changes.
 func generatedPage(file string) bool {
 	return file == "docs/requirements.md" || file == "CHANGELOG.md" || strings.Contains(file, "testdata/") &&
 		path.Ext(file) == ".go"

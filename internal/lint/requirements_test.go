@@ -15,8 +15,9 @@ import (
 
 const requirementsPage = "docs/requirements.md"
 
-// notShown lists requirements, or parts of them, that no test can show, with the reason: only clients, other programs,
-// manifests of users or readers act on them. A test that cites one of these IDs shows the rest of its sentence.
+// notShown lists requirements that tests cannot show, or cannot show completely. The value is the reason. Clients,
+// other programs or readers fulfil these requirements, and not the server. A test that cites one of these IDs shows
+// the part that concerns the server.
 var notShown = map[string]string{
 	"AGG-044": "the difference between the two CAs is advice; AGG-043 and AGG-045 are the behaviour",
 	"CNV-016": "port 443 of the Service is advice for users",
@@ -50,7 +51,7 @@ var (
 	specification   = regexp.MustCompile(`(?m)^(?:- \*\*([A-Z]{3}-[0-9]{3})\*\* (.*)|# ([0-9]+) — (.*)|## [0-9.]+ (.*))$`)
 )
 
-// TestRequirementsPage checks that docs/requirements.md lists each requirement with the tests that cite it. Where the
+// TestRequirementsPage checks that docs/requirements.md lists each requirement with the tests that cite it. If the
 // specification is available beside the repository, the texts must be equal to it.
 func TestRequirementsPage(t *testing.T) {
 	cited := citations(t)
@@ -111,8 +112,8 @@ func shownBy(t *testing.T, id string, tests map[string]string) string {
 	return strings.Join(links, ", ")
 }
 
-// citations returns the tests that cite each requirement: names of test functions, or of files, with the path of the
-// file.
+// citations returns the tests that cite each requirement, as a map from requirement to name to path. The name is
+// that of a test function or of a file. The path is that of the file.
 func citations(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	all := map[string]map[string]string{}
@@ -147,7 +148,8 @@ func citations(t *testing.T) map[string]map[string]string {
 	return all
 }
 
-// citationsOfGo calls add with each declaration of a test file, and the comments before it.
+// citationsOfGo calls add for each declaration in a test file. The text includes the comments before the
+// declaration.
 func citationsOfGo(s *source, add func(text, name, file string)) {
 	end := 0
 	for i, d := range s.ast.Decls {
@@ -190,5 +192,5 @@ func specifiedRequirements(t *testing.T) string {
 	return b.String()
 }
 
-// withoutTests returns a page without the tests of its requirements.
+// withoutTests removes the links to tests from the requirements page.
 func withoutTests(page string) string { return requirementLine.ReplaceAllString(page, "- **$1** $2") }

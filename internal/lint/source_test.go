@@ -1,5 +1,5 @@
 // Package lint_test checks rules about the source code and the pages of this repository: sizes, imports, comments,
-// prose and tables. Each rule is one test. A new rule starts here.
+// prose and tables. Each rule is one test.
 package lint_test
 
 import (
@@ -90,7 +90,7 @@ func sources(t *testing.T) []*source {
 	return all
 }
 
-// written returns the sources without tests and generated files.
+// written returns the sources that are neither tests nor generated.
 func written(t *testing.T) []*source {
 	t.Helper()
 	var all []*source

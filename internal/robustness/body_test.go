@@ -67,7 +67,7 @@ func (spaceReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// unsizedBody returns a body of n spaces. Its length is unknown to the client, which therefore sends it in chunks.
+// unsizedBody returns a body of n spaces. The HTTP client does not know its length and sends it in chunks.
 func unsizedBody(n int64) io.Reader { return struct{ io.Reader }{io.LimitReader(spaceReader{}, n)} }
 
 // utf16 encodes s, which must be ASCII, as little-endian UTF-16 with a byte order mark.

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// readResponse reads up to 1 MiB from a connection until it is closed or wait has passed.
+// readResponse reads up to 1 MiB from a connection until the connection is closed or the time in wait has passed.
 func readResponse(c net.Conn, wait time.Duration) string {
 	_ = c.SetReadDeadline(time.Now().Add(wait))
 	data, _ := io.ReadAll(io.LimitReader(c, 1<<20))
@@ -122,7 +122,7 @@ func (f *fixture) dialHTTP2(settings ...http2.Setting) (net.Conn, *http2.Framer)
 	return c, framer
 }
 
-// headerBlock encodes the headers of a GET request. values become the values of the headers x-0, x-1 and so on.
+// headerBlock encodes the headers of a GET request. The headers x-0, x-1 and so on have the given values.
 func headerBlock(path string, values ...string) []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -272,8 +272,8 @@ func TestZeroFlowControlWindow(t *testing.T) {
 	f.checkUnchanged()
 }
 
-// TestClientsThatNeverRead checks that watches and lists whose responses are not read block no other client, and that
-// the memory they use is limited to the buffers of the connections.
+// TestClientsThatNeverRead checks watches and lists whose responses are not read. They do not block other clients,
+// and use no more memory than the buffers of their connections.
 func TestClientsThatNeverRead(t *testing.T) {
 	f := newFixture(t)
 	big := `{"data":{"x":"` + strings.Repeat("x", 200_000) + `"}}`
@@ -345,7 +345,7 @@ func TestManyWatches(t *testing.T) {
 	}
 }
 
-// webSocketFrame returns a WebSocket frame with the first byte head and the length in 8 bytes. The mask key is 0.
+// webSocketFrame returns a WebSocket frame. Its first byte is head, its length has 8 bytes, and its mask key is 0.
 func webSocketFrame(head byte, mask bool, length uint64, payload string) []byte {
 	b := []byte{head, 127}
 	if mask {

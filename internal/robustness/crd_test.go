@@ -13,7 +13,8 @@ import (
 
 const openSchema = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 
-// crdJSON returns the CRD evils.example.com as JSON. more is added to its only version.
+// crdJSON returns the CRD evils.example.com as JSON. Its only version has the schema and the additional fields in
+// more.
 func crdJSON(schema, more string) string {
 	return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",` +
 		`"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",` +
@@ -22,7 +23,7 @@ func crdJSON(schema, more string) string {
 		"}]}}"
 }
 
-// printerColumn returns the printer columns of a version, with one column.
+// printerColumn returns the field additionalPrinterColumns of a version, with one column.
 func printerColumn(path string) string {
 	q, _ := json.Marshal(path)
 	return `,"additionalPrinterColumns":[{"name":"c","type":"string","jsonPath":` + string(q) + "}]"

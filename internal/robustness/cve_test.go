@@ -62,8 +62,8 @@ func TestCVE201911247(t *testing.T) {
 	f.checkUnchanged()
 }
 
-// TestCVE20213121 checks that malformed protobuf gets 400 or 422. In generated decoders, adding a length near the
-// maximum integer to an offset overflowed to a negative index, and the decoder panicked.
+// TestCVE20213121 checks that malformed protobuf gets 400 or 422. A generated decoder adds a length in the message
+// to an offset. If the sum overflows to a negative index, a vulnerable decoder panics.
 func TestCVE20213121(t *testing.T) {
 	f := newFixture(t)
 	varint := func(n uint64) string { return string(binary.AppendUvarint(nil, n)) }

@@ -74,7 +74,7 @@ func newFixture(t *testing.T, options ...testserver.Option) *fixture {
 	return f
 }
 
-// newClient returns an administrator's client for HTTP/2, or only for HTTP/1.1.
+// newClient returns an administrator's client. It uses HTTP/2 if allowHTTP2 is set, and HTTP/1.1 otherwise.
 func (f *fixture) newClient(allowHTTP2 bool) *http.Client {
 	config := f.tlsConfig.Clone()
 	config.NextProtos = []string{"http/1.1"}
@@ -111,7 +111,7 @@ type requestCase struct {
 
 	code    int
 	reason  metav1.StatusReason
-	message string // a prefix if it ends in "…"; "" accepts every message
+	message string // if it ends in "…", only the beginning must match; "" matches every message
 }
 
 func (f *fixture) newRequest(c *requestCase) *http.Request {

@@ -24,12 +24,13 @@ func isScalar(t reflect.Type) bool {
 
 // collectionField is a list or map field at any depth of a Go type.
 type collectionField struct {
-	indices []int // of struct fields; pointers, lists and maps between them have no index
+	indices []int // indices of struct fields on the path; pointers, lists and maps on the path have none
 	name    string
-	owner   string // the Go type and its field
+	owner   string // name of the Go type and its field
 }
 
-// maxRecursion is how often a type may contain itself on the path to a field, as the schema of a CRD does.
+// maxRecursion is the number of times that a type may contain itself on the path to a field. The schema of a CRD is
+// such a type.
 const maxRecursion = 1
 
 // collectionFields returns all list and map fields of t, and those in their items.
@@ -163,15 +164,15 @@ func grow(v reflect.Value, name string, kind variant, n int) {
 	v.Set(s)
 }
 
-// newFilled returns a filled value of type t for a field with the name.
+// newFilled returns a value of type t that fill has set for a field with the given name.
 func newFilled(t reflect.Type, name string, i int) reflect.Value {
 	v := reflect.New(t).Elem()
 	fill(v, name, i, false)
 	return v
 }
 
-// fill sets v and its fields to values that most fields of that name accept. If all is set, it also sets pointers and
-// strings of enumerated types.
+// fill sets v and its fields to values that most fields with the given name accept. If all is set, it also sets
+// pointers and strings of enumerated types.
 func fill(v reflect.Value, name string, i int, all bool) {
 	switch value := v.Addr().Interface().(type) {
 	case *resource.Quantity:
@@ -209,8 +210,8 @@ func fill(v reflect.Value, name string, i int, all bool) {
 	}
 }
 
-// valid returns the i-th value for a string field with the name. known reports whether it is also valid for fields that
-// permit only a few values.
+// valid returns the i-th value for a string field with the given name. known reports whether the value is also
+// valid if the field permits only a few values.
 func valid(name string, i int) (value string, known bool) {
 	switch {
 	case name == "operator":

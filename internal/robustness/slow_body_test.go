@@ -20,8 +20,8 @@ func newShortTimeoutFixture(t *testing.T) *fixture {
 	return newFixture(t, testserver.With(func(c *apiserver.Config) { c.RequestTimeout = 500 * time.Millisecond }))
 }
 
-// TestMissingBodies checks that a request whose announced body never arrives holds its connection for a bounded time,
-// also if no handler reads the body.
+// TestMissingBodies checks requests whose announced body never arrives. The server closes their connections soon,
+// even if no handler reads the body.
 func TestMissingBodies(t *testing.T) {
 	f := newShortTimeoutFixture(t)
 	var connections sync.WaitGroup
@@ -98,8 +98,8 @@ func sendSlowly(conn net.Conn) {
 	}
 }
 
-// TestUnreadBodies checks that the read deadline of a body ends when the body is complete. The connection and a watch
-// on it continue.
+// TestUnreadBodies checks that the read deadline of a body no longer applies when the body is complete. The
+// connection stays open, and a watch on it continues.
 func TestUnreadBodies(t *testing.T) {
 	f := newShortTimeoutFixture(t)
 	conn := f.dial("http/1.1")

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	maxRatio    = 3                     // of the processor times for 2N and N items
+	maxRatio    = 3                     // maximum ratio of the processor times for 2N and N items
 	minMeasured = 50 * time.Millisecond // shorter times are not compared
 	maxBodySize = 3 << 20               // in bytes, the server's limit
 )
@@ -33,7 +33,7 @@ type sweep struct {
 	noTimeoutClient *http.Client
 	maxBody         int    // in bytes
 	objects         int    // number of objects created
-	nameFilter      string // only cases whose name contains it run; "" means all
+	nameFilter      string // run only cases whose name contains this text; "" runs all
 }
 
 // target is a version of a kind with an object of the kind.
@@ -154,7 +154,8 @@ func collectGarbage() {
 	}
 }
 
-// ratio returns the largest ratio of t to half among the requests that take longer than minMeasured.
+// ratio divides each time in t by the time of the same operation for half the number of items. It returns the
+// largest result, but ignores times in t up to minMeasured.
 func (t requestTimes) ratio(half requestTimes) (r float64) {
 	for operation, d := range t {
 		if halfTime := half[operation]; d > minMeasured && halfTime > 0 {
@@ -164,7 +165,7 @@ func (t requestTimes) ratio(half requestTimes) (r float64) {
 	return r
 }
 
-// keepMinimum lowers each time in t to the time in other, if that is shorter.
+// keepMinimum adds another measurement to t. The shorter time of each operation remains.
 func (t requestTimes) keepMinimum(other requestTimes) {
 	for operation, d := range other {
 		if previous, ok := t[operation]; ok {

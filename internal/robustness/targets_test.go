@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// baseObjects holds objects of kinds that samples does not return.
+// baseObjects holds objects of the kinds that the function samples does not return.
 var baseObjects = map[string]string{
 	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},
 		"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
@@ -114,7 +114,7 @@ func (s *sweep) samples() map[string][]byte {
 	return all
 }
 
-// certificates returns a certificate signing request and the certificate of a CA, as values for YAML.
+// certificates returns a certificate signing request and a CA certificate. The results can be inserted into YAML.
 func (s *sweep) certificates() (request, certificate string) {
 	s.t.Helper()
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))

@@ -295,9 +295,8 @@ func signingWebhook(t *testing.T, signature string) *httptest.Server {
 	}})
 }
 
-// TestWebhookChangesDuringReads checks that requests use a new webhook configuration as soon as the update of the CRD
-// returns, also while other requests are in flight.
-// CNV-073
+// TestWebhookChangesDuringReads checks that requests use a new webhook configuration as soon as the update of the
+// CRD returns. This also applies while other requests are in flight (CNV-073).
 func TestWebhookChangesDuringReads(t *testing.T) {
 	f := newFixture(t)
 	webhooks := []*httptest.Server{signingWebhook(t, "first"), signingWebhook(t, "second")}

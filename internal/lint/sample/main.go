@@ -1,6 +1,6 @@
-// Command sample prints a random sample of the comments and messages in this repository, for readers who mark texts
-// that they have to read twice. Its argument seeds the choice and should be the hash of the commit. It imports no
-// package of this module.
+// Command sample prints a random sample of the comments and messages in this repository. Readers mark the texts
+// that they have to read twice. Its argument is the seed of the random choice and should be the hash of the commit.
+// It imports no package of this module.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// minWords is the length from which a text is part of the population.
+// minWords is the minimum number of words of a text in the sample.
 const minWords = 6
 
 // text is a comment or a message.
@@ -28,7 +28,7 @@ type text struct {
 }
 
 func main() {
-	n := flag.Int("n", 40, "number of comments, and of messages")
+	n := flag.Int("n", 40, "number of comments and number of messages in the sample")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: sample [-n NUMBER] COMMIT")
@@ -51,7 +51,8 @@ func main() {
 	}
 }
 
-// collect returns the comments of all Go files below a folder, and the messages of those that are no tests.
+// collect returns the comments of all Go files below a folder. It returns the messages only of files that are not
+// tests.
 func collect(root string) (comments, messages []text, err error) {
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -102,7 +103,7 @@ func messagesOf(fset *token.FileSet, file *ast.File) (all []text) {
 	return all
 }
 
-// joined returns the text of a string, or of strings that are joined by +. Other operands become "…".
+// joined returns the text of a string literal, or of several that are joined by +. Other operands become "…".
 func joined(e ast.Expr) (s string, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

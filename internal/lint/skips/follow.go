@@ -29,11 +29,11 @@ type skip struct {
 // follower prints events. It holds back the output of a test until the test has failed.
 type follower struct {
 	out     io.Writer
-	held    map[string]*strings.Builder // output by package and test; a subtest has its own
+	held    map[string]*strings.Builder // output by package and test; subtests have separate entries
 	skipped []skip
 }
 
-// follow prints the events of in as "go test" does, and returns the skipped tests.
+// follow prints the events from in as "go test" does, and returns the skipped tests.
 func follow(in io.Reader, out io.Writer) ([]skip, error) {
 	f := follower{out: out, held: map[string]*strings.Builder{}}
 	lines := bufio.NewReader(in)
@@ -54,8 +54,8 @@ func follow(in io.Reader, out io.Writer) ([]skip, error) {
 	}
 }
 
-// take prints or holds back the output of e. If a package fails, take prints all output that it holds of the package,
-// because a panic reports no end of the test.
+// take prints or holds back the output of e. If a package fails, take prints all output that it holds of the
+// package. After a panic, no event reports the end of the test.
 func (f *follower) take(e *event) {
 	name := e.Package + " " + e.Test
 	switch e.Action {

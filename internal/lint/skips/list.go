@@ -11,7 +11,7 @@ import (
 // allowed is one line of the list: "PACKAGE TEST | NEEDS | REASON".
 type allowed struct {
 	folder string
-	test   string // "..." at its end means: with subtests; alone it means all tests of the package
+	test   string // name; "..." at its end includes all tests and subtests that begin with it
 	needs  []string
 	reason string
 }
@@ -41,9 +41,9 @@ func parse(text string) (list, error) {
 	return all, nil
 }
 
-// refuses returns the reason why s is not allowed, or "" if it is allowed.
+// refuses returns the reason why the skip s is not allowed, or "" if it is allowed.
 func (l list) refuses(s skip, r *requirements) string {
-	why := ".ci/skips has no line for it"
+	why := ".ci/skips has no line for this test"
 	for _, a := range l {
 		if a.folder != s.folder || !a.covers(s.test) {
 			continue
@@ -51,7 +51,7 @@ func (l list) refuses(s skip, r *requirements) string {
 		if r.missing(a.needs) {
 			return ""
 		}
-		why = "it is allowed only without " + strings.Join(a.needs, " ") + ", which this machine has"
+		why = "this machine has everything that the test needs: " + strings.Join(a.needs, " ")
 	}
 	return why
 }

@@ -23,8 +23,8 @@ type declaration struct {
 	uses map[string]bool
 }
 
-// declarations returns the declarations in the tests of each package, by their names. It calls files with the text of
-// all other files of tests.
+// declarations returns the declarations in the tests of each package by their names. It calls the function files
+// with the text of each file in a testdata folder.
 func declarations(t *testing.T, files func(text string)) map[string]map[string]*declaration {
 	t.Helper()
 	all := map[string]map[string]*declaration{}
@@ -107,7 +107,8 @@ func declared(d ast.Decl) (names []string) {
 	return names
 }
 
-// reach adds the requirements that a declaration, and the declarations that it uses, cite.
+// reach adds the requirements that a declaration cites to the map into. It does the same for all declarations that
+// this declaration uses.
 func reach(of map[string]*declaration, name string, seen map[string]bool, into map[string]bool) {
 	d := of[name]
 	if d == nil || seen[name] {
@@ -124,8 +125,8 @@ func reach(of map[string]*declaration, name string, seen map[string]bool, into m
 	}
 }
 
-// TestRequirementsNeedNothingElse checks that each cited requirement is cited by a test that needs nothing but a clone
-// of the repository. Tests that need other files have a line in .ci/skips.
+// TestRequirementsNeedNothingElse checks that each cited requirement is cited by a test that needs only a clone of
+// the repository. Tests that need other files have a line in .ci/skips.
 func TestRequirementsNeedNothingElse(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, ".ci", "skips"))
 	if err != nil {

@@ -46,7 +46,7 @@ func TestFails(t *testing.T) {
 }
 `
 
-// events returns the output of go test -json for these tests, which it runs in a nested module.
+// events runs the package in the constant tests as part of a nested module. It returns the output of go test -json.
 func events(t *testing.T, env ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -134,7 +134,7 @@ func TestFailuresArePrinted(t *testing.T) {
 	}
 }
 
-// TestMistakesInLists checks that a line that lacks a part is an error.
+// TestMistakesInLists checks that incomplete lines and a missing list are errors.
 func TestMistakesInLists(t *testing.T) {
 	for _, line := range []string{"cluster/demo TestSkips", "cluster/demo TestSkips | !it",
 		"cluster/demo TestSkips | !it | ", "TestSkips | !it | why", "cluster/demo TestSkips |  | why"} {
