@@ -111,7 +111,7 @@ func TestLegacyCRDClient(t *testing.T) {
 }
 
 // TestLegacyCRDOwners checks that field ownership applies across both versions of the CRD API. Each entry of
-// managedFields has the version of its write (CNV-064 VER-062).
+// managedFields has the API version of its write (CNV-064 VER-062).
 func TestLegacyCRDOwners(t *testing.T) {
 	config := testserver.Start(t).Config
 	config.WarningHandler = rest.NoWarnings{}

@@ -170,8 +170,8 @@ func (p *pair) isKnown(r request, d difference) bool {
 	return false
 }
 
-// waitFor blocks until done reports true for the responses of both servers to a GET. kube-apiserver's controllers work
-// asynchronously.
+// waitFor sends a GET to each server until the function done returns true for the response. kube-apiserver's
+// controllers work asynchronously.
 func (p *pair) waitFor(t *testing.T, path string, done func(response) bool) {
 	t.Helper()
 	p.waitForResponse(t, request{method: http.MethodGet, path: path}, done)

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
 )
 
-// node is a fake node that both servers use: a kubelet, and a server in place of the Pods.
+// node is a fake node that both servers use. It consists of a kubelet and of a server in place of the Pods.
 type node struct {
 	kubelet, pod kubelet.Server
 	address      string // non-loopback address of this machine, "" if it has none

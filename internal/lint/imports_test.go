@@ -127,7 +127,7 @@ var restricted = map[string][]string{
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":         {"internal/controllers"},
 	"k8s.io/kube-aggregator/pkg/client":                                 {"internal/controllers"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/controllers", "internal/access"},
-	// an argument of its strategies
+	// an argument of strategies
 	"k8s.io/apiserver/pkg/authorization/authorizer": {"internal/kinds"},
 	// values that strategies read from a context
 	"k8s.io/apiserver/pkg/endpoints/request": {"internal/engine", "internal/kinds",
@@ -149,7 +149,7 @@ var restricted = map[string][]string{
 	"k8s.io/apiserver/pkg/server/dynamiccertificates": {"internal/access", "internal/controllers",
 		"internal/egress/selector", "internal/konnectivity", "internal/serving", "apiserver"},
 	"k8s.io/apiserver/pkg/storage":       {},
-	"k8s.io/apiserver/pkg/util/feature":  {"internal/admission"}, // feature gates of its plugins
+	"k8s.io/apiserver/pkg/util/feature":  {"internal/admission"}, // feature gates of admission plugins
 	"k8s.io/apiserver/pkg/features":      {},
 	"k8s.io/apiextensions-apiserver/pkg": {},
 	"k8s.io/kube-aggregator/pkg":         {},

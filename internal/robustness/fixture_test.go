@@ -211,7 +211,8 @@ func (f *fixture) currentRevision() string {
 	return l.ResourceVersion
 }
 
-// recordState records the revision and the number of goroutines for checkUnchanged. It waits until both stop changing.
+// recordState records the revision and the number of goroutines for checkUnchanged. It waits until they stop
+// changing.
 func (f *fixture) recordState() {
 	f.t.Helper()
 	for _, path := range []string{ // objects that controllers create

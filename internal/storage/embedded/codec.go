@@ -19,7 +19,7 @@ import (
 //
 // The values of index entries and versions begin with a CRC-32C over the engine's key and the rest of the
 // value. It detects damage and values under the wrong key. The oldest index entry is the oldest revision that
-// can be read; earlier ones have been compacted.
+// can be read. Earlier revisions have been compacted.
 //
 // Stores in the previous format can be read. Its values begin with a header (see cutHeader).
 const (

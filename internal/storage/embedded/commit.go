@@ -20,7 +20,7 @@ type request struct {
 	err    error
 }
 
-// Commit implements storage.Store. Each write gets its own revision.
+// Commit implements storage.Store. Each write gets a separate revision.
 func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -74,8 +74,8 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// commitGroup checks each request against the state after the requests before it. It writes the accepted
-// ones with one Append and publishes them.
+// commitGroup checks each request against the state after the requests before it. It writes all accepted requests
+// with one Append and publishes them.
 func (s *Store) commitGroup(group []*request) {
 	d := s.Head().Draft()
 	for _, r := range group {

@@ -108,8 +108,8 @@ func (f *faultFile) SyncData() error { return f.Sync() }
 
 func (f *faultFile) SyncTo(int64) (bool, error) { return true, f.Sync() }
 
-// crash returns the disk after a power failure: all synced data, and some of the other files and blocks, torn at
-// sectors.
+// crash returns the disk after a power failure: all synced data, and some of the unsynced files and blocks.
+// Unsynced data may be torn at the boundaries of sectors.
 func crash(t testing.TB, fs *vfs.MemFS, percent int, r *rand.Rand) *vfs.MemFS {
 	t.Helper()
 	clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: r})

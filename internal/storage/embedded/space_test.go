@@ -348,8 +348,8 @@ func TestDiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestBlockedDisk checks commits on a disk that blocks. The commit in progress returns ErrInDoubt and the one
-// behind it ErrUnavailable. Once the disk continues, only the first becomes visible.
+// TestBlockedDisk checks commits on a disk that blocks. The commit in progress returns ErrInDoubt, and the next
+// commit returns ErrUnavailable. When the disk continues, only the first commit becomes visible.
 func TestBlockedDisk(t *testing.T) {
 	d := newSmallDisk(t, 1)
 	gate, timeout := make(chan struct{}), make(chan time.Time)

@@ -148,7 +148,7 @@ func (p *historyLog) do(work func() error) error {
 	return work()
 }
 
-// close waits for running calls of do, and makes later ones fail.
+// close waits for running calls of do. Later calls fail.
 func (p *historyLog) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

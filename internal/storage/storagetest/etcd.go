@@ -20,7 +20,7 @@ type Etcd struct {
 
 const etcdMissing = "bin/peers/etcd is missing: run \"make peers\" to build it (see peers/README.md)"
 
-// Program returns the path of a program in bin/peers, and whether the program exists.
+// Program returns the path of a program in the folder bin/peers (see peersDir), and whether the program exists.
 func Program(t testing.TB, name string) (program string, found bool) {
 	program = filepath.Join(peersDir(t), name)
 	_, err := os.Stat(program)
@@ -58,7 +58,7 @@ func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	return e
 }
 
-// peersDir returns the path of bin/peers.
+// peersDir returns the folder in TEST_PEERS, or else the folder bin/peers of the repository.
 func peersDir(t testing.TB) string {
 	if dir := os.Getenv("TEST_PEERS"); dir != "" {
 		return dir
