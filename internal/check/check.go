@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Severity is the severity of a Finding.
+// Severity classifies a Finding.
 type Severity string
 
 const (
@@ -28,7 +28,7 @@ const (
 	Note Severity = "note"
 )
 
-// Finding is one result at a position of a file.
+// Finding is one result at a position in a file.
 type Finding struct {
 	File     string   `json:"file"`
 	Line     int      `json:"line"`
@@ -57,7 +57,7 @@ func (r *Report) Count(s Severity) (n int) {
 	return n
 }
 
-// Total returns Count as text, such as "1 error" or "2 errors".
+// Total returns the number of findings with severity s as text, such as "1 error" or "2 errors".
 func (r *Report) Total(s Severity) string {
 	if n := r.Count(s); n != 1 {
 		return fmt.Sprintf("%d %ss", n, s)
@@ -66,8 +66,8 @@ func (r *Report) Total(s Severity) string {
 }
 
 // Manifests validates the CRDs in files, then every other object. Files contain YAML or JSON. Directories are
-// searched, and "-" is standard input. Objects are validated against the CRDs in the files or as built-in kinds.
-// The error is a file that cannot be read.
+// searched, and "-" is standard input. Objects are validated against the CRDs in the files or as built-in kinds. It
+// returns an error if a file cannot be read.
 func Manifests(ctx context.Context, files []string) (*Report, error) {
 	c := newChecker()
 	documents, err := c.loadAll(files)
@@ -92,7 +92,7 @@ func Manifests(ctx context.Context, files []string) (*Report, error) {
 // effects on stored objects.
 func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 	if oldFile == "-" && newFile == "-" {
-		return nil, errors.New("only one of the two states can be standard input")
+		return nil, errors.New("only one of the two files can be standard input")
 	}
 	c := newChecker()
 	before, err := c.loadAll([]string{oldFile})
@@ -119,7 +119,7 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 				object.Name(o.tree) == object.Name(d.tree)
 		})
 		if i < 0 {
-			c.add(d, Note, "New", "", "not in "+oldFile)
+			c.add(d, Note, "New", "", "the CustomResourceDefinition is not in "+oldFile)
 			c.check(ctx, d)
 			continue
 		}
@@ -130,8 +130,8 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 			return d.isCRD() &&
 				object.Name(o.tree) == object.Name(d.tree)
 		}) {
-			c.add(o, Note, "Gone", "", "not in "+newFile+
-				": deleting this CustomResourceDefinition deletes all its objects")
+			c.add(o, Note, "Gone", "", "the CustomResourceDefinition is not in "+newFile+
+				": deleting it from a server deletes all its objects")
 		}
 	}
 	return c.finish(), nil
@@ -154,7 +154,7 @@ func (c *checker) add(d *document, s Severity, reason, path, message string) {
 	c.addAt(d, line, column, Finding{Severity: s, Reason: reason, Path: path, Message: message})
 }
 
-// addAt adds the finding f for d at a position of its file.
+// addAt adds the finding f for the document d at a position in its file.
 func (c *checker) addAt(d *document, line, column int, f Finding) {
 	f.File, f.Line, f.Column, f.Object = d.file, line, column, d.String()
 	c.report.Findings = append(c.report.Findings, f)
@@ -192,14 +192,13 @@ func (c *checker) check(ctx context.Context, d *document) {
 		c.costs(d)
 	case c.scratch.webhookSkipped:
 		c.add(d, Note, "NotConverted", "apiVersion",
-			"a server would convert the object to the storage version with a conversion webhook, which is not "+
-				"called here")
+			"the object was not converted to the storage version, because this command calls no conversion webhooks")
 	case err == nil:
 		c.defaulted(d, created)
 	}
 }
 
-// upgrade creates the CRD before and updates it to after.
+// upgrade creates a CRD in its old state and then updates it to its new state.
 func (c *checker) upgrade(ctx context.Context, before, after *document) {
 	c.report.Checked++
 	if _, _, err := c.scratch.create(ctx, object.Copy(before.tree)); err != nil {
@@ -217,7 +216,8 @@ func (c *checker) upgrade(ctx context.Context, before, after *document) {
 	}
 }
 
-// requireCRDs returns an error if one of the files has no CRD and no other error was reported.
+// requireCRDs returns an error if one of the two files has no CRD. If there are findings already, they explain why,
+// and it returns nil.
 func (c *checker) requireCRDs(oldFile string, before []*document, newFile string, after []*document) error {
 	if len(c.report.Findings) > 0 {
 		return nil
@@ -243,7 +243,7 @@ func (c *checker) loadAll(files []string) (all []*document, err error) {
 		all = append(all, documents...)
 	}
 	if len(all) == 0 && len(c.report.Findings) == before {
-		return nil, fmt.Errorf("nothing to check in %s: a FILE must contain objects in YAML or JSON, a directory "+
+		return nil, fmt.Errorf("found no objects in %s: a file must contain objects in YAML or JSON, and a directory "+
 			"must contain files with the suffix .yaml, .yml or .json", strings.Join(files, ", "))
 	}
 	return all, nil

@@ -9,7 +9,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Effect is the effect of a change of a CRD on stored objects.
+// Effect classifies how a change of a CRD affects stored objects and requests.
 type Effect string
 
 const (
@@ -18,8 +18,8 @@ const (
 	// Ratcheted changes can make stored objects invalid. Such objects can still be updated while the
 	// invalid part is unchanged (KEP-4008).
 	Ratcheted Effect = "Ratcheted"
-	// Breaking changes can make stored objects impossible to update, drop a part of them, or make requests fail
-	// that succeeded before.
+	// Breaking changes can prevent updates of stored objects, drop parts of these objects, or make requests fail that
+	// succeeded before.
 	Breaking Effect = "Breaking"
 )
 
@@ -81,15 +81,15 @@ func (c *comparison) types(path string, old, now object.Tree) {
 			c.add(Compatible, path+"."+key, "%s was %s", key, formatValue(was))
 		case was == "number" && is == "integer":
 			c.add(Ratcheted, path+"."+key, "%s was %s", key, formatValue(was))
-		default: // a value that had fields loses them
-			c.add(Breaking, path+"."+key, "%s was %s: server-side apply fails for objects with such a value", key,
-				formatValue(was))
+		default: // such a change can also drop fields
+			c.add(Breaking, path+"."+key, "%s was %s: server-side apply fails for objects with a value of the old type",
+				key, formatValue(was))
 		}
 	}
 	for _, f := range []struct{ key, lost string }{
-		{"nullable", "null is dropped or rejected"},
+		{"nullable", "null values are dropped or rejected"},
 		{"x-kubernetes-preserve-unknown-fields",
-			"unknown fields are no longer preserved: they are dropped from stored objects"},
+			"unknown fields are no longer preserved: stored objects lose them"},
 	} {
 		switch was, is := old[f.key] == true, now[f.key] == true; {
 		case was && !is:
@@ -104,29 +104,29 @@ func (c *comparison) types(path string, old, now object.Tree) {
 	case was && !is && now["x-kubernetes-preserve-unknown-fields"] == true:
 		c.add(Compatible, path, "loosened: x-kubernetes-embedded-resource is removed")
 	case was && !is:
-		c.add(Breaking, path, "apiVersion, kind and metadata are dropped unless the schema has these properties")
+		c.add(Breaking, path, "apiVersion, kind and metadata are dropped unless they are properties of the schema")
 	}
 	if old["default"] != nil && now["default"] == nil {
-		c.add(Compatible, path, "objects without the field are returned without it; default was %s",
+		c.add(Compatible, path, "default was %s: objects without the field no longer get a default",
 			formatValue(old["default"]))
 	}
 	if now["default"] != nil && !object.Equal(old["default"], now["default"]) {
-		c.add(Compatible, path+".default", "objects without the field are returned with the default; it was %s",
+		c.add(Compatible, path+".default", "default was %s: objects without the field get the new default",
 			formatValue(old["default"]))
 	}
 }
 
-// lists compares how items and fields are identified. Duplicate items are allowed in an object that already had
-// duplicates.
+// lists compares the keywords that define how server-side apply merges lists and maps. Duplicate items remain allowed
+// in a stored object that already has duplicates.
 func (c *comparison) lists(path string, old, now object.Tree) {
 	for _, key := range []string{"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"} {
 		was, is := old[key], now[key]
 		switch {
 		case object.Equal(was, is):
 		case is == nil || is == "atomic" || is == "granular":
-			c.add(Compatible, path+"."+key, "server-side apply merges in another way: %s was %s", key, formatValue(was))
+			c.add(Compatible, path+"."+key, "%s was %s: server-side apply merges differently", key, formatValue(was))
 		default:
-			c.add(Ratcheted, path+"."+key, "duplicate items are rejected: %s was %s", key, formatValue(was))
+			c.add(Ratcheted, path+"."+key, "%s was %s: duplicate items are rejected", key, formatValue(was))
 		}
 	}
 }
@@ -155,7 +155,7 @@ func (c *comparison) bounds(path string, old, now object.Tree) {
 	}
 }
 
-// otherKeywords compares keywords without an order of strictness.
+// otherKeywords compares keywords whose values cannot be ordered by strictness.
 func (c *comparison) otherKeywords(path string, old, now object.Tree) {
 	for _, key := range []string{"pattern", "format", "multipleOf"} {
 		switch was, is := old[key], now[key]; {
@@ -210,14 +210,14 @@ func (c *comparison) required(path string, old, now object.Tree) {
 					"%s is required and no longer has a default: objects without it cannot be updated", name)
 			}
 		case p["default"] != nil:
-			c.add(Compatible, path+".required", "%s is newly required, and has a default", name)
+			c.add(Compatible, path+".required", "%s is newly required and has a default", name)
 		default:
 			c.add(Breaking, path+".required", "%s is newly required: objects without it cannot be updated", name)
 		}
 	}
 }
 
-// rules compares x-kubernetes-validations. Rules with oldSelf are never ratcheted.
+// rules compares x-kubernetes-validations. A rule that uses oldSelf is evaluated even for an unchanged value.
 func (c *comparison) rules(path string, old, now object.Tree) {
 	id := func(r object.Tree) string { return fmt.Sprint(object.String(r, "rule"), r["optionalOldSelf"] == true) }
 	was, is := list(old, "x-kubernetes-validations"), list(now, "x-kubernetes-validations")
@@ -230,7 +230,7 @@ func (c *comparison) rules(path string, old, now object.Tree) {
 		switch {
 		case has(was, r):
 		case strings.Contains(rule, "oldSelf"):
-			c.add(Breaking, at, "new transition rule: it is never ratcheted")
+			c.add(Breaking, at, "new transition rule: it is evaluated even for unchanged values")
 		default:
 			c.add(Ratcheted, at, "new rule")
 		}
@@ -251,7 +251,7 @@ func list(t object.Tree, key string) (all []object.Tree) {
 	return all
 }
 
-// valueValidations compares allOf, anyOf, oneOf and not. Errors below them are ratcheted only while the whole
+// valueValidations compares allOf, anyOf, oneOf and not. An error below one of them is ignored only while the whole
 // value is unchanged.
 func (c *comparison) valueValidations(path string, old, now object.Tree) {
 	for _, key := range []string{"allOf", "anyOf", "oneOf", "not"} {
@@ -265,14 +265,14 @@ func (c *comparison) valueValidations(path string, old, now object.Tree) {
 			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(old[key]))
 		case whole:
 			c.add(Breaking, path+"."+key,
-				"%s has changed: invalid objects are ratcheted only while the whole value is unchanged", key)
+				"%s has changed: updates of an invalid object fail unless the whole value is unchanged", key)
 		default:
 			c.add(Ratcheted, path+"."+key, "%s has changed", key)
 		}
 	}
 }
 
-// containsAll reports whether all contains every element of part.
+// containsAll reports whether the list all contains every element of the list part.
 func containsAll(all, part []any) bool {
 	return !slices.ContainsFunc(part, func(p any) bool {
 		return !slices.ContainsFunc(all, func(a any) bool { return object.Equal(a, p) })
@@ -291,7 +291,7 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 		case keeps:
 			c.below(path+".additionalProperties", was[name], more)
 		default:
-			c.add(Breaking, path+".properties", "%s is removed: it is dropped from stored objects", name)
+			c.add(Breaking, path+".properties", "%s is removed: stored objects lose the field", name)
 		}
 	}
 	open := old["x-kubernetes-preserve-unknown-fields"] == true || others == true
@@ -300,20 +300,19 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 		case ok:
 		case open:
 			c.add(Breaking, path+".properties["+name+"]",
-				"%s now has a schema, but stored objects may have any value there: server-side apply fails for "+
-					"values of another type", name)
+				"%s now has a schema: server-side apply fails for stored objects in which the field has a value of "+
+					"another type", name)
 		default:
 			c.below(path+".properties["+name+"]", others, is[name])
 		}
 	}
 	switch {
 	case others != nil && !keeps:
-		c.add(Breaking, path, "additionalProperties is removed: the fields that it allowed are dropped from stored "+
-			"objects")
+		c.add(Breaking, path, "additionalProperties is removed: stored objects lose the fields that it allowed")
 	case open && more != nil && more != true:
 		c.add(Breaking, path+".additionalProperties",
-			"fields now have a schema, but stored objects may have any value there: server-side apply fails for "+
-				"values of another type")
+			"additionalProperties is now a schema: server-side apply fails for stored objects with fields of another "+
+				"type")
 	case more == true && others != true:
 		c.add(Compatible, path+".additionalProperties", "loosened: fields may have any value")
 	default:

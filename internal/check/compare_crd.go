@@ -21,8 +21,8 @@ func compare(before, after object.Tree) []change {
 		v, ok := now[name]
 		if !ok {
 			c.add(Breaking, "spec.versions",
-				"version %s is removed: clients that use it fail, and it cannot be removed while "+
-					"status.storedVersions contains it", name)
+				"version %s is removed: clients that use it fail, and the update of the CustomResourceDefinition "+
+					"fails while status.storedVersions contains the version", name)
 			continue
 		}
 		if was["served"] == true && v.tree["served"] != true {
@@ -55,13 +55,13 @@ func schemaOf(version object.Tree) object.Tree {
 	return child(child(version, "schema"), "openAPIV3Schema")
 }
 
-// child returns the object in a field, or nil.
+// child returns the object in the field key of t. It returns nil if the field has no object.
 func child(t object.Tree, key string) object.Tree {
 	field, _ := t[key].(object.Tree)
 	return field
 }
 
-// names compares the names of the kind and the scope of its objects.
+// names compares the group, the scope and the names of the kind.
 func (c *comparison) names(old, now object.Tree) {
 	for _, at := range []struct {
 		path     string
@@ -73,23 +73,24 @@ func (c *comparison) names(old, now object.Tree) {
 	} {
 		for _, key := range at.keys {
 			if was := at.old[key]; was != nil && !object.Equal(was, at.now[key]) {
-				c.add(Breaking, at.path+"."+key, "clients that use the old %s fail; it was %s", key, formatValue(was))
+				c.add(Breaking, at.path+"."+key, "%s was %s: clients that use the old value fail", key,
+					formatValue(was))
 			}
 		}
 	}
 	for _, key := range []string{"shortNames", "categories"} {
 		for _, name := range removed(object.Strings(child(old, "names"), key),
 			object.Strings(child(now, "names"), key)) {
-			c.add(Breaking, "spec.names."+key, "clients that use %s fail", name)
+			c.add(Breaking, "spec.names."+key, "%s is removed: clients that use this name fail", name)
 		}
 	}
 	if old["preserveUnknownFields"] == true && now["preserveUnknownFields"] != true {
 		c.add(Breaking, "spec.preserveUnknownFields",
-			"unknown fields are no longer preserved: they are dropped from stored objects")
+			"unknown fields are no longer preserved: stored objects lose them")
 	}
 }
 
-// removed returns the elements of was that are not in is.
+// removed returns the elements of the list was that are missing in the list is.
 func removed(was, is []string) []string {
 	return slices.DeleteFunc(slices.Clone(was), func(s string) bool { return slices.Contains(is, s) })
 }
@@ -101,11 +102,11 @@ func (c *comparison) conversion(before, after object.Tree) {
 	case was == is || len(versionsOf(after)) < 2:
 	case is == "None":
 		c.add(Breaking, "spec.conversion",
-			"objects are no longer converted: reads and writes at a version drop the fields that its schema does "+
-				"not have; it was %s", was)
+			"conversion was %s and is now None: reads and writes drop the fields that the schema of the requested "+
+				"version does not have", was)
 	default:
 		c.add(Compatible, "spec.conversion",
-			"reads and writes at a version other than the storage version need %s; it was %s", is, was)
+			"conversion was %s: reads and writes at a version other than the storage version now need %s", was, is)
 	}
 }
 
@@ -121,8 +122,8 @@ func converterName(crd object.Tree) string {
 	return "None"
 }
 
-// storage compares the storage versions. Without conversion, rewriting an object at the new storage version has
-// the effects of a schema change.
+// storage compares the storage versions. If objects are not converted, a change of the storage version affects them
+// like a change of the schema.
 func (c *comparison) storage(before, after object.Tree) {
 	was, is := stored(before), stored(after)
 	from, to := object.String(was.tree, "name"), object.String(is.tree, "name")
@@ -130,8 +131,8 @@ func (c *comparison) storage(before, after object.Tree) {
 		return
 	}
 	c.add(Compatible, is.path+".storage",
-		"objects stay stored at %s until they are rewritten: run trellis migrate %s before %s is removed", from,
-		object.Name(after), from)
+		"objects stay stored at version %s until they are rewritten: run trellis migrate %s before the version is "+
+			"removed", from, object.Name(after))
 	if converterName(after) == "None" {
 		c.schema(is.path+".schema.openAPIV3Schema", schemaOf(was.tree), schemaOf(is.tree))
 	}
@@ -156,8 +157,8 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 	case had && !has:
 		c.add(Breaking, path, "the status subresource is removed: clients that write /status fail")
 	case has && !had:
-		c.add(Breaking, path+".status", "the status subresource is new: writes of the object itself ignore status, "+
-			"and only /status writes it")
+		c.add(Breaking, path+".status",
+			"the status subresource is new: only writes of /status change the status of an object")
 	}
 	was, is := child(old, "scale"), child(now, "scale")
 	switch {
@@ -174,12 +175,13 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 		case a == nil:
 			c.add(Compatible, path+".scale."+key, "%s is new", key)
 		default:
-			c.add(Breaking, path+".scale."+key, "/scale reads and writes another field; it was %s", formatValue(a))
+			c.add(Breaking, path+".scale."+key, "%s was %s: /scale now uses another field", key, formatValue(a))
 		}
 	}
 }
 
-// replicas reports that a new scale subresource rejects objects with negative numbers, if the schema allows these.
+// replicas reports a new scale subresource whose replicas fields can be negative according to the schema. The server
+// rejects objects with a negative number in such a field.
 func (c *comparison) replicas(path string, scale, schema object.Tree) {
 	for _, key := range []string{"specReplicasPath", "statusReplicasPath"} {
 		s := schema
@@ -188,8 +190,8 @@ func (c *comparison) replicas(path string, scale, schema object.Tree) {
 		}
 		if least, ok := number(s["minimum"]); !ok || least < 0 {
 			c.add(Breaking, path+"."+key,
-				"objects with a negative number there cannot be updated, and the schema allows it: it has no "+
-					"minimum of 0")
+				"the schema of the field has no minimum of 0: objects with a negative number in the field cannot be "+
+					"updated")
 		}
 	}
 }
@@ -200,7 +202,7 @@ func (c *comparison) selectorsAndColumns(path string, before, after object.Tree)
 		key, by, lost string
 		effect        Effect
 	}{
-		{"selectableFields", "jsonPath", "clients that select by %s fail", Breaking},
+		{"selectableFields", "jsonPath", "%s is removed: clients that select by this field fail", Breaking},
 		{"additionalPrinterColumns", "name", "the column %s is no longer shown", Compatible},
 	} {
 		names := func(t object.Tree) (all []string) {

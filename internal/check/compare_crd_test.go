@@ -102,8 +102,8 @@ func replaced(t *testing.T, from, to string) string {
 	return strings.Replace(oldCRD, from, to, 1)
 }
 
-// TestNewScaleRefuses checks that a new scale subresource makes the engine reject negative numbers on every
-// update. No change is reported if the schema rejected them before.
+// TestNewScaleRefuses checks that the engine rejects negative numbers on every update after a CRD gets a scale
+// subresource. The comparison reports no change if the old schema already rejected negative numbers.
 func TestNewScaleRefuses(t *testing.T) {
 	ctx := t.Context()
 	s, err := newScratch(ctx)

@@ -22,8 +22,8 @@ const oldSchema = `{type: object, required: [r], properties: {` +
 	`string}}}, ` +
 	`m: {type: array, items: {type: object, required: [k], properties: {k: {type: string}, v: {type: string}}}}}}`
 
-// schemaChanges are changes of oldSchema with their effects on stored objects (KEP-4008). If stored has fields,
-// the test verifies the effect with an object that has these fields.
+// schemaChanges are changes of oldSchema with their effects on stored objects (KEP-4008). If the string stored is not
+// empty, the test also verifies the effect with an object that has these fields.
 var schemaChanges = map[string]struct{ from, to, stored, want string }{
 	"nothing":        {"", "", "", ""},
 	"a new field":    {"properties: {other", "properties: {new: {type: string}, other", "", ""},
@@ -138,8 +138,8 @@ func changesOf(t *testing.T, old, now string) string {
 	return strings.Join(got, " ")
 }
 
-// TestCompareLoosened checks that loosened schemas are compatible, and changes that loosen one part and tighten
-// another.
+// TestCompareLoosened checks that loosened schemas are compatible. It also checks changes that loosen one part of a
+// schema and tighten another part.
 func TestCompareLoosened(t *testing.T) {
 	for name, c := range map[string]struct{ old, now, want string }{
 		"enum":         {"{enum: [a]}", "{enum: [a, b]}", "Compatible .enum"},
@@ -189,9 +189,9 @@ func TestCompareCoversKeywords(t *testing.T) {
 	}
 }
 
-// effectInEngine determines the effect of a change of the schema of spec on an object with the engine. It checks
-// whether the object can be updated, can be changed by server-side apply, and keeps its fields. It also checks
-// whether a similar object can be created.
+// effectInEngine changes the schema of spec in the engine and determines the effect on a stored object. It checks
+// whether the object keeps its fields, and whether an update and server-side apply succeed. It also checks whether a
+// similar object can be created.
 func effectInEngine(t *testing.T, old, now, stored string) (Effect, error) {
 	t.Helper()
 	ctx := t.Context()
@@ -273,7 +273,8 @@ func yamlTree(t *testing.T, text string) object.Tree {
 	return tree
 }
 
-// TestElements checks that items of a typed list need no kind. As in kubectl, they get the kind from the list.
+// TestElements checks that items of a typed list such as ConfigMapList may omit the kind. As in kubectl, they get the
+// kind from the list.
 func TestElements(t *testing.T) {
 	c := newChecker()
 	all, err := parse("f", strings.NewReader("apiVersion: v1\nkind: ConfigMapList\nitems:\n- metadata: {name: a}\n"), c)

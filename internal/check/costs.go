@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// reportedShare is the share of the budget above which the text output reports a rule with advice: a tenth.
+	// reportedShare defines which rules appear in the text output: those that cost at least a tenth of the budget.
 	reportedShare = 10
-	// maxTries is the maximum number of limits to try for one rule.
+	// maxTries is the maximum number of missing limits that are tried to find the advice for one rule.
 	maxTries = 50
 )
 
-// Estimate is an estimated cost. The maximum value means unbounded.
+// Estimate is an estimated cost. The maximum uint64 means unbounded.
 type Estimate uint64
 
 const unbounded Estimate = math.MaxUint64
@@ -91,12 +91,12 @@ func newRules(root object.Tree) *schema.RuleChecker {
 // costEstimation estimates the costs of the rules of one schema.
 type costEstimation struct {
 	root  object.Tree
-	rules *schema.RuleChecker // checks the rules of the unmodified root
+	rules *schema.RuleChecker // checks rules against the original root
 	path  string
 	found []Rule
 }
 
-// schemaStep is one step into a schema: a keyword, and the name of a property.
+// schemaStep is one step into a schema: a keyword, followed by a property name for the keyword properties.
 type schemaStep struct{ keyword, name string }
 
 func (s schemaStep) String() string {
@@ -164,13 +164,13 @@ func (w *costEstimation) pathOf(at []schemaStep) string {
 	return path
 }
 
-// limits maps types to the keyword that limits their size, with a value to try.
+// limits maps each type to the keyword that limits the size of its values, and to a limit to try.
 var limits = map[string]struct {
 	keyword string
 	value   int64
 }{"array": {"maxItems", 10}, "string": {"maxLength", 63}, "object": {"maxProperties", 10}}
 
-// advice tries each missing limit above and below a rule, and returns the limit that saves most.
+// advice tries each missing limit above and below a rule. It returns the limit that lowers the cost most.
 func (w *costEstimation) advice(at []schemaStep, rule int, cost Estimate) string {
 	best, tries := "", 0
 	try := func(t object.Tree, path string) {
@@ -214,7 +214,7 @@ func below(t object.Tree, path string, f func(object.Tree, string)) {
 	}
 }
 
-// cost estimates the cost of the first rule at a path of the modified schema.
+// cost estimates the cost of the first rule at a path of the current schema, which may contain a limit to try.
 func (w *costEstimation) cost(at []schemaStep) (Estimate, bool) {
 	s, err := compile(w.root)
 	if err != nil {

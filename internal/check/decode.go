@@ -34,12 +34,13 @@ func (c *checker) decodeError(d *document, reason, message string) {
 	c.addAt(d, d.line+1, 1, f)
 }
 
-// valuePathPattern matches the error for a value that the Go type cannot decode. It captures the path of the
+// valuePathPattern matches the error for a value that cannot be decoded into the Go type. It captures the path of the
 // value.
 var valuePathPattern = regexp.MustCompile(`cannot be handled as a \w+: ([A-Za-z][^:]*): `)
 
-// findTypeError returns the first value of the type kind at the path names. It returns the key of the value or, in
-// a list, the item. Decoders omit list indices and map keys from paths, so the search skips these levels.
+// findTypeError searches value for the first value whose JSON type is kind and whose path consists of names. It
+// returns the key of that value or, in a list, the item. Decoders omit list indices and map keys from paths, so the
+// search skips these levels.
 func findTypeError(key, value *yaml.Node, names []string, kind string) *yaml.Node {
 	if value.Kind == yaml.AliasNode {
 		value = value.Alias
@@ -74,7 +75,7 @@ func findTypeError(key, value *yaml.Node, names []string, kind string) *yaml.Nod
 	return nil
 }
 
-// jsonKind returns the name of the type of n in errors of JSON decoders.
+// jsonKind returns the name that JSON decoders use in errors for the type of n.
 func jsonKind(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
@@ -111,7 +112,7 @@ func yaml11(n *yaml.Node) (is bool, ok bool) {
 	return false, false
 }
 
-// keyOf returns the key that n is decoded to.
+// keyOf returns the decoded form of the map key n.
 func keyOf(n *yaml.Node) string {
 	if is, ok := yaml11(n); ok {
 		return strconv.FormatBool(is)
@@ -119,7 +120,7 @@ func keyOf(n *yaml.Node) string {
 	return n.Value
 }
 
-// booleans warns of map keys and enum values in d that are decoded as booleans.
+// booleans adds a warning for each map key and enum value below n that is decoded as a boolean.
 func (c *checker) booleans(d *document, n *yaml.Node) {
 	for i, child := range n.Content {
 		switch {

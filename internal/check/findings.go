@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// addRejection adds a finding for each cause in the error of a server for d.
+// addRejection adds a finding for each cause in the error with which a server rejects d.
 func (c *checker) addRejection(d *document, err error) {
 	var unknown unknownKind
 	var version unservedVersion
@@ -23,7 +23,7 @@ func (c *checker) addRejection(d *document, err error) {
 	case err == nil:
 		return
 	case errors.As(err, &unknown):
-		reason := "no CustomResourceDefinition for " + unknown.String() + " in the files: add its file"
+		reason := "no CustomResourceDefinition for " + unknown.String() + " in the files: add the file that contains it"
 		if c.rejected[unknown.GroupKind] {
 			reason = "its CustomResourceDefinition is invalid"
 		}
@@ -62,7 +62,7 @@ func (c *checker) warnings(d *document, warnings []string) {
 			continue
 		}
 		if path, ok := quoted(w, "duplicate field "); ok {
-			c.add(d, Warning, "Duplicate", path, "the field occurs twice; the last value is used")
+			c.add(d, Warning, "Duplicate", path, "the field occurs twice: the last value is used")
 			continue
 		}
 		if format, ok := quoted(w, "unrecognized format "); ok {
@@ -91,7 +91,7 @@ func (c *checker) defaulted(d *document, created object.Tree) {
 	}
 }
 
-// addDefaults compares the values sent and stored at one path.
+// addDefaults compares the sent value and the stored value at one path.
 func (c *checker) addDefaults(d *document, path string, sent, kept any, parent object.Tree, key string) {
 	if _, ok := parent[key]; parent != nil && (!ok || sent == nil && kept != nil) {
 		c.add(d, Note, "Defaulted", path, "default: "+string(object.AppendJSON(nil, kept)))
@@ -120,23 +120,23 @@ func (c *checker) typeBesideIntOrString(d *document) {
 		below(schemaOf(v.tree), v.path+".schema.openAPIV3Schema", func(s object.Tree, path string) {
 			if typ := object.String(s, "type"); typ != "" && s["x-kubernetes-int-or-string"] == true {
 				c.add(d, Warning, "Type", path+".type",
-					"x-kubernetes-int-or-string allows integers and strings regardless of type; but defaults, and "+
-						"values in server-side apply, must be of type "+typ)
+					"x-kubernetes-int-or-string allows integers and strings, but defaults and values in server-side "+
+						"apply must be of type "+typ)
 			}
 		})
 	}
 }
 
-// formats warns of each schema in a CRD that has the unrecognized format name. The server reports a format only
+// formats adds a warning for each schema below n with the unrecognized format. The server reports each format only
 // once.
-func (c *checker) formats(d *document, n *yaml.Node, name string) {
+func (c *checker) formats(d *document, n *yaml.Node, format string) {
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Value == "format" &&
-			child.Kind == yaml.ScalarNode && child.Value == name {
+			child.Kind == yaml.ScalarNode && child.Value == format {
 			key := n.Content[i-1]
 			c.addAt(d, d.line+key.Line, key.Column, Finding{Severity: Warning, Reason: "Format",
-				Message: "unrecognized format " + strconv.Quote(name) + " is not validated"})
+				Message: "unrecognized format " + strconv.Quote(format) + " is not validated"})
 		}
-		c.formats(d, child, name)
+		c.formats(d, child, format)
 	}
 }

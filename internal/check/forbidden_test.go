@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// forbiddenHead is a CRD up to the schema of the property x.
+// forbiddenHead is the YAML of a CRD that ends before the schema of the property x.
 const forbiddenHead = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: things.example.com}
@@ -35,8 +35,8 @@ const (
 	pruned          = "warning Pruned: the field is not in the schema and is dropped"
 )
 
-// forbiddenFindings maps the keyword, or the keyword and the reason why its value is forbidden, to the severity, the
-// reason and the message of the finding.
+// forbiddenFindings maps a forbidden keyword to the severity, the reason and the message of its finding. If only some
+// values of a keyword are forbidden, a suffix such as "-true" describes them.
 var forbiddenFindings = map[string]string{
 	"$ref":                       "error Forbidden: Forbidden: $ref is not supported",
 	"additionalProperties-false": "error Forbidden: Forbidden: additionalProperties cannot be set to false",
@@ -106,8 +106,8 @@ func TestForbiddenFields(t *testing.T) {
 	})
 }
 
-// checkForbiddenField checks the finding for a CRD in which the property x has the schema. name is a key of
-// forbiddenFindings.
+// checkForbiddenField checks the finding for a CRD in which the property x has the given schema. The parameter name
+// is a key of forbiddenFindings.
 func checkForbiddenField(t *testing.T, name, schema string) {
 	t.Helper()
 	manifest := forbiddenHead + forbiddenIndent +

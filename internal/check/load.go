@@ -97,7 +97,7 @@ func parse(file string, r io.Reader, c *checker) (all []*document, err error) {
 	return all, nil
 }
 
-// pathErrorCause returns the cause of a fs.PathError, because callers report operation and path themselves.
+// pathErrorCause returns the cause of an fs.PathError, because callers report the path themselves.
 func pathErrorCause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -118,7 +118,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 		return nil
 	}
 	if err := parser.Decode(&more); !errors.Is(err, io.EOF) {
-		c.syntax(d, cmp.Or(err, errors.New("documents must be separated by a line ---")))
+		c.syntax(d, cmp.Or(err, errors.New("documents must be separated by lines that contain only ---")))
 		return nil
 	}
 	d.node = root.Content[0]
@@ -149,7 +149,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 	return d.requireType(c)
 }
 
-// requireType returns d, or nothing and a finding if apiVersion or kind is missing.
+// requireType returns d if it has apiVersion and kind. Otherwise it adds a finding and returns no document.
 func (d *document) requireType(c *checker) []*document {
 	for _, key := range []string{"apiVersion", "kind"} {
 		if object.String(d.tree, key) == "" {

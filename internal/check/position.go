@@ -20,8 +20,9 @@ func (d *document) position(path string) (line, column int) {
 	return d.line + key.Line, key.Column
 }
 
-// find follows a path in the notation of field errors ("spec.versions[0].schema.properties[foo]"). It returns key
-// and value of the last existing field, and whether the whole path exists. The key of a list item is the item.
+// find follows a path in the notation of field errors ("spec.versions[0].schema.properties[foo]"). It returns the key
+// and value of the last field on the path that exists. whole reports whether the whole path exists. For a list item,
+// key and value are both the item.
 func find(node *yaml.Node, path string) (key, value *yaml.Node, whole bool) {
 	key, value = node, node
 	for path != "" {
@@ -34,7 +35,7 @@ func find(node *yaml.Node, path string) (key, value *yaml.Node, whole bool) {
 	return key, value, true
 }
 
-// step follows the longest prefix of path that is a field of node.
+// step finds the field or item of node that matches the longest prefix of path. rest is the path after that prefix.
 func step(node *yaml.Node, path string) (key, value *yaml.Node, rest string) {
 	if node.Kind == yaml.AliasNode {
 		node = node.Alias
@@ -62,7 +63,7 @@ func step(node *yaml.Node, path string) (key, value *yaml.Node, rest string) {
 	return nil, nil, ""
 }
 
-// cutKey removes the name of a field from the start of a path, as ".name", "[name]" or "name".
+// cutKey removes a field name from the start of a path. The path can start with ".name", "[name]" or "name".
 func cutKey(path, name string) (rest string, ok bool) {
 	if rest, ok := strings.CutPrefix(path, "["+name+"]"); ok {
 		return rest, true
@@ -80,8 +81,9 @@ var sharedFields = map[string]string{
 	"spec.selectableFields":         "spec.versions[0].selectableFields",
 }
 
-// versionPath returns the path in the first version of a field that all versions share.
-func versionPath(path string) (own string, ok bool) {
+// versionPath translates the path of a shared field at the top of spec to its path in the first version. ok is false
+// for other paths.
+func versionPath(path string) (inVersion string, ok bool) {
 	for prefix, target := range sharedFields {
 		if rest, ok := strings.CutPrefix(path, prefix); ok {
 			return target + rest, true

@@ -24,7 +24,7 @@ import (
 type scratch struct {
 	engine         *engine.Engine
 	namespaces     map[string]bool
-	webhookSkipped bool // a server would have called a conversion webhook
+	webhookSkipped bool // an object needed a conversion webhook, which was not called
 }
 
 func newScratch(ctx context.Context) (*scratch, error) {
@@ -45,7 +45,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	return s, nil
 }
 
-// skipConversion replaces conversion webhooks. It only changes apiVersion.
+// skipConversion is called in place of conversion webhooks. It only changes apiVersion.
 func (s *scratch) skipConversion(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree,
 	error) {
 	s.webhookSkipped = true
@@ -62,7 +62,7 @@ func (s *scratch) close() {
 	_ = s.engine.Store.Close() // the store is in memory
 }
 
-// create creates t. It returns the object as stored and the warnings for the client.
+// create creates the object t. It returns the stored object and the warnings for the client.
 func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []string, error) {
 	target, err := s.target(ctx, t)
 	if err != nil {
@@ -79,7 +79,8 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	return created, *warnings, err
 }
 
-// clearServerFields removes the metadata that a server sets, from objects that were read from a server.
+// clearServerFields removes the metadata that only a server sets. Manifests can contain them if they were read from a
+// server.
 func clearServerFields(md object.Tree) {
 	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation",
 		"managedFields", "selfLink"} {
@@ -92,7 +93,7 @@ func isPrerequisite(d *resource.Definition) bool {
 	return d.Names.Kind == "CustomResourceDefinition" || d.Names.Kind == "Namespace"
 }
 
-// update replaces the object with the name of t.
+// update replaces the stored object that has the same name as t.
 func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 	target, err := s.target(ctx, t)
 	if err != nil {
@@ -109,7 +110,7 @@ func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 	return *warnings, err
 }
 
-// newCaller returns a caller for one request at version v and the list of warnings that it collects.
+// newCaller returns a caller for one request at version v, and a pointer to the warnings for that request.
 func newCaller(v *resource.Version) (engine.Caller, *[]string) {
 	var warnings []string
 	if v.Deprecated {
@@ -159,7 +160,7 @@ func (u unservedVersion) Error() string {
 			served = append(served, v.GroupVersion.Version)
 		}
 	}
-	return fmt.Sprintf("version %q of %s is not served; served: %s", u.Version, u.GroupKind(),
+	return fmt.Sprintf("version %q of %s is not served (served versions: %s)", u.Version, u.GroupKind(),
 		cmp.Or(strings.Join(served, ", "), "none"))
 }
 

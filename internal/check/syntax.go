@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// atLine matches an error of the YAML parser with a line number, which counts from 1 in the document.
+// atLine matches an error of the YAML parser with a line number. Line 1 is the first line of the document.
 var atLine = regexp.MustCompile(`(?m)^(?:yaml:)? *line (\d+): (.*)$`)
 
 // syntax reports a syntax error.
@@ -34,8 +34,8 @@ func (c *checker) addParserErrors(d *document, reason, message string) {
 	}
 }
 
-// countsFromZero reports whether go.yaml.in/yaml/v3 counts the line of the error from 0. This applies to errors of
-// its parser, not of its scanner.
+// countsFromZero reports whether the line number in an error of go.yaml.in/yaml/v3 counts from 0. This is the case
+// for errors of its parser, while errors of its scanner count from 1.
 func countsFromZero(problem string) bool {
 	for _, of := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'",
 		"',' or '}'"} {

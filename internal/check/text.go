@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// WriteText writes r as text. It writes a line for each finding as compilers do, in the order of the files, and a
-// summary.
+// WriteText writes r as text: one line for each finding, in the format of compiler errors, then expensive rules, then
+// a summary.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	for i := range r.Findings {
