@@ -10,11 +10,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Webhook calls the conversion webhook of a custom kind. Each object is at another version of the kind than to.
-// Webhook makes as few calls as the limits allow. It does not modify the objects. The results are in the order of
-// the objects. They are validated: apiVersion and kind are those of to, and only labels and annotations differ in
-// the metadata. They have not been pruned. If one object fails, the whole conversion fails. The error is for
-// clients, in upstream's words.
+// Webhook converts objects to the version to of their kind, by calls to the conversion webhook of the kind. No object
+// may be at that version already. Webhook makes as few calls as the limits allow. It does not modify the objects. The
+// results are in the order of the objects. They are validated: apiVersion and kind are correct, and only labels and
+// annotations differ in the metadata. They are not pruned. If one object fails, the whole conversion fails. The error
+// is for clients, in upstream's words.
 type Webhook func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error)
 
 // UsesWebhook reports whether a webhook converts the objects of a kind. Such objects are converted in batches, and
@@ -23,12 +23,12 @@ func UsesWebhook(d *resource.Definition) bool {
 	return d.Custom != nil && d.Custom.Conversion.Webhook != ""
 }
 
-// Convert converts t from one version of a Definition to another, through the storage version. The kind must not
-// use a webhook. from is nil if the version no longer exists; t then differs only in apiVersion. Convert may
-// modify t, and the result may share parts with t.
+// Convert converts t from one version of a Definition to another, through the storage version. The kind must not use
+// a webhook. If the version of t no longer exists, from is nil, and t is converted like an object at the storage
+// version. Convert may modify t, and the result may share memory with t.
 //
-// The strategy None only sets apiVersion, unless the CRD declares a conversion. A version with Go functions uses
-// these.
+// A version that has Go conversion functions uses them. The strategy None only sets apiVersion, unless the CRD
+// declares a conversion in an annotation.
 func Convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	if from == to {
 		return t, nil
@@ -55,8 +55,8 @@ func Convert(ctx context.Context, t object.Tree, from, to *resource.Version) (ob
 	return t, nil
 }
 
-// Trivial reports whether objects of the two versions differ only in apiVersion, so that no conversion of their
-// bytes is necessary.
+// Trivial reports whether a conversion from one version to the other changes only apiVersion. The stored bytes of
+// such objects need no conversion.
 func Trivial(from, to *resource.Version) bool {
 	if from == to {
 		return true

@@ -15,9 +15,9 @@ import (
 )
 
 // A CRD can declare the conversion between its versions in an annotation (resource.ConversionAnnotation). The
-// annotation is a list of conversions between the storage version and another version. Fields that are not
-// mentioned are copied if both schemas have them. If an expression reads a missing field, its target field is
-// omitted.
+// annotation is a list of conversions between the storage version and another version. A field without an entry is
+// copied if both schemas have it. If an expression reads a field that is missing in an object, the field that it
+// computes is omitted.
 
 // declaredConversion is an entry of the annotation.
 type declaredConversion struct {
@@ -27,8 +27,8 @@ type declaredConversion struct {
 }
 
 type declaredField struct {
-	Path  string `json:"path"`  // path of a field of To
-	Value string `json:"value"` // CEL expression; self is the object at From
+	Path  string `json:"path"`  // path of the computed field in To
+	Value string `json:"value"` // CEL expression in which self is the object at From
 }
 
 // versionPair identifies a conversion.
@@ -37,7 +37,7 @@ type versionPair struct{ from, to string }
 // declaration is the compiled annotation.
 type declaration struct {
 	conversions map[versionPair][]*schema.Derivation
-	err         error // fails every conversion; validation rejects such a CRD
+	err         error // if set, every conversion fails with this error
 }
 
 // declarationOf returns the declaration of a kind, or nil if it has none.
@@ -117,7 +117,7 @@ func (c *declaration) step(ctx context.Context, t object.Tree, from, to *resourc
 	return nil
 }
 
-// setField sets the field at path, or deletes it if set is false.
+// setField sets the field at path to v. If set is false, it deletes the field.
 func setField(t object.Tree, path []string, v any, set bool) {
 	for _, name := range path[:len(path)-1] {
 		below, ok := t[name].(object.Tree)
@@ -154,7 +154,7 @@ type Cost struct {
 	Cost uint64
 }
 
-// annotation returns the path of errors.
+// annotation returns the field path of the annotation, for errors.
 func annotation() *field.Path {
 	return field.NewPath("metadata", "annotations").Key(resource.ConversionAnnotation)
 }
@@ -225,7 +225,8 @@ func (c *compiler) fields(all []declaredField, from, to *resource.Version,
 	return out
 }
 
-// target parses the path of a computed field. The field must not overlap with the fields that others compute.
+// target parses the path of a computed field. The field must not overlap with a field that another expression
+// computes.
 func target(text string, others []*schema.Derivation) (path []string, problem string) {
 	rest, ok := strings.CutPrefix(text, ".")
 	path = strings.Split(rest, ".")

@@ -56,7 +56,7 @@ func (c *compiler) checkReads(_ context.Context, from, to *resource.Version) {
 	a, err := from.Schema()
 	b, toErr := to.Schema()
 	if err != nil || toErr != nil {
-		c.reject(from, to, ".", "has no schema")
+		c.reject(from, to, ".", "a version has no schema")
 		return
 	}
 	var set, read [][]string
@@ -70,10 +70,11 @@ func (c *compiler) checkReads(_ context.Context, from, to *resource.Version) {
 
 func (c *compiler) reject(from, to *resource.Version, path, reason string) {
 	c.errs = append(c.errs, field.Invalid(annotation(), path,
-		fmt.Sprintf("lost in the conversion from %s to %s: it %s", versionName(from), versionName(to), reason)))
+		fmt.Sprintf("lost in the conversion from %s to %s: %s", versionName(from), versionName(to), reason)))
 }
 
-// separators returns the short string literals of expressions, which may split or join strings.
+// separators returns the short string literals in the expressions, because these may be separators for splitting or
+// joining strings.
 func separators(ways ...[]*schema.Derivation) []string {
 	seen := map[string]bool{}
 	for _, w := range ways {
@@ -88,7 +89,8 @@ func separators(ways ...[]*schema.Derivation) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// sampleTexts returns generators for the strings in samples, the most likely first.
+// sampleTexts returns generators for the strings in samples. They are sorted by how likely the conversion accepts
+// their strings.
 func sampleTexts(separators []string) []func(int) string {
 	all := []func(int) string{func(i int) string { return "aB" + strconv.Itoa(i) }}
 	for _, s := range separators {
@@ -97,8 +99,9 @@ func sampleTexts(separators []string) []func(int) string {
 	return append(all, strconv.Itoa)
 }
 
-// checkSamples converts sample objects and converts them back: with all fields, and without each field that the
-// expressions use. It uses the first kind of strings that the conversion accepts.
+// checkSamples checks round trips of sample objects. One sample has all fields. For each field that the expressions
+// use, another sample lacks this field. The strings in a sample come from the first generator whose strings the
+// conversion accepts.
 func (c *compiler) checkSamples(ctx context.Context, from, to *resource.Version) {
 	s, err := from.Schema()
 	if err != nil {
@@ -125,7 +128,7 @@ func (c *compiler) checkSamples(ctx context.Context, from, to *resource.Version)
 			}
 			path, reason, decided := c.roundTrip(ctx, t, from, to)
 			if reason != "" && len(without) > 0 {
-				reason += ", for an object without " + schema.PathText(without)
+				reason = "in an object without " + schema.PathText(without) + ", " + reason
 			}
 			if c.budget <= 0 {
 				return
@@ -141,8 +144,8 @@ func (c *compiler) checkSamples(ctx context.Context, from, to *resource.Version)
 	}
 }
 
-// roundTrip converts t and converts it back. It returns the path of the first lost value and the reason. decided
-// is false if the expressions cannot convert t.
+// roundTrip converts t to the other version and back. It returns the path of the first lost value and the reason. If
+// the expressions cannot convert t to the other version, decided is false.
 func (c *compiler) roundTrip(ctx context.Context, t object.Tree, from, to *resource.Version) (path, reason string,
 	decided bool) {
 	out := object.Copy(t)
@@ -152,17 +155,17 @@ func (c *compiler) roundTrip(ctx context.Context, t object.Tree, from, to *resou
 	}
 	there := object.Copy(out)
 	if err := c.result.step(ctx, out, to, from, &c.budget); err != nil {
-		return ".", fmt.Sprintf("cannot be converted back from %s: %v", object.AppendJSON(nil, convertedFields(there)),
+		return ".", fmt.Sprintf("cannot convert %s back: %v", object.AppendJSON(nil, convertedFields(there)),
 			err), true
 	}
 	if path = firstDifference(t, out, ""); path == "" {
 		return "", "", true
 	}
-	return path, fmt.Sprintf("changes in a round trip of %s, which is converted to %s",
+	return path, fmt.Sprintf("the value changes in a round trip: %s is converted to %s",
 		object.AppendJSON(nil, convertedFields(t)), object.AppendJSON(nil, convertedFields(there))), true
 }
 
-// convertedFields returns t without the fields that no conversion changes.
+// convertedFields returns the fields of t except metadata, apiVersion and kind.
 func convertedFields(t object.Tree) object.Tree {
 	out := object.Tree{}
 	for k, v := range t {
@@ -173,8 +176,8 @@ func convertedFields(t object.Tree) object.Tree {
 	return out
 }
 
-// firstDifference returns the path of the first value in was that is missing or different in is, or "". Objects
-// without fields may be missing.
+// firstDifference returns the path of the first value in the tree was that is missing or different in the tree is. It
+// returns "" if there is no such value. Empty objects may be missing.
 func firstDifference(was, is any, path string) string {
 	switch a := was.(type) {
 	case object.Tree:

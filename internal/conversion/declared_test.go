@@ -95,28 +95,28 @@ func TestDeclaredCheck(t *testing.T) {
 			[]string{"must be a path of field names, such as .spec.host"}},
 		"metadata": {way(host, `{path: .metadata.name, value: "'x'"}`), hostAndPort, hostPort,
 			[]string{"metadata, apiVersion and kind are never converted"}},
-		"overlap":      {way(host, host), hostAndPort, hostPort, []string{"overlaps with .spec.host"}},
-		"nothing said": {"[]", hostAndPort, hostPort, []string{".spec.hostPort", ".spec.host", ".spec.port"}},
+		"overlap":    {way(host, host), hostAndPort, hostPort, []string{"overlaps with .spec.host"}},
+		"empty list": {"[]", hostAndPort, hostPort, []string{".spec.hostPort", ".spec.host", ".spec.port"}},
 		"one way": {"- {from: v1beta1, to: v1, fields: [" + host + ", " + port + "]}", hostAndPort, hostPort, []string{
-			`".spec.host": lost in the conversion from v1 to v1beta1: it is not in the other version, and no ` +
+			`".spec.host": lost in the conversion from v1 to v1beta1: the field is not in the target version, and no ` +
 				`expression reads it`, `".spec.port": lost`}},
 		"half read": {way(host), hostAndPort, hostPort, []string{`".spec.hostPort": lost`,
-			`".spec.port": lost in the conversion from v1 to v1beta1: it changes in a round trip`}},
+			`".spec.port": lost in the conversion from v1 to v1beta1: the value changes in a round trip: `}},
 		"not there": {both, strings.Replace(hostAndPort, "required: [host, port], ", "", 1), hostPort,
-			[]string{`".spec.port": lost in the conversion from v1 to v1beta1: it changes in a round trip of ` +
-				`{"spec":{"cron":"aB3","port":4}}, which is converted to {"spec":{"cron":"aB3"}}, for an object ` +
-				`without .spec.host`}},
+			[]string{`".spec.port": lost in the conversion from v1 to v1beta1: in an object ` +
+				`without .spec.host, the value changes in a round trip: {"spec":{"cron":"aB3","port":4}} is ` +
+				`converted to {"spec":{"cron":"aB3"}}`}},
 		"has()": {way(host, `{path: .spec.port, value: "has(self.spec.hostPort) ? 1 : 2"}`), hostAndPort, hostPort,
 			[]string{`".spec.hostPort": lost`, `".spec.port": lost`}},
 		"carried type": {"[]", "properties: {a: {type: integer}}", "properties: {a: {type: string}}", []string{
-			`".spec.a": lost in the conversion from v1beta1 to v1: it is of type string, but of type integer in ` +
-				`the other version`, `".spec.a": lost in the conversion from v1 to v1beta1`}},
+			`".spec.a": lost in the conversion from v1beta1 to v1: the value is of type string, but the ` +
+				`target version requires the type integer`, `".spec.a": lost in the conversion from v1 to v1beta1`}},
 		"number": {"[]", "properties: {a: {type: number}}", "properties: {a: {type: integer}}",
-			[]string{`from v1 to v1beta1: it is of type number, but of type integer`}},
+			[]string{`: the value is of type number, but the target version requires the type integer`}},
 		"null": {"[]", "properties: {a: {type: string, nullable: true}}", "properties: {a: {type: string}}",
-			[]string{`from v1 to v1beta1: it may be null`}},
+			[]string{`from v1 to v1beta1: the value can be null`}},
 		"unknown": {"[]", "x-kubernetes-preserve-unknown-fields: true", "properties: {a: {type: string}}",
-			[]string{`".spec": lost in the conversion from v1 to v1beta1: it may have unknown fields`}},
+			[]string{`".spec": lost in the conversion from v1 to v1beta1: the value can have unknown fields`}},
 		"map": {"[]", "additionalProperties: {type: string}", "properties: {a: {type: string}}",
 			[]string{`".spec[*]": lost in the conversion from v1 to v1beta1`}},
 		"items": {"[]", "properties: {l: {type: array, items: {type: object, properties: {x: {type: string}, " +
@@ -124,8 +124,8 @@ func TestDeclaredCheck(t *testing.T) {
 			"string}}}}}", []string{`".spec.l[*].z": lost in the conversion from v1 to v1beta1`}},
 		"overwritten": {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "'x'"}]}]`,
 			"properties: {a: {type: string}}", "properties: {a: {type: string}}",
-			[]string{`".spec.a": lost in the conversion from v1beta1 to v1: it is replaced by an expression that ` +
-				`does not read it`}},
+			[]string{`".spec.a": lost in the conversion from v1beta1 to v1: the field is replaced by an expression ` +
+				`that does not read it`}},
 		"narrowed": {`[{from: v1beta1, to: v1, fields: [{path: .spec.a, value: "self.spec.a.lowerAscii()"}]}]`,
 			"properties: {a: {type: string, maxLength: 9}}", "properties: {a: {type: string, maxLength: 9}}",
 			[]string{`".spec.a": lost`, `".spec.a": lost`}},

@@ -20,7 +20,7 @@ const (
 	callTimeout      = 30 * time.Second // upstream's limit
 	allTimeout       = 60 * time.Second
 	maxCallObjects   = 500
-	maxCallBytes     = 4 << 20  // size of the objects, unless a single object is larger
+	maxCallBytes     = 4 << 20  // size of the objects; a single object may be larger
 	maxResponseBytes = 64 << 20 // size of a response
 	maxFailureBytes  = 32 << 10 // size of an error message
 	maxParallelCalls = 4        // concurrent calls for one request
@@ -33,19 +33,19 @@ const idleTimeout = 2 * time.Minute
 type WebhookConfig struct {
 	// Egress dials webhooks. nil means that Services cannot be resolved.
 	Egress *egress.Dialer
-	// Credentials are the credentials of calls. nil means none.
+	// Credentials authenticate the server to webhooks. nil means that calls have no credentials.
 	Credentials *credentials.Source
 	// Disconnected is called with the JSON of spec.conversion.webhook when a connection to the webhook breaks
 	// (egress.Options). It must not block. nil means no notification.
 	Disconnected func(webhook string)
-	// Timeout is the maximum time for all calls of one request, and so for each call. 0 means one minute.
+	// Timeout is the maximum total time of the calls for one request. 0 means one minute.
 	Timeout time.Duration
 	// Observe is called for every call, including rejected ones. It must not block. nil means no notification.
 	Observe func(Call)
-	// Report is called when the webhook of a CRD becomes unreachable, and with a nil err when it responds: the
-	// first time, and after each time that it was unreachable. An unreachable webhook is probed until it accepts a
-	// connection. err is also nil for a CRD that no longer has a webhook. It must not block. nil means no
-	// notification.
+	// Report is called when the state of the webhook of a CRD changes. err is the reason if the webhook became
+	// unreachable. err is nil if the webhook has become reachable, has responded for the first time, or was removed
+	// from the CRD. An unreachable webhook is probed until it accepts a connection. Report must not block. nil means
+	// no notification.
 	Report func(crd string, err error)
 	// WebhookOf returns the current JSON of spec.conversion.webhook of a CRD, or "" if the CRD has no webhook. It
 	// must not block. nil means that changes of CRDs are not detected.
@@ -55,17 +55,17 @@ type WebhookConfig struct {
 // Call describes one call to a webhook for metrics.
 type Call struct {
 	CRD      string // name of the CRD
-	From, To string // versions; From is the version of the first object
+	From, To string // versions; a call can have objects of several versions, and From is that of the first
 	Duration time.Duration
 	Failure  string // upstream's failure_type; "" means success
 }
 
 // Webhooks calls the conversion webhooks of a server. It keeps connections, trust roots and failures for each
-// configuration, that is, for each JSON of spec.conversion.webhook. A changed CRD uses its new configuration from
-// the next request on. CRDs with equal configurations share connections.
+// configuration, which is the JSON of spec.conversion.webhook. After a change of a CRD, the next request uses the new
+// configuration. CRDs with equal configurations share connections.
 type Webhooks struct {
 	config WebhookConfig
-	done   context.Context // probing ends when it is done
+	done   context.Context // probing ends when this context is done
 	cancel context.CancelFunc
 	reach  reachability
 
@@ -107,7 +107,7 @@ func (w *Webhooks) Close() {
 	}
 }
 
-// Convert implements Webhook. It sends several batches of one call concurrently.
+// Convert implements Webhook. It splits many objects into batches and sends several batches concurrently.
 func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
 	if len(objects) == 0 {
 		return nil, nil
@@ -127,8 +127,8 @@ func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []
 	return out, asStatus(ctx, err)
 }
 
-// Generation returns the generation of the endpoints of a webhook. config is the JSON of spec.conversion.webhook.
-// The generation grows when the endpoints of its Service may have changed.
+// Generation returns a number that grows when the endpoints of the Service of a webhook may have changed. The
+// parameter config is the JSON of spec.conversion.webhook.
 func (w *Webhooks) Generation(config string) uint64 {
 	c, err := w.clientFor(config)
 	if err != nil {
@@ -137,8 +137,8 @@ func (w *Webhooks) Generation(config string) uint64 {
 	return c.transport.Generation()
 }
 
-// UnreachableError is the error for a webhook that could not be called or did not respond. Other errors are errors
-// in a response.
+// UnreachableError is the error for a webhook that could not be called or did not respond. Every other error of a
+// call is about a response.
 type UnreachableError struct{ *apierrors.StatusError }
 
 // Unwrap returns the wrapped error for errors.As.
@@ -150,7 +150,7 @@ type unreachable struct{ error }
 // Unwrap returns the wrapped error for errors.Is.
 func (e unreachable) Unwrap() error { return e.error }
 
-// asStatus returns the error for clients. It returns the context's error if the request has ended.
+// asStatus converts err to the error for clients. If the request has ended, it returns the error of ctx.
 func asStatus(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -165,8 +165,8 @@ func asStatus(ctx context.Context, err error) error {
 	return status
 }
 
-// convertAll converts objects in batches, a few at a time. If several batches fail, it returns the error of the
-// first one.
+// convertAll converts objects in batches, and a few batches concurrently. If several batches fail, it returns the
+// error of the first of them.
 func (c *webhookClient) convertAll(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree,
 	error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -209,7 +209,7 @@ func (c *webhookClient) convertAll(ctx context.Context, to *resource.Version, ob
 	return out, failure
 }
 
-// batch holds the objects of one call, and their JSON separated by commas.
+// batch holds the objects of one call, and the JSON of these objects, separated by commas.
 type batch struct {
 	first   int // index of the first object
 	objects []object.Tree
@@ -256,7 +256,8 @@ func (w *Webhooks) clientFor(config string) (*webhookClient, error) {
 	return c, nil
 }
 
-// evictUnused evicts configurations that have not been used for idleTimeout, because CRDs were deleted or changed.
+// evictUnused evicts the configurations that have not been used for idleTimeout. They can belong to CRDs that were
+// deleted or changed.
 func (w *Webhooks) evictUnused(now time.Time) {
 	for config, c := range w.clients {
 		if now.Sub(c.used) > idleTimeout && w.reach.dropUnused(c) {

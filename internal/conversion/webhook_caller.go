@@ -83,7 +83,8 @@ func newWebhookClient(text string, w *Webhooks) (*webhookClient, error) {
 
 func isSupportedReview(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
 
-// withTimeout adds the timeout to the URL of the webhook, as upstream does. address is the address to connect to.
+// withTimeout returns the URL of the webhook with the timeout as a query parameter, as upstream does. It also returns
+// the network address to connect to.
 func withTimeout(text string, timeout time.Duration) (out, address string, err error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -96,8 +97,8 @@ func withTimeout(text string, timeout time.Duration) (out, address string, err e
 	return u.String(), net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
-// post sends body and returns the body of the response. replied reports whether there was a response, whatever its
-// content.
+// post sends body and returns the body of the response. replied reports whether the webhook sent any response, even
+// an invalid one.
 func (c *webhookClient) post(ctx context.Context, body []byte) (data []byte, replied bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
@@ -132,7 +133,7 @@ func contentType(resp *http.Response) string {
 	return "application/json"
 }
 
-// readAll reads the body into a buffer of the size that the header announces.
+// readAll reads the body of a response into a buffer. The initial size of the buffer is the Content-Length.
 func readAll(resp *http.Response) ([]byte, error) {
 	var into bytes.Buffer
 	if n := resp.ContentLength; n > 0 && n <= maxResponseBytes {
@@ -145,8 +146,8 @@ func readAll(resp *http.Response) ([]byte, error) {
 	return into.Bytes(), err
 }
 
-// responseError returns the error for a response other than 200, in the words of upstream's client. It uses the
-// Status in the body or the status code.
+// responseError returns the error for a response with a status code other than 200, in the words of upstream's
+// client. It uses the Status in the body if there is one, and the status code otherwise.
 func responseError(resp *http.Response, body []byte) error {
 	var status apierrors.StatusError
 	if err := json.Unmarshal(body, &status.ErrStatus); err == nil && status.ErrStatus.Kind == "Status" &&

@@ -118,8 +118,8 @@ func TestServiceReference(t *testing.T) {
 	}
 }
 
-// TestReviewVersions checks that the first supported review version is sent, and that calls fail if no version is
-// supported.
+// TestReviewVersions checks that calls use the first supported version in conversionReviewVersions, and that they
+// fail if no version is supported.
 // CNV-026 CNV-031
 func TestReviewVersions(t *testing.T) {
 	h := newHook(t, nil)
@@ -142,7 +142,7 @@ func TestReviewVersions(t *testing.T) {
 	}
 }
 
-// sentReview is the body for a namespaced and a cluster-scoped object, without its version and its uid.
+// sentReview is a request body with a namespaced and a cluster-scoped object. %s is the review version.
 const sentReview = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "request": {
 	"uid": "6f0e", "desiredAPIVersion": "example.com/v1", "objects": [
 		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "[::1]:80",
@@ -153,15 +153,16 @@ const sentReview = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "Conversio
 		"metadata": {"name": "everywhere",
 			"uid": "b-2", "resourceVersion": "9", "creationTimestamp": "2025-05-06T07:08:10Z"}}]}}`
 
-// TestRequestBody checks that a webhook receives only the review with the unmodified objects, and another uid in
-// each call. CNV-048 CNV-051 CNV-052.
+// TestRequestBody checks that the request body is a review with the unmodified objects and no other fields, and that
+// each call has a different uid. CNV-048 CNV-051 CNV-052.
 func TestRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
 		checkReviewBody(t, v, fmt.Appendf(nil, sentReview, v))
 	}
 }
 
-// TestDocumentedRequestBody checks the same with the bodies of the documentation. CNV-051 CNV-052.
+// TestDocumentedRequestBody checks the same as TestRequestBody, with the request bodies in the documentation. CNV-051
+// CNV-052.
 func TestDocumentedRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
 		data, err := os.ReadFile("../../../shared/spec/examples/09-conversion/conversionreview-request." + v + ".json")
@@ -173,7 +174,7 @@ func TestDocumentedRequestBody(t *testing.T) {
 }
 
 // checkReviewBody converts the objects of a review twice with a webhook of review version v. It checks that the
-// webhook receives that review, except for its uid.
+// webhook receives that review with a different uid.
 func checkReviewBody(t *testing.T, v string, data []byte) {
 	t.Helper()
 	var want review
@@ -219,8 +220,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreReused checks that connections are reused while the configuration is unchanged. A changed CA
-// is another configuration.
+// TestConnectionsAreReused checks that calls reuse a connection while the configuration is unchanged, and use a new
+// one after the CA was changed.
 // CNV-073
 func TestConnectionsAreReused(t *testing.T) {
 	h := newHook(t, nil).discardErrorLog()
@@ -248,7 +249,8 @@ func TestConnectionsAreReused(t *testing.T) {
 	}
 }
 
-// breaking starts a webhook whose first connections break after it has read a request.
+// breaking starts a webhook that breaks its first connections, each after it has read a request. The parameter times
+// is the number of these connections.
 func breaking(t *testing.T, times int64) (*hook, *atomic.Int64) {
 	var seen atomic.Int64
 	return newRawHook(t, func(w http.ResponseWriter, q review) {
@@ -294,7 +296,8 @@ func TestResponsesAreBounded(t *testing.T) {
 	}
 }
 
-// TestFailuresAreBounded checks that the size of error messages from a webhook or about an object is limited.
+// TestFailuresAreBounded checks that the size of error messages is limited, both of messages from a webhook and of
+// messages about an object.
 func TestFailuresAreBounded(t *testing.T) {
 	long := strings.Repeat("\u00e9", 1<<20)
 	for name, change := range map[string]func(*review){
@@ -311,7 +314,7 @@ func TestFailuresAreBounded(t *testing.T) {
 	}
 }
 
-// TestCanceledRequest checks that a canceled request is not an error of the webhook.
+// TestCanceledRequest checks that a canceled request does not count as a failure of the webhook.
 func TestCanceledRequest(t *testing.T) {
 	entered := make(chan struct{}, 1)
 	h := newRawHook(t, func(w http.ResponseWriter, _ review) { entered <- struct{}{}; select {} })
@@ -362,7 +365,7 @@ func TestBreaker(t *testing.T) {
 		var dead, mute atomic.Bool
 		answer := func(c *tls.Conn, json string) {
 			switch {
-			case dead.Load(): // it accepts connections, so only calls detect its state
+			case dead.Load(): // the server still accepts connections, so probes do not detect this failure
 				c.Close()
 			case !mute.Load():
 				plainAnswer(c, json)
@@ -406,7 +409,7 @@ func TestBreaker(t *testing.T) {
 		mute.Store(true)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		// a canceled probe shows nothing and is not reported
+		// a canceled call is not reported, because the state of the webhook remains unknown
 		if err := callWith(ctx, "given-up"); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -470,7 +473,7 @@ func TestDeadWebhookRecovers(t *testing.T) {
 	}
 }
 
-// TestCallsAreObserved checks that every call is counted as upstream counts it.
+// TestCallsAreObserved checks that Observe is called for every call, with the values that upstream's metrics have.
 // CNV-074
 func TestCallsAreObserved(t *testing.T) {
 	for _, c := range []struct {
@@ -511,7 +514,7 @@ func TestUnusedConfigurationsAreEvicted(t *testing.T) {
 	})
 }
 
-// BenchmarkWebhookList converts 5,000 objects of 1 KB with a webhook that takes no time.
+// BenchmarkWebhookList converts 5,000 objects of 1 KB with a webhook that responds immediately.
 func BenchmarkWebhookList(b *testing.B) {
 	h := newHook(b, nil)
 	h.Config.Handler = replay(b)
@@ -543,7 +546,7 @@ func BenchmarkWebhookCall(b *testing.B) {
 	}
 }
 
-// replay answers a request by replacing bytes in its body, which is cheap.
+// replay returns the handler of a cheap webhook, which replaces bytes in the request body to create the response.
 func replay(testing.TB) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

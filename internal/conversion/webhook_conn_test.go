@@ -26,8 +26,8 @@ type rawServer struct {
 	name   string
 	ca     []byte
 	config *tls.Config
-	answer func(c *tls.Conn, json string) // writes the first response and may close the connection
-	later  func(c *tls.Conn, json string) // writes the other responses
+	answer func(c *tls.Conn, json string) // writes the first response of a connection and may close the connection
+	later  func(c *tls.Conn, json string) // writes the later responses of a connection
 
 	mu   sync.Mutex
 	open []net.Conn
@@ -39,7 +39,7 @@ func newRawServer(t *testing.T, answer, later func(c *tls.Conn, json string)) *r
 		config: &tls.Config{Certificates: []tls.Certificate{certificate}}, answer: answer, later: later}
 }
 
-// webhook returns its spec.conversion.webhook.
+// webhook returns spec.conversion.webhook of a CRD that uses s.
 func (s *rawServer) webhook() string { return (&tlsHost{name: s.name, ca: s.ca}).config() }
 
 func (s *rawServer) dial(context.Context, string, string) (net.Conn, error) {
@@ -69,7 +69,7 @@ func (s *rawServer) serve(c *tls.Conn) {
 	}
 }
 
-// closeConnections ends all connections, as the end of a process does.
+// closeConnections closes all connections, as if the process of the webhook had ended.
 func (s *rawServer) closeConnections() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,8 +83,8 @@ func plainAnswer(c *tls.Conn, json string) {
 	fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(json), json)
 }
 
-// TestBrokenConnectionsAreReported checks that a broken connection is reported. Announced ends, by this side or by
-// the webhook, and connections without a response are not reported.
+// TestBrokenConnectionsAreReported checks that a broken connection is reported. A connection is not reported if the
+// client closes it, if the webhook announces the close, or if there was no response.
 func TestBrokenConnectionsAreReported(t *testing.T) {
 	half := func(c *tls.Conn, _ string) {
 		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
@@ -152,8 +152,8 @@ func TestBrokenConnectionsAreReported(t *testing.T) {
 	}
 }
 
-// TestGoAwayIsReported checks that a GOAWAY frame of HTTP/2 is reported, after which the client reads nothing.
-// Canceled calls and calls in flight make no difference.
+// TestGoAwayIsReported checks that an HTTP/2 GOAWAY frame is reported, both on an idle connection and during a call.
+// An earlier canceled call makes no difference.
 func TestGoAwayIsReported(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		entered, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})

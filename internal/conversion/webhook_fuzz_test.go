@@ -7,8 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// FuzzResponse checks that no response causes a panic, and that the fast decoder returns the result of the decoder
-// of the API types.
+// FuzzResponse checks that no response causes a panic, and that the fast decoder returns the same result as the
+// decoder of the API types.
 func FuzzResponse(f *testing.F) {
 	q := review{APIVersion: "apiextensions.k8s.io/v1", Kind: "ConversionReview",
 		Request: &reviewRequest{UID: "u", DesiredAPIVersion: "example.com/v1", Objects: []map[string]any{cronTab("a")}}}

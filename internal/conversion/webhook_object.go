@@ -14,10 +14,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// metadataError is an error in the metadata of a converted object. Upstream's message for it differs.
+// metadataError is an error in the metadata of a converted object. Upstream has a separate message for such errors.
 type metadataError struct{ error }
 
-// objectError returns upstream's error for one object among n.
+// objectError returns upstream's error for the converted object with the given index. n is the number of objects.
 func objectError(err error, kind schema.GroupVersionKind, index, n int) error {
 	var metadata metadataError
 	var version versionError
@@ -40,9 +40,8 @@ func objectError(err error, kind schema.GroupVersionKind, index, n int) error {
 // versionError is the error for an unexpected apiVersion or kind.
 type versionError struct{ error }
 
-// validateConverted validates a converted object against the original. It restores the original metadata, except
-// for labels and annotations. The original is unchanged. The result shares only memory with it that is never
-// modified.
+// validateConverted validates a converted object against the original object. In the result, only labels and
+// annotations come from the converted metadata. The original object is not modified.
 func validateConverted(original object.Tree, value any, to *resource.Version) (object.Tree, error) {
 	converted, _ := value.(object.Tree)
 	had, has := kindOf(original), kindOf(converted)
@@ -82,8 +81,8 @@ func decodingError(value any) error {
 	return new(unstructured.Unstructured).UnmarshalJSON(data)
 }
 
-// convertedMetadata returns the metadata of before with the labels and annotations of converted.
-func convertedMetadata(before, converted object.Tree) (object.Tree, error) {
+// convertedMetadata returns a copy of the original metadata with the labels and annotations of the converted object.
+func convertedMetadata(original, converted object.Tree) (object.Tree, error) {
 	value, found := converted["metadata"]
 	if !found {
 		return nil, errors.New("missing metadata in converted object")
@@ -92,7 +91,7 @@ func convertedMetadata(before, converted object.Tree) (object.Tree, error) {
 	if !ok {
 		return nil, fmt.Errorf("invalid metadata of type %T in converted object", value)
 	}
-	out := object.Copy(before)
+	out := object.Copy(original)
 	if out == nil {
 		out = object.Tree{}
 	}

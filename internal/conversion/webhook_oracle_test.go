@@ -63,7 +63,7 @@ func (o oracle) convert(objects ...object.Tree) string {
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetAPIVersion("example.com/v1beta1")
-	list.SetKind("CronTab") // the kind of the objects, so that the messages are equal
+	list.SetKind("CronTab") // upstream's messages contain the kind of the list
 	for _, in := range objects {
 		list.Items = append(list.Items, unstructured.Unstructured{Object: object.Copy(in)})
 	}
@@ -78,7 +78,7 @@ func (o oracle) convert(objects ...object.Tree) string {
 	return text.String()
 }
 
-// convertLocally does the same as oracle.convert with this package.
+// convertLocally does the same as oracle.convert, but uses this package for the conversion.
 func convertLocally(t *testing.T, config string, objects ...object.Tree) string {
 	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", config), objects)
 	if err != nil {
@@ -97,7 +97,7 @@ func convertLocally(t *testing.T, config string, objects ...object.Tree) string 
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|127.0.0.1:\d+->|conn\d+`)
 
-// first returns the first converted object of a response.
+// first returns the first converted object in a response.
 func first(r *review) map[string]any { return r.Response.ConvertedObjects[0].(object.Tree) }
 func last(r *review) map[string]any {
 	return r.Response.ConvertedObjects[len(r.Response.ConvertedObjects)-1].(object.Tree)
@@ -107,7 +107,7 @@ func meta(f func(object.Tree)) func(*review) {
 	return func(r *review) { f(object.Metadata(last(r))) }
 }
 
-// changes are possible responses of a webhook by name. Most of them are wrong.
+// changes holds modifications of a correct response by name. Most of them make the response invalid.
 var changes = map[string]func(*review){
 	"correct": nil,
 	"failed": func(r *review) {
@@ -206,8 +206,8 @@ func TestResponsesAgainstUpstream(t *testing.T) {
 	}
 }
 
-// withoutOrigin removes the origin from an error about an object that cannot be decoded. Upstream omits it for a
-// single object.
+// withoutOrigin removes the prefix with the kind from an error about an object that cannot be decoded. Upstream omits
+// this prefix for a single object.
 func withoutOrigin(text string) string {
 	rest, found := strings.CutPrefix(text,
 		"conversion webhook for example.com/v1beta1, Kind=CronTab returned invalid object: ")
@@ -227,7 +227,7 @@ func compare(t *testing.T, name, config string, objects []object.Tree) {
 	}
 }
 
-// raw contains responses by name that are not a ConversionReview.
+// raw contains, by name, handlers whose responses are not a ConversionReview.
 var raw = map[string]http.HandlerFunc{
 	"nothing":         func(http.ResponseWriter, *http.Request) {},
 	"no JSON":         respond(200, "application/json", "{"),

@@ -46,7 +46,7 @@ func (s *tlsHost) set(alive bool) {
 	s.alive = alive
 }
 
-// counts returns the number of connections and of request bytes since the last call.
+// counts returns the number of connections and of request bytes since the previous call of counts.
 func (s *tlsHost) counts() (dialed, requestBytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *tlsHost) dial() (net.Conn, error) {
 		if c.Handshake() != nil {
 			return
 		}
-		n, _ := c.Read(make([]byte, 1024)) // then the host closes the connection
+		n, _ := c.Read(make([]byte, 1024)) // the connection is closed when the function returns
 		s.mu.Lock()
 		s.requestBytes += n
 		mute := s.mute
@@ -105,7 +105,7 @@ func openBreaker(t *testing.T, w *Webhooks, s *tlsHost) {
 	}
 }
 
-// take returns the reports since the last call in a short form.
+// take returns the reports since the previous call of take as one string.
 func (r *reports) take() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,8 +114,8 @@ func (r *reports) take() string {
 	return strings.Join(reported, "; ")
 }
 
-// TestWebhookIsProbed checks that an unreachable webhook is detected as reachable within two seconds of its
-// return, without a call and without request bytes.
+// TestWebhookIsProbed checks that the server detects within two seconds that a webhook is reachable again. This needs
+// no call, and the probes send no request.
 // CNV-059
 func TestWebhookIsProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -145,9 +145,9 @@ func TestWebhookIsProbed(t *testing.T) {
 	})
 }
 
-// TestConnectionWithoutResponse checks that a webhook that accepts connections but does not respond is not
-// reported as reachable. Otherwise its condition would change every other second. It is reported after a restart
-// that refused connections.
+// TestConnectionWithoutResponse checks that a webhook that accepts connections but does not respond is not reported
+// as reachable. Otherwise the condition in the CRD would change every other second. The webhook is reported as
+// reachable after a restart during which it refused connections.
 func TestConnectionWithoutResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reported reports
@@ -173,9 +173,9 @@ func TestConnectionWithoutResponse(t *testing.T) {
 	})
 }
 
-// TestUnresponsiveWebhookAfterRestart checks a webhook that was unreachable before this process started. If it
-// accepts connections, it is reported as reachable. The first call without a response until its deadline is
-// reported. After a response, one failure is not reported.
+// TestUnresponsiveWebhookAfterRestart checks a webhook that was unreachable before the server started and now accepts
+// connections but does not respond. It is reported as reachable, and as unreachable after the first call that times
+// out. Later probes do not report it as reachable again.
 func TestUnresponsiveWebhookAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reported reports
@@ -226,8 +226,8 @@ func TestWrongCertificateIsUnreachable(t *testing.T) {
 	})
 }
 
-// TestWebhookIsReplaced checks that a CRD that no longer has a webhook is reported and probing ends. A CRD with
-// another webhook gets the state of that webhook.
+// TestWebhookIsReplaced checks that probing ends and a report is made when a CRD no longer has a webhook. If the CRD
+// has another webhook instead, it gets the state of that webhook.
 // CNV-073
 func TestWebhookIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

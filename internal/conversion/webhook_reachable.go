@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// probeEvery is the interval of connection attempts to an unreachable webhook. They detect that the webhook is
-// reachable again without a call.
+// probeEvery is the interval of connection attempts to an unreachable webhook. The attempts detect that the webhook
+// is reachable again, so no call has to be made for that.
 const probeEvery = time.Second
 
 // reachability tracks for each CRD whether its webhook is reachable, and reports changes.
@@ -23,12 +23,12 @@ type reachability struct {
 // webhookState is the known state of the webhook of a CRD.
 type webhookState struct {
 	client    *webhookClient
-	reported  bool // the state was reported; otherwise the CRD still has its earlier unreachable condition
+	reported  bool // if false, the CRD still has an unreachable condition from an earlier process
 	reachable bool
 }
 
-// recordCall records the result of a call for a CRD. A failure is ignored while the circuit breaker of the webhook
-// is closed.
+// recordCall records the result of a call for a CRD. A failure counts only if it has opened the circuit breaker of
+// the webhook.
 func (r *reachability) recordCall(c *webhookClient, crd string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -38,13 +38,13 @@ func (r *reachability) recordCall(c *webhookClient, crd string, err error) {
 		r.probe(c)
 	case err == nil && !open:
 		r.setState(crd, webhookState{c, true, true}, nil)
-		if r.probing[c] { // other CRDs wait for this webhook
+		if r.probing[c] { // other CRDs with this webhook have the state unreachable
 			r.markReachable(c)
 		}
 	}
 }
 
-// setState stores and reports a changed state.
+// setState stores the state of the webhook of a CRD, and reports it if it has changed.
 func (r *reachability) setState(crd string, now webhookState, err error) {
 	if r.crds[crd] != now {
 		r.crds[crd] = now
@@ -52,7 +52,7 @@ func (r *reachability) setState(crd string, now webhookState, err error) {
 	}
 }
 
-// halfOpen starts probing the webhook of a CRD without calling it.
+// halfOpen starts probing the webhook of a CRD. It does not call the webhook.
 func (r *reachability) halfOpen(c *webhookClient, crd string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,7 +75,7 @@ func (r *reachability) probe(c *webhookClient) {
 	}
 }
 
-// markReachable reports to all CRDs with the webhook that it is reachable.
+// markReachable reports the webhook as reachable for each CRD that uses it.
 func (r *reachability) markReachable(c *webhookClient) {
 	for crd, v := range r.crds {
 		if v.client == c {
@@ -84,7 +84,8 @@ func (r *reachability) markReachable(c *webhookClient) {
 	}
 }
 
-// unreachableCRDs returns the CRDs whose webhook c is unreachable. If there are none, probing ends.
+// unreachableCRDs returns the CRDs that use the webhook of client c, if the webhook is unreachable for them. If there
+// are none, it records that probing has ended.
 func (r *reachability) unreachableCRDs(c *webhookClient) (crds []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +100,7 @@ func (r *reachability) unreachableCRDs(c *webhookClient) (crds []string) {
 	return crds
 }
 
-// forget removes the state of a CRD that no longer has the webhook was.
+// forget removes the state of a CRD that no longer uses the webhook of the client was.
 func (r *reachability) forget(crd string, was *webhookClient) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,8 +109,8 @@ func (r *reachability) forget(crd string, was *webhookClient) {
 	}
 }
 
-// dropUnused removes the state of an unused webhook and returns true. It returns false while the webhook is being
-// probed.
+// dropUnused removes the state of an unused webhook and returns true. If the webhook is being probed, it does nothing
+// and returns false.
 func (r *reachability) dropUnused(c *webhookClient) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,8 +121,8 @@ func (r *reachability) dropUnused(c *webhookClient) bool {
 	return true
 }
 
-// probe tries to connect until the webhook is reachable, no waiting CRD has the webhook any longer, or ctx is
-// done.
+// probe tries to connect once per interval. It ends when the webhook is reachable, when no CRD uses the webhook any
+// longer, or when ctx is done.
 func (c *webhookClient) probe(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
@@ -157,7 +158,7 @@ func (r *reachability) recordConnection(c *webhookClient) {
 // the webhook.
 func (w *Webhooks) HalfOpen(crd string) { w.updateWebhook(crd, nil) }
 
-// updateWebhook updates the state of a CRD whose webhook is no longer was.
+// updateWebhook updates the state of a CRD if it no longer uses the webhook of the client was.
 func (w *Webhooks) updateWebhook(crd string, was *webhookClient) {
 	if w.config.WebhookOf == nil {
 		return

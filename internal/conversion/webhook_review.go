@@ -28,7 +28,7 @@ const (
 	objectFailure    = "conversion_webhook_invalid_converted_object_failure"
 )
 
-// convert makes one call and validates the results.
+// convert converts the objects of a batch with one call, and validates the results.
 func (c *webhookClient) convert(ctx context.Context, to *resource.Version, b batch) ([]object.Tree, error) {
 	if c.review == "" {
 		return nil, errors.New("no supported conversion review versions")
@@ -57,7 +57,7 @@ func truncateError(err error) error {
 	return errors.New(strings.ToValidUTF8(text[:maxFailureBytes], "") + "...")
 }
 
-// call does the work of convert without its metrics. failure is the kind of failure.
+// call does the work of convert except the metrics. failure is the kind of failure, or "" if there is none.
 func (c *webhookClient) call(ctx context.Context, crd string, to *resource.Version, b batch) (out []object.Tree,
 	failure string, err error) {
 	from := kindOf(b.objects[0])
@@ -125,8 +125,9 @@ type reviewResult struct {
 	objects  []any
 }
 
-// decode decodes a response. A plain response is decoded as a tree, the form in which the objects are needed. The
-// decoder of the API types handles any other response, because of its error messages and its leniency.
+// decode decodes a response. The fast path decodes a plain response as a tree, because the objects are needed as
+// trees. Any other response goes to the decoder of the API types, which accepts unusual responses and has upstream's
+// error messages.
 func (c *webhookClient) decode(data []byte) (reviewResult, error) {
 	t, _, err := object.DecodeJSON(data)
 	if err != nil || kindOf(t) != c.kind() {
@@ -144,7 +145,7 @@ func (c *webhookClient) decode(data []byte) (reviewResult, error) {
 		objects: objects}, nil
 }
 
-// kind returns the kind of requests and responses.
+// kind returns the group, version and kind of requests and responses.
 func (c *webhookClient) kind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: apiextensionsv1.GroupName, Version: c.review, Kind: "ConversionReview"}
 }
@@ -184,7 +185,7 @@ func (c *webhookClient) decodeTyped(data []byte) (a reviewResult, err error) {
 	return a, err
 }
 
-// verify validates a response as a whole. As upstream does, it ignores uid and kind of a v1beta1 response.
+// verify validates a response except its objects. As upstream does, it ignores uid and kind of a v1beta1 response.
 func (c *webhookClient) verify(a reviewResult, uid string) error {
 	if c.review == reviewV1 && a.kind != c.kind() {
 		return fmt.Errorf("expected webhook response of %v, got %v", c.kind(), a.kind)

@@ -28,7 +28,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// review is a ConversionReview as a webhook decodes and encodes it.
+// review is a ConversionReview for the webhooks of tests, which decode the request and encode the response.
 type review struct {
 	APIVersion string          `json:"apiVersion,omitempty"`
 	Kind       string          `json:"kind,omitempty"`
@@ -48,7 +48,7 @@ type reviewResponse struct {
 	ConvertedObjects []any          `json:"convertedObjects"`
 }
 
-// respondTo returns the correct response to a request, modified by change.
+// respondTo returns the correct response to a request, after the function change has modified it. change may be nil.
 func respondTo(q review, change func(*review)) review {
 	out := review{APIVersion: q.APIVersion, Kind: q.Kind, Response: &reviewResponse{UID: q.Request.UID,
 		Result: map[string]any{"status": "Success"}}}
@@ -73,10 +73,10 @@ type hook struct {
 	calls, objects atomic.Int64
 	last           atomic.Pointer[http.Request]
 	body           atomic.Pointer[[]byte]
-	caPEM          []byte // CA of its certificate; nil means that the certificate is its own CA
+	caPEM          []byte // CA of the server's certificate; nil means that the certificate is its own CA
 }
 
-// newHook starts a webhook whose responses change modifies.
+// newHook starts a webhook. The function change modifies each response before it is sent, and may be nil.
 func newHook(t testing.TB, change func(*review)) *hook {
 	return newRawHook(t, func(w http.ResponseWriter, q review) {
 		w.Header().Set("Content-Type", "application/json")
@@ -126,7 +126,7 @@ func (h *hook) config(versions ...string) string {
 		h.URL+"/convert", h.ca())
 }
 
-// version returns a version of CronTab that a webhook converts.
+// version returns a version of the kind CronTab, whose objects are converted by a webhook.
 func version(name, config string) *resource.Version {
 	gv := schema.GroupVersion{Group: "example.com", Version: name}
 	return &resource.Version{GroupVersion: gv, APIVersion: gv.String(), Definition: &resource.Definition{
@@ -141,7 +141,8 @@ func cronTab(name string) object.Tree {
 			"labels": object.Tree{"a": "b"}, "managedFields": []any{object.Tree{"manager": "m"}}}}
 }
 
-// allowEveryService allows loopback addresses for every Service, because the webhooks of tests use them.
+// allowEveryService allows every Service to have a loopback address, because the webhooks of tests have such
+// addresses.
 func allowEveryService(string, string) bool { return true }
 
 // newWebhooks returns Webhooks that resolve every Service to one address.

@@ -8,16 +8,16 @@ import (
 )
 
 // maxSteps limits the time of one walk to about ten seconds in the worst case. A step is one regular expression
-// instruction for one byte, or a similar amount of other work. Without the limit, a CRD with 100,000 schemas under
-// anyOf for 100,000 values could make a write take hours.
+// instruction for one byte, or a similar amount of other work. Without the limit, a write of 100,000 values could
+// take hours if the CRD has 100,000 schemas under anyOf.
 const (
 	maxSteps             = 1 << 31
 	stepsPerNode         = 16
 	stepsPerContextCheck = 1 << 22 // steps between two checks of the context
 )
 
-// spend counts steps and reports whether the walk may continue. The result of a walk that may not continue is
-// invalid.
+// spend counts steps and reports whether the walk may continue. If it may not, the result of the walk must be
+// discarded.
 func (w *walk) spend(steps int) bool {
 	before := w.steps
 	w.steps += steps

@@ -4,24 +4,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Default modifies t in place. It drops the nulls of fields that are not nullable and have no default, and fills
-// in defaults. Default values are copied, so the caller may change t. Without defaults in the schema, only the
-// search for nulls costs time.
+// Default modifies t in place. It drops the nulls of fields that are not nullable and have no default, and fills in
+// defaults. Default values are copied, so the caller may change t. If the schema has no defaults, only the search for
+// nulls takes time.
 func (s *Schema) Default(t object.Tree) {
 	s.dropNulls(t)
 	s.FillDefaults(t)
 }
 
-// FillDefaults does the same as Default without dropping nulls. It replaces only nulls that have a default.
-// Upstream's defaulter does this after an apply and after admission.
+// FillDefaults does the same as Default, except that it drops no nulls. It replaces a null only if the field has a
+// default. Upstream's defaulter does this after an apply and after admission.
 func (s *Schema) FillDefaults(t object.Tree) {
 	if root := s.structuralRoot(); root.has(defaults) {
 		root.fill(t)
 	}
 }
 
-// structuralRoot returns the tree that prunes, defaults and validates objects, with its defaults decoded. It
-// returns nil if the version has no structural schema.
+// structuralRoot returns the root node, after it has decoded the defaults. It returns nil if the version has no
+// structural schema.
 func (s *Schema) structuralRoot() *node {
 	if s.nonStructural {
 		return nil
@@ -32,8 +32,8 @@ func (s *Schema) structuralRoot() *node {
 	return s.root
 }
 
-// dropNulls removes the fields of objects that are null but not nullable. Null items of lists remain. The metadata
-// of t is skipped, because its Go type handles nulls. A kind that preserves unknown fields keeps all nulls.
+// dropNulls removes the fields of objects that are null but not nullable. Null items of lists remain. The metadata of
+// t is skipped, because its Go type handles nulls. Objects of a kind that preserves unknown fields keep all nulls.
 func (s *Schema) dropNulls(t object.Tree) {
 	root := s.structuralRoot()
 	if root == nil || s.preserve {
@@ -76,8 +76,8 @@ func (n *node) drops(v any) bool {
 	return v == nil && n != nil && !n.nullable && !n.defaulted()
 }
 
-// defaulted reports whether the node has a default. A default within embedded metadata can be invalid as a whole,
-// which readDefaults detects.
+// defaulted reports whether the node has a usable default. readDefaults may have discarded the whole default, because
+// a default within embedded metadata can be invalid.
 func (n *node) defaulted() bool { return n.defaultJSON != "" && !n.nodeDefaults.discarded }
 
 // fill sets defaults in the fields and items of v.
@@ -137,8 +137,8 @@ func (n *node) fillNull() any {
 
 // nodeDefaults holds the defaults at and below a node.
 type nodeDefaults struct {
-	value      any  // the default, completed with the defaults below it
-	discarded  bool // normalization removes the default completely
+	value      any  // the default, after the defaults below it were filled in
+	discarded  bool // the default is not used, because normalization removes it completely
 	properties []defaultedProperty
 }
 
@@ -148,8 +148,8 @@ type defaultedProperty struct {
 	node *node
 }
 
-// readDefaults decodes all defaults. It prunes and coerces each default at its position, and completes it with the
-// defaults below. Filling in a default is then only a copy.
+// readDefaults decodes all defaults. It prunes and coerces each default at its position, and fills in the defaults
+// below it. A default can then be filled into an object as a copy.
 func (s *Schema) readDefaults() {
 	r := defaultReader{schema: s}
 	r.read(s.root)
@@ -157,7 +157,7 @@ func (s *Schema) readDefaults() {
 
 type defaultReader struct {
 	schema *Schema
-	path   []step // from the root to the node being read
+	path   []step // path from the root to the current node
 }
 
 func (r *defaultReader) read(n *node) {
@@ -192,7 +192,7 @@ func (r *defaultReader) below(at step, n *node) {
 	r.path = r.path[:len(r.path)-1]
 }
 
-// normalizedDefault returns the default of n, pruned and coerced in its enclosing object. It returns false if
+// normalizedDefault returns the default of n after it was pruned and coerced inside an object. It returns false if
 // nothing remains.
 func (r *defaultReader) normalizedDefault(n *node) (any, bool) {
 	value, ok := decodeDefault(n)

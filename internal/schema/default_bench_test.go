@@ -23,9 +23,9 @@ type normalizeSample struct {
 	tree   object.Tree
 }
 
-// BenchmarkNormalize normalizes each sample of the corpus once a round: it prunes, drops nulls, coerces embedded
-// resources and fills in defaults. It also validates lists and embedded metadata. The rest of a round is the copy
-// of the sample, which both implementations need.
+// BenchmarkNormalize normalizes each sample of the corpus once in each round. It prunes, drops nulls, coerces
+// embedded resources and fills in defaults. It also validates lists and embedded metadata. A round includes the time
+// to copy the samples, which both implementations need.
 func BenchmarkNormalize(b *testing.B) {
 	samples := normalizeSamples(b)
 	b.Run("trellis", func(b *testing.B) {

@@ -14,9 +14,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CheckDefaults validates the defaults of s as a write of a CRD does. path is the path of s in the CRD. Each
-// default must be valid for the schema of its node. If pruned is true, defaults must not have unknown fields,
-// except in the metadata of an object. Defaults below additionalProperties are not checked, as in upstream.
+// CheckDefaults validates the defaults of s when a CRD is written. The parameter path is the path of s in the CRD.
+// Each default must be valid for the schema of its node. If pruned is true, defaults must not have unknown fields,
+// except in the metadata of an object. As in upstream, defaults below additionalProperties are not checked.
 func (s *Schema) CheckDefaults(ctx context.Context, path *field.Path, pruned bool) field.ErrorList {
 	if !s.root.has(defaults) {
 		return nil
@@ -66,7 +66,7 @@ func (c *defaultChecker) node(n *node, at defaultPosition, path *field.Path) {
 	}
 }
 
-// decodeDefault returns the default of n before normalization, or false if there is none.
+// decodeDefault returns the default of n before normalization. It returns false if n has no default.
 func decodeDefault(n *node) (any, bool) {
 	if n.defaultJSON == "" {
 		return nil, false
@@ -75,7 +75,7 @@ func decodeDefault(n *node) (any, bool) {
 	return wrapped[""], err == nil
 }
 
-// value checks one default. It reports only the first kind of error.
+// value runs several checks of one default. It stops after the first check that reports errors.
 func (c *defaultChecker) value(v any, n *node, at defaultPosition, path *field.Path) {
 	if at.meta {
 		if problem := c.metadata(object.CopyValue(v), at); problem != nil {
@@ -107,8 +107,8 @@ func (c *defaultChecker) value(v any, n *node, at defaultPosition, path *field.P
 	c.rules(v, n, at, path)
 }
 
-// asWritten returns n for the validation of defaults. Upstream uses the schema without interpretation for this.
-// x-kubernetes-int-or-string does not imply the two types, and formats that are ignored for objects are checked.
+// asWritten returns a modified copy of n for the validation of defaults. As in upstream, x-kubernetes-int-or-string
+// does not imply the two types in this copy, and formats that are ignored for objects are checked.
 func asWritten(n *node) *node {
 	if n == nil {
 		return nil
@@ -141,7 +141,7 @@ func asWritten(n *node) *node {
 	return &c
 }
 
-// rules evaluates the rules at and below n twice: for an unchanged default and for a new default.
+// rules evaluates the rules at and below n twice, once as if the default were unchanged and once as if it were new.
 func (c *defaultChecker) rules(v any, n *node, at defaultPosition, path *field.Path) {
 	if !n.hasRules() {
 		return
@@ -181,7 +181,7 @@ func prefixErrors(path *field.Path, errs field.ErrorList) field.ErrorList {
 	return errs
 }
 
-// metadata checks a default inside metadata, in an otherwise empty object.
+// metadata checks a default inside metadata. It checks the default as a part of an object that has no other fields.
 func (c *defaultChecker) metadata(v any, at defaultPosition) error {
 	around := wrapAtPath(v, at.steps)
 	for key, value := range map[string]string{"apiVersion": "validation/v1", "kind": "Validation"} {
@@ -199,7 +199,7 @@ func (c *defaultChecker) metadata(v any, at defaultPosition) error {
 	return nil
 }
 
-// wrapAtPath returns the smallest object that contains v at path. path begins in an object.
+// wrapAtPath returns the smallest object that contains v at path. The first step of path must be a field.
 func wrapAtPath(v any, path []step) object.Tree {
 	for _, at := range slices.Backward(path) {
 		if at.index >= 0 {
@@ -212,7 +212,8 @@ func wrapAtPath(v any, path []step) object.Tree {
 	return t
 }
 
-// HasUnprunedDefaults reports whether filling in a default of s would remove a part of it.
+// HasUnprunedDefaults reports whether a default of s has unknown fields, which pruning removes when the default is
+// filled in.
 func (s *Schema) HasUnprunedDefaults() bool {
 	if s.root == nil {
 		return false
@@ -235,7 +236,7 @@ func (s *Schema) HasUnprunedDefaults() bool {
 	return r.anyUnpruned(&without)
 }
 
-// asResource returns the root as an embedded resource, because defaults are filled into whole objects.
+// asResource returns a copy of the root that is an embedded resource, because defaults are filled into whole objects.
 func (s *Schema) asResource() *node {
 	root := *s.root
 	root.embedded = true

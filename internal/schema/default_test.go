@@ -46,7 +46,7 @@ func withDefaults(r *rand.Rand, s *apiextensionsv1.JSONSchemaProps, depth int) {
 	}
 }
 
-// plainMetadata removes embedded resources inside metadata, which no valid CRD has.
+// plainMetadata removes embedded resources inside metadata, because no valid CRD has such resources.
 func plainMetadata(s *apiextensionsv1.JSONSchemaProps, inside bool) {
 	s.XEmbeddedResource = s.XEmbeddedResource && !inside
 	for name, child := range s.Properties {
@@ -98,8 +98,8 @@ func withNulls(r *rand.Rand, v any) {
 	}
 }
 
-// upstreamNormalize does the work of unstructuredSchemaCoercer and unstructuredDefaulter below the metadata of the
-// root.
+// upstreamNormalize does the work of upstream's unstructuredSchemaCoercer and unstructuredDefaulter, except for the
+// metadata of the root.
 func upstreamNormalize(t object.Tree, s *structuralschema.Structural, drop bool) ([]string, *field.Error) {
 	unknown := pruning.PruneWithOptions(t, s, true,
 		structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
@@ -284,7 +284,7 @@ func TestEmbeddedAgainstUpstream(t *testing.T) {
 	}
 }
 
-// makeResources gives objects some of the fields of resources.
+// makeResources adds apiVersion, kind and metadata to some objects.
 func makeResources(r *rand.Rand, v any) {
 	switch v := v.(type) {
 	case object.Tree:

@@ -20,9 +20,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Derivation computes one field of an object in one version from the object in another version. It evaluates a CEL
-// expression in which self is the source object, with the type that rules at the root of its schema see. It is
-// immutable and safe for concurrent use.
+// Derivation computes one field of an object at a new version from the object at its old version. It evaluates a CEL
+// expression in which self is the old object. The type of self is the same as in rules at the root of the old schema.
+// A Derivation is immutable and safe for concurrent use.
 type Derivation struct {
 	Target []string   // path of the computed field
 	Reads  [][]string // paths of the fields of self that the expression uses
@@ -32,12 +32,12 @@ type Derivation struct {
 	program  cel.Program
 	celNode  *node
 	target   *node
-	selfPath []string // set if the expression only selects this field of self
+	selfPath []string // set if the whole expression is only this field of self
 }
 
-// NewDerivation compiles an expression for objects of schema from. The result must be assignable to the field
-// target of schema to. stored specifies that the expression is stored already and may use functions that new
-// expressions may not. Compile errors are in CEL's words.
+// NewDerivation compiles an expression for objects with the schema from. Its result must be assignable to the field
+// target in the schema to. If stored is true, the expression is stored already and may use functions that are not
+// allowed in new expressions. Compile errors are in CEL's words.
 func NewDerivation(from, to *Schema, expression string, target []string, stored bool) (*Derivation, error) {
 	if from.root == nil || to.root == nil {
 		return nil, errors.New("both versions need a schema")
@@ -78,7 +78,7 @@ func NewDerivation(from, to *Schema, expression string, target []string, stored 
 	return d, nil
 }
 
-// collectReads sets the paths that the expression reads. "self.spec.host" reads spec.host, but not all of spec.
+// collectReads sets the paths that the expression reads. For example, "self.spec.host" reads only the path spec.host.
 func (d *Derivation) collectReads(e ast.Expr) {
 	d.selfPath, _ = fieldOf(e)
 	paths, whole := map[string][]string{}, map[string]int{}
@@ -108,7 +108,7 @@ func (d *Derivation) collectReads(e ast.Expr) {
 	}
 }
 
-// selected splits "a.b" and "a.?b" into operand and field. has(a.b) is neither.
+// selected splits a selection, "a.b" or "a.?b", into its operand and its field. has(a.b) is not a selection.
 func selected(e ast.Expr) (operand ast.Expr, field string, ok bool) {
 	switch e.Kind() {
 	case ast.SelectKind:
@@ -123,7 +123,7 @@ func selected(e ast.Expr) (operand ast.Expr, field string, ok bool) {
 	return nil, "", false
 }
 
-// fieldOf returns the path of e if e is a field of self.
+// fieldOf returns the path of the field if the expression e is self or selects a field of self.
 func fieldOf(e ast.Expr) (path []string, ok bool) {
 	if e.Kind() == ast.IdentKind {
 		return nil, e.AsIdent() == selfVar
@@ -139,12 +139,12 @@ func fieldOf(e ast.Expr) (path []string, ok bool) {
 	return append(path, name), ok
 }
 
-// noSuchKey is the start of the error of an expression that reads a missing field.
+// noSuchKey is the prefix of CEL's error when an expression reads a missing field.
 const noSuchKey = "no such key: "
 
-// Value computes the field. ok is false if the field must be omitted. This is the case if the result is
-// optional.none(), or if the expression reads a field that self does not have. The cost is subtracted from budget.
-// The value shares no memory with self.
+// Value computes the field. ok is false if the field must be omitted, because the result is optional.none() or
+// because the expression reads a field that is missing in self. The cost is subtracted from budget. The value shares
+// no memory with self.
 func (d *Derivation) Value(ctx context.Context, self object.Tree, budget *int64) (v any, ok bool, err error) {
 	if len(d.selfPath) > 0 {
 		v, ok = lookUp(self, d.selfPath)

@@ -23,8 +23,8 @@ var scalarTypes = map[types.Kind]typeSet{
 	types.BoolKind: isBoolean,
 }
 
-// checkAssignable returns an error if values of the CEL type t cannot be values of n. It accepts dyn, and maps for
-// objects; validateTypes checks these at run time.
+// checkAssignable returns an error if values of the CEL type t cannot be values of n. It accepts dyn for any type and
+// maps for objects, because validateTypes checks such values at run time.
 func (s *scope) checkAssignable(t *types.Type, n *node) error {
 	if t.TypeName() == "optional_type" {
 		t = t.Parameters()[0]
@@ -45,7 +45,7 @@ func (s *scope) checkAssignable(t *types.Type, n *node) error {
 	return wrong
 }
 
-// fromCEL converts a CEL value to a JSON value of n.
+// fromCEL converts a CEL value to a JSON value for the schema n.
 func (n *node) fromCEL(v ref.Val) (any, error) {
 	switch v := v.(type) {
 	case *objectView:
@@ -105,7 +105,7 @@ func (n *node) fromCELMap(m celtraits.Mapper) (any, error) {
 		key := it.Next()
 		name, ok := key.(types.String)
 		if !ok {
-			return nil, fmt.Errorf("the key %v is not a string", key)
+			return nil, fmt.Errorf("the map key %v in the result is not a string", key)
 		}
 		v, err := n.child(string(name)).fromCEL(m.Get(key))
 		if err != nil {
@@ -123,7 +123,8 @@ func (n *node) validateTypes(v any) error {
 		return nil
 	}
 	if n.types != 0 && typeOf(v)&n.types == 0 && !numberFits(v, n.types) {
-		return fmt.Errorf("the result has %s where the type is %s", typeOf(v), typeText(n))
+		return fmt.Errorf("the result contains a value of type %s, but the schema requires the type %s", typeOf(v),
+			typeText(n))
 	}
 	switch v := v.(type) {
 	case []any:

@@ -20,9 +20,9 @@ import (
 )
 
 // CoerceEmbedded converts apiVersion, kind and metadata of every embedded resource in t
-// (x-kubernetes-embedded-resource) to their types. It drops unknown fields of metadata and returns their sorted
-// paths. It returns an error for the first value of a wrong type. The metadata of t itself is not checked. Without
-// embedded resources in the schema, it costs nothing.
+// (x-kubernetes-embedded-resource) to their types. It drops unknown fields of metadata and returns the sorted paths
+// of these fields. It returns an error for the first value of a wrong type. The metadata of t itself is not checked.
+// If the schema has no embedded resources, CoerceEmbedded returns immediately.
 func (s *Schema) CoerceEmbedded(t object.Tree) (unknown []string, err *field.Error) {
 	root := s.structuralRoot()
 	if !root.has(embedded) {
@@ -112,7 +112,7 @@ func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	return nil
 }
 
-// wellFormed returns the fields of malformed metadata that are valid on their own.
+// wellFormed returns the fields of invalid metadata that are valid when each field is decoded separately.
 func wellFormed(v object.Tree) object.Tree {
 	kept := object.Tree{}
 	for k, w := range v {
@@ -187,7 +187,7 @@ func (e *embeddedChecker) value(v any, n *node, at *position) {
 	}
 }
 
-// resource checks one embedded resource. metadata and its name are optional.
+// resource checks one embedded resource. Its metadata and the name in the metadata are optional.
 func (e *embeddedChecker) resource(t object.Tree, path *field.Path) {
 	e.text(t, "apiVersion", path, func(v string) string {
 		if _, err := schema.ParseGroupVersion(v); err != nil {
@@ -238,7 +238,7 @@ func (e *embeddedChecker) text(t object.Tree, key string, path *field.Path, prob
 	}
 }
 
-// pathSegment checks the minimum requirements for every name.
+// pathSegment checks the minimum requirements that every object name must meet.
 func pathSegment(name string, prefix bool) []string {
 	if prefix {
 		return content.IsPathSegmentPrefix(name)

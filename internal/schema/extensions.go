@@ -9,10 +9,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// ValidateExtensions validates the x-kubernetes extensions of t: embedded resources, list types and rules. It
-// appends to errs, which holds the errors of t so far. Some of these errors prevent the evaluation of rules.
-// status specifies that the write goes to the status subresource. Duplicate list items are allowed in a list that
-// is unchanged from old. warn receives the failures that ratcheting ignores.
+// ValidateExtensions validates the x-kubernetes extensions in t: embedded resources, list types and rules. It appends
+// its errors to errs, which holds the errors of earlier validation. Some of these earlier errors prevent the
+// evaluation of rules. status is true for a write of the status subresource. Duplicate list items are allowed in a
+// list that has not changed since old. ValidateExtensions calls warn with each failure that ratcheting ignores.
 func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, status bool, warn func(text string),
 	errs field.ErrorList) field.ErrorList {
 	if !status {
@@ -26,7 +26,7 @@ func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, sta
 	switch {
 	case s.rules() == nil:
 		return errs
-	// at maxProblems, more errors may be unreported
+	// if maxProblems is reached, other errors may be unreported
 	case len(errs) >= maxProblems || slices.ContainsFunc(errs, blocksRules):
 		return append(errs, field.Invalid(nil, nil,
 			"some validation rules were not checked because the object was invalid; correct the existing errors to "+
@@ -35,7 +35,7 @@ func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, sta
 	return append(errs, s.evaluate(ctx, t, old, warn)...)
 }
 
-// blocksRules reports whether rules cannot be evaluated after the error e, because the value may have a wrong type
+// blocksRules reports whether the error e prevents the evaluation of rules, because the value may have a wrong type
 // or size.
 func blocksRules(e *field.Error) bool {
 	switch e.Type {

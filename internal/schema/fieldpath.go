@@ -8,14 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ErrNoField is the error of a step of WalkFieldPath to a field that the schema does not have.
+// ErrNoField is the error for a name in a path if the schema has no such field.
 var ErrNoField = errors.New("does not refer to a valid field")
 
 var errPathEnded = errors.New("unexpected end of JSON path")
 
-// WalkFieldPath parses a JSON path of field names. If brackets is true, names in brackets and single quotes are
-// allowed. Examples are fieldPath of x-kubernetes-validations and jsonPath of selectable fields. WalkFieldPath
-// calls step with each name in order. It returns the first error, from parsing or from step.
+// WalkFieldPath parses a JSON path of field names. Such paths are fieldPath in x-kubernetes-validations and jsonPath
+// in selectable fields. If brackets is true, names may also be in brackets and single quotes. WalkFieldPath calls the
+// function step with each name in order. It stops at the first error, which is a syntax error or comes from step.
 func WalkFieldPath(path string, brackets bool, step func(name string) error) error {
 	for path != "" {
 		name, rest, err := "", "", error(nil)
@@ -56,7 +56,7 @@ func WalkFieldPath(path string, brackets bool, step func(name string) error) err
 	return nil
 }
 
-// normalizedFieldPath returns path, which is relative to n, in the form that errors use. It returns "" if the path
+// normalizedFieldPath returns a path relative to n in the form in which errors contain it. It returns "" if the path
 // does not exist in the schema.
 func normalizedFieldPath(path string, n *node) string {
 	var out *field.Path
@@ -78,7 +78,7 @@ func normalizedFieldPath(path string, n *node) string {
 	return out.String()
 }
 
-// token splits off a delimiter, a name in single quotes, or a name.
+// token splits the first token off s: a delimiter, a name in single quotes, or a plain name.
 func token(s string) (tok, rest string) {
 	if s == "" {
 		return "", ""

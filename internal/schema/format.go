@@ -6,8 +6,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
 )
 
-// format identifies a format that is checked; 0 is none. Values below textFormat are formats of numbers. Values
-// from textFormat on are indices into textFormats.
+// format identifies a format that is checked. 0 means no format. Values below textFormat are formats of numbers. For
+// formats of strings, the value is textFormat plus an index into textFormats.
 type format uint8
 
 const (
@@ -51,12 +51,12 @@ var textFormats = []struct {
 	{"k8slongname", strfmt.IsLongName},
 }
 
-// registered returns the check of a format that kube-openapi exports only by name.
+// registered returns the check for a format. kube-openapi exports such checks only by the name of the format.
 func registered(name string) func(string) bool {
 	return func(s string) bool { return strfmt.Default.Validates(name, s) }
 }
 
-// formatOf returns the format of n if it is checked for n's type, or 0.
+// formatOf returns the format of n if this format is checked for values of n's type. Otherwise it returns 0.
 func formatOf(n *node) format {
 	if n.format == "" {
 		return 0
@@ -86,7 +86,7 @@ func formatOf(n *node) format {
 	return 0
 }
 
-// textFormatOf returns the format of n if it is a format of strings, or 0.
+// textFormatOf returns the format of n if it is a known format of strings. Otherwise it returns 0.
 func textFormatOf(n *node) format {
 	name := strings.ReplaceAll(n.format, "-", "")
 	for i := range textFormats {
@@ -100,7 +100,7 @@ func textFormatOf(n *node) format {
 // isNumeric reports whether f limits the range of numbers.
 func (f format) isNumeric() bool { return f >= formatInt32 && f < textFormat }
 
-// checkedFormat returns the format that the validation of n checks, or 0.
+// checkedFormat returns the format that the validation of n checks. It returns 0 if no format is checked.
 func (n *node) checkedFormat() format {
 	if n.checks == nil {
 		return 0
@@ -108,7 +108,7 @@ func (n *node) checkedFormat() format {
 	return n.checks.format
 }
 
-// valid checks a string. Formats of numbers accept all strings.
+// valid reports whether a string has the format f. Formats of numbers accept all strings.
 func (f format) valid(s string) bool {
 	return f < textFormat || textFormats[f-textFormat].valid(s)
 }

@@ -26,7 +26,7 @@ const (
 	isUnknownType
 )
 
-// typesOf returns the types that n allows, 0 for any type.
+// typesOf returns the types that n allows. 0 means any type.
 func typesOf(n *node) typeSet {
 	if n.intOrString {
 		return isInteger | isString
@@ -92,7 +92,7 @@ func (t typeSet) String() string {
 	return "number"
 }
 
-// goFormat returns the format that upstream derives from the Go type.
+// goFormat returns the name of the format that upstream derives from the Go type of a number.
 func (t typeSet) goFormat() string {
 	switch t {
 	case isInteger:
@@ -168,8 +168,8 @@ func (e *enumeration) values() []any {
 // shortEnum is the maximum length of a list that is faster to scan than to index.
 const shortEnum = 16
 
-// has compares values as upstream does, with Go's conversions: 65 equals "A", and 1.5 equals 1. Null is in no
-// enumeration.
+// has reports whether v is in the enumeration. As upstream does, it converts values between Go types before it
+// compares them. Therefore 65 equals "A", and 1.5 equals 1. Null is in no enumeration.
 func (e *enumeration) has(v any) bool {
 	list := e.values()
 	if e.scalars != nil {
@@ -222,7 +222,7 @@ func runeText(i int64) string {
 	return string(rune(i))
 }
 
-// messageTexts returns the values as upstream's internal message prints them, and as errors list them.
+// messageTexts returns the values in two forms: as upstream's internal message prints them, and as errors list them.
 func (e *enumeration) messageTexts() (printed string, names []string) {
 	e.printOnce.Do(func() {
 		e.printed = fmt.Sprint(e.values())
@@ -268,7 +268,8 @@ func inRange(f float64, n *node) bool {
 			bits = 31
 		}
 		limit := math.Ldexp(1, bits)
-		// The shortest decimal form of -2⁶³ is less than -2⁶³, so upstream's check rejects it.
+		// Upstream compares the shortest decimal form of the float. That of -2⁶³ is less than -2⁶³, so upstream
+		// rejects it.
 		return f == math.Trunc(f) && f < limit && (f > -limit || f == -limit && bits == 31)
 	case isNumber:
 		return n.checkedFormat() != formatFloat || !math.IsInf(float64(float32(f)), 0)

@@ -3,8 +3,8 @@ package schema
 import "github.com/trellis-k8s/trellis/internal/object"
 
 // structural reports whether the schema at the cursor can be read as a structural schema. Only CRDs of
-// apiextensions.k8s.io/v1beta1 that preserve unknown fields can have other schemas. Such a schema is used for
-// OpenAPI validation only.
+// apiextensions.k8s.io/v1beta1 that preserve unknown fields can have other schemas. Such a schema is used only for
+// OpenAPI validation.
 func structural(c *object.Cursor) bool {
 	ok := true
 	also := func(below bool) { ok = ok && below }

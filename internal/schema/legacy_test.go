@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestNonStructuralSchema checks that a schema that is not structural only validates values. Upstream's parser of
-// structural schemas defines which schemas are structural. SCH-024, SCH-025
+// TestNonStructuralSchema checks that a non-structural schema validates values, but does not prune or default
+// objects. A schema is structural if upstream's parser of structural schemas accepts it. SCH-024, SCH-025
 func TestNonStructuralSchema(t *testing.T) {
 	for _, below := range []string{
 		`{}`, `{"id":"a"}`, `{"id":""}`, `{"$ref":"#/definitions/a"}`, `{"patternProperties":{"a":{}}}`,

@@ -10,8 +10,8 @@ import (
 )
 
 // duplicates returns an error for each repeated item in a set and each repeated key in a list-type map
-// (x-kubernetes-list-type). The error is at the second occurrence. If old is not nil, lists that are unchanged
-// from old are skipped.
+// (x-kubernetes-list-type). The error is reported at the second occurrence. If old is not nil, lists that have not
+// changed since old are skipped.
 func (s *Schema) duplicates(t, old object.Tree) field.ErrorList {
 	root := s.structuralRoot()
 	if !root.has(listTypes) {
@@ -24,7 +24,7 @@ func (s *Schema) duplicates(t, old object.Tree) field.ErrorList {
 
 type listChecker struct{ errs field.ErrorList }
 
-// value checks v. old is the corresponding value of the old object, or nil.
+// value checks v. old is the corresponding value in the old object, or nil if there is none.
 func (l *listChecker) value(v, old any, n *node, at *position) {
 	if !n.has(listTypes) {
 		return
@@ -53,8 +53,8 @@ func (l *listChecker) value(v, old any, n *node, at *position) {
 	}
 }
 
-// elementsByKey returns the items of an old list-type map by their keys. It returns nil for other lists, whose
-// items cannot be matched.
+// elementsByKey returns the items of an old list-type map by their keys. It returns nil for other lists, because
+// their items cannot be matched with new items.
 func elementsByKey(old any, n *node) map[string]any {
 	list, ok := old.([]any)
 	if !ok || n.listType != "map" {
@@ -94,7 +94,7 @@ func (l *listChecker) tree(t, old object.Tree, n *node, at *position) {
 	}
 }
 
-// sortedKeys returns the keys of t in a fixed order, so that errors have one too.
+// sortedKeys returns the keys of t in sorted order, so that the order of errors is fixed.
 func sortedKeys(t object.Tree) []string { return slices.Sorted(maps.Keys(t)) }
 
 func (l *listChecker) set(v []any, at *position) {
@@ -129,11 +129,11 @@ func (l *listChecker) mapList(v []any, names []string, at *position) {
 	}
 }
 
-// missing represents a key that an item does not have.
+// missing represents the value of a key field that an item does not have.
 type missing struct{}
 
-// keyOf returns a value that is equal for two items if and only if their keys are equal. For a single key, the
-// value is the key.
+// keyOf returns a value that represents the key of an item. The values of two items are equal if and only if their
+// keys are equal. If the key is a single field, the value is that of the field.
 func keyOf(e object.Tree, names []string) any {
 	if len(names) == 1 {
 		if k, ok := e[names[0]]; ok {
@@ -152,8 +152,8 @@ func keyOf(e object.Tree, names []string) any {
 // maxPairwiseItems is the maximum length of a list whose items are compared in pairs, which allocates no memory.
 const maxPairwiseItems = 12
 
-// duplicateIndices returns the index of the second occurrence of each repeated value. 1 and 1.0 are different
-// values, but not within objects and arrays, which are compared by their JSON.
+// duplicateIndices returns the index of the second occurrence of each repeated value. 1 and 1.0 are different values.
+// Objects and arrays are compared by their JSON, so within them 1 and 1.0 are equal.
 func duplicateIndices(v []any) (indices []int) {
 	if len(v) <= 1 {
 		return nil

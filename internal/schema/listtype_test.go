@@ -7,8 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestRepeatedItemsOfChangedLists checks that repeated items are an error in lists that an update changes or
-// moves. They are no error in an unchanged list at any position (VAL-035, VAL-036).
+// TestRepeatedItemsOfChangedLists checks that repeated items in a list are an error if an update changes or moves the
+// list. They are not an error in an unchanged list (VAL-035, VAL-036).
 func TestRepeatedItemsOfChangedLists(t *testing.T) {
 	s := mustCompile(t, `{"type":"object","properties":{
 		"set":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"string"}},
@@ -23,7 +23,7 @@ func TestRepeatedItemsOfChangedLists(t *testing.T) {
 		"items":{"type":"string"}}}}}`)
 	for _, c := range []struct {
 		old, is string
-		want    string // path of the error, "" for none
+		want    string // path of the error; "" means no error
 	}{
 		{`{"set":["a","a"]}`, `{"set":["a","a"]}`, ""},
 		{`{"set":["a","a"]}`, `{"set":["a","a"],"n":1}`, ""},

@@ -15,10 +15,10 @@ type LostField struct {
 // maxLostFields limits the number of fields that LostFields returns.
 const maxLostFields = 20
 
-// LostFields returns the fields of schema from that are lost when an object is converted to schema to. A field is
-// kept if schema to has the same field with a type that accepts all its values. It is also kept if it is in read,
-// the fields that expressions read. Fields in set are overwritten by expressions and are not copied. metadata is
-// ignored. set and read contain paths of field names.
+// LostFields returns the fields that are lost when an object is converted from one schema to the other. The
+// parameters set and read hold paths of field names: the fields that expressions compute, and those that expressions
+// read. A field that an expression reads is kept. Any other field is kept if no expression computes it and the new
+// schema has the field with a type that accepts all its values. The metadata is ignored.
 func LostFields(from, to *Schema, set, read [][]string) []LostField {
 	if from.root == nil || to.root == nil {
 		return []LostField{{".", "a version has no schema"}}
@@ -54,8 +54,8 @@ func isUnder(path []string, paths [][]string) bool {
 	})
 }
 
-// value compares src with dst, the schema of the same value in the other version. dst is nil if the field does not
-// exist.
+// value compares src with dst, which are the schemas of one value in the source and the target version. dst is nil if
+// the target version does not have the field.
 func (w *lossFinder) value(src, dst *node, path []string) {
 	if src == nil || isUnder(path, w.read) {
 		return
@@ -65,31 +65,31 @@ func (w *lossFinder) value(src, dst *node, path []string) {
 	case (dst == nil || replaced) && src.types == isObject && len(src.properties) > 0:
 		w.properties(src, &node{}, path)
 	case replaced:
-		w.add(path, "is replaced by an expression that does not read it")
+		w.add(path, "the field is replaced by an expression that does not read it")
 	case dst == nil:
-		w.add(path, "is not in the other version, and no expression reads it")
+		w.add(path, "the field is not in the target version, and no expression reads it")
 	case w.keeps(src, dst, path):
 		w.below(src, dst, path)
 	}
 }
 
-// keeps reports whether dst accepts all values of src, without their fields and items. It records the reason if
-// not.
+// keeps reports whether dst accepts all values of src. It does not compare their fields and items. If the result is
+// false, keeps records the reason.
 func (w *lossFinder) keeps(src, dst *node, path []string) bool {
 	reason := ""
 	switch {
 	case dst.types == 0 && dst.preserve:
 		return true
 	case src.types == 0 && dst.types != 0:
-		reason = "may be of any type, but is of type " + typeText(dst) + " in the other version"
+		reason = "the value can be of any type, but the target version requires the type " + typeText(dst)
 	case src.types&^dst.types != 0 && (src.types != isInteger || dst.types != isNumber):
-		reason = "is of type " + typeText(src) + ", but of type " + typeText(dst) + " in the other version"
+		reason = "the value is of type " + typeText(src) + ", but the target version requires the type " + typeText(dst)
 	case src.nullable && !dst.nullable:
-		reason = "may be null, but not in the other version"
+		reason = "the value can be null, but the target version does not allow null"
 	case src.preserve && !dst.preserve:
-		reason = "may have unknown fields, but not in the other version"
+		reason = "the value can have unknown fields, but the target version drops them"
 	case src.embedded && !dst.embedded:
-		reason = "is an embedded resource, but not in the other version"
+		reason = "the value is an embedded resource, but the target version does not keep its metadata"
 	}
 	if reason != "" {
 		w.add(path, reason)
@@ -97,7 +97,7 @@ func (w *lossFinder) keeps(src, dst *node, path []string) bool {
 	return reason == ""
 }
 
-// below compares the fields and items of a value that exists in both versions.
+// below compares the fields and items of a value that both versions have.
 func (w *lossFinder) below(src, dst *node, path []string) {
 	each := append(slices.Clip(path), "[*]")
 	switch {
@@ -107,11 +107,11 @@ func (w *lossFinder) below(src, dst *node, path []string) {
 		w.properties(src, dst, path)
 	case src.additional == nil || !src.additional.allows || dst.preserve:
 	case dst.additional == nil || !dst.additional.allows || len(dst.properties) > 0:
-		w.add(each, "is not in the other version, and no expression reads it")
+		w.add(each, "the field is not in the target version, and no expression reads it")
 	case src.additional.schema != nil && dst.additional.schema != nil:
 		w.value(src.additional.schema, dst.additional.schema, each)
 	case dst.additional.schema != nil:
-		w.add(each, "may be anything, but not in the other version")
+		w.add(each, "the field can have any value, but the target version restricts its values")
 	}
 }
 

@@ -36,11 +36,12 @@ type node struct {
 	anyRules                           bool   // there are rules at or below the node
 	checks                             *checks
 
-	traits       traits        // of the node and all nodes below
-	nodeDefaults *nodeDefaults // defaults at and below the node; set on first use
+	traits       traits        // traits of the node and of all nodes below it
+	nodeDefaults *nodeDefaults // defaults at and below the node; nil before the first use
 }
 
-// checks holds validation keywords that few nodes have. Pruning, defaulting and CEL types do not use them.
+// checks holds validation keywords that few nodes have. They are separate because pruning, defaulting and CEL types
+// do not use them.
 type checks struct {
 	minLength, minItems, minProperties *int64
 	minimum, maximum, multipleOf       *float64
@@ -52,7 +53,7 @@ type checks struct {
 	not                                *node
 }
 
-// additional is additionalProperties: a schema or a boolean.
+// additional is the value of additionalProperties, which is a schema or a boolean.
 type additional struct {
 	schema *node
 	allows bool
@@ -266,7 +267,7 @@ func (n *node) readAdditional(c *reader) {
 	}
 }
 
-// fingerprint hashes the keywords that affect pruning and defaulting, in a fixed order.
+// fingerprint adds the keywords that affect pruning and defaulting to a hash, in a fixed order.
 func (n *node) fingerprint(preserveUnknownFields bool) uint64 {
 	p := printer{fnv.New64a()}
 	p.flags(preserveUnknownFields)

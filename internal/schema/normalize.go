@@ -6,18 +6,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Normalize applies the schema to an object from a request, whose metadata is already valid. It prunes, drops
-// nulls, coerces embedded resources and fills in defaults, in upstream's order. unknown lists the paths of the
-// unknown fields that it dropped, as Prune and CoerceEmbedded return them. The error is a value in an embedded
-// resource that cannot be coerced. After an error, t is partly normalized.
+// Normalize applies the schema to an object from a request. The metadata of the object must be valid. Normalize
+// prunes, drops nulls, coerces embedded resources and fills in defaults, in upstream's order. unknown lists the paths
+// of the dropped unknown fields, as Prune and CoerceEmbedded return them. If a value in an embedded resource cannot
+// be coerced, Normalize returns an error and t is only partly normalized.
 func (s *Schema) Normalize(t object.Tree) (unknown []string, err *field.Error) {
-	if unknown, err = s.PruneAndCoerce(t); err == nil { // an error quotes the value as sent, so no defaults then
+	if unknown, err = s.PruneAndCoerce(t); err == nil { // an error must quote the value without defaults
 		s.FillDefaults(t)
 	}
 	return unknown, err
 }
 
-// PruneAndCoerce does the same as Normalize without defaults. It is applied to the results of conversion.
+// PruneAndCoerce does the same as Normalize, except that it fills in no defaults. It is used for converted objects.
 func (s *Schema) PruneAndCoerce(t object.Tree) (unknown []string, err *field.Error) {
 	p := s.prune(t)
 	if p.nulls {
@@ -40,8 +40,8 @@ func (s *Schema) NormalizeStored(t object.Tree) {
 }
 
 // IsNormalized reports whether NormalizeStored would leave t unchanged. Such an object may be stored with the
-// schema's fingerprint. A false result is always safe. Only the names of the fields of embedded resources are
-// checked, because Normalize has already checked their values.
+// schema's fingerprint. The result may be false although t is normalized. In embedded resources, only the names of
+// fields are checked, because Normalize has already checked the values.
 func (s *Schema) IsNormalized(t object.Tree) bool {
 	root := s.structuralRoot()
 	switch {
@@ -53,8 +53,8 @@ func (s *Schema) IsNormalized(t object.Tree) bool {
 	return root.isNormalizedTree(t, true, root.preserve)
 }
 
-// isNormalized reports whether the value v below the root is normalized. preserved specifies that the enclosing
-// list preserves unknown fields.
+// isNormalized reports whether the value v below the root is normalized. preserved is true for an item of a list that
+// preserves unknown fields.
 func (n *node) isNormalized(v any, preserved bool) bool {
 	switch v := v.(type) {
 	case object.Tree:

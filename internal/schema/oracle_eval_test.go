@@ -166,8 +166,8 @@ func errorTexts(errs field.ErrorList) (all []string) {
 	return all
 }
 
-// compareEvaluation evaluates the rules with both implementations. Upstream iterates over maps in random order, so
-// its first error and its cost may need several tries to match.
+// compareEvaluation compares the evaluation of the rules in both implementations. Upstream iterates over maps in
+// random order. Its first error and its cost can therefore vary, so compareEvaluation tries several times.
 func compareEvaluation(t *testing.T, s *ruleSchema, what string, tree, old object.Tree) (failed int) {
 	t.Helper()
 	e := evaluation{ctx: context.Background(), budget: celconfig.RuntimeCELCostBudget}
@@ -192,7 +192,7 @@ func compareEvaluation(t *testing.T, s *ruleSchema, what string, tree, old objec
 			return len(errs)
 		}
 		if strings.Contains(strings.Join(want, ""), "internal error: runtime error") {
-			return 0 // upstream panics on invalid values, which rules never see in the server
+			return 0 // upstream panics on invalid values, but the server never evaluates rules on such values
 		}
 	}
 	t.Fatalf("%s %s: errors\nours     %s\nupstream %s\nobject %s\nold %s", s.name, what,
@@ -247,7 +247,7 @@ func samples(t testing.TB) map[[2]string][]object.Tree {
 		}
 		tree, _, err := object.DecodeYAML(data)
 		if err != nil {
-			continue // not an object, such as a template
+			continue // the file is not an object, but a template, for example
 		}
 		key := [2]string{object.String(tree, "apiVersion"), object.String(tree, "kind")}
 		all[key] = append(all[key], tree)

@@ -22,8 +22,8 @@ func upstreamEnv() *environment.EnvSet {
 	return environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())
 }
 
-// eachNodeWithRules calls f for each node with rules. n is the node, seen is the node as rules see it, and s and
-// decl are upstream's counterparts.
+// eachNodeWithRules calls f for each node with rules at and below n. seen is n as rules see it. s and decl are
+// upstream's schema and type for n.
 func eachNodeWithRules(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType,
 	f func(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType)) {
 	if n == nil || !n.anyRules {

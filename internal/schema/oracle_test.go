@@ -92,7 +92,8 @@ func compiled(t testing.TB, props *apiextensionsv1.JSONSchemaProps) *Schema {
 	return s
 }
 
-// comparePruning prunes t with both implementations.
+// comparePruning prunes copies of an object with both implementations and compares the results. It returns the number
+// of removed fields.
 func comparePruning(t *testing.T, what string, ours *Schema, theirs *structuralschema.Structural,
 	tree object.Tree) (removed int) {
 	t.Helper()
@@ -224,7 +225,7 @@ func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
 	return s
 }
 
-// withoutMeta removes embedded resources inside metadata, which no valid CRD has.
+// withoutMeta removes embedded resources inside metadata, because no valid CRD has such resources.
 func withoutMeta(s *apiextensionsv1.JSONSchemaProps) {
 	delete(s.Properties, "metadata")
 	delete(s.Properties, "kind")
@@ -240,8 +241,8 @@ func withoutMeta(s *apiextensionsv1.JSONSchemaProps) {
 	}
 }
 
-// TestCoerceEmbeddedAgainstUpstream checks that embedded resources lose unknown fields of ObjectMeta and that
-// wrong types are rejected, as upstream does.
+// TestCoerceEmbeddedAgainstUpstream checks that the coercion of embedded resources equals upstream's. It drops
+// unknown fields of ObjectMeta and rejects wrong types.
 func TestCoerceEmbeddedAgainstUpstream(t *testing.T) {
 	unknown, refused := 0, 0
 	for seed := range 6000 {
@@ -288,7 +289,7 @@ func TestPruneRandomSchemasAgainstUpstream(t *testing.T) {
 	}
 }
 
-// atoms returns a type with all types it references, except ObjectMeta.
+// atoms returns a type and all types that it references, except ObjectMeta.
 func atoms(s *smd.Schema, ref smd.TypeRef) any {
 	if ref.NamedType != nil {
 		return map[string]any{"named": *ref.NamedType, "nullable": ref.Nullable,
@@ -324,7 +325,7 @@ func oursAsAtoms(t *testing.T, s *Schema) any {
 	return atomOf(p.Schema, def.Atom)
 }
 
-// theirAtoms converts the OpenAPI document of the CRD, as upstream does.
+// theirAtoms returns the types that upstream derives from the OpenAPI document of the CRD.
 func theirAtoms(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, version string) any {
 	doc, err := builder.BuildOpenAPIV3(crd, version, builder.Options{})
 	if err != nil {
@@ -346,8 +347,8 @@ func theirAtoms(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, ver
 	return nil
 }
 
-// TestParseableAgainstUpstream checks that list types, map keys, atomic maps and unknown fields have upstream's
-// meaning in merges.
+// TestParseableAgainstUpstream checks that list types, map keys, atomic maps and unknown fields have the same effect
+// on merges as in upstream.
 // CRD-056
 func TestParseableAgainstUpstream(t *testing.T) {
 	all := crds(t)

@@ -41,10 +41,10 @@ func newParseable(root *node, preserveUnknownFields bool) (typed.ParseableType, 
 	return parser.Type(rootType), nil
 }
 
-// objectMeta represents a reference to ObjectMeta among the nodes.
+// objectMeta is a placeholder node that represents a reference to ObjectMeta.
 var objectMeta = &node{}
 
-// withObjectFields returns n with the three fields of every object.
+// withObjectFields returns a copy of n with the fields apiVersion, kind and metadata.
 func withObjectFields(n *node) *node {
 	out := *n
 	out.properties = maps.Clone(n.properties)
@@ -65,8 +65,8 @@ func (c *converter) fail(format string, args ...any) {
 
 func named(name string) smd.TypeRef { return smd.TypeRef{NamedType: &name} }
 
-// atom converts n. preserve specifies that an ancestor preserves unknown fields. Unlike in pruning, this applies
-// to all nodes below.
+// atom converts n. preserve is true if an ancestor of n preserves unknown fields. In contrast to pruning, all nodes
+// below such an ancestor preserve unknown fields.
 func (c *converter) atom(n *node, preserve bool) smd.Atom {
 	preserve = preserve || n.preserve
 	switch n.typ {
@@ -123,7 +123,7 @@ func (c *converter) object(n *node, preserve bool) *smd.Map {
 	return m
 }
 
-// elements returns the type of the fields without a property.
+// elements returns the type of the fields of n that are not in its properties.
 func (c *converter) elements(n *node, preserve bool) smd.TypeRef {
 	switch {
 	case n.additional == nil && (preserve || len(n.properties) == 0):
@@ -175,8 +175,8 @@ func (c *converter) defaultOf(n *node) any {
 	return v
 }
 
-// metaTypes returns the types that all schemas share. They equal the OpenAPI of k8s.io/apimachinery. A test
-// compares them with client-go's copy.
+// metaTypes returns the types that all schemas share. They equal the types in the OpenAPI document of
+// k8s.io/apimachinery. A test compares them with client-go's copy.
 var metaTypes = sync.OnceValue(func() []smd.TypeDef {
 	text, number, truth := refTo(scalar(smd.String)), refTo(scalar(smd.Numeric)), refTo(scalar(smd.Boolean))
 	time := named(timeType)

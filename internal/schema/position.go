@@ -2,8 +2,8 @@ package schema
 
 import "k8s.io/apimachinery/pkg/util/validation/field"
 
-// position is the position of a walk in an object. Each position is on the stack of its caller, so a path is built
-// only when there is an error to report. A nil position is the root.
+// position is the position of a walk in an object. It links to the position of the enclosing value, so a path is
+// built only for an error. A nil position is the root.
 type position struct {
 	parent *position
 	key    string

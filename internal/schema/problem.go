@@ -8,14 +8,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Limits of the problems that one walk reports. The walk ends when it reaches a limit. One problem is enough to
-// reject the value. If everything checked is unchanged, the rest is unchanged too.
+// Limits for the problems that one walk reports. The walk ends when it reaches a limit, because the value is rejected
+// even for a single problem. If ratcheting ignores all problems that were found, the whole value is unchanged, and
+// then problems in the rest are ignored too.
 const (
 	maxProblems     = 1000
 	maxMessageBytes = 1 << 20
 )
 
-// problem is a validation error with the message that upstream uses to remove duplicates.
+// problem is a validation error. Upstream detects duplicate errors by the message.
 type problem struct {
 	message string
 	err     *field.Error
@@ -43,7 +44,7 @@ func (w *walk) add(message string, err *field.Error) {
 	w.problems = append(w.problems, problem{message, err})
 }
 
-// path converts at to a field path. It drops the leading dot of fields that have no property.
+// path converts at to a field path. In at, fields that are not in properties start with a dot, which path drops.
 func (w *walk) path(at string) *field.Path {
 	if at == "" || at == "." {
 		return w.root
@@ -51,8 +52,9 @@ func (w *walk) path(at string) *field.Path {
 	return w.root.Child(strings.TrimPrefix(at, "."))
 }
 
-// below returns the path of a field or item of the value at the path at. Each byte counts as a step. It returns ""
-// if the walk does not check the value, because many fields below a long key have gigabytes of paths.
+// below returns the path of a field or item of the value at the path at. Each byte of the path counts as a step,
+// because the paths of many fields below a long key can have gigabytes. It returns "" if the walk has reached a limit
+// and does not check the field or item.
 func (w *walk) below(at, element string) string {
 	if w.full() || !w.spend(len(at)) {
 		return ""
@@ -60,7 +62,8 @@ func (w *walk) below(at, element string) string {
 	return at + element
 }
 
-// The following methods add a problem with the value at a path, unless the walk is quiet. They return false.
+// The following methods add a problem with the value at the path at, unless the walk is quiet. All of them return
+// false.
 
 func (w *walk) invalid(at string, value any, format string, args ...any) bool {
 	message := fmt.Sprintf("%s in body "+format, append([]any{at}, args...)...)
@@ -68,7 +71,7 @@ func (w *walk) invalid(at string, value any, format string, args ...any) bool {
 	return false
 }
 
-// composite adds a problem of a value validation, which has no path of its own in upstream's errors.
+// composite adds a problem of a value validation. As in upstream, the error has the path of the root.
 func (w *walk) composite(at, message string) bool {
 	if w.quiet {
 		return false
@@ -91,8 +94,8 @@ func (w *walk) outOfRange(at, what string, n *node) bool {
 	return false
 }
 
-// wrongType adds a problem with a type or format. have is the type of the value, or the value that does not match
-// the format.
+// wrongType adds a problem with a type or format. For a wrong type, have is the type of the value. For a wrong
+// format, have is the value.
 func (w *walk) wrongType(at, want, have string) bool {
 	if w.quiet {
 		return false

@@ -7,12 +7,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Prune removes the unknown fields of t. It returns their sorted paths, at most maxProblems. The paths have the
-// form of upstream's strict decoding, such as "spec.foo" and "spec.ports[0].bar". apiVersion, kind and metadata of
-// t and of every embedded resource remain.
+// Prune removes the unknown fields of t. It returns their sorted paths, at most maxProblems. The paths have the form
+// of upstream's strict decoding, such as "spec.foo" and "spec.ports[0].bar". Prune does not change apiVersion, kind
+// and metadata of t and of every embedded resource.
 //
-// A property below x-kubernetes-preserve-unknown-fields keeps its fields. If such a node has properties,
-// additionalProperties or items, these are pruned by their own schemas.
+// A node with x-kubernetes-preserve-unknown-fields keeps its unknown fields. Values that match its properties,
+// additionalProperties or items are pruned by these schemas.
 func (s *Schema) Prune(t object.Tree) (unknown []string) { return s.prune(t).unknown.all }
 
 func (s *Schema) prune(t object.Tree) (p pruner) {
@@ -37,11 +37,11 @@ type step struct {
 type pruner struct {
 	path    []step
 	unknown paths
-	nulls   bool // t may contain nulls that must be dropped
+	nulls   bool // the object may contain nulls that must be dropped
 }
 
-// paths holds the paths of the first unknown fields, within the limits of a walk. Without these limits, the size
-// of the list grows with the length of a path times the number of fields.
+// paths holds the paths of the first unknown fields, up to the limits of a walk. Without these limits, the size of
+// the list would be the length of a path times the number of fields.
 type paths struct {
 	all   []string
 	bytes int
@@ -78,7 +78,7 @@ func (p *pruner) remove(t object.Tree, key string) {
 	p.unknown.add(string(out))
 }
 
-// value prunes v by the schema n. If n is nil, all fields are unknown.
+// value prunes v by the schema n. If n is nil, all fields of v are unknown.
 func (p *pruner) value(v any, n *node) {
 	switch v := v.(type) {
 	case object.Tree:
@@ -110,7 +110,7 @@ func (p *pruner) below(s step, v any, n *node) {
 func (p *pruner) fields(t object.Tree, n *node, embedded, preserve bool) {
 	for k, v := range t {
 		if embedded && isTypeOrMeta(k) {
-			p.nulls = p.nulls || len(p.path) > 0 // metadata is not searched for nulls here
+			p.nulls = p.nulls || len(p.path) > 0 // nulls in metadata are handled elsewhere
 			continue
 		}
 		if child, ok := n.properties[k]; ok {
@@ -137,7 +137,7 @@ func (p *pruner) list(v []any, n *node) {
 	}
 }
 
-// preservedList prunes the items of a list that preserves unknown fields. The fields of the items are preserved
+// preservedList prunes the items of a list that preserves unknown fields. Unknown fields of the items are preserved
 // too.
 func (p *pruner) preservedList(v []any, items *node) {
 	if items == nil {

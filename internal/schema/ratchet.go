@@ -6,17 +6,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// correlation is a value together with the value that it replaces (KEP-4008). Errors of a value that is equal to
-// its old value are ignored, and rules are not evaluated for it. A nil correlation is a value without an old
-// value. It must be used by one goroutine only.
+// correlation is a value together with the old value that it replaces (KEP-4008). If the two are equal, errors in the
+// value are ignored. A nil correlation means that there is no old value. A correlation must be used by one goroutine
+// only.
 type correlation struct {
 	value, old any
-	n          *node // nil means that no value below correlates
+	n          *node // nil means that values below have no old values
 
 	equality equality
 	fields   map[string]*correlation
 	elements map[int]*correlation
-	byKey    map[any]any // old items of a list-type map, set on first use
+	byKey    map[any]any // old items of a list-type map; nil before the first use
 }
 
 type equality uint8
@@ -27,7 +27,8 @@ const (
 	different
 )
 
-// correlate pairs an object, whose schema is n, with the old object. It returns nil if old is nil.
+// correlate returns the correlation of an object with the old object. n is the schema of both. It returns nil if old
+// is nil.
 func correlate(t, old object.Tree, n *node) *correlation {
 	if old == nil {
 		return nil
@@ -35,7 +36,8 @@ func correlate(t, old object.Tree, n *node) *correlation {
 	return &correlation{value: t, old: old, n: n}
 }
 
-// key returns the correlation of a field. It returns nil if either object or the schema lacks the field.
+// key returns the correlation of a field. It returns nil if the field is missing in one of the two objects or in the
+// schema.
 func (c *correlation) key(name string) *correlation {
 	if c == nil || c.n == nil {
 		return nil
@@ -84,8 +86,8 @@ func (n *node) child(name string) *node {
 	return nil
 }
 
-// index returns the correlation of an item of a list-type map, found by its keys. Items of other lists do not
-// correlate.
+// index returns the correlation of an item of a list-type map. It finds the old item by the keys. For items of other
+// lists it returns nil.
 func (c *correlation) index(i int) *correlation {
 	if c == nil || c.n == nil || c.n.listType != "map" {
 		return nil
@@ -129,8 +131,8 @@ func (c *correlation) oldElement(v any) any {
 	return nil
 }
 
-// correlationKey returns the key of an item of a list-type map. It returns false if one of the keys is missing or
-// not a scalar. With several keys, floats are compared with six digits, as upstream does.
+// correlationKey returns the key of an item of a list-type map. It returns false if one of the keys is missing or not
+// a scalar. If there are several keys, floats are compared with six digits, as in upstream.
 func correlationKey(v any, keys []string) (any, bool) {
 	t, ok := v.(object.Tree)
 	if !ok {
@@ -158,8 +160,8 @@ func correlationKey(v any, keys []string) (any, bool) {
 	return string(out), true
 }
 
-// equal reports whether the value equals its old value according to the schema. Items of a list-type map may have
-// changed their order. An object with unknown fields is equal to no object.
+// equal reports whether the value equals its old value according to the schema. The order of the items of a list-type
+// map is ignored. An object with unknown fields never equals another object.
 func (c *correlation) equal() bool {
 	if c == nil {
 		return false

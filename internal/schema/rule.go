@@ -52,8 +52,8 @@ func readRules(js string) (all []rule) {
 	return all
 }
 
-// compiledRule is a compiled rule. program is set if err is nil. message is set if there is a messageExpression
-// and messageErr is nil. For an empty rule, none of them is set.
+// compiledRule is a compiled rule. If the rule is not empty, either program or err is set. If it has a
+// messageExpression, either message or messageErr is set.
 type compiledRule struct {
 	rule
 	program     cel.Program // returns a bool
@@ -63,16 +63,16 @@ type compiledRule struct {
 	err         *apicel.Error
 	messageErr  *apicel.Error
 
-	messageFails *sync.Once // limits logging of failed message expressions; set if message is
+	messageFails *sync.Once // limits logging of failed message expressions; set if message is set
 
 	cost, messageCost uint64 // estimated maximum costs; 0 without an estimator
 }
 
-// ruleTree is the part of the node tree with rules at or below each node, so that evaluation visits nothing else.
-// Nodes below a value of unknown type are left out, as in upstream.
+// ruleTree contains only the nodes that have rules at or below them, so that evaluation visits no other nodes. As in
+// upstream, it does not contain nodes below a value of unknown type.
 type ruleTree struct {
 	node       *node // schema of the value
-	celNode    *node // schema of the value as rules see it; nil if rules cannot access it
+	celNode    *node // schema of the value as rules see it; nil if rules cannot access the value
 	properties map[string]*ruleTree
 	names      []string // of properties, sorted
 	items      *ruleTree
@@ -84,7 +84,7 @@ type ruleTree struct {
 	err      error
 }
 
-// treeCompiler is the compiler that all nodes of one tree share.
+// treeCompiler holds the compiler that all nodes of one tree share.
 type treeCompiler struct {
 	sync.Mutex
 	*ruleCompiler
@@ -97,7 +97,7 @@ func newTreeCompiler(root *node) *treeCompiler {
 	return &treeCompiler{ruleCompiler: c}
 }
 
-// rules returns the tree of the rules of s, which the first call creates. It returns nil if there are none.
+// rules returns the rule tree of s, or nil if s has no rules. The first call creates the tree.
 func (s *Schema) rules() *ruleTree {
 	s.rulesOnce.Do(func() {
 		if s.root != nil && !s.nonStructural {
@@ -107,8 +107,8 @@ func (s *Schema) rules() *ruleTree {
 	return s.ruleTree
 }
 
-// newRuleTree returns the rule tree of n, or nil if no rules at or below n are ever evaluated. celNode is n as
-// rules see it.
+// newRuleTree returns the rule tree of n. It returns nil if the server evaluates no rules at or below n. celNode is n
+// as rules see it.
 func newRuleTree(n, celNode *node, c *treeCompiler) *ruleTree {
 	if n == nil || !n.anyRules {
 		return nil
@@ -142,8 +142,8 @@ func newRuleTree(n, celNode *node, c *treeCompiler) *ruleTree {
 	return t
 }
 
-// property returns the property child of n as rules see it, or nil if rules cannot access it. The rules of a
-// property that expressions cannot name are evaluated too.
+// property returns the property child of n as rules see it. It returns nil if rules cannot access the property. The
+// rules of a property whose name cannot be used in expressions are evaluated too.
 func (n *node) property(name string, child *node) *node {
 	if n == nil || child.hiddenFromCEL() {
 		return nil
@@ -154,8 +154,8 @@ func (n *node) property(name string, child *node) *node {
 	return child.asCELNode()
 }
 
-// compiled returns the rules of t itself. The first call compiles them as stored rules. It returns an error if the
-// type cannot be declared.
+// compiled returns the rules of the node of t, without those below it. The first call compiles them as stored rules.
+// It returns an error if the type of self cannot be declared.
 func (t *ruleTree) compiled() ([]compiledRule, error) {
 	t.once.Do(func() {
 		t.compiler.Lock()
@@ -170,17 +170,17 @@ var errNoType = errors.New("failed to convert to declType for CEL validation rul
 // ruleCompiler compiles the rules of one schema or of one CRD. It compiles equal expressions only once. It must be
 // used by one goroutine only.
 type ruleCompiler struct {
-	// returns the functions available to an expression
+	// returns the language that an expression may use
 	language func(expr string, isMessage bool) *language
-	// nil means that programs are needed, but no costs
+	// nil means that programs are created and costs are not estimated
 	estimator func(self *node, checked *ast.AST) checker.CostEstimator
 	name      string // type name of self
 
 	cache map[exprKey][]*expression
 }
 
-// newRuleCompiler returns a compiler for the rules in js. The name of the type of self depends on js, so that
-// rules cannot predict it and construct values of the type.
+// newRuleCompiler returns a compiler for the rules in js. The name of the type of self depends on js. Rules therefore
+// cannot predict the name, which would allow them to construct values of this type.
 func newRuleCompiler(js ...[]byte) *ruleCompiler {
 	h := crc32.NewIEEE()
 	for _, part := range js {
@@ -247,8 +247,8 @@ type exprKey struct {
 	isMessage bool
 }
 
-// expression is a compiled expression, or the error of its compilation. It is valid for every self for which the
-// type lookups of the checker have the same results.
+// expression is a compiled expression, or the error of its compilation. It can be used for another type of self if
+// the type lookups of the checker have the same results.
 type expression struct {
 	exprKey
 	self    *types.Type
@@ -260,7 +260,7 @@ type expression struct {
 	err         *apicel.Error
 }
 
-// Limits of the expression cache: the number of expressions, and the number of type variants of each.
+// Limits of the expression cache: the number of expressions, and the number of type variants of one expression.
 const (
 	maxCachedExpressions = 1000
 	maxVariants          = 8

@@ -7,22 +7,22 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// RuleNode is a node of a schema during the validation of the rules in a CRD. It is nil for a node that has no
-// rules at or below it. Every method accepts nil.
+// RuleNode is a node of a schema during the validation of the rules in a CRD. It is nil if there are no rules at or
+// below the node. Every method accepts a nil receiver.
 type RuleNode struct {
 	node     *node
-	celNode  *node   // the type of self, if there are rules at or above the node
-	err      error   // why celNode is nil
+	celNode  *node   // the node as rules see it, if there are rules at or above the node
+	err      error   // reason why celNode is nil
 	scoped   bool    // there are rules at or above the node
 	maxCount *uint64 // maximum number of values in one object; nil means unbounded
 }
 
 // CheckedRule is the result of checking one entry of x-kubernetes-validations.
 type CheckedRule struct {
-	Err, MessageErr   *apicel.Error // of rule and messageExpression
+	Err, MessageErr   *apicel.Error // errors of rule and messageExpression
 	HasMessage        bool          // messageExpression is set and compiles
 	UsesOldSelf       bool
-	Cost, MessageCost uint64 // estimates, for all values in one object and for one message
+	Cost, MessageCost uint64 // estimates: Cost for all values in one object, MessageCost for one message
 }
 
 var errHidden = errors.New("unable to convert structural schema to CEL declarations")
@@ -30,8 +30,8 @@ var errHidden = errors.New("unable to convert structural schema to CEL declarati
 // RuleChecker compiles the rules of a CRD that is being written. It must be used by one goroutine only.
 type RuleChecker struct{ compiler *ruleCompiler }
 
-// NewRuleChecker returns a checker for the rules in the schemas of one CRD. stored reports whether an expression
-// is already stored. Stored expressions may use functions that new expressions may not.
+// NewRuleChecker returns a checker for the rules in the schemas of one CRD. The function stored reports whether an
+// expression is already stored. Stored expressions may use functions that are not allowed in new expressions.
 func NewRuleChecker(schemas [][]byte, stored func(expr string, isMessage bool) bool) *RuleChecker {
 	c := newRuleCompiler(schemas...)
 	c.estimator = newEstimator
@@ -60,7 +60,7 @@ func (s *Schema) RootRuleNode() *RuleNode {
 	return p
 }
 
-// Property returns the node of the property name.
+// Property returns the node of the property with the given name.
 func (p *RuleNode) Property(name string) *RuleNode {
 	if p == nil || !p.node.properties[name].hasRules() {
 		return nil
@@ -70,7 +70,7 @@ func (p *RuleNode) Property(name string) *RuleNode {
 		celNode = p.celNode.field(escaped)
 	}
 	c := p.below(p.node.properties[name], celNode)
-	if c.scoped && c.celNode == nil && c.err == nil { // the type of p does not contain the property
+	if c.scoped && c.celNode == nil && c.err == nil { // the property is hidden from rules above it
 		c.convert()
 	}
 	return c
@@ -92,7 +92,7 @@ func (p *RuleNode) Additional() *RuleNode {
 	return p.below(p.node.additional.schema, p.celNode.element())
 }
 
-// below returns a RuleNode for n. celNode is the type of n in expressions at p or above.
+// below returns a RuleNode for n, which is a child of the node of p. celNode is n as rules at p or above see it.
 func (p *RuleNode) below(n, celNode *node) *RuleNode {
 	c := &RuleNode{node: n, celNode: celNode, err: p.err, scoped: p.scoped}
 	if most := p.node.fanOut(); p.maxCount != nil && most != nil {
@@ -112,7 +112,7 @@ func (p *RuleNode) convert() {
 	}
 }
 
-// fanOut returns the maximum number of values of each child in one value of n. nil means unbounded.
+// fanOut returns the maximum number of values that one child node can have in one value of n. nil means unbounded.
 func (n *node) fanOut() *uint64 {
 	most, limit := uint64(1), (*int64)(nil)
 	switch {

@@ -9,14 +9,15 @@ import (
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
-// Cost estimates are upstream's with two exceptions. Upstream assumes any size for the result of string() on a
-// scalar, and for values in the items of a list after filter(). The estimates here can only be lower.
+// Cost estimates equal upstream's with two exceptions, for which the estimates in this package are lower. Upstream
+// assumes an unbounded size for the result of string() on a scalar, and for values in the items of a list after
+// filter().
 
 // costEstimator estimates the cost of an expression.
 type costEstimator struct{ library.CostEstimator }
 
-// newEstimator returns an estimator for one checked expression. self is the schema of the values that it is
-// evaluated on.
+// newEstimator returns an estimator for one checked expression. The parameter self is the schema of the variable
+// self.
 func newEstimator(self *node, checked *ast.AST) checker.CostEstimator {
 	f := filtered{self: self, vars: map[string][]valueSource{}, nodes: map[int64]*node{}}
 	f.visit(checked.Expr())
@@ -85,7 +86,7 @@ func (s sizes) byPath(path []string) *checker.SizeEstimate {
 	return &checker.SizeEstimate{Max: uint64(n.maxSize())}
 }
 
-// mapKey is the schema of map keys. Its size is 0, as upstream defines.
+// mapKey is the schema of map keys. As in upstream, the estimated size of a key is 0.
 var mapKey = &node{typ: "boolean"}
 
 // EstimateCallCost implements checker.CostEstimator.
@@ -93,15 +94,16 @@ func (s sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstN
 	return nil
 }
 
-// filtered finds the values in an expression that come from the items of a list through filter(), and the schema
-// of each. checker.Cost does not keep the bounds of these values.
+// filtered finds the values in an expression that come from the items of a list after filter(), with their schemas.
+// checker.Cost loses the bounds of these values.
 type filtered struct {
 	self  *node
 	vars  map[string][]valueSource // variables of macros, innermost last
 	nodes map[int64]*node          // by expression ID
 }
 
-// valueSource is the schema of a value, if known, and whether the value passed through filter().
+// valueSource describes where a value comes from. node is its schema, or nil if the schema is unknown. filtered is
+// true for a value after filter().
 type valueSource struct {
 	node     *node
 	filtered bool
@@ -184,7 +186,8 @@ func (f *filtered) comprehension(c ast.ComprehensionExpr) (o valueSource) {
 	return valueSource{}
 }
 
-// isFilter reports whether c is the expansion of the macro filter(), which appends some of the items.
+// isFilter reports whether c is the expansion of the macro filter(). This expansion appends some of the items to a
+// list.
 func isFilter(c ast.ComprehensionExpr) bool {
 	is := func(e ast.Expr, name string) bool { return e.Kind() == ast.IdentKind && e.AsIdent() == name }
 	step := c.LoopStep()

@@ -22,8 +22,8 @@ const (
 // that an API server can be downgraded by one release. Stored expressions may use all functions.
 var newExpressionsVersion = version.MajorMinor(1, 36)
 
-// language holds the functions and operators that expressions can call. All expressions share one cel.Env, because
-// an Env is expensive to create. Only the types differ between nodes, and only the checker needs them.
+// language holds the functions and operators that expressions can call. All expressions share one cel.Env, because an
+// Env is expensive to create. Each node has other types, but only the checker needs these.
 type language struct {
 	env      *cel.Env
 	declared *checker.Env // the functions of env
@@ -52,8 +52,8 @@ func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
 	return &language{env, declared, scalars}
 }
 
-// check parses expr and type-checks it with chk, as cel.Env.Compile does. mixed allows lists and maps with values
-// of several types.
+// check parses expr and type-checks it with chk, as cel.Env.Compile does. If mixed is true, lists and maps may have
+// values of several types.
 func (l *language) check(expr string, chk *checker.Env, mixed bool) (*cel.Ast, *cel.Issues) {
 	ast, issues := l.env.Parse(expr)
 	if issues.Err() != nil {

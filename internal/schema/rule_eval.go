@@ -29,8 +29,8 @@ type evaluation struct {
 	errs   field.ErrorList
 }
 
-// evaluate runs all rules on t, which replaces old if old is not nil. warn receives the failures that ratcheting
-// ignores.
+// evaluate runs all rules on t. If old is not nil, t replaces old. evaluate calls warn with each failure that
+// ratcheting ignores.
 func (s *Schema) evaluate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	tree := s.rules()
 	if tree == nil {
@@ -50,12 +50,13 @@ func (s *Schema) evaluate(ctx context.Context, t, old object.Tree, warn func(tex
 
 type costKey struct{}
 
-// CountCost returns a context that adds the cost of the rules of an object to into, in CEL's cost units.
+// CountCost returns a context for the validation of an object. The validation adds the cost of its rules to *into, in
+// CEL's cost units.
 func CountCost(ctx context.Context, into *int64) context.Context {
 	return context.WithValue(ctx, costKey{}, into)
 }
 
-// value runs the rules at and below one value. It skips null, which only the rules of the parent see.
+// value runs the rules at and below one value. It skips null, because only the rules of the parent apply to null.
 func (e *evaluation) value(t *ruleTree, l *valuePair) {
 	if l.value == nil {
 		return
@@ -138,7 +139,8 @@ func (e *evaluation) runRules(t *ruleTree, l *valuePair) {
 	}
 }
 
-// holds evaluates a rule. It reports a rule that cannot be evaluated and returns true for it.
+// holds evaluates a rule and returns its result. If the rule cannot be evaluated, holds reports an error and returns
+// true.
 func (e *evaluation) holds(t *ruleTree, l *valuePair, r *compiledRule, vars *ruleVariables) bool {
 	result, err := e.run(r.program, vars.of(r))
 	switch {
@@ -158,7 +160,7 @@ func (e *evaluation) holds(t *ruleTree, l *valuePair, r *compiledRule, vars *rul
 	return true
 }
 
-// callLimit is the start of the error of an expression that exceeds the cost limit of one expression.
+// callLimit is the prefix of CEL's error for an expression that exceeds the cost limit for one expression.
 const callLimit = "operation cancelled: actual cost limit exceeded"
 
 var errBudget = errors.New(outOfBudget)
@@ -167,7 +169,7 @@ var errBudget = errors.New(outOfBudget)
 func (e *evaluation) run(p cel.Program, vars *variables) (ref.Val, error) {
 	result, details, err := p.ContextEval(e.ctx, vars)
 	if details == nil || details.ActualCost() == nil {
-		return nil, errBudget // only an expression that was not started has no cost
+		return nil, errBudget // without a cost, the expression was not started
 	}
 	cost := *details.ActualCost()
 	if cost > math.MaxInt64 || int64(cost) > e.budget {
@@ -186,7 +188,7 @@ func (e *evaluation) stop(t *ruleTree, l *valuePair, format string, args ...any)
 	e.budget = -1
 }
 
-// reportFailure reports a rule that evaluates to false.
+// reportFailure reports that a rule evaluates to false.
 func (e *evaluation) reportFailure(t *ruleTree, l *valuePair, r *compiledRule, vars *ruleVariables) {
 	path := l.path()
 	if r.path != "" {
@@ -202,7 +204,7 @@ func (e *evaluation) reportFailure(t *ruleTree, l *valuePair, r *compiledRule, v
 			e.report(l, r, field.Invalid(path, t.node.typ, err.Error()))
 			return
 		default:
-			r.messageFails.Do(func() { // once only, because clients can trigger the failure
+			r.messageFails.Do(func() { // log only once, because clients can trigger the failure
 				slog.Warn("messageExpression evaluation failed", "path", path.String(), "rule", r.displayText(),
 					"error", err)
 			})

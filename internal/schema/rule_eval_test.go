@@ -43,7 +43,7 @@ func tree(t *testing.T, text string) object.Tree {
 	return out
 }
 
-// ruleErrors returns the errors of the rules for an object, after it has checked that upstream's are the same.
+// ruleErrors returns the errors of the rules for an object. It also checks that upstream returns the same errors.
 func (s *ruleSchema) ruleErrors(t *testing.T, value, old object.Tree) []string {
 	t.Helper()
 	compareEvaluation(t, s, "", value, old)
@@ -68,7 +68,7 @@ type ruleVector struct {
 	}
 }
 
-// wrap returns the object with value at the position of the rule.
+// wrap returns an object that contains value at the position of the rule.
 func (v *ruleVector) wrap(t *testing.T, value any) object.Tree {
 	t.Helper()
 	if !v.Root {
@@ -81,7 +81,7 @@ func (v *ruleVector) wrap(t *testing.T, value any) object.Tree {
 	return tree(t, string(js))
 }
 
-// TestSpecificationVectors checks that the rules of the specification's vectors have the specified results, and
+// TestSpecificationVectors checks that the rules in the specification's test vectors have the specified results, and
 // that upstream has the same results. VAL-054 VAL-055 VAL-056 VAL-057 VAL-058 VAL-059 VAL-060 VAL-061 VAL-062
 // VAL-063 VAL-064 VAL-065 VAL-066 VAL-070 VAL-071 VAL-072 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081 VAL-082
 // VAL-083 VAL-084 VAL-131 VAL-132 VAL-133 VAL-145 VAL-146 VAL-147 VAL-148 VAL-149
@@ -96,7 +96,7 @@ func TestSpecificationVectors(t *testing.T) {
 	}
 	for _, v := range vectors {
 		if v.Compile != nil || v.Rule == "" {
-			continue // the rule does not compile, or the schema contains its rules
+			continue // the rule does not compile, or the rules are in the schema
 		}
 		v.Schema["x-kubernetes-validations"] = []any{map[string]any{"rule": v.Rule,
 			"optionalOldSelf": v.OptionalOldSelf}}
@@ -201,7 +201,7 @@ func TestRuleErrorTexts(t *testing.T) {
 	}
 }
 
-// TestRuleValues checks how values compare, combine and convert. Each rule is true.
+// TestRuleValues checks comparisons, combinations and conversions of values. Each rule must be true.
 func TestRuleValues(t *testing.T) {
 	const fields = `
   set: {type: array, x-kubernetes-list-type: set, items: {type: integer}}
@@ -331,8 +331,8 @@ is: 5%
 	}
 }
 
-// TestRulesCorrelate checks that a rule applies to every occurrence of a value, and that old values are found
-// through properties, maps and list-type maps.
+// TestRulesCorrelate checks that a rule applies to every item of a list and every value of a map, and that oldSelf is
+// found through properties, maps and list-type maps.
 // VAL-049 VAL-129 VAL-139 VAL-141 VAL-142 VAL-144
 func TestRulesCorrelate(t *testing.T) {
 	s := newRuleSchema(t, "correlation", `
@@ -365,7 +365,7 @@ properties:
 		{`{level: high}`, `{level: low}`,
 			[]string{`level: Invalid value: "high": cannot transition directly between 'low' and 'high'`}},
 		{`{level: medium}`, `{level: low}`, []string{}},
-		// The list and its items are unchanged.
+		// Rules on the unchanged part of an object do not fail.
 		// VAL-033 VAL-041
 		{`{each: [1, 0], p: w}`, `{each: [1, 0]}`, []string{}},
 		{`{each: [1, 0, 3]}`, `{each: [1, 0]}`, []string{`each[1]: Invalid value: 0: small`}},
@@ -394,7 +394,7 @@ func TestMessageExpressionIsLogged(t *testing.T) {
 	}
 }
 
-// numbers returns n lists of m numbers.
+// numbers returns n lists with m numbers each.
 func numbers(n, m int) object.Tree {
 	inner := make([]any, m)
 	for i := range inner {
@@ -430,8 +430,7 @@ func TestRulesAreBounded(t *testing.T) {
 	}
 }
 
-// TestRulesShareABudget checks that all rules of an object share one budget with message expressions, as in
-// upstream.
+// TestRulesShareABudget checks that all rules and message expressions of an object share one budget, as in upstream.
 // VAL-115 VAL-162
 func TestRulesShareABudget(t *testing.T) {
 	for _, rules := range []string{

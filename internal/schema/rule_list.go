@@ -131,7 +131,7 @@ func (l *listView) Type() ref.Type { return types.ListType }
 // Value implements ref.Val.
 func (l *listView) Value() any { return l.items }
 
-// setView is a list with x-kubernetes-list-type=set. Its order is ignored, and + returns the union.
+// setView is a list with x-kubernetes-list-type=set. Comparisons ignore its order, and + returns the union.
 type setView struct{ listView }
 
 // Equal implements ref.Val.
@@ -175,7 +175,7 @@ func equalSets(a celtraits.Lister, other ref.Val) ref.Val {
 	return types.Bool(len(seen) == len(set))
 }
 
-// union returns the items of a, followed by the items of other that a does not contain.
+// union returns the items of a, followed by the items of other that are missing in a.
 func union(a celtraits.Lister, other ref.Val) ref.Val {
 	b, ok := other.(celtraits.Lister)
 	if !ok {
@@ -228,13 +228,14 @@ func hashable(v any) any {
 	return v
 }
 
-// mapListView is a list with x-kubernetes-list-type=map. Its order is ignored, and + merges.
+// mapListView is a list with x-kubernetes-list-type=map. Comparisons ignore its order, and + merges the items by
+// their keys.
 type mapListView struct {
 	listView
 	keys []string // escaped
 }
 
-// escapedKeys returns the names of keys in expressions. Keys without an escaped form are unchanged.
+// escapedKeys returns the names that expressions use for the keys. A key without an escaped form is unchanged.
 func escapedKeys(keys []string) []string {
 	out := make([]string, len(keys))
 	for i, k := range keys {
@@ -300,8 +301,8 @@ func equalMapLists(a celtraits.Lister, other ref.Val, keyOf func(ref.Val) any) r
 	return types.Bool(len(seen) == len(entries))
 }
 
-// merged returns the entries of a, followed by the new entries of other. Entries of other replace the entries of a
-// with the same keys.
+// merged returns the entries of a and other. An entry of other replaces an entry of a with the same keys. All other
+// entries of other are appended.
 func merged(a celtraits.Lister, other ref.Val, keys []string) ref.Val {
 	b, ok := other.(celtraits.Lister)
 	if !ok {
@@ -336,7 +337,7 @@ func entryKey(e ref.Val, keys []string) any {
 	})
 }
 
-// compose combines several keys into one.
+// compose combines several key values into one comparable value.
 func compose(keys []string, of func(string) any) any {
 	switch len(keys) {
 	case 1:

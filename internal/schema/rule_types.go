@@ -13,14 +13,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// The types in rules equal the types of k8s.io/apiserver/pkg/cel/common.SchemaDeclType. They are created from the
-// nodes when an expression uses them, because expressions use few fields of a large schema.
+// The types in rules equal the types that k8s.io/apiserver/pkg/cel/common.SchemaDeclType returns. They are created
+// when an expression uses them, because expressions use only few fields of a large schema.
 
-// maxRequest is the maximum size of a request, on which estimates are based.
+// maxRequest is the maximum size of a request. Cost estimates depend on it.
 const maxRequest = apicel.DefaultMaxRequestSizeBytes
 
-// scope provides the types of self and of the values below it, under the names that the checker uses. It records
-// the lookups. It must be used by one goroutine only.
+// scope provides the types of self and of the values below self to the checker. It records the lookups of the
+// checker. It must be used by one goroutine only.
 type scope struct {
 	*apicel.DeclTypeProvider // scalars and the types of every environment
 	language                 *language
@@ -30,7 +30,8 @@ type scope struct {
 	checkers                 [2]*checker.Env // checkers[1] declares oldSelf as optional
 }
 
-// lookup is a lookup of a field in a type. typ is nil if the field does not exist.
+// lookup records that the checker has looked up a field of a type. typ is the type of the field, or nil if the field
+// does not exist.
 type lookup struct {
 	name, field string
 	typ         *types.Type
@@ -42,7 +43,7 @@ func newScope(l *language, self *node, name string) *scope {
 	return s
 }
 
-// resolvesSame reports whether lookups would have the same results in s.
+// resolvesSame reports whether the given lookups would have the same results in s.
 func (s *scope) resolvesSame(lookups []lookup) bool {
 	for _, l := range lookups {
 		t := s.fieldType(l.name, l.field)
@@ -53,7 +54,7 @@ func (s *scope) resolvesSame(lookups []lookup) bool {
 	return true
 }
 
-// checker returns an environment that declares self and oldSelf, which is optional if optional is true.
+// checker returns an environment that declares self and oldSelf. If optional is true, oldSelf has an optional type.
 func (s *scope) checker(optional bool) (*checker.Env, error) {
 	i, old := 0, s.self
 	if optional {
@@ -73,7 +74,7 @@ func (s *scope) checker(optional bool) (*checker.Env, error) {
 	return s.checkers[i], nil
 }
 
-// typeOf returns the type of the values of n, which must not be hidden from CEL. The names of object types in it
+// typeOf returns the type of the values of n. n must not be hidden from CEL. The names of object types in the result
 // begin with name.
 func (s *scope) typeOf(n *node, name string) *types.Type {
 	switch {
@@ -124,8 +125,8 @@ func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool)
 	return &types.FieldType{Type: t}, t != nil
 }
 
-// fieldType returns the type of a field, or nil if it does not exist. It also finds keywords without their
-// escapes.
+// fieldType returns the type of a field, or nil if the field does not exist. It also finds a field by a CEL keyword
+// that is not escaped.
 func (s *scope) fieldType(name, field string) *types.Type {
 	n := s.objectNodes[name]
 	if n == nil {
@@ -144,7 +145,7 @@ func (s *scope) fieldType(name, field string) *types.Type {
 	return s.typeOf(f, name+"."+field)
 }
 
-// hiddenFromCEL reports whether rules cannot access values of n because their type is unknown.
+// hiddenFromCEL reports whether the type of the values of n is unknown. Rules cannot access such values.
 func (n *node) hiddenFromCEL() bool {
 	switch {
 	case n == nil:
@@ -167,7 +168,8 @@ func (n *node) isMap() bool {
 	return n != nil && n.typ == "object" && n.additional != nil && n.additional.schema != nil && !n.intOrString
 }
 
-// element returns the schema of the items of a list or map as rules see it. It returns nil for other types.
+// element returns the schema of the items of a list or of the values of a map, as rules see it. It returns nil if n
+// is neither.
 func (n *node) element() *node {
 	switch {
 	case n == nil || n.intOrString:
@@ -180,7 +182,7 @@ func (n *node) element() *node {
 	return nil
 }
 
-// celNodeOf returns n as rules see it, or nil if rules cannot access it.
+// celNodeOf returns n as rules see it, or nil if rules cannot access values of n.
 func celNodeOf(n *node) *node {
 	if n.hiddenFromCEL() {
 		return nil
@@ -188,7 +190,8 @@ func celNodeOf(n *node) *node {
 	return n.asCELNode()
 }
 
-// field returns the schema of the field that expressions call name, or nil if rules cannot access it.
+// field returns the schema of the field that has the given name in expressions. It returns nil if rules cannot access
+// the field.
 func (n *node) field(name string) *node {
 	if n.typ != "object" || n.intOrString || n.isMap() {
 		return nil
@@ -237,13 +240,13 @@ func (n *node) asResource() *node {
 	out.properties["apiVersion"] = &node{typ: "string"}
 	out.properties["metadata"] = &node{typ: "object", properties: map[string]*node{
 		"name": boundedString(md.properties["name"], longest),
-		// the server adds at least one character
+		// the server appends at least one character to generateName
 		"generateName": boundedString(md.properties["generateName"], longest-1),
 	}}
 	return &out
 }
 
-// boundedString returns the schema of a string with at most max characters, or fewer if n requires it.
+// boundedString returns the schema of a string with at most max characters. A lower maximum in n takes precedence.
 func boundedString(n *node, max int64) *node {
 	if n != nil {
 		if limit := n.effectiveMaxLength(); limit != nil && *limit < max {
@@ -253,8 +256,8 @@ func boundedString(n *node, max int64) *node {
 	return &node{typ: "string", maxLength: &max}
 }
 
-// The effective bounds of a value, from its own keywords and from allOf. nil means unbounded. Upstream uses only
-// the keywords of the value, although controller-gen writes bounds under allOf (kubernetes#139523).
+// The following methods return the lowest bound in the keywords of n itself and in allOf. nil means unbounded.
+// Upstream ignores allOf, although controller-gen writes bounds there (kubernetes#139523).
 func (n *node) effectiveMaxLength() *int64 {
 	return n.lowestBound(func(n *node) *int64 { return n.maxLength })
 }
@@ -278,8 +281,8 @@ func (n *node) lowestBound(own func(*node) *int64) *int64 {
 	return least
 }
 
-// maxSize returns the maximum number of characters, bytes, items or entries of a value of n. It returns 0 for
-// other types.
+// maxSize returns the maximum size of a value of n: the number of bytes of a string, items of a list or entries of a
+// map. It returns 0 for other types.
 func (n *node) maxSize() int64 {
 	switch {
 	case n.intOrString:
@@ -291,7 +294,7 @@ func (n *node) maxSize() int64 {
 		if most := n.effectiveMaxProperties(); most != nil {
 			return max(0, *most)
 		}
-		// as upstream, which counts one byte more
+		// as in upstream, which counts one byte too many
 		return (maxRequest - len64(`{}`)) / (n.element().minJSONSize() + len64(`"k":,`) + 1)
 	case n.typ == "array":
 		if most := n.effectiveMaxItems(); most != nil {
@@ -359,7 +362,8 @@ func (n *node) minJSONSize() int64 {
 	return 2
 }
 
-// minObjectJSONSize counts the fields that clients cannot omit.
+// minObjectJSONSize returns the minimum size of the JSON of an object. It counts only the fields that clients cannot
+// omit.
 func (n *node) minObjectJSONSize() int64 {
 	size, seen := len64(`{}`), map[string]bool{}
 	for _, name := range n.required {

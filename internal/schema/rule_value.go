@@ -18,10 +18,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Rules see an object through views of its tree, which are created on access. Views behave as the values of
-// k8s.io/apiserver/pkg/cel/common. Access to a value that does not match the schema returns the same error.
+// Rules access an object through views of its tree, which are created on access. Views behave like the values in
+// k8s.io/apiserver/pkg/cel/common. If a value does not match the schema, access to it returns the same error as
+// upstream.
 
-// view returns the CEL value of v, a value of n.
+// view returns the CEL value for v. n is the schema of v.
 func (n *node) view(v any) ref.Val {
 	if v == nil {
 		if n.nullable {
@@ -160,7 +161,7 @@ type objectView struct {
 	tree object.Tree
 }
 
-// named reports whether the fields are properties rather than keys of a map.
+// named reports whether the fields are properties. If they are not, they are keys of a map.
 func (o *objectView) named() bool { return len(o.n.properties) > 0 }
 
 // child returns the schema of a field, or nil.
@@ -174,7 +175,7 @@ func (o *objectView) child(key string) *node {
 	return nil
 }
 
-// Find implements traits.Mapper. A field that is null is absent.
+// Find implements traits.Mapper. A null field counts as missing.
 func (o *objectView) Find(key ref.Val) (ref.Val, bool) {
 	name, ok := key.(types.String)
 	if !ok {
@@ -302,7 +303,7 @@ func (o *objectView) Type() ref.Type { return types.MapType }
 // Value implements ref.Val.
 func (o *objectView) Value() any { return o.tree }
 
-// iterator iterates over the values that at returns.
+// iterator iterates over the values that the function at returns.
 type iterator struct {
 	ref.Val // CEL never uses an iterator as a value
 	at      func(int) ref.Val

@@ -7,7 +7,7 @@ import (
 )
 
 // variables holds the variables that an expression can reference. It implements interpreter.Activation.
-type variables struct{ self, oldSelf ref.Val } // oldSelf nil means that it is undefined
+type variables struct{ self, oldSelf ref.Val } // a nil oldSelf means that oldSelf is undefined
 
 // ResolveName implements interpreter.Activation.
 func (v *variables) ResolveName(name string) (any, bool) {
@@ -23,14 +23,15 @@ func (v *variables) ResolveName(name string) (any, bool) {
 // Parent implements interpreter.Activation.
 func (v *variables) Parent() interpreter.Activation { return nil }
 
-// ruleVariables holds the variables of all rules on one value, for rules without and with optionalOldSelf.
+// ruleVariables holds the variables for the rules of one value. plain is for rules without optionalOldSelf, and
+// optional for rules with it.
 type ruleVariables struct{ plain, optional variables }
 
 func newRuleVariables(t *ruleTree, l *valuePair, rules []compiledRule) *ruleVariables {
 	v := &ruleVariables{plain: variables{self: t.celNode.view(l.value)}}
 	v.optional = v.plain
 	for i := range rules {
-		if rules[i].usesOldSelf { // otherwise messageExpression cannot use it either
+		if rules[i].usesOldSelf { // only then a messageExpression can use oldSelf too
 			v.optional.oldSelf = types.OptionalNone
 			if l.old != nil {
 				v.plain.oldSelf = t.celNode.view(l.old)

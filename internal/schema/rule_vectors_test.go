@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// vector is one rule of testdata/rules.yaml. The head of the file describes the fields.
+// vector is one rule in testdata/rules.yaml. The comment at the top of that file describes the fields.
 type vector struct {
 	ID, About       string
 	Schema          map[string]any
@@ -40,7 +40,7 @@ func vectors(t *testing.T) (all []vector) {
 	return all
 }
 
-// ruled compiles the schema of v with its rule.
+// ruled compiles the schema of v after it has added the rule of v.
 func (v *vector) ruled(t *testing.T) *ruleSchema {
 	t.Helper()
 	v.Schema["x-kubernetes-validations"] = []any{apiextensionsv1.ValidationRule{Rule: v.Rule, Message: v.Message,
@@ -56,7 +56,7 @@ func (v *vector) ruled(t *testing.T) *ruleSchema {
 	return newRuleSchema(t, v.ID, string(js))
 }
 
-// object returns the object with value at the position of the rule. nil means no value.
+// object returns an object that contains value at the position of the rule. If value is nil, it returns nil.
 func (v *vector) object(t *testing.T, value any) object.Tree {
 	t.Helper()
 	if value == nil {
@@ -72,7 +72,7 @@ func (v *vector) object(t *testing.T, value any) object.Tree {
 	return tree(t, string(js))
 }
 
-// path returns the field of the errors of v.
+// path returns the field that errors of the rule must have.
 func (v *vector) path() string {
 	if v.Root {
 		return "<nil>"
@@ -80,8 +80,9 @@ func (v *vector) path() string {
 	return "spec"
 }
 
-// TestRuleVectors checks that each rule of testdata/rules.yaml accepts and rejects its values with the expected
-// text, and that upstream does the same. VAL-054 VAL-055 VAL-056 VAL-057 VAL-058 VAL-059 VAL-060 VAL-061 VAL-063
+// TestRuleVectors checks that each rule in testdata/rules.yaml accepts and rejects values as specified in the file,
+// with the specified error texts. It checks that upstream does the same. VAL-054 VAL-055 VAL-056 VAL-057 VAL-058
+// VAL-059 VAL-060 VAL-061 VAL-063
 // VAL-064 VAL-065 VAL-066 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081 VAL-082 VAL-083 VAL-131 VAL-132 VAL-133
 // VAL-145 VAL-146 VAL-147 VAL-148 VAL-149.
 func TestRuleVectors(t *testing.T) {

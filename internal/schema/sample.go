@@ -11,8 +11,9 @@ import (
 // maxSample limits the number of values in a sample.
 const maxSample = 2_000
 
-// Sample returns an object with every field of the schema except without, which is a path of field names. text
-// generates the strings that have no enum and no format. ok is false if the schema rejects the object.
+// Sample returns an object with every field of the schema except the field with the path without. If without is
+// empty, no field is omitted. The function text generates the strings that have no enum and no format. ok is false if
+// the schema rejects the object.
 func (s *Schema) Sample(ctx context.Context, text func(i int) string, without []string) (t object.Tree, ok bool) {
 	m := sampler{text: text, root: s.root}
 	t, _ = m.value(s.root, without, true).(object.Tree)
@@ -29,8 +30,8 @@ type sampler struct {
 	count int
 }
 
-// value returns a value of n, or nil if the sampler cannot construct one. If matched is true, without is a path
-// below n that the sample omits.
+// value returns a value for the schema n, or nil if the sampler cannot construct one. If matched is true, the value
+// omits the field with the path without, which is relative to n.
 func (m *sampler) value(n *node, without []string, matched bool) any {
 	if m.count++; n == nil || m.count > maxSample {
 		return nil
@@ -106,7 +107,7 @@ func (m *sampler) number(n *node) float64 {
 	return v
 }
 
-// formats holds a sample string for each format.
+// formats maps format names to sample strings.
 var formats = map[string]string{
 	"date-time": "2024-02-29T12:34:56Z", "date": "2024-02-29", "duration": "1h2m3s", "byte": "c2FtcGxl",
 	"uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8",

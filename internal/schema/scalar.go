@@ -31,11 +31,11 @@ func (w *walk) enum(v any, n *node, at string) bool {
 	return e.has(v) || len(e.values()) == 0 || w.notSupported(at, v, e)
 }
 
-// number is a JSON number as the decoder represents it.
+// number is a JSON number, which the decoder represents as an integer or as a float.
 type number struct {
 	i     int64
 	f     float64
-	whole bool // the value is in i, not in f
+	whole bool // if true, the value is i, otherwise f
 }
 
 func (v number) float() float64 {
@@ -73,7 +73,8 @@ func (w *walk) number(v number, n *node, at string) bool {
 	return ok
 }
 
-// multipleOf uses integer arithmetic if the value is an integer, unless the factor is not a value of n's type.
+// multipleOf checks multipleOf. It uses integer arithmetic if the value is an integer and the factor is in the range
+// of n's type.
 func (w *walk) multipleOf(v number, n *node, at string) bool {
 	factor := *n.checks.multipleOf
 	ok := inRange(factor, n) || w.outOfRange(at, "MultipleOf", n)
@@ -95,7 +96,7 @@ func (w *walk) multipleOf(v number, n *node, at string) bool {
 	return ok
 }
 
-// bound checks maximum or minimum. It uses integer arithmetic as multipleOf does.
+// bound checks maximum or minimum. It uses integer arithmetic under the same conditions as multipleOf.
 func (w *walk) bound(v number, limit float64, upper bool, n *node, at string) bool {
 	name, exclusive := "Minimum", n.checks.exclusiveMinimum
 	if upper {

@@ -15,7 +15,7 @@ import (
 type Schema struct {
 	root          *node // nil means that the version has no schema
 	preserve      bool  // spec.preserveUnknownFields; nothing is pruned
-	nonStructural bool  // only the validation of values applies
+	nonStructural bool  // if true, the schema only validates values
 
 	fingerprintOnce sync.Once
 	fingerprint     uint64
@@ -33,9 +33,8 @@ type Schema struct {
 var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")
 
 // Compile reads the JSON of an openAPIV3Schema. nil or "null" means that the version has no schema. Compile reads
-// only the keywords that pruning, defaulting, validation, merging and publishing need. The validation of CRDs
-// checks whether a CRD may contain the schema. The JSON must not change afterwards, because the strings of the
-// Schema point into it.
+// only the keywords that pruning, defaulting, validation, merging and publishing need. It does not check whether a
+// CRD may contain the schema. js must not change afterwards, because the strings of the Schema share its memory.
 func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error) {
 	s := &Schema{preserve: preserveUnknownFields}
 	r := &reader{Cursor: object.NewCursor(openAPIV3Schema)}
@@ -57,9 +56,9 @@ func (s *Schema) Parseable() (typed.ParseableType, error) {
 	return s.parseable, s.err
 }
 
-// Fingerprint returns a hash over everything that affects pruning and defaulting. Two schemas with the same
-// fingerprint prune and default every object alike. The fingerprint is stable across processes, because it is
-// stored with objects. The first call computes it, so a CRD that is only validated pays nothing.
+// Fingerprint returns a hash of all parts of the schema that affect pruning and defaulting. Two schemas with the same
+// fingerprint have the same effect on every object. The fingerprint is stable across processes, because it is stored
+// with objects. The first call computes it.
 func (s *Schema) Fingerprint() uint64 {
 	s.fingerprintOnce.Do(func() { s.fingerprint = s.root.fingerprint(s.preserve) })
 	return s.fingerprint

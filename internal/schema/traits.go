@@ -1,7 +1,7 @@
 package schema
 
-// traits is a set of features that occur at a node or below it. A walk skips nodes without the features it
-// handles.
+// traits is a set of schema features that occur at a node or below it. A walk that handles one feature skips all
+// nodes without this trait.
 type traits uint8
 
 const (

@@ -11,8 +11,8 @@ import (
 )
 
 // TestUnknownFieldsAreBounded checks that the paths of unknown fields are limited in number and size. Without the
-// limits, a long key above many fields would produce gigabytes of paths. All unknown fields are removed, including
-// those without a path in the list.
+// limits, a long key above many fields would produce gigabytes of paths. The fields whose paths are not in the list
+// are removed too.
 func TestUnknownFieldsAreBounded(t *testing.T) {
 	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object",
 	"additionalProperties":{"type":"object","properties":{"a":{"type":"string"}}}},

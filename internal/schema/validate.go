@@ -11,22 +11,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Validate validates t against the whole schema in upstream's order. old is the object that t replaces, nil on
-// create. Errors have upstream's paths and texts. Errors of fields are sorted by name, and about a thousand are
-// returned at most. warn receives the rule failures that ratcheting ignores; nil discards them. t and old must not
-// change during the call.
+// Validate validates t against the whole schema in upstream's order. old is the object that t replaces, or nil on a
+// create. Errors have upstream's paths and texts. Errors of fields are sorted by the names of the fields. At most
+// about a thousand errors are returned. Validate calls warn with each rule failure that ratcheting ignores. warn may
+// be nil. t and old must not change during the call.
 func (s *Schema) Validate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	return s.ValidateExtensions(ctx, t, old, false, warn, s.ValidateValues(ctx, t, old))
 }
 
-// ValidateValues is the first part of Validate, the OpenAPI validation. ValidateExtensions is the second part. It
-// returns early with an error when ctx is done.
+// ValidateValues is the first part of Validate, the OpenAPI validation. ValidateExtensions is the second part. When
+// ctx is done, ValidateValues returns early with an error.
 func (s *Schema) ValidateValues(ctx context.Context, t, old object.Tree) field.ErrorList {
 	return checkValues(ctx, t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
 }
 
-// ValidateStatus validates a write of the status subresource. It validates only the values below status, and paths
-// of errors start there.
+// ValidateStatus validates a write of the status subresource. The OpenAPI validation checks only the values below
+// status.
 func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
 	return s.ValidateExtensions(ctx, t, old, true, warn, s.ValidateStatusValues(ctx, t, old))
 }
@@ -39,15 +39,16 @@ func (s *Schema) ValidateStatusValues(ctx context.Context, t, old object.Tree) f
 	}
 	n := s.root.properties["status"]
 	return checkValues(ctx, status, n, field.NewPath("status"), func() *correlation {
-		if s.nonStructural { // upstream cannot correlate old values there
+		if s.nonStructural { // upstream cannot find old values with such a schema
 			return nil
 		}
 		return &correlation{value: status, old: old["status"], n: n}
 	})
 }
 
-// checkValues does OpenAPI validation with ratcheting (KEP-4008) against the old value that old returns. Most
-// objects are valid, so the first walk only checks validity. The second walk produces the errors.
+// checkValues does OpenAPI validation with ratcheting (KEP-4008). The function old returns the correlation with the
+// old value. The first walk only checks validity, because most objects are valid. If it fails, a second walk produces
+// the errors.
 func checkValues(ctx context.Context, v any, n *node, at *field.Path, old func() *correlation) field.ErrorList {
 	if n == nil {
 		return nil
@@ -80,10 +81,10 @@ type walk struct {
 	problems     []problem
 	messageBytes int // total size of the messages
 	steps        int // steps used
-	matches      int // number of passed checks as upstream counts; anyOf and oneOf report the errors of the best match
+	matches      int // number of passed checks, for anyOf and oneOf
 }
 
-// value checks v and drops the errors if v equals its old value.
+// value checks v. It drops the errors if v equals its old value.
 func (w *walk) value(v any, n *node, at string, c *correlation) bool {
 	before, wording := len(w.problems), w.messageBytes
 	if w.check(v, n, at, c) {
@@ -139,7 +140,8 @@ func (w *walk) null(n *node, at string) bool {
 	return w.enum(nil, n, at) && ok
 }
 
-// typ checks type, and the format of values of other types.
+// typ checks the type of a value. For a value of a wrong type, it also compares the format of n with that of the
+// value, as upstream does.
 func (w *walk) typ(v any, n *node, at string) bool {
 	f := n.checkedFormat()
 	if n.types == 0 && f == 0 {
@@ -240,7 +242,7 @@ func (w *walk) quietFields(t object.Tree, n *node) bool {
 	return true
 }
 
-// fields does the same as quietFields in sorted order and with paths.
+// fields does the same as quietFields, but in sorted order and with paths for errors.
 func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 	ok := true
 	names := slices.Sorted(maps.Keys(t))
@@ -268,8 +270,8 @@ func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 	return ok
 }
 
-// field returns the correlation of a field. It returns nil for apiVersion and kind of the whole object, which are
-// never ratcheted.
+// field returns the correlation of a field. It returns nil for apiVersion and kind of the whole object, because
+// ratcheting never applies to them.
 func (c *correlation) field(name, at string) *correlation {
 	if at == "" && (name == "kind" || name == "apiVersion") {
 		return nil

@@ -29,7 +29,7 @@ type corpusVersion struct {
 	samples []object.Tree
 }
 
-// corpus returns every version of a real CRD that has samples. The samples are defaulted.
+// corpus returns all versions of real CRDs that have samples. Defaults are filled into the samples.
 func corpus(t testing.TB) []*corpusVersion {
 	byType := map[string]*corpusVersion{}
 	all := crds(t)
@@ -162,7 +162,7 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkUpstreamCompile does the work of upstream's handler when it starts to serve a version, without
+// BenchmarkUpstreamCompile measures the work of upstream's handler when it starts to serve a version, except
 // decoding.
 func BenchmarkUpstreamCompile(b *testing.B) {
 	all := corpus(b)

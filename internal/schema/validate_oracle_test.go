@@ -70,8 +70,8 @@ func (u *upstream) validateStatus(t, old object.Tree) field.ErrorList {
 		validation.WithRatcheting(c.Key("status")))
 }
 
-// sortedErrorTexts returns errors in an order that does not depend on the order of fields, because upstream's
-// order is random. The errors of one field keep their order.
+// sortedErrorTexts returns the texts of errors sorted by field, because the order of fields is random in upstream.
+// The errors of one field keep their order.
 func sortedErrorTexts(errs field.ErrorList) []string {
 	out := []string{}
 	last := map[string]int{}
@@ -235,7 +235,7 @@ var scalars = []any{"", "a", "abc", "A", "é", "aé", "12", "*", "2020-01-31T00:
 	int64(9223372036854775807), int64(-9223372036854775808), int64(9007199254740993),
 	0.5, 1.0, 1.5, 2.5, 1e30, -1e30, 1e39, 9007199254740992.0, 9.3e18, 1.0000000001, 0.03, 0.29}
 
-// any returns a random value without a schema.
+// any returns a random value that follows no schema.
 func (m generator) any(depth int) any {
 	switch m.IntN(8) {
 	case 0:
@@ -349,7 +349,7 @@ func (m generator) change(v any) any {
 	return v
 }
 
-// root returns a schema of objects with a status.
+// root returns the schema of an object that has a status.
 func (m generator) root() *apiextensionsv1.JSONSchemaProps {
 	s := &apiextensionsv1.JSONSchemaProps{}
 	for s.Type != "object" || len(s.Properties) == 0 {

@@ -22,7 +22,7 @@ func mustCompile(t testing.TB, js string) *Schema {
 	return s
 }
 
-// validate returns the errors as a client sees them.
+// validate returns the texts of the errors for clients.
 func validate(t *testing.T, s *Schema, tree, old object.Tree) []string {
 	t.Helper()
 	out := []string{}
@@ -108,8 +108,8 @@ func TestValidateDoesNotRatchetValueValidations(t *testing.T) {
 	}
 }
 
-// TestValidateRatchetsListMaps checks that items of a list-type map are compared with the old items of the same
-// keys. Items of other lists are not compared.
+// TestValidateRatchetsListMaps checks that each item of a list-type map is compared with the old item that has the
+// same keys. Items of other lists are not compared with old items.
 // VAL-041
 func TestValidateRatchetsListMaps(t *testing.T) {
 	list := func(kind string) *Schema {

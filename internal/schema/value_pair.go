@@ -2,7 +2,7 @@ package schema
 
 import "k8s.io/apimachinery/pkg/util/validation/field"
 
-// valuePair is a value with its position and its old value. Ratcheting compares the two only when there is an
+// valuePair is a value with its position and its old value. Ratcheting compares the two values only if there is an
 // error to report.
 type valuePair struct {
 	position
@@ -10,10 +10,10 @@ type valuePair struct {
 	base       *field.Path // path of the outermost pair
 	node       *node
 	value, old any
-	correlated bool // old is the old value of value; it may be null
+	correlated bool // there is an old value, which is old and may be null
 }
 
-// below returns the pair of a value one step below l.
+// below returns the pair for a value one step below the value of l.
 func (l *valuePair) below(step position, value any) valuePair {
 	if l.parent != nil {
 		step.parent = &l.position
@@ -28,15 +28,15 @@ func (l *valuePair) path() *field.Path {
 	return l.position.appendTo(l.parent.path())
 }
 
-// unchanged reports whether ratcheting ignores errors at l. It compares l with its old value. If l has no old
-// value, it compares the nearest enclosing value that has one (KEP-4008).
+// unchanged reports whether ratcheting ignores errors at l (KEP-4008). This is the case if the value equals its old
+// value. If the value has no old value, unchanged compares the nearest enclosing value that has an old value.
 func (l *valuePair) unchanged() bool {
 	nearest := l.nearestCorrelated()
 	return nearest != nil && (&correlation{value: nearest.value, old: nearest.old, n: nearest.node}).equal()
 }
 
-// nearestCorrelated returns the innermost pair, from l outwards, that has an old value, or nil. apiVersion and
-// kind of the root differ between versions and are never compared.
+// nearestCorrelated returns l if it has an old value. Otherwise it returns the nearest enclosing pair that has an old
+// value, or nil. apiVersion and kind of the root are never compared, because they differ between versions.
 func (l *valuePair) nearestCorrelated() *valuePair {
 	switch {
 	case l.parent == nil && l.correlated:
@@ -46,7 +46,7 @@ func (l *valuePair) nearestCorrelated() *valuePair {
 	}
 	n := l.parent.nearestCorrelated()
 	switch {
-	case n != l.parent: // a pair further out has no old value
+	case n != l.parent: // the parent has no old value, so l has none either
 		return n
 	case l.parent.parent == nil && l.kind != atIndex && (l.key == "apiVersion" || l.key == "kind"):
 		return nil

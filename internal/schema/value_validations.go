@@ -2,8 +2,8 @@ package schema
 
 import "strconv"
 
-// valueValidations checks the value validations anyOf, oneOf, allOf and not. Errors below them are never
-// ratcheted. Schemas contain no references, so each schema is evaluated once for each value.
+// valueValidations checks the value validations anyOf, oneOf, allOf and not. Ratcheting does not apply below them.
+// Schemas contain no references, so each schema is evaluated only once for each value.
 func (w *walk) valueValidations(v any, n *node, at string) bool {
 	w.matches += 2
 	m := n.checks
@@ -25,7 +25,7 @@ func (w *walk) valueValidations(v any, n *node, at string) bool {
 	return ok
 }
 
-// outcome is the result of one schema in a value validation.
+// outcome is the result of checking a value against one schema in a value validation.
 type outcome struct {
 	problems []problem
 	matches  int

@@ -11,10 +11,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// cost is the cost of one call.
+// cost is the time and memory of one call.
 type cost struct{ nanos, allocs, bytes float64 }
 
-// costOf returns the lowest cost of several short runs, because other processes only add to it.
+// costOf measures the cost of f. It returns the lowest time of several short runs, because other processes can only
+// increase the time.
 func costOf(f func()) (c cost) {
 	f()
 	c.nanos = math.Inf(1)
@@ -41,7 +42,7 @@ func costOf(f func()) (c cost) {
 	return c
 }
 
-// without rules.
+// withoutRules removes the rules from a schema.
 func withoutRules(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -57,15 +58,15 @@ func withoutRules(v any) any {
 	return v
 }
 
-// BenchmarkAgainstUpstream measures both implementations for each version of a CRD that has samples. The work is
-// the normalization and validation of an object on create, without and with rules, and the compilation of the
-// schema. It reports upstream's costs divided by Trellis's costs: the geometric mean over all versions, and the
+// BenchmarkAgainstUpstream measures both implementations for each version of a CRD that has samples. It measures the
+// compilation of the schema, and the normalization and validation of an object on create, without and with rules. The
+// results are upstream's costs divided by Trellis's costs, as the geometric mean over all versions and as the
 // minimum.
 func BenchmarkAgainstUpstream(b *testing.B) {
 	all := kinds(b, "samples")
-	// Upstream's validators are built before, and nothing is copied. Its compilation decodes and converts the schema,
-	// then builds the structural schema and the validator. docs/benchmarks.md has the results of 2026-11-21, the least
-	// of seven runs on a machine with other load.
+	// The costs do not include the creation of upstream's validators and copies of objects. Upstream's compilation
+	// decodes and converts the schema, and then creates the structural schema and the validator. docs/benchmarks.md
+	// has results.
 	ctx := context.Background()
 	create := func(k *kind) (ours, theirs func()) {
 		p, err := newPair(object.AppendJSON(nil, k.schema))

@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestBudgets checks that rules and message expressions that exceed the limit of a call or of a write stop at the
-// same point as in upstream.
+// TestBudgets checks rules and message expressions that exceed the cost limit of one expression or of one write. They
+// must stop at the same point as in upstream.
 // VAL-151, VAL-162
 func TestBudgets(t *testing.T) {
 	const costly = "self.contains(self)" // the cost is 0.01 times the square of the length
@@ -104,7 +104,8 @@ func fill(s props, name string, n int, with props) {
 	}
 }
 
-// TestFieldPaths checks all paths of up to three tokens as fieldPath and as selectable fields.
+// TestFieldPaths checks that all paths of up to three tokens have upstream's errors, as fieldPath and as selectable
+// fields.
 // VAL-124, PRN-031
 func TestFieldPaths(t *testing.T) {
 	str := props{"type": "string"}
@@ -130,8 +131,8 @@ func TestFieldPaths(t *testing.T) {
 	}
 }
 
-// TestBudgetSpent checks that a write may use its budget completely. The next rule is not evaluated, although it
-// would be true.
+// TestBudgetSpent checks that a write may use its budget completely. The next rule is then not
+// evaluated.
 // VAL-151, VAL-162
 func TestBudgetSpent(t *testing.T) {
 	text := func(rule string) props {

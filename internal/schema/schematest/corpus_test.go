@@ -18,7 +18,7 @@ import (
 // corpus is the directory of real CRDs and objects next to the module.
 const corpus = "../../../../shared/corpus"
 
-// kind is a served version of a CRD with its objects.
+// kind is a served version of a CRD with objects at this version.
 type kind struct {
 	name    string
 	schema  object.Tree
@@ -95,14 +95,14 @@ func kinds(t testing.TB, folders ...string) []*kind {
 	return all
 }
 
-// run selects a part of the corpus and the number of changes.
+// run selects the tested part of the corpus and the number of random changes.
 type run struct {
 	changes      int // of each object
 	seed         int
 	shard, every int // kinds with index%every == shard are tested
 }
 
-// corpusRun returns the run that the environment variables define. The default is a small part.
+// corpusRun returns the run that environment variables select. By default it is a small part of the corpus.
 func corpusRun(t *testing.T) run {
 	r := run{changes: 2, every: 24}
 	n, err := strconv.Atoi(os.Getenv("TEST_MUTATIONS"))
@@ -119,7 +119,7 @@ func corpusRun(t *testing.T) run {
 	return r
 }
 
-// change modifies t at random, except apiVersion, kind and metadata.
+// change modifies t at random. It keeps apiVersion, kind and metadata.
 func (g *gen) change(t object.Tree) {
 	kept := object.Tree{}
 	for _, k := range []string{"apiVersion", "kind", "metadata"} {
@@ -179,8 +179,8 @@ func (g *gen) mutated(v any) any {
 	return copied(pick(g.source, oddities...))
 }
 
-// check compares the results of both implementations for the objects of k, for changed copies of them, and for
-// generated objects.
+// check compares the results of both implementations for the objects of k, for changed copies of these objects, and
+// for generated objects.
 func (k *kind) check(c *tally, r run) error {
 	p, err := newPair(object.AppendJSON(nil, k.schema))
 	if err != nil {
@@ -235,9 +235,9 @@ func (k *kind) check(c *tally, r run) error {
 }
 
 // TestCorpus checks that real objects of real CRDs have upstream's results on create and on update, unchanged and
-// with random changes. By default it tests a part of the corpus. TEST_MUTATIONS sets the number of changes of each
-// object. TEST_SEED=7 selects other changes. TEST_SHARD=0/8 tests an eighth of the kinds. Equal settings repeat a
-// run.
+// with random changes. By default it tests a part of the corpus. TEST_MUTATIONS sets the number of changes number of
+// random changes of each object. TEST_SEED=7 selects other changes. TEST_SHARD=0/8 tests an eighth of the kinds. The
+// same settings always select the same objects and changes.
 // SCH-003, VAL-018, VAL-029, VAL-166
 func TestCorpus(t *testing.T) {
 	r := corpusRun(t)

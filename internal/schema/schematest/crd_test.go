@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
 )
 
-// crdOf returns a CRD with one version that has the schema root.
+// crdOf returns a CRD with one version. root is its schema.
 func crdOf(root props, selectable []any) []byte {
 	return asJSON(props{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -31,15 +31,15 @@ func crdOf(root props, selectable []any) []byte {
 }
 
 var (
-	// calls with lower cost estimates than upstream's, see docs/compatibility.md
+	// calls for which Trellis estimates lower costs than upstream (docs/compatibility.md)
 	cheaper   = regexp.MustCompile(`string\(|filter\(`)
 	unordered = regexp.MustCompile(`properties\[p\d+\]`) // properties that upstream visits in random order
 	costWord  = regexp.MustCompile(`estimated (rule|messageExpression) cost|contributed to estimated|cost ` +
 		`total exceeds`)
 )
 
-// sameCosts reports whether both implementations must estimate the same costs for the CRDs in data. Upstream
-// ignores bounds inside allOf.
+// sameCosts reports whether both implementations must estimate the same costs for the CRDs in data. The costs may
+// differ for some calls, and because upstream ignores bounds inside allOf.
 func sameCosts(data ...[]byte) bool {
 	for _, d := range data {
 		var v any
@@ -65,7 +65,7 @@ func hasBoundInAllOf(v any, inside bool) bool {
 	return false
 }
 
-// crdErrorTexts returns the texts of the errors of a CRD. It omits estimated costs if they may differ.
+// crdErrorTexts returns the texts of the errors of a CRD. If costs is false, it omits errors about estimated costs.
 func crdErrorTexts(errs field.ErrorList, costs bool) (all []string) {
 	for _, e := range errs {
 		// the choice among equal costs is random
@@ -78,7 +78,7 @@ func crdErrorTexts(errs field.ErrorList, costs bool) (all []string) {
 		}
 		if _, isText := e.BadValue.(string); !isText && (strings.HasSuffix(e.Field, "versions") ||
 			strings.HasSuffix(e.Field, "openAPIV3Schema")) {
-			e.BadValue = "" // upstream prunes the defaults in the value
+			e.BadValue = "" // the value in upstream's error has pruned defaults
 		}
 		all = append(all, unordered.ReplaceAllString(selfType.ReplaceAllString(e.Error(), "selfType"), "properties[p]"))
 	}
@@ -86,7 +86,7 @@ func crdErrorTexts(errs field.ErrorList, costs bool) (all []string) {
 	return all
 }
 
-// selectable returns a few paths. Some of them lead to selectable fields.
+// selectable returns random selectableFields. Some of their paths are valid.
 func (g *gen) selectable(root props) []any {
 	all := []any{}
 	if fields, ok := root["properties"].(props); ok && g.oneIn(12) { // fields with random names and values
@@ -104,14 +104,14 @@ func (g *gen) selectable(root props) []any {
 	return all
 }
 
-// trialCRD generates a schema, sometimes with mistakes, and compares the errors of a CRD with it.
+// trialCRD generates a CRD, sometimes with mistakes in its schema, and compares its errors in both implementations.
 func trialCRD(from *source, c *tally) error {
 	g := &gen{source: from, rules: true, mistakeRate: pick(from, 0, 0, 120, 12, 0)}
 	root := g.root()
 	return compareCRD(crdOf(root, g.selectable(root)), c)
 }
 
-// compareCRD compares the errors of a CRD.
+// compareCRD compares the errors of both implementations for a CRD.
 func compareCRD(data []byte, c *tally) error {
 	crd, err := crdvalidation.Read(data)
 	if err != nil {
@@ -128,8 +128,8 @@ func compareCRD(data []byte, c *tally) error {
 	return nil
 }
 
-// compareCRDErrors returns the texts of errs and their difference from the errors that theirs returns. Upstream
-// panics for a path through additionalProperties without a schema.
+// compareCRDErrors returns the texts of errs, and their difference from the errors that the function theirs returns.
+// It ignores the difference if theirs panics, because upstream panics for some paths.
 func compareCRDErrors(errs field.ErrorList, costs bool, theirs func() field.ErrorList) (got []string,
 	difference string) {
 	got = crdErrorTexts(errs, costs)
@@ -148,7 +148,7 @@ func compareCRDErrors(errs field.ErrorList, costs bool, theirs func() field.Erro
 		without(want, got))
 }
 
-// trialUpdate generates a complete CRD and its old version. It compares the errors of both CRDs, of the update,
+// trialUpdate generates a complete CRD and an old state of it. It compares the errors of both states, of the update,
 // and of a write of the status.
 func trialUpdate(from *source, c *tally) error {
 	g := &gen{source: from, rules: true, mistakeRate: pick(from, 0, 200, 60, 20)}
@@ -159,7 +159,7 @@ func trialUpdate(from *source, c *tally) error {
 	return compareUpdate(asJSON(tree), asJSON(g.changedCRD(tree, g.crd())), c)
 }
 
-// compareUpdate compares the errors of a CRD that replaces an old one.
+// compareUpdate compares the errors of both implementations for a CRD that replaces an old CRD.
 func compareUpdate(data, oldData []byte, c *tally) error {
 	costs, ctx := sameCosts(data, oldData), context.Background()
 	type internal = apiextensions.CustomResourceDefinition
@@ -209,8 +209,8 @@ func compareUpdate(data, oldData []byte, c *tally) error {
 	return nil
 }
 
-// withoutStored omits the errors of status.storedVersions, which Trellis checks in writes of the status too
-// (docs/compatibility.md).
+// withoutStored omits errors about status.storedVersions. In contrast to upstream, Trellis also checks this field in
+// writes of the status (docs/compatibility.md).
 func withoutStored(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return strings.HasPrefix(e.Field,
@@ -218,8 +218,8 @@ func withoutStored(errs field.ErrorList) field.ErrorList {
 	})
 }
 
-// withoutAccepted omits the errors of status.acceptedNames. When the spec is written, the server derives them from
-// the names in the spec. Errors in the names are reported only once.
+// withoutAccepted omits errors about status.acceptedNames. The server derives these names from the names in the spec,
+// and Trellis reports errors only for the names in the spec.
 func withoutAccepted(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return strings.HasPrefix(e.Field,
@@ -227,15 +227,15 @@ func withoutAccepted(errs field.ErrorList) field.ErrorList {
 	})
 }
 
-// TestRandomCRDs checks that random CRDs, with and without mistakes, have upstream's errors. These cover the
-// structure of schemas, defaults, and rules with their messages, field paths and costs.
+// TestRandomCRDs checks that random CRDs, with and without mistakes, have upstream's errors. The mistakes are in the
+// structure of schemas, in defaults, and in rules with their messages, field paths and costs.
 // SCH-001, DEF-012, DEF-013, VAL-048
 func TestRandomCRDs(t *testing.T) {
 	randomCRDs(t, trialCRD, seeds(150))
 }
 
-// TestRandomUpdatesOfCRDs checks that complete CRDs have upstream's errors, and updates of stored CRDs that are no
-// longer valid.
+// TestRandomUpdatesOfCRDs checks that complete CRDs have upstream's errors. It checks the same for updates of stored
+// CRDs that are no longer valid.
 // CRD-036, CRD-042, CRD-048, VAL-167
 func TestRandomUpdatesOfCRDs(t *testing.T) {
 	randomCRDs(t, trialUpdate, seeds(200)/2)

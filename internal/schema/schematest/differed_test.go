@@ -8,10 +8,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestDiffered checks the cases of testdata/differed, whose results once differed from upstream's. Each file has a
-// schema with an object and possibly its old version, or with the selectable fields of a CRD. Other files have a
-// complete CRD and its old version. The cases are stored as text, because their seeds become invalid when the
-// generator changes.
+// TestDiffered checks the cases in testdata/differed, whose results once differed from upstream's. Some files have a
+// schema with an object and possibly its old state. Others have a schema with the selectable fields of a CRD, or a
+// complete CRD with its old state. The files contain the cases instead of the seeds, because a change of the
+// generator makes seeds useless.
 // SCH-003, DEF-013, VAL-048
 func TestDiffered(t *testing.T) {
 	files, err := filepath.Glob("testdata/differed/*.json")

@@ -1,6 +1,6 @@
 // Package schematest compares internal/schema with upstream for random schemas and objects. A generator creates
-// schemas and objects, and the corpus provides real ones. Each of them passes through the calls that upstream's
-// create and update strategies make. The package has tests only, because other packages must not import upstream's
+// schemas and objects, and the corpus provides real ones. The tests make the same calls for each object as upstream's
+// create and update strategies. The package has tests only, because other packages must not import upstream's
 // implementation.
 //
 // The following commands measure the share of upstream's reachable statements that the tests reach.

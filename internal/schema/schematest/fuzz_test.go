@@ -14,14 +14,14 @@ func FuzzWrite(f *testing.F) {
 	fuzzTrial(f, trial)
 }
 
-// FuzzCRD generates the schema of a CRD, with mistakes, from the fuzzer's bytes and compares the errors with
-// upstream's.
+// FuzzCRD generates the schema of a CRD from the fuzzer's bytes. The schema can have mistakes. FuzzCRD compares the
+// errors with upstream's.
 func FuzzCRD(f *testing.F) {
 	fuzzTrial(f, trialCRD)
 }
 
-// FuzzUpdateOfCRD generates a complete CRD and its old version from the fuzzer's bytes and compares the errors
-// with upstream's.
+// FuzzUpdateOfCRD generates a complete CRD and its old state from the fuzzer's bytes. It compares the errors with
+// upstream's.
 func FuzzUpdateOfCRD(f *testing.F) {
 	fuzzTrial(f, trialUpdate)
 }

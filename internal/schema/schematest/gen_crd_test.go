@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// valueOrMistake returns value, or one of the wrong values when the generator makes a mistake.
+// valueOrMistake returns value. If the generator makes a mistake, it returns one of the wrong values instead.
 func valueOrMistake[T any](g *gen, value T, wrong ...T) T {
 	if g.mistakeHere() {
 		return pick(g.source, wrong...)
@@ -66,7 +66,7 @@ func (g *gen) versions() []any {
 		v := props{"name": valueOrMistake(g, names[i], "V1", "", "v1"), "served": valueOrMistake(g, true, false),
 			"storage": valueOrMistake(g, i == 0, i > 0)}
 		root := g.schemaOf(3 + g.n(12))
-		if i > 0 && g.oneIn(2) { // all versions equal the first one
+		if i > 0 && g.oneIn(2) { // all versions have the same schema
 			first := all[0].(props)
 			for _, key := range []string{"schema", "subresources", "additionalPrinterColumns", "selectableFields"} {
 				if first[key] != nil {
@@ -81,7 +81,7 @@ func (g *gen) versions() []any {
 	return all
 }
 
-// version adds the schema root, or no schema, and the other fields of a version to v.
+// version adds the fields of a version to v, with the schema root or without a schema.
 func (g *gen) version(v, root props) {
 	v["schema"] = valueOrMistake(g, props{"openAPIV3Schema": root}, nil, props{})
 	if g.oneIn(5) {
@@ -152,7 +152,7 @@ func (g *gen) conversion() props {
 	return c
 }
 
-// changedCRD returns crd with some of its parts, or its schemas, taken from other.
+// changedCRD returns a copy of crd in which some parts are replaced by those of the CRD other.
 func (g *gen) changedCRD(crd, other props) props {
 	crd = copied(crd).(props)
 	for _, at := range []string{"metadata", "spec", "status"} {

@@ -2,14 +2,14 @@ package schematest
 
 import "strings"
 
-// legacy returns a schema for a CRD that preserves unknown fields, and whether it preserves them. Such CRDs were
-// created with apiextensions.k8s.io/v1beta1. That version required no schema, and a structural schema only for
+// legacy returns a schema as in CRDs that were created with apiextensions.k8s.io/v1beta1, and whether the CRD
+// preserves unknown fields. v1beta1 did not require a schema. The schema had to be structural only if it used
 // extensions.
 func (g *gen) legacy(root props) (schema props, preserve bool) {
 	switch g.n(6) {
 	case 0:
 		return nil, true
-	case 1: // a version that is not served
+	case 1: // as for a version that is not served
 		return nil, false
 	case 2, 3:
 		drop(root, func(key string) bool { return key == "default" || strings.HasPrefix(key, "x-kubernetes-") })
@@ -44,7 +44,7 @@ func drop(v any, is func(string) bool) {
 	}
 }
 
-// makeNonStructural adds non-structural keywords to some parts of a schema.
+// makeNonStructural adds keywords to some parts of a schema that make it non-structural.
 func (g *gen) makeNonStructural(v any) {
 	s, _ := v.(props)
 	if s == nil {

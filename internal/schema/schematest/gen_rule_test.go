@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// rule adds rules to s in some cases.
+// rule adds random rules to some of the schemas s.
 func (g *gen) rule(s props, depth int) {
 	if !g.rules || !g.oneIn(5) {
 		return
@@ -48,13 +48,13 @@ func (g *gen) rule(s props, depth int) {
 	s["x-kubernetes-validations"] = rules
 }
 
-// variable is an expression of a rule with the schema of its values.
+// variable is an expression for a value that a rule can use, with the schema of the value.
 type variable struct {
 	expr     string
 	s        props
 	resource bool
-	old      string // the expression for the old object
-	optional string // the expression for the optional old value
+	old      string // the expression for the value in the old object
+	optional string // the expression for the old value as an optional
 }
 
 // ruleWriter generates expressions that type-check.
@@ -68,7 +68,7 @@ func (w *ruleWriter) fresh() string {
 	return "v" + strconv.Itoa(w.vars)
 }
 
-// kindOf returns the CEL type of values of s, or "" if CEL cannot access them.
+// kindOf returns the CEL type of values of s, or "" if CEL cannot access such values.
 func kindOf(s props) string {
 	if s["x-kubernetes-int-or-string"] == true {
 		return "dyn"
@@ -134,7 +134,7 @@ func (w *ruleWriter) field(v *variable) *variable {
 	return f
 }
 
-// test returns a boolean expression about v.
+// test returns a boolean expression that uses v.
 func (w *ruleWriter) test(v *variable, depth int) string {
 	if v.optional != "" && w.oneIn(2) {
 		o := w.fresh()
@@ -313,7 +313,7 @@ func (w *ruleWriter) text(e string) string {
 			".reverse() == "+e)
 }
 
-// message returns a string expression. Some of them fail or return an invalid message.
+// message returns a string expression. In some cases it fails or returns an invalid message.
 func (w *ruleWriter) message(v *variable) string {
 	own := "'text'"
 	switch kindOf(v.s) {

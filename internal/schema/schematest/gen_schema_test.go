@@ -9,7 +9,7 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// props is a schema as a JSON object.
+// props is a JSON object, usually a schema.
 type props = map[string]any
 
 // gen generates structural schemas and objects for them.
@@ -167,7 +167,7 @@ func (g *gen) bounds(s props) {
 	}
 }
 
-// intOrString writes one of the three forms of int-or-string. Some have a type too, which the validation of
+// intOrString writes one of the three forms of int-or-string to s. Some also have a type, which the validation of
 // objects ignores.
 func (g *gen) intOrString(s props) {
 	s["x-kubernetes-int-or-string"] = true
@@ -238,7 +238,7 @@ func (g *gen) list(s props, depth int) {
 		keys, required := []any{}, []any{}
 		for _, k := range [][]string{{"key"}, {"key", "port"}, {"name"}}[g.n(3)] {
 			p := props{"type": pick(g.source, "string", "string", "integer", "boolean", "number")}
-			if g.old && g.oneIn(12) { // neither required nor with a default, as formerly accepted
+			if g.old && g.oneIn(12) { // old CRDs may have keys that are neither required nor have a default
 			} else if g.oneIn(3) {
 				p["default"] = map[string]any{"string": "TCP", "integer": 80, "boolean": true,
 					"number": 1.5}[p["type"].(string)]
@@ -340,7 +340,7 @@ func (g *gen) metadata(fields props, depth int) {
 	fields["metadata"] = md
 }
 
-// defaultsBelow adds defaults to the fields of metadata. They may be valid or invalid there.
+// defaultsBelow adds valid and invalid defaults to the fields of metadata.
 func (g *gen) defaultsBelow(p props) {
 	for _, key := range []string{"items", "additionalProperties"} {
 		if below, ok := p[key].(props); ok && g.oneIn(3) {
@@ -397,7 +397,7 @@ func (g *gen) enum(s props) []any {
 	if s["nullable"] == true && g.oneIn(2) {
 		list = append(list, nil)
 	}
-	if g.oneIn(6) { // a long enum uses an index
+	if g.oneIn(6) { // the enum becomes long enough for an index
 		for i := range 20 {
 			list = append(list, pick[any](g.source, i, float64(i)+0.5, strings.Repeat("x", i), string(rune('0'+i))))
 		}
@@ -417,8 +417,7 @@ func (g *gen) defaultFor(s props) any {
 	return pruned(g.value(s, 3), s)
 }
 
-// pruned returns v without the fields that s does not have. Defaults have no such fields, except in embedded
-// metadata.
+// pruned returns v without its unknown fields, because defaults must not have such fields.
 func pruned(v any, s props) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -465,7 +464,7 @@ func (g *gen) valueValidations(s props, depth int) {
 	}
 }
 
-// nested returns another schema for the values of s, as a value validation may contain.
+// nested returns a schema for the values of s that a value validation may contain.
 func (g *gen) nested(s props, depth int) props {
 	n := props{}
 	switch s["type"] {
@@ -516,7 +515,7 @@ func asJSON(v any) []byte {
 	return data
 }
 
-// escaped returns the name of a property in a rule.
+// escaped returns the name that rules use for a property.
 func escaped(name string) (string, bool) {
 	if strings.ContainsAny(name, " ") {
 		return "", false

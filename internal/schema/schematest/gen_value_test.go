@@ -122,7 +122,7 @@ func (g *gen) textFor(s props) string {
 	return text
 }
 
-// within returns one of the numbers in of that fit the bounds of s, if there is one.
+// within returns one of the given numbers. It prefers numbers within the bounds of s.
 func (g *gen) within(s props, of []any) any {
 	if g.wrongValue() {
 		return pick(g.source, of...)
@@ -157,7 +157,7 @@ func asFloat(v any) float64 {
 	return v.(float64)
 }
 
-// count returns the limit key of s if it is small enough to generate values for.
+// count returns the limit in the keyword key of s, for the generation of values.
 func count(s props, key string) (int, bool) {
 	switch v := s[key].(type) {
 	case int:
@@ -168,7 +168,7 @@ func count(s props, key string) (int, bool) {
 	return 0, false
 }
 
-// between returns a count that satisfies the limits of s.
+// between returns a random count within the limits of s.
 func (g *gen) between(s props, of string) int {
 	low, _ := count(s, "min"+of)
 	high, ok := count(s, "max"+of)
@@ -207,7 +207,7 @@ func (g *gen) listFor(s props, depth int) []any {
 	return list
 }
 
-// identity returns the key that must be unique in a set or a list-type map.
+// identity returns a text for the item v that must be unique in a set or a list-type map with the schema s.
 func identity(v any, s props) string {
 	switch s["x-kubernetes-list-type"] {
 	case "set":
@@ -290,7 +290,7 @@ func (g *gen) resource(t map[string]any) {
 	}
 }
 
-// changed returns v with a few values taken from other.
+// changed returns v after a few of its values were replaced by values in other.
 func (g *gen) changed(v, other any) any {
 	switch v := v.(type) {
 	case map[string]any:

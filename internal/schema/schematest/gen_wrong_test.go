@@ -9,8 +9,8 @@ import (
 // mistakeHere reports whether the generator makes a mistake at this point of a schema.
 func (g *gen) mistakeHere() bool { return g.mistakeRate > 0 && g.oneIn(g.mistakeRate) }
 
-// mistake adds something to s that is invalid there. It leaves out the intended differences from upstream in
-// docs/compatibility.md.
+// mistake adds an invalid keyword or value to s. It adds nothing for which Trellis intentionally differs from
+// upstream (docs/compatibility.md).
 func (g *gen) mistake(s props) {
 	key := pick(g.source, slices.Sorted(maps.Keys(mistakes))...)
 	s[key] = copied(pick(g.source, mistakes[key]...))
@@ -89,7 +89,7 @@ func (g *gen) brokenRule(r, s props) {
 	}
 }
 
-// pathToken returns the start of a path from s, complete or not.
+// pathToken returns the first token of a path from s. The token can be incomplete.
 func (g *gen) pathToken(s props) string {
 	fields, _ := s["properties"].(props)
 	if len(fields) == 0 {

@@ -3,7 +3,7 @@ package schematest
 import "testing"
 
 // TestMistyped checks that rules on values of wrong types have upstream's results in writes of the status. Such a
-// write does not validate the types of values outside status, but evaluates their rules.
+// write evaluates the rules outside status, but does not validate the types of values there.
 // VAL-049
 func TestMistyped(t *testing.T) {
 	str, num := props{"type": "string"}, props{"type": "integer"}

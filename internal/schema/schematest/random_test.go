@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// pair is one schema, compiled by both implementations.
+// pair is one schema that both implementations have compiled.
 type pair struct {
 	text   []byte
 	ours   *schema.Schema
@@ -47,7 +47,8 @@ const (
 	malformed // an embedded resource could not be coerced
 )
 
-// normalize normalizes t with both implementations. It returns nil if that is an error.
+// normalize normalizes copies of t with both implementations and returns the result and the difference. The result is
+// nil if t cannot be normalized.
 func (p *pair) normalize(t object.Tree) (object.Tree, string) {
 	a, b := object.Copy(t), object.Copy(t)
 	got, gotErr := p.ours.Normalize(a)
@@ -56,7 +57,7 @@ func (p *pair) normalize(t object.Tree) (object.Tree, string) {
 	case (gotErr == nil) != (wantErr == nil):
 		return nil, fmt.Sprintf("coercion: ours %v, upstream %v", gotErr, wantErr)
 	case gotErr != nil:
-		for range 64 { // upstream names whichever value it happens to see first
+		for range 64 { // upstream's error is about a random one of several values
 			if gotErr.Error() == wantErr.Error() {
 				return nil, ""
 			}
@@ -72,8 +73,8 @@ func (p *pair) normalize(t object.Tree) (object.Tree, string) {
 	return a, sameTrees(a, b)
 }
 
-// normalizeUncollected reports whether upstream accepts the object of a request that does not collect unknown
-// fields. It returns false if collecting makes no difference.
+// normalizeUncollected normalizes t with upstream's implementation without collecting unknown fields, and reports
+// whether that succeeds. It does nothing and returns false if collecting makes no difference.
 func (p *pair) normalizeUncollected(t object.Tree) bool {
 	if !bytes.Contains(p.text, []byte("embedded-resource")) {
 		return false
@@ -102,8 +103,8 @@ type warnings []string
 
 func (w *warnings) AddWarning(_, text string) { *w = append(*w, text) }
 
-// validate validates t, which replaces old if old is not nil. If status is true, it validates a write of the
-// status.
+// validate validates a create of t, or an update from old to t if old is not nil. If status is true, it validates a
+// write of the status.
 func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, difference string) {
 	var ours warnings
 	before := object.AppendJSON(nil, t)
@@ -142,8 +143,8 @@ func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, differe
 		without(got, want), without(want, got))
 }
 
-// sameExceptTexts compares the paths and types of the errors that only one implementation has. A rule on a value
-// of a wrong type, which ratcheting can keep, depends on the iteration order of a map in both implementations.
+// sameExceptTexts compares only the paths and types of errors. With ratcheting, rules can be evaluated on values of
+// wrong types. The texts of their errors depend on the iteration order of a map in both implementations.
 func sameExceptTexts(got, want []string) bool {
 	place := func(lines []string) []string {
 		for i, line := range lines {
@@ -154,9 +155,9 @@ func sameExceptTexts(got, want []string) bool {
 	return slices.Equal(place(without(got, want)), place(without(want, got)))
 }
 
-// sameErrors sorts both lists, because upstream iterates over maps in random order. If a list-type map has a
-// non-scalar key, a rule that compares the list panics in upstream. Upstream reports the panic as an error. The
-// errors of such a field are not compared.
+// sameErrors reports whether both lists of errors are equal. It sorts them, because upstream iterates over maps in
+// random order. If a list-type map has a non-scalar key, a rule that compares the list panics in upstream, and
+// upstream reports the panic as an error. sameErrors ignores the errors of such a list.
 func sameErrors(got, want []string) bool {
 	for _, w := range want {
 		if at, _, _ := strings.Cut(w, " Invalid value "); strings.Contains(w, "hash of unhashable type") {
@@ -166,7 +167,7 @@ func sameErrors(got, want []string) bool {
 	}
 	slices.Sort(got)
 	slices.Sort(want)
-	if len(got) >= maxErrors && len(want) > len(got) { // Trellis does not report further errors
+	if len(got) >= maxErrors && len(want) > len(got) { // Trellis reports at most maxErrors errors
 		got = slices.DeleteFunc(slices.Clone(got), func(g string) bool {
 			_,
 				found := slices.BinarySearch(want, g)
@@ -187,7 +188,7 @@ func sameErrors(got, want []string) bool {
 // maxErrors is the maximum number of errors that Trellis reports for an object.
 const maxErrors = 1000
 
-// without returns the elements of a that are not in b. Both are sorted.
+// without returns the elements of a that are missing in b. a and b are sorted.
 func without(a, b []string) (rest []string) {
 	for _, v := range a {
 		if i, found := slices.BinarySearch(b, v); found {

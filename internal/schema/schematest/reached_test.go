@@ -41,7 +41,7 @@ func unreached(t *testing.T) map[string]bool {
 	return all
 }
 
-// statements holds the numbers of statements: reached, unreachable, and all.
+// statements holds the numbers of reached statements, of unreachable statements, and of all statements.
 type statements struct{ reached, never, all int }
 
 // TestReached checks the cover profile TEST_COVERPROFILE of the tests of this package. The tests must reach at

@@ -21,8 +21,8 @@ func objectWith(name string, v any) object.Tree {
 	return object.Tree{"apiVersion": "example.com/v1", "kind": "Foo", "metadata": object.Tree{"name": "x"}, name: v}
 }
 
-// completeWrite does all the work of a write. It fails the test after two minutes, because exponential time would
-// take years.
+// completeWrite does all the work of a write. The test fails if this takes more than two minutes, because exponential
+// time would take years.
 func completeWrite(t *testing.T, text []byte, obj, old object.Tree) (errs int, first string) {
 	t.Helper()
 	done := make(chan struct{})
@@ -50,7 +50,7 @@ func completeWrite(t *testing.T, text []byte, obj, old object.Tree) (errs int, f
 	return errs, first
 }
 
-// TestSlowDeepNesting checks schemas and objects with the deepest nesting that fits in a body of 3 MiB.
+// TestSlowDeepNesting checks that schemas and objects with the deepest nesting in a body of 3 MiB are processed fast.
 // VAL-168
 func TestSlowDeepNesting(t *testing.T) {
 	const depth = 2000
@@ -72,9 +72,9 @@ func TestSlowDeepNesting(t *testing.T) {
 	}
 }
 
-// TestSlowValueValidations checks nested value validations (allOf, anyOf, oneOf), each of which evaluates the
-// value again. Upstream walks each level twice, 2^n times in all. Here the time must be linear in the size of the
-// schema and of the errors.
+// TestSlowValueValidations checks nested value validations (allOf, anyOf, oneOf), each of which evaluates the value
+// again. Upstream walks each level twice, so n levels take 2^n walks. Trellis must take linear time in the size of
+// the schema and of the errors.
 // VAL-168
 func TestSlowValueValidations(t *testing.T) {
 	for _, keyword := range []string{"allOf", "anyOf", "oneOf"} {
@@ -145,7 +145,8 @@ func TestSlowEnums(t *testing.T) {
 	}
 }
 
-// TestSlowLists checks lists of many items, as sets and as list-type maps, with an old list of the same size.
+// TestSlowLists checks that sets and list-type maps with many items are validated fast, also with an old list of the
+// same size.
 // VAL-168, VAL-041
 func TestSlowLists(t *testing.T) {
 	const size = 20000

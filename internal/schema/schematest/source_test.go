@@ -2,8 +2,8 @@ package schematest
 
 import "math/rand/v2"
 
-// source provides the random choices of the generator, from a seed or from a fuzzer's bytes. When the bytes are
-// used up, each choice is the first option, which ends the schema.
+// source provides random choices for the generator, from a seed or from a fuzzer's bytes. When the bytes are used up,
+// each choice is the first option, so that the schema ends.
 type source struct {
 	data []byte
 	rng  *rand.Rand

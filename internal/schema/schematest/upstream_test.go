@@ -24,7 +24,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstream is one version of a kind in upstream's server.
+// upstream is one version of a kind as upstream's server handles it.
 type upstream struct {
 	structural    *structuralschema.Structural // nil if there is no structural schema
 	preserve      bool                         // spec.preserveUnknownFields
@@ -34,7 +34,7 @@ type upstream struct {
 	rules         *cel.Validator
 }
 
-// newUpstream takes the steps of upstream's handler on first use of a CRD. The schema may be null.
+// newUpstream does what upstream's handler does on the first use of a version. The schema may be null.
 func newUpstream(schema []byte, preserve bool) (*upstream, error) {
 	u := &upstream{preserve: preserve}
 	var v1 *apiextensionsv1.JSONSchemaProps
@@ -78,13 +78,13 @@ func (u *upstream) structuralError() error {
 	return structuralschema.ValidateStructural(nil, u.structural).ToAggregate()
 }
 
-// panicsOnUpdate reports whether upstream panics on update. This happens with a schema that is not structural:
-// upstream validates with it but cannot correlate old values.
+// panicsOnUpdate reports whether upstream panics on an update. This happens if the schema is not structural, because
+// upstream cannot find the old values for ratcheting.
 func (u *upstream) panicsOnUpdate() bool { return u.structural == nil && u.nonStructural }
 
-// normalize normalizes the object of a request before validation: it prunes, drops nulls, coerces embedded
-// resources and fills in defaults. Unknown fields are collected only if collect is true, which corresponds to
-// fieldValidation.
+// normalize normalizes the object of a request before validation: it prunes, drops nulls, coerces embedded resources
+// and fills in defaults. If collect is true, it also returns the paths of unknown fields. Upstream does this for some
+// values of fieldValidation.
 func (u *upstream) normalize(t object.Tree, collect bool) (unknown []string, err *field.Error) {
 	if !u.preserve {
 		unknown = pruning.PruneWithOptions(t, u.structural, true,
@@ -153,8 +153,8 @@ func (u *upstream) listErrors(t object.Tree) field.ErrorList {
 	return listtype.ValidateListSetsAndMaps(nil, u.structural, t)
 }
 
-// permittedListErrors returns the errors of list types in t that upstream allows, because old has such errors too.
-// Trellis allows them only in unchanged lists (docs/compatibility.md; TestRepeatedItemsOfChangedLists).
+// permittedListErrors returns the errors of list types in t if old has any such errors. Upstream then allows all of
+// them. Trellis allows them only in unchanged lists (docs/compatibility.md, TestRepeatedItemsOfChangedLists).
 func (u *upstream) permittedListErrors(t, old object.Tree) []string {
 	if old == nil || u.structural == nil || len(u.listErrors(old)) == 0 {
 		return nil
