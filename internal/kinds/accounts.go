@@ -13,11 +13,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// accounts reads the current state of the objects in the claims of service account tokens.
+// accounts reads the current state of the objects that the claims of service account tokens refer to.
 type accounts struct{ serviceAccounts, pods, secrets, nodes, validating, mutating lister }
 
-// TokenGetter returns a getter of the objects in the claims of service account tokens. It reads the state that head
-// returns.
+// TokenGetter returns a getter of the objects that the claims of service account tokens refer to. The function head
+// returns the state that the getter reads.
 func TokenGetter(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
 	return newAccounts(head)
 }
@@ -37,7 +37,7 @@ func newAccounts(head func() *storage.Snapshot) *accounts {
 	}
 }
 
-// externalOf returns an object as the Go type of its kind's storage version.
+// externalOf returns the object name of the kind that l reads, as the Go type of the storage version.
 func externalOf[T runtime.Object](l lister, name string) (out T, err error) {
 	rec, err := l.record(name)
 	if err != nil {
@@ -50,7 +50,7 @@ func externalOf[T runtime.Object](l lister, name string) (out T, err error) {
 	return obj.(T), nil
 }
 
-// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter, as the methods below do.
+// GetServiceAccount and the methods below implement serviceaccount.ServiceAccountTokenGetter.
 func (a *accounts) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	return externalOf[*corev1.ServiceAccount](a.serviceAccounts, namespace+"/"+name)
 }

@@ -23,7 +23,8 @@ func binding() resource.Subresource {
 		Check: checkBinding, Act: bind}
 }
 
-// guardBindings makes bindings to nodes without the capacity for the Pod fail, unless c disables this.
+// guardBindings makes the binding of a Pod fail if the node lacks the capacity for the Pod. c.UnguardedBindings
+// disables this check.
 func guardBindings(c Config, pod, node *resource.Behavior) {
 	if c.Head == nil || c.UnguardedBindings {
 		return
@@ -84,7 +85,7 @@ func bind(obj, body resource.Internal) error {
 	return nil
 }
 
-// merged returns the union of a and b, with the values of b where both have a key. It does not modify a.
+// merged returns the union of a and b. If both have a key, the result has the value of b. merged does not modify a.
 func merged(a, b map[string]string) map[string]string {
 	if len(b) == 0 {
 		return a

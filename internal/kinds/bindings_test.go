@@ -27,12 +27,12 @@ func (c *cluster) createPod(name, spec string) error {
 	return err
 }
 
-// runningPod returns the spec of a Pod on the node n1. container is the rest of its container in YAML.
+// runningPod returns the spec of a Pod on the node n1. The parameter container holds further fields of its container.
 func runningPod(container string) string {
 	return `{nodeName: n1, containers: [{name: c, image: i, ` + container + `}]}`
 }
 
-// pendingPod returns the spec of a Pod without a node.
+// pendingPod returns the spec of a Pod without a node. The parameter container holds further fields of its container.
 func pendingPod(container string) string {
 	return `{containers: [{name: c, image: i, ` + container + `}]}`
 }
@@ -117,8 +117,8 @@ var bindingCases = []struct {
 			`}], containers: [{name: c, image: i}]}`}, pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), ""},
 }
 
-// TestBindingCapacity checks which bindings fail for lack of capacity, in dry runs too. Without the guard, all bindings
-// succeed (issue 16).
+// TestBindingCapacity checks which bindings fail for lack of capacity, also in dry runs. With UnguardedBindings, all
+// bindings succeed (issue 16).
 func TestBindingCapacity(t *testing.T) {
 	for _, r := range bindingCases {
 		for _, guarded := range []bool{true, false} {
@@ -218,8 +218,8 @@ func TestCapacityByPodStatus(t *testing.T) {
 	}
 }
 
-// TestPodsCreatedWithNode checks that Pods that are created with a node, such as static Pods, are accepted as upstream
-// does, and use its capacity. A binding to a node that does not exist succeeds (issue 16).
+// TestPodsCreatedWithNode checks Pods that are created with a node, such as static Pods. They are accepted, as
+// upstream does, and use the capacity of the node. A binding to a node that does not exist succeeds (issue 16).
 func TestPodsCreatedWithNode(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	v := c.version("v1", "Pod")

@@ -29,7 +29,7 @@ func cellColumn(name, description string, cell func(object.Tree) any) resource.C
 	return resource.Column{Name: name, Type: "string", Description: description, Cell: cell}
 }
 
-// wide returns the column with the priority of columns that only kubectl get -o wide shows.
+// wide returns c with a priority that makes kubectl get show the column only with -o wide.
 func wide(c resource.Column) resource.Column {
 	c.Priority = 1
 	return c

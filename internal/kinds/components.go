@@ -21,8 +21,8 @@ var componentLeases = []struct {
 	{"scheduler", []string{"kube-scheduler"}},
 }
 
-// components returns the ComponentStatus of the store, and one for each component that has a Lease. A component is
-// healthy if one of its Leases is.
+// components returns the ComponentStatus of the store, and a ComponentStatus for each component that has a Lease. A
+// component is healthy if the holder of one of its Leases is healthy.
 func (c Config) components(context.Context) []object.Tree {
 	all := []object.Tree{c.storageStatus()}
 	for _, of := range componentLeases {
@@ -52,8 +52,8 @@ func (c Config) storageStatus() object.Tree {
 	return componentStatus(name, true, "message", "ok")
 }
 
-// leaseProblem returns the reason why the holder of a Lease is not healthy, or "" if it is healthy. exists reports
-// whether the Lease exists.
+// leaseProblem returns the reason why the holder of a Lease is unhealthy, or "" for a healthy holder. exists is false
+// if there is no such Lease.
 func (c Config) leaseProblem(name string) (reason string, exists bool) {
 	if c.Head == nil {
 		return "", false
@@ -80,8 +80,8 @@ func (c Config) leaseProblem(name string) (reason string, exists bool) {
 	return "", true
 }
 
-// componentStatus returns a ComponentStatus. field is the field of its condition that holds the text, "message" or
-// "error".
+// componentStatus returns a ComponentStatus. The parameter field is "message" or "error", the field of its condition
+// in which text is stored.
 func componentStatus(name string, healthy bool, field, text string) object.Tree {
 	status := "False"
 	if healthy {

@@ -11,8 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// TestComponents checks the ComponentStatuses. The one of the store reports the store's error. Other components are
-// healthy if one of their Leases is. A Lease that cannot be decoded or is incomplete is not healthy.
+// TestComponents checks the ComponentStatuses. The ComponentStatus of the store reports the store's error. Every
+// other component is healthy if one of its Leases is current. A Lease that is incomplete or cannot be decoded is a
+// problem.
 func TestComponents(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	lease := func(holder string, renewed time.Time) string {

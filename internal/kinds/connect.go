@@ -46,7 +46,7 @@ func nodeProxy() resource.Subresource {
 func connect(name, options string, c resource.Connect, verbs ...string) resource.Subresource {
 	gv := corev1.SchemeGroupVersion
 	v := postOnly(gv, resource.Names{Kind: options})
-	v.Type.Internal, v.Type.External = nil, nil // options do not have the metadata that stored objects have
+	v.Type.Internal, v.Type.External = nil, nil // options have no metadata
 	c.Options = v
 	c.Decode = func(query url.Values) (object.Tree, error) {
 		obj := v.Type.New()

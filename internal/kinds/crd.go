@@ -95,8 +95,8 @@ func hasSelectableFields(obj object.Tree) bool {
 	})
 }
 
-// crdColumns returns the columns of kubectl get crd: Name and Created At as in all releases, and with -o wide those
-// that v1.37 added.
+// crdColumns returns the columns for kubectl get crd. Name and Created At exist in all releases. The columns for -o
+// wide are those that v1.37 added.
 func crdColumns() []resource.Column {
 	created := ageColumn()
 	created.Name, created.Type, created.Age = "Created At", "date", false
@@ -168,8 +168,8 @@ func parseCRD(t object.Tree) (crdvalidation.CRD, error) {
 	return crdvalidation.FromTree(t)
 }
 
-// validateCRD validates the spec as the client sent it, because the stored spec has no empty fields. form is the object
-// that the client sent, and obj the one that is stored.
+// validateCRD validates obj, a CRD that is about to be stored. form is the object that the client sent. The spec is
+// validated in the sent form, because the stored form has no empty fields.
 func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	sent := maps.Clone(obj)
 	if sub == "" {
@@ -182,7 +182,7 @@ func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	return validateInternalCRD(crd, obj, old, sub)
 }
 
-// validateInternalCRD validates crd, which is obj as the type that is validated.
+// validateInternalCRD validates a CRD. crd and obj are two forms of this CRD.
 func validateInternalCRD(crd crdvalidation.CRD, obj, old object.Tree, sub string) field.ErrorList {
 	errs := validateUpstream(crd, old, sub)
 	if len(errs) == 0 {
@@ -209,7 +209,7 @@ func validateUpstream(crd crdvalidation.CRD, old object.Tree, sub string) field.
 }
 
 // beforeDelete marks a deleted CRD. A finalizer retains the CRD until its objects are deleted, and the condition
-// Terminating prevents the creation of new objects. The generation does not change, as upstream.
+// Terminating prevents the creation of new objects. As in upstream, the generation does not change.
 func (s crdStatus) beforeDelete(_ context.Context, obj object.Tree) error {
 	status := object.Copy(child(obj, "status"))
 	if condition(status, "Terminating") != nil {

@@ -22,11 +22,10 @@ func bigCRD(b *testing.B) []byte {
 	return js
 }
 
-// BenchmarkStepsOfCRD measures the steps of this package in the create of a CRD.
+// BenchmarkStepsOfCRD measures the work of this package when a CRD is created.
 func BenchmarkStepsOfCRD(b *testing.B) {
-	// For a CRD of 41 KiB, before and after its optimization: decoding 0.95 and 0.21 MB, 5,500 and 1,570 allocations;
-	// validation 1.18 and 0.86 MB, 11,900 and 5,900, of which upstream's structural schema is a third; warnings 68 KB
-	// and none, 2,550 and none.
+	// Results for a CRD of 41 KiB. Decoding allocates 0.21 MB in 1,570 allocations. Validation allocates 0.86 MB in
+	// 5,900 allocations, a third of them for upstream's structural schema. Warnings allocate nothing.
 	js := bigCRD(b)
 	k := customResourceDefinitions(Config{})
 	v := k.Storage

@@ -12,9 +12,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// declaredConversion validates the conversion that a CRD declares in an annotation, unless neither the annotation nor
-// the spec has changed. The rest of the CRD must be valid. The limits on the cost of the expressions are those of the
-// validation rules of one schema.
+// declaredConversion validates the conversion that a CRD declares in an annotation, if the annotation or the spec has
+// changed. The rest of the CRD must be valid. The cost limits of the expressions equal those of the validation rules
+// of one schema.
 func declaredConversion(obj, old object.Tree) field.ErrorList {
 	text, _ := object.Annotation(obj, resource.ConversionAnnotation)
 	oldText, _ := object.Annotation(old, resource.ConversionAnnotation)

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// compareDecoders checks that crdvalidation.Decode and the Go type decode a CRD to the same stored JSON, with the same
-// errors. fast reports whether Decode passed no schemas to the Go type.
+// compareDecoders checks that crdvalidation.Decode and the Go type decode a CRD to the same stored JSON, with the
+// same errors. fast reports whether Decode used its fast path, in which the Go type does not decode the schemas.
 func compareDecoders(t *testing.T, name string, js []byte) (fast bool) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
@@ -43,7 +43,8 @@ func encodeCRD(t object.Tree) []byte {
 	return object.AppendJSON(nil, t)
 }
 
-// TestDecodeCRDs checks that real CRDs decode as by their Go type, and that nearly all of them take the fast path.
+// TestDecodeCRDs checks that Decode returns the same result as the Go type for real CRDs, and that nearly all of them
+// take the fast path.
 func TestDecodeCRDs(t *testing.T) {
 	files, _ := filepath.Glob("../../../shared/corpus/crds/*/*.yaml")
 	if len(files) == 0 {
@@ -72,7 +73,7 @@ func TestDecodeCRDs(t *testing.T) {
 	}
 }
 
-// TestDecodeOddSchemas checks that unusual and invalid CRDs decode as by their Go type.
+// TestDecodeOddSchemas checks that Decode returns the same result as the Go type for unusual and invalid CRDs.
 func TestDecodeOddSchemas(t *testing.T) {
 	for _, schema := range []string{
 		`null`, `{}`, `[]`, `1`, `{"type":""}`, `{"type":1}`, `{"type":null}`, `{"nullable":false}`,

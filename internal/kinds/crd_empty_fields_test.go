@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamErrors returns upstream's validation errors for a new CRD that is decoded by its Go type.
+// upstreamErrors decodes a new CRD with its Go type and returns upstream's validation errors.
 func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	t.Helper()
 	var v1 apiextensionsv1.CustomResourceDefinition
@@ -39,7 +39,7 @@ func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	})
 }
 
-// validateNew returns this package's validation errors for a new CRD, and the spec that is stored.
+// validateNew returns this package's validation errors for a new CRD, and the spec that would be stored.
 func validateNew(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
@@ -62,7 +62,8 @@ func messages(errs field.ErrorList) (all []string) {
 	return all
 }
 
-// twoVersionCRD returns a CRD with two versions and their schemas. rest is the rest of each version in JSON.
+// twoVersionCRD returns a CRD with two versions and their schemas. The parameter rest holds the other fields of each
+// version in JSON.
 func twoVersionCRD(schema, rest, second string) []byte {
 	return fmt.Appendf(nil,
 		`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},
@@ -70,8 +71,8 @@ func twoVersionCRD(schema, rest, second string) []byte {
 {"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s}%s},{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":%s}%[2]s}]}}`, schema, rest, second)
 }
 
-// TestEmptyFieldsOfCRDs checks that empty fields in a CRD are validated as upstream does, which differs from missing
-// fields, and that they are not stored (CRD-036, SCH-012, SCH-035).
+// TestEmptyFieldsOfCRDs checks that empty fields in a CRD have upstream's validation errors, which differ from those
+// of missing fields. It also checks that empty fields are not stored (CRD-036, SCH-012, SCH-035).
 func TestEmptyFieldsOfCRDs(t *testing.T) {
 	const status = `,"subresources":{"status":{}}`
 	invalid := 0

@@ -31,12 +31,12 @@ func legacyCRDs(d *resource.Definition) *resource.Version {
 	return v
 }
 
-// defaultLegacyCRD sets upstream's defaults of the spec. Upstream also defaults an empty status.storedVersions, but no
-// client sends that through v1beta1.
+// defaultLegacyCRD sets upstream's defaults of the spec. Upstream also sets a default for an empty
+// status.storedVersions, but no client sends such a status in v1beta1.
 func defaultLegacyCRD(obj object.Tree) {
 	var spec v1beta1.CustomResourceDefinitionSpec
 	if readSpec(obj, &spec) != nil {
-		return // unreachable: the spec was decoded by its Go type
+		return // unreachable, because the spec was decoded with its Go type
 	}
 	v1beta1.SetDefaults_CustomResourceDefinitionSpec(&spec)
 	if c := spec.Conversion.WebhookClientConfig; c != nil && c.Service != nil {
@@ -47,8 +47,8 @@ func defaultLegacyCRD(obj object.Tree) {
 	}
 }
 
-// validateLegacyCRD validates the spec as the client sent it. In the stored spec, a setting that was specified both for
-// all versions and for one version is no longer recognizable.
+// validateLegacyCRD validates the spec in the form that the client sent. A setting must not be specified both for all
+// versions and for one version, and the stored spec no longer shows this mistake.
 func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	js := object.AppendJSON(nil, object.Tree{"metadata": obj["metadata"], "spec": form["spec"],
 		"status": obj["status"]})
@@ -79,7 +79,7 @@ func fromLegacyCRD(t object.Tree) (object.Tree, error) {
 	return withSpec(t, apiextensionsv1.SchemeGroupVersion.String(), &v1)
 }
 
-// toLegacyCRD converts a CRD from v1 to v1beta1. Settings that all versions share are specified once.
+// toLegacyCRD converts a CRD from v1 to v1beta1. In the result, settings that all versions share are specified once.
 func toLegacyCRD(t object.Tree) (object.Tree, error) {
 	var v1 apiextensionsv1.CustomResourceDefinitionSpec
 	var internal apiextensions.CustomResourceDefinitionSpec

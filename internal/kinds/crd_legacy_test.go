@@ -27,8 +27,8 @@ func upstreamScheme() *runtime.Scheme {
 	return s
 }
 
-// corpusCRDs returns the JSON of the CRDs that match a pattern below ../shared, by file name. It reads one file out of
-// every that match.
+// corpusCRDs returns, by file name, the JSON of CRDs in the directory ../shared. Of the files that match the pattern,
+// it reads every n-th, where n is the parameter every.
 func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	t.Helper()
 	names, _ := filepath.Glob("../../../shared/" + pattern)
@@ -51,7 +51,7 @@ func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	return out
 }
 
-// convertUpstream converts an object with upstream's scheme. defaults selects whether it sets defaults first.
+// convertUpstream converts an object with upstream's scheme. If defaults is true, it sets defaults first.
 func convertUpstream(t *testing.T, s *runtime.Scheme, from, to runtime.Object, defaults bool) object.Tree {
 	t.Helper()
 	if defaults {
@@ -110,7 +110,7 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 		if tree(legacy, "spec", "validation") != nil {
 			shared++
 		}
-		// a client writes the object that it has read
+		// as if a client wrote the object that it has read
 		again := decodeCRD(t, legacyCRD, object.AppendJSON(nil, legacy))
 		defaultLegacyCRD(again)
 		back, err := fromLegacyCRD(again)
@@ -207,7 +207,8 @@ func FuzzLegacyCRD(f *testing.F) {
 	})
 }
 
-// BenchmarkLegacyCRD measures the conversion of a CRD to v1beta1, which the first read at that version needs.
+// BenchmarkLegacyCRD measures the conversion of a CRD to v1beta1. The server does it when a client first reads the
+// CRD at that version.
 func BenchmarkLegacyCRD(b *testing.B) {
 	d, err := v1CRD.Decode(
 		[]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},

@@ -21,7 +21,8 @@ const statusManager = "kube-apiserver"
 
 var exceptSpec = merge.Except("spec")
 
-// crdManagedFields returns the settings to update the managed fields of a CRD when the server writes its status.
+// crdManagedFields returns settings for updates of the managed fields of a CRD when the server writes the status of
+// the CRD.
 func crdManagedFields() merge.ManagedFields {
 	types := map[string]func() (typed.ParseableType, error){
 		apiextensionsv1.SchemeGroupVersion.String():      parseableCRD(apiextensionsv1.CustomResourceDefinition{}),
@@ -64,8 +65,8 @@ func convertCRD(t object.Tree, apiVersion string) (object.Tree, error) {
 	return nil, fmt.Errorf("convert CustomResourceDefinition: unknown version %s", apiVersion)
 }
 
-// recordManagers updates the managed fields of obj for the server's changes to the status. before is the status before
-// these changes. The metadata of obj is replaced by a copy.
+// recordManagers updates the managed fields of obj after the server has changed the status. The parameter before is
+// the status before this change. The metadata of obj is replaced by a copy.
 func (s crdStatus) recordManagers(obj, before object.Tree) error {
 	if object.Equal(before, obj["status"]) {
 		return nil

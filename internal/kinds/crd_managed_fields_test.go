@@ -19,8 +19,8 @@ func ownersOf(t object.Tree) (all []string) {
 	return all
 }
 
-// TestServerOwnsStatus checks that the server's field manager owns the status that the server writes, as upstream.
-// storedVersions has no manager (CRD-041).
+// TestServerOwnsStatus checks that the server's field manager owns the status that the server writes, as in upstream.
+// Only storedVersions has no manager (CRD-041).
 func TestServerOwnsStatus(t *testing.T) {
 	s := serve(t)
 	created := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
@@ -43,8 +43,8 @@ func TestServerOwnsStatus(t *testing.T) {
 	}
 }
 
-// TestStatusOfClients checks that the status that a client writes is stored unchanged and owned by the client. If it
-// omits the server's conditions, the next update adds them again (CRD-041).
+// TestStatusOfClients checks that a status that a client writes is stored unchanged and owned by the client. If the
+// client omits the server's conditions, the next update adds them again (CRD-041).
 func TestStatusOfClients(t *testing.T) {
 	s := serve(t)
 	written := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))

@@ -19,7 +19,7 @@ func namesOf(t object.Tree) resource.Names {
 	}
 }
 
-// treeOf returns the JSON of names. Only plural and kind are always present.
+// treeOf returns the JSON tree of names. Empty names except plural and kind are omitted.
 func treeOf(n resource.Names) object.Tree {
 	t := object.Tree{"plural": n.Plural, "kind": n.Kind}
 	object.SetString(t, "singular", n.Singular)
@@ -50,7 +50,8 @@ type nameConflict struct {
 	owner          resource.NameOwner
 }
 
-// nameConflicts returns the names in n that a kind other than the CRD itself owns in the CRD's group.
+// nameConflicts returns the conflicts for the names n of a CRD. A name conflicts if another kind in the group of the
+// CRD owns it.
 func nameConflicts(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []nameConflict) {
 	group, plural := text(crd, "spec", "group"), text(crd, "spec", "names", "plural")
 	self := resource.CRDPrefix + plural + "." + group
@@ -133,12 +134,12 @@ func (a *allocation) kindTaken(name string) bool {
 		slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.kind == name })
 }
 
-// failingGuard is a guard that always fails, so that the engine retries the write from the start.
+// failingGuard is a commit guard that always fails. The engine then retries the whole write.
 var failingGuard = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
 
 // guards returns commit guards that fail if the accepted names of obj are no longer correct. This is the case if
-// another kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. It
-// reads the catalog again, which may be newer than the one that the names were computed from.
+// another kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. guards
+// loads the catalog again, because the accepted names may have been computed from an older catalog.
 func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard {
 	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(obj, "status", "acceptedNames"))
 	catalog, err := s.load(ctx)
@@ -163,7 +164,7 @@ func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard 
 	return guards
 }
 
-// acceptsMore reports whether n has a name that before does not have.
+// acceptsMore reports whether the names n contain a name that is missing in the names before.
 func acceptsMore(n, before resource.Names) bool {
 	missing := func(all, had []string) bool {
 		return slices.ContainsFunc(all, func(name string) bool { return name != "" && !slices.Contains(had, name) })
@@ -171,7 +172,7 @@ func acceptsMore(n, before resource.Names) bool {
 	return missing(resources(n), resources(before)) || missing(kinds(n), kinds(before))
 }
 
-// newConflicts removes the conflicts about names that the CRD had before.
+// newConflicts returns the conflicts except those for the names in before, which the CRD already has.
 func newConflicts(conflicts []nameConflict, before resource.Names) []nameConflict {
 	return slices.DeleteFunc(conflicts, func(c nameConflict) bool {
 		return c.resource != "" && slices.Contains(resources(before), c.resource) || c.kind != "" &&

@@ -15,9 +15,9 @@ type scalePath struct {
 	value string
 }
 
-// scalePaths returns an error for each path of a scale subresource that is not in dot notation, as its documentation
-// requires. Upstream accepts brackets, wildcards and empty fields, but requests to /scale then fail. Paths that the old
-// CRD also has are accepted. old is nil on a create.
+// scalePaths returns an error for each path of a scale subresource that is not in dot notation, which the
+// documentation requires. Upstream accepts brackets, wildcards and empty field names, but then requests to /scale
+// fail. A path that the old CRD also has is accepted. old is nil on a create.
 func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
 	known := scalePathsOf(old)
 	for _, p := range scalePathsOf(obj) {

@@ -7,8 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestScalePathsAreInDotNotation checks that the paths of a scale subresource must be in dot notation, except those
-// that the old CRD already has (SUB-016, SUB-019, SUB-022, SUB-030).
+// TestScalePathsAreInDotNotation checks that the paths of a scale subresource must be in dot notation. Paths that the
+// old CRD already has are accepted (SUB-016, SUB-019, SUB-022, SUB-030).
 func TestScalePathsAreInDotNotation(t *testing.T) {
 	crd := func(key, path string) object.Tree {
 		scale := object.Tree{"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}

@@ -18,9 +18,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// crdStatus computes the status of a CRD from the catalog within the write of the CRD, so that the CRD is established
-// when its create returns. Upstream's naming, establishing, approval and non-structural schema controllers write the
-// same status later.
+// crdStatus computes the status of a CRD while the CRD is written. A new CRD is therefore established as soon as its
+// create returns. In upstream, four controllers write this status later: for names, establishing, approval and
+// non-structural schemas.
 type crdStatus struct {
 	catalog  func(context.Context) (*resource.Catalog, error)
 	now      func() time.Time
@@ -34,8 +34,8 @@ func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 	return s.complete(ctx, obj, status, true)
 }
 
-// prepareUpdate completes the status again on each update, so that any update can accept names that have become free.
-// A client writes the status through /status, except for the accepted names, which no client can write.
+// prepareUpdate completes the status again on each update. Each update can therefore accept names that have become
+// free. Writes of /status change the status, except for the accepted names, which only the server changes.
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
 	if sub != "" {
 		status := object.Copy(tree(obj, "status"))
@@ -67,8 +67,8 @@ func addStoredVersion(status, obj object.Tree) {
 	}
 }
 
-// complete completes status and makes it the status of obj. checkNames selects whether the names are checked for
-// conflicts.
+// complete sets the server's conditions in status and makes it the status of obj. If checkNames is true, it also
+// checks the names for conflicts and sets the accepted names.
 func (s crdStatus) complete(ctx context.Context, obj, status object.Tree, checkNames bool) error {
 	before := object.Copy(status)
 	obj["status"] = status
@@ -141,7 +141,7 @@ func isConditionTrue(status object.Tree, name string) bool {
 	return text(condition(status, name), "status") == "True"
 }
 
-// set writes a condition. The transition time changes only when the status of the condition does.
+// set writes a condition. The transition time changes only if the status of the condition changes.
 func (w statusWriter) set(name, value, reason, message string) {
 	c := condition(w.status, name)
 	if c == nil {
@@ -209,8 +209,8 @@ func (w statusWriter) approval(obj object.Tree) {
 	w.set("KubernetesAPIApprovalPolicyConformant", value, approvalReasons[state], message)
 }
 
-// nonStructural sets or removes the condition NonStructuralSchema. Only a CRD with preserveUnknownFields can have a
-// non-structural schema, because validation rejects it in any other. Only v1beta1 accepts that field in a new CRD.
+// nonStructural sets or removes the condition NonStructuralSchema. Validation accepts a non-structural schema only in
+// a CRD with preserveUnknownFields: true. A new CRD can have this setting only in v1beta1.
 func (w statusWriter) nonStructural(obj object.Tree) {
 	const name = "NonStructuralSchema"
 	if condition(w.status, name) == nil && !isTrue(obj, "spec", "preserveUnknownFields") {

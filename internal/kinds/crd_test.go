@@ -90,7 +90,7 @@ func (s *server) updateCRD(t object.Tree, sub string) (object.Tree, error) {
 	return s.tree(o), nil
 }
 
-// crd returns a CRD in JSON. names holds further members of spec.names.
+// crd returns a CRD in JSON. The parameter names holds further fields of spec.names.
 func crd(group, plural, kind, names string) string {
 	return fmt.Sprintf(
 		`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%[2]s.%[1]s"},
@@ -269,8 +269,8 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 	s.expect(got, "NamesAccepted", `False/ShortNamesConflict/"firsts" is already in use`)
 }
 
-// TestEstablishedLosesOnlyTheContestedName checks that an established CRD that requests a taken name retains its old
-// name, and remains established (CRD-041).
+// TestEstablishedLosesOnlyTheContestedName checks an established CRD that requests a taken name. It retains its old
+// name and remains established (CRD-041).
 func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(crd("example.com", "firsts", "First", `,"singular":"one"`))

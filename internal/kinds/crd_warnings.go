@@ -54,7 +54,8 @@ func hasWarnings(crd object.Tree) bool {
 	})
 }
 
-// isWarnable reports whether the schema v, or one within it, has a warning. It visits the same schemas as eachSchema.
+// isWarnable reports whether the schema v, or a schema below it, has a warning. It visits the same schemas as
+// eachSchema.
 func isWarnable(v any) bool {
 	s, _ := v.(object.Tree)
 	for key, below := range s {

@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// beforeCreate returns the error of upstream's store for a new object, or nil.
+// beforeCreate returns the error with which upstream's store rejects a new object, or nil.
 func beforeCreate(t *testing.T, v *resource.Version, text string) error {
 	t.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
@@ -65,8 +65,8 @@ func TestCreateErrorsEqualUpstream(t *testing.T) {
 	}
 }
 
-// TestZeroConfig checks that strategies return errors with the zero Config, which authorizes nothing and has no other
-// objects.
+// TestZeroConfig checks that strategies return errors if the Config is empty. Then nothing is authorized and no other
+// objects exist.
 func TestZeroConfig(t *testing.T) {
 	params := map[string]any{"apiVersion": "example.com/v1", "kind": "Param"}
 	ref := map[string]any{"name": "x", "parameterNotFoundAction": "Deny"}
@@ -93,15 +93,15 @@ func TestZeroConfig(t *testing.T) {
 		}, "adminAccess"},
 	} {
 		s, c := findSample(t, q.sample), serveCluster(t, kinds.Config{})
-		c.user = plainUser // strategies skip authorization for system:masters, of which tester is a member
+		c.user = plainUser // not tester, because strategies skip authorization for its group system:masters
 		_, err := c.create(c.version(s.apiVersion, s.kind),
 			s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
 		expectError(t, err, q.want)
 	}
 }
 
-// TestStrategiesUseRequest checks that strategies can read the user of the request, and that their warnings reach the
-// client.
+// TestStrategiesUseRequest checks that strategies can read the user of a request, and that the warnings of strategies
+// reach the client.
 func TestStrategiesUseRequest(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	s := findSample(t, "certificates.k8s.io-v1-CertificateSigningRequest")

@@ -20,32 +20,32 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// entry describes a built-in kind in the tables. Omitted fields are derived, or have the value that most kinds have.
+// entry describes a built-in kind. A field that is not set is derived from others or has the most common value.
 type entry struct {
 	kind, plural      string
 	versions          []schema.GroupVersion // served versions; the first is the storage version
 	short, categories string                // names, separated by spaces
 	main              strategy
-	status            rest.RESTUpdateStrategy            // of /status; nil means no such subresource
+	status            rest.RESTUpdateStrategy            // nil means no /status
 	subresources      map[string]rest.RESTUpdateStrategy // other subresources that update the object
 	actions           []resource.Subresource             // subresources for POST or CONNECT
 	scale             *resource.Scale
-	// fields are the selectable fields in addition to name and namespace, one string for each of versions. A string
-	// is a list of paths, separated by spaces. "a=b" names the path b "a". In "a:0" the default is 0, and in "a|b"
-	// the default is the value of b.
+	// fields has one string for each version, with the selectable fields in addition to name and namespace. The
+	// string contains paths, separated by spaces. "a=b" is a field with the name a and the path b. "a:0" is a field
+	// with the default 0. "a|b" is a field whose default is the value of b.
 	fields             []string
 	warning            string                              // of a deprecated kind
-	plainTable         bool                                // a Table has only the columns Name and Created At
-	returnsDeleted     bool                                // the response to a delete is the object
-	prefix             string                              // of storage keys; "" means the plural
+	plainTable         bool                                // Tables have only the columns Name and Created At
+	returnsDeleted     bool                                // the response to a delete is the deleted object
+	prefix             string                              // part of storage keys; "" means the plural
 	noDeleteCollection bool                                // the verb deletecollection is not supported
-	review             reviewer                            // evaluates the objects of a review; main is nil
-	compute            func(context.Context) []object.Tree // returns the objects of a computed kind; main is nil
+	review             reviewer                            // set for a review kind, whose main is nil
+	compute            func(context.Context) []object.Tree // set for a computed kind, whose main is nil
 	authorize          func(ctx context.Context, obj, old resource.Internal) error
 	prepare            func(ctx context.Context, obj, old resource.Internal) error
 	behavior           resource.Behavior
 	columns            func() []resource.Column // nil means upstream's
-	ignoreError        func(*field.Error) bool  // selects errors of the strategies to drop
+	ignoreError        func(*field.Error) bool  // reports whether to drop an error of a strategy
 }
 
 // strategy validates and prepares the objects of a kind on create and update.
@@ -161,7 +161,7 @@ func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 			if err != nil {
 				return nil, fmt.Errorf("convert %T to the internal version: %w", obj, err)
 			}
-			return out.(resource.Internal), nil // all types of built-in kinds implement it
+			return out.(resource.Internal), nil // the internal types of all built-in kinds implement this interface
 		},
 		External: func(obj resource.Internal) (runtime.Object, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, gv)
@@ -192,8 +192,9 @@ func converter(from, to *resource.GoType) func(object.Tree) (object.Tree, error)
 	}
 }
 
-// errorKind returns the kind that errors of a version name. It differs from the version's own kind only for Event,
-// which belongs to two groups. Errors name the first group that its internal type was registered for.
+// errorKind returns the group and kind for errors about a version. They differ from those of the version only for
+// Event, which belongs to two groups. Errors contain the group for which the internal type of Event was registered
+// first.
 func errorKind(v *resource.Version) schema.GroupKind {
 	if obj, err := v.Type.Internal(v.Type.New()); err == nil {
 		if kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj); err == nil {

@@ -32,7 +32,7 @@ func contains(lines []string, part string) bool {
 func TestGracefulDelete(t *testing.T) {
 	s := findSample(t, "v1-Pod")
 	for _, q := range []struct {
-		grace []int64 // of consecutive deletes; -1 means not specified
+		grace []int64 // periods of consecutive deletes; -1 means that a delete specifies none
 		want  int64   // remaining grace period; -1 means that the Pod is deleted
 	}{
 		{[]int64{-1}, 30}, {[]int64{5}, 5}, {[]int64{0}, -1},
@@ -86,8 +86,8 @@ func TestDeleteWithoutGrace(t *testing.T) {
 	}
 }
 
-// TestDependents checks the default propagation policy: kinds that are older than owner references orphan their
-// dependents. An Event is deleted immediately, because the garbage collector ignores Events.
+// TestDependents checks the default propagation policy of deletes. It is orphan for kinds that are older than owner
+// references. An Event is deleted immediately even with this policy, because the garbage collector ignores Events.
 func TestDependents(t *testing.T) {
 	for name, want := range map[string]string{
 		"batch-v1-Job": "orphan", "v1-ReplicationController": "orphan", "apps-v1-Deployment": "gone",

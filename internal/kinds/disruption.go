@@ -12,8 +12,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/policy"
 )
 
-// A controller maintains the status of a PodDisruptionBudget. An eviction decrements the number of allowed disruptions
-// in that status.
+// A controller maintains the status of a PodDisruptionBudget. Each eviction decrements the number of allowed
+// disruptions in this status.
 
 // maxDisruptedPods is the maximum number of evictions that the controller has not processed yet.
 const maxDisruptedPods = 2000
@@ -72,7 +72,7 @@ func exhausted(b *policy.PodDisruptionBudget) error {
 	return denied(err, "The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
-// denied adds a cause with the budget's reason to err, and returns err.
+// denied adds a cause to err, with the reason why the budget denies the eviction. It returns err.
 func denied(err *apierrors.StatusError, format string, args ...any) error {
 	d := err.ErrStatus.Details
 	d.Causes = append(d.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause,

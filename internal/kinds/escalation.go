@@ -23,8 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// escalation holds the checks against privilege escalation, for writes of RBAC's kinds. A user can grant only
-// permissions that the user already has, unless the user is authorized for the verb escalate or bind
+// escalation holds the checks against privilege escalation. They apply to writes of the kinds of RBAC. A user can
+// grant only permissions that the user already has, unless the user is authorized for the verb escalate or bind
 // (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
 type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding authorizeFunc }
 
@@ -55,7 +55,8 @@ type upstreamStorage interface {
 	rest.Updater
 }
 
-// authorizeWith returns a check that writes the object to upstream's storage, over a storage that stores nothing.
+// authorizeWith returns a check that writes the object to upstream's storage. Below that storage is a discardStorage,
+// so nothing is stored.
 func authorizeWith(newStorage func(rest.StandardStorage) upstreamStorage) authorizeFunc {
 	return func(ctx context.Context, obj, old resource.Internal) (err error) {
 		e := &escalationCost{name: obj.GetName()}
@@ -98,7 +99,7 @@ func (p discardStorage) Update(ctx context.Context, _ string, info rest.UpdatedO
 	return obj, false, err
 }
 
-// validateName returns the error of upstream's stores for a name that no object can have, or nil.
+// validateName returns the error with which upstream's stores reject an invalid name, or nil.
 func validateName(name string) error {
 	if name == "" {
 		return apierrors.NewBadRequest("Name parameter required.")
@@ -109,8 +110,8 @@ func validateName(name string) error {
 	return nil
 }
 
-// ruleResolver returns upstream's errors for invalid roleRefs. Upstream reads the role within the request, so its
-// errors name the request's resource. It also limits the cost of the check.
+// ruleResolver limits the cost of the check, and returns upstream's errors for invalid roleRefs. These errors contain
+// the resource of the request, even if the role is what was not found.
 type ruleResolver struct {
 	validation.AuthorizationRuleResolver
 }
@@ -135,7 +136,8 @@ func (r ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.Role
 	return rules, err
 }
 
-// RulesFor implements validation.AuthorizationRuleResolver. Upstream calls it after the granted rules are known.
+// RulesFor implements validation.AuthorizationRuleResolver. When upstream calls it, the number of combinations in the
+// granted rules is known.
 func (r ruleResolver) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	rules, err := r.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
 	if e := costOf(ctx); !e.affordable(rules) {

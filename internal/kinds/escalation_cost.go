@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// maxCombinations is the limit of combinations of group, resource, verb and name in the rules of a role. Upstream
-	// expands all of them to compare each with the caller's rules. One rule of 6 KiB with 300 groups, 300 resources and
-	// 300 verbs has 27 million.
+	// maxCombinations is the maximum number of combinations of group, resource, verb and name in the rules of a role.
+	// Upstream compares each combination with the caller's rules. A single rule of 6 KiB with 300 groups, 300
+	// resources and 300 verbs has 27 million combinations.
 	maxCombinations = 50_000
-	// maxComparisons is the limit of combinations times strings in the caller's rules. At the limit, the check takes
-	// about half a second.
+	// maxComparisons is the maximum product of the number of combinations and the number of strings in the caller's
+	// rules. A check at this limit takes about half a second.
 	maxComparisons = 10_000_000
 )
 
-// escalationCost measures the cost of checking that the writer of a role or binding has the permissions in it.
+// escalationCost measures the cost of a check against privilege escalation.
 type escalationCost struct {
 	name         string      // of the written object
-	field        *field.Path // with the rules or the reference to them
+	field        *field.Path // the field with the rules or with the reference to them
 	combinations float64     // may exceed the range of integers
 	err          error       // set when a limit is exceeded
 }
@@ -71,8 +71,8 @@ func (e *escalationCost) add(groups, resources, verbs, names, urls int) {
 	e.combinations += float64(verbs) * (float64(groups)*float64(resources)*float64(max(names, 1)) + float64(urls))
 }
 
-// affordable reports whether the number of comparisons with the caller's rules is within the limit. It sets e.err if
-// not.
+// affordable reports whether the number of comparisons with the caller's rules is within the limit. If it is not,
+// affordable sets e.err.
 func (e *escalationCost) affordable(rules []rbacv1.PolicyRule) bool {
 	weight := 1
 	for i := range rules {

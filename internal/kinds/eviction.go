@@ -51,8 +51,8 @@ type evictor struct {
 	budgets lister
 }
 
-// evict returns the deletion of an evicted Pod, as upstream's EvictionREST does. It includes the update of the Pod's
-// budget if the Pod needs one.
+// evict returns the deletion of a Pod that is evicted, as upstream's EvictionREST does. If the eviction is a
+// disruption, the deletion includes the update of the Pod's budget.
 func (e evictor) evict(
 	stored *storage.Snapshot, obj, body resource.Internal, dryRun bool,
 ) (d resource.Deletion, err error) {
@@ -91,13 +91,14 @@ func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, e
 	return o, err
 }
 
-// needsBudget reports whether the eviction of a Pod is a disruption: the Pod runs and is not being deleted.
+// needsBudget reports whether the eviction of a Pod is a disruption. This is the case if the Pod runs and is not
+// being deleted.
 func needsBudget(p *core.Pod) bool {
 	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed &&
 		p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
 }
 
-// disruption returns the update of the Pod's budget. nil means that the eviction needs none.
+// disruption returns the update of the Pod's budget, or nil if the Pod has no budget to update.
 func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.RelatedWrite, error) {
 	budgets, err := e.budgetsFor(stored, pod)
 	switch {
@@ -135,7 +136,8 @@ func (e evictor) budgetsFor(stored *storage.Snapshot, pod *core.Pod) (all []*pol
 	return all, nil
 }
 
-// allowsUnhealthyEviction reports whether the budget lets a Pod that is not ready be evicted without a disruption.
+// allowsUnhealthyEviction reports whether the eviction of an unready Pod is allowed and does not count as a
+// disruption.
 func allowsUnhealthyEviction(b *policy.PodDisruptionBudget) bool {
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policy.AlwaysAllow {
 		return true

@@ -9,7 +9,8 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// comparison compares Trellis' schemas with upstream's. Paths have the format of those in resource/fields.txt.
+// comparison compares Trellis' schemas with upstream's. Its paths have the same format as the paths in
+// resource/fields.txt.
 type comparison struct {
 	trellis, upstream *schema.Schema
 	differences       []string
@@ -20,12 +21,13 @@ func (c *comparison) differ(path string, a, b any) {
 	c.differences = append(c.differences, fmt.Sprintf("%s: got %v, want upstream's %v", path, a, b))
 }
 
-// lacksLine records a line that is missing in fields.txt.
+// lacksLine records a line that is lines that are missing in fields.txt.
 func (c *comparison) lacksLine(path string, words ...string) {
 	c.lines = append(c.lines, strings.Join(append([]string{path}, words...), " "))
 }
 
-// compareRelationship records the relationship if it is atomic only upstream.
+// compareRelationship compares two element relationships. It records a missing line if only upstream's relationship
+// is atomic.
 func (c *comparison) compareRelationship(path string, a, b schema.ElementRelationship) {
 	switch {
 	case (a == schema.Atomic) == (b == schema.Atomic):
@@ -112,7 +114,7 @@ func (c *comparison) compareMaps(seen map[string]bool, path string, a, b *schema
 	}
 }
 
-// isScalar reports whether v may be the default of a key of a list.
+// isScalar reports whether v has a scalar type that the default of a list key may have.
 func isScalar(v any) bool {
 	switch v.(type) {
 	case string, bool, int, int64:

@@ -48,7 +48,7 @@ func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	for _, v := range allVersions() {
 		if g := v.GroupVersion.Group; g == "apiextensions.k8s.io" || g == "apiregistration.k8s.io" ||
 			v.Type.NewList == nil {
-			continue // not in client-go, or never applied
+			continue // types that client-go lacks or that are never used in server-side apply
 		}
 		obj := v.Type.New()
 		obj.GetObjectKind().SetGroupVersionKind(v.GroupVersionKind())
@@ -101,7 +101,7 @@ func (c *comparison) report(t *testing.T) {
 	}
 }
 
-// TestFieldsOfReviews checks that the types of reviews and of partial metadata have a schema.
+// TestFieldsOfReviews checks that reviews and partial metadata have schemas for managed fields.
 func TestFieldsOfReviews(t *testing.T) {
 	for _, obj := range []runtime.Object{&authenticationv1.SelfSubjectReview{},
 		&authorizationv1.SelfSubjectAccessReview{}, &metav1.PartialObjectMetadata{}} {

@@ -30,45 +30,48 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Config holds the dependencies and settings of the built-in kinds. The zero Config authorizes no request, and the
-// kinds find no other objects.
+// Config holds the dependencies and settings of the built-in kinds. With the zero Config, no request is authorized
+// and no other objects exist.
 type Config struct {
-	// Catalog returns a catalog of all stored kinds. CRDs cannot be written if it is nil.
+	// Catalog returns a catalog of all stored kinds. nil means that writes of CRDs fail.
 	Catalog  func(context.Context) (*resource.Catalog, error)
 	EventTTL time.Duration // lifetime of an Event after its last write; 0 means unlimited
-	// Head returns the stored objects, for kinds that depend on other objects. nil means that there are none.
+	// Head returns the stored objects, because some kinds depend on other objects. nil means that no objects are
+	// stored.
 	Head func() *storage.Snapshot
-	// ServiceRanges are the ranges of the cluster IPs of Services until the ServiceCIDR DefaultServiceCIDR exists.
-	// Their families are those of the cluster, and the first is the default. nil means DefaultServiceRange.
+	// ServiceRanges are the ranges for cluster IPs of Services until the ServiceCIDR named DefaultServiceCIDR exists.
+	// Their IP families are the families of the cluster, and the family of the first range is the default. nil means
+	// DefaultServiceRange.
 	ServiceRanges []netip.Prefix
-	NodePorts     utilnet.PortRange // of Services; the zero value means DefaultNodePorts
-	// UnguardedBindings disables the check that a node has the capacity for a Pod that is bound to it.
+	NodePorts     utilnet.PortRange // node ports of Services; the zero value means DefaultNodePorts
+	// UnguardedBindings disables the check of the capacity of a node when a Pod is bound to it.
 	UnguardedBindings bool
 	// AllowPrivileged accepts Pods with privileged containers and with Windows hostProcess containers.
 	AllowPrivileged bool
 	// NoFieldSelectors drops selectableFields from CRDs, except in an update of a CRD that already has some.
 	NoFieldSelectors bool
 	Now              func() time.Time // nil means time.Now
-	// Authorizer answers access reviews. It also decides whether the writer of a policy may read its parameters, the
-	// writer of a claim may use a device, and the writer of a certificate may sign. nil means that it denies
-	// everything.
+	// Authorizer evaluates access reviews. It also authorizes users who write a policy to read its parameters, users
+	// who write a claim to use a device, and users who write a certificate to sign. nil denies everything.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Rules lists the permissions of a user in a namespace. nil means that each list is empty and marked as incomplete.
 	Rules authorizer.RuleResolver
-	// RoleRules resolves the rules of roles, for the check against privilege escalation. nil means that there are none.
+	// RoleRules resolves the rules of roles, for the check against privilege escalation. nil means that no roles
+	// exist.
 	RoleRules validation.AuthorizationRuleResolver
-	// Authenticator answers TokenReviews, for Audiences unless a review specifies others. nil means that it
-	// authenticates no token.
+	// Authenticator authenticates the tokens in TokenReviews. A review that specifies no audiences is for Audiences.
+	// nil means that no token is authenticated.
 	Authenticator authenticator.Request
-	// Issuer issues the tokens of service accounts, for Audiences unless a request specifies others. nil disables
-	// TokenRequests. MaxTokenExpiration limits the lifetime of each token, and 0 means no limit.
+	// Issuer issues the tokens of service accounts. A request that specifies no audiences is for Audiences. nil
+	// disables TokenRequests. MaxTokenExpiration limits the lifetime of each token, and 0 means no limit.
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
-	// StorageHealth returns nil while the store accepts writes, for the ComponentStatus etcd-0. If it is nil, that
-	// ComponentStatus is always healthy.
+	// StorageHealth returns an error if the store does not accept writes. The ComponentStatus etcd-0 reports this
+	// error. nil means that this ComponentStatus is always healthy.
 	StorageHealth func() error
-	// Enabled reports whether a resource is served. ParseRuntimeConfig creates it. nil means all.
+	// Enabled reports whether a resource is served. ParseRuntimeConfig creates this function. nil means that all
+	// resources are served.
 	Enabled func(schema.GroupVersionResource) bool
 }
 
@@ -94,7 +97,7 @@ func Definitions(c Config) []*resource.Definition {
 	return all
 }
 
-// withDefaults returns c with defaults for its nil fields, because strategies call these without a nil check.
+// withDefaults returns c with defaults for its nil fields. Strategies can then call these fields without a nil check.
 func (c Config) withDefaults() Config {
 	if c.Now == nil {
 		c.Now = time.Now

@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// TestPrefixesAndUpdates checks the storage prefixes of kinds, and whether a PUT may create an object or omit the
-// resourceVersion, as in kube-apiserver.
+// TestPrefixesAndUpdates checks the storage prefixes of kinds, and for which kinds a PUT may create an object or omit
+// the resourceVersion. Both equal kube-apiserver's.
 func TestPrefixesAndUpdates(t *testing.T) {
 	for _, c := range []struct {
 		group, plural, prefix         string
@@ -68,8 +68,8 @@ func TestEveryKindIsComplete(t *testing.T) {
 	}
 }
 
-// TestNodePortsAreGuarded checks that the commit of a Service fails if another Service has its node port by then
-// (EXT-020).
+// TestNodePortsAreGuarded checks that the commit of a Service fails if another Service has acquired its node port
+// before the commit (EXT-020).
 func TestNodePortsAreGuarded(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
@@ -148,7 +148,7 @@ func TestEventConversion(t *testing.T) {
 	}
 }
 
-// BenchmarkDefinitions measures the cost of the built-in kinds when a server starts, which must be small.
+// BenchmarkDefinitions measures the cost of creating the built-in kinds when a server starts.
 func BenchmarkDefinitions(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {

@@ -16,8 +16,8 @@ import (
 )
 
 // testdata/discovery.json holds the kinds in the discovery of kube-apiserver v1.37.1. testdata/kube-apiserver.json
-// holds its results for the samples: the object that it stored after a create, and after an update of /status, the
-// Table of the new object, and whether the response to a delete was the object. Admission plugins were disabled.
+// holds its results for each sample: the stored object after a create, the stored object after an update of /status,
+// the Table of the new object, and whether a delete returned the object. Admission plugins were disabled.
 
 type served struct {
 	Version, Plural, Kind, Singular        string
@@ -45,8 +45,7 @@ func readJSON[T any](t *testing.T, path string) T {
 	return out
 }
 
-// discovered returns the discovery of an endpoint. It omits /scale and subresources that do not read or write the
-// object.
+// discovered returns what discovery reports about a version. It omits /scale and the subresources in notCompared.
 func discovered(v *resource.Version) served {
 	n, subs := v.Definition.Names, []string{}
 	for _, s := range v.Subresources {
@@ -102,7 +101,8 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// asRead returns a stored object as kube-apiserver reads it, with defaults. Trellis stores it in that form.
+// asRead returns an object that kube-apiserver has stored in the form in which kube-apiserver reads it, with
+// defaults. Trellis stores objects in this form.
 func asRead(t *testing.T, v *resource.Version, stored object.Tree) object.Tree {
 	t.Helper()
 	d, err := v.Definition.Storage.Type.Normalize(stored)
@@ -243,8 +243,8 @@ func hideAges(t *testing.T, cells []any) (out []any) {
 	return out
 }
 
-// TestDeleteReturnsObject checks that the response to a delete is the object if it is so in kube-apiserver: for some
-// kinds, and for each object that is not deleted immediately.
+// TestDeleteReturnsObject checks whether the response to a delete is the object, as in kube-apiserver. It is the
+// object for some kinds, and for each object that is not deleted immediately.
 func TestDeleteReturnsObject(t *testing.T) {
 	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	for _, s := range samples(t) {

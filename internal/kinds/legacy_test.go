@@ -21,7 +21,7 @@ func (s *server) storeCRD(manifest string) object.Tree {
 	return s.tree(o)
 }
 
-// legacy returns a CRD that preserves unknown fields. schema holds further members of its schema.
+// legacy returns a CRD that preserves unknown fields. The parameter schema holds further fields of its schema.
 func legacy(schema string) string {
 	c := crd("stable.example.com", "crontabs", "CronTab", "")
 	c = strings.Replace(c, `"scope":`, `"preserveUnknownFields":true,"scope":`, 1)
@@ -57,8 +57,8 @@ func TestStoredSchemaIsNotStructural(t *testing.T) {
 	}
 }
 
-// TestStoredSchemaBecomesStructural checks that the condition reports the remaining violations, and is removed when the
-// schema is structural and unknown fields are pruned.
+// TestStoredSchemaBecomesStructural checks that the condition NonStructuralSchema always reports the current
+// violations. It is removed after the schema has become structural and unknown fields are pruned.
 // SCH-017 SCH-026
 func TestStoredSchemaBecomesStructural(t *testing.T) {
 	s, got := updatedLegacy(t)

@@ -7,13 +7,15 @@ import (
 )
 
 const (
-	// maxItems is the limit of lists in which upstream's validation compares each pair of items. It takes a minute for
-	// 16,000 items, and cannot be interrupted.
+	// maxItems is the maximum length of a list in which upstream's validation compares each pair of items. For 16,000
+	// items, this validation takes a minute and cannot be interrupted.
 	maxItems = 1000
-	// maxUnique is the limit of lists in which upstream's declarative validation compares each pair of items. The
-	// time for equal items is cubic: a tenth of a second for 1,000, and five minutes for 16,000.
+	// maxUnique is the maximum length of a list in which upstream's declarative validation compares each pair of
+	// items. The time for equal items is cubic. It is a tenth of a second for 1,000 items, and five minutes for
+	// 16,000.
 	maxUnique = 500
-	// maxRequirements is the limit of each selector in an access review. Every authenticated user may send these.
+	// maxRequirements is the maximum number of requirements in a selector of an access review. Every authenticated
+	// user may send access reviews.
 	maxRequirements = 100
 )
 
@@ -68,9 +70,10 @@ func sameLimit(n int, paths ...string) (all []resource.ItemLimit) {
 	return all
 }
 
-// podLimits returns the item limits of a PodSpec. path is its path, with a dot at the end.
+// podLimits returns the item limits of a PodSpec. The parameter path is the path of the PodSpec, with a dot at the
+// end.
 func podLimits(path string) (all []resource.ItemLimit) {
-	for _, group := range []string{ // lists that share one limit, separated by spaces
+	for _, group := range []string{ // each string holds the paths of lists that share one limit
 		"tolerations",
 		"containers initContainers ephemeralContainers",
 		"containers.*.ports initContainers.*.ports ephemeralContainers.*.ports",
@@ -79,7 +82,7 @@ func podLimits(path string) (all []resource.ItemLimit) {
 			"volumes.*.projected.sources.*.configMap.items volumes.*.projected.sources.*.secret.items " +
 			"volumes.*.projected.sources.*.downwardAPI.items",
 		"topologySpreadConstraints",
-		"readinessGates", // the Table of a Pod searches the conditions for each gate
+		"readinessGates", // for each gate, the Table of a Pod searches all conditions
 	} {
 		paths := strings.Fields(group)
 		for i := range paths {

@@ -155,8 +155,8 @@ func TestListsOfCRDsAreLimited(t *testing.T) {
 	}
 }
 
-// TestUniqueListsAreLimited checks the limits of lists in which upstream's declarative validation compares each pair of
-// items. Lists that upstream itself limits have none.
+// TestUniqueListsAreLimited checks the limits of lists in which upstream's declarative validation compares each pair
+// of items. Lists that have a limit in upstream need no further limit.
 func TestUniqueListsAreLimited(t *testing.T) {
 	for _, l := range []struct{ kind, path string }{
 		{"DeviceTaintRule", "status.conditions"},

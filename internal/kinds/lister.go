@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// lister reads the objects of one kind from the head of the store. It returns the result of every completed write.
+// lister reads the objects of one kind from the head of the store. Its results include every completed write.
 type lister struct {
 	head     func() *storage.Snapshot // nil means that there are no objects
 	resource schema.GroupResource

@@ -7,10 +7,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// A controller in internal/controllers performs a StorageVersionMigration (KEP-4192). The columns of the kind report
-// more of its progress than upstream's.
+// A controller in internal/controllers performs a StorageVersionMigration (KEP-4192). Its columns show more details
+// of the progress than upstream's columns.
 
-// migrationCondition reports whether a condition is True.
+// migrationCondition reports whether the condition of the given type is True.
 func migrationCondition(obj object.Tree, kind string) bool {
 	for _, c := range list(tree(obj, "status"), "conditions") {
 		if t, ok := c.(object.Tree); ok && text(t, "type") == kind {
@@ -37,7 +37,7 @@ func migrationColumns() []resource.Column {
 	return []resource.Column{
 		nameColumn(), cellColumn("Resource", "The resource that is migrated", name),
 		cellColumn("Status", "Pending, Running, Succeeded or Failed", state),
-		cellColumn("Migrated", "Number of processed objects, of the total", func(t object.Tree) any {
+		cellColumn("Migrated", "Number of processed objects and total number of objects", func(t object.Tree) any {
 			return text(t, "metadata", "annotations", resource.MigrationProgressAnnotation)
 		}),
 		ageColumn(),

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// SystemNamespaces returns the namespaces that every cluster has, as a client would send them. The caller owns the
-// result.
+// SystemNamespaces returns the namespaces that every cluster has, in the form in which a client would send them. The
+// caller may modify the result.
 func SystemNamespaces() []object.Tree {
 	var all []object.Tree
 	for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
@@ -31,7 +31,7 @@ var namespaceBehavior = resource.Behavior{
 
 // terminateNamespace sets the phase of a deleted namespace to Terminating.
 func terminateNamespace(_ context.Context, obj object.Tree) error {
-	// as in upstream's separate implementation of this delete
+	// upstream's separate implementation of this delete does the same
 	delete(object.Metadata(obj), "deletionGracePeriodSeconds")
 	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil

@@ -25,7 +25,7 @@ var upstreamTables = sync.OnceValue(func() rest.TableConvertor {
 	}
 })
 
-// printer returns the Printer of a version. A plain Table has only the columns Name and Created At.
+// printer returns the Printer of a version. If plain is true, Tables have only the columns Name and Created At.
 func printer(v *resource.Version, plain bool) *resource.Printer {
 	tables := upstreamTables
 	if plain {
@@ -51,7 +51,7 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 				return metav1.TableRow{}, fmt.Errorf("print row of %s: %w", v.Definition.Names.Plural, err)
 			}
 			if len(t.Rows) != 1 {
-				return metav1.TableRow{}, fmt.Errorf("print row of %s: got %d rows", v.Definition.Names.Plural,
+				return metav1.TableRow{}, fmt.Errorf("print row of %s: got %d rows, want 1", v.Definition.Names.Plural,
 					len(t.Rows))
 			}
 			row := t.Rows[0]

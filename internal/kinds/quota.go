@@ -19,11 +19,11 @@ type upstreamQuotaStrategy interface {
 	rest.ResetFieldsStrategy
 }
 
-// quotaStrategy is upstream's strategy of ResourceQuotas, with an additional warning for counts without the group of
-// their resource.
+// quotaStrategy is upstream's strategy of ResourceQuotas with an additional warning. It warns of limits such as
+// count/jobs, in which the group of the resource is missing.
 type quotaStrategy struct {
 	upstreamQuotaStrategy
-	groups func(context.Context) map[string][]string // of all resources, by plural name
+	groups func(context.Context) map[string][]string // groups by plural name of a resource
 }
 
 func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.Strategy, c.groups} }
@@ -38,8 +38,8 @@ func (s quotaStrategy) WarningsOnUpdate(ctx context.Context, obj, old runtime.Ob
 	return append(s.upstreamQuotaStrategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
 }
 
-// countsWithoutGroup returns a warning for each limit such as count/jobs. It has no effect, because a name without a
-// group refers to the core group (kubernetes#97765).
+// countsWithoutGroup returns a warning for each limit such as count/jobs. Such a limit has no effect, because a name
+// without a group refers to the core group (kubernetes#97765).
 func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Object) (warnings []string) {
 	var names []string
 	for limit := range obj.(*api.ResourceQuota).Spec.Hard {
@@ -65,13 +65,13 @@ func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Objec
 			use = append(use, "count/"+name+"."+g)
 		}
 		warnings = append(warnings, fmt.Sprintf(
-			"spec.hard[count/%s]: limits nothing, because the core group has no resource %q; use %s",
+			"spec.hard[count/%s]: has no effect, because the core group has no resource %q: use %s",
 			name, name, strings.Join(use, " or ")))
 	}
 	return warnings
 }
 
-// groups returns the sorted names of the groups of all resources, by plural name.
+// groups maps the plural name of each resource to the sorted names of the groups that have such a resource.
 func (c Config) groups(ctx context.Context) map[string][]string {
 	all := map[string][]string{}
 	if c.Catalog == nil {
@@ -79,7 +79,7 @@ func (c Config) groups(ctx context.Context) map[string][]string {
 	}
 	catalog, err := c.Catalog(ctx)
 	if err != nil {
-		return all // a write succeeds without the warning
+		return all // the write then succeeds, only the warning is missing
 	}
 	for d := range catalog.Definitions() { // sorted by group
 		if names := all[d.Names.Plural]; !slices.Contains(names, d.Group) {

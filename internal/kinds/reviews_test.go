@@ -21,8 +21,8 @@ func (allowGet) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "because " + a.GetUser().GetName(), nil
 }
 
-// TestReviews checks the reviews that kubectl auth whoami and kubectl auth can-i send, and those that other servers
-// send for their users. The status of an access review has the fields allowed and reason. CRD-069 AGG-038
+// TestReviews checks the reviews that kubectl auth whoami and kubectl auth can-i send, and the reviews that other
+// servers send about their users. CRD-069 AGG-038
 func TestReviews(t *testing.T) {
 	c := serveCluster(t, kinds.Config{Authorizer: allowGet{}})
 	c.user = plainUser

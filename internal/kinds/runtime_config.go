@@ -17,8 +17,8 @@ import (
 )
 
 // ParseRuntimeConfig parses the settings of --runtime-config, such as apps/v1=false, batch/v1/jobs=false and
-// api/beta=false. It returns a function that reports whether a resource is served, or nil if all are. Rules and error
-// messages are upstream's. Objects of a disabled resource remain stored.
+// api/beta=false. It returns a function that reports whether a resource is served, or nil if all resources are
+// served. Rules and error messages equal upstream's. Objects of a disabled resource remain stored.
 func ParseRuntimeConfig(settings map[string]string) (func(schema.GroupVersionResource) bool, error) {
 	if len(settings) == 0 {
 		return nil, nil
@@ -41,8 +41,8 @@ func ParseRuntimeConfig(settings map[string]string) (func(schema.GroupVersionRes
 		if config, err = resourceconfig.MergeAPIResourceConfigs(config, settings, scheme); err != nil {
 			return nil, err
 		}
-		// The first merge has applied the settings for all of the API. A second one would override more specific
-		// settings.
+		// The first merge has applied the settings that start with "api/". If the next merge applied them again, they
+		// would override more specific settings.
 		maps.DeleteFunc(settings, func(key, _ string) bool { return strings.HasPrefix(key, "api/") })
 	}
 	for gv, on := range config.GroupVersionConfigs {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// served returns "version plural" of each built-in kind that is served with the settings.
+// served returns the API version and the plural name of each built-in kind that is served with the settings.
 func served(t *testing.T, settings ...string) (all []string) {
 	t.Helper()
 	enabled, err := ParseRuntimeConfig(runtimeConfig(settings))

@@ -40,7 +40,7 @@ func serveCluster(t testing.TB, c kinds.Config) *cluster {
 	return s
 }
 
-// version returns a version of a kind.
+// version returns the version of a built-in kind.
 func (c *cluster) version(apiVersion, kind string) *resource.Version {
 	c.Helper()
 	for d := range c.Live.Load().Definitions() {
@@ -68,7 +68,7 @@ func (c *cluster) by() engine.Caller {
 	return by
 }
 
-// body decodes a request body in YAML.
+// body decodes YAML to a request body.
 func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	c.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
@@ -168,7 +168,7 @@ func findSample(t testing.TB, name string) sample {
 	return all[i]
 }
 
-// with returns the JSON of the sample after a change.
+// with returns the JSON of the sample after the function change has modified it.
 func (s sample) with(t testing.TB, change func(map[string]any)) string {
 	t.Helper()
 	var o map[string]any

@@ -9,7 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// replicasScale returns the paths of the fields in /scale, for kinds with replicas. selector formats their selector.
+// replicasScale returns the description of /scale for kinds with the field replicas. The function selector formats
+// the selector of an object.
 func replicasScale(selector func(any) (string, error)) *resource.Scale {
 	return &resource.Scale{
 		SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"},

@@ -32,8 +32,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// attributes holds upstream's functions for the selectable fields of a kind. Kinds with only name and namespace are
-// omitted.
+// attributes maps plural names to upstream's functions that return the selectable fields of an object. It omits kinds
+// with only the fields name and namespace.
 var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error){
 	"certificatesigningrequests": certificates.GetAttrs, "configmaps": configmap.GetAttrs, "events": event.GetAttrs,
 	"jobs": job.GetAttrs, "namespaces": namespace.GetAttrs, "nodes": node.GetAttrs,
@@ -89,7 +89,7 @@ func (c *cluster) sameFields(v *resource.Version, name string) {
 			continue
 		}
 		value, ok := set[inner]
-		if compared[inner] = true; !ok && inner != "status.podIPs" { // upstream accepts it, but always without a value
+		if compared[inner] = true; !ok && inner != "status.podIPs" { // always empty upstream
 			c.Errorf("%s %s: field %s is not selectable upstream", v.APIVersion, v.Definition.Names.Plural, inner)
 		}
 		if !c.selects(v, name, fields.OneTermEqualSelector(f.Name, value)) ||
@@ -133,8 +133,8 @@ func TestSelectableFields(t *testing.T) {
 	}
 }
 
-// TestNoSelectableFieldIsMissing checks each selectable field of any kind on all kinds that support it upstream.
-// Kubelets select PodCertificateRequests by field, for example, and kube-controller-manager ClusterTrustBundles.
+// TestNoSelectableFieldIsMissing checks that each kind has all selectable fields that it has in upstream. It tries
+// the selectable fields of all kinds on each kind. Kubelets select PodCertificateRequests by field, for example.
 func TestNoSelectableFieldIsMissing(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	has, known := map[*resource.Version]map[string]bool{}, map[string]bool{}

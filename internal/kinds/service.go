@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Upstream's storage of Services, not their strategy, allocates addresses and ports and sets the fields that depend on
-// them. The functions here replace that storage.
+// In upstream, the storage of Services allocates addresses and ports and sets the fields that depend on them. Trellis
+// uses only upstream's strategy of Services, so the functions in this file do the work of that storage.
 
 // prepare allocates the addresses and ports of a Service, before its strategy validates it.
 func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
@@ -22,7 +22,7 @@ func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
 	alignClusterIPs(svc, before)
 	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil &&
 		(*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
-		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, but drops it on each read
+		svc.Spec.InternalTrafficPolicy = nil // upstream stores this field, but drops it on each read
 	}
 	return p.allocate(svc, before)
 }
@@ -46,7 +46,7 @@ func sameClusterIPs(a, b *core.Service) bool {
 	return slices.Equal(a.Spec.ClusterIPs, b.Spec.ClusterIPs)
 }
 
-// inherit copies the addresses and ports of old that the client omitted to svc.
+// inherit copies addresses and ports from old to svc if the client has omitted them.
 func inherit(svc, old *core.Service) {
 	spec, before := &svc.Spec, &old.Spec
 	if needsClusterIP(svc) && needsClusterIP(old) {
@@ -63,7 +63,8 @@ func inherit(svc, old *core.Service) {
 	}
 }
 
-// inheritNodePorts copies node ports to the ports of the same name, unless another port already has the number.
+// inheritNodePorts copies node ports from before to the ports with the same names. It does not copy a node port that
+// another port already has.
 func inheritNodePorts(ports, before []core.ServicePort) {
 	known, used := map[string]int32{}, map[int32]bool{}
 	for _, p := range before {

@@ -23,8 +23,8 @@ const rangePrefix = "/registry/servicecidrs/"
 // DefaultServiceCIDR is the name of the ServiceCIDR that the server creates from Config.ServiceRanges.
 const DefaultServiceCIDR = "kubernetes"
 
-// takeAddress returns the address for the family i of a Service. If requested[i] is "", it is any free address.
-// Otherwise it is requested[i], or an error if that address is not available.
+// takeAddress returns an address for the family i of a Service. If requested[i] is "", it returns any free address.
+// Otherwise it returns requested[i], or an error if this address is not available.
 func (a *assignment) takeAddress(i int, requested []string) (string, error) {
 	snap, ip := a.head(), requested[i]
 	ranges := a.readyRanges(snap, a.svc.Spec.IPFamilies[i])
@@ -52,8 +52,8 @@ func (a *assignment) takeAddress(i int, requested []string) (string, error) {
 		fmt.Sprintf("failed to allocate IP %v: %v", ip, problem)))
 }
 
-// readyRanges returns the ranges of a family that addresses may be allocated from. They are those of the ServiceCIDRs
-// that are ready and not being deleted. The configured ranges are included until DefaultServiceCIDR exists.
+// readyRanges returns the ranges from which addresses of a family may be allocated. They belong to ServiceCIDRs that
+// are ready and not being deleted. Until DefaultServiceCIDR exists, the configured ranges are included.
 func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []netip.Prefix) {
 	if snap.Get(rangePrefix+DefaultServiceCIDR) == nil {
 		all = slices.Clone(p.ranges)
@@ -68,7 +68,7 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 			continue
 		}
 		for _, text := range c.Spec.CIDRs {
-			// upstream's allocators ignore other ranges too
+			// as in upstream, other ranges are ignored
 			if r, err := netip.ParsePrefix(text); err == nil && (r.Addr().Is4() || r.Bits() >= 64) {
 				all = append(all, r)
 			}
@@ -77,8 +77,8 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 	return slices.DeleteFunc(all, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) != family })
 }
 
-// usableAddresses returns the number of addresses of a range that can be allocated. They exclude the first address,
-// which is the network's, and for IPv4 the last address.
+// usableAddresses returns the number of addresses of a range that can be allocated. These are all addresses except
+// the first one, which is the network address, and the last one of an IPv4 range.
 func usableAddresses(r netip.Prefix) int {
 	n := 1<<min(r.Addr().BitLen()-r.Bits(), 62) - 1
 	if r.Addr().Is4() {

@@ -11,7 +11,7 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// assignment assigns families, addresses and node ports to one Service, before the rest of it is validated.
+// assignment assigns families, addresses and node ports to one Service. This happens before the Service is validated.
 type assignment struct {
 	pool
 	svc, old   *core.Service // old is nil on a create
@@ -44,9 +44,9 @@ func (a *assignment) invalid(errs ...*field.Error) error {
 	return apierrors.NewInvalid(core.Kind("Service"), a.svc.Name, errs)
 }
 
-// familiesUnchanged reports whether an update of a Service with the policy PreferDualStack changes neither its type nor
-// its families and addresses. Such an update does not add a family that is now configured on the cluster, and does not
-// remove one that is no longer configured.
+// familiesUnchanged reports whether an update keeps the type, the families and the addresses of a Service with the
+// policy PreferDualStack. Such an update adds and removes no families, even if the configured families of the cluster
+// have changed.
 func (a *assignment) familiesUnchanged() bool {
 	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type &&
 		policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
@@ -106,21 +106,21 @@ func (a *assignment) familyPolicy() {
 	}
 }
 
-// headlessWithoutSelector reports whether the Service is headless and has no selector. Its families need not be
-// configured on the cluster, because its endpoints may be outside of it.
+// headlessWithoutSelector reports whether the Service is headless and has no selector. Such a Service may have
+// families that are not configured on the cluster, because its endpoints may be outside of the cluster.
 func (a *assignment) headlessWithoutSelector() bool {
 	return a.svc.Spec.ClusterIP == core.ClusterIPNone && len(a.svc.Spec.Selector) == 0
 }
 
 // dropSecondary drops the secondary address and family in an update to the policy SingleStack. It returns errors if
-// they are dropped under another policy, or specified under SingleStack.
+// the client drops them under another policy or specifies them under SingleStack.
 func (a *assignment) dropSecondary() (errs field.ErrorList) {
 	spec, single := &a.svc.Spec, policyOf(a.svc) == core.IPFamilyPolicySingleStack
 	invalid := func(format, part string) {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy,
 			fmt.Sprintf(format, part)))
 	}
-	if a.old != nil && single { // an unchanged list is not an explicit request for the secondary
+	if a.old != nil && single { // a list that the client has not changed does not request the secondary item
 		if sameClusterIPs(a.svc, a.old) && len(spec.ClusterIPs) > 1 {
 			spec.ClusterIPs = spec.ClusterIPs[:1]
 		}

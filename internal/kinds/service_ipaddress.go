@@ -17,12 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// An address is allocated while an IPAddress with its name exists. The commit of a Service also creates and deletes its
-// IPAddresses, so no address can be allocated twice.
+// An address is allocated while an IPAddress with this name exists. The commit of a Service also creates and deletes
+// the IPAddresses of the Service, so no address can be allocated twice.
 
 const (
 	addressPrefix  = "/registry/ipaddresses/"
-	addressManager = "ipallocator.k8s.io" // value of the label managed-by on the IPAddresses of Services
+	addressManager = "ipallocator.k8s.io" // the IPAddresses of Services have this value in the label managed-by
 )
 
 // relatedWrites creates IPAddresses for the new addresses of a Service, and deletes those of its released addresses.
@@ -45,7 +45,7 @@ func (p pool) relatedWrites(old *storage.Record, obj object.Tree) (all []resourc
 	for _, ip := range after {
 		if !slices.Contains(before, ip) {
 			c := change(ip)
-			// cannot fail for a type of the scheme
+			// cannot fail, because the scheme has the type
 			c.Create, _ = resource.ToTree(addressOf(ip, object.Namespace(obj), object.Name(obj)))
 			all = append(all, c)
 		}
@@ -90,7 +90,8 @@ func ips(clusterIPs []string) (all []string) {
 // the zero Addr.
 func parseIP(text string) netip.Addr { return servicecidr.IPToAddr(netutils.ParseIPSloppy(text)) }
 
-// ownerKey returns the storage key of the Service that an IPAddress belongs to, or "" if its parent is not a Service.
+// ownerKey returns the storage key of the Service that an IPAddress belongs to. It returns "" if the parent is not a
+// Service.
 func ownerKey(rec *storage.Record) string {
 	raw, _ := object.Field(rec.Value, "spec", "parentRef")
 	var ref networkingv1.ParentReference
@@ -100,11 +101,12 @@ func ownerKey(rec *storage.Record) string {
 	return serviceKey(ref.Namespace, ref.Name)
 }
 
-// RepairAddresses compares the IPAddresses with the cluster IPs of Services. It returns the names of IPAddresses that
-// must be deleted because their Service does not have the address, and the IPAddresses that must be created afterwards.
-// Differences arise when a client deletes an IPAddress, and in the stores of older servers, which created none.
+// RepairAddresses compares the IPAddresses with the cluster IPs of Services. wrong contains the names of IPAddresses
+// that must be deleted because their Service does not have the address. missing contains the IPAddresses that must be
+// created afterwards. IPAddresses are missing if a client has deleted them, or if an older server wrote the Services,
+// which created no IPAddresses.
 func RepairAddresses(snap *storage.Snapshot) (wrong []string, missing []*networkingv1.IPAddress) {
-	owners := map[string][]string{} // keys of the Services with an address
+	owners := map[string][]string{} // maps each address to the keys of the Services that have it
 	for rec := range snap.Walk(servicePrefix, "") {
 		for _, ip := range storedIPs(rec) {
 			owners[ip] = append(owners[ip], rec.Key)

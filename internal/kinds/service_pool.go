@@ -25,7 +25,7 @@ func DefaultServiceRange() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom
 // DefaultNodePorts returns kube-apiserver's default range of node ports, 30000-32767.
 func DefaultNodePorts() utilnet.PortRange { return utilnet.PortRange{Base: 30000, Size: 2768} }
 
-// ServiceIP returns the API server's own address in a range of cluster IPs, which is the first.
+// ServiceIP returns the cluster IP of the API server, which is the first address in a range of cluster IPs.
 func ServiceIP(r netip.Prefix) string { return r.Masked().Addr().Next().String() }
 
 var (
@@ -60,8 +60,8 @@ func (p pool) has(family core.IPFamily) bool {
 	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) == family })
 }
 
-// nodePortSet is a set of node ports. The stored Services are the only record of the allocated ports. A commit guard on
-// all Services therefore protects the commit of a Service with a new node port.
+// nodePortSet is a set of node ports. The allocated ports are recorded only in the stored Services. When a Service
+// with a new node port is committed, a commit guard therefore checks that no other Service has changed.
 type nodePortSet map[int32]bool
 
 func (t nodePortSet) add(s *corev1.ServiceSpec) {
@@ -108,7 +108,8 @@ func nodePortsOfOthers(snap *storage.Snapshot, key string) nodePortSet {
 
 func serviceKey(namespace, name string) string { return servicePrefix + namespace + "/" + name }
 
-// guards returns commit guards that fail if another Service takes one of the node ports that obj newly allocates.
+// guards returns commit guards for a Service with new node ports. They fail if another Service acquires one of these
+// ports before the commit.
 func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
 	fresh, before := nodePortSet{}, nodePortSet{}
 	fresh.add(specOf(value(obj, "spec")))

@@ -10,8 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 )
 
-// portsTaken returns the node ports that are not available: those of other Services, and those that the assignment has
-// already taken.
+// portsTaken returns the node ports that are not available. They belong to other Services or were already assigned to
+// this Service.
 func (a *assignment) portsTaken() nodePortSet {
 	if a.takenPorts == nil {
 		a.takenPorts = nodePortsOfOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
@@ -57,7 +57,8 @@ func (a *assignment) nodePorts() error {
 	return nil
 }
 
-// requestedNodePort returns the node port in the spec of a port with this number, or 0 if none has one.
+// requestedNodePort returns the node port that the client requests for a port with this number, or 0 if there is no
+// such request.
 func requestedNodePort(ports []core.ServicePort, number int32) int32 {
 	for _, p := range ports {
 		if p.Port == number && p.NodePort != 0 {
@@ -67,7 +68,7 @@ func requestedNodePort(ports []core.ServicePort, number int32) int32 {
 	return 0
 }
 
-// takePort takes the node port *port. If *port is 0, it sets *port to a free one.
+// takePort marks the node port *port as taken. If *port is 0, it first sets *port to a free node port.
 func (a *assignment) takePort(port *int32) error {
 	taken := a.portsTaken()
 	switch {
@@ -101,8 +102,8 @@ func (a *assignment) healthCheckPort() error {
 	return apierrors.NewInternalError(err)
 }
 
-// pickFree returns a random free number below size, or false if none is free. It returns one below reserved only if no
-// higher one is free, because the lower ones are meant for explicit requests (KEP-3070, KEP-3668).
+// pickFree returns a random free number below size, or false if all are taken. Numbers below reserved are meant for
+// explicit requests (KEP-3070, KEP-3668), so pickFree returns them only if all other numbers are taken.
 func pickFree(size, reserved int, taken func(int) bool) (int, bool) {
 	if size <= 16 {
 		reserved = 0

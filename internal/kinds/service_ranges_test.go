@@ -33,7 +33,8 @@ func (c *cluster) addresses(name string) []string {
 	return s.Spec.ClusterIPs
 }
 
-// createRange creates a ServiceCIDR. status is the status of its condition Ready, and "" means no condition.
+// createRange creates a ServiceCIDR. The parameter status is the status of its condition Ready. "" means that the
+// condition is missing.
 func (c *cluster) createRange(name, status, cidrs string) {
 	c.Helper()
 	v := c.version("networking.k8s.io/v1", "ServiceCIDR")
@@ -67,7 +68,7 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	c.createRange("ready", "True", `[10.2.0.0/24]`)
 	c.createRange("unready", "False", `[10.3.0.0/24]`)
 	c.createRange("unknown", "Unknown", `[10.4.0.0/24]`)
-	take("no-condition", "10.1.0.7", "") // without the condition, a range counts as ready
+	take("no-condition", "10.1.0.7", "") // a range that lacks the condition counts as ready
 	take("six", "fd01::7", "")
 	take("ready", "10.2.0.7", "")
 	take("unready", "10.3.0.7", refused)
@@ -78,7 +79,7 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	take("default", "10.5.0.7", "")
 	take("of-two-ranges", "10.5.0.7", "provided IP is already allocated")
 
-	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // none are allocated from a deleted one
+	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // a ServiceCIDR that is being deleted provides no addresses
 	c.createRange("deleted", "True", `[10.6.0.0/24]`)
 	if _, err := c.put(v, "deleted", "",
 		`{metadata: {name: deleted, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
@@ -146,8 +147,8 @@ func TestLowestAddressesAreAllocatedLast(t *testing.T) {
 	}
 }
 
-// TestAddressesAreRepaired checks that RepairAddresses returns the IPAddresses that are missing in the store of an
-// older server, and those without a Service (EXT-020).
+// TestAddressesAreRepaired checks that RepairAddresses returns the IPAddresses that are missing, and those that
+// belong to no Service (EXT-020).
 func TestAddressesAreRepaired(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 4 {
@@ -167,13 +168,13 @@ func TestAddressesAreRepaired(t *testing.T) {
 		t.Errorf("correct store: got wrong %q, missing %v", wrong, missing)
 	}
 	remove("/registry/ipaddresses/10.0.0.2") // deleted
-	remove("/registry/ipaddresses/10.0.0.3") // deleted, and created for another object below
-	remove("/registry/services/specs/ns/s2") // deleted by an older server, without the IPAddress
+	remove("/registry/ipaddresses/10.0.0.3") // deleted, and created below for another object
+	remove("/registry/services/specs/ns/s2") // as if an older server had deleted the Service but not the IPAddress
 	const labels = `labels: {ipaddress.kubernetes.io/managed-by: ipallocator.k8s.io}`
 	c.mustCreate(v, "10.0.0.3", `{metadata: {name: 10.0.0.3}, spec: {parentRef: {resource: gateways, name: g}}}`)
 	c.mustCreate(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+
 		`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
-	// not a Service's, so it stays
+	// belongs to a Gateway, so RepairAddresses does not return it
 	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`)
 	wrong, missing := kinds.RepairAddresses(c.Store.Head())
 	slices.Sort(wrong)
@@ -189,8 +190,8 @@ func TestAddressesAreRepaired(t *testing.T) {
 	}
 }
 
-// TestRepairOfSharedAddress checks that the repair changes nothing if two Services have an address and its IPAddress
-// belongs to one of them.
+// TestRepairOfSharedAddress checks that RepairAddresses returns nothing if two Services have the same address and its
+// IPAddress belongs to one of them.
 func TestRepairOfSharedAddress(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	if err := c.createService("b", `{clusterIP: 10.0.0.7, `+anyPort+`}`); err != nil {
@@ -211,8 +212,8 @@ func TestRepairOfSharedAddress(t *testing.T) {
 	}
 }
 
-// TestServiceOfTwoFamilies checks that a Service gets its second family and address on request, and releases both on
-// request (EXT-020).
+// TestServiceOfTwoFamilies checks that an update can add the second family and address of a Service, and can remove
+// both (EXT-020).
 func TestServiceOfTwoFamilies(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("fd00::/112", "10.0.0.0/24")})
 	v := c.version("v1", "Service")

@@ -54,7 +54,7 @@ func TestServiceUpdates(t *testing.T) {
 	for _, q := range []struct {
 		old, spec, err string
 		want           []string // parts of the stored spec
-		not            string   // text that the stored spec must not have
+		not            string   // text that must be missing in the stored spec
 	}{
 		{`{type: NodePort, clusterIP: 10.0.0.7, ports: [{port: 80, nodePort: 30001}]}`,
 			`{type: NodePort, ports: [{port: 81}]}`, "",
@@ -87,7 +87,7 @@ func TestServiceUpdates(t *testing.T) {
 			t.Errorf("%s: %v", q.spec, err)
 			continue
 		}
-		// only the spec, because managedFields also has the names of fields
+		// search only the spec, because managedFields also contains the names of fields
 		got, _, _ := strings.Cut(string(c.stored(v, "s")), `"status"`)
 		_, got, _ = strings.Cut(got, `"spec":`)
 		for _, part := range q.want {
@@ -101,8 +101,8 @@ func TestServiceUpdates(t *testing.T) {
 	}
 }
 
-// TestAddressesAreAllocatedOnce checks that a range of 254 addresses has enough for 254 Services, allocates none twice,
-// and then returns an error.
+// TestAddressesAreAllocatedOnce creates Services until the 254 addresses of a range are used up. It checks that no
+// address is allocated twice, and that the next create fails.
 func TestAddressesAreAllocatedOnce(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 254 {

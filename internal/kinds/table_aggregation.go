@@ -21,8 +21,8 @@ func aggregation() []entry {
 	}}
 }
 
-// aggregator is legacyscheme.Scheme after the types of k8s.io/kube-aggregator were added to it. Importing their package
-// does not add them.
+// aggregator is legacyscheme.Scheme. Its initialization adds the types of k8s.io/kube-aggregator to the scheme,
+// because an import of that package does not.
 var aggregator = func() *runtime.Scheme {
 	install.Install(legacyscheme.Scheme)
 	return legacyscheme.Scheme

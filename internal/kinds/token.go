@@ -49,7 +49,7 @@ type tokenIssuer struct {
 
 var tokenRequest = schema.GroupKind{Group: authenticationv1.GroupName, Kind: "TokenRequest"}
 
-// respond issues the requested token for the ServiceAccount name, as upstream's TokenREST does.
+// respond issues the requested token for the ServiceAccount with the given name, as upstream's TokenREST does.
 func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.Internal) (resource.Internal, error) {
 	req, namespace := body.(*authentication.TokenRequest), apirequest.NamespaceValue(ctx)
 	if err := checkTarget(req, namespace, name); err != nil {
@@ -107,8 +107,8 @@ func checkTarget(req *authentication.TokenRequest, namespace, name string) error
 	return nil
 }
 
-// boundObjects holds the objects that a token is bound to. The token becomes invalid when one of them is deleted. nil
-// means that the token is not bound to such an object.
+// boundObjects holds the objects that a token is bound to. The token becomes invalid when one of them is deleted. A
+// field is nil if the token is not bound to an object of this kind.
 type boundObjects struct {
 	pod    *core.Pod
 	secret *core.Secret
@@ -169,13 +169,13 @@ func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b
 	}
 	b.node, err = internalOf[*core.Node](t.objects.nodes, node)
 	if apierrors.IsNotFound(err) {
-		b.node, err = &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil // the claim then holds only the name
+		b.node, err = &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil // the claim contains only the name
 	}
 	return b, err
 }
 
-// extendedExpiration is the lifetime of a token that a Pod's volume requests, so that old clients that do not reload
-// their tokens continue to work. The token also holds the time after which its use is reported in a warning.
+// extendedExpiration is the lifetime of a token that the volume of a Pod requests. It is long because old clients do
+// not reload their tokens. The token also contains the requested lifetime, after which its use causes a warning.
 const extendedExpiration = 365 * 24 * time.Hour
 
 // sign returns the signed token, and records its ID in the audit event.
@@ -204,7 +204,7 @@ func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest
 	return signed, nil
 }
 
-// isForServer reports whether all audiences are the server's own.
+// isForServer reports whether all audiences are audiences of this server.
 func (t *tokenIssuer) isForServer(audiences []string) bool {
 	return len(t.Audiences.Intersect(audiences)) == len(audiences)
 }

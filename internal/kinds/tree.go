@@ -2,8 +2,8 @@ package kinds
 
 import "github.com/trellis-k8s/trellis/internal/object"
 
-// The accessors below expect a tree that was decoded by its Go type, in which each field is absent, null or of its own
-// type.
+// The accessors below expect a tree that was decoded by its Go type. In such a tree, each field is absent, null or of
+// the correct type.
 
 // value returns the value at path, or nil.
 func value(t object.Tree, path ...string) any {
@@ -45,7 +45,7 @@ func child(t object.Tree, name string) object.Tree {
 	return m
 }
 
-// copyField sets a field of obj to its value in old, or deletes it if old does not have it.
+// copyField sets a field of obj to its value in old. If old lacks the field, copyField deletes it from obj.
 func copyField(obj, old object.Tree, name string) {
 	if v, ok := old[name]; ok {
 		obj[name] = v

@@ -20,7 +20,7 @@ type warningRecorder []string
 
 func (r *warningRecorder) AddWarning(_, text string) { *r = append(*r, text) }
 
-// beforeUpdate returns the object that upstream's store would store for an update, and its warnings.
+// beforeUpdate returns the object that upstream's store would store for an update, and the warnings for the client.
 func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []byte) (object.Tree, []string, error) {
 	t.Helper()
 	d := v.Definition
@@ -62,8 +62,8 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 	return out, warnings, nil
 }
 
-// TestUpdateEqualsUpstream checks that updates of objects and of their subresources have the same result, error and
-// warnings as in upstream's store.
+// TestUpdateEqualsUpstream checks that updates of objects and of their subresources have the same results, errors and
+// warnings as updates in upstream's store.
 func TestUpdateEqualsUpstream(t *testing.T) {
 	label := func(o map[string]any, name string) {
 		o["metadata"].(map[string]any)["labels"] = map[string]any{name: "b"}

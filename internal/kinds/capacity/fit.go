@@ -15,10 +15,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// checkFits returns a Conflict if the node lacks the capacity for a Pod with the load want, at head or a later
-// revision. Resources that the node does not report are not checked. A Pod that has a node by then is not checked
-// either: another client has bound it, so its load is already counted, and this binding conflicts when it is
-// committed.
+// checkFits returns a Conflict if the node lacks the capacity for a Pod whose load is want. It uses the state at head
+// or a later state. Resources that the node does not report are not checked. If another client has bound the Pod in
+// that state, the capacity is not checked, because this binding fails with a conflict when it is committed.
 func (x *NodeUsage) checkFits(head *storage.Snapshot, rec *storage.Record, pod, node string, want *load) error {
 	has := allocatable(head.Get(nodePrefix + node))
 	if len(has) == 0 {
@@ -75,8 +74,8 @@ type shortage struct {
 	reason   string
 }
 
-// shortages returns the parts of the load want that a node cannot provide. has is its allocatable amount of each
-// resource, and all are the Pods on it.
+// shortages returns the resources and ports in the load want that a node cannot provide. The parameter has contains
+// the allocatable amounts of the node, and all contains the Pods on the node.
 func (all nodePods) shortages(want *load, has corev1.ResourceList) (short []shortage) {
 	for _, r := range want.requests {
 		quantity, reported := has[r.resource]
@@ -100,7 +99,8 @@ func (all nodePods) shortages(want *load, has corev1.ResourceList) (short []shor
 	return short
 }
 
-// sum returns the total amount of a resource that the Pods request, at most the largest int64.
+// sum returns the total amount of a resource that the Pods request. If the total exceeds the largest int64, sum
+// returns the largest int64.
 func (all nodePods) sum(name corev1.ResourceName) (sum int64) {
 	for p := range all {
 		amount := p.load.amount(name)
@@ -139,7 +139,7 @@ func amountOf(name corev1.ResourceName, q resource.Quantity) int64 {
 	return in()
 }
 
-// formatAmount formats an amount in the format of the quantity like.
+// formatAmount formats an amount of a resource. It uses the format of the quantity in the parameter like.
 func formatAmount(name corev1.ResourceName, amount int64, like resource.Quantity) string {
 	if name == corev1.ResourceCPU {
 		return resource.NewMilliQuantity(amount, like.Format).String()

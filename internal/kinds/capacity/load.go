@@ -24,7 +24,7 @@ type request struct {
 	amount   int64
 }
 
-// hostPort is a port of the node at one of its addresses, or at allAddresses.
+// hostPort is a port at one address of a node, or at all its addresses if ip is allAddresses.
 type hostPort struct {
 	ip, protocol string
 	port         int32
@@ -39,7 +39,7 @@ func (p hostPort) String() string {
 	return fmt.Sprintf("%d/%s at %s", p.port, p.protocol, p.ip)
 }
 
-// conflictsWith reports whether a node cannot provide both ports.
+// conflictsWith reports whether a node cannot provide p and other at the same time.
 func (p hostPort) conflictsWith(other hostPort) bool {
 	return p.port == other.port && p.protocol == other.protocol &&
 		(p.ip == other.ip || p.ip == allAddresses || other.ip == allAddresses)
@@ -51,8 +51,8 @@ func loadOf(json []byte) (l load) {
 	if podutil.IsPodPhaseTerminal(pod.Status.Phase) {
 		return l
 	}
-	// The options are those by which the scheduler counts the Pods on a node. UseStatusResources triples the time, so
-	// it is set only if the status may report a resize.
+	// The scheduler uses the same options to compute the requests of a Pod on a node. UseStatusResources triples the
+	// time, so it is set only if the status may report a resize.
 	all := resource.PodRequests(pod, resource.PodResourcesOptions{
 		UseStatusResources: len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) > 0 ||
 			pod.Status.Resources != nil || resource.IsPodResizeInfeasible(pod),
@@ -76,7 +76,7 @@ func loadOf(json []byte) (l load) {
 	return l
 }
 
-// addPorts adds the host ports of a container that runs as long as its Pod.
+// addPorts adds the host ports of a container. The container must run as long as its Pod.
 func (l *load) addPorts(ports []corev1.ContainerPort) {
 	for _, p := range ports {
 		if p.HostPort > 0 {
@@ -96,7 +96,8 @@ func (l *load) amount(name corev1.ResourceName) int64 {
 	return 0
 }
 
-// exceeds reports whether l has more of any resource than other, or a port that other does not have.
+// exceeds reports whether the load l has a larger amount of any resource than the load other, or a port that is
+// missing in other.
 func (l *load) exceeds(other *load) bool {
 	for _, r := range l.requests {
 		if r.amount > other.amount(r.resource) {

@@ -35,7 +35,7 @@ func TestShortagesEqualScheduler(t *testing.T) {
 		for j := range r.IntN(6) {
 			rec := recordOf(t, fmt.Sprint(podPrefix, "ns/", j), randomPod(r, "n"))
 			x.replace(nil, rec)
-			pod := new(corev1.Pod) // decoded from JSON, as in the scheduler
+			pod := new(corev1.Pod) // the Pod must be decoded from JSON, as in the scheduler
 			if err := json.Unmarshal(rec.Value, pod); err != nil {
 				t.Fatal(err)
 			}

@@ -7,8 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// sameLoad reports whether two states of a Pod on a node have the same load. Immutable fields are not compared. It runs
-// on each write of a Pod's status, so it compares trees and decodes nothing.
+// sameLoad reports whether two states of a Pod on a node have the same load. It does not compare immutable fields. It
+// compares trees and decodes nothing, because it runs on each write of a Pod's status.
 func sameLoad(a, b object.Tree) bool {
 	x, y := child(a, "status"), child(b, "status")
 	return isTerminal(x) == isTerminal(y) && resizeReason(x) == resizeReason(y) &&
@@ -16,13 +16,14 @@ func sameLoad(a, b object.Tree) bool {
 		samePart(x, y, "containerStatuses", "initContainerStatuses")
 }
 
-// samePart compares the resources in the specs or statuses of two Pods, with those of their containers.
+// samePart compares the resources in two specs or two statuses of a Pod, and those of the containers in them.
 func samePart(a, b object.Tree, containers, initContainers string) bool {
 	return sameResources(a, b) && sameLists(a[containers], b[containers]) &&
 		sameLists(a[initContainers], b[initContainers])
 }
 
-// sameResources compares the resource fields of Pods, of containers or of container statuses.
+// sameResources compares the resource fields of two objects: Pod specs, Pod statuses, containers or container
+// statuses.
 func sameResources(a, b object.Tree) bool {
 	return object.Equal(a["resources"], b["resources"]) &&
 		object.Equal(a["allocatedResources"], b["allocatedResources"])

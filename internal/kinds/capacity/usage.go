@@ -1,6 +1,6 @@
 // Package capacity rejects bindings of Pods that exceed the capacity of a node. Several schedulers with stale caches
-// therefore cannot overcommit a node. It counts the resources of the Pods on a node as the scheduler does. A check
-// takes 50 to 100 µs of processor time, with 1,000 nodes and 5,000 Pods as with few. Its only input is the store.
+// therefore cannot overcommit a node. The package counts the resources of the Pods on a node as the scheduler does,
+// and reads only the store. A check takes 50 to 100 µs of processor time, even with 1,000 nodes and 5,000 Pods.
 package capacity
 
 import (
@@ -26,7 +26,7 @@ type NodeUsage struct {
 	head func() *storage.Snapshot
 
 	mu     sync.Mutex
-	synced *storage.Snapshot            // only its Pods, so that other records of an old revision are not retained
+	synced *storage.Snapshot            // state of the index; holds only Pods, so that other old records can be freed
 	pods   map[string]*nodePod          // the Pods that have a node, by storage key
 	nodes  map[string]map[*nodePod]bool // by name
 }
@@ -34,13 +34,13 @@ type NodeUsage struct {
 // nodePod is a Pod on a node.
 type nodePod struct {
 	node string
-	// rec is the record that load must be computed from. nil means that load is current. The computation is deferred
-	// because most revisions of a Pod are never queried.
+	// rec is nil if load is current. Otherwise load must be computed from rec before it is used. The computation is
+	// deferred because the loads of most revisions of a Pod are never used.
 	rec  *storage.Record
 	load load
 }
 
-// New returns the NodeUsage of the state that head returns.
+// New returns an index of the state that the function head returns.
 func New(head func() *storage.Snapshot) *NodeUsage {
 	return &NodeUsage{
 		head: head, synced: new(storage.Snapshot), pods: map[string]*nodePod{}, nodes: map[string]map[*nodePod]bool{},
@@ -87,7 +87,7 @@ func (x *NodeUsage) replace(old, rec *storage.Record) {
 	p.rec = rec
 }
 
-// unquote returns the text of a JSON string without escapes, as all object names are.
+// unquote returns the text of a JSON string that has no escapes. Object names have none.
 func unquote(raw []byte) string {
 	if len(raw) < 2 {
 		return ""
@@ -95,10 +95,10 @@ func unquote(raw []byte) string {
 	return string(raw[1 : len(raw)-1])
 }
 
-// ReserveForPod returns the extra writes of a write of a Pod. They are empty unless the write increases the usage of a
-// node. It returns a Conflict if the write binds the Pod to a node without the capacity for it. It never rejects other
-// writes that increase the usage, because the kubelet admits these itself: resizes, and Pods that are created with a
-// node, in particular static Pods.
+// ReserveForPod returns the extra writes for a write of a Pod. They are empty unless the write increases the usage of
+// a node. If the write binds the Pod to a node that lacks the capacity for it, ReserveForPod returns a Conflict. It
+// accepts resizes and Pods that are created with a node, such as static Pods, because the kubelet checks the capacity
+// for them.
 func (x *NodeUsage) ReserveForPod(
 	rec *storage.Record, old, obj object.Tree, stored []byte,
 ) (resource.ExtraWrites, error) {
@@ -117,7 +117,7 @@ func (x *NodeUsage) ReserveForPod(
 	if !now.exceeds(&before) {
 		return resource.ExtraWrites{}, nil
 	}
-	head := x.head() // checkFits reads this revision or a later one
+	head := x.head() // checkFits uses this state or a later one
 	if binds {
 		if err := x.checkFits(head, rec, object.Name(obj), node, &now); err != nil {
 			return resource.ExtraWrites{}, err
@@ -125,15 +125,15 @@ func (x *NodeUsage) ReserveForPod(
 	}
 	nodeRec := head.Get(nodePrefix + node)
 	extra := resource.ExtraWrites{Guards: []storage.Guard{{Key: nodePrefix + node, Revision: revision(nodeRec)}}}
-	if nodeRec != nil { // without a Node, the guard alone makes this write conflict with the creation of the Node
+	if nodeRec != nil { // without a Node, the guard detects its creation
 		key := usagePrefix + node
 		extra.Writes = []storage.Write{{Key: key, Value: []byte("{}"), Expected: revision(head.Get(key))}}
 	}
 	return extra, nil
 }
 
-// ReserveForNode returns the extra writes of a write of a Node. The deletion of a Node also deletes its usage key.
-// No other write of a Node has extra writes.
+// ReserveForNode returns the extra writes for a write of a Node. Only the deletion of a Node has any: it also deletes
+// the usage key of the node.
 func (x *NodeUsage) ReserveForNode(
 	rec *storage.Record, _, obj object.Tree, _ []byte,
 ) (extra resource.ExtraWrites, _ error) {
@@ -146,7 +146,7 @@ func (x *NodeUsage) ReserveForNode(
 	return extra, nil
 }
 
-// revision returns the revision at which rec was last modified. 0 means that there is no record.
+// revision returns the revision at which rec was last modified, or 0 if rec is nil.
 func revision(rec *storage.Record) int64 {
 	if rec == nil {
 		return 0

@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// TestUsageFollowsStore checks that an index that is updated equals one that is built from the current state, after
-// random Pods were created, changed, deleted and created again on other nodes.
+// TestUsageFollowsStore creates, changes and deletes random Pods and creates them again on other nodes. It checks
+// that the updated index equals an index that is built from the current state.
 func TestUsageFollowsStore(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
@@ -38,7 +38,7 @@ func TestUsageFollowsStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.IntN(3) > 0 {
-			continue // so that some refreshes process several changes
+			continue // some refreshes must process several changes
 		}
 		x.refresh()
 		fresh := New(store.Head)
@@ -49,7 +49,7 @@ func TestUsageFollowsStore(t *testing.T) {
 		}
 		for node := range fresh.nodes {
 			if r.IntN(2) > 0 {
-				continue // so that some loads are computed after several changes
+				continue // some loads must be computed only after several changes
 			}
 			for _, name := range []corev1.ResourceName{corev1.ResourcePods, corev1.ResourceCPU, "example.com/gpu"} {
 				if got, want := x.podsOn(node).sum(name), fresh.podsOn(node).sum(name); got != want {

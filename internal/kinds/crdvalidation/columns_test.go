@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// jsonPaths are JSON paths for columns, scale subresources and selectable fields.
+// jsonPaths are valid and invalid JSON paths for columns, scale subresources and selectable fields.
 var jsonPaths = []string{
 	"", ".", "..", "spec", "spec.replicas", ".spec", ".spec.", ".spec.replicas", ".spec..replicas", ".spec.replicas.",
 	".status", ".status.replicas", ".status.selector",
@@ -21,7 +21,7 @@ var jsonPaths = []string{
 	".spec.when", ".spec.choice", "$.spec", "[0]",
 }
 
-// rootKeywords are keywords at the root of a schema.
+// rootKeywords are keywords that random schemas have at their root.
 var rootKeywords = []string{
 	"description", "title", "format", "maximum", "exclusiveMaximum", "minimum", "maxLength", "minLength", "pattern",
 	"maxItems", "minItems", "uniqueItems", "multipleOf",

@@ -6,9 +6,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Decode decodes the JSON of a CRD of apiextensions.k8s.io/v1 with byType, which uses the Go type. In addition, it
-// keeps the empty lists and maps of the versions. If the schemas are canonical and there is no error, the schemas
-// do not pass through the Go type. The Go type decodes nested items repeatedly.
+// Decode decodes the JSON of a CRD of apiextensions.k8s.io/v1. The function byType decodes JSON with the Go type of
+// CRDs. Unlike byType, Decode keeps the empty lists and maps in the versions. It has a fast path for CRDs whose
+// schemas are canonical, in which byType does not decode the schemas. The Go type is slow because it decodes nested
+// items repeatedly.
 func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, error) {
 	sent, repeated, err := object.DecodeJSON(js)
 	if err != nil || len(repeated) > 0 {
@@ -42,8 +43,8 @@ func versionsOf(crd object.Tree) []object.Tree {
 	return all
 }
 
-// decodeCanonical returns false for a CRD whose schemas are not canonical or that has any other problem. The
-// caller then uses the Go type.
+// decodeCanonical is the fast path of Decode. It returns false if a schema is not canonical or there is any error.
+// The caller then uses the Go type.
 func decodeCanonical(t object.Tree, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, bool) {
 	shell, versions, ok := withoutSchemas(t)
 	if !ok {
@@ -173,7 +174,7 @@ func isNumber(v any) bool {
 	return ok && -exact <= i && i <= exact
 }
 
-// listOf returns a check for non-empty lists whose items satisfy is.
+// listOf returns a check for non-empty lists. The check calls the function is for each item.
 func listOf(is func(any) bool) func(any) bool {
 	return func(v any) bool {
 		list, ok := v.([]any)

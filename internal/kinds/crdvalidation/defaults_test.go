@@ -7,8 +7,8 @@ import (
 	upstream "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 )
 
-// TestDefaults checks the validation of defaults. Each case is a schema of spec. want is the end of the path and
-// the text of the first error, or "".
+// TestDefaults checks the validation of defaults. Each case is a schema of spec. The field want is the end of the
+// path of the first error and its text. It is "" for a valid schema.
 func TestDefaults(t *testing.T) {
 	for _, c := range []struct{ name, schema, want string }{
 		{"fits", "type: integer\ndefault: 1", ""},

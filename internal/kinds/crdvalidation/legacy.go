@@ -8,9 +8,9 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// ReadLegacy decodes the JSON of a CRD of apiextensions.k8s.io/v1beta1, which must not change afterwards. Its
-// validation is less strict, as in kube-apiserver up to release 1.21. Schemas are optional. They need not be
-// structural if unknown fields are preserved. Groups of Kubernetes need no approval annotation.
+// ReadLegacy decodes js, the JSON of a CRD of apiextensions.k8s.io/v1beta1. js must not change afterwards. The
+// validation of such a CRD is less strict, as in kube-apiserver up to release 1.21. Schemas are optional. They need
+// not be structural if unknown fields are preserved. CRDs in the groups of Kubernetes need no approval annotation.
 func ReadLegacy(js []byte) (CRD, error) {
 	var legacy apiextensionsv1beta1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &legacy); err != nil {
@@ -33,8 +33,9 @@ func (o options) forAPIVersion(crd CRD) options {
 	return o
 }
 
-// withLegacyLeniency changes old so that upstream validates its replacement by crd as leniently as v1beta1. Then
-// old has a version without a schema, preserves unknown fields, and has the same approval as crd.
+// withLegacyLeniency modifies and returns old. Upstream's validation of an update from old to crd is then as lenient
+// as the validation of v1beta1, because it ignores violations that old has too. The modified old has a version
+// without a schema, preserves unknown fields, and has the approval annotation of crd.
 func withLegacyLeniency(old, crd *apiextensions.CustomResourceDefinition) *apiextensions.CustomResourceDefinition {
 	preserve := true
 	old.Name, old.ResourceVersion, old.Annotations = crd.Name, crd.ResourceVersion, crd.Annotations

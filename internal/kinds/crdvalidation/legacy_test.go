@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// preparedLegacy returns a v1beta1 CRD as prepared for validation on create.
+// preparedLegacy decodes a v1beta1 CRD and prepares it for validation, as a create does.
 func preparedLegacy(data []byte) (CRD, error) {
 	var crd apiextensionsv1beta1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &crd); err != nil {
@@ -42,8 +42,9 @@ func marshal(v any) ([]byte, error) {
 	return yaml.YAMLToJSON(js)
 }
 
-// lenient returns an old CRD for which upstream validates the replacement by crd as leniently as v1beta1. It lacks
-// a schema, has a schema that is not structural, has an unknown type, and preserves unknown fields.
+// lenient returns an old CRD for upstream's validation of an update to crd. Because of the violations in the old CRD,
+// this validation is as lenient as v1beta1. The old CRD has a version without a schema, has a schema that is not
+// structural and has an unknown type, and preserves unknown fields.
 func lenient(crd *apiextensions.CustomResourceDefinition) *apiextensions.CustomResourceDefinition {
 	preserve := true
 	odd := &apiextensions.JSONSchemaProps{Properties: map[string]apiextensions.JSONSchemaProps{"a": {Type: "odd"}}}
@@ -62,14 +63,15 @@ func upstreamLegacyErrors(t *testing.T, crd CRD) (errs field.ErrorList, panicked
 	})
 }
 
-// comparableErrors omits intended differences and errors of the name, which an update does not validate.
+// comparableErrors omits intended differences from upstream, and errors in metadata, because an update does not
+// validate the name.
 func comparableErrors(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return e.Detail == "additionalProperties cannot be set to false" || strings.HasPrefix(e.Field, "metadata.")
 	})
 }
 
-// legacyBase has all fields at the top of the spec.
+// legacyBase is a CRD in which the versions share all settings.
 const legacyBase = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition",
 	"metadata":{"name":"crontabs.stable.example.com"},
 "spec":{"group":"stable.example.com","names":{"plural":"crontabs","kind":"CronTab","shortNames":["ct"]},
@@ -82,7 +84,8 @@ const legacyBase = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomR
 "versions":[{"name":"v1","served":true,"storage":true},{"name":"v1beta1","served":true,"storage":false,
 	"deprecated":true}]}}`
 
-// legacyVersioned has most fields in its versions, is structural, and has defaults and a webhook.
+// legacyVersioned is a CRD in which each version has its own settings. Its schemas are structural, and it has
+// defaults and a webhook.
 const legacyVersioned = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition",
 	"metadata":{"name":"crontabs.stable.example.com"},
 "spec":{"group":"stable.example.com","version":"v1","scope":"Cluster","names":{"plural":"crontabs","kind":"CronTab"},
@@ -99,7 +102,7 @@ const legacyVersioned = `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"Cu
 var legacyKeywords = []string{"validation", "subresources", "additionalPrinterColumns", "version", "versions",
 	"JSONPath", "webhookClientConfig", "openAPIV3Schema"}
 
-// legacyMutations replace existing values or are added at another position.
+// legacyMutations are values that replace existing values of a CRD or are added to it.
 var legacyMutations = []any{
 	map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}, map[string]any{"status": map[string]any{}},
 	[]any{map[string]any{"name": "N", "type": "integer", "JSONPath": ".spec.n"}}, "v1", "v1beta1", "v9", nil,
@@ -126,8 +129,8 @@ func mutateLegacy(r *rand.Rand, crd map[string]any) {
 	}
 }
 
-// TestLegacyAgainstUpstream checks that valid and invalid CRDs of v1beta1 have upstream's errors, where upstream
-// requires no more than v1beta1 did.
+// TestLegacyAgainstUpstream checks that valid and invalid CRDs of v1beta1 have the errors of upstream's validation in
+// its lenient form.
 // SCH-002 VAL-015 DEF-005 CNV-065 CNV-067 VER-012 VER-013
 func TestLegacyAgainstUpstream(t *testing.T) {
 	n := 600

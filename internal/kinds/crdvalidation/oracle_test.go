@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// prepared returns a CRD as prepared for validation on create.
+// prepared decodes a CRD and prepares it for validation, as a create does.
 func prepared(data []byte) (CRD, error) {
 	var v1 apiextensionsv1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &v1); err != nil {
@@ -59,10 +59,10 @@ func corpus(t testing.TB) []string {
 
 var selfType = regexp.MustCompile(`selfType\d+`)
 
-// comparableTexts returns the texts of upstream's errors without those that this package does not check: errors of
-// metadata except the name. Upstream reports invented names of types.
+// comparableTexts returns the sorted texts of errors. It omits errors that this package does not report, such as
+// those of metadata other than the name. It also replaces type names that upstream invents.
 func comparableTexts(errs field.ErrorList) (out []string) {
-	typeless := slices.ContainsFunc(errs, func(e *field.Error) bool { // no value has an unknown type
+	typeless := slices.ContainsFunc(errs, func(e *field.Error) bool { // if a type is unknown, every default is invalid
 		return e.Type == field.ErrorTypeNotSupported && strings.HasSuffix(e.Field, ".type")
 	})
 	for _, e := range errs {
@@ -120,7 +120,7 @@ func TestCorpusIsAccepted(t *testing.T) {
 	}
 }
 
-// ruleMutations each make a rule invalid in one way, or make it use more fields.
+// ruleMutations are changes of a rule. Each of them makes the rule invalid or sets more of its fields.
 var ruleMutations = []map[string]any{
 	{"rule": "self.nope == 1"}, {"rule": "self =="}, {"rule": "1 + 1"}, {"rule": "self == oldSelf"},
 	{"rule": "oldSelf.hasValue() && oldSelf.value() == self"},

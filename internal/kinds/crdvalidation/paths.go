@@ -17,7 +17,7 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 	path := parent.Child("selectableFields")
 	if unsupported := structuralConversionError(s); unsupported != nil {
 		errs = append(errs, field.Invalid(parent.Child("schema.openAPIV3Schema"), "", unsupported.Error()))
-		s = nil // such a schema has no fields
+		s = nil // without a structural form, the schema has no fields
 	}
 	var seen []string
 	for i, f := range fields {
@@ -51,13 +51,13 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 	return errs
 }
 
-// target is the end of a path in a schema.
+// target is the schema that a path leads to, with the names on the path.
 type target struct {
 	names  []string
 	schema *schema // nil means any value
 }
 
-// resolve follows a JSON path that starts at s.
+// resolve follows a JSON path from the schema s. If brackets is true, the path may have names in brackets.
 func resolve(path string, s *schema, brackets bool) (target, error) {
 	t := target{schema: s}
 	err := ourschema.WalkFieldPath(path, brackets, func(name string) (err error) {

@@ -11,14 +11,15 @@ import (
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// options selects the requirements for schemas. An update adds no requirements that the stored CRD violates.
+// options selects the requirements that the schemas of a CRD must meet. For an update, requirements that the stored
+// CRD violates are not selected.
 type options struct {
 	propertyTypes  bool
 	structural     bool
 	atomicSets     bool
 	listMapKeys    bool
 	contradictions bool            // reject contradictions that upstream's validation accepts
-	manySelectable map[string]bool // versions that may keep more than validation.MaxSelectableFields fields
+	manySelectable map[string]bool // versions that may have more than validation.MaxSelectableFields selectable fields
 	checker        *ourschema.RuleChecker
 	unchanged      func(version string) bool // reports whether the schema of the version is unchanged
 	costly         func() bool               // reports whether expressions of any cost are allowed
@@ -26,7 +27,7 @@ type options struct {
 	schemas        schemaJSON
 }
 
-// strictOptions returns the options for a new CRD: all requirements.
+// strictOptions returns the options for a new CRD. They select all requirements.
 func strictOptions(crd CRD) options {
 	schemas := crd.schemas()
 	return options{
@@ -36,7 +37,7 @@ func strictOptions(crd CRD) options {
 	}
 }
 
-// ratchetedOptions returns the options for an update of old. It omits requirements that old violates.
+// ratchetedOptions returns the options for an update of old. They omit the requirements that old violates.
 func ratchetedOptions(crd, old CRD) options {
 	all, schemas := schemasOf(&old.Spec), crd.schemas()
 	has := func(f func(*schema) bool) bool {
@@ -106,7 +107,7 @@ func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string
 	return allowed
 }
 
-// hasUnchangedSchema reports whether s has the version and the schema of the version is unchanged.
+// hasUnchangedSchema reports whether the CRD has the version and the update does not change its schema.
 func (o options) hasUnchangedSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
 	return o.unchanged != nil && o.unchanged(version) &&
 		slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool {

@@ -15,11 +15,11 @@ import (
 type CRD struct {
 	*apiextensions.CustomResourceDefinition
 	json   []byte      // source of the CRD
-	read   *schemaJSON // the schemas, if they are known already
+	read   *schemaJSON // the schemas; nil means that they must be read from json
 	legacy bool        // the source is of apiextensions.k8s.io/v1beta1
 }
 
-// Read decodes the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
+// Read decodes js, the JSON of a CRD of apiextensions.k8s.io/v1. js must not change afterwards.
 func Read(js []byte) (CRD, error) {
 	var v1 apiextensionsv1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
@@ -77,5 +77,5 @@ func (c CRD) schemas() (all schemaJSON) {
 	return all
 }
 
-// all returns all schemas, whatever their position.
+// all returns the schemas of the versions and the schema at the top of spec.
 func (s schemaJSON) all() [][]byte { return append(slices.Clone(s.versions), s.top) }

@@ -7,9 +7,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Upstream's validation and the ownership of spec.versions distinguish an empty list in a schema from a missing
-// one. The Go type omits empty lists when a CRD is encoded. Therefore a CRD is decoded with the empty lists of its
-// versions, and stored without them.
+// In a schema, an empty list differs from a missing list for upstream's validation and for the ownership of
+// spec.versions. The Go type omits empty lists when it encodes a CRD. Therefore a decoded CRD has the empty lists of
+// its versions, but the stored CRD does not.
 
 // omittedIfEmpty contains the lists and maps of a schema that the Go type omits if they are empty.
 var omittedIfEmpty = map[string]bool{
@@ -31,7 +31,7 @@ func isEmpty(v any) bool {
 	return false
 }
 
-// RoundTrip returns the spec of a CRD after encoding and decoding by the Go type. spec is not modified.
+// RoundTrip returns the spec of a CRD as if the Go type had encoded it and decoded it again. spec is not modified.
 func RoundTrip(spec object.Tree) object.Tree {
 	list, _ := spec["versions"].([]any)
 	if !slices.ContainsFunc(list, hasOmitted) {
@@ -55,13 +55,13 @@ func RoundTrip(spec object.Tree) object.Tree {
 	return spec
 }
 
-// isOmitted reports whether the Go type omits the field, or decodes it as missing. The latter applies to null, the
-// encoding of an empty list of items.
+// isOmitted reports whether the Go type omits the field or decodes it as a missing field. It decodes null as a
+// missing field. An empty list of items is encoded as null.
 func isOmitted(key string, v any) bool {
 	return v == nil || isEmpty(v) && omittedIfEmpty[key] && !isSchema(key, v)
 }
 
-// isSchema reports whether v is an empty schema of items, which means that items is set.
+// isSchema reports whether v is a schema in the field items. Even an empty schema there counts as set.
 func isSchema(key string, v any) bool {
 	_, isTree := v.(object.Tree)
 	return key == "items" && isTree
@@ -123,7 +123,7 @@ func anySchemaIn(v any, f func(object.Tree) bool) bool {
 	return anySchema(s, f)
 }
 
-// restoreEmpty copies the empty lists and maps of sent to version, which was decoded from sent by the Go type.
+// restoreEmpty copies the empty lists and maps in sent to version. The Go type has decoded version from sent.
 func restoreEmpty(version, sent object.Tree) {
 	for _, key := range versionLists {
 		if isEmpty(sent[key]) {

@@ -60,7 +60,7 @@ func (w *walker) rules(s *schema, path *field.Path) {
 
 func hasBreak(s string) bool { return strings.ContainsAny(s, "\n\r") }
 
-// compiledRules compiles the rules of s. There must be no errors in s and below it.
+// compiledRules compiles the rules of s. s and the schemas below it must be valid.
 func (w *walker) compiledRules(s *schema, path *field.Path, at schemaContext) {
 	checked, err := w.checker.Check(at.rules)
 	if err != nil {
@@ -92,7 +92,7 @@ func (w *walker) compiledRules(s *schema, path *field.Path, at schemaContext) {
 	}
 }
 
-// cost checks and adds the cost of an expression.
+// cost checks the cost of an expression against its limit and adds it to the total.
 func (w *walker) cost(path *field.Path, what string, cost uint64) {
 	if cost > MaxRuleCost && !w.costly() {
 		w.ruleErrs = append(w.ruleErrs, field.Forbidden(path, CostMessage(what, cost, MaxRuleCost)))
@@ -123,7 +123,7 @@ func (c *costs) add(path *field.Path, cost uint64) {
 	c.most = c.most[:min(len(c.most), 4)]
 }
 
-// exceeded returns errors for the total cost and its largest contributors if the total is above the limit.
+// exceeded returns errors if the total cost is above the limit: for the most expensive expressions and for the total.
 func (c *costs) exceeded(path *field.Path) (errs field.ErrorList) {
 	if c.total <= MaxCRDCost {
 		return nil

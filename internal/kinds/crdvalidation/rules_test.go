@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// withSchema returns a CRD with one version that has the schema, in JSON or YAML.
+// withSchema returns a CRD with one version that has the given schema. schema is JSON or YAML.
 func withSchema(t testing.TB, schema string) CRD {
 	t.Helper()
 	js, err := yaml.YAMLToJSON([]byte(schema))
@@ -50,8 +50,8 @@ func example(t testing.TB, name string) CRD {
 
 const rulePath = "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0]"
 
-// TestRules checks the validation of rules. Each case is the schema of spec and its first error as "path: text",
-// or "".
+// TestRules checks the validation of rules. Each case is the schema of spec and the first error as "path: text". The
+// error is "" for a valid schema.
 func TestRules(t *testing.T) {
 	const integer, anyString = `type: integer`, `type: string`
 	rules := func(schema, rule string) string { return schema + "\nx-kubernetes-validations: [" + rule + "]" }
@@ -144,7 +144,7 @@ func TestRules(t *testing.T) {
 		{"oldSelf in a list map", "type: array\nx-kubernetes-list-type: map\nx-kubernetes-list-map-keys: " +
 			"[k]\nitems:\n  type: object\n  required: [k]\n  properties: {k: {type: string}, v: {type: integer, " +
 			"x-kubernetes-validations: [{rule: self >= oldSelf}]}}", ``},
-		// VAL-093: an object with unknown fields is a message, not a map.
+		// VAL-093: for CEL, an object that preserves unknown fields is a message, not a map.
 		{"an object by key", rules("type: object\nx-kubernetes-preserve-unknown-fields: true\nproperties: {a: "+
 			"{type: integer}}", `{rule: "self['a'] > 0"}`), rulePath +
 			`.rule: compilation failed: ERROR: <input>:1:5: found no matching overload for '_[_]'`},
@@ -218,7 +218,7 @@ func TestCostsOfExamples(t *testing.T) {
 }
 
 // TestBoundsInsideAllOf checks that bounds inside allOf limit the estimated cost, because controller-gen writes
-// them there. The lowest bound counts (VAL-157).
+// bounds there. If there are several bounds, the lowest one is used (VAL-157).
 func TestBoundsInsideAllOf(t *testing.T) {
 	for name, c := range map[string]struct{ schema, rule string }{
 		"maxLength": {`type: array, maxItems: 1000, items: {type: string, allOf: [{maxLength: 253}, ` +
@@ -292,7 +292,7 @@ func TestAcceptedBeyondUpstream(t *testing.T) {
 		bounded.CustomResourceDefinition); len(errs) == 0 {
 		t.Error("upstream estimates filter() correctly: remove it from compatibility.md")
 	}
-	// Without bounds, the rule is too expensive.
+	// Without bounds in the schema, the rule is too expensive.
 	unbounded := withSchema(t, `{type: object, properties: {envars: {type: array, items: {type: object,
 	properties: {name: {type: string}, value: {type: string}}}}},
 		x-kubernetes-validations: [{rule: "self.envars.filter(e, e.name == 'MY_ENV').all(e,
@@ -302,7 +302,7 @@ func TestAcceptedBeyondUpstream(t *testing.T) {
 	}
 }
 
-// TestSpecificationVectorsCompile checks that every rule of the specification's vectors compiles or fails as
+// TestSpecificationVectorsCompile checks that each rule in the specification's test vectors compiles or fails as
 // specified.
 // VAL-054 to VAL-066, VAL-073
 func TestSpecificationVectorsCompile(t *testing.T) {

@@ -66,8 +66,8 @@ func children(s *schema, f func(*schema) bool) bool {
 	return false
 }
 
-// reusableSchema returns a schema for iteration over all, which reuses it because schemas are large. It returns
-// nil if all is empty.
+// reusableSchema returns an empty schema, which an iteration over the map all reuses for each entry because schemas
+// are large. It returns nil if the map is empty.
 func reusableSchema[T any](all map[string]T) *schema {
 	if len(all) == 0 {
 		return nil
@@ -86,15 +86,15 @@ func requiresStructural(s *schema) bool {
 		s.XListType != nil || len(s.XValidations) > 0
 }
 
-// isContradictory reports whether a schema has a combination that the documentation rejects and upstream's
-// validation accepts.
+// isContradictory reports whether a schema has additionalProperties: false. The documentation forbids this, but
+// upstream's validation accepts it.
 func isContradictory(s *schema) bool {
 	return s.AdditionalProperties != nil && !s.AdditionalProperties.Allows
 }
 
-// validationSchema validates the schema of a version, whose JSON is js. Rules are compiled and defaults validated
-// only if the structure is valid. The checks exclude everything that prevents the creation of a validator, which
-// upstream tries at the end.
+// validationSchema validates the schema of a version, whose JSON is js. It compiles rules and validates defaults only
+// if the structure is valid. Upstream also tries to create a validator, which is not necessary here: it cannot fail
+// for a schema that passes the other checks.
 func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, status bool, o options,
 	path *field.Path) (errs field.ErrorList) {
 	s, path := v.OpenAPIV3Schema, path.Child("openAPIV3Schema")
@@ -125,7 +125,8 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 	return append(errs, w.costs.exceeded(path)...)
 }
 
-// compile validates the defaults. If they are valid, it enables the compilation of rules.
+// compile validates the defaults of the schema js. If they are valid, it sets at.rules, which enables the compilation
+// of rules.
 func (w *walker) compile(js []byte, path *field.Path, at *schemaContext) field.ErrorList {
 	s, err := ourschema.Compile(js, false)
 	if err != nil {
@@ -143,7 +144,7 @@ var rootFields = []string{"Description", "Type", "Format", "Title", "Maximum", "
 	"ExclusiveMinimum", "MaxLength", "MinLength", "Pattern", "MaxItems", "MinItems", "UniqueItems", "MultipleOf",
 	"Required", "Items", "Properties", "ExternalDocs", "Example", "XPreserveUnknownFields", "XValidations"}
 
-// rootWithStatus returns an error for the first keyword that is not allowed.
+// rootWithStatus returns an error for the first keyword of s that rootFields does not contain.
 func rootWithStatus(s *schema, path *field.Path) field.ErrorList {
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
@@ -174,7 +175,7 @@ type walker struct {
 type schemaContext struct {
 	root      bool
 	meta      bool   // inside apiVersion, kind or metadata of an object
-	noDefault string // why defaults are forbidden; "" means allowed
+	noDefault string // reason why defaults are forbidden; "" means that they are allowed
 
 	rules          *ourschema.RuleNode // nil means that rules are not compiled
 	uncorrelatable *field.Path         // path of the first enclosing list whose items have no keys

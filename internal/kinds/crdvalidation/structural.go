@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The API documentation of CustomResourceDefinition describes structural schemas ("Specifying a structural
-// schema"). Each value has one type. Value validations (allOf, anyOf, oneOf, not) only restrict values that are
-// specified outside of them.
+// The section "Specifying a structural schema" in the documentation of CustomResourceDefinitions defines structural
+// schemas. Each value has one type. Value validations (allOf, anyOf, oneOf, not) only restrict values that the schema
+// specifies outside of these keywords.
 
 // structuralConversionError returns the error of the conversion of s to upstream's structural form.
 func structuralConversionError(s *schema) error {
@@ -22,9 +22,9 @@ func isNonStructural(s *schema) bool {
 	return unsupported != nil || len(errs) > 0
 }
 
-// NonStructural returns the reasons why a schema is not structural. For an accepted CRD, they are the message of
-// the condition NonStructuralSchema. unsupported is the error of a schema that cannot be converted to upstream's
-// structural form.
+// NonStructural returns the reasons why a schema is not structural. If the server accepts the CRD, these reasons are
+// the message of its condition NonStructuralSchema. unsupported is the error if the schema cannot be converted to
+// upstream's structural form.
 func NonStructural(s *schema, path *field.Path) (errs field.ErrorList, unsupported error) {
 	structural, err := structuralschema.NewStructural(s)
 	if err != nil {

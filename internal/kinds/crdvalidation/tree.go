@@ -16,9 +16,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// FromTree does the same as Read for a CRD that was decoded by its Go type. It shares values with t, which must
-// not change while the CRD is used. Schemas are most of a CRD. They are read directly from the tree, because JSON
-// and the v1 type would need three copies.
+// FromTree does the same as Read for a CRD that was decoded by its Go type. The CRD shares values with t, so t must
+// not change while the CRD is used. Most of a CRD consists of schemas. FromTree reads them directly from the tree,
+// because encoding and decoding would create three copies.
 func FromTree(t object.Tree) (CRD, error) {
 	shell, versions, ok := withoutSchemas(withoutManagedFields(t))
 	if !ok {
@@ -45,7 +45,7 @@ func FromTree(t object.Tree) (CRD, error) {
 		crd.read.top = crd.read.versions[0]
 	}
 	for i, validation := range found {
-		if same { // the internal form has a common schema at the top
+		if same { // in the internal form, a schema that all versions share is at the top
 			crd.Spec.Validation = validation
 			break
 		}
@@ -65,8 +65,8 @@ func withoutManagedFields(t object.Tree) object.Tree {
 	return t
 }
 
-// withoutSchemas returns t without schemas, and the versions of t with their schemas. It returns false if a schema
-// is not an object.
+// withoutSchemas returns a copy of t without the schemas of its versions, and the versions with their schemas. It
+// returns false if a schema is not an object.
 func withoutSchemas(t object.Tree) (shell object.Tree, versions []object.Tree, ok bool) {
 	shell = maps.Clone(t)
 	spec, _ := t["spec"].(object.Tree)
@@ -151,8 +151,8 @@ var (
 		reflect.TypeFor[apiextensions.ValidationRule]())
 )
 
-// fieldsByName returns the indices of the fields of the type in by the JSON names of the corresponding fields of
-// named.
+// fieldsByName maps the JSON names of the fields of the type named to the indices of the corresponding fields of the
+// type in.
 func fieldsByName(named, in reflect.Type) map[string]int {
 	all := map[string]int{}
 	for i := range named.NumField() {
@@ -174,7 +174,7 @@ func readFields(from object.Tree, out reflect.Value, fields map[string]int) bool
 	return true
 }
 
-// readField decodes a value into the pointer field.
+// readField decodes a value. field is a pointer to the result.
 func readField(v, field any) (ok bool) {
 	switch to := field.(type) {
 	case *string:

@@ -12,8 +12,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// sameCRD compares a CRD that is read from a tree with the CRD that upstream's types decode from its JSON. It
-// reports whether the CRD can be decoded.
+// sameCRD compares the CRD that FromTree reads from a tree with the CRD that Read decodes from its JSON. It returns
+// false if the CRD cannot be decoded.
 func sameCRD(t *testing.T, what string, tree object.Tree) bool {
 	t.Helper()
 	want, failed := Read(object.AppendJSON(nil, tree))

@@ -2,8 +2,8 @@
 // storage or the serving of kinds.
 //
 // Upstream's own validation checks everything in a CRD except its schemas (validation.go). This package checks the
-// schemas, in less time and memory than upstream. It compiles them with internal/schema, which also validates
-// objects.
+// schemas, in less time and memory than upstream. It compiles them with the package internal/schema, which also
+// validates objects.
 //
 // The checks use upstream's internal form of a CRD, because its paths appear in errors for clients. In the
 // internal form, fields that are equal in all versions are at the top of spec ("spec.validation.openAPIV3Schema").
@@ -39,7 +39,7 @@ func Create(crd CRD) field.ErrorList {
 	return replacePlaceholders(errs, crd, checks)
 }
 
-// Update validates a CRD that replaces old. Neither is modified.
+// Update validates crd, which replaces the CRD old. It modifies neither of the two.
 func Update(crd, old CRD) field.ErrorList {
 	now, was := withPlaceholders(crd), withPlaceholders(old)
 	if crd.legacy {
@@ -49,7 +49,7 @@ func Update(crd, old CRD) field.ErrorList {
 		ratchetedOptions(crd, old).checks(crd))
 }
 
-// Status validates a write of the status subresource of old.
+// Status validates the CRD crd that replaces old in a write of the status subresource.
 func Status(crd, old CRD) field.ErrorList {
 	path := field.NewPath("status")
 	errs := validation.ValidateCustomResourceDefinitionStatus(&crd.Status, path)
@@ -60,8 +60,8 @@ func Status(crd, old CRD) field.ErrorList {
 	return errs
 }
 
-// withPlaceholders returns the CRD that upstream validates. It equals crd except for a placeholder in place of
-// each schema and each list of selectable fields. Upstream reports an error for each placeholder.
+// withPlaceholders returns the form of crd that upstream's code validates. It has a placeholder in place of each
+// schema and each list of selectable fields. Upstream's code reports an error for each placeholder.
 func withPlaceholders(crd CRD) *apiextensions.CustomResourceDefinition {
 	out := &apiextensions.CustomResourceDefinition{Spec: crd.Spec, Status: crd.Status}
 	out.Name, out.GenerateName, out.ResourceVersion = crd.Name, crd.GenerateName, "1"
@@ -86,8 +86,8 @@ func withPlaceholders(crd CRD) *apiextensions.CustomResourceDefinition {
 	return out
 }
 
-// placeholderSchema returns an invalid schema. description makes placeholders of different schemas different. The
-// placeholder has a default if the schema has a default that is not allowed.
+// placeholderSchema returns an invalid schema as the placeholder for v. Placeholders for different schemas have
+// different descriptions. If v has a default that is not allowed, the placeholder has a default too.
 func placeholderSchema(v *apiextensions.CustomResourceValidation, description string,
 	mayDefault bool) *apiextensions.CustomResourceValidation {
 	if v == nil || v.OpenAPIV3Schema == nil {
@@ -105,7 +105,8 @@ func placeholderFields(fields []apiextensions.SelectableField) []apiextensions.S
 	return make([]apiextensions.SelectableField, min(len(fields), 1))
 }
 
-// checks returns the checks of all schemas and selectable fields, by the error path of their placeholder.
+// checks returns the checks of all schemas and selectable fields. The key of a check is the error path of its
+// placeholder.
 func (o options) checks(crd CRD) map[string]func() field.ErrorList {
 	o = o.forAPIVersion(crd)
 	s, path, checks := &crd.Spec, field.NewPath("spec"), map[string]func() field.ErrorList{}
@@ -139,7 +140,8 @@ func (o options) checks(crd CRD) map[string]func() field.ErrorList {
 
 func hasStatus(s *apiextensions.CustomResourceSubresources) bool { return s != nil && s.Status != nil }
 
-// subresourcesOf returns the subresources of the first version with the name, or those of all versions.
+// subresourcesOf returns the subresources of the first version with the given name. If no version has subresources,
+// it returns those that all versions share.
 func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec,
 	version string) *apiextensions.CustomResourceSubresources {
 	own := func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Subresources != nil }
@@ -150,8 +152,8 @@ func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec,
 	return s.Versions[slices.IndexFunc(s.Versions, named)].Subresources
 }
 
-// replacePlaceholders replaces the errors of placeholders by the errors of the schemas and selectable fields. It
-// drops errors of metadata, which the caller validates.
+// replacePlaceholders replaces the errors about placeholders by the errors in the schemas and selectable fields. It
+// drops errors in metadata, because the caller validates metadata.
 func replacePlaceholders(errs field.ErrorList, crd CRD,
 	checks map[string]func() field.ErrorList) (out field.ErrorList) {
 	for _, e := range errs {
