@@ -10,13 +10,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// comparison finds the differences between two values of one type in a single walk along the schema. The result
-// equals that of structured-merge-diff's Compare. The new value must match the schema.
+// comparison finds the differences between two values of the same type. It walks the schema once. The result equals
+// the result of Compare in structured-merge-diff. The new value must match the schema.
 type comparison struct {
 	schemaMatcher
-	changed bool // the values differ, possibly only in the order of a list
-	// unsupported means that only structured-merge-diff can compare the values. The reason is an old value that
-	// does not match the schema, or a list with repeated items. The comparison then has no result.
+	changed bool // the values differ, or only the order of a list differs
+	// unsupported means that only structured-merge-diff can compare the values. This is the case if an old value
+	// does not match the schema, or a list has repeated items. The comparison then has no result.
 	unsupported bool
 }
 
@@ -29,10 +29,10 @@ const (
 	newOnly
 )
 
-// changes holds the fields that a write removes, and those that it adds or sets.
+// changes holds the fields that a write removes, and the fields that it adds or sets.
 type changes struct{ removed, written fieldpath.Set }
 
-// compare returns the difference between two objects of the kind. ok is false if only structured-merge-diff can
+// compare returns the difference between the objects live and obj. ok is false if only structured-merge-diff can
 // compare them.
 func (s schemaMatcher) compare(live, obj object.Tree, ref schema.TypeRef) (d *difference, ok bool) {
 	c := comparison{schemaMatcher: s}
@@ -43,8 +43,8 @@ func (s schemaMatcher) compare(live, obj object.Tree, ref schema.TypeRef) (d *di
 	return &difference{&below.removed, &below.written, !c.changed}, true
 }
 
-// value compares two values. One of them is nil unless at is both. written reports whether the field itself was
-// written although both objects have it. below holds the changes below the field.
+// value compares the old value l with the new value r. Unless at is both, one of them is nil. written reports
+// whether the write has changed the field itself. below holds the changes below the field.
 func (c *comparison) value(l, r any, at side, ref schema.TypeRef) (written bool, below changes) {
 	if at != both {
 		c.changed = true
@@ -81,11 +81,11 @@ func equalValues(l, r any) bool {
 	return object.Equal(l, r) || value.Equals(value.NewValueInterface(l), value.NewValueInterface(r))
 }
 
-// valueKind is the kind of a value as far as schemas distinguish it.
+// valueKind is the kind of a value. It is as detailed as schemas require.
 type valueKind uint8
 
 const (
-	scalars valueKind = iota // includes null
+	scalars valueKind = iota // a scalar or null
 	lists
 	trees
 )
@@ -135,8 +135,8 @@ func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) changes {
 	return found.sets()
 }
 
-// checkRemoved checks that a removed value matches the schema. Only the topmost removed value needs the check,
-// because it includes all values below.
+// checkRemoved checks that a removed value matches the schema. It checks only the topmost removed value, which
+// includes all values below.
 func (c *comparison) checkRemoved(x any, at side, ref schema.TypeRef) {
 	c.unsupported = c.unsupported || at == both && (ref == schema.TypeRef{} || !c.schemaMatcher.value(x, ref))
 }
@@ -148,10 +148,10 @@ type fieldChange struct {
 	below            changes
 }
 
-// fieldChanges are the changes in one object or list, in any order.
+// fieldChanges are the changes in one object or list. Their order does not matter.
 type fieldChanges []fieldChange
 
-// add adds a field if the field or something below it differs.
+// add adds a field if the field itself or a value below it differs.
 func (d *fieldChanges) add(written bool, below changes, element func() fieldpath.PathElement) {
 	if written || !below.written.Empty() || !below.removed.Empty() {
 		*d = append(*d, fieldChange{element: element(), written: written, below: below})
@@ -163,8 +163,8 @@ func (d *fieldChanges) remove(below changes, at fieldpath.PathElement) {
 	*d = append(*d, fieldChange{element: at, removed: true, below: below})
 }
 
-// sets converts the changes to field sets. It inserts them in the order of the sets, because the time for an
-// insertion out of order grows with the size of the set.
+// sets converts the changes to field sets. It inserts them in sorted order, because other insertions take more time
+// for a larger set.
 func (d fieldChanges) sets() (out changes) {
 	slices.SortFunc(d, func(a, b fieldChange) int { return a.element.Compare(b.element) })
 	if len(d) > 0 && d[0].written {
@@ -188,7 +188,7 @@ func (d fieldChanges) sets() (out changes) {
 	return out
 }
 
-// items compares two lists that are sets, or lists of maps with keys.
+// items compares two lists. Their schema type is a set or a list of maps with keys.
 func (c *comparison) items(l, r []any, at side, of *schema.List) changes {
 	if at == both {
 		if equalValues(l, r) {
@@ -236,7 +236,8 @@ func (c *comparison) itemsByKey(list []any, of *schema.List) map[string]any {
 	return all
 }
 
-// itemElement returns the path element of an item that has a key. For a set, the key is the item itself.
+// itemElement returns the path element of a list item. For a set, whose items have no keys, the element is the item
+// itself.
 func itemElement(v any, keys []string) fieldpath.PathElement {
 	t, _ := v.(object.Tree)
 	if len(keys) == 0 {

@@ -15,7 +15,7 @@ import (
 // maxConflictBytes limits the text of the conflicts in a response. Upstream lists all conflicts.
 const maxConflictBytes = 1 << 20
 
-// conflictError returns upstream's error for conflicts, in a stable order.
+// conflictError returns upstream's error for conflicts. It always lists them in the same order.
 func conflictError(conflicts merge.Conflicts, managers *owners) error {
 	conflicts = slices.Clone(conflicts)
 	slices.SortStableFunc(conflicts, func(a, b merge.Conflict) int {
@@ -34,8 +34,8 @@ func conflictError(conflicts merge.Conflicts, managers *owners) error {
 	return apierrors.NewApplyConflict(causes, conflictMessage(conflicts, len(causes), managers))
 }
 
-// byLevel compares paths in the order of fieldpath.Set.Iterate. At each level, fields that end there precede fields
-// below.
+// byLevel compares paths in the order of fieldpath.Set.Iterate. At each level, paths that end at this level precede
+// longer paths.
 func byLevel(a, b fieldpath.Path) int {
 	for i := range min(len(a), len(b)) {
 		switch aEnds, bEnds := i == len(a)-1, i == len(b)-1; {
@@ -51,7 +51,7 @@ func byLevel(a, b fieldpath.Path) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// conflictMessage returns upstream's message, with only the first conflicts listed.
+// conflictMessage returns upstream's message, but lists only some conflicts. The parameter first is their number.
 func conflictMessage(conflicts merge.Conflicts, first int, managers *owners) string {
 	if len(conflicts) == 1 {
 		return fmt.Sprintf("Apply failed with 1 conflict: conflict with %v: %v",

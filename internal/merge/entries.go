@@ -36,8 +36,8 @@ func parseEntries(v any) ([]entry, bool) {
 	return out, true
 }
 
-// encodeEntries encodes entries as they were decoded, but without members that upstream's type of an entry does not
-// have.
+// encodeEntries encodes entries in the form in which they were decoded. It omits members that upstream's type for
+// entries does not have.
 func encodeEntries(entries []entry) []any {
 	list := make([]any, len(entries))
 	for i := range entries {

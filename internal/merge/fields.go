@@ -31,15 +31,15 @@ type ManagedFields struct {
 	// AtomicLists are the dotted paths of atomic lists of objects. The caller guarantees that their items match the
 	// schema. A comparison checks only whether the lists are equal.
 	AtomicLists []string
-	// Empty is the object from which a create starts. It is never modified. For a built-in kind, it is the encoded
-	// zero value of the Go type. No manager owns the presence of its fields, such as "spec":{}. nil means an object
-	// with only apiVersion and kind.
+	// Empty is the object that a create is compared with. It is never modified. For a built-in kind, it is the
+	// encoded zero value of the Go type. So no manager owns a field that is always encoded, such as "spec":{}. nil
+	// means an object with only apiVersion and kind.
 	Empty object.Tree
 }
 
 const (
-	// currentOperation is the manager's identifier while an update is compared. A manager therefore takes fields
-	// from its own earlier entry in the same way as from any other.
+	// currentOperation is the temporary identifier of the manager during an update. With it, the manager takes over
+	// fields from its own earlier entry in the same way as from the entries of other managers.
 	currentOperation = "current-operation"
 	beforeFirstApply = "before-first-apply"
 )
@@ -60,12 +60,13 @@ var neverOwned = fieldpath.NewSet(
 	fieldpath.MakePathOrDie("metadata", "resourceVersion"),
 )
 
-// Update records in obj's managedFields the changes by manager between live and obj, and returns obj. It is for
-// creates, updates and non-apply patches. live is nil for a create. Update modifies obj's metadata, which may then
-// share entries with live's managedFields. Both objects are at f.APIVersion. now is truncated to seconds.
+// Update compares live with obj and records in obj's managedFields that manager has made the changes. It returns
+// obj. It is for creates, updates and non-apply patches. live is nil for a create. Update modifies obj's metadata,
+// which may then share entries with live's managedFields. Both objects are at f.APIVersion. now is truncated to
+// seconds.
 //
 // The only error is a 413 StatusError, which means that obj exceeds a limit. If the fields cannot be compared, obj
-// gets live's managedFields. An existing object without managedFields stays without them.
+// gets live's managedFields. An existing object that has no managedFields gets none.
 func (f *ManagedFields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
 	meta := object.EnsureMetadata(obj)
 	liveEntries := object.Metadata(live)[managedFields]

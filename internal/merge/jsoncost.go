@@ -25,7 +25,7 @@ func checkCost(operations jsonpatch.Patch, doc []byte) error {
 	if bound := (len(doc) + c.values) / 2; c.moves*(bound+c.moves) > maxItemMoves {
 		longest := max(longestList(doc), c.longest)
 		moved := c.moves * (longest + c.moves/2)
-		if err := limit("list items that a JSON patch moves", moved, maxItemMoves); err != nil {
+		if err := limit("list items moved by a JSON patch", moved, maxItemMoves); err != nil {
 			return err
 		}
 	}
@@ -35,7 +35,7 @@ func checkCost(operations jsonpatch.Patch, doc []byte) error {
 	}
 	if added *= c.depth; c.depth*len(doc)+added > maxLevelBytes {
 		read := levelBytes(doc, c.depth) + added
-		return limit("bytes that a JSON patch reads at the levels of its paths", read, maxLevelBytes)
+		return limit("bytes parsed for a JSON patch", read, maxLevelBytes)
 	}
 	return nil
 }
@@ -73,8 +73,8 @@ func (c *patchCost) add(operation jsonpatch.Operation) {
 	c.depth = max(c.depth, depth)
 }
 
-// isIndex reports whether the last part of a path may be the index of a list item. "-" is no index, because the
-// library appends without copying the list.
+// isIndex reports whether the last part of a path may be the index of a list item. The part "-" is not an index,
+// because the library appends an item without copying the list.
 func isIndex(part string) bool {
 	return strings.Trim(part, "+-0123456789") == "" && part != "-"
 }
@@ -97,7 +97,7 @@ func scanStructure(text []byte, visit func(at int, c byte)) {
 
 // longestList returns the number of items of the longest list or object.
 func longestList(text []byte) (longest int) {
-	var open []int // items so far of each open list
+	var open []int // number of items seen in each open list
 	scanStructure(text, func(_ int, c byte) {
 		switch c {
 		case '{', '[':

@@ -16,8 +16,8 @@ const (
 	lastAppliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
 )
 
-// applyWithUpgrade is apply with migration from kubectl's client-side apply. kubectl takes without a conflict the
-// fields that it set by client-side apply and that have not changed since.
+// applyWithUpgrade does the same as apply, but also migrates from kubectl's client-side apply. kubectl takes over
+// the fields that it set by client-side apply and that have not changed since. They cause no conflict.
 func (w *write) applyWithUpgrade(
 	live, applied object.Tree, managers *owners, manager string, force bool,
 ) (object.Tree, *owners, error) {

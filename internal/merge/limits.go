@@ -17,7 +17,7 @@ func limit(resource string, need, allowed int) error {
 	if need <= allowed {
 		return nil
 	}
-	message := fmt.Sprintf("The allowed maximum of %s is %d, got %d", resource, allowed, need)
+	message := fmt.Sprintf("The allowed maximum is %d %s, got %d", allowed, resource, need)
 	return apierrors.NewRequestEntityTooLargeError(message)
 }
 
@@ -34,11 +34,11 @@ const (
 	maxPathBytes = 128 << 20
 	// pathElementBytes is the size of a path element without its name.
 	pathElementBytes = 8
-	// maxOwnedFields limits the product of managers and fields. For each manager, the library merges the fields of
-	// all others.
+	// maxOwnedFields limits the number of fields multiplied by the number of managers. For each manager, the
+	// library merges the fields of all other managers.
 	maxOwnedFields = 25_000_000
-	// uncheckedManagers is the number of managers up to which no check is necessary, because no body has enough
-	// fields to exceed the limit.
+	// uncheckedManagers is the largest number of managers that needs no check. With so few managers, no body has
+	// enough fields to exceed the limit.
 	uncheckedManagers = 16
 )
 
@@ -58,7 +58,7 @@ func (w *write) checkObject(t object.Tree, version string) error {
 }
 
 func limitPaths(bytes int) error {
-	return limit("bytes of the paths of all fields", bytes, maxPathBytes)
+	return limit("bytes in the paths of all fields", bytes, maxPathBytes)
 }
 
 // checkApply returns a 413 StatusError for an apply that structured-merge-diff cannot process in time.
@@ -69,7 +69,7 @@ func (w *write) checkApply(live, applied object.Tree, managers *owners) error {
 		}
 	}
 	paths := 0
-	for _, vs := range managers.sets { // each member may be a conflict
+	for _, vs := range managers.sets { // each member of the set may be a conflict
 		paths += pathsOf(vs.Set(), 0)
 	}
 	if err := limitPaths(paths); err != nil {
@@ -91,7 +91,7 @@ func (o *owners) check(objects ...object.Tree) error {
 	for _, vs := range o.sets {
 		fields += vs.Set().Size()
 	}
-	return limit("fields times managers", fields*len(o.sets), maxOwnedFields)
+	return limit("pairs of a field and a manager", fields*len(o.sets), maxOwnedFields)
 }
 
 // leaves returns the number of scalars and empty objects in v.
@@ -109,7 +109,7 @@ func leaves(v any) (n int) {
 	return max(n, 1)
 }
 
-// pathsOf returns the bytes of the paths of all members of a set.
+// pathsOf returns the total length in bytes of the paths of all members of a set.
 func pathsOf(set *fieldpath.Set, path int) (n int) {
 	for element := range set.Members.All() {
 		n += path + lengthOf(element)

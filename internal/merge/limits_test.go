@@ -19,10 +19,10 @@ const maxBody = 3 << 20
 
 // Parts of the messages for exceeded limits.
 const (
-	insertsLimit  = "insertions of list items and map keys is 1000000000"
-	pathsLimit    = "bytes of the paths of all fields is 134217728"
-	managersLimit = "fields times managers is 25000000"
-	levelsLimit   = "bytes that a JSON patch reads at the levels of its paths is 58720256"
+	insertsLimit  = "1000000000 insertions of list items and map keys"
+	pathsLimit    = "134217728 bytes in the paths of all fields"
+	managersLimit = "25000000 pairs of a field and a manager"
+	levelsLimit   = "58720256 bytes parsed for a JSON patch"
 )
 
 // series formats the numbers from 0 to n-1 and joins the results with commas.
@@ -37,7 +37,7 @@ func series(n int, format string) string {
 	return b.String()
 }
 
-// shuffled is series with the numbers in a different, fixed order.
+// shuffled does the same as series, but with the numbers in a different, fixed order.
 func shuffled(n int, format string) string {
 	var b strings.Builder
 	for k, i := range rand.New(rand.NewSource(1)).Perm(n) {
@@ -110,7 +110,7 @@ var (
 func TestStrategicMergePatchIsBounded(t *testing.T) {
 	for _, c := range strategics {
 		_, _, err := Strategic(decode(t, c.doc(4*c.worst)), []byte(c.patch(4*c.worst)), c.of)
-		const want = "The allowed maximum of comparisons of list items in a strategic merge patch is 56000000, got "
+		const want = "The allowed maximum is 56000000 comparisons of list items in a strategic merge patch, got "
 		if code(err) != 413 || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got error %v, want code 413", c.name, err)
 		}
@@ -152,7 +152,7 @@ var costlyJSON = []struct {
 	{"moves in a long list", func(n int) string { return `{"a":[` + strings.Repeat("1,", 100*n) + `2]}` },
 		func(n int) string {
 			return strings.Repeat(`{"op":"move","from":"/a/0","path":"/a/9"},`, n) + `{"op":"remove","path":"/a/0"}`
-		}, 625, "list items that a JSON patch moves is 80000000"},
+		}, 625, "80000000 list items moved by a JSON patch"},
 	{"additions to a list", func(int) string { return `{"a":[]}` }, func(n int) string {
 		return strings.Repeat(`{"op":"add","path":"/a/0","value":1},`, n-1) + `{"op":"remove","path":"/a/0"}`
 	}, 9999, ""},
@@ -189,7 +189,7 @@ func TestJSONPatchIsBounded(t *testing.T) {
 			continue
 		}
 		_, err := JSON(decode(t, c.doc(4*c.worst)), []byte("["+c.patch(4*c.worst)+"]"))
-		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum of "+c.limit+", got ") {
+		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum is "+c.limit+", got ") {
 			t.Errorf("%s: got error %v, want code 413", c.name, err)
 		}
 	}
@@ -210,7 +210,7 @@ func widget(spec string) string {
 	return `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"a"},"spec":{` + spec + `}}`
 }
 
-// appliedTags returns managedFields with one entry of an applier for items of spec.tags.
+// appliedTags returns managedFields with one entry, in which manager has applied items of spec.tags.
 func appliedTags(manager, items string) string {
 	return `"managedFields":[{"manager":"` + manager + `","operation":"Apply","apiVersion":"g.io/v1",` +
 		`"fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:tags":{` + items + `}}}}]`
@@ -311,7 +311,7 @@ func copyMetadata(t object.Tree) object.Tree {
 func TestApplyAndUpdateAreBounded(t *testing.T) {
 	for i, c := range costlyWrites {
 		err := costlyWrite(t, i, 3*c.worst)()
-		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum of "+c.limit+", got ") {
+		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum is "+c.limit+", got ") {
 			t.Errorf("%s: got error %.300v, want code 413", c.name, err)
 		}
 		if err := costlyWrite(t, i, c.worst/10)(); code(err) != 0 {
@@ -320,7 +320,7 @@ func TestApplyAndUpdateAreBounded(t *testing.T) {
 	}
 }
 
-// TestLargeObjectsStayUpdatable checks that an object that exceeds a limit can be updated to one that does not.
+// TestLargeObjectsStayUpdatable checks that an update may reduce an object that exceeds a limit.
 func TestLargeObjectsStayUpdatable(t *testing.T) {
 	f := newTestKind(t, false).fields("g.io/v1", "")
 	large := widget(`"tags":["k1",` + series(50_000, `"k%d"`) + `]`)

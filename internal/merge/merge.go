@@ -97,7 +97,8 @@ func mayTouchManagedFields(operations jsonpatch.Patch) bool {
 	return false
 }
 
-// unprocessable returns upstream's error for a patch that does not apply. Its message does not contain the reason.
+// unprocessable returns upstream's error for a patch that cannot be applied. Its message does not contain the
+// reason.
 func unprocessable(err error) error {
 	const code = http.StatusUnprocessableEntity
 	return apierrors.NewGenericServerResponse(code, "", schema.GroupResource{}, "", err.Error(), 0, false)
@@ -117,9 +118,9 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// CheckJSON returns the problems that field validation Warn and Strict report for a JSON patch that can still be
-// applied. The problems are duplicate and unknown fields of its operations, with upstream's messages. The error is
-// a 400 StatusError.
+// CheckJSON returns the duplicate and unknown fields in the operations of a JSON patch, with upstream's messages.
+// Field validation Warn and Strict report these problems. The patch can still be applied. The error is a 400
+// StatusError.
 func CheckJSON(patch []byte) (problems []string, err error) {
 	var operations []operation
 	strict, err := kjson.UnmarshalStrict(patch, &operations)
@@ -138,7 +139,7 @@ func badPatch(err error) error {
 
 // Merge applies a merge patch to doc. The patch follows RFC 7386, with upstream's treatment of null in lists. Merge
 // does not modify doc. The result shares only the entries of managedFields with doc, so they must not be modified.
-// duplicates are those of object.DecodeJSON. Errors are 400 StatusErrors.
+// duplicates has the same meaning as in object.DecodeJSON. Errors are 400 StatusErrors.
 func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string, err error) {
 	change, duplicates, err := object.DecodeJSON(patch)
 	if err != nil {
@@ -156,8 +157,8 @@ func isNull(patch []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(patch, " \t\r\n"), []byte("null"))
 }
 
-// copyExceptManagedFields returns a deep copy of doc that shares the list of managedFields with doc. managedFields
-// are the largest part of many objects, and a merge patch either replaces or keeps the list.
+// copyExceptManagedFields returns a deep copy of doc, except that the copy shares the list of managedFields with
+// doc. managedFields are the largest part of many objects, and a merge patch either replaces or keeps the list.
 func copyExceptManagedFields(doc object.Tree) object.Tree {
 	out := make(object.Tree, len(doc))
 	for key, v := range doc {

@@ -260,8 +260,8 @@ func checkJSON(t *testing.T, patch []byte) {
 	}
 }
 
-// TestJSONPanics checks that an operation that makes the library panic is rejected like any other that does not
-// apply.
+// TestJSONPanics checks operations that cause a panic in the library. They return the same error as other
+// operations that cannot be applied.
 func TestJSONPanics(t *testing.T) {
 	for _, patch := range []string{
 		`[{"op":"test","path":""}]`, `[{"op":"test","path":"","value":null}]`,
@@ -285,14 +285,15 @@ func TestJSONCopiesAreBounded(t *testing.T) {
 	}
 }
 
-// TestJSONAsUpstream checks that applying a patch without managedFields does not change the result.
+// TestJSONAsUpstream checks that JSON has the same result as the library, although JSON leaves out managedFields
+// while it applies most patches.
 func TestJSONAsUpstream(t *testing.T) {
 	for _, s := range jsonSeeds {
 		checkJSON(t, []byte(s))
 	}
 }
 
-// FuzzJSON checks patches of arbitrary bytes.
+// FuzzJSON does the same as TestJSONAsUpstream for patches of arbitrary bytes.
 func FuzzJSON(f *testing.F) {
 	for _, s := range jsonSeeds {
 		f.Add([]byte(s))

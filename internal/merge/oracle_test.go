@@ -89,10 +89,10 @@ const widgetSchema = `types:
   map: {elementType: {namedType: any}, elementRelationship: separable}
 `
 
-// testKind is a kind with two versions. spec.replicas is spec.count in v2.
+// testKind is a kind with two versions. The field spec.replicas of v1 is called spec.count in v2.
 type testKind struct {
 	parseable typed.ParseableType
-	others    map[string]typed.ParseableType // types of versions with another schema
+	others    map[string]typed.ParseableType // types of versions whose schema differs from parseable
 	deduced   bool
 	versions  map[string]bool
 }
@@ -615,7 +615,7 @@ func (s *scenario) finish(got, want object.Tree, gotErr, wantErr error) {
 	}
 	s.state = next
 	object.Metadata(next)["uid"] = "u"
-	// If a field that does not match the schema stayed, upstream would never track fields again.
+	// If a field that does not match the schema remained in the object, upstream would never track fields again.
 	if !s.keepMismatches || s.r.Intn(3) == 0 {
 		delete(next, "bogus")
 	}
@@ -670,7 +670,7 @@ func (s *scenario) compare(got, want object.Tree, gotErr, wantErr error) {
 	if gotErr != nil {
 		return
 	}
-	// Upstream uses the system clock. All recent times in its result count as s.now.
+	// Upstream uses the system clock. All recent times in its result are replaced by s.now.
 	entries, _ := object.Metadata(want)["managedFields"].([]any)
 	for _, e := range entries {
 		if at, err := time.Parse(

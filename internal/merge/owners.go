@@ -26,13 +26,14 @@ const (
 type owner struct {
 	manager, operation, apiVersion, subresource string
 	time                                        string // "" if the entry has no time
-	// raw is the decoded entry, so that an unchanged entry is not encoded again. nil means that the entry was not in
-	// canonical form.
+	// raw is the decoded entry. If the entry is unchanged, it need not be encoded again. raw is nil if the decoded
+	// entry was not in canonical form.
 	raw  object.Tree
 	read fieldpath.VersionedSet // field set of the decoded entry
 }
 
-// id returns upstream's identifier for an owner. Ties in the order of entries are broken by these identifiers.
+// id returns upstream's identifier for an owner. If entries are otherwise equal in the sort order, they are ordered
+// by these identifiers.
 func (o owner) id() string {
 	b := append(make([]byte, 0, 96), '{')
 	text := func(key, value string) {
@@ -108,8 +109,8 @@ func (o *owners) dropNeverOwned(id string) {
 	o.setFields(id, set, vs.APIVersion(), vs.Applied())
 }
 
-// setFields sets the field set of an owner. It uses the decoded set if that is equal, so that the entry is not
-// encoded again.
+// setFields sets the field set of an owner. If the decoded set is equal to set, it keeps the decoded set, so that
+// the entry need not be encoded again.
 func (o *owners) setFields(id string, set *fieldpath.Set, version fieldpath.APIVersion, applied bool) {
 	if mgr := o.owners[id]; mgr != nil && mgr.read != nil {
 		read := mgr.read
@@ -138,7 +139,7 @@ func (o *owners) capUpdates() {
 		return cmp.Or(cmp.Compare(o.owners[a].seconds(), o.owners[b].seconds()), cmp.Compare(a, b))
 	})
 	first := map[fieldpath.APIVersion]string{}
-	parts := map[string][]*fieldpath.Set{} // sets to merge into an entry of ancient changes, by the entry's identifier
+	parts := map[string][]*fieldpath.Set{} // sets to merge into an "ancient-changes" entry, by its identifier
 	for _, id := range updaters {
 		if remaining <= maxUpdateManagers {
 			break
@@ -246,7 +247,7 @@ func isReset(v any) bool {
 	if len(list) > 1 {
 		return false
 	}
-	if len(list) == 1 { // usually this is a normal entry, which need not be decoded completely
+	if len(list) == 1 { // usually a normal entry: do not decode all of it
 		if t, _ := list[0].(object.Tree); object.String(t, "manager") != "" {
 			return false
 		}
@@ -258,7 +259,7 @@ func isReset(v any) bool {
 	return len(entries) == 0 || len(entries) == 1 && entries[0].isZero()
 }
 
-// decodeOwners decodes managedFields. nil gives no owners. The errors are upstream's.
+// decodeOwners decodes managedFields. If v is nil, the result has no owners. Errors equal upstream's.
 func (f *ManagedFields) decodeOwners(v any) (*owners, error) {
 	entries, ok := parseEntries(v)
 	if !ok {

@@ -67,8 +67,8 @@ func (w *write) dropIgnored(d *difference, version string) *difference {
 }
 
 // schemaError returns upstream's error for an object that does not match the schema of a version. At the endpoint's
-// own version, the field manager reports the error. At another version, structured-merge-diff reports it. That
-// library checks the live object first and does not name it.
+// own version, it is an error of the field manager. At another version, it is an error of structured-merge-diff,
+// which checks the live object first. The parameter which is "live" or "new".
 func (w *write) schemaError(which string, t object.Tree, version string, err error) error {
 	switch {
 	case version == w.APIVersion:

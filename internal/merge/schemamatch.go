@@ -10,8 +10,8 @@ import (
 )
 
 // matchesSchema reports whether an object matches a schema. It does not check the lists in AtomicLists, which
-// always match. It costs far less than structured-merge-diff's validation. The result false means only that
-// structured-merge-diff must validate the object.
+// always match. It costs far less than structured-merge-diff's validation. If it returns false, the object may
+// still match, and structured-merge-diff must validate it.
 func (w *write) matchesSchema(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
 	for _, dotted := range w.AtomicLists {
 		t = replaceList(t, strings.Split(dotted, "."), 0)

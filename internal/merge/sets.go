@@ -48,7 +48,7 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 	if len(keys) > sortThreshold {
 		sortItems(keys)
 	}
-	names := make([]string, len(keys)) // the field names of the path elements point into names
+	names := make([]string, len(keys)) // the field names in path elements are pointers into names
 	set.Members = fieldpath.MakePathElementSet(len(keys))
 	for i, key := range keys {
 		if key == selfKey {
@@ -69,11 +69,13 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 	}
 }
 
-// sortThreshold is the number of items up to which insertions in any order are cheap.
+// sortThreshold is the maximum number of items that are inserted in any order. For so few items the insertions are
+// cheap.
 const sortThreshold = 64
 
 // sortItems sorts the keys of list items into the order of a set. The cost of an insertion out of order grows with
-// the size of the set. Keys that are not valid path elements sort first. The caller detects them again.
+// the size of the set. Keys that are not valid path elements are sorted to the front. The caller returns the errors
+// for them.
 func sortItems(keys []string) {
 	if strings.HasPrefix(keys[0], "f:") && strings.HasPrefix(keys[len(keys)-1], "f:") {
 		return // field names are already sorted
@@ -109,7 +111,7 @@ func (r *setReader) insert(set *fieldpath.Set, element fieldpath.PathElement, be
 	child := fieldpath.Set{}
 	r.read(&child, below)
 	if child.Members.Size() == 0 && child.Children.Empty() {
-		// No key below is known, so the element is treated as one without keys below.
+		// All keys below are of unknown types, so the element is treated as an element that has no keys below.
 		r.canonical = false
 		set.Members.Insert(element)
 		return
@@ -212,8 +214,8 @@ func elementKey(element fieldpath.PathElement) string {
 }
 
 // isReconciled reports whether set is valid for the schema. A valid set owns no parts of atomic lists and maps.
-// Unlike typed.ReconcileFieldSetWithSchema, isReconciled changes nothing and costs little. The result false means
-// only that the caller must call that function.
+// isReconciled changes nothing and costs little. If it returns false, the set may still be valid, and the caller
+// must call typed.ReconcileFieldSetWithSchema.
 func isReconciled(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
 	atom, ok := s.Resolve(ref)
 	switch {
@@ -243,7 +245,8 @@ func mapReconciled(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
 	})
 }
 
-// childrenReconciled does not leave its loop early, because the iterator does not support that.
+// childrenReconciled reports whether all children of set are reconciled. Its loop has no early exit because the
+// iterator does not support one.
 func childrenReconciled(set *fieldpath.Set, s *schema.Schema, refOf func(fieldpath.PathElement) schema.TypeRef) bool {
 	ok := true
 	for element := range set.Children.All() {

@@ -23,13 +23,14 @@ const (
 	objectComparison = 3
 
 	setElementOrder         = "$setElementOrder/"
-	deleteFromPrimitiveList = "$deleteFromPrimitiveList/" // takes time proportional to its length
+	deleteFromPrimitiveList = "$deleteFromPrimitiveList/" // its cost is proportional to the length of the list
 )
 
 // Strategic applies a strategic merge patch by the struct tags of goType, a pointer to a struct of k8s.io/api. The
-// result shares memory with doc as in Merge. duplicates are those of object.DecodeJSON. Errors are 400 and 422
-// StatusErrors for the same causes as in upstream. For all other causes they are plain errors, which upstream
-// reports as a 500. A patch that exceeds maxListComparisons is a 413 StatusError.
+// result shares memory with doc in the same way as the result of Merge. duplicates has the same meaning as in
+// object.DecodeJSON. Errors are 400 and 422 StatusErrors for the same causes as in upstream. For all other causes
+// they are plain errors, which upstream reports as a 500. A patch that exceeds maxListComparisons is a 413
+// StatusError.
 func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, duplicates []string, err error) {
 	change, duplicates, err := object.DecodeJSON(patch)
 	if err != nil {
@@ -67,7 +68,7 @@ func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, dupl
 func comparisons(doc, change object.Tree, goType any) int {
 	schema, err := strategicpatch.NewPatchMetaFromStruct(goType)
 	if err != nil {
-		return 0 // the merge returns this error
+		return 0 // the later merge returns this error
 	}
 	var c comparisonCounter
 	c.object(doc, []object.Tree{change}, schema)
@@ -77,7 +78,7 @@ func comparisons(doc, change object.Tree, goType any) int {
 // comparisonCounter adds up comparisons.
 type comparisonCounter struct{ total int }
 
-// object adds the cost of changes that are merged into one live object in sequence. There are several changes if a
+// object adds the cost of merging changes into one live object, one after another. There are several changes if a
 // list in the patch repeats a merge key.
 func (c *comparisonCounter) object(live object.Tree, changes []object.Tree, schema strategicpatch.LookupPatchMeta) {
 	objects := map[string][]object.Tree{}

@@ -92,7 +92,7 @@ func describe(t object.Tree) string {
 	return fmt.Sprintf("%v/%v; %v", object.Namespace(t), object.Name(t), gvk)
 }
 
-// update updates managers for a write that replaces live by obj. Neither object has managedFields.
+// update updates managers after a write that replaces live by obj. Neither object has managedFields.
 func (w *write) update(live, obj object.Tree, managers *owners, manager string) error {
 	w.setFilters(managers)
 	if err := w.reconcileWithSchema(managers); err != nil {
@@ -210,7 +210,8 @@ func (w *write) merge(
 	return merged, nil
 }
 
-// mergeAndPrune is merge for an apply that may have to remove fields that the manager applied before.
+// mergeAndPrune does the same as merge, but also removes fields that the manager applied before and no longer
+// applies.
 func (w *write) mergeAndPrune(
 	live, applied *typed.TypedValue, managers *owners, id string, force bool,
 ) (object.Tree, error) {

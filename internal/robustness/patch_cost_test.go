@@ -27,9 +27,9 @@ func numberedList(n int, format string) string {
 func TestCostlyPatches(t *testing.T) {
 	f := newFixture(t)
 	const (
-		limit   = "Request entity too large: The allowed maximum of "
-		inserts = limit + "insertions of list items and map keys is 1000000000, got …"
-		lists   = limit + "comparisons of list items in a strategic merge patch is 56000000, got …"
+		limit   = "Request entity too large: The allowed maximum is "
+		inserts = limit + "1000000000 insertions of list items and map keys, got …"
+		lists   = limit + "56000000 comparisons of list items in a strategic merge patch, got …"
 	)
 	metadata := `"metadata":{"name":"victim"}`
 	entries := `{"metadata":{"managedFields":[` + numberedList(6000,
@@ -39,11 +39,11 @@ func TestCostlyPatches(t *testing.T) {
 	finalizers := numberedList(50_000, `"a/%d"`)
 	for _, c := range []requestCase{
 		{name: "moves of list items", contentType: asPatch, code: 413, reason: entityTooLarge,
-			message: limit + "list items that a JSON patch moves is 80000000, got …",
+			message: limit + "80000000 list items moved by a JSON patch, got …",
 			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` +
 				strings.Repeat(`,{"op":"move","from":"/x/0","path":"/x/9"}`, 500) + `]`},
 		{name: "copies at deep paths", contentType: asPatch, code: 413, reason: entityTooLarge,
-			message: limit + "bytes that a JSON patch reads at the levels of its paths is 58720256, got …",
+			message: limit + "58720256 bytes parsed for a JSON patch, got …",
 			body: `[{"op":"add","path":"/x","value":` + strings.Repeat(`{"a":`, 100) + `"` +
 				strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", 100) + `},{"op":"copy","from":"/x` +
 				strings.Repeat("/a", 100) + `","path":"/y"}]`},
@@ -59,7 +59,7 @@ func TestCostlyPatches(t *testing.T) {
 		{name: "many keys", contentType: asMerge, body: `{"data":{` + numberedList(150_000, `"k%d":"1234567"`) + `}}`,
 			code: 422, reason: metav1.StatusReasonInvalid},
 		{name: "many managers", contentType: asMerge, body: entries, code: 413, reason: entityTooLarge,
-			message: limit + "fields times managers is 25000000, got …"},
+			message: limit + "25000000 pairs of a field and a manager, got …"},
 		{name: "many keys applied in JSON", contentType: asApply,
 			body: `{"apiVersion":"v1","kind":"ConfigMap",` + metadata + `,"data":{` + wide +
 				`}}`, code: 413, reason: entityTooLarge, message: inserts},
@@ -74,7 +74,7 @@ func TestCostlyPatches(t *testing.T) {
 			body: `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"victim","labels":{` +
 				wide + `}}}`},
 		{name: "many moves in a custom object", path: cronTabPath, contentType: asPatch, code: 413,
-			reason: entityTooLarge, message: limit + "list items that a JSON patch moves is 80000000, got …",
+			reason: entityTooLarge, message: limit + "80000000 list items moved by a JSON patch, got …",
 			body: `[{"op":"add","path":"/x","value":[` + numberedList(200_000, "%d") + `]}` +
 				strings.Repeat(`,{"op":"remove","path":"/x/0"}`, 500) + `]`},
 	} {
