@@ -11,8 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// PostSubresource handles a POST to a subresource, such as the binding of a Pod, its eviction or a token
-// request. The stages process the body, not the object. hasResponse reports whether o holds a response.
+// PostSubresource handles a POST to a subresource, such as the binding of a Pod, its eviction or a token request.
+// The stages of the write process the posted body instead of the parent object. If hasResponse is false, the result
+// o is empty.
 func (e *Engine) PostSubresource(
 	ctx context.Context, t Target, b Body, c Caller,
 ) (o Object, hasResponse bool, err error) {
@@ -42,8 +43,8 @@ func (e *Engine) PostSubresource(
 	return w.result, w.sub.Respond != nil || w.sub.Do != nil && w.result.Record != nil, err
 }
 
-// targetAt returns the target of an object of a built-in kind. An empty name means that the body names the
-// object. The kind need not be served: --runtime-config may disable it, and an APIService may delegate it to
+// targetAt returns the target of an object of a built-in kind. If name is empty, the posted body names the object.
+// The kind may be one that is not served, because --runtime-config disables it or an APIService delegates it to
 // another server.
 func (e *Engine) targetAt(p resource.Endpoint, namespace, name string) Target {
 	d := e.Live.Load().Definition(p.Resource.Group, p.Resource.Resource)
@@ -91,8 +92,8 @@ func (w *write) respond() error {
 	return nil
 }
 
-// parentWrite returns a write of the object whose subresource the body was posted to. Admission has already
-// seen the body and is not called again.
+// parentWrite returns a write of the parent object, to whose subresource the body was posted. The write skips
+// admission, which has already seen the body.
 func (w *write) parentWrite(kind opKind) *write {
 	o := &write{
 		ctx: w.ctx, engine: w.engine, outer: w, target: w.parent,

@@ -39,8 +39,8 @@ func (f *fixture) bind(name, text string) error {
 }
 
 // TestBindingAdmission checks that admission sees the POST of a Binding as a CREATE of the subresource, and is not
-// called for the Pod. The Binding takes effect as admission has changed it. Objects that a plugin has read guard
-// the commit (SCD-040).
+// called for the Pod. The Pod gets the values of the Binding that admission has returned. The write is retried if
+// an object that a plugin has read changes before the commit (SCD-040).
 func TestBindingAdmission(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
@@ -88,7 +88,7 @@ func TestBindingAdmission(t *testing.T) {
 	if err := f.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
 		t.Fatal(err)
 	}
-	// The policy has changed before the first commit, so the write was retried.
+	// The policy changed before the first commit, so the write was retried.
 	equal(t, "number of calls and of commits", []any{len(seen), attempts}, []any{4, 2})
 	for i, line := range seen {
 		stage := []string{"admit", "validate"}[i%2]
@@ -127,7 +127,8 @@ func TestBindingMetadata(t *testing.T) {
 	}
 }
 
-// TestBindingConflict checks that a Binding is retried on the newest Pod after another write has changed the Pod.
+// TestBindingConflict checks that the server retries a Binding on the newest Pod if another write has changed the
+// Pod.
 func TestBindingConflict(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")

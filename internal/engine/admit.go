@@ -56,7 +56,8 @@ func (w *write) restoreManagedFields(before any) {
 		"mutating admission controller; please fix your requests: " + err.Error())
 }
 
-// hideName clears the name during a DeleteCollection. Upstream does not pass it to plugins.
+// hideName clears the name in the request during a DeleteCollection, because upstream does not pass the name to
+// plugins.
 func (w *write) hideName(r *admission.Request) *admission.Request {
 	if w.caller.hideName {
 		r.Name = ""
@@ -68,7 +69,7 @@ func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Defini
 
 // admit runs the validating admission plugins.
 func (w *write) admit() error {
-	// As in upstream, an invalid object is refused before this authorization.
+	// As in upstream, the server rejects an invalid object before it authorizes the creation.
 	if w.op == admission.Create && !w.createOnly && w.caller.MayCreate != nil {
 		if err := w.caller.MayCreate(); err != nil {
 			return err
@@ -84,7 +85,7 @@ func (w *write) admit() error {
 	return err
 }
 
-// admissionRequest returns the write as plugins see it. The next call overwrites the result.
+// admissionRequest returns the write in the form that plugins receive. The next call overwrites the result.
 func (w *write) admissionRequest() *admission.Request {
 	w.request = admission.Request{
 		Operation:   w.op,
@@ -102,7 +103,7 @@ func (w *write) admissionRequest() *admission.Request {
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.desired)
 	}
-	if w.def == w.engine.namespaces() { // in upstream a Namespace is in the namespace of its own name
+	if w.def == w.engine.namespaces() { // in upstream, the namespace of a Namespace object is its own name
 		w.request.Namespace = w.request.Name
 	}
 	if w.target.Subresource == "scale" {
@@ -111,8 +112,8 @@ func (w *write) admissionRequest() *admission.Request {
 	return &w.request
 }
 
-// resource returns the resource that a request addresses. For a POST to a subresource it is the parent's, not
-// that of the body's kind.
+// resource returns the resource in the request's URL. For a POST to a subresource this is the resource of the
+// parent object.
 func (t *Target) resource() schema.GroupVersionResource {
 	return t.Version.GroupVersion.WithResource(t.Version.Definition.Names.Plural)
 }
@@ -139,7 +140,7 @@ func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree
 	}
 	out, err := a.w.atVersion(ctx, object.Copy(t), at)
 	if a.w.reader.remote {
-		out = object.Copy(out) // it may be shared with w.conversions
+		out = object.Copy(out) // w.conversions may share out
 	}
 	return out, err
 }
@@ -210,8 +211,8 @@ func (w *write) oldInternal() (old resource.Internal, err error) {
 	return t.pluginOld, asInternalError(err)
 }
 
-// applyPluginObject converts the internal object that plugins have seen, and may have changed, to the new
-// desired object.
+// applyPluginObject converts the internal object that plugins received to the new desired object. Plugins may have
+// changed it.
 func (w *write) applyPluginObject() error {
 	obj := w.typed.pluginObj
 	if obj == nil {
@@ -240,8 +241,8 @@ func (a pluginWrite) Read(d *resource.Definition, namespace, name string) *objec
 	return metaOf(rec).meta
 }
 
-// Options implements admission.Write. As in upstream, the type of the options follows the operation, not the
-// verb.
+// Options implements admission.Write. As in upstream, the type of the options depends on the operation and not on
+// the verb. For example, a patch that creates the object has CreateOptions.
 func (a pluginWrite) Options() runtime.Object {
 	var dryRun []string
 	var manager, validation string
@@ -295,7 +296,7 @@ func (a pluginWrite) WillBlock() { a.w.leaveQueue() }
 // OnEnd implements admission.Write.
 func (a pluginWrite) OnEnd(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
 
-// atVersion converts t, which it may modify, to a version of the kind.
+// atVersion converts t to a version of the kind. It may modify t.
 func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
 	from := versionOf(w.def, object.String(t, "apiVersion"))
 	if from == to {

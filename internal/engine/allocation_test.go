@@ -34,7 +34,7 @@ func (f *fixture) createCRD(plural, kind, short string) object.Tree {
 	return treeOf(f, f.mustCreate(f.crd(""), crdManifest(plural, kind, short)))
 }
 
-// namesAccepted returns the NamesAccepted condition of a CRD and its accepted short names, as text.
+// namesAccepted returns a text with the NamesAccepted condition of a CRD and its accepted short names.
 func namesAccepted(crd object.Tree) string {
 	conditions, _ := valueAt(crd, "status.conditions").([]any)
 	for _, c := range conditions {
@@ -51,8 +51,8 @@ const (
 	conflicting = `False "x" is already in use []`
 )
 
-// TestCRDNameConflicts checks that a CRD gets every name that is free at its commit, and no name that another CRD
-// has by then (CRD-041).
+// TestCRDNameConflicts checks that a CRD gets each of its names that is free at its commit. It does not get a name
+// that another CRD has (CRD-041).
 func TestCRDNameConflicts(t *testing.T) {
 	rename := func(f *fixture) object.Tree {
 		return treeOf(f, f.mustEdit(f.crd("foos.example.com"),
@@ -100,7 +100,8 @@ func TestCRDNameConflicts(t *testing.T) {
 }
 
 // TestCRDNameConflictDuringEvaluation checks that a CRD does not get a name that another CRD takes during its
-// evaluation, between the lookup of the names and the lookup of the guards (CRD-041).
+// evaluation. The other CRD takes the name after the engine has looked it up, and before the engine computes the
+// guards (CRD-041).
 func TestCRDNameConflictDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceDuringEvaluation(func() { f.createCRD("bars", "Bar", "x") })
@@ -114,7 +115,7 @@ func TestCRDNameConflictDuringEvaluation(t *testing.T) {
 	r.expectAttempts(2)
 }
 
-// TestAcceptedNamesAreReadOnly checks that a client cannot add a taken name to status.acceptedNames, nor remove
+// TestAcceptedNamesAreReadOnly checks that a client can neither add a taken name to status.acceptedNames nor remove
 // acceptedNames (CRD-041).
 func TestAcceptedNamesAreReadOnly(t *testing.T) {
 	for name, change := range map[string]func(o object.Tree){
@@ -130,7 +131,7 @@ func TestAcceptedNamesAreReadOnly(t *testing.T) {
 			after := f.beforeCommit
 			f.beforeCommit = func(write []storage.Write) {
 				if after(write); r.attempts > 3 {
-					cancel() // otherwise the write could be retried forever
+					cancel() // prevents endless retries
 				}
 			}
 			at, body := f.crd("foos.example.com"), f.get(f.crd("foos.example.com"))
@@ -152,7 +153,7 @@ func (f *fixture) service(name string) Target {
 	return t
 }
 
-// serviceSpec returns the spec of a Service that is about to be committed.
+// serviceSpec returns the spec of the Service in write.
 func serviceSpec(t testing.TB, write storage.Write) corev1.ServiceSpec {
 	t.Helper()
 	raw, _ := object.Field(write.Value, "spec")
@@ -163,8 +164,9 @@ func serviceSpec(t testing.TB, write storage.Write) corev1.ServiceSpec {
 	return spec
 }
 
-// TestServiceAllocationConflicts checks that the addresses and ports of a Service are free at its commit. A
-// requested value that has been taken is rejected. An allocated value is replaced by another one.
+// TestServiceAllocationConflicts checks that the addresses and ports of a Service are free at its commit. If
+// another Service has taken a requested value, the write is rejected. If it has taken an allocated value, the
+// server allocates another value.
 func TestServiceAllocationConflicts(t *testing.T) {
 	for spec, text := range map[string]string{
 		`{"type":"NodePort","clusterIP":"10.0.0.7","ports":[{"port":80}]}`: "provided IP is already allocated",

@@ -46,8 +46,8 @@ func TestBuiltinKindValidation(t *testing.T) {
 	}
 }
 
-// TestWritesToInvalidObject checks that every write of a stored object that is no longer valid is rejected, as
-// upstream does. This includes writes of its status.
+// TestWritesToInvalidObject checks that a stored object that has become invalid cannot be written, as in upstream.
+// This includes writes of its status.
 func TestWritesToInvalidObject(t *testing.T) {
 	f := newFixture(t)
 	ns := treeOf(t, f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`))
@@ -86,7 +86,7 @@ func TestValidationErrorLimit(t *testing.T) {
 	equal(t, "causes", len(s.Details.Causes), maxProblems)
 }
 
-// TestLegacyCRDValidation checks that a v1beta1 CRD is validated in the form in which the client sent it
+// TestLegacyCRDValidation checks that the server validates a v1beta1 CRD in its v1beta1 form, as the client sent it
 // (CRD-034).
 func TestLegacyCRDValidation(t *testing.T) {
 	f := newFixture(t)

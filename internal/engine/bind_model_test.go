@@ -21,7 +21,7 @@ import (
 const (
 	binderCount = 64
 	bindRounds  = 12
-	nodeCPU     = 3000 // of each node, in millicores
+	nodeCPU     = 3000 // CPU capacity of each node in millicores
 	nodePods    = 9
 	nodeCount   = 3
 )
@@ -33,7 +33,7 @@ func TestBindingsNeverOvercommit(t *testing.T) {
 	f.runBinders(f)
 }
 
-// TestBindingsOfTwoServersNeverOvercommit checks that writers of two servers do not overcommit a node together
+// TestBindingsOfTwoServersNeverOvercommit checks that the writers of two servers together do not overcommit a node
 // (issue 16).
 func TestBindingsOfTwoServersNeverOvercommit(t *testing.T) {
 	log := storagetest.NewLog(2)
@@ -41,7 +41,7 @@ func TestBindingsOfTwoServersNeverOvercommit(t *testing.T) {
 	f.runBinders(f, f.openSecondServer(log.Open()))
 }
 
-// runBinders runs the writers, distributed over the servers, and checks the resulting history.
+// runBinders distributes the writers over the servers, runs them, and checks the resulting history.
 func (f *fixture) runBinders(servers ...*fixture) {
 	for i := range nodeCount {
 		f.createNode(fmt.Sprintf("n%d", i), fmt.Sprintf(`"cpu":"%dm","pods":"%d"`, nodeCPU, nodePods))
@@ -99,7 +99,8 @@ func (b *binder) step() error {
 	return b.remove(b.randomPod())
 }
 
-// createPodOnNode creates a Pod on a random node, either directly or by a later Binding.
+// createPodOnNode creates a Pod on a random node. If bind is true, it creates the Pod without a node and then binds
+// it.
 func (b *binder) createPodOnNode(bind bool) error {
 	b.created++
 	pod, node, spec := fmt.Sprintf("%s-%d", b.name, b.created), fmt.Sprintf("n%d", b.r.IntN(nodeCount)), ""
@@ -142,7 +143,8 @@ func (b *binder) randomPod() string { return b.pods[b.r.IntN(len(b.pods))] }
 
 func (b *binder) podTarget(pod string) Target { return b.fixture.pods(pod) }
 
-// quietCaller returns the caller without a Warn function, because f.warnings must not be appended to concurrently.
+// quietCaller returns the caller without its Warn function. That function appends to f.warnings, which is not safe
+// for concurrent use.
 func (b *binder) quietCaller() Caller {
 	c := b.caller
 	c.Warn = nil
@@ -158,12 +160,13 @@ func (b *binder) randomContainer() string {
 	return fmt.Sprintf(`{"name":"c","image":"i","resources":{"requests":{"cpu":"%dm"}}%s}`, 100+b.r.IntN(800), port)
 }
 
-// capacityModel computes the usage of the nodes from the history of the Pods only.
+// capacityModel computes the usage of the nodes. It uses only the history of the Pods.
 type capacityModel struct{ pods map[string]*corev1.Pod }
 
 func newCapacityModel() *capacityModel { return &capacityModel{map[string]*corev1.Pod{}} }
 
-// check follows a history commit by commit, and checks each node to which a Pod has been bound.
+// check applies the history commit by commit. After each commit it checks the nodes of the Pods that the commit has
+// bound.
 func (m *capacityModel) check(t testing.TB, history []*storage.Event) {
 	t.Helper()
 	seen := 0
@@ -189,7 +192,7 @@ func (m *capacityModel) check(t testing.TB, history []*storage.Event) {
 	}
 }
 
-// apply applies one event to the model. It returns the Pod if the event has bound it.
+// apply applies one event to the model. It returns the Pod if the event is a binding.
 func (m *capacityModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) {
 	t.Helper()
 	was := m.pods[e.Key]
@@ -208,7 +211,7 @@ func (m *capacityModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.P
 	return bound
 }
 
-// checkNode checks that the node of a Pod that has been bound at a revision is not overcommitted.
+// checkNode checks that the node of a bound Pod is not overcommitted. revision is the revision of the binding.
 func (m *capacityModel) checkNode(t testing.TB, revision int64, bound *corev1.Pod) {
 	t.Helper()
 	var cpu int64

@@ -32,7 +32,8 @@ func nodeManifest(name, allocatable string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q},"status":{"allocatable":{%s}}}`, name, allocatable)
 }
 
-// podManifest returns a Pod that requests cpu. spec is appended to its spec, such as `,"nodeName":"n"`.
+// podManifest returns a Pod that requests the given CPU. The parameter spec is appended to the Pod's spec, for
+// example `,"nodeName":"n"`.
 func podManifest(name, cpu, spec string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, name, containerManifest(cpu), spec)
 }
@@ -52,19 +53,19 @@ func (f *fixture) resize(pod, cpu string) {
 	f.mustPatch(f.pods(pod).sub("resize"), mergePatch, `{"spec":{"containers":[`+containerManifest(cpu)+`]}}`)
 }
 
-// disableReservation makes bindings reserve no capacity, as with kube-apiserver.
+// disableReservation disables the reservation of capacity, so that bindings behave as in kube-apiserver.
 func (f *fixture) disableReservation() {
 	f.Helper()
 	f.pods("").Version.Definition.Behavior.ReserveCapacity = nil
 }
 
-// capacityConflicts are writes that happen between the evaluation of a binding to the node n and its commit. The
-// node has one CPU, of which the Pod c requests 100m. The Pod failed requests 500m, but has failed. The Pod to
-// bind and the Pod other request 600m each.
+// capacityConflicts are writes that happen between the evaluation of a binding to the node "n" and its commit. The
+// node has one CPU. The Pod "a", which is to be bound, and the Pod "other" request 600m each. The Pod "c" on the
+// node requests 100m. The Pod "failed" on the node requests 500m, but is in the phase Failed.
 var capacityConflicts = []struct {
 	name     string
 	write    func(*fixture)
-	left     string // the remaining CPU in the error; "" means that the Pod is bound
+	left     string // the remaining CPU in the error, or "" if the Pod is bound
 	attempts int
 }{
 	{"another Pod is bound", func(f *fixture) {
@@ -107,8 +108,8 @@ var capacityConflicts = []struct {
 	}, "400m", 1},
 }
 
-// TestBindingCapacityConflict checks that the node has enough capacity at the commit of a binding, whatever has
-// been written after its evaluation (issue 16). Without the reservation every Pod is bound.
+// TestBindingCapacityConflict checks that a binding is evaluated with the node's capacity and usage at its commit,
+// even if other writes change them after the evaluation (issue 16). If reservation is disabled, every Pod is bound.
 func TestBindingCapacityConflict(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		for _, c := range capacityConflicts {
@@ -143,8 +144,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 	}
 }
 
-// TestBindingBeforeNodeExists checks that the capacity of a node also counts if the node is created after the
-// evaluation of the binding. Earlier Pods of the node count too (issue 16).
+// TestBindingBeforeNodeExists checks that a binding respects the capacity of a node that is created after the
+// evaluation of the binding. The node's usage includes Pods that are older than the node (issue 16).
 func TestBindingBeforeNodeExists(t *testing.T) {
 	f := newFixture(t)
 	for _, pod := range []string{podManifest("a", "600m", ""), podManifest("b", "600m", ""),
@@ -152,12 +153,13 @@ func TestBindingBeforeNodeExists(t *testing.T) {
 		f.mustCreate(f.pods(""), pod)
 	}
 	if err := f.bindTo("a", "n"); err != nil {
-		t.Fatal(err) // accepted as upstream does, because the capacity of n is unknown
+		t.Fatal(err) // accepted as in upstream, because the capacity of n is unknown
 	}
 	r := f.raceBeforeCommit(func(storage.Write) { f.createNode("n", `"cpu":"1500m"`) })
 	f.expectStatus(f.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 300m left`)
 	r.expectAttempts(1)
-	// A Pod that is created on a node counts even if the node is created between evaluation and commit.
+	// The node's usage includes a Pod that is created on it, even if the node is created after the Pod's
+	// evaluation.
 	f = newFixture(t)
 	f.mustCreate(f.pods(""), podManifest("b", "600m", ""))
 	r = f.raceBeforeCommit(func(storage.Write) { f.createNode("n", `"cpu":"1"`) })
@@ -166,8 +168,9 @@ func TestBindingBeforeNodeExists(t *testing.T) {
 	f.expectStatus(f.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 400m left`)
 }
 
-// TestBindingCapacityConflictDuringEvaluation checks that a binding detects another binding that happens at any
-// read during its evaluation. This server may see the other write late (issue 16).
+// TestBindingCapacityConflictDuringEvaluation checks that a binding detects a concurrent binding by another server.
+// The concurrent binding happens at each of the reads of the evaluation in turn. This server may receive it late
+// (issue 16).
 func TestBindingCapacityConflictDuringEvaluation(t *testing.T) {
 	conflictAt := 0
 	for reached := true; reached; conflictAt++ {
@@ -204,8 +207,8 @@ func TestBindingCapacityConflictDuringEvaluation(t *testing.T) {
 	}
 }
 
-// TestPodBoundDuringEvaluation checks that a Pod that is bound during the evaluation of a second binding to the
-// same node is not counted twice. The error names the node to which the Pod is bound.
+// TestPodBoundDuringEvaluation binds a Pod twice to the same node, the second time during the evaluation of the
+// first. It checks that the Pod is counted once, and that the error names the node to which the Pod is bound.
 func TestPodBoundDuringEvaluation(t *testing.T) {
 	f := newFixture(t)
 	f.createNode("n", `"cpu":"1"`)
@@ -221,8 +224,8 @@ func TestPodBoundDuringEvaluation(t *testing.T) {
 
 const nodeUsageKey = "/registry/nodeledgers/n"
 
-// TestNodeUsageWrites checks that writes that add to a node's usage, and no others, write the node's usage record.
-// The record is deleted with the node (issue 16).
+// TestNodeUsageWrites checks that only writes that add to a node's usage write the node's usage record. The record
+// is deleted with the node (issue 16).
 func TestNodeUsageWrites(t *testing.T) {
 	f := newFixture(t)
 	touches := func(operation string, want bool, write func()) {
@@ -260,7 +263,7 @@ func TestNodeUsageWrites(t *testing.T) {
 	equal(t, "usage record", f.Store.Head().Get(nodeUsageKey), nil)
 }
 
-// setAllocated reports in the Pod's status the CPU that a kubelet has allocated to it.
+// setAllocated sets the allocated CPU in the Pod's status, as a kubelet does.
 func (f *fixture) setAllocated(pod, cpu string) {
 	f.Helper()
 	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
@@ -268,8 +271,8 @@ func (f *fixture) setAllocated(pod, cpu string) {
 			`"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
 }
 
-// TestNodeUsageDeletedWithNodes checks that DeleteCollection of nodes deletes their usage records, even if the
-// store needs more than one commit for them.
+// TestNodeUsageDeletedWithNodes checks that a DeleteCollection of nodes deletes their usage records, even if it
+// needs more than one commit.
 func TestNodeUsageDeletedWithNodes(t *testing.T) {
 	const many = 100
 	f := newFixture(t)
@@ -305,8 +308,9 @@ func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	return &fixture{TB: f.TB, Engine: e, ctx: f.ctx, caller: f.caller}
 }
 
-// TestBindingByTwoServers checks bindings of two servers that have not seen each other's writes. A Pod that no
-// longer fits is not bound, and a Pod that fits again is (issue 16).
+// TestBindingByTwoServers checks bindings by two servers before they see each other's writes. A server refuses a
+// Pod that no longer fits because of the other server's binding. It binds a Pod that fits because of the other
+// server's deletion (issue 16).
 func TestBindingByTwoServers(t *testing.T) {
 	log := storagetest.NewLog(1)
 	f := newFixtureOn(t, log.Open())

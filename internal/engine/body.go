@@ -14,8 +14,8 @@ import (
 )
 
 // decodeBody turns the body of a create or update into an object at the target's version. It checks the kind,
-// prunes unknown fields and normalizes the metadata. Strict decoding errors are returned, reported as warnings
-// or ignored, as the caller's field validation requests.
+// prunes unknown fields and normalizes the metadata. The caller's field validation determines whether strict
+// decoding errors are returned, reported as warnings or ignored.
 func (w *write) decodeBody(b Body) (object.Tree, error) {
 	t := b.Tree
 	if err := w.checkKind(t, b.Source); err != nil {
@@ -54,8 +54,8 @@ func (w *write) undecodableError(kind, problem string) error {
 		kind, w.v.GroupVersion.Version, kind, problem))
 }
 
-// withFieldPath returns the text of an error of decoding t as the kind's Go type, with the path of the field in
-// front unless the text has it.
+// withFieldPath returns the text of err, an error of decoding t as the kind's Go type. It puts the path of the
+// field in front if the text does not contain it.
 func (w *write) withFieldPath(t object.Tree, err error) string {
 	var named *json.UnmarshalTypeError
 	if w.v.Type == nil || errors.As(err, &named) || strings.Contains(err.Error(), "Go struct field") {
@@ -67,7 +67,7 @@ func (w *write) withFieldPath(t object.Tree, err error) string {
 	return err.Error()
 }
 
-// mergeDecodeError passes on the results of rules.normalize for an applied configuration. It words err as a
+// mergeDecodeError returns the results of rules.normalize for an applied configuration. It turns err into a
 // decoding error.
 func (w *write) mergeDecodeError(t object.Tree, _ []string, err error) (object.Tree, error) {
 	if err != nil {
@@ -76,8 +76,8 @@ func (w *write) mergeDecodeError(t object.Tree, _ []string, err error) (object.T
 	return t, err
 }
 
-// checkKind compares apiVersion and kind with the endpoint. The body of a built-in kind may leave them out.
-// validateType reports a wrong kind in the body of a custom resource. Errors quote source, or t if source is
+// checkKind compares apiVersion and kind with the endpoint, and sets them if the body of a built-in kind leaves
+// them out. For a custom resource, validateType reports a wrong kind later. Errors quote source, or t if source is
 // nil.
 func (w *write) checkKind(t object.Tree, source []byte) error {
 	apiVersion, kind := object.String(t, "apiVersion"), object.String(t, "kind")

@@ -10,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// storeDirectly writes an object to the store without the engine, so that its record is in the state of one that
-// has just been loaded.
+// storeDirectly writes an object to the store, bypassing the engine. The returned record is in the same state as a
+// record that has just been loaded.
 func (f *fixture) storeDirectly(key, js string) *storage.Record {
 	f.Helper()
 	f.commit(storage.Write{Key: key, Value: []byte(js)})
@@ -21,8 +21,8 @@ func (f *fixture) storeDirectly(key, js string) *storage.Record {
 const minimalCronTab = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"NAME",` +
 	`"namespace":"default","uid":"u"},"spec":{"image":"i"}}`
 
-// TestCanonicalObjectIsServedAsStored checks that a loaded object that decoding would not change is served as
-// stored, and that its fingerprint is computed once.
+// TestCanonicalObjectIsServedAsStored checks that the engine serves the stored bytes of a loaded object that is in
+// canonical form. It computes the object's fingerprint once.
 func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 	f := newFixture(t)
 	target := f.cron("a")
@@ -42,7 +42,7 @@ func TestCanonicalObjectIsServedAsStored(t *testing.T) {
 	equal(t, "resourceVersion", object.ResourceVersion(treeOf(t, o)), strconv.FormatInt(rec.Modified, 10))
 }
 
-// TestNonCanonicalObjectIsDecodedOnce checks that a loaded object with an unknown field is pruned on read, and
+// TestNonCanonicalObjectIsDecodedOnce checks that the first read of a loaded object prunes its unknown field, and
 // that later reads share the result.
 func TestNonCanonicalObjectIsDecodedOnce(t *testing.T) {
 	f := newFixture(t)
@@ -64,8 +64,8 @@ func TestNonCanonicalObjectIsDecodedOnce(t *testing.T) {
 	}
 }
 
-// TestForeignEncodings checks that JSON of another writer in a different form is decoded, and that a value that is
-// not JSON is an error.
+// TestForeignEncodings checks that the engine decodes stored JSON that another program has formatted differently. A
+// stored value that is not JSON is an error.
 func TestForeignEncodings(t *testing.T) {
 	f := newFixture(t)
 	target := f.configMap("a")

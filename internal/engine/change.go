@@ -43,7 +43,7 @@ func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Obje
 	return w.result, w.rec == nil, nil
 }
 
-// bodyChange returns a change that replaces the whole object by the body. The body is decoded only once.
+// bodyChange returns a change that replaces the whole object by the body. It decodes the body only once.
 func bodyChange(b Body) changeFunc {
 	var accepted object.Tree
 	var warned []string
@@ -66,8 +66,8 @@ func bodyChange(b Body) changeFunc {
 	}
 }
 
-// shallowCopy copies t and its metadata, but not the values in them. An attempt modifies only these two levels
-// in place.
+// shallowCopy copies t and its metadata, but shares the values in them. An attempt modifies only these two maps in
+// place.
 func shallowCopy(t object.Tree) object.Tree {
 	out := maps.Clone(t)
 	if md := object.Metadata(t); md != nil {

@@ -23,7 +23,7 @@ func (w *write) review() error {
 	return err
 }
 
-// convert packs the object at its storage version, and sets deleted if the update completes a deletion.
+// convert packs the object at its storage version. It sets w.deleted if the update completes a deletion.
 func (w *write) convert() (err error) {
 	if w.createOnly && !w.caller.DryRun && w.sentVersion() != 0 {
 		return unknownError("resourceVersion should not be set on objects to be created")
@@ -32,7 +32,7 @@ func (w *write) convert() (err error) {
 		w.guards = append(w.guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
 	w.deleted = w.op == admission.Update && w.completesDeletion()
-	delete(object.Metadata(w.obj), "selfLink") // not set by any client or server since release 1.20
+	delete(object.Metadata(w.obj), "selfLink") // neither clients nor servers set it since release 1.20
 	w.packed, err = w.rules.pack(w)
 	return err
 }
@@ -46,7 +46,8 @@ func (w *write) sentVersion() uint64 {
 	return revision
 }
 
-// completesDeletion reports whether an update removes the last thing that the object's deletion waits for.
+// completesDeletion reports whether an update completes the deletion of the object: the deletion has started, and
+// nothing delays it any longer.
 func (w *write) completesDeletion() bool {
 	if len(object.Finalizers(w.obj)) > 0 || !deletionStarted(w.old) || !immediate(w.old) {
 		return false
@@ -55,7 +56,7 @@ func (w *write) completesDeletion() bool {
 	return deletable == nil || deletable(w.obj)
 }
 
-// commit stores the result of the earlier stages under their guards, and sets w.result.
+// commit stores the result of the earlier stages and sets w.result. The commit fails if a guard fails.
 func (w *write) commit() (err error) {
 	switch {
 	case w.noop || !w.deleted && w.unchanged():
@@ -72,8 +73,8 @@ func (w *write) commit() (err error) {
 	return w.respondCommitted(events[0])
 }
 
-// commit makes writes in one commit of the store, unless an object that a guard names has changed. All writes
-// of the engine use it. After a write of an APIService it waits until the catalog reflects the write.
+// commit commits the writes together, unless an object that a guard names has changed. All writes of the engine use
+// this function. After a write of an APIService it waits until the catalog includes the change.
 func (e *Engine) commit(
 	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
 ) ([]*storage.Event, error) {
@@ -112,8 +113,8 @@ func (w *write) name() string {
 	return w.target.Name
 }
 
-// conflictError maps a conflict on the object's key to the error, or the success, that the client gets. Other
-// errors are returned unchanged.
+// conflictError maps a conflict on the object's key to the error or the success that the client gets. It returns
+// other errors unchanged.
 func (w *write) conflictError(err error) error {
 	conflict, ok := asConflict(err)
 	switch {
@@ -127,7 +128,7 @@ func (w *write) conflictError(err error) error {
 	return err
 }
 
-// alreadyExists returns the 409 for a name that the object in rec already has.
+// alreadyExists returns the 409 for a name that an existing object has. rec is the record of that object.
 func (w *write) alreadyExists(rec *storage.Record) error {
 	gr := w.v.GroupResource()
 	err := apierrors.NewAlreadyExists(gr, w.name())
@@ -156,7 +157,7 @@ func (w *write) respondDryRun() error {
 		revision = w.rec.Modified
 	}
 	if w.createOnly {
-		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which returns the version that was sent
+		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which returns the sent version
 		if rec := w.head.Get(w.key()); rec != nil {
 			return w.alreadyExists(rec)
 		}
@@ -167,9 +168,8 @@ func (w *write) respondDryRun() error {
 	return w.respondUnstored(revision)
 }
 
-// respondDeleted sets the result to the last state of a deleted object. After a delete request that is the
-// stored state, so that no conversion is needed. After an update that completes a deletion it is the updated
-// object.
+// respondDeleted sets the result to the last state of a deleted object. For a delete request this is the stored
+// state, which needs no conversion. For an update that completes a deletion it is the updated object.
 func (w *write) respondDeleted(revision int64) error {
 	if w.kind == opStore {
 		return w.respondUnstored(w.rec.Modified)
@@ -191,23 +191,23 @@ func (w *write) respondUnstored(revision int64) error {
 	return nil
 }
 
-// waitForCatalog waits, after a write of a CRD, until the catalog includes it. The next request then uses the
-// new definition.
+// waitForCatalog waits after a write of a CRD until the catalog includes it. The next request then uses the new
+// definition.
 func (w *write) waitForCatalog() {
 	if w.def.Prefix == resource.CRDPrefix {
 		_, _ = w.engine.Live.Current(w.ctx) // a failure to wait does not undo the commit
 	}
 }
 
-// unchanged reports whether storing the object would change nothing but the times in managedFields. All these
-// times have the same length, so objects of different lengths differ.
+// unchanged reports whether storing the object would change only the times in managedFields, or nothing. These
+// times always have the same length, so objects of different lengths differ.
 func (w *write) unchanged() bool {
 	if w.rec == nil || w.kind != opStore || len(w.packed.JSON()) != len(w.rec.Value) {
 		return false
 	}
 	p, stored := w.packed, packed(w.rec)
 	if bytes.Equal(p.JSON(), stored.JSON()) {
-		return true // although it may have been stored under another schema
+		return true // even if the object was stored under another schema
 	}
 	if !sameAPIVersion(stored, p) ||
 		stored.Fingerprint() != p.Fingerprint() && !bytes.Equal(object.Pack(w.old, 0).JSON(), stored.JSON()) {
@@ -229,7 +229,7 @@ func (w *write) unchanged() bool {
 		sameMetadata(md, oldMeta) && equalExceptTimes(entries, former)
 }
 
-// apiVersion returns the version that an object is stored at.
+// apiVersion returns the version at which an object is stored.
 func apiVersion(rec *storage.Record) string {
 	raw, _ := object.Field(rec.Value, "apiVersion")
 	return strings.Trim(string(raw), `"`)
@@ -241,7 +241,7 @@ func sameAPIVersion(a, b object.Packed) bool {
 	return bytes.Equal(x, y)
 }
 
-// equalExceptTimes compares managedFields, ignoring the times of their entries.
+// equalExceptTimes reports whether two lists of managedFields are equal apart from the times of their entries.
 func equalExceptTimes(a, b []any) bool {
 	if len(a) != len(b) || len(a) == 0 {
 		return false

@@ -11,10 +11,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// aKey is the storage key of the CronTab a.
+// aKey is the storage key of the CronTab "a".
 const aKey = "/registry/stable.example.com/crontabs/default/a"
 
-// annotate sets an annotation of a as another writer.
+// annotate sets an annotation of the CronTab "a" as another writer.
 func (f *fixture) annotate(storage.Write) {
 	c := f.caller
 	c.FieldManager = "other"
@@ -24,14 +24,14 @@ func (f *fixture) annotate(storage.Write) {
 	}
 }
 
-// recreate deletes a and creates another object with its name.
+// recreate deletes the CronTab "a" and creates a new object with the same name.
 func (f *fixture) recreate(storage.Write) {
 	f.removeKey(aKey)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","annotations":{"other":"yes"}},"spec":{"replicas":2}}`)
 }
 
-// TestWriteConflicts checks that a write that loses a conflict is retried once on the newest object, and counts as
-// one change. A write with a resourceVersion is rejected (CRD-018, CRD-053).
+// TestWriteConflicts checks that the server retries a conflicting write once, on the newest object, and that the
+// generation increases once. If the write has a resourceVersion, it is rejected (CRD-018, CRD-053).
 func TestWriteConflicts(t *testing.T) {
 	for _, v := range retriedVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestWriteConflicts(t *testing.T) {
 }
 
 // TestConflictWithDeletion checks writes whose object is deleted before their commit. They return NotFound, except
-// for an apply, which creates the object again (CRD-018, CRD-056).
+// for an apply, which recreates the object (CRD-018, CRD-056).
 func TestConflictWithDeletion(t *testing.T) {
 	for _, v := range slices.Concat(retriedVerbs, updateVerbs) {
 		t.Run(v.name, func(t *testing.T) {
@@ -100,7 +100,8 @@ func TestConflictWithDeletion(t *testing.T) {
 	}
 }
 
-// TestNameConflict checks creates and applies whose name is taken before their commit (CRD-052, CRD-054, CRD-056).
+// TestNameConflict checks creates and applies if another object takes the name before their commit (CRD-052,
+// CRD-054, CRD-056).
 func TestNameConflict(t *testing.T) {
 	same := func(f *fixture) func(storage.Write) {
 		return func(write storage.Write) {
@@ -143,8 +144,8 @@ func TestNameConflict(t *testing.T) {
 	equal(t, "generated names", attempts, nameAttempts)
 }
 
-// TestUnconditionalUpdateConflict checks that an update without a resourceVersion is retried on the newest state,
-// but only on the object with the UID that it specifies (CRD-018, CRD-053).
+// TestUnconditionalUpdateConflict checks that the server retries an update without a resourceVersion on the newest
+// state. If the update specifies a UID, it changes only the object with this UID (CRD-018, CRD-053).
 func TestUnconditionalUpdateConflict(t *testing.T) {
 	const key = "/registry/configmaps/default/a"
 	other := func(f *fixture, uid string) func(storage.Write) {

@@ -6,8 +6,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Connect runs admission for a connection to the target's subresource, such as exec. It takes ownership of
-// options and returns them as admission has changed them. Nothing is stored.
+// Connect runs admission for a connection to the target's subresource, such as exec. It stores nothing. It takes
+// ownership of options and returns them with the changes by admission.
 func (e *Engine) Connect(ctx context.Context, t Target, options object.Tree, c Caller) (object.Tree, error) {
 	w, err := e.newWrite(ctx, t, c, opConnect)
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 // maxConversionBytes limits the size of a conversionCache.
 const maxConversionBytes = 64 << 20
 
-// conversionCache caches objects at versions that they are not stored at. Over its size limit it evicts the
-// least recently used ones. A converted object is held as a record, as if the object had been stored at that
-// version. So labels, selectable fields and other values are derived from it as from a stored record.
-// Concurrent requests for the same conversion share one call. The zero value is ready to use.
+// conversionCache caches objects that have been converted from their storage version to another version. When its
+// size exceeds the limit, it evicts the least recently used objects. A converted object is held as a record, as if
+// it were stored at that version. So labels, selectable fields and other values are derived from it as from a
+// stored record. Concurrent requests for the same conversion share one call. The zero value is ready to use.
 type conversionCache struct {
 	mu     sync.Mutex
 	byKey  map[conversionKey]*list.Element
-	order  list.List // of *cachedConversion, the most recently used first
+	order  list.List // of *cachedConversion, from the most to the least recently used
 	bytes  int
-	epochs map[schema.GroupResource]*conversionEpoch // of the kinds that a webhook converts
+	epochs map[schema.GroupResource]*conversionEpoch // for the kinds that a webhook converts
 }
 
 // conversionKey identifies a converted object.
@@ -33,11 +33,11 @@ type conversionKey struct {
 	key        string // storage key
 	revision   int64
 	apiVersion string
-	specHash   uint64           // of the CRD: a change of only its status or labels affects no conversion
+	specHash   uint64           // of the CRD: conversions depend on the spec and not on the status or labels
 	epoch      *conversionEpoch // nil for a conversion without a webhook
 }
 
-// conversionKeyAt returns a key without an object, for conversions to v.
+// conversionKeyAt returns a key for conversions to v. Its fields that identify the object are not set.
 func conversionKeyAt(v *resource.Version, epoch *conversionEpoch) conversionKey {
 	key := conversionKey{apiVersion: v.APIVersion, epoch: epoch}
 	if c := v.Definition.Custom; c != nil {
@@ -48,21 +48,21 @@ func conversionKeyAt(v *resource.Version, epoch *conversionEpoch) conversionKey 
 
 var errPanicked = errors.New("panic during the conversion of an object")
 
-// cachedConversion is one entry of a conversionCache. It is added before its conversion starts.
+// cachedConversion is one entry of a conversionCache. The entry is added before its conversion starts.
 type cachedConversion struct {
 	key       conversionKey
 	started   time.Time
-	done      chan struct{} // closed when record or err is set
+	done      chan struct{} // closed after record or err has been set
 	record    *storage.Record
 	err       error
-	abandoned bool // the request that was converting it was cancelled
+	abandoned bool // true if the request that made the conversion was cancelled
 }
 
-// convertFunc converts records. It returns all of them or an error.
+// convertFunc converts either all records or none. If it converts none, it returns an error.
 type convertFunc func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
 
-// get returns the conversions of recs, in their order. key lacks the fields of the object, which get fills in.
-// Missing conversions are made in one call of convert.
+// get returns the conversions of recs, in the same order. It makes missing conversions in one call of convert. The
+// caller leaves the fields of key that identify an object empty, and get sets them.
 func (v *conversionCache) get(
 	ctx context.Context, key conversionKey, now time.Time, recs []*storage.Record, convert convertFunc,
 ) ([]*storage.Record, error) {
@@ -78,7 +78,7 @@ func (v *conversionCache) get(
 	}
 }
 
-// claim returns the entries of recs. missing holds the indices of those that the caller has to fill.
+// claim returns the entries of recs. missing holds the indices of the entries that the caller must fill.
 func (v *conversionCache) claim(
 	key conversionKey, now time.Time, recs []*storage.Record,
 ) (entries []*cachedConversion, missing []int) {
@@ -123,7 +123,7 @@ func (v *conversionCache) fill(
 				e.record = out[i]
 			}
 			if cached := v.byKey[e.key]; cached == nil || cached.Value != e {
-				// The entry has been dropped meanwhile. Only the waiting requests use it.
+				// The cache has dropped the entry meanwhile. Only the waiting requests use the entry.
 			} else if err == nil {
 				v.bytes += len(e.record.Value)
 			} else {
@@ -141,7 +141,7 @@ func (v *conversionCache) evict() {
 	for last := v.order.Back(); last != nil && v.bytes > maxConversionBytes && v.order.Len() > 1; {
 		e := last
 		last = last.Prev()
-		if e.Value.(*cachedConversion).record != nil { // not in progress
+		if e.Value.(*cachedConversion).record != nil { // only entries whose conversion has ended
 			v.remove(e)
 		}
 	}
@@ -155,8 +155,8 @@ func (v *conversionCache) remove(e *list.Element) {
 	}
 }
 
-// collect waits until the entries are converted. retry reports that the request that was converting an entry
-// has been cancelled.
+// collect waits until the entries are converted. retry is true if the request that was converting one of them has
+// been cancelled.
 func collect(ctx context.Context, entries []*cachedConversion) (out []*storage.Record, retry bool, err error) {
 	out = make([]*storage.Record, len(entries))
 	for i, e := range entries {

@@ -13,9 +13,9 @@ import (
 // maxConversionAge is the maximum time that a conversion by a webhook is cached.
 const maxConversionAge = 10 * time.Minute
 
-// conversionEpoch is a period during which the webhook of a kind is assumed to convert the same way.
-// Conversions are cached under their epoch (conversionKey). When a new epoch starts, the cached conversions are
-// dropped. Results in flight at that moment are not cached.
+// conversionEpoch is a period in which the webhook of a kind is assumed to return the same results for the same
+// objects. The keys of cached conversions contain the epoch (conversionKey). When a new epoch starts, the cached
+// conversions of the old epoch are dropped. Conversions that are running at that moment are not cached.
 type conversionEpoch struct {
 	kind       schema.GroupResource
 	since      int64  // Custom.ConversionSince
@@ -25,8 +25,8 @@ type conversionEpoch struct {
 	lastRead       time.Time // when the kind's conversions were last read
 	lastDisconnect time.Time // when a connection to the webhook last broke while the kind was being read
 	lastChecked    time.Time // when the last check started
-	lastConfirmed  time.Time // when a check last found the conversions unchanged
-	doubtful       bool      // a connection broke after the last check started, or that check failed
+	lastConfirmed  time.Time // end of the last check that found the conversions unchanged
+	doubtful       bool      // a connection broke after the start of the last check, or the last check failed
 	checking       bool      // a check is running or scheduled
 }
 
@@ -44,14 +44,14 @@ func (v *conversionCache) epoch(
 	e = v.epochs[kindOf(d)]
 	since := d.Custom.ConversionSince
 	if e != nil && (e.since > since || e.since == since && e.generation > generation) {
-		return e, false // the request still uses an older CRD, or older endpoints of the Service
+		return e, false // the request still uses an older CRD or older endpoints of the webhook's Service
 	}
 	if e == nil || e.since < since || e.generation < generation {
 		v.dropEpochs(func(other *conversionEpoch) bool {
 			return other == e || now.Sub(other.lastRead) > maxConversionAge
 		})
 		e = &conversionEpoch{kind: kindOf(d), since: since, generation: generation, lastConfirmed: now}
-		// Cloned, so that the strings do not keep the whole CRD in memory.
+		// The strings are cloned because a substring would keep the whole CRD in memory.
 		e.kind.Group, e.kind.Resource = strings.Clone(e.kind.Group), strings.Clone(e.kind.Resource)
 		if v.epochs == nil {
 			v.epochs = map[schema.GroupResource]*conversionEpoch{}
@@ -65,7 +65,7 @@ func (v *conversionCache) epoch(
 	return e, check
 }
 
-// dropEpochs drops the epochs for which drop is true, and their cached conversions.
+// dropEpochs drops the epochs for which the function drop returns true, and their cached conversions.
 func (v *conversionCache) dropEpochs(drop func(*conversionEpoch) bool) {
 	dropped := map[*conversionEpoch]bool{}
 	for kind, e := range v.epochs {
@@ -86,9 +86,9 @@ func (v *conversionCache) dropEpochs(drop func(*conversionEpoch) bool) {
 	}
 }
 
-// connectionLost records that a connection to the webhook of the matching epochs has broken. It returns the
-// epochs to check now: those that are being read, or have been read since their last check. The others are
-// checked at their next read.
+// connectionLost records that a connection to the webhook of the matching epochs has broken. It returns the epochs
+// to check immediately. These are the epochs that have been read recently, or since their last check. The remaining
+// epochs are checked at their next read.
 func (v *conversionCache) connectionLost(
 	matches func(*conversionEpoch) bool, now time.Time, interval time.Duration,
 ) (check []*conversionEpoch) {
@@ -110,14 +110,14 @@ func (v *conversionCache) connectionLost(
 	return check
 }
 
-// beginCheck records the start of a check. A connection that breaks later makes the epoch doubtful again.
+// beginCheck records the start of a check. If a connection breaks after that, e becomes doubtful again.
 func (v *conversionCache) beginCheck(e *conversionEpoch, now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	e.lastChecked, e.doubtful = now, false
 }
 
-// endCheck records the result of a check and reports whether to check again.
+// endCheck records the result of a check and reports whether another check is needed.
 func (v *conversionCache) endCheck(
 	e *conversionEpoch, result checkResult, now time.Time, interval time.Duration,
 ) (again bool) {
@@ -136,8 +136,8 @@ func (v *conversionCache) endCheck(
 	return e.checking
 }
 
-// sample returns the most recently read conversions of an epoch to a version: the stored records and their
-// conversions. The sample is limited by sampleObjects and sampleBytes.
+// sample returns the most recently used conversions of an epoch to a version: the stored records and the converted
+// records. sampleObjects and sampleBytes limit the size of the sample.
 func (v *conversionCache) sample(
 	epoch *conversionEpoch, at *resource.Version, snap *storage.Snapshot,
 ) (recs, converted []*storage.Record) {
@@ -152,7 +152,7 @@ func (v *conversionCache) sample(
 		}
 		rec := snap.Get(cached.key.key)
 		if rec == nil || rec.Modified != cached.key.revision || packed(rec).HasAPIVersion(at.APIVersion) {
-			continue // an older revision, or not converted by the webhook
+			continue // an older revision, or an object that needs no conversion
 		}
 		if bytes += len(rec.Value); bytes > sampleBytes && len(recs) > 0 {
 			break

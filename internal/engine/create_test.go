@@ -12,8 +12,8 @@ import (
 
 const cronTab = `{"metadata":{"name":"my-cron"},"spec":{"cronSpec":"* * * * */5","image":"awesome"}}`
 
-// TestCreate checks the created object, its metadata, and that get and list return it (CRD-018, CRD-019, CRD-023,
-// CRD-025, SUB-013).
+// TestCreate checks the created object and its metadata. A get and a list return the same object (CRD-018, CRD-019,
+// CRD-023, CRD-025, SUB-013).
 func TestCreate(t *testing.T) {
 	f := newFixture(t)
 	created := treeOf(t, f.mustCreate(f.cron(""), cronTab))
@@ -242,7 +242,7 @@ func TestCreateWhileTerminating(t *testing.T) {
 	stale := f.cron("")
 	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`,
 		`"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
-	for _, target := range []Target{f.cron(""), stale} { // the guard of the stale target fails
+	for _, target := range []Target{f.cron(""), stale} { // the guard fails for the stale target
 		_, err := f.create(target, cronTab)
 		f.expectStatus(err, 403, metav1.StatusReasonForbidden,
 			`crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource `+
@@ -263,7 +263,7 @@ func TestCreateAfterCRDDeletion(t *testing.T) {
 	}
 }
 
-// TestDuplicateOwners checks that a create drops a repeated owner reference with a warning (CRD-066).
+// TestDuplicateOwners checks that a create drops a duplicate owner reference and returns a warning (CRD-066).
 func TestDuplicateOwners(t *testing.T) {
 	f := newFixture(t)
 	owner := `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`

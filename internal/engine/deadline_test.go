@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// expiringContext is a context whose deadline passes after a number of calls of Err.
+// expiringContext is a context whose deadline passes after a given number of calls of Err.
 type expiringContext struct {
 	context.Context
 	checksLeft int
@@ -21,8 +21,8 @@ func (e *expiringContext) Err() error {
 	return nil
 }
 
-// TestWritesEndAtTheirDeadline checks that a write of any kind returns 504 at its deadline, whichever check of the
-// context detects it, and then stores nothing (CVE-2019-1002100).
+// TestWritesEndAtTheirDeadline checks that each kind of write returns 504 and stores nothing if its deadline
+// passes. It does so for each of the points at which the write checks its context (CVE-2019-1002100).
 func TestWritesEndAtTheirDeadline(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
@@ -72,7 +72,7 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 		},
 	} {
 		ctx := f.ctx
-		newest := func() int64 { // the head of a replica may be older than its last acknowledged write
+		newest := func() int64 { // Fresh is needed because the head of a replica may be behind
 			snap, err := f.Store.Fresh(ctx)
 			if err != nil {
 				t.Fatal(err)

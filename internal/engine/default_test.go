@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// schemaWithDefaults returns a schema with defaults. more is inserted into the properties of spec.
+// schemaWithDefaults returns a schema with defaults. It inserts the parameter more into the properties of spec.
 func schemaWithDefaults(more string) string {
 	return `{"type":"object","properties":{"spec":{"type":"object","properties":{` + more + `
 "cronSpec":{"type":"string","default":"5 0 * * *"},"image":{"type":"string"},"replicas":{"type":"integer",
@@ -33,7 +33,7 @@ func newDefaultingFixture(t *testing.T) *fixture {
 	return f
 }
 
-// storedTree returns a CronTab as it is stored.
+// storedTree returns the stored form of a CronTab.
 func (f *fixture) storedTree(name string) object.Tree {
 	f.Helper()
 	rec := f.Store.Head().Get("/registry/stable.example.com/crontabs/default/" + name)
@@ -47,8 +47,8 @@ func (f *fixture) storedTree(name string) object.Tree {
 	return t
 }
 
-// TestCreateFillsInDefaults checks that a create stores and returns the defaults of missing fields, and changes no
-// others (DEF-002, DEF-003, DEF-004, DEF-006, DEF-007).
+// TestCreateFillsInDefaults checks that a create stores and returns the defaults of missing fields. Present fields
+// keep their values (DEF-002, DEF-003, DEF-004, DEF-006, DEF-007).
 func TestCreateFillsInDefaults(t *testing.T) {
 	f := newDefaultingFixture(t)
 	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i","replicas":3,"ports":[{},`+
@@ -63,8 +63,8 @@ func TestCreateFillsInDefaults(t *testing.T) {
 	equal(t, "spec of an object without one", f.get(f.cron("b"))["spec"], nil)
 }
 
-// TestCreateDropsNulls checks that nulls are dropped where the schema does not allow them, and that defaults
-// replace them (DEF-016, DEF-017, DEF-018, DEF-019, DEF-020).
+// TestCreateDropsNulls checks that a create drops nulls that the schema does not allow, and fills in defaults for
+// them (DEF-016, DEF-017, DEF-018, DEF-019, DEF-020).
 func TestCreateDropsNulls(t *testing.T) {
 	f := newDefaultingFixture(t)
 	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"foo":null,"bar":null,"baz":null}}`)
@@ -75,7 +75,8 @@ func TestCreateDropsNulls(t *testing.T) {
 	equal(t, "stored", f.storedTree("a")["spec"], spec)
 }
 
-// TestNullInListIsRejected checks that a null in a list is not dropped, but is a validation error (DEF-022).
+// TestNullInListIsRejected checks that a null in a list is a validation error. The server does not drop it
+// (DEF-022).
 func TestNullInListIsRejected(t *testing.T) {
 	f := newDefaultingFixture(t)
 	_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"tags":["a",null]}}`)
@@ -122,8 +123,7 @@ func TestNewDefaultAppliesOnRead(t *testing.T) {
 	equal(t, "changes after the second update", len(f.eventsAfter(before)), 1)
 }
 
-// TestStatusWriteStoresDefaults checks that a status write stores the defaults of an object that was stored
-// without them (DEF-010).
+// TestStatusWriteStoresDefaults checks that a write of the status also stores missing defaults (DEF-010).
 func TestStatusWriteStoresDefaults(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
@@ -133,8 +133,8 @@ func TestStatusWriteStoresDefaults(t *testing.T) {
 		[]any{"red", "done"})
 }
 
-// TestDefaultedStatus checks that the defaults of a status, which a create may not set, are shown on read and not
-// stored (DEF-004).
+// TestDefaultedStatus checks the defaults of a status after a create, which ignores the status. Reads show these
+// defaults, but they are not stored (DEF-004).
 func TestDefaultedStatus(t *testing.T) {
 	f := newDefaultingFixture(t)
 	o := f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"mine"}}`)
@@ -148,8 +148,8 @@ func TestDefaultedStatus(t *testing.T) {
 	equal(t, "changes", len(f.eventsAfter(before)), 1)
 }
 
-// TestDefaultsOfTwoVersions checks that a request gets the defaults of its version. A read also gets the defaults
-// of the storage version, which are not stored (DEF-007, DEF-008).
+// TestDefaultsOfTwoVersions checks that a request uses the defaults of its version. A read also uses the defaults
+// of the storage version, but they are not stored (DEF-007, DEF-008).
 func TestDefaultsOfTwoVersions(t *testing.T) {
 	f := newFixture(t)
 	only := func(name string) string {
@@ -173,8 +173,8 @@ func TestDefaultsOfTwoVersions(t *testing.T) {
 		valueAt(f.get(f.cron("a")), "spec.v1Only")}, []any{"v2", "x"})
 }
 
-// TestNewDefaultOfStorageVersion checks that a default that only the storage version has is also shown at another
-// version that has the field (DEF-008).
+// TestNewDefaultOfStorageVersion checks a default that only the storage version specifies. Reads at another version
+// show it if that version has the field (DEF-008).
 func TestNewDefaultOfStorageVersion(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
@@ -187,8 +187,8 @@ func TestNewDefaultOfStorageVersion(t *testing.T) {
 	equal(t, "after", valueAt(f.get(v2), "spec.color"), "red")
 }
 
-// TestDefaultsInManagedFields checks that the field manager of a create owns the defaults, and that the field
-// manager of an apply does not (DEF-024).
+// TestDefaultsInManagedFields checks that the field manager of a create owns the defaults. The field manager of an
+// apply does not own them (DEF-024).
 func TestDefaultsInManagedFields(t *testing.T) {
 	f := newDefaultingFixture(t)
 	owned := func(o Object) string {
@@ -211,14 +211,14 @@ func TestDefaultsInManagedFields(t *testing.T) {
 	}
 }
 
-// TestRepeatedWritesChangeNothing checks that a repeated apply changes nothing, nor does the patch that kubectl
-// apply sends for an unchanged manifest (DEF-025).
+// TestRepeatedWritesChangeNothing checks that a repeated apply changes nothing. The same is true for the patch that
+// kubectl apply sends for an unchanged manifest (DEF-025).
 func TestRepeatedWritesChangeNothing(t *testing.T) {
 	f := newDefaultingFixture(t)
 	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i",` +
 		`"ports":[{}]}}`
 	f.mustPatch(f.cron("a"), applyPatch, config)
-	f.mustPatch(f.cron("a"), mergePatch, `{}`) // stores the status that a create may not set
+	f.mustPatch(f.cron("a"), mergePatch, `{}`) // stores the defaults of the status, which the create ignored
 	before := f.Store.Head().Revision()
 	f.mustPatch(f.cron("a"), applyPatch, config)
 	f.mustPatch(f.cron("a"), mergePatch, `{}`)
@@ -249,8 +249,8 @@ func TestScaleCreatesSpec(t *testing.T) {
 	equal(t, "stored", f.storedTree("a")["spec"], object.Tree{"replicas": 3})
 }
 
-// TestRatchetingOfEveryVerb checks that every verb rejects new values that violate the schema, and accepts
-// unchanged ones (VAL-018, VAL-029, VAL-030, VAL-166).
+// TestRatchetingOfEveryVerb checks that every verb rejects new values that violate the schema, and accepts such
+// values if they are unchanged (VAL-018, VAL-029, VAL-030, VAL-166).
 func TestRatchetingOfEveryVerb(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":15,"image":"i"}}`)
@@ -292,8 +292,9 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
 }
 
-// TestDuplicatesInSet checks that repeated items of a set are rejected by a create, and by an update that changes
-// the list. An update that does not change the list is accepted, and so are finalizers and a deletion (VAL-035).
+// TestDuplicatesInSet checks that a create rejects repeated items of a set, and so does an update that changes the
+// list. An update that leaves the list unchanged is accepted. A change of the finalizers and a deletion are
+// accepted too (VAL-035).
 func TestDuplicatesInSet(t *testing.T) {
 	f := newFixture(t)
 	loose := strings.ReplaceAll(schemaWithDefaults(""), `,"x-kubernetes-list-type":"set"`, "")
@@ -338,8 +339,8 @@ func TestEmbeddedResourceIsValidated(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.template.metadata: Invalid value")
 }
 
-// TestPreserveUnknownFields checks that a legacy CRD with preserveUnknownFields prunes nothing, but validates
-// (SCH-024, SCH-026).
+// TestPreserveUnknownFields checks that the server prunes nothing for a legacy CRD with preserveUnknownFields. It
+// still validates the objects (SCH-024, SCH-026).
 func TestPreserveUnknownFields(t *testing.T) {
 	f := newFixture(t)
 	js := `{"properties":{"spec":{"properties":{"n":{"type":"integer"}}}}}`
@@ -354,7 +355,7 @@ func TestPreserveUnknownFields(t *testing.T) {
 	o = f.mustCreate(f.cron(""), `{"metadata":{"name":"b"},"more":1}`)
 	equal(t, "unknown field under a structural schema", []any{treeOf(t, o)["more"], f.get(f.cron("a"))["more"]},
 		[]any{int64(1), object.Tree{"x": nil}})
-	f.writeCRD(cronTabs(structural, structural)) // the same schemas, which now prune
+	f.writeCRD(cronTabs(structural, structural)) // the same schemas, but now unknown fields are pruned
 	equal(t, "pruned on read", []any{f.get(f.cron("a"))["more"], f.get(f.cron("b"))["more"]}, []any{nil, nil})
 	_, err = f.create(f.cron(""), `{"metadata":{"name":"c"},"more":1}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `unknown field "more"`)

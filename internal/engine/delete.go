@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Delete deletes an object or starts its deletion. deleted reports whether the object is no longer stored. obj
-// is then its last state, as it was stored.
+// Delete deletes an object or starts its deletion. If the object is no longer stored, deleted is true, and obj is
+// its last stored state.
 func (e *Engine) Delete(
 	ctx context.Context, t Target, o metav1.DeleteOptions, c Caller,
 ) (obj Object, deleted bool, err error) {
@@ -36,8 +36,8 @@ func (e *Engine) Delete(
 	return w.result, w.deleted, nil
 }
 
-// deleteMarked deletes an object right after it has been stored as marked for deletion. Upstream's store also
-// makes two writes, and watchers see both.
+// deleteMarked deletes an object that has just been stored as marked for deletion. Upstream's store also makes
+// these two writes, and watchers see both events.
 func (w *write) deleteMarked() error {
 	marked := w.result
 	if w.caller.DryRun {
@@ -58,8 +58,8 @@ func (w *write) deleteMarked() error {
 	return err
 }
 
-// warnOfOrphans adds upstream's warning for kinds whose dependents are orphaned by default, if the request
-// specifies no propagation policy.
+// warnOfOrphans adds upstream's warning if the kind's dependents are orphaned by default and the request specifies
+// no propagation policy.
 func warnOfOrphans(t Target, o *metav1.DeleteOptions, c Caller) {
 	text := t.Version.Definition.Behavior.OrphanWarning
 	if text != "" && c.Warn != nil && o.PropagationPolicy == nil && o.OrphanDependents == nil {
@@ -88,8 +88,8 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 	return nil
 }
 
-// find looks up the object to delete and checks the preconditions. It does not decode the object, so an object
-// that cannot be converted can be deleted.
+// find looks up the object to delete and checks the preconditions. It does not decode the object. So even an object
+// whose conversion fails can be deleted.
 func (w *write) find() error {
 	if err := w.findRecord(); err != nil {
 		return err
@@ -100,7 +100,8 @@ func (w *write) find() error {
 	return w.checkPreconditions(w.rec, metaOf(w.rec).meta, &w.deleteOptions)
 }
 
-// mark computes the state of the object after the deletion request: deleted, or marked for deletion and stored.
+// mark computes the state of the object after the deletion request. The object is either deleted, or stored with a
+// mark for deletion.
 func (w *write) mark() error {
 	b := &w.def.Behavior
 	finalizers := w.finalizersOnDelete(metaOf(w.rec).meta.Finalizers, &w.deleteOptions)
@@ -128,14 +129,14 @@ func (w *write) mark() error {
 	}
 	w.packed = object.Pack(t, packed(w.rec).Fingerprint())
 	w.noop = bytes.Equal(w.packed.JSON(), w.rec.Value)
-	// The response contains the object. An object that cannot be read fails here, before anything changes.
+	// The response contains the object. If the object cannot be read, the request fails before it changes anything.
 	_, err = w.reader.read(w.ctx, w.rec)
 	return err
 }
 
-// markedObject returns the stored object with the finalizers of a deletion, and its grace period. grace is nil
-// for a deletion that is not graceful. For an object whose deletion has already started it sets noop and keeps
-// the finalizers.
+// markedObject returns the stored object with the finalizers of a deletion, and its grace period. grace is nil if
+// the deletion is immediate. If the object's deletion has already started, markedObject sets w.noop and keeps the
+// finalizers.
 func (w *write) markedObject(finalizers []string) (t object.Tree, grace *int64, err error) {
 	if !w.supportsGrace() {
 		t, err := packed(w.rec).Tree(w.rec.Modified)
@@ -205,8 +206,8 @@ func (w *write) preconditionError(field, wants, has, change string) error {
 		field, wants, has, change))
 }
 
-// markDeleting sets the deletion timestamp. If the object already has one, only a time in the future is
-// replaced by the current time.
+// markDeleting sets the deletion timestamp to the current time. If the object already has a deletion timestamp in
+// the past, it stays unchanged.
 func (w *write) markDeleting(t object.Tree) {
 	md := object.EnsureMetadata(t)
 	existing := optionalTime(md["deletionTimestamp"])
@@ -219,15 +220,15 @@ func (w *write) markDeleting(t object.Tree) {
 	md["deletionGracePeriodSeconds"] = int64(0)
 }
 
-// finalizersOnDelete returns the object's finalizers after a deletion starts. The garbage collector's
-// finalizers are added or removed as the options and the current finalizers require.
+// finalizersOnDelete returns the object's finalizers after its deletion starts. It adds or removes the garbage
+// collector's finalizers, depending on the options and the current finalizers.
 func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []string {
 	policy := rest.DeleteDependents
 	if s, ok := w.gcStrategy(); ok {
 		policy = s.DefaultGarbageCollectionPolicy(w.strategyContext())
 	}
 	if policy == rest.Unsupported {
-		return current // such as Events, which are never garbage collected
+		return current // for example Events, which are never garbage collected
 	}
 	orphan, foreground := propagation(current, o, policy == rest.OrphanDependents)
 	if orphan == slices.Contains(current, metav1.FinalizerOrphanDependents) &&

@@ -32,8 +32,8 @@ func TestDelete(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "my-cron" not found`)
 }
 
-// TestDeleteWithFinalizers checks that the deletion of an object with finalizers only marks it, and that a second
-// deletion changes nothing (SUB-035, SUB-038, SUB-040, SUB-042, SUB-046, SUB-047).
+// TestDeleteWithFinalizers checks that a deletion only marks an object that has finalizers. A second deletion
+// changes nothing (SUB-035, SUB-038, SUB-040, SUB-042, SUB-046, SUB-047).
 func TestDeleteWithFinalizers(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// collectionPage is how many objects are listed at a time if the caller sets no limit.
+	// collectionPage is the number of objects in a page of the list if the caller sets no limit.
 	collectionPage = 1000
-	// collectionBatch is how many deletions share a commit.
+	// collectionBatch is the maximum number of objects that one commit deletes.
 	collectionBatch = 100
 )
 
-// DeleteCollection deletes the objects that o selects and returns them as they were listed. An object that no
-// longer exists is skipped. Any other error aborts the call, after some objects may have been deleted.
+// DeleteCollection deletes the objects that o selects and returns them as they were listed. It skips objects that
+// no longer exist. Any other error ends the call, and objects may already have been deleted by then.
 func (e *Engine) DeleteCollection(
 	ctx context.Context, t Target, d metav1.DeleteOptions, o ListOptions, c Caller,
 ) (*List, error) {
@@ -29,7 +29,7 @@ func (e *Engine) DeleteCollection(
 	warnOfOrphans(t, &d, c)
 	batch := collectionBatch
 	if t.Version.Definition.Behavior.RelatedWrites != nil {
-		batch /= 3 // deleting a Service also deletes its addresses, and etcd takes 128 writes per commit
+		batch /= 3 // the deletion of a Service also deletes its addresses, and etcd accepts 128 writes in a commit
 	}
 	limited := o.Limit > 0
 	if !limited {
@@ -64,7 +64,7 @@ func (e *Engine) DeleteCollection(
 	}
 }
 
-// deleteBatch deletes some objects in one commit, or one by one if that fails.
+// deleteBatch deletes the items in one commit. If that fails, it deletes them one by one.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
 	r := admission.Request{
 		Operation: admission.Delete,
@@ -74,8 +74,8 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 		Namespace: t.Namespace,
 		User:      c.User,
 	}
-	// Plugins must see each deletion exactly once. A batch may have to be repeated, so it is only for requests that no
-	// plugin handles.
+	// Plugins must see each deletion exactly once. Batches may be repeated, so they are used only if no plugin
+	// handles the request.
 	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) {
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
@@ -93,8 +93,8 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 	return nil
 }
 
-// deleteTogether deletes all items in one commit. If some item may not be deleted or has changed meanwhile, it
-// deletes nothing and done is false.
+// deleteTogether deletes all items in one commit. If one of the items has changed or must not be deleted, it
+// deletes nothing, and done is false.
 func (e *Engine) deleteTogether(
 	ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller,
 ) (done bool, err error) {
@@ -128,7 +128,8 @@ func (e *Engine) deleteTogether(
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
 		_, conflict := asConflict(err)
-		// Single deletions may succeed even if the commit of all items conflicts, needs too much space or is too large.
+		// The commit of all items conflicts, needs too much space or is too large. Single deletions may still
+		// succeed.
 		if conflict || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) {
 			return false, nil
 		}

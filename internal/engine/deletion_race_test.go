@@ -9,12 +9,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// addFinalizer adds a finalizer to a as another writer.
+// addFinalizer adds a finalizer to the CronTab "a" as another writer.
 func (f *fixture) addFinalizer(storage.Write) {
 	f.mustPatch(f.cron("a"), mergePatch, `{"metadata":{"finalizers":["example.com/x"]}}`)
 }
 
-// deleteVerbs delete a, either only a or all CronTabs.
+// deleteVerbs delete the CronTab "a", either by its name or with all CronTabs.
 var deleteVerbs = []verb{
 	{name: "delete", do: func(f *fixture, at Target) error {
 		_, _, err := f.Delete(f.ctx, at, metav1.DeleteOptions{}, f.caller)
@@ -27,8 +27,8 @@ var deleteVerbs = []verb{
 	}},
 }
 
-// TestDeleteConflict checks that a deletion takes into account the finalizers that the object has at the commit
-// (SUB-035, CRD-065).
+// TestDeleteConflict checks that a deletion uses the finalizers that the object has at the commit (SUB-035,
+// CRD-065).
 func TestDeleteConflict(t *testing.T) {
 	for _, v := range deleteVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestDeleteConflict(t *testing.T) {
 				t.Errorf("get of b: %v", err)
 			}
 
-			f = newRaceFixture(t, true) // the finalizer is removed before the commit
+			f = newRaceFixture(t, true) // another writer removes the finalizer before the commit
 			f.addFinalizer(storage.Write{})
 			f.raceBeforeCommit(func(storage.Write) {
 				f.mustPatch(f.cron("a"), mergePatch,
@@ -71,8 +71,8 @@ func TestDeleteConflict(t *testing.T) {
 	equal(t, "stored", f.countStored(), 0)
 }
 
-// TestDeletePreconditionsConflict checks that the preconditions of a deletion are evaluated on the object at the
-// commit (CRD-065).
+// TestDeletePreconditionsConflict checks that the preconditions of a deletion apply to the object at the commit
+// (CRD-065).
 func TestDeletePreconditionsConflict(t *testing.T) {
 	f := newRaceFixture(t, true)
 	read := f.get(f.cron("a"))
@@ -97,8 +97,8 @@ func TestDeletePreconditionsConflict(t *testing.T) {
 	}
 }
 
-// TestLastFinalizerConflict checks that the write that removes the last finalizer deletes exactly the object that
-// it has read, and no other object with its name (SUB-043).
+// TestLastFinalizerConflict checks that the removal of the last finalizer deletes only the object that the write
+// has read. It does not delete a newer object with the same name (SUB-043).
 func TestLastFinalizerConflict(t *testing.T) {
 	terminating := func() *fixture {
 		f := newRaceFixture(t, true)

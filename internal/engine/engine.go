@@ -1,9 +1,9 @@
 // Package engine implements the Kubernetes verbs for any resource.Definition on top of a storage.Store. Callers
-// pass decoded objects, and results hold encoded bytes. The package knows nothing of HTTP and must not import
-// packages that do, such as internal/api.
+// pass decoded objects, and results hold encoded bytes. The package does not use HTTP, and must not import packages
+// that do, such as internal/api.
 //
-// Every error that a client may see is a *StatusError of k8s.io/apimachinery/pkg/api/errors, with the code,
-// reason, causes and message that upstream uses.
+// Every error that a client may see is a *StatusError of k8s.io/apimachinery/pkg/api/errors, with the code, reason,
+// causes and message that upstream uses.
 package engine
 
 import (
@@ -25,12 +25,12 @@ type Engine struct {
 	Config
 	Live *resource.Live // the served kinds
 
-	// beforeCommit is a test hook, called with the writes of each commit before they are committed. Tests use
-	// it to let other writes get in between. nil means no hook.
+	// beforeCommit is a hook that tests use to make other writes before a commit. It receives the writes of the
+	// commit. nil means no hook.
 	beforeCommit func([]storage.Write)
 
-	// upToCommit runs a write through all stages before the commit. It is a field because a stage cannot refer
-	// to the list of stages: Go reports an initialization cycle.
+	// upToCommit runs a write through all stages before the commit. It is a field because a direct reference from a
+	// stage to the list of stages would be an initialization cycle in Go.
 	upToCommit func(*write) error
 
 	tasks             tasks
@@ -46,27 +46,27 @@ type Target struct {
 	Namespace   string // "" for all namespaces, or for a cluster-scoped kind
 	Name        string // "" for a collection
 	Subresource string // "", "status" or "scale"
-	// AsStored makes reads and writes leave objects at the version they are stored at. Controllers, which need
-	// only the metadata, set it so that a failing conversion cannot block them.
+	// AsStored makes reads and writes use the storage version of each object. Controllers, which need only the
+	// metadata, set it so that a failing conversion cannot block them.
 	AsStored bool
 }
 
 // Caller describes the sender of a request, and the options of the request.
 type Caller struct {
 	User         user.Info
-	FieldManager string // explicit, or derived from the User-Agent; never empty for writes
+	FieldManager string // explicit or derived from the User-Agent; not empty for writes
 	Validation   string // FieldValidation: "Ignore", "Warn" or "Strict"
 	DryRun       bool
 	Warn         func(text string)       // adds a Warning header; nil discards warnings
-	Options      runtime.Object          // the options of the verb, for admission
+	Options      runtime.Object          // the options of the verb, which admission receives
 	Annotate     func(key, value string) // adds an annotation to the audit event; nil means there is no event
 	Trace        *Trace                  // records the steps of the write; nil disables tracing
-	OnDecoded    func(object.Tree)       // receives the body of a create or update, with defaults; may be nil
+	OnDecoded    func(object.Tree)       // receives the decoded body of a create or update, with defaults; may be nil
 	MayCreate    func() error            // authorizes an update or apply that would create the object; nil allows it
-	// CheckMemory refuses the result of a patch or apply that takes too much memory. nil allows any size.
+	// CheckMemory returns an error if the result of a patch or apply takes too much memory. nil allows any size.
 	CheckMemory func(object.Tree) error
-	Slot        *compute.Slot // freed while the write waits for a webhook; nil for an inexpensive write
-	// hideName is set during a DeleteCollection: as in upstream, admission does not see the names of the
+	Slot        *compute.Slot // released while the write waits for a webhook; nil for an inexpensive write
+	// hideName is set during a DeleteCollection. As in upstream, admission then does not see the names of the
 	// objects.
 	hideName bool
 }
@@ -75,8 +75,8 @@ type Caller struct {
 type Object struct {
 	Version  *resource.Version
 	Revision int64 // the object's resourceVersion
-	// Record is the record that the object was read from, or an equivalent one. It caches the values derived
-	// from the object.
+	// Record is the stored record of the object, or an equivalent record. It caches the values derived from the
+	// object.
 	Record *storage.Record
 }
 
@@ -105,7 +105,7 @@ type List struct {
 // WatchEvent is one event of a watch.
 type WatchEvent struct {
 	Type   string // "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
-	Object Object // for a BOOKMARK only Revision and Version are set
+	Object Object // only Revision and Version are set in a BOOKMARK
 	// InitialEventsEnd marks the bookmark that ends the initial events.
 	InitialEventsEnd bool
 }
@@ -114,18 +114,18 @@ type WatchEvent struct {
 type Body struct {
 	// Tree is the decoded object. The engine takes ownership of it and modifies it.
 	Tree object.Tree
-	// Typed means that Version.Type produced Tree (Decode, Normalize or DecodeProtobuf), so that it needs no
-	// further normalization.
+	// Typed means that a method of Version.Type (Decode, Normalize or DecodeProtobuf) returned Tree. The engine
+	// then does not normalize it.
 	Typed bool
 	// Internal is the same object in the internal form, or nil. The engine takes ownership of it.
 	Internal resource.Internal
 	// Strict lists the strict decoding errors found so far, such as `duplicate field "spec.foo"` or `unknown
 	// field …`.
 	Strict []string
-	// DecodeError is the error of Version.Type when it could not decode the body. nil means success, or that
-	// decoding was not tried.
+	// DecodeError is the error of Version.Type for a body that it cannot decode. nil means that decoding succeeded
+	// or was not tried.
 	DecodeError error
-	// Source is the original body, quoted in errors. nil means that errors quote Tree.
+	// Source is the original body, which errors quote. If it is nil, errors quote Tree.
 	Source []byte
 }
 
@@ -133,5 +133,5 @@ type Body struct {
 type Patch struct {
 	Type  types.PatchType
 	Data  []byte
-	Force bool // of an apply: take over fields that other managers own
+	Force bool // for an apply: take over fields that other managers own
 }

@@ -17,11 +17,11 @@ import (
 // futureRevisionTimeout is how long a read waits for a revision that the store has not reached.
 const futureRevisionTimeout = 3 * time.Second
 
-// retryAfter is the Retry-After, in seconds, of requests that the store cannot serve at the moment. client-go
+// retryAfter is the value of the Retry-After header, in seconds, if the store is temporarily unavailable. client-go
 // makes up to ten retries.
 const retryAfter = 1
 
-// errStaleObject is the cause of every 409 for an outdated resourceVersion.
+// errStaleObject is the cause of each 409 for an outdated resourceVersion.
 var errStaleObject = errors.New(
 	"the object has been modified; please apply your changes to the latest version and try again")
 
@@ -49,8 +49,8 @@ func tooLargeRevision(requested, current int64) error {
 	return err
 }
 
-// storageError returns the Status for an error of the store. Details of disk errors are left to the log,
-// because they contain paths.
+// storageError returns the Status for an error of the store. It omits the details of disk errors, because they
+// contain paths. The log has them.
 func storageError(err error) error {
 	var status *apierrors.StatusError
 	switch {
@@ -71,13 +71,14 @@ func storageError(err error) error {
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):
 		return apierrors.NewInternalError(storage.ErrUnreadable)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled): // the errors above may wrap one
+	// This case is last because the errors above may wrap a context error.
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	}
 	return apierrors.NewInternalError(err)
 }
 
-// retryLater returns a 503 with Retry-After, which client-go retries by itself.
+// retryLater returns a 503 with Retry-After. client-go then retries the request.
 func retryLater(message string) error {
 	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// TestStorageErrors checks that errors of the store become a Status with a code that clients handle, and that
-// messages contain no file paths of the server.
+// TestStorageErrors checks that each error of the store becomes a Status with a code that clients handle. Its
+// message contains no file paths of the server.
 func TestStorageErrors(t *testing.T) {
 	disk := &fs.PathError{Op: "write", Path: "/var/lib/trellis/store", Err: errors.New("no space left on device")}
 	for _, c := range []struct {
@@ -53,8 +53,7 @@ func TestStorageErrors(t *testing.T) {
 	}
 }
 
-// TestDeadlineStatus checks that a context that has ended gives the same 504 Status in lists and in
-// DeleteCollection.
+// TestDeadlineStatus checks that lists and DeleteCollection return the same 504 if their context has ended.
 func TestDeadlineStatus(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)

@@ -10,8 +10,8 @@ var serverCaller = Caller{
 	FieldManager: "kube-apiserver",
 }
 
-// deleteParent deletes the parent object, or starts its deletion, as the posted body (an Eviction) requests.
-// Related changes are part of the same commit.
+// deleteParent deletes the parent object, or starts its deletion, as requested by the posted Eviction. Related
+// changes are part of the same commit.
 func (w *write) deleteParent() error {
 	d := w.parentWrite(opDelete)
 	defer d.endAttempt()

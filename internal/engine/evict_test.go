@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// createWebPods creates Pods with the given names that run on a node and are ready.
+// createWebPods creates Pods with the given names, which run on a node and are ready.
 func (f *fixture) createWebPods(names ...string) {
 	f.Helper()
 	for _, name := range names {
@@ -38,8 +38,8 @@ func (f *fixture) budget(name string) Target {
 	return t
 }
 
-// createBudget creates a PodDisruptionBudget of the web Pods, with the status that the disruption controller would
-// set.
+// createBudget creates a PodDisruptionBudget for the Pods of createWebPods. Its status is as the disruption
+// controller would set it.
 func (f *fixture) createBudget(name, spec, status string) {
 	f.Helper()
 	f.mustCreate(f.budget(""), fmt.Sprintf(`{"metadata":{"name":%q},`+
@@ -74,8 +74,8 @@ var (
 	evicted    = []any{true, "True EvictionByEvictionAPI Eviction API: evicting"}
 )
 
-// TestEvictionByBudget checks the result of an eviction for various budgets. The messages are kube-apiserver's
-// (SUB-028).
+// TestEvictionByBudget checks the result of an eviction for various budgets. The messages equal those of
+// kube-apiserver (SUB-028).
 func TestEvictionByBudget(t *testing.T) {
 	const prefix = "The disruption budget b "
 	for _, c := range []struct {
@@ -139,8 +139,8 @@ func disruptedPods(n int) string {
 	return strings.Join(all, ",")
 }
 
-// TestEvictionBudgetUpdate checks that the commit that marks the Pod also charges its budget. A Pod whose eviction
-// is no disruption charges no budget. A Pod with two budgets cannot be evicted (SUB-028).
+// TestEvictionBudgetUpdate checks that the commit that marks a Pod for deletion also updates its budget. If the
+// eviction is no disruption, the budget is unchanged. A Pod with two budgets cannot be evicted (SUB-028).
 func TestEvictionBudgetUpdate(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("ready", "unready", "pending", "done")
@@ -167,7 +167,7 @@ func TestEvictionBudgetUpdate(t *testing.T) {
 			t.Fatal(pod, err)
 		}
 	}
-	equal(t, "writes of each commit", commits, []int{1, 1, 2, 1, 1}) // a Pod that has ended is marked, and then deleted
+	equal(t, "writes of each commit", commits, []int{1, 1, 2, 1, 1}) // an ended Pod is marked and then deleted
 	f.beforeCommit = nil
 	for _, pod := range []string{"unready", "pending", "ready"} {
 		equal(t, pod, f.evictionState(pod), evicted)
@@ -217,8 +217,8 @@ func TestConcurrentEvictions(t *testing.T) {
 	equal(t, "states of a and b", [][]any{f.evictionState("a"), f.evictionState("b")}, [][]any{notEvicted, evicted})
 }
 
-// TestEvictionConflict checks that an eviction is evaluated again if the Pod or its budgets change before the
-// commit.
+// TestEvictionConflict checks that the server evaluates an eviction again if the Pod or its budgets change before
+// the commit.
 func TestEvictionConflict(t *testing.T) {
 	const none = `{"observedGeneration":1,"currentHealthy":1,"desiredHealthy":1}`
 	for name, c := range map[string]struct {
@@ -257,7 +257,7 @@ func TestEvictionConflict(t *testing.T) {
 	}
 }
 
-// onceBeforeCommit calls other once, change the evaluation and the commit of the next write.
+// onceBeforeCommit calls the function other once, between the evaluation and the commit of the next write.
 func onceBeforeCommit(f *fixture, other func()) {
 	f.beforeCommit = func([]storage.Write) {
 		f.beforeCommit = nil
@@ -265,8 +265,8 @@ func onceBeforeCommit(f *fixture, other func()) {
 	}
 }
 
-// TestEvictionAdmission checks that admission sees only the Eviction, not the Pod or its deletion. The eviction of
-// a terminating Pod records the condition.
+// TestEvictionAdmission checks that admission sees only the Eviction, and neither the Pod nor its deletion. The
+// eviction of a terminating Pod sets the DisruptionTarget condition.
 func TestEvictionAdmission(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("p")
@@ -333,8 +333,8 @@ func TestInvalidEviction(t *testing.T) {
 	equal(t, "with policy/v1beta1", f.evictionState("p"), evicted)
 }
 
-// TestLegacyBinding checks that a Binding that is posted to bindings binds the Pod of its name, and is not stored
-// (SCD-040).
+// TestLegacyBinding checks that a Binding that is posted to the resource bindings binds the Pod with its name. The
+// Binding is not stored (SCD-040).
 func TestLegacyBinding(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
@@ -361,9 +361,9 @@ func TestLegacyBinding(t *testing.T) {
 		`pods/binding "p": pod p is already assigned to node "m"`)
 }
 
-// TestEvictionCallsEnded checks that the Ended callbacks for the write of the budget also run. They run even if
-// the Pod is only marked, or the write is retried. A ResourceQuota of the namespace is not recounted before that
-// (SUB-028).
+// TestEvictionCallsEnded checks that an eviction also calls the Ended callbacks for the write of the budget. It
+// does so even if the Pod is only marked or the write is retried. Until then no ResourceQuota of the namespace is
+// recounted (SUB-028).
 func TestEvictionCallsEnded(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("marked", "retried")

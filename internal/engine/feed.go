@@ -17,11 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Feed notifies followers in this process of metadata changes of all objects of the kinds they follow. It uses
-// one cursor and one goroutine for all kinds. A watch of each kind would take some 20 KiB a kind.
+// Feed notifies followers in this process of metadata changes. A follower receives the changes of all objects of
+// one kind. The Feed uses one cursor and one goroutine for all kinds, because a watch of each kind would need about
+// 20 KiB.
 type Feed struct {
 	engine      *Engine
-	newFollower chan struct{} // signals a follower in pending
+	newFollower chan struct{} // signals that pending has a new follower
 
 	mu        sync.Mutex
 	pending   []*follower          // followers without the initial list
@@ -33,23 +34,23 @@ type follower struct {
 	onList       func(objects []*metav1.PartialObjectMetadata, revision int64)
 	onChange     func(object *metav1.PartialObjectMetadata, deleted bool)
 	prefix       string
-	listRevision int64 // the revision of the list, used only by the goroutine of Run; older events are skipped
+	listRevision int64 // revision of the list, used only by the goroutine of Run; events up to it are skipped
 	stopped      bool  // guarded by Feed.mu
 }
 
-// NewFeed returns a Feed of the objects in e's store. It sends no notifications before Run.
+// NewFeed returns a Feed of the objects in e's store. Notifications start with the call of Run.
 func (e *Engine) NewFeed() *Feed {
 	return &Feed{engine: e, newFollower: make(chan struct{}, 1), followers: map[string]*follower{}}
 }
 
-// Follow starts to call the functions for the objects of a kind, all from the goroutine of Run, until stop is
-// called. A call that is running may still finish after stop has returned. ok is false for a kind that is not
-// served or not stored. A kind has at most one follower: a new one replaces the earlier one.
+// Follow starts to notify a follower of the objects of a kind, until stop is called. It calls the functions from
+// the goroutine of Run. A call that is running may end after stop has returned. ok is false for a kind that is not
+// served or not stored. A kind has at most one follower: a new follower replaces the earlier one.
 //
-// onList receives all objects of the kind as of a revision. It is called first, and again if changes were
-// missed. onChange receives each later change; for a deleted object the resourceVersion is that of the
-// deletion. The functions own the objects, which have only the name, namespace, UID, resourceVersion,
-// generation, deletionTimestamp, finalizers and owner references.
+// onList receives all objects of the kind at a revision. It is called first, and again if changes were missed.
+// onChange receives each later change. For a deleted object, the resourceVersion is that of the deletion. The
+// functions own the objects, which have only the name, namespace, UID, resourceVersion, generation,
+// deletionTimestamp, finalizers and owner references.
 func (f *Feed) Follow(r schema.GroupVersionResource,
 	onList func(objects []*metav1.PartialObjectMetadata, revision int64),
 	onChange func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool) {
@@ -81,7 +82,7 @@ func (f *Feed) unfollow(fw *follower) {
 	}
 }
 
-// Run notifies the followers until ctx ends or the store fails, and returns the error of ctx or the store. It
+// Run notifies the followers until ctx ends or the store fails. It returns the error of ctx or of the store. It
 // must be called only once.
 func (f *Feed) Run(ctx context.Context) error {
 	for {
@@ -101,7 +102,7 @@ func (f *Feed) Run(ctx context.Context) error {
 // allKeys is the prefix of all storage keys.
 const allKeys = "/registry/"
 
-// dispatchEvents notifies the followers until an event has been missed.
+// dispatchEvents notifies the followers until it has missed an event.
 func (f *Feed) dispatchEvents(ctx context.Context) error {
 	cursor, err := f.engine.Store.Watch(ctx, allKeys, f.engine.Store.Head().Revision())
 	if err != nil {

@@ -44,8 +44,8 @@ func (f *fixture) feed() *Feed {
 	return feed
 }
 
-// follow follows a kind. Each line has the revision as a number of events relative to the store's present
-// revision.
+// follow follows a kind. Each line of the result contains the revision of an event as its distance from the store's
+// current revision, counted in events.
 func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notifications, func()) {
 	f.Helper()
 	t, base := &notifications{f, make(chan string, 100000)}, f.countEvents(f.Store.Head().Revision())
@@ -147,7 +147,7 @@ func TestFeed(t *testing.T) {
 	}
 }
 
-// TestSlowFollower checks that a feed whose events have been dropped sends the whole list again.
+// TestSlowFollower checks that a follower gets the whole list again if the feed has missed events.
 func TestSlowFollower(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()
@@ -191,8 +191,8 @@ func TestSlowFollower(t *testing.T) {
 	}
 }
 
-// TestFeedConsistency checks that the notifications of a follower add up to the stored objects, at whatever
-// revision it has started.
+// TestFeedConsistency checks that a follower can compute the stored objects from its notifications, regardless of
+// the revision at which it starts.
 func TestFeedConsistency(t *testing.T) {
 	f := newFixture(t)
 	feed := f.feed()

@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// fixture holds a test and an engine over an empty in-memory store. The store has the built-in kinds, the
-// namespace default, and CronTabs in two versions.
+// fixture holds a test and an engine with a new in-memory store. The store contains the built-in kinds, the
+// namespace "default", and the CronTab CRD with two versions.
 type fixture struct {
 	testing.TB
 	*Engine
@@ -108,7 +108,7 @@ func cronTabs(v1, v2 string) string {
 		fmt.Sprintf(cronTabVersion, "v2", true, false, v2))
 }
 
-// writeCRD stores a CRD in the state in which its controller leaves it.
+// writeCRD stores a CRD with the status that its controller would set.
 func (f *fixture) writeCRD(manifest string) {
 	f.Helper()
 	tree := decode(f, manifest)
@@ -119,7 +119,7 @@ func (f *fixture) writeCRD(manifest string) {
 	f.commit(write)
 }
 
-// commit writes to the store directly, without the engine, and waits until the catalog includes the writes.
+// commit writes to the store directly, bypassing the engine, and waits until the catalog includes the writes.
 func (f *fixture) commit(writes ...storage.Write) {
 	f.Helper()
 	if _, err := f.Store.Commit(f.ctx, writes); err != nil {
@@ -130,8 +130,8 @@ func (f *fixture) commit(writes ...storage.Write) {
 	}
 }
 
-// eventsAfter returns the events after a revision. Revisions may have gaps, so they do not give the number of
-// events.
+// eventsAfter returns the events after a revision. The number of events may be smaller than the difference of the
+// revisions, because revisions may have gaps.
 func (f *fixture) eventsAfter(after int64) (events []*storage.Event) {
 	f.Helper()
 	now, err := f.Store.Fresh(f.ctx)
@@ -331,7 +331,7 @@ func valueAt(tree object.Tree, path string) any {
 	return v
 }
 
-// set sets the value at a dotted path, and creates the maps on the way.
+// set sets the value at a dotted path, and creates the missing maps of the path.
 func set(tree object.Tree, path string, value any) {
 	names := strings.Split(path, ".")
 	for _, name := range names[:len(names)-1] {
@@ -370,7 +370,7 @@ func equal(t testing.TB, subject string, got, want any) {
 	}
 }
 
-// deleteCRD deletes a CRD from the store, as its controller does at the end of a deletion.
+// deleteCRD deletes a CRD from the store, as its controller does when a deletion completes.
 func (f *fixture) deleteCRD(name string) {
 	f.Helper()
 	key := resource.CRDPrefix + name

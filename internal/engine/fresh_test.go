@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// newLaggingFixture returns a fixture whose store sees the commits of another server only when it requests the
-// newest revision. elsewhere commits a write on the other server. A nil tree deletes the key.
+// newLaggingFixture returns a fixture whose store receives the commits of another server only when it requests the
+// newest revision. The function elsewhere commits a write on the other server. If tree is nil, it deletes the key.
 func newLaggingFixture(t *testing.T) (f *fixture, log *storagetest.Log,
 	elsewhere func(key string, tree object.Tree) int64) {
 	t.Helper()
@@ -49,9 +49,9 @@ func configMapTree(name string) object.Tree {
 		"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
 }
 
-// TestReadsNewestState checks that a request without a resourceVersion uses the newest state, including other
-// servers' writes. "0" uses the state that this server has seen. A missing object is looked up again in the newest
-// state (CRD-061).
+// TestReadsNewestState checks that a request without a resourceVersion uses the newest state, including writes of
+// other servers. A request with resourceVersion "0" uses the state that this server has received. If the object is
+// missing in it, the newest state is used (CRD-061).
 func TestReadsNewestState(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	key := func(name string) string { return "/registry/configmaps/default/" + name }
@@ -94,7 +94,7 @@ func TestReadsNewestState(t *testing.T) {
 	}
 }
 
-// TestNewestCatalog checks that Catalog includes a CRD that another server has stored (CRD-002).
+// TestNewestCatalog checks that the result of Catalog includes a CRD that another server has stored (CRD-002).
 func TestNewestCatalog(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	tree := decode(t, hostsCRD)
@@ -130,8 +130,9 @@ func TestNewestUnavailable(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
 }
 
-// TestConflictWithUnseenWrite checks that a write that conflicts with another server's write, which this server
-// has not seen, is retried from that write. The other write may be a deletion (CRD-053).
+// TestConflictWithUnseenWrite checks a write that conflicts with a write of another server, before this server has
+// received that write. The server retries its own write on the other server's result, which may be a deletion
+// (CRD-053).
 func TestConflictWithUnseenWrite(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Get reads one object. resourceVersion is that of the request: "", "0", or a revision to wait for.
+// Get reads one object. resourceVersion is the parameter of the request: "", "0", or a revision to wait for.
 func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Object, error) {
 	if t.Subresource != "" {
 		if err := e.checkSubresource(t); err != nil {
@@ -38,8 +38,8 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 	return e.readerOf(t).read(ctx, rec)
 }
 
-// Stored returns the JSON of an object as it is stored, or nil if the object does not exist. The caller must
-// not modify it.
+// Stored returns the stored JSON of an object, or nil if the object does not exist. The caller must not modify the
+// JSON.
 func (e *Engine) Stored(t Target) []byte {
 	rec := e.Store.Head().Get(t.Version.Definition.Key(t.Namespace, t.Name))
 	if rec == nil {
@@ -48,7 +48,8 @@ func (e *Engine) Stored(t Target) []byte {
 	return rec.Value
 }
 
-// notOlderThan returns a snapshot at or after resourceVersion. "" means the newest state of the store.
+// notOlderThan returns a snapshot at or after resourceVersion. If resourceVersion is "", it returns the newest
+// state of the store.
 func (e *Engine) notOlderThan(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
 	if resourceVersion == "" {
 		snap, err := e.Store.Fresh(ctx)
@@ -69,7 +70,7 @@ func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) {
 	return e.notOlderThan(ctx, "")
 }
 
-// Catalog returns a catalog of all kinds that are stored, including those that another process has written.
+// Catalog returns a catalog of all stored kinds, including kinds that another process has written.
 func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
 	snap, err := e.newest(ctx)
 	if err != nil {
@@ -96,7 +97,7 @@ func (e *Engine) waitForRevision(ctx context.Context, revision int64) (*storage.
 	return nil, storageError(err)
 }
 
-// parseRevision parses the resourceVersion of a request. "" is 0. The error equals upstream's.
+// parseRevision parses the resourceVersion of a request. The result for "" is 0. Errors equal upstream's.
 func parseRevision(resourceVersion string) (int64, error) {
 	if resourceVersion == "" {
 		return 0, nil

@@ -14,14 +14,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// race counts the attempts of a write that conflicts with another write.
+// race counts the commits of a write that conflicts with another write.
 type race struct {
 	*fixture
-	attempts int // number of commits that the write has tried
+	attempts int // number of commits that were tried
 }
 
-// raceBeforeCommit runs other before the first commit of the next write, after its evaluation. other gets the
-// write.
+// raceBeforeCommit calls the function other before the first commit of the next write, after the write's
+// evaluation. The argument of other is that write.
 func (f *fixture) raceBeforeCommit(other func(write storage.Write)) *race {
 	r := &race{fixture: f}
 	f.beforeCommit = func(writes []storage.Write) {
@@ -29,15 +29,16 @@ func (f *fixture) raceBeforeCommit(other func(write storage.Write)) *race {
 			return
 		}
 		hook := f.beforeCommit
-		f.beforeCommit = nil // not for the other write
+		f.beforeCommit = nil // the other write needs no hook
 		other(writes[0])
 		f.beforeCommit = hook
 	}
 	return r
 }
 
-// raceDuringEvaluation runs other during the evaluation of the next write. A built-in kind has then read other
-// objects once, and is about to read them again to compute its guards. The race counts the commits of the write.
+// raceDuringEvaluation calls the function other during the evaluation of the next write. At that point, a built-in
+// kind has read other objects once, and is about to read them again to compute its guards. The result counts the
+// commits of the write.
 func (f *fixture) raceDuringEvaluation(other func()) *race {
 	r := &race{fixture: f}
 	f.beforeCommit = func([]storage.Write) { r.attempts++ }
@@ -53,7 +54,7 @@ func (f *fixture) raceDuringEvaluation(other func()) *race {
 	return r
 }
 
-// expectAttempts checks how often the write has reached its commit.
+// expectAttempts checks the number of commits that were tried.
 func (r *race) expectAttempts(attempts int) {
 	r.Helper()
 	equal(r, "commits tried", r.attempts, attempts)
@@ -72,7 +73,7 @@ func (f *fixture) countStored() int {
 	return f.Store.Head().Count("/registry/stable.example.com/crontabs/", "")
 }
 
-// removeKey deletes a key from the store without the engine.
+// removeKey deletes a key from the store, bypassing the engine.
 func (f *fixture) removeKey(key string) {
 	f.Helper()
 	rec := f.Store.Head().Get(key)
@@ -82,15 +83,15 @@ func (f *fixture) removeKey(key string) {
 	f.commit(storage.Write{Key: key, Expected: rec.Modified})
 }
 
-// verb writes the CronTab a, which has one replica and no image.
+// verb is a write of the CronTab "a", which has one replica and no image.
 type verb struct {
 	name string
 	do   func(f *fixture, at Target) error
 	path string // the field that the verb sets to 7
 }
 
-// patchVerb returns a verb function that sends a patch. VERSION in data is replaced by the apiVersion of the
-// target.
+// patchVerb returns a verb function that sends a patch. It replaces the word VERSION in data by the apiVersion of
+// the target.
 func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) error {
 	return func(f *fixture, at Target) error {
 		data := strings.Replace(data, "VERSION", at.Version.APIVersion, 1)
@@ -99,7 +100,7 @@ func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) er
 	}
 }
 
-// retriedVerbs change the present object, and are retried after every conflict.
+// retriedVerbs change the current object. They are retried after every conflict.
 var retriedVerbs = []verb{
 	{"merge patch", patchVerb(mergePatch, "", `{"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"JSON patch", patchVerb(jsonPatch, "", `[{"op":"add","path":"/spec/any","value":{"n":7}}]`), "spec.any.n"},
@@ -134,7 +135,7 @@ var updateVerbs = []verb{
 	}, "status.replicas"},
 }
 
-// createVerbs create a.
+// createVerbs create the CronTab "a".
 var createVerbs = []verb{
 	{"create", func(f *fixture, at Target) error {
 		at.Name = ""
@@ -144,7 +145,7 @@ var createVerbs = []verb{
 	retriedVerbs[2],
 }
 
-// newRaceFixture returns a fixture in which a exists, unless exists is false.
+// newRaceFixture returns a fixture. It contains the CronTab "a" if exists is true.
 func newRaceFixture(t *testing.T, exists bool) *fixture {
 	f := newFixture(t)
 	if exists {
@@ -153,8 +154,8 @@ func newRaceFixture(t *testing.T, exists bool) *fixture {
 	return f
 }
 
-// TestNamespaceTerminationConflict checks that nothing is created in a namespace that has become terminating, or
-// has been deleted, before the commit (CRD-031).
+// TestNamespaceTerminationConflict checks a create in a namespace that becomes terminating or is deleted before the
+// commit. The create fails (CRD-031).
 func TestNamespaceTerminationConflict(t *testing.T) {
 	for _, v := range createVerbs {
 		t.Run(v.name, func(t *testing.T) {
@@ -173,8 +174,8 @@ func TestNamespaceTerminationConflict(t *testing.T) {
 	}
 }
 
-// TestNamespaceChangeRetries checks that a create is retried, without an effect for its caller, if its namespace
-// changes before the commit (CRD-031).
+// TestNamespaceChangeRetries checks that a create is retried if its namespace changes before the commit. The caller
+// does not notice the retry (CRD-031).
 func TestNamespaceChangeRetries(t *testing.T) {
 	f := newFixture(t)
 	r := f.raceBeforeCommit(func(storage.Write) {
@@ -219,8 +220,8 @@ func TestWarningsAreSentOnce(t *testing.T) {
 	}
 }
 
-// TestCRDTerminationConflict checks that no object is created once its CRD is terminating, and that none is
-// written once its CRD is deleted (CRD-044, CRD-029).
+// TestCRDTerminationConflict checks writes whose CRD changes before their commit. If the CRD is terminating, no
+// object can be created. If it is deleted, no object can be written (CRD-044, CRD-029).
 func TestCRDTerminationConflict(t *testing.T) {
 	manifest := cronTabs(cronTabSchema, cronTabSchema)
 	for _, v := range createVerbs {
@@ -249,7 +250,7 @@ func TestCRDTerminationConflict(t *testing.T) {
 	}
 }
 
-// TestCRDChangeRetries checks that a write uses the schema and the storage version that the CRD has at the commit
+// TestCRDChangeRetries checks that a write uses the CRD's schema and storage version at the time of the commit
 // (VER-059, VER-064).
 func TestCRDChangeRetries(t *testing.T) {
 	strict := strings.Replace(cronTabSchema, `"any":{"type":"object",`, `"any":{"type":"object","maxProperties":0,`, 1)
@@ -285,8 +286,8 @@ func TestCRDChangeRetries(t *testing.T) {
 	}
 }
 
-// TestSubresourceRemoved checks that a subresource is not written if its version loses it before the commit
-// (SUB-011).
+// TestSubresourceRemoved checks that a write of a subresource fails if the version loses the subresource before the
+// commit (SUB-011).
 func TestSubresourceRemoved(t *testing.T) {
 	for _, v := range slices.Concat(retriedVerbs, updateVerbs) {
 		if v.path == "spec.any.n" {
@@ -307,8 +308,7 @@ func TestSubresourceRemoved(t *testing.T) {
 	}
 }
 
-// TestRetriesEndWithRequest checks that a write whose guard fails again and again is retried until its request
-// ends.
+// TestRetriesEndWithRequest checks that a write whose guards always fail is retried until its request ends.
 func TestRetriesEndWithRequest(t *testing.T) {
 	f := newRaceFixture(t, true)
 	for i, v := range []verb{{name: "create", do: func(f *fixture, at Target) error {

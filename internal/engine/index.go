@@ -17,8 +17,8 @@ import (
 const (
 	// indexMinObjects is the minimum number of objects for which a list by a field uses an index.
 	indexMinObjects = 256
-	// indexMinFactor is the minimum ratio of all objects to the objects that an index yields. Below it a list
-	// walks all objects.
+	// indexMinFactor is the minimum ratio of the number of all objects to the number of objects that an index
+	// yields. Below it a list walks all objects.
 	indexMinFactor = 4
 	// maxIndexBytes limits the size of all indexes. The least recently used index is evicted first.
 	maxIndexBytes = 64 << 20
@@ -28,10 +28,10 @@ const (
 	entryBytes = 72
 )
 
-// indexes holds indexes over the values of selectable fields. Writes do not update them. A list that requires a
-// value first brings the field's index up to its snapshot, using the changes since the last use. An index may
-// yield records that no longer match, but it misses none. The list looks each record up in its snapshot and
-// evaluates the selector again. The zero value is ready to use.
+// indexes holds indexes over the values of selectable fields. Writes do not update an index. A list that selects by
+// a field first updates the field's index to the list's snapshot, using the changes since the last use. An index
+// yields all matching records, but may also yield records that no longer match. So the list looks up each record in
+// its snapshot and evaluates the selector again. The zero value is ready to use.
 type indexes struct {
 	mu         sync.Mutex
 	byField    map[indexKey]*fieldIndex
@@ -54,15 +54,15 @@ type fieldIndex struct {
 // indexState is an index at one revision. It is immutable.
 type indexState struct {
 	revision int64
-	// keys holds storage keys, each prefixed with the bucket of its value's hash. Objects without a value are
-	// left out. Entries of objects that have been deleted, or whose value has changed, may remain.
+	// keys holds storage keys, each prefixed with the bucket of its value's hash. Objects without a value are left
+	// out. Outdated entries may remain, of objects that have been deleted or have another value now.
 	keys     tree.Tree[string]
 	bytes    int
-	tooLarge bool // over the size limit: keys is empty and lists walk all objects
+	tooLarge bool // the size limit is exceeded: keys is empty and lists walk all objects
 }
 
-// records yields the candidate records of a list in the order of their keys: those that an index yields if one
-// helps, or all.
+// records yields the candidate records of a list, ordered by key. If a suitable index exists, these are the records
+// of the index, otherwise all records.
 func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.Record] {
 	ix, st, value := q.bestIndex(snap)
 	if ix == nil {
@@ -86,8 +86,8 @@ func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.
 	}
 }
 
-// bestIndex returns the index that yields the fewest objects, and its state at snap. It returns nil if a walk
-// over all objects is better.
+// bestIndex returns the index that yields the fewest objects, and its state at snap. ix is nil if it is better to
+// walk all objects.
 func (q *query) bestIndex(snap *storage.Snapshot) (ix *fieldIndex, st *indexState, value string) {
 	if q.paths == nil || q.reader.asStored || q.reader.mayFail() {
 		return nil, nil, ""
@@ -126,7 +126,7 @@ func bucket(hash uint64) string {
 	return string(b[:])
 }
 
-// hashValue returns the hash of a value. It is 0 only for "".
+// hashValue returns the hash of a value. Only the hash of "" is 0.
 func hashValue(value string) uint64 {
 	if value == "" {
 		return 0
@@ -134,7 +134,7 @@ func hashValue(value string) uint64 {
 	return maphash.String(hashSeed, value) | 1
 }
 
-// fieldHash returns the hash of a record's value in a selectable field, or 0 if the record has none.
+// fieldHash returns the hash of a record's value in a selectable field. The hash of a missing value is 0.
 func fieldHash(q *query, rec *storage.Record, field int) uint64 {
 	values := q.values(rec)
 	if values == nil {
@@ -143,8 +143,8 @@ func fieldHash(q *query, rec *storage.Record, field int) uint64 {
 	return hashValue(values[field])
 }
 
-// atSnapshot returns the index at snap, building or updating it as needed. It returns nil if the index is
-// already newer than snap, or too large.
+// atSnapshot returns the state of the index at snap, which it builds or updates if necessary. It returns nil if the
+// index is newer than snap or too large.
 func (ix *fieldIndex) atSnapshot(q *query, snap *storage.Snapshot) *indexState {
 	st := ix.state.Load()
 	if st == nil || st.revision < snap.Revision() {
@@ -156,7 +156,7 @@ func (ix *fieldIndex) atSnapshot(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// advance brings the index up to snap, unless it is already there.
+// advance updates the index to snap, unless it is already there.
 func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
@@ -181,7 +181,7 @@ func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// build returns the index of a snapshot.
+// build returns the state of the index for a snapshot.
 func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	st := &indexState{revision: snap.Revision()}
 	var keys []string
@@ -200,7 +200,7 @@ func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// updated returns st with the changes up to snap added.
+// updated returns a copy of st that includes the changes up to snap.
 func (st *indexState) updated(q *query, snap *storage.Snapshot, field int) *indexState {
 	next := &indexState{revision: snap.Revision(), keys: st.keys, bytes: st.bytes}
 	edit := st.keys.Edit()
@@ -219,7 +219,8 @@ func (st *indexState) updated(q *query, snap *storage.Snapshot, field int) *inde
 	return next
 }
 
-// removeStale removes the entries that a list has found to be stale in st, unless ix has a newer state by now.
+// removeStale removes the stale entries that a list has found in st. It does nothing if ix has a newer state by
+// then.
 func (ix *fieldIndex) removeStale(st *indexState, stale []string) {
 	if len(stale) == 0 {
 		return
@@ -240,7 +241,7 @@ func (ix *fieldIndex) removeStale(st *indexState, stale []string) {
 	ix.state.Store(next)
 }
 
-// find returns the index of a field, creating an empty one if necessary.
+// find returns the index of a field. If none exists, it creates an empty one.
 func (x *indexes) find(v *resource.Version, field int) *fieldIndex {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -260,7 +261,8 @@ func (x *indexes) find(v *resource.Version, field int) *fieldIndex {
 	return ix
 }
 
-// evictIdle evicts the indexes that have not been used for indexIdleTimeout. It runs again later if any remain.
+// evictIdle evicts the indexes that have not been used for indexIdleTimeout. If indexes remain, it schedules its
+// next run.
 func (x *indexes) evictIdle(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -276,8 +278,8 @@ func (x *indexes) evictIdle(now time.Time) {
 	}
 }
 
-// evictLeastRecent evicts the least recently used indexes until the others fit into maxIndexBytes. It never
-// evicts keep.
+// evictLeastRecent evicts the least recently used indexes until the size of all indexes is at most maxIndexBytes.
+// It never evicts the index keep.
 func (x *indexes) evictLeastRecent(keep *fieldIndex) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

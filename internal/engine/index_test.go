@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// newSelectableFixture returns a fixture whose CronTabs have three selectable fields: a string, a number, and one
-// in the status.
+// newSelectableFixture returns a fixture whose CronTabs have three selectable fields: a string and a number in the
+// spec, and a field in the status.
 func newSelectableFixture(t testing.TB) *fixture {
 	f := newFixture(t)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"other"}}`)
@@ -54,8 +54,8 @@ func (f *fixture) selectNames(t Target, o ListOptions) (names []string) {
 	}
 }
 
-// scanNames returns the same result as selectNames, but computes it from all objects of a revision without the
-// engine's selectors.
+// scanNames returns the same result as selectNames, but computes it from all objects of a revision. It does not use
+// the engine's selectors.
 func (f *fixture) scanNames(t Target, revision string, terms map[string]string,
 	not map[string]string) (names []string) {
 	f.Helper()
@@ -86,7 +86,7 @@ func (f *fixture) scanNames(t Target, revision string, terms map[string]string,
 	return names
 }
 
-// changeRandom creates, changes or deletes a random CronTab. Only a few colors are common.
+// changeRandom creates, changes or deletes a random CronTab. Most colors are rare.
 func (f *fixture) changeRandom(r *rand.Rand) {
 	f.Helper()
 	t := f.cron(fmt.Sprintf("c%03d", r.IntN(600)))
@@ -114,9 +114,9 @@ func (f *fixture) changeRandom(r *rand.Rand) {
 	}
 }
 
-// TestIndexMatchesScan checks that a list by selectable fields finds the same objects as a scan. It does so at the
-// newest and at older revisions, in one page and in several, between random writes (PRN-021, PRN-023, PRN-027,
-// PRN-029).
+// TestIndexMatchesScan checks that a list by selectable fields finds the same objects as a scan of all objects. It
+// compares them between random writes, at the newest and at older revisions, and with one or several pages
+// (PRN-021, PRN-023, PRN-027, PRN-029).
 func TestIndexMatchesScan(t *testing.T) {
 	f := newSelectableFixture(t)
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
@@ -219,8 +219,8 @@ func TestIndexDuringWrites(t *testing.T) {
 	readers.Wait()
 }
 
-// TestIndexEviction checks that the size of an index is limited. Stale entries are dropped, and so are idle
-// indexes (PRN-023).
+// TestIndexEviction checks the size limit of an index, and that stale entries and idle indexes are dropped
+// (PRN-023).
 func TestIndexEviction(t *testing.T) {
 	f := newSelectableFixture(t)
 	for i := range 300 {
@@ -228,7 +228,7 @@ func TestIndexEviction(t *testing.T) {
 	}
 	blue := ListOptions{Fields: fieldSelector(t, "spec.color=blue")}
 	f.selectNames(f.cron(""), blue)
-	for i := range 300 { // each object in turn is blue for a short time
+	for i := range 300 { // each object becomes blue and then another color
 		f.mustPatch(f.cron(fmt.Sprintf("c%03d", i)), mergePatch, `{"spec":{"color":"blue"}}`)
 		if got := f.selectNames(f.cron(""), blue); len(got) != 1 {
 			t.Fatalf("got %d blue objects, want 1", len(got))
@@ -263,8 +263,8 @@ func TestIndexEviction(t *testing.T) {
 	}
 }
 
-// TestIndexFollowsCRD checks that a change of a version's selectable fields takes effect, with new indexes
-// (PRN-023, PRN-029).
+// TestIndexFollowsCRD checks that new indexes are used after the selectable fields of a version change (PRN-023,
+// PRN-029).
 func TestIndexFollowsCRD(t *testing.T) {
 	f := newSelectableFixture(t)
 	for i := range 300 {
@@ -283,7 +283,7 @@ func TestIndexFollowsCRD(t *testing.T) {
 	}
 }
 
-// benchmarkSelect lists 1 % of 10,000 objects by a selectable field.
+// benchmarkSelect measures lists that select 1 % of 10,000 objects by a selectable field.
 func benchmarkSelect(b *testing.B, list func(f *fixture, o ListOptions) int) {
 	f := newSelectableFixture(b)
 	for i := range 10000 {
@@ -313,7 +313,7 @@ func BenchmarkSelectByIndex(b *testing.B) {
 	})
 }
 
-// BenchmarkSelectByIndexAfterWrite measures lists with a write before each.
+// BenchmarkSelectByIndexAfterWrite measures lists that each follow a write.
 func BenchmarkSelectByIndexAfterWrite(b *testing.B) {
 	i := 0
 	benchmarkSelect(b, func(f *fixture, o ListOptions) int {

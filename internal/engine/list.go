@@ -27,10 +27,10 @@ const (
 	noRevisionWithToken = "specifying resource version is not allowed when using continue"
 )
 
-// query is a list or watch in terms of storage keys.
+// query is a list or watch in the form of storage keys.
 type query struct {
 	*selector
-	prefix  string // the keys it reads start with prefix; a whole key if single
+	prefix  string // prefix of all keys to read, or the only key if single is true
 	single  bool
 	indexes *indexes
 }
@@ -87,7 +87,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 		return nil, err
 	}
 	if o.ResourceVersion == "0" && o.Continue == "" {
-		o.Limit = 0 // as in upstream, whose watch cache ignores the limit of such a list
+		o.Limit = 0 // as in upstream, whose watch cache ignores the limit for resourceVersion "0"
 	}
 	if q.single {
 		return q.listOne(ctx, snap)
@@ -113,7 +113,7 @@ func validateListOptions(o *ListOptions, watch bool) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
 }
 
-// snapshot returns the snapshot to list and the key to start from, "" for the first.
+// snapshot returns the snapshot to list and the key to start at. The key "" means the first object.
 func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
 	if o.Continue != "" {
 		return e.resume(ctx, q, o)
@@ -139,7 +139,7 @@ func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*stora
 	return snap, "", err
 }
 
-// atRevision returns the snapshot at revision. It waits for a revision that the store has not reached.
+// atRevision returns the snapshot at revision. If the store has not reached the revision, it waits.
 func (e *Engine) atRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
 	head, err := e.waitForRevision(ctx, revision)
 	if err != nil || head.Revision() == revision {
@@ -148,7 +148,7 @@ func (e *Engine) atRevision(ctx context.Context, revision int64) (*storage.Snaps
 	return e.Store.At(ctx, revision)
 }
 
-// resume returns the snapshot of a continue token and the key to start from.
+// resume returns the snapshot of a continue token and the key to start at.
 func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
 	start, revision, err := decodeToken(o.Continue, q.prefix)
 	if err != nil {
@@ -193,7 +193,7 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 	if q.empty() {
 		l.Items = make([]Object, 0, q.expectedCount(snap, after, limit))
 	}
-	// The start of a token that another server has made may be an existing key, which the page then includes.
+	// The start key of a token of another server may be an existing key. The page then includes that object.
 	walk := q.records(snap, after)
 	if rec := snap.Get(start); rec != nil && start == after {
 		walk = startingWith(rec, walk)
@@ -226,17 +226,17 @@ func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Se
 	}
 }
 
-// preconvertBatch is how many objects of a list a webhook converts in one call.
+// preconvertBatch is the maximum number of objects of a list that a webhook converts in one call.
 const preconvertBatch = 2500
 
-// preconverted yields the records of walk as a webhook converts them, a batch at a time. It sets failed and
-// stops if a conversion fails.
+// preconverted yields the records of walk after a webhook has converted them in batches. If a conversion fails, it
+// sets failed and stops.
 func (q *query) preconverted(
 	ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error,
 ) iter.Seq[*storage.Record] {
 	size := preconvertBatch
 	if limit > 0 && q.empty() {
-		size = int(min(limit+1, preconvertBatch)) // the extra object shows that there is another page
+		size = int(min(limit+1, preconvertBatch)) // one more than limit, to detect whether another page follows
 	}
 	return func(yield func(*storage.Record) bool) {
 		ahead := make([]*storage.Record, 0, size)
@@ -268,7 +268,7 @@ func (q *query) expectedCount(snap *storage.Snapshot, after string, limit int64)
 	return n
 }
 
-// add appends rec to the page if it matches. If the page is already full, add appends nothing and returns full.
+// add appends rec to the page if it matches. If the page is already full, it does not append rec, and full is true.
 func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int64) (full bool, err error) {
 	if limit > 0 && int64(len(l.Items)) >= limit {
 		return true, nil
@@ -283,7 +283,7 @@ func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int
 	return false, err
 }
 
-// truncate sets the continue token of a page that is not the last.
+// truncate sets the continue token of a page that other pages follow.
 func (q *query) truncate(l *List, snap *storage.Snapshot) {
 	last := l.Items[len(l.Items)-1].Record.Key
 	l.Continue = encodeToken(last, q.prefix, l.Revision)

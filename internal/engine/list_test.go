@@ -17,7 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fillCronTabs creates n CronTabs c000, c001, … with a label shard from 0 to 9, and a color.
+// fillCronTabs creates n CronTabs with the names c000, c001, and so on. Each has a color and the label "shard" with
+// a value from 0 to 9.
 func (f *fixture) fillCronTabs(n int) {
 	f.Helper()
 	colors := []string{"red", "green", "blue"}
@@ -61,8 +62,8 @@ func labelSelector(t testing.TB, text string) labels.Selector {
 	return s
 }
 
-// TestPagination checks that the pages of a list show the state of its first page, and the remaining item count
-// (CRD-060).
+// TestPagination checks that all pages of a list show the state at the revision of the first page, and checks the
+// remaining item count (CRD-060).
 func TestPagination(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(25)
@@ -88,8 +89,8 @@ func TestPagination(t *testing.T) {
 		Labels: labelSelector(t, "shard=1")})), []string{"c021"})
 }
 
-// TestExpiredContinueToken checks the error for a continue token whose revision has been compacted. The error has
-// a token that continues at the newest revision (CRD-060).
+// TestExpiredContinueToken checks the error for a continue token whose revision has been compacted. The error
+// contains a token that continues at the newest revision (CRD-060).
 func TestExpiredContinueToken(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6)
@@ -247,8 +248,8 @@ func TestFieldSelectors(t *testing.T) {
 		`"data" is not a known field selector: only "metadata.name", "metadata.namespace"`)
 }
 
-// TestSelectorAllocatesNothing checks that a selector does not allocate for records that have been evaluated
-// before.
+// TestSelectorAllocatesNothing checks that the second evaluation of a selector on the same records allocates no
+// memory.
 func TestSelectorAllocatesNothing(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(50)
@@ -267,13 +268,13 @@ func TestSelectorAllocatesNothing(t *testing.T) {
 		}
 	}
 	count()
-	if allocs := testing.AllocsPerRun(10, count); allocs > 10 { // the walk itself allocates a few times
+	if allocs := testing.AllocsPerRun(10, count); allocs > 10 { // the walk itself makes a few allocations
 		t.Fatalf("got %v allocations for 50 records", allocs)
 	}
 	equal(t, "matches", n, 2)
 }
 
-// FuzzToken checks that a forged continue token neither causes a panic nor leaves its collection.
+// FuzzToken checks forged continue tokens. None of them causes a panic or reads outside of its collection.
 func FuzzToken(f *testing.F) {
 	f.Add(encodeToken("/p/ns/name", "/p/", 7))
 	f.Add("e30")

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// normalizeMetadata converts the metadata of a custom object to the form that metav1.ObjectMeta has in JSON. It
-// drops unknown fields and returns their paths, and drops empty fields. The error for a field of the wrong type
+// normalizeMetadata converts the metadata of a custom object to the JSON form of metav1.ObjectMeta. It drops empty
+// fields and unknown fields, and returns the paths of the unknown fields. The error for a field of the wrong type
 // equals upstream's.
 func normalizeMetadata(t object.Tree) (unknown []string, err error) {
 	raw, ok := t["metadata"]
@@ -44,8 +44,8 @@ func normalizeMetadata(t object.Tree) (unknown []string, err error) {
 	return unknown, err
 }
 
-// dropInvalidMetadata drops the fields of metadata that have the wrong type, as upstream does with the result
-// of a webhook.
+// dropInvalidMetadata drops fields of the metadata that have the wrong type. Upstream does this with the result of
+// a webhook.
 func dropInvalidMetadata(t object.Tree) {
 	if _, err := normalizeMetadata(t); err == nil {
 		return
@@ -59,8 +59,8 @@ func dropInvalidMetadata(t object.Tree) {
 	t["metadata"] = md
 }
 
-// regularMetadata normalizes metadata in place if all its fields have the expected form. If it returns false,
-// md needs the slow path in normalizeMetadata.
+// regularMetadata normalizes md in place if all its fields have the usual form. If it returns false, md needs the
+// slower code in normalizeMetadata.
 func regularMetadata(md object.Tree) bool {
 	for key, v := range md {
 		ok, empty := true, v == nil
@@ -190,7 +190,7 @@ func wipeSystemFields(md object.Tree) {
 	}
 }
 
-// objectMeta decodes metadata for validation. The entries of managedFields have no field sets.
+// objectMeta decodes the metadata of t for validation. The field sets in managedFields are left out.
 func objectMeta(t object.Tree) *metav1.ObjectMeta {
 	md := object.Metadata(t)
 	return &metav1.ObjectMeta{
@@ -261,14 +261,14 @@ func optionalInt(v any) *int64 {
 // timestamp formats t for metadata.
 func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// dedupOwners drops duplicate owner references and returns the UIDs of those it has dropped.
+// dedupOwners drops duplicate owner references and returns their UIDs.
 func dedupOwners(md object.Tree) (duplicates []string) {
 	list, _ := md["ownerReferences"].([]any)
 	if len(list) < 2 {
 		return nil
 	}
 	unique := make([]any, 0, len(list))
-	seen := make(map[string]bool, len(list)) // by JSON, because there may be tens of thousands
+	seen := make(map[string]bool, len(list)) // a map by JSON, because the list may have tens of thousands of entries
 	for _, ref := range list {
 		m, _ := ref.(object.Tree)
 		text := string(object.AppendJSON(nil, object.Tree{"": ref}))

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// nameAttempts is how many names are tried for a generateName.
+	// nameAttempts is the maximum number of names that are tried for a generateName.
 	nameAttempts = 8
 	// longestBase and randomLength limit generated names to 63 characters.
 	longestBase, randomLength = 58, 5
 )
 
-// locate compares the object's name and namespace with the request's.
+// locate compares the object's name and namespace with those of the request.
 func (w *write) locate() error {
 	if err := w.inNamespace(w.desired); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (w *write) locate() error {
 	return nil
 }
 
-// inNamespace sets the object's namespace to the request's, or returns an error if they differ.
+// inNamespace sets the object's namespace to that of the request. It returns an error if they differ.
 func (w *write) inNamespace(t object.Tree) error {
 	md := object.EnsureMetadata(t)
 	namespace := ""
@@ -78,8 +78,8 @@ func (w *write) dedup(when string) {
 	}
 }
 
-// updateManagedFields records the fields that the caller changes in managedFields, unless an apply has already
-// done so.
+// updateManagedFields records in managedFields the fields that the caller changes. For an apply this has already
+// been done.
 func (w *write) updateManagedFields() error {
 	if err := w.load(); err != nil || w.managed {
 		return err
@@ -90,8 +90,8 @@ func (w *write) updateManagedFields() error {
 	return asUnknownError(err)
 }
 
-// setEmptyObject sets the empty object from which field management starts. It is needed for built-in kinds
-// whose live object has no managedFields.
+// setEmptyObject sets the empty object that field management uses as its starting point. It is needed for a
+// built-in kind if the live object has no managedFields.
 func (w *write) setEmptyObject(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
@@ -102,7 +102,7 @@ func (w *write) setEmptyObject(live object.Tree) {
 }
 
 // identify sets the name, UID and creation time of a new object. For an existing object it checks the
-// resourceVersion, and keeps the UID and times.
+// resourceVersion, and keeps the UID and the times.
 func (w *write) identify() error {
 	md := object.EnsureMetadata(w.desired)
 	if w.op == admission.Create {
@@ -149,14 +149,14 @@ func (w *write) generateName(md object.Tree) {
 	md["name"] = w.newName
 }
 
-// retryWithNewName reports whether to make another attempt with another generated name, because the previous
-// one was taken.
+// retryWithNewName reports whether the write should be retried with another generated name, because the previous
+// name was taken.
 func (w *write) retryWithNewName(err error) bool {
 	w.newName = ""
 	return w.generatedNames > 0 && w.generatedNames < nameAttempts && apierrors.IsAlreadyExists(err)
 }
 
-// parseVersion parses the resourceVersion that a client sent. "" is 0.
+// parseVersion parses the resourceVersion that a client sent. The result for "" is 0.
 func parseVersion(rv string) (uint64, error) {
 	revision, err := strconv.ParseUint(rv, 10, 64)
 	if rv != "" && err != nil {
@@ -165,7 +165,7 @@ func parseVersion(rv string) (uint64, error) {
 	return revision, nil
 }
 
-// checkVersion compares the resourceVersion of the request with the live object's.
+// checkVersion compares the resourceVersion of the request with that of the live object.
 func (w *write) checkVersion() error {
 	gr := w.v.GroupResource()
 	switch revision, err := parseVersion(object.ResourceVersion(w.desired)); {
@@ -185,7 +185,7 @@ func (w *write) checkVersion() error {
 	})
 }
 
-// carryOver sets a field of t to its value in old, or deletes it if old does not have it.
+// carryOver sets a field of t to its value in old. If old does not have the field, carryOver deletes it from t.
 func carryOver(t, old object.Tree, key string) {
 	if v, ok := old[key]; ok {
 		t[key] = v

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// usualMetadata reports whether metadata is of the common form that is always valid. Other metadata may be
-// valid too, and needs the full validation.
+// usualMetadata reports whether metadata has a common form that is always valid. Other metadata needs the full
+// validation.
 func usualMetadata(md object.Tree) bool {
 	if md["ownerReferences"] != nil {
 		return false

@@ -31,7 +31,7 @@ func (o Object) AppendJSON(dst []byte) []byte {
 	return o.Packed().AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
 }
 
-// AppendItem appends the object's JSON as an item of a list. As in upstream, items of built-in kinds have no
+// AppendItem appends the object's JSON as an item of a list. As in upstream, items of built-in kinds lack
 // apiVersion and kind.
 func (o Object) AppendItem(dst []byte) []byte {
 	if o.Version.Definition.Custom != nil {
@@ -43,8 +43,9 @@ func (o Object) AppendItem(dst []byte) []byte {
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta { return metaOf(o.Record).meta }
 
-// Protobuf returns the object's protobuf message at its version, which must not be modified. The message is
-// cached until the next garbage collection, so the response to a write and the watches of the object share it.
+// Protobuf returns the object's protobuf message at its version. The caller must not modify the message. The
+// message is cached until the next garbage collection, so the response to a write and the watches of the object
+// share it.
 func (o Object) Protobuf() ([]byte, error) {
 	d := derive(o.Record)
 	if cached := d.message.Load(); cached != nil {
@@ -77,8 +78,8 @@ func (o Object) Tree() (object.Tree, error) {
 	return t, err
 }
 
-// derived caches the values that the engine derives from a Record, in Record.Derived and always by pointer. A
-// write sets the header of its record. For a loaded record the header is read on first use.
+// derived caches the values that the engine derives from a Record. Record.Derived holds a pointer to it. For a
+// written record, the write sets the header. For a loaded record, the header is read on first use.
 type derived struct {
 	header      object.Header
 	fingerprint atomic.Uint64
@@ -91,8 +92,8 @@ type derived struct {
 // metadata is the part of an object that selectors use.
 type metadata struct {
 	meta   *object.Meta
-	labels labels.Labels // meta.Labels as an interface, converted once
-	bloom  uint64        // a Bloom filter of the label keys and of the labels
+	labels labels.Labels // meta.Labels as an interface value, to avoid repeated conversions
+	bloom  uint64        // a Bloom filter of the label keys and the key-value pairs
 }
 
 // fieldValues are the values of the selectable fields at one version.
@@ -101,7 +102,7 @@ type fieldValues struct {
 	values  []string
 }
 
-// derive returns the values derived from a record, which it computes once.
+// derive returns the values derived from a record. It computes them once.
 func derive(rec *storage.Record) *derived {
 	if d, ok := rec.Derived.Load().(*derived); ok {
 		return d
@@ -123,7 +124,7 @@ func packed(rec *storage.Record) object.Packed {
 	return d.header.WithJSON(rec.Value, d.fingerprint.Load())
 }
 
-// metaOf returns a record's metadata, which it parses once.
+// metaOf returns a record's metadata. It parses the metadata once.
 func metaOf(rec *storage.Record) *metadata {
 	d := derive(rec)
 	if m := d.metadata.Load(); m != nil {
@@ -143,11 +144,11 @@ func metaOf(rec *storage.Record) *metadata {
 
 var hashSeed = maphash.MakeSeed()
 
-// keyBits returns the bit of a label key in the Bloom filter.
+// keyBits returns the bit for a label key in the Bloom filter.
 func keyBits(key string) uint64 { return 1 << (maphash.String(hashSeed, key) & 63) }
 
-// pairBits returns the two bits of a label in the Bloom filter. With two bits, a selector for a value rarely
-// needs a full comparison that then fails.
+// pairBits returns the two bits for a label's key and value in the Bloom filter. Two bits make it rare that a
+// selector for a value compares labels in vain.
 func pairBits(key, value string) uint64 {
 	h := maphash.String(hashSeed, key) ^ maphash.String(hashSeed, value)*0x9e3779b97f4a7c15
 	return 1<<(h>>58) | 1<<(h>>52&63)

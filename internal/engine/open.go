@@ -14,7 +14,7 @@ import (
 // Config holds the dependencies and settings of an Engine.
 type Config struct {
 	Store storage.Store // the caller closes it, after the Engine
-	// Kinds returns the built-in kinds. They may use Live to look up the served kinds.
+	// Kinds returns the built-in kinds. They may use its argument to look up the served kinds.
 	Kinds func(*resource.Live) []*resource.Definition
 	// IgnoreSelectableFields ignores spec.versions[*].selectableFields of all CRDs.
 	IgnoreSelectableFields bool
@@ -22,21 +22,21 @@ type Config struct {
 	// Webhook converts the objects of kinds with a conversion webhook. nil means that these objects cannot be
 	// converted.
 	Webhook conversion.Webhook
-	// Generation returns a number that changes with the endpoints of a conversion webhook. The argument is the
-	// JSON of spec.conversion.webhook. Conversions of an earlier generation are not cached. nil means that
+	// Generation returns a number that changes when the endpoints of a conversion webhook change. The argument is
+	// the JSON of spec.conversion.webhook. Conversions of an earlier generation are not cached. nil means that
 	// endpoints are not tracked.
 	Generation func(webhook string) uint64
-	// RevalidateInterval is the interval at which a sample of the cached conversions of a webhook is converted again
-	// and compared, as long as its objects are read. 0 means 30 seconds.
+	// RevalidateInterval is the interval between checks of the cached conversions of a webhook. A check converts a
+	// sample again and compares the results. It runs only while the objects are being read. 0 means 30 seconds.
 	RevalidateInterval time.Duration
-	// Admission are the admission plugins of writes, which run after admission.Lifecycle.
+	// Admission holds the admission plugins for writes. They run after admission.Lifecycle.
 	Admission admission.Plugins
-	// Failed is called when the Engine can no longer follow the CRDs in the store. It may be nil.
+	// Failed is called if the Engine can no longer follow the CRDs in the store. It may be nil.
 	Failed func(error)
 }
 
-// Open returns an Engine that serves every kind in the store, and follows changes of CRDs until Close. ctx
-// bounds only this call.
+// Open returns an Engine that serves every kind in the store and follows changes of CRDs until Close is called. ctx
+// limits only the call of Open.
 func Open(ctx context.Context, c Config) (*Engine, error) {
 	e := &Engine{
 		Config:     c,
@@ -69,5 +69,5 @@ func (e *Engine) followCatalog(ctx context.Context, failed context.CancelCauseFu
 	}
 }
 
-// Close stops the background tasks and waits for their end.
+// Close stops the background tasks and waits until they have ended.
 func (e *Engine) Close() { e.tasks.end() }

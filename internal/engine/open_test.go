@@ -55,7 +55,7 @@ func TestOpenServesStoredCRDs(t *testing.T) {
 		}
 		opened <- e
 	}()
-	for range 2 { // the calls of Open and of the catalog's watch
+	for range 2 { // Open and the catalog's watch each call Head
 		select {
 		case <-entered:
 		case <-opened:
@@ -70,7 +70,8 @@ func TestOpenServesStoredCRDs(t *testing.T) {
 	}
 }
 
-// TestCloseStopsStoreWatch checks that the watch of the store outlives the call of Open, and ends with Close.
+// TestCloseStopsStoreWatch checks that the watch of the store continues after Open has returned, and ends with
+// Close.
 func TestCloseStopsStoreWatch(t *testing.T) {
 	s := newHookedStore(t)
 	watchContext := make(chan context.Context, 1)

@@ -47,7 +47,7 @@ func compareMetadata(t *testing.T, js []byte) {
 	equal(t, string(js), got["metadata"], want["metadata"])
 }
 
-// TestMetadataAsUpstream compares the normalization of random metadata with upstream's (CRD-020).
+// TestMetadataAsUpstream checks that random metadata is normalized as in upstream (CRD-020).
 func TestMetadataAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewSource(1))
 	pick := func(list ...any) any { return list[r.Intn(len(list))] }
@@ -97,14 +97,14 @@ func TestMetadataAsUpstream(t *testing.T) {
 	}
 }
 
-// FuzzMetadata compares the normalization of any metadata with upstream's.
+// FuzzMetadata checks that any metadata is normalized as in upstream.
 func FuzzMetadata(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"a","labels":{"x":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod",` +
 		`"name":"p","uid":"u"}]}}`))
 	f.Fuzz(compareMetadata)
 }
 
-// TestTokensAsUpstream checks that continue tokens are encoded and decoded as upstream does (CRD-060).
+// TestTokensAsUpstream checks that continue tokens are encoded and decoded as in upstream (CRD-060).
 func TestTokensAsUpstream(t *testing.T) {
 	const prefix = "/registry/g/r/ns/"
 	want, err := upstream.EncodeContinue(prefix+"name\x00", prefix, 42)

@@ -25,8 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Patch applies a patch to an object. After a conflict with another write it tries again, unless the patch sets
-// a resourceVersion. created reports whether an apply has created the object.
+// Patch applies a patch to an object. After a conflict with another write it tries again, unless the patch sets a
+// resourceVersion. created is true if an apply has created the object.
 func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Object, created bool, err error) {
 	if err := checkPatch(t, p, c); err != nil {
 		return Object{}, false, err
@@ -49,7 +49,7 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 	return w.result, w.rec == nil, nil
 }
 
-// patchChange returns the change that a patch makes.
+// patchChange returns a function that applies the patch p.
 func (w *write) patchChange(p Patch) (changeFunc, error) {
 	if p.Type != types.ApplyYAMLPatchType {
 		return func(w *write) (object.Tree, error) {
@@ -70,7 +70,7 @@ func (w *write) patchChange(p Patch) (changeFunc, error) {
 	}, err
 }
 
-// checkPatch returns the errors of a patch that do not depend on the object.
+// checkPatch returns the errors of a patch that are independent of the object.
 func checkPatch(t Target, p Patch, c Caller) error {
 	accepted := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if t.Version.Type != nil || t.Subresource == "scale" {
@@ -99,7 +99,7 @@ func checkPatch(t Target, p Patch, c Caller) error {
 	return nil
 }
 
-// decodeApplied decodes the configuration of an apply. repeated lists its duplicate fields. It is "" if there
+// decodeApplied decodes the configuration of an apply. repeated lists its duplicate fields. It is empty if there
 // are none or if field validation is Ignore.
 func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string, err error) {
 	applied, duplicates, err := decodeJSONOrYAML(data)
@@ -128,7 +128,7 @@ func (w *write) reportRepeated(repeated string) error {
 	return nil
 }
 
-// decodeJSONOrYAML avoids the slow YAML parser for JSON, which most clients send.
+// decodeJSONOrYAML decodes data. For JSON, which most clients send, it does not use the slow YAML parser.
 func decodeJSONOrYAML(data []byte) (object.Tree, []string, error) {
 	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
 		if t, duplicates, err := object.DecodeApplied(data); err == nil {
@@ -191,7 +191,7 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	}
 	before := ""
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
-		before = p.quotedText(patched) // normalize prunes it
+		before = p.quotedText(patched) // upstream quotes this text, but normalize prunes unknown fields
 	}
 	t, unknown, err := w.rules.normalize(w, patched, false)
 	if err != nil {
@@ -221,9 +221,9 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	return t, nil
 }
 
-// checkIntegers returns an error if a JSON patch or merge patch of a built-in kind writes an integer with a
-// fraction or an exponent, such as 2.0. Go's decoder refuses such a number. A strategic merge patch may contain
-// it.
+// checkIntegers returns an error if the patch writes an integer with a fraction or an exponent, such as 2.0. It
+// applies only to a JSON patch or merge patch of a built-in kind, because Go's decoder rejects such a number. A
+// strategic merge patch may contain such a number.
 func (w *write) checkIntegers(p Patch, patched object.Tree) error {
 	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !hasWholeFloat(patched) {
 		return nil
@@ -231,7 +231,7 @@ func (w *write) checkIntegers(p Patch, patched object.Tree) error {
 	return kjson.UnmarshalCaseSensitivePreserveInts(object.AppendTypedJSON(nil, patched), w.v.Type.New())
 }
 
-// hasWholeFloat reports whether a number in v was written with a fraction or an exponent and is whole.
+// hasWholeFloat reports whether v contains a whole number that was written with a fraction or an exponent.
 func hasWholeFloat(v any) bool {
 	switch v := v.(type) {
 	case float64:
@@ -248,8 +248,8 @@ func hasWholeFloat(v any) bool {
 	return false
 }
 
-// quotedText returns the text that upstream quotes in the error for a patch: a strategic merge patch itself, or
-// the result of another patch.
+// quotedText returns the text that upstream quotes in the error for a patch. For a strategic merge patch this is
+// the patch, for other patches the result of the patch.
 func (p Patch) quotedText(patched object.Tree) string {
 	if p.Type == types.StrategicMergePatchType {
 		if sent, _, err := object.DecodeJSON(p.Data); err == nil {
@@ -259,8 +259,8 @@ func (p Patch) quotedText(patched object.Tree) string {
 	return string(object.AppendJSON(nil, patched))
 }
 
-// typeMismatch returns why the result of a patch does not decode into the kind's Go type. Upstream decodes the
-// result of a strategic merge patch with a different function, and clients look for the texts of its errors.
+// typeMismatch returns the reason why the result of a patch does not decode into the kind's Go type. Upstream uses
+// a different decoder for the result of a strategic merge patch, and clients depend on the texts of its errors.
 func (w *write) typeMismatch(p Patch, patched object.Tree, err error) string {
 	if p.Type == types.StrategicMergePatchType {
 		if unstructuredErr := runtime.DefaultUnstructuredConverter.FromUnstructured(
@@ -271,7 +271,7 @@ func (w *write) typeMismatch(p Patch, patched object.Tree, err error) string {
 	return w.withFieldPath(patched, err)
 }
 
-// checkMemory returns the caller's error if the result of a patch would take too much memory to decode.
+// checkMemory returns the error of Caller.CheckMemory for the result of a patch, before the result is decoded.
 func (w *write) checkMemory(t object.Tree) error {
 	if w.caller.CheckMemory == nil {
 		return nil
@@ -279,7 +279,7 @@ func (w *write) checkMemory(t object.Tree) error {
 	return w.caller.CheckMemory(t)
 }
 
-// applyPatch returns live with the patch applied, and the strict decoding errors of the patch.
+// applyPatch applies the patch to live. It returns the result and the strict decoding errors of the patch.
 func (w *write) applyPatch(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
 	strict := w.caller.Validation != metav1.FieldValidationIgnore
 	switch p.Type {
@@ -307,8 +307,8 @@ func (w *write) applyPatch(live object.Tree, p Patch) (t object.Tree, problems [
 	return t, problems, asUnknownError(err)
 }
 
-// restoreType restores the kind and apiVersion after a strategic merge patch. Upstream ignores those in the
-// patch, and clients send those of a Deployment to its /scale.
+// restoreType restores the kind and apiVersion after a strategic merge patch. Upstream ignores the kind and
+// apiVersion in the patch. For example, a client may send those of a Deployment to its /scale.
 func restoreType(patched, live object.Tree) {
 	for _, key := range []string{"apiVersion", "kind"} {
 		switch patched[key].(type) {
@@ -318,8 +318,8 @@ func restoreType(patched, live object.Tree) {
 	}
 }
 
-// asUnknownError wraps an error that has no Status in upstream's 500 for such errors. Other errors are returned
-// unchanged.
+// asUnknownError converts an error without a Status to the 500 that upstream returns for such errors. It returns
+// other errors unchanged.
 func asUnknownError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
@@ -328,8 +328,8 @@ func asUnknownError(err error) error {
 	return unknownError(err.Error())
 }
 
-// invalidPatch returns the 422 for a patch whose result is not an object of the kind. It quotes at most 200
-// bytes, whereas upstream quotes everything.
+// invalidPatch returns the 422 for a patch whose result is not an object of the kind. It quotes at most 200 bytes
+// of the text. Upstream quotes all of it.
 func invalidPatch(quoted, problem string) error {
 	const maxQuoted = 200
 	if n := len(quoted); n > maxQuoted {

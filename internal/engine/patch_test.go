@@ -41,7 +41,7 @@ func TestPatchKinds(t *testing.T) {
 	equal(t, "finalizers", valueAt(next, "metadata.finalizers"), []string{"example.com/b", "example.com/a"})
 }
 
-// TestStrategicPatchKeepsTheKind checks that a strategic merge patch cannot change kind and apiVersion, as
+// TestStrategicPatchKeepsTheKind checks that a strategic merge patch cannot change kind and apiVersion, as in
 // upstream. A merge patch with another kind is rejected (CRD-055).
 func TestStrategicPatchKeepsTheKind(t *testing.T) {
 	f := newFixture(t)
@@ -149,8 +149,8 @@ spec:
     port: 1
 `
 
-// TestApply checks an apply that creates, one that conflicts, one with force, and one that changes nothing
-// (CRD-056).
+// TestApply checks an apply that creates an object, an apply with a conflict, an apply with force, and an apply
+// that changes nothing (CRD-056).
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	o, created, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(applyConfig)}, f.caller)
@@ -218,8 +218,8 @@ func TestInvalidApplies(t *testing.T) {
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Apply failed with 1 conflict")
 }
 
-// TestApplyMetadata checks that metadata with nulls is normalized by an apply, whether it creates the object or
-// changes it (CRD-056).
+// TestApplyMetadata checks that an apply normalizes metadata with nulls, whether it creates the object or changes
+// it (CRD-056).
 func TestApplyMetadata(t *testing.T) {
 	f := newFixture(t)
 	for range 2 {
@@ -232,8 +232,8 @@ func TestApplyMetadata(t *testing.T) {
 	}
 }
 
-// TestApplyWithUndeclaredField checks that an apply fails if another manager has applied at a version that does
-// not declare one of its fields. Upstream's library returns the error (CRD-056).
+// TestApplyWithUndeclaredField checks an apply after another manager has applied at a version that does not declare
+// one of the applied fields. It fails with an error of upstream's library (CRD-056).
 func TestApplyWithUndeclaredField(t *testing.T) {
 	f := newFixture(t)
 	with := func(field string) string {
@@ -284,8 +284,8 @@ func TestApplyMalformedMetadata(t *testing.T) {
 	}
 }
 
-// TestApplyBuiltin checks that an apply creates an object of a built-in kind, and that a second one changes
-// nothing (CRD-018).
+// TestApplyBuiltin checks that an apply creates an object of a built-in kind. A second apply of the same object
+// changes nothing (CRD-018).
 func TestApplyBuiltin(t *testing.T) {
 	f := newFixture(t)
 	config := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v}"

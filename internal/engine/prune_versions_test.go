@@ -7,9 +7,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestStrategyNonePrunesUndeclaredFields checks that conversion with strategy None changes no field. Fields that
-// the requested version does not declare are pruned on read, and stay stored until a write at that version
-// (CNV-003, CNV-002).
+// TestStrategyNonePrunesUndeclaredFields checks reads and writes with the conversion strategy None, which changes
+// no fields. Reads prune the fields that the requested version does not declare. The fields stay stored until a
+// write at that version (CNV-003, CNV-002).
 func TestStrategyNonePrunesUndeclaredFields(t *testing.T) {
 	f := newFixture(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)

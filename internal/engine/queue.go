@@ -6,10 +6,9 @@ import (
 	"sync"
 )
 
-// queues makes writes that have lost a conflict retry one after another. Without a queue, most work of many
-// concurrent writers of one object, or of one node usage record, would be wasted: all of them would decode and
-// merge, and all but one would conflict again. Writes without conflicts never queue. The zero value is ready to
-// use.
+// queues makes conflicting writes retry one after another. Without a queue, many concurrent writers of one object
+// or node usage record would waste most of their work. All of them would decode and merge, and all but one would
+// conflict again. Only writes that have conflicted queue. The zero value is ready to use.
 type queues struct {
 	once  sync.Once
 	slots [64]chan struct{}
@@ -25,9 +24,10 @@ func (q *queues) slotOf(key string) chan struct{} {
 	return q.slots[maphash.String(hashSeed, key)%uint64(len(q.slots))]
 }
 
-// enterQueue waits until this write is at the head of the queue of writes that conflicted on key.
+// enterQueue waits until this write is at the head of the queue for key. The queue holds the writes that conflicted
+// on key.
 func (w *write) enterQueue(ctx context.Context, key string) error {
-	if w.queued != nil || w.reader.remote { // a write that calls a webhook could block the others for long
+	if w.queued != nil || w.reader.remote { // a write that calls a webhook could block the queue for a long time
 		return nil
 	}
 	slot := w.engine.queues.slotOf(key)
@@ -40,8 +40,8 @@ func (w *write) enterQueue(ctx context.Context, key string) error {
 	}
 }
 
-// leaveQueue lets the next write of the queue retry. It is called at the end of a write, and before a write
-// waits for a webhook. It also releases the queue of the outer write.
+// leaveQueue allows the next write in the queue to retry. It is called at the end of a write, and before a write
+// waits for a webhook. For a related write it also leaves the queue of the outer write.
 func (w *write) leaveQueue() {
 	if w.outer != nil {
 		w.outer.leaveQueue()

@@ -10,14 +10,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// TestSlowConversionDoesNotBlockQueue checks that a write that has lost a conflict and waits for a conversion
-// webhook does not block other writes that retry (CNV-010).
+// TestSlowConversionDoesNotBlockQueue checks that a write that waits for a conversion webhook after a conflict does
+// not block the retries of other writes (CNV-010).
 func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
 	conflicted := false
 	f.Webhook = func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
-		if conflicted && to == old.Version { // the first write is retried, and waits here for the second
+		if conflicted && to == old.Version { // the first write is being retried: it waits here for the second write
 			conflicted = false
 			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"two:80"}}`) })
 			bounded, cancel := context.WithTimeout(f.ctx, 10*time.Second)

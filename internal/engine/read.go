@@ -15,15 +15,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// reader reads records at one version. Most records can be served as the stored bytes. The others are decoded,
-// defaulted, converted and encoded once, and cached for all readers.
+// reader reads records at one version. Most records are served as the stored bytes. The remaining records are
+// decoded, defaulted, converted and encoded once, and the result is cached for all readers.
 //
-// A reader compiles no schema before it reads an object, so a kind without objects costs nothing.
+// A reader compiles no schema before it reads an object, so a kind that has no objects costs nothing.
 type reader struct {
 	engine   *Engine
 	version  *resource.Version
 	convert  bool // objects at the storage version need a conversion
-	remote   bool // a webhook converts: many objects per call are faster, and labels may change
+	remote   bool // a webhook converts: one call for many objects is faster, and labels may change
 	asStored bool // Target.AsStored
 }
 
@@ -40,7 +40,7 @@ func (e *Engine) readerOf(t Target) reader {
 	return r
 }
 
-// fingerprint identifies what pruning and defaulting do at v. It is 0 for built-in kinds, whose Go type does
+// fingerprint identifies the rules for pruning and defaulting at v. It is 0 for built-in kinds, whose Go type does
 // not change while the server runs.
 func fingerprint(v *resource.Version) (uint64, error) {
 	if v.Definition.Custom == nil {
@@ -62,13 +62,13 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 	return s, nil
 }
 
-// Special fingerprints of custom objects, in place of that of a schema.
+// Special fingerprints of custom objects. Other values are fingerprints of schemas.
 const (
 	fingerprintUnknown      = 0 // not computed yet: see checkCanonical
 	fingerprintNotCanonical = 1 // pruning or defaulting would change the stored object
 )
 
-// mayFail reports whether an object may exist that cannot be read at r's version.
+// mayFail reports whether reading an object at r's version may fail.
 func (r reader) mayFail() bool {
 	c := r.version.Definition.Custom
 	return r.remote || c != nil && c.Conversion.Declared != ""
@@ -86,8 +86,8 @@ func (r reader) read(ctx context.Context, rec *storage.Record) (Object, error) {
 	return Object{Version: r.version, Revision: rec.Modified, Record: rec}, nil
 }
 
-// preconvert replaces the records that need a webhook conversion by their conversions. Selectors and read then
-// use these. For a kind without a webhook it returns recs unchanged. Elements of recs may be nil.
+// preconvert converts the records with the kind's webhook. Selectors and the method read then use the converted
+// records. For a kind without a webhook it returns recs unchanged. Elements of recs may be nil.
 func (r reader) preconvert(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	if !r.remote {
 		return recs, nil
@@ -113,7 +113,7 @@ func (r reader) preconvert(ctx context.Context, recs []*storage.Record) ([]*stor
 	return out, nil
 }
 
-// converted returns recs converted to r's version, from the cache where possible.
+// converted converts recs to r's version. It uses cached conversions where possible.
 func (r reader) converted(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	now := r.engine.clock()
 	key := conversionKeyAt(r.version, r.engine.epochOf(r.version.Definition, now))
@@ -140,9 +140,9 @@ func (r reader) servesAsStored(rec *storage.Record) bool {
 	return true
 }
 
-// checkCanonical computes the fingerprint of a custom object that was loaded from the store. If pruning and
-// defaulting would not change the object, it is the fingerprint of the schema. Otherwise it is
-// fingerprintNotCanonical.
+// checkCanonical computes the fingerprint of a custom object that was loaded from the store. If the object is
+// canonical, so that pruning and defaulting do not change it, the fingerprint is that of the schema. Otherwise it
+// is fingerprintNotCanonical.
 func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 	p, found := packed(rec), uint64(fingerprintNotCanonical)
 	for _, v := range d.Versions {
@@ -162,8 +162,8 @@ func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 	return p.Header.WithJSON(rec.Value, found)
 }
 
-// unchanged reports whether p can be served at r's version with only its apiVersion changed. Neither the
-// version it is stored at nor the one it is read at may prune or default anything.
+// unchanged reports whether p can be served at r's version with only its apiVersion changed. This requires that
+// neither p's storage version nor r's version prunes or defaults anything.
 func (r reader) unchanged(p object.Packed) bool {
 	if r.convert || p.MustDecode() {
 		return false
@@ -187,7 +187,7 @@ func (r reader) unchanged(p object.Packed) bool {
 	return false
 }
 
-// convertAll converts recs to r's version, without the cache.
+// convertAll converts recs to r's version. It does not use the cache.
 func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	fp, err := fingerprint(r.version)
 	if err != nil {
@@ -209,7 +209,7 @@ func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*stor
 	return out, nil
 }
 
-// tree decodes p at r's version and sets resourceVersion to revision. A revision of 0 sets none.
+// tree decodes p at r's version and sets resourceVersion to revision. If revision is 0, it sets no resourceVersion.
 func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (object.Tree, error) {
 	if r.remote {
 		trees, err := r.trees(ctx, []object.Packed{p})
@@ -226,8 +226,8 @@ func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (obje
 	return r.engine.convert(ctx, t, from, r.version)
 }
 
-// trees decodes objects at r's version, without a resourceVersion. Objects that need a webhook are converted in
-// one call.
+// trees decodes objects at r's version, without a resourceVersion. If the kind has a webhook, it converts the
+// objects in one call.
 func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tree, error) {
 	out := make([]object.Tree, len(objects))
 	var unconverted []int
@@ -249,9 +249,9 @@ func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tr
 	return out, r.engine.convertByWebhook(ctx, out, unconverted, r.version)
 }
 
-// decode decodes p at the version that it is stored at, and applies that version's defaults. It also returns
-// this version, or nil if the kind no longer has it. Defaults of r's version are only for request bodies and
-// for the results of a webhook.
+// decode decodes p at the version at which it is stored, and applies that version's defaults. It also returns this
+// version, or nil if the kind no longer has it. The defaults of r's version apply only to request bodies and to the
+// results of a webhook.
 func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.Version, error) {
 	t, err := p.Tree(revision)
 	if err != nil {
@@ -269,7 +269,8 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 	return t, from, nil
 }
 
-// withoutResourceVersion returns t without a resourceVersion, which webhooks do not get. It does not modify t.
+// withoutResourceVersion returns t without its resourceVersion, because webhooks do not receive it. It does not
+// modify t.
 func withoutResourceVersion(t object.Tree) object.Tree {
 	if object.ResourceVersion(t) == "" {
 		return t
@@ -279,7 +280,7 @@ func withoutResourceVersion(t object.Tree) object.Tree {
 	return t
 }
 
-// convertByWebhook replaces the objects at the given indices by their conversions to version to.
+// convertByWebhook converts the objects at the given indices to the version to. It replaces them in objects.
 func (e *Engine) convertByWebhook(
 	ctx context.Context, objects []object.Tree, indices []int, to *resource.Version,
 ) error {
@@ -320,7 +321,7 @@ func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.
 	return out, err
 }
 
-// asInternalError wraps an error that has no Status in a 500. Other errors are returned unchanged.
+// asInternalError converts an error without a Status to a 500. It returns other errors unchanged.
 func asInternalError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {

@@ -7,7 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// relatedWrites adds the related writes of the kind to the commit, and the records that reserve capacity.
+// relatedWrites adds related writes to the commit: those that the kind requires, and those of records that reserve
+// capacity.
 func (w *write) relatedWrites() error {
 	if w.kind == opDelete && !w.deleted {
 		return nil
@@ -29,8 +30,8 @@ func (w *write) relatedWrites() error {
 	return w.reserveCapacity(obj)
 }
 
-// reserveCapacity adds the writes and guards of Behavior.ReserveCapacity to the commit. An error is only
-// returned after a second try with the newest state of the store.
+// reserveCapacity adds the writes and guards of Behavior.ReserveCapacity to the commit. If that function returns an
+// error, it is called again with the newest state of the store.
 func (w *write) reserveCapacity(obj object.Tree) error {
 	extra, err := w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
 	if err != nil {
@@ -43,7 +44,7 @@ func (w *write) reserveCapacity(obj object.Tree) error {
 	return asUnknownError(err)
 }
 
-// addRelated adds the write of another object, which the server itself makes, to the commit.
+// addRelated adds a write of another object to the commit. The server itself makes this write.
 func (w *write) addRelated(c *resource.RelatedWrite) error {
 	kind := opStore
 	if c.Delete {
@@ -56,7 +57,7 @@ func (w *write) addRelated(c *resource.RelatedWrite) error {
 	o.outer, o.createOnly = w, c.Create != nil
 	o.change = func(o *write) (object.Tree, error) { return o.applyRelated(c) }
 	err = w.engine.upToCommit(o)
-	w.afterAttempt = append(w.afterAttempt, o.afterAttempt...) // both writes end with the commit
+	w.afterAttempt = append(w.afterAttempt, o.afterAttempt...) // both attempts end together
 	switch {
 	case c.Delete && apierrors.IsNotFound(err):
 		return nil
@@ -69,7 +70,7 @@ func (w *write) addRelated(c *resource.RelatedWrite) error {
 	return nil
 }
 
-// applyRelated returns the object that c creates, or the live object as c changes it.
+// applyRelated returns the object that c creates, or the live object after the change by c.
 func (w *write) applyRelated(c *resource.RelatedWrite) (object.Tree, error) {
 	if c.Create != nil {
 		return shallowCopy(c.Create), nil

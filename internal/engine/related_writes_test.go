@@ -16,7 +16,7 @@ const (
 	serviceManifest = `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`
 )
 
-// ipAddress returns the target of an IPAddress, or of all if name is "".
+// ipAddress returns the target of an IPAddress, or of all IPAddresses if name is "".
 func (f *fixture) ipAddress(name string) Target {
 	f.Helper()
 	t := f.target("networking.k8s.io", "v1", "ipaddresses", "")
@@ -48,8 +48,8 @@ func TestIPAddressCreatedWithService(t *testing.T) {
 	}
 }
 
-// TestIPAddressDeletedWithService checks that the IPAddress is deleted in the commit after which the Service no
-// longer needs it, for every write that can have this effect (EXT-020).
+// TestIPAddressDeletedWithService checks each write after which a Service no longer needs its IPAddress. The same
+// commit deletes the IPAddress (EXT-020).
 func TestIPAddressDeletedWithService(t *testing.T) {
 	for name, end := range map[string]func(f *fixture) error{
 		"delete": func(f *fixture) error {
@@ -92,8 +92,8 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 	}
 }
 
-// TestDeleteServiceWithoutItsIPAddress checks that the deletion of a Service keeps an IPAddress that belongs to
-// another object by then, and succeeds if the IPAddress is already deleted.
+// TestDeleteServiceWithoutItsIPAddress checks the deletion of a Service if its IPAddress has been deleted or
+// belongs to another object. It succeeds, and keeps the other object's IPAddress.
 func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []struct{ resource, left string }{{"gateways", "1"}, {"", "0"}} {
@@ -114,7 +114,7 @@ func TestDeleteServiceWithoutItsIPAddress(t *testing.T) {
 }
 
 // TestIPAddressConflict checks that a Service does not get an address that is taken before its commit. If it
-// requests no particular address, it gets another one.
+// requests no particular address, the server allocates another address.
 func TestIPAddressConflict(t *testing.T) {
 	service := func(f *fixture, ip string) {
 		f.mustCreate(f.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"clusterIP":%q,`+

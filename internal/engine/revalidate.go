@@ -11,9 +11,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// The server is not notified when a conversion webhook starts to convert differently, for example after a new version
-// of it is deployed. So a sample of its cached conversions is converted again and compared. This happens periodically
-// while the conversions are read, and immediately when a connection to the webhook breaks. No request waits for it.
+// The server is not notified when a conversion webhook changes its behavior, for example after a new version of the
+// webhook is deployed. Therefore it checks the cached conversions: it converts a sample again and compares the
+// results. It does so periodically while the conversions are read, and immediately when a connection to the webhook
+// breaks. No request waits for a check.
 
 const (
 	defaultRevalidateInterval = 30 * time.Second // if Config.RevalidateInterval is 0
@@ -28,10 +29,10 @@ type checkResult int
 const (
 	checkFailed checkResult = iota // the webhook could not be reached
 	checkUnchanged
-	checkChanged // at least one conversion differs, or failed
+	checkChanged // at least one conversion differs or has failed
 )
 
-// epochOf returns the current epoch of a kind's conversion webhook, or nil for a kind without one. It starts a
+// epochOf returns the current epoch of a kind's conversion webhook, or nil if the kind has no webhook. It starts a
 // check if one is due.
 func (e *Engine) epochOf(d *resource.Definition, now time.Time) *conversionEpoch {
 	if !conversion.UsesWebhook(d) {
@@ -48,8 +49,8 @@ func (e *Engine) epochOf(d *resource.Definition, now time.Time) *conversionEpoch
 	return epoch
 }
 
-// WebhookDisconnected starts a check of all kinds whose spec.conversion.webhook is webhook, because a
-// connection to it has broken.
+// WebhookDisconnected reports that a connection to a webhook has broken. It starts a check of all kinds that use
+// the webhook. The parameter is the JSON of spec.conversion.webhook.
 func (e *Engine) WebhookDisconnected(webhook string) {
 	catalog := e.Live.Load()
 	matches := func(epoch *conversionEpoch) bool {
@@ -68,7 +69,8 @@ func (e *Engine) revalidateInterval() time.Duration {
 	return defaultRevalidateInterval
 }
 
-// revalidate checks an epoch until the webhook has responded, or until the kind is no longer read.
+// revalidate checks an epoch. It repeats the check until the webhook has responded, or until the kind is no longer
+// read.
 func (e *Engine) revalidate(ctx context.Context, epoch *conversionEpoch) {
 	interval := e.revalidateInterval()
 	for again := true; again; {
@@ -84,8 +86,8 @@ func (e *Engine) revalidate(ctx context.Context, epoch *conversionEpoch) {
 	}
 }
 
-// compareSample converts a sample of the cached conversions again, in one call per version, and compares the
-// results.
+// compareSample converts a sample of the cached conversions again and compares the results. It makes one call of
+// the webhook per version.
 func (e *Engine) compareSample(ctx context.Context, epoch *conversionEpoch) checkResult {
 	d := e.Live.Load().Definition(epoch.kind.Group, epoch.kind.Resource)
 	if d == nil || d.Custom == nil || d.Custom.ConversionSince != epoch.since {
@@ -137,7 +139,7 @@ func (t *tasks) start(f func(context.Context)) {
 	}
 }
 
-// end cancels all goroutines and waits for their end.
+// end cancels all goroutines and waits until they have ended.
 func (t *tasks) end() {
 	t.mu.Lock()
 	t.context()

@@ -15,14 +15,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// hostReader is a fixture with Hosts that are read at v1, in a synctest bubble with a fake clock.
+// hostReader reads Hosts at v1. It is a fixture in a synctest bubble, which has a fake clock.
 type hostReader struct {
 	*fixture
 	webhook *fakeWebhook
 	v1      Target
 }
 
-// inBubble runs a test in a synctest bubble, with n Hosts.
+// inBubble runs a test with n Hosts in a synctest bubble.
 func inBubble(t *testing.T, n int, run func(r hostReader)) {
 	if strings.HasPrefix(os.Getenv(storagetest.EnvVar), "http") {
 		t.Skip("a synctest bubble has no network, which etcd needs")
@@ -43,7 +43,8 @@ func (r hostReader) convertedBy() string {
 	return by
 }
 
-// calls returns the number of webhook calls, and of their objects, since it was last called.
+// calls returns the number of webhook calls and the number of their objects, both since the last use of this
+// function.
 func (r hostReader) calls() [2]int64 {
 	synctest.Wait()
 	return [2]int64{r.webhook.calls.Swap(0), r.webhook.objects.Swap(0)}
@@ -52,8 +53,8 @@ func (r hostReader) calls() [2]int64 {
 // hostsWebhook is the JSON at spec.conversion.webhook in hostsCRD.
 const hostsWebhook = `{"clientConfig":{"url":"https://h/"},"conversionReviewVersions":["v1"]}`
 
-// TestCRDChangeInvalidatesConversions checks that cached conversions are dropped when the conversion of the CRD
-// changes, also if it changes back. Other changes of the CRD keep them (CNV-073).
+// TestCRDChangeInvalidatesConversions checks that a change of spec.conversion in a CRD drops the cached
+// conversions, even if a later change undoes it. Other changes of the CRD do not drop them (CNV-073).
 func TestCRDChangeInvalidatesConversions(t *testing.T) {
 	none := strings.Replace(hostsCRD, `"strategy":"Webhook"`, `"strategy":"None"`, 1)
 	for name, c := range map[string]struct {
@@ -109,9 +110,9 @@ func TestServiceChangeInvalidatesConversions(t *testing.T) {
 	})
 }
 
-// TestPeriodicRevalidation checks that a sample of the cached conversions is converted again every 30 seconds
-// while the kind is read, and that no reader waits for it. The reader that triggers it gets the cached conversion,
-// and the next reader the new one (CNV-006).
+// TestPeriodicRevalidation checks that a sample of the cached conversions is converted again every 30 seconds while
+// the kind is read. No reader waits for it. The reader that starts a check gets the cached conversion, and the next
+// reader gets the new conversion (CNV-006).
 func TestPeriodicRevalidation(t *testing.T) {
 	inBubble(t, 100, func(r hostReader) {
 		r.list(r.v1, ListOptions{})
@@ -142,8 +143,8 @@ func TestPeriodicRevalidation(t *testing.T) {
 	})
 }
 
-// TestSampleIsMostRecentlyRead checks that the sample consists of the most recently read objects, so that a change
-// is detected for an object that is read repeatedly.
+// TestSampleIsMostRecentlyRead checks that the sample consists of the most recently read objects. So the server
+// detects a change for an object that is read repeatedly.
 func TestSampleIsMostRecentlyRead(t *testing.T) {
 	inBubble(t, 100, func(r hostReader) {
 		one := r.v1
@@ -165,8 +166,8 @@ func TestSampleIsMostRecentlyRead(t *testing.T) {
 	})
 }
 
-// TestSampleExcludesUnconverted checks that the sample contains neither conversions of old revisions nor objects
-// that no webhook has converted.
+// TestSampleExcludesUnconverted checks that the sample excludes conversions of old revisions and objects that no
+// webhook has converted.
 func TestSampleExcludesUnconverted(t *testing.T) {
 	inBubble(t, 2, func(r hostReader) {
 		old, one := r.target("example.com", "v1beta1", "hosts", "default"), r.v1
@@ -196,8 +197,8 @@ func TestSampleExcludesUnconverted(t *testing.T) {
 	})
 }
 
-// TestUnreachableWebhook checks that an unreachable webhook is retried, and that cached conversions are served
-// until it responds. A response with an error counts as a changed conversion.
+// TestUnreachableWebhook checks that the server retries a check if the webhook is unreachable, and serves cached
+// conversions until the webhook responds. An error in the response is treated as a changed conversion.
 func TestUnreachableWebhook(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()
@@ -229,8 +230,8 @@ func TestUnreachableWebhook(t *testing.T) {
 	})
 }
 
-// TestRevalidationAfterDisconnect checks that a broken connection to the webhook starts a revalidation
-// immediately, which is retried until the webhook responds (CNV-073).
+// TestRevalidationAfterDisconnect checks that a broken connection to the webhook immediately starts a check of the
+// cached conversions. The check is retried until the webhook responds (CNV-073).
 func TestRevalidationAfterDisconnect(t *testing.T) {
 	inBubble(t, 3, func(r hostReader) {
 		r.list(r.v1, ListOptions{})
@@ -260,8 +261,8 @@ func TestRevalidationAfterDisconnect(t *testing.T) {
 	})
 }
 
-// TestFrequentDisconnects checks that frequent disconnects start at most one revalidation a second, and none for
-// kinds that are not read.
+// TestFrequentDisconnects checks that frequent disconnects start at most one check per second for a kind that is
+// being read, and none for other kinds.
 func TestFrequentDisconnects(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()
@@ -288,8 +289,8 @@ func TestFrequentDisconnects(t *testing.T) {
 	})
 }
 
-// TestMaxConversionAge checks that no cached conversion is served for longer than maxConversionAge, whatever the
-// interval and the results of revalidations.
+// TestMaxConversionAge checks that no cached conversion is served for longer than maxConversionAge, regardless of
+// the interval and the results of the checks.
 func TestMaxConversionAge(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.RevalidateInterval = time.Hour
@@ -302,8 +303,8 @@ func TestMaxConversionAge(t *testing.T) {
 	})
 }
 
-// TestConversionInProgress checks that the result of a conversion that was in progress when the epoch changed is
-// used by the waiting requests, but not cached.
+// TestConversionInProgress checks a conversion that is in progress when the epoch changes. The waiting requests use
+// its result, but the result is not cached.
 func TestConversionInProgress(t *testing.T) {
 	inBubble(t, 2, func(r hostReader) {
 		var number atomic.Uint64
@@ -330,8 +331,8 @@ func TestConversionInProgress(t *testing.T) {
 	})
 }
 
-// TestWriteReusesItsConversions checks that a write uses its conversions again, even if the conversion epoch
-// changes.
+// TestWriteReusesItsConversions checks that a write makes each conversion only once, even if the conversion epoch
+// changes during the write.
 func TestWriteReusesItsConversions(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		var number atomic.Uint64
@@ -345,8 +346,8 @@ func TestWriteReusesItsConversions(t *testing.T) {
 	})
 }
 
-// TestCloseStopsRevalidation checks that there is one call of the webhook at a time. Close cancels it, and no call
-// follows.
+// TestCloseStopsRevalidation checks that at most one check calls the webhook at a time. Close cancels this call,
+// and no other call follows.
 func TestCloseStopsRevalidation(t *testing.T) {
 	inBubble(t, 1, func(r hostReader) {
 		r.convertedBy()

@@ -93,7 +93,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 		carryOver(w.obj, w.old, "status")
 	}
 	if prepare := r.behavior().PrepareUpdate; prepare != nil {
-		w.obj = object.Copy(w.obj) // the next attempt needs the body unmodified
+		w.obj = object.Copy(w.obj) // the next attempt needs the unmodified body
 		if err := prepare(w.ctx, w.obj, w.old, sub); err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 		return err
 	}
 	if prepare := r.behavior().PrepareCreate; prepare != nil {
-		w.obj = object.Copy(w.obj) // the next attempt needs the body unmodified
+		w.obj = object.Copy(w.obj) // the next attempt needs the unmodified body
 		return prepare(w.ctx, w.obj)
 	}
 	return nil

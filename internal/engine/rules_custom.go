@@ -44,7 +44,7 @@ func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.
 	return t, unknown, nil
 }
 
-// normalizeType converts t to the form of the kind's Go type, if it has one.
+// normalizeType converts t to the form of the kind's Go type, if the kind has a Go type.
 func (r customRules) normalizeType(t object.Tree) (out object.Tree, unknown []string, err error) {
 	if r.v.Type == nil {
 		return t, nil, nil
@@ -55,7 +55,7 @@ func (r customRules) normalizeType(t object.Tree) (out object.Tree, unknown []st
 	}
 	d, err := r.v.Type.Normalize(t)
 	if err == nil {
-		s.Default(d.Tree) // Go types may produce nulls for unset fields
+		s.Default(d.Tree) // removes nulls that Go types encode for unset fields
 	}
 	return d.Tree, d.Strict, err
 }
@@ -68,8 +68,8 @@ func (r customRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) 
 	return fillDefaults(r.v, t)
 }
 
-// ownableFields excludes the status from writes of the main resource only at the request's own version, as
-// upstream does.
+// ownableFields excludes the status from the fields that a write of the main resource may own. As in upstream, it
+// does so only for fields at the version of the request.
 func (r customRules) ownableFields(subresource string) func(string) fieldpath.Filter {
 	switch {
 	case subresource == "status":
@@ -115,7 +115,7 @@ func statusOnly(t, old object.Tree) object.Tree {
 	return out
 }
 
-// generationChanged reports whether t and old differ in a field whose change increments metadata.generation.
+// generationChanged reports whether t and old differ in a field that affects metadata.generation.
 func generationChanged(t, old object.Tree, hasStatus bool) bool {
 	ignore := func(key string) bool {
 		return key == "metadata" || key == "apiVersion" || key == "kind" || key == "status" && hasStatus
@@ -133,8 +133,8 @@ func generationChanged(t, old object.Tree, hasStatus bool) bool {
 	return false
 }
 
-// validate returns all validation errors in upstream's order. The values of an object of the wrong kind are not
-// validated.
+// validate returns all validation errors in upstream's order. If the object has the wrong kind, validate does not
+// check its values.
 func (r customRules) validate(w *write) (field.ErrorList, error) {
 	errs := r.validateMeta(w)
 	s, err := schemaOf(r.v)
@@ -196,8 +196,8 @@ func (customRules) warnings(w *write) []string {
 
 func (customRules) canonicalize(*write) error { return nil }
 
-// pack converts obj to the storage version. If reading would change the result, for example by a default that
-// the conversion has left out, it is stored unchanged and marked fingerprintNotCanonical.
+// pack converts obj to the storage version. A read may change the stored object, for example by a default that the
+// conversion has left out. In that case the object is marked fingerprintNotCanonical.
 func (r customRules) pack(w *write) (object.Packed, error) {
 	to := w.def.Storage
 	if w.target.AsStored {
@@ -213,7 +213,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	case conversion.UsesWebhook(w.def):
 		t, err = w.convertByWebhook(t, to)
 	default:
-		// A copy, because the next attempt needs t unmodified if the storage version changes meanwhile.
+		// Copy is needed because the next attempt uses the unmodified t if the storage version changes.
 		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
 	}
 	if err != nil {
@@ -225,9 +225,9 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	return object.Pack(t, s.Fingerprint()), nil
 }
 
-// normalizeMerged applies defaults to the result of an apply, and normalizes its metadata and that of embedded
-// resources. The merge has already applied the rest of the schema. Malformed times and numbers that the server
-// overwrites anyway are dropped.
+// normalizeMerged applies defaults to the result of an apply, and normalizes its metadata and the metadata of
+// embedded resources. The merge has already applied the rest of the schema. If times or numbers that the server
+// overwrites are malformed, they are dropped.
 func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)
@@ -247,6 +247,6 @@ func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, erro
 	if err != nil {
 		return nil, err
 	}
-	_, _ = s.CoerceEmbedded(t) // validation reports the errors
+	_, _ = s.CoerceEmbedded(t) // the validation stage reports these errors
 	return r.fillDefaults(w, t)
 }

@@ -13,19 +13,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// strategyRules are the rules of a kind that k8s.io/kubernetes defines. Together they do the same as upstream's
-// rest.BeforeCreate and rest.BeforeUpdate, split into stages.
+// strategyRules are the rules of a kind that k8s.io/kubernetes defines. Their methods divide upstream's
+// rest.BeforeCreate and rest.BeforeUpdate into stages.
 type strategyRules struct {
 	v *resource.Version
 	*resource.Strategy
 }
 
-// typedWrite holds the objects of a write in the internal form that strategies use.
+// typedWrite holds the objects of a write in the internal form. Strategies use this form.
 type typedWrite struct {
-	ctx      context.Context   // as strategyContext returns it
-	obj, old resource.Internal // old is nil on a create
-	decoded  resource.Internal // desired as it was decoded; later stages may have changed desired's metadata
-	// pluginObj is desired as plugins see it, and may have changed it. pluginOld is live as they see it.
+	ctx      context.Context   // result of strategyContext
+	obj, old resource.Internal // old is nil for a create
+	decoded  resource.Internal // desired after decoding; later stages may change desired's metadata
+	// pluginObj is the desired object and pluginOld the live object in the form that plugins receive. Plugins may
+	// change pluginObj.
 	pluginObj, pluginOld resource.Internal
 }
 
@@ -35,7 +36,7 @@ func (r strategyRules) normalize(w *write, t object.Tree, typed bool) (out objec
 	}
 	entries := object.Metadata(t)["managedFields"]
 	regular, empty := regularList(entries, regularManagedFields)
-	reuse := regular && !empty // they need no normalization
+	reuse := regular && !empty // entries in this form need no normalization
 	if reuse {
 		t = withoutManagedFields(t)
 	}
@@ -61,8 +62,8 @@ func (r strategyRules) ownableFields(subresource string) func(string) fieldpath.
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
-// authorize runs the kind's additional authorization of an object. It prevents privilege escalation through
-// roles and their bindings.
+// authorize runs the additional authorization that some kinds need. It prevents privilege escalation through roles
+// and role bindings.
 func (w *write) authorize() error {
 	s := w.def.Strategy
 	if s == nil || s.Authorize == nil {
@@ -112,8 +113,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 	return nil
 }
 
-// desiredInternal returns desired in the internal form. The object from decoding is returned only once, because
-// strategies modify it.
+// desiredInternal returns desired in the internal form. It returns the decoded object only the first time, because
+// strategies modify the object.
 func (w *write) desiredInternal() (resource.Internal, error) {
 	obj := w.typed.decoded
 	if obj == nil {
@@ -128,8 +129,8 @@ func (w *write) desiredInternal() (resource.Internal, error) {
 	return obj, nil
 }
 
-// toInternal converts t to the internal form. The entries of managedFields have no field sets, which make up
-// the larger part of many objects and are not used by strategies.
+// toInternal converts t to the internal form. It leaves out the field sets in managedFields. Strategies do not use
+// them, and they are the larger part of many objects.
 func toInternal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
 	obj, err := convert(withoutManagedFields(t))
 	if err == nil {
@@ -145,7 +146,7 @@ func withoutManagedFields(t object.Tree) object.Tree {
 	return t
 }
 
-// keepSystemFields copies the metadata that an update never changes from old, even if a strategy has cleared
+// keepSystemFields copies the metadata that an update never changes from old to obj, even if a strategy has cleared
 // it.
 func keepSystemFields(obj, old resource.Internal) {
 	if obj.GetUID() == "" {

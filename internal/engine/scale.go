@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// ScaleVersion is the version autoscaling/v1 Scale. Requests for any /scale have a body of this version and
-// return an Object of it.
+// ScaleVersion is the version autoscaling/v1 of Scale. The bodies and the results of all requests to /scale are of
+// this version.
 var ScaleVersion = newScaleVersion(false)
 
 // BuiltinScale is ScaleVersion with the Table columns for built-in kinds.
@@ -65,7 +65,7 @@ func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (
 
 func dotPath(path []string) string { return "." + strings.Join(path, ".") }
 
-// scaleOf returns the Scale of an object. found is false if the object's spec has no replicas.
+// scaleOf returns the Scale of the object parent. found is false if the object's spec has no replicas.
 func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bool, err error) {
 	replicas, found, err := int32At(parent, s.SpecReplicas)
 	if err != nil {
@@ -113,7 +113,7 @@ func selectorOf(s *resource.Scale, parent object.Tree) (string, error) {
 func int32At(t object.Tree, path []string) (int64, bool, error) {
 	n, found, err := unstructured.NestedInt64(t, path...)
 	if err == nil && (n > math.MaxInt32 || n < math.MinInt32) {
-		err = fmt.Errorf("%s: %d does not fit 32 bits", dotPath(path), n)
+		err = fmt.Errorf("%s: %d is not a 32-bit integer", dotPath(path), n)
 	}
 	return n, found, err
 }
@@ -135,8 +135,8 @@ func (w *write) updateScale(b Body) (Object, error) {
 	})
 }
 
-// bodyWrite returns a write for processing the body of a request to a subresource. The body is of the
-// subresource's own kind v.
+// bodyWrite returns a write that processes the body of a request to a subresource. v is the version of the body's
+// own kind, such as Scale.
 func (w *write) bodyWrite(v *resource.Version) *write {
 	return &write{
 		ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller,
@@ -144,7 +144,7 @@ func (w *write) bodyWrite(v *resource.Version) *write {
 	}
 }
 
-// locateBody compares the name and namespace of a subresource's body with the request's.
+// locateBody compares the name and namespace in a subresource's body with those of the request.
 func (w *write) locateBody(body object.Tree) error {
 	w.desired = body
 	return w.locate()
@@ -185,8 +185,8 @@ func (w *write) patchScale(p Patch) (Object, error) {
 	})
 }
 
-// unsetReplicas marks a Scale whose object has no replicas. No client sends this value. The caller's patch has
-// to replace it.
+// unsetReplicas is the number of replicas in the Scale of an object that specifies none. No client sends this
+// value. The caller's patch must replace it.
 const unsetReplicas = math.MinInt32
 
 func (w *write) missingReplicas() error {
@@ -194,8 +194,8 @@ func (w *write) missingReplicas() error {
 		"the spec replicas field %q cannot be empty", dotPath(w.v.Scale.SpecReplicas)))
 }
 
-// changeScale runs a write of the object with a changed Scale and returns the new Scale. f returns the desired
-// object for the Scale of the live object.
+// changeScale writes the object with a changed Scale and returns the new Scale. The function f receives the Scale
+// of the live object and returns the desired object.
 func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Object, error) {
 	w.change = func(w *write) (object.Tree, error) {
 		if err := w.load(); err != nil {
@@ -225,8 +225,8 @@ func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Ob
 	return ObjectOf(ScaleVersion, w.result.Revision, object.Pack(scale, 0)), nil
 }
 
-// withUpdatedScale returns the live object with the replicas and resourceVersion of scale. It records the
-// caller as the manager of the fields that differ from before, the Scale of the live object.
+// withUpdatedScale returns the live object with the replicas and resourceVersion of scale. The parameter before is
+// the Scale of the live object. The caller becomes the manager of the fields in which scale differs from it.
 func (w *write) withUpdatedScale(before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	fields := scaleManagedFields()
@@ -238,7 +238,7 @@ func (w *write) withUpdatedScale(before, scale object.Tree) (object.Tree, error)
 	return w.withScale(scale)
 }
 
-// setScaleOwners sets the managedFields of a Scale from those of its object.
+// setScaleOwners computes the managedFields of a Scale from the managedFields of its object.
 func (w *write) setScaleOwners(scale object.Tree, entries []any) {
 	if owners := w.scaleOwners(entries); len(owners) > 0 {
 		object.EnsureMetadata(scale)["managedFields"] = owners
@@ -280,7 +280,8 @@ func (w *write) withScale(scale object.Tree) (object.Tree, error) {
 	return t, nil
 }
 
-// checkScale validates a Scale of a built-in kind. For a custom kind the resulting object is validated instead.
+// checkScale validates a Scale of a built-in kind. For a custom kind, the resulting object is validated later
+// instead.
 func (w *write) checkScale(scale object.Tree, replicas int64) error {
 	if w.def.Strategy == nil {
 		return nil
@@ -298,7 +299,8 @@ func (w *write) checkScale(scale object.Tree, replicas int64) error {
 	return nil
 }
 
-// applyScale merges an applied Scale into before, the Scale of the live object, and returns the desired object.
+// applyScale merges an applied Scale into the Scale of the live object, which is the parameter before. It returns
+// the desired object.
 func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	w.setScaleOwners(before, entries)
@@ -316,7 +318,7 @@ func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (o
 	return w.withScale(scale)
 }
 
-// setCopyOnWrite sets a value at a path of t. It copies the objects on the path below t.
+// setCopyOnWrite sets the value at a path of t. It modifies t, but copies the objects on the path below t.
 func setCopyOnWrite(t object.Tree, value any, path []string) error {
 	for i, name := range path[:len(path)-1] {
 		next, ok := t[name].(object.Tree)

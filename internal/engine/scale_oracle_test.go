@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamScale is upstream's field management for writes of a Scale.
+// upstreamScale is upstream's field management of the fields of a Scale.
 type upstreamScale struct {
 	*managedfields.FieldManager
 	gv schema.GroupVersion
@@ -40,8 +40,8 @@ func newUpstreamScale(t *testing.T) upstreamScale {
 	return upstreamScale{m, schema.GroupVersion{Group: "stable.example.com", Version: "v1"}, t}
 }
 
-// write returns the replicas and the owners of fields after manager has written n replicas. A nil n is an apply
-// without replicas.
+// write writes n replicas as manager. It returns the resulting replicas and the owners of fields. If n is nil, it
+// is an apply without replicas.
 func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64,
 	owners []string, err error) {
 	cr := (&unstructured.Unstructured{Object: live}).DeepCopy()
@@ -78,8 +78,8 @@ func (u upstreamScale) write(live object.Tree, n *int32, manager string, apply, 
 	return int64(written.Spec.Replicas), ownerLines(u.t, entries), err
 }
 
-// ownerLines returns a line for each manager with its fields, without times. Upstream may have two entries for one
-// manager.
+// ownerLines returns a line for each manager with the fields that it owns, but without times. A manager may have
+// two entries in upstream.
 func ownerLines(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
 	t.Helper()
 	sets := map[string]*fieldpath.Set{}
@@ -107,8 +107,8 @@ func owners(t *testing.T, tree object.Tree) []string {
 	return ownerLines(t, u.GetManagedFields())
 }
 
-// TestScaleOwnersMatchUpstream checks that the owners of replicas are the same as upstream's after random writes
-// of an object and of its Scale (SUB-012, SUB-026, SUB-032).
+// TestScaleOwnersMatchUpstream writes an object and its Scale at random. It checks that the replicas have the same
+// owners as in upstream (SUB-012, SUB-026, SUB-032).
 func TestScaleOwnersMatchUpstream(t *testing.T) {
 	f := newFixture(t)
 	u := newUpstreamScale(t)

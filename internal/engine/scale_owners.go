@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// scaleManagedFields manages the fields of a Scale. Ownership of the replicas, the only field that a Scale and
-// its object share, is copied between the two, as upstream's scale handler does (KEP-555).
+// scaleManagedFields manages the fields of a Scale. The replicas are the only field that a Scale and its object
+// share. As in upstream's scale handler, the ownership of this field is copied between them (KEP-555).
 func scaleManagedFields() merge.ManagedFields {
 	return merge.ManagedFields{
 		APIVersion:  ScaleVersion.APIVersion,
@@ -23,8 +23,8 @@ func scaleManagedFields() merge.ManagedFields {
 	}
 }
 
-// replicasPath returns the path of the replicas at a version of the kind, or nil if the version has no scale.
-// known is false if the kind no longer has the version.
+// replicasPath returns the path of the replicas at a version of the kind. It returns nil if the version has no
+// scale subresource. known is false if the kind no longer has the version.
 func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
 	v := versionOf(w.def, apiVersion)
 	if v == nil || v.Scale == nil {
@@ -33,8 +33,8 @@ func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
 	return v.Scale.SpecReplicas, true
 }
 
-// scaleOwners returns the managedFields entries of an object that own the replicas, converted to entries of its
-// Scale.
+// scaleOwners selects the entries of an object's managedFields that own the replicas. It converts them to entries
+// of the object's Scale.
 func (w *write) scaleOwners(entries []any) (out []any) {
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
@@ -45,8 +45,8 @@ func (w *write) scaleOwners(entries []any) (out []any) {
 	return out
 }
 
-// parentOwners returns the managedFields of an object after a change of its Scale's managedFields. A manager
-// that lost the replicas in the Scale loses them in the object, and a manager that gained them owns them.
+// parentOwners returns the managedFields of an object after a change of its Scale's managedFields. If a manager has
+// lost or gained the replicas in the Scale, the same happens in the object.
 func (w *write) parentOwners(entries, scale []any) (out []any) {
 	owners := map[string]object.Tree{}
 	for _, e := range scale {
@@ -89,13 +89,13 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 	return out
 }
 
-// managerKey identifies an entry among the managedFields of one object.
+// managerKey returns a key that identifies an entry of managedFields within its object.
 func managerKey(entry object.Tree) string {
 	return object.String(entry, "operation") + " " + object.String(entry, "subresource") + " " +
 		object.String(entry, "manager")
 }
 
-// entryOwning returns a copy of entry that owns only path, at apiVersion.
+// entryOwning returns a copy of entry with the given apiVersion. The copy owns only path.
 func entryOwning(entry object.Tree, apiVersion string, path []string) object.Tree {
 	out := maps.Clone(entry)
 	var fields any = object.Tree{}
@@ -106,7 +106,7 @@ func entryOwning(entry object.Tree, apiVersion string, path []string) object.Tre
 	return out
 }
 
-// owns reports whether a field set (FieldsV1) contains path itself, not only fields below it.
+// owns reports whether a field set (FieldsV1) contains path itself. Fields below path do not suffice.
 func owns(fields any, path []string) bool {
 	for _, name := range path {
 		set, _ := fields.(object.Tree)
@@ -116,7 +116,8 @@ func owns(fields any, path []string) bool {
 	return ok && (len(set) == 0 || set["."] != nil)
 }
 
-// removePath returns a field set without a path that it contains. The result is empty if nothing remains.
+// removePath returns a copy of a field set without path. The field set must contain path. The result is empty if
+// nothing remains.
 func removePath(fields any, path []string) object.Tree {
 	set, _ := fields.(object.Tree)
 	out, key := maps.Clone(set), "f:"+path[0]

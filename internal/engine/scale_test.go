@@ -41,7 +41,7 @@ func TestScaleErrors(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "cannot be handled as a Scale")
 	_, err = f.patch(f.cron("a").sub("scale"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
-	// The managedFields of a Scale in a request are ignored.
+	// The server ignores the managedFields of a Scale in a request.
 	f.mustPatch(f.cron("a").sub("scale"), mergePatch,
 		`{"metadata":{"managedFields":[{"manager":"m","operation":"Update","apiVersion":"autoscaling/v1",`+
 			`"fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]},"spec":{"replicas":0}}`)

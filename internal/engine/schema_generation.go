@@ -10,19 +10,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// schemaGenerations holds the schema generations of all CRDs whose objects are watched, by storage key. The
-// zero value is ready to use.
+// schemaGenerations holds the schema generations of the CRDs whose objects are watched. Its keys are the storage
+// keys of the CRDs. The zero value is ready to use.
 type schemaGenerations struct {
 	mu    sync.Mutex
 	byKey map[string]*schemaGeneration
 	store storage.Store // set with the first generation
 }
 
-// schemaGeneration is a period during which the part of a CRD that watches depend on does not change. When it
-// ends, all watches of the CRD's objects end, and clients start new ones.
+// schemaGeneration is a period in which no part of a CRD changes that affects watches. At its end, all watches of
+// the CRD's objects end, and clients start new watches.
 type schemaGeneration struct {
 	set     *schemaGenerations
-	record  *storage.Record // the CRD when the first watch began
+	record  *storage.Record // the CRD at the start of the first watch
 	users   int             // number of watches
 	changed chan struct{}   // closed at the end of the generation
 }
@@ -50,7 +50,7 @@ func (e *Engine) schemaGenerationOf(
 	}
 }
 
-// joinGeneration adds a watch to the current generation of the CRD in rec, or starts one.
+// joinGeneration adds a watch to the current generation of the CRD in rec. If there is none, it starts one.
 func (e *Engine) joinGeneration(rec *storage.Record) *schemaGeneration {
 	all := &e.schemaGenerations
 	all.mu.Lock()
@@ -65,12 +65,12 @@ func (e *Engine) joinGeneration(rec *storage.Record) *schemaGeneration {
 	}
 	s := &schemaGeneration{set: all, record: rec, users: 1, changed: make(chan struct{})}
 	all.byKey[rec.Key] = s
-	all.checkCurrent(s) // onEvents has not seen changes before s was added
+	all.checkCurrent(s) // onEvents has not processed changes from before s was added
 	return s
 }
 
-// onEvents ends the generations that the events change. nil means that events were missed, so all generations
-// are checked.
+// onEvents ends the generations whose CRDs the events have changed. If events is nil, events were missed, and
+// onEvents checks all generations.
 func (all *schemaGenerations) onEvents(events []*storage.Event) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -94,8 +94,8 @@ func (all *schemaGenerations) checkCurrent(s *schemaGeneration) {
 	}
 }
 
-// sameWatchSchema compares the parts of a CRD that watches of its objects depend on: the spec and the accepted
-// names.
+// sameWatchSchema reports whether two revisions of a CRD are equal in the parts that affect watches: the spec and
+// the accepted names.
 func sameWatchSchema(a, b *storage.Record) bool {
 	if a == nil || b == nil {
 		return false
@@ -107,7 +107,7 @@ func sameWatchSchema(a, b *storage.Record) bool {
 	return bytes.Equal(x[0], y[0]) && bytes.Equal(x[1], y[1])
 }
 
-// end ends a generation and its watches. Later watches start a new one.
+// end ends a generation and its watches. Later watches start a new generation.
 func (all *schemaGenerations) end(s *schemaGeneration) {
 	delete(all.byKey, s.record.Key)
 	close(s.changed)

@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Values of fieldTerm.field for fields of the metadata.
+// Values of fieldTerm.field for fields in the metadata.
 const (
 	fieldName = -1 - iota
 	fieldNamespace
@@ -27,7 +27,7 @@ const (
 type selector struct {
 	reader         reader
 	labels         labels.Selector // nil selects everything
-	bloomMask      uint64          // bits that every match has in metadata.bloom
+	bloomMask      uint64          // bits that are set in metadata.bloom of every match
 	matchesNothing bool            // the label selector matches no object
 	fields         []fieldTerm
 	paths          [][]string // paths of the selectable fields; nil if no term uses one
@@ -75,7 +75,7 @@ func selectablePaths(v *resource.Version) [][]string {
 	return paths
 }
 
-// requirementMask returns the bits that every object matching q has in its Bloom filter.
+// requirementMask returns the Bloom filter bits that are set for every object matching q.
 func requirementMask(q labels.Requirement) uint64 {
 	switch q.Operator() {
 	case selection.In, selection.Equals, selection.DoubleEquals:
@@ -113,8 +113,8 @@ func fieldIndexOf(v *resource.Version, name string) (int, error) {
 // empty reports whether the selector matches every object.
 func (s *selector) empty() bool { return s.labels == nil && len(s.fields) == 0 }
 
-// matches reports whether the selector matches a record. It allocates nothing for a record that has been
-// evaluated before.
+// matches reports whether the selector matches a record. If it has evaluated the record before, it allocates no
+// memory.
 func (s *selector) matches(rec *storage.Record) bool {
 	if s.labels == nil && len(s.fields) == 0 {
 		return true
@@ -133,7 +133,7 @@ func (s *selector) matchFields(m *object.Meta, rec *storage.Record) bool {
 	var values []string
 	if s.paths != nil {
 		if values = s.values(rec); values == nil {
-			return true // the object cannot be converted: reading it returns the error
+			return true // the conversion fails: the later read returns its error
 		}
 	}
 	for _, term := range s.fields {
@@ -160,7 +160,7 @@ func (s *selector) values(rec *storage.Record) []string {
 	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
 		return f.values
 	}
-	o, err := s.reader.read(context.Background(), rec) // preconvert has made any webhook conversion
+	o, err := s.reader.read(context.Background(), rec) // calls no webhook, because preconvert has done so
 	if err != nil {
 		return nil
 	}
@@ -184,7 +184,8 @@ func (s *selector) values(rec *storage.Record) []string {
 	return f.values
 }
 
-// selectorText returns the value of a selectable field as selectors write it, or "" if it is not set.
+// selectorText returns the value of a selectable field in the form that selectors use. If the field is not set, it
+// returns "".
 func selectorText(raw []byte) string {
 	if len(raw) == 0 || string(raw) == "null" {
 		return ""
@@ -192,14 +193,14 @@ func selectorText(raw []byte) string {
 	if raw[0] != '"' && !bytes.ContainsAny(raw, ".eE{[") || raw[0] == 't' || raw[0] == 'f' {
 		return string(raw)
 	}
-	var value any // a string, or a value that today's schemas do not allow, formatted as Go does
+	var value any // a string, or in an old object any other value
 	if json.Unmarshal(raw, &value) != nil {
 		return ""
 	}
 	return fmt.Sprint(value)
 }
 
-// exact returns the value that a field selector requires of a field, if any.
+// exact returns the value that a field selector requires for a field. It returns false if there is no such value.
 func exact(f fields.Selector, name string) (string, bool) {
 	if f == nil {
 		return "", false

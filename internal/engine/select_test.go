@@ -10,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestSelectableValues checks that the value of a selectable field is compared in the form in which upstream
-// prints it. This includes values that the present schema would reject (PRN-021, PRN-023, PRN-031).
+// TestSelectableValues checks that selectable fields are compared in the form in which upstream prints them. This
+// includes stored values that the current schema rejects (PRN-021, PRN-023, PRN-031).
 func TestSelectableValues(t *testing.T) {
 	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`,
 		`2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
@@ -34,8 +34,9 @@ func TestSelectableValues(t *testing.T) {
 	}
 }
 
-// TestSelectInWatchAndDelete checks that a watch with a selector sends ADDED and DELETED when objects begin and
-// cease to match, and that DeleteCollection deletes the selected objects (PRN-021, PRN-030).
+// TestSelectInWatchAndDelete checks that a watch with a selector sends ADDED when an object starts to match, and
+// DELETED when it no longer matches. DeleteCollection with a selector deletes the selected objects (PRN-021,
+// PRN-030).
 func TestSelectInWatchAndDelete(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6) // c000 and c003 are red

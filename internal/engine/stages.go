@@ -1,6 +1,6 @@
 package engine
 
-// opKind is a set of kinds of write. The kind of one write is a single bit.
+// opKind is a set of kinds of writes. Each kind is one bit.
 type opKind uint8
 
 const (
@@ -16,16 +16,16 @@ const (
 // stage is one step of a write. If run returns an error, the attempt ends.
 type stage struct {
 	name  string
-	kinds opKind // the kinds of write that have this stage
+	kinds opKind // the kinds of writes that have this stage
 	run   func(*write) error
 }
 
-// stages are the steps of every write in upstream's order: the steps of its handlers, then of
-// rest.BeforeCreate, BeforeUpdate and BeforeDelete, then of its store. After a conflict with another write all
-// stages run again from the newest state.
+// stages are the steps of every write. They are in upstream's order: first the steps of its handlers, then of
+// rest.BeforeCreate, BeforeUpdate and BeforeDelete, then of its store. After a conflict with another write, all
+// stages run again on the newest state.
 var stages = []stage{
 	{"decode", opBody | opConnect, (*write).decode},         // builds the desired object, with defaults
-	{"locate", opBody, (*write).locate},                     // compares its name and namespace with the request's
+	{"locate", opBody, (*write).locate},                     // compares its name and namespace with the request
 	{"limit", opBody, (*write).limit},                       // checks the number of items in its lists and maps
 	{"managedFields", opBody, (*write).updateManagedFields}, // records the field manager in managedFields
 	{"find", opDelete, (*write).find},                       // finds the object to delete and checks the preconditions
@@ -46,10 +46,11 @@ var stages = []stage{
 	{commitStage, opStore | opDelete, (*write).commit},
 }
 
-// commitStage is the name of the last stage. The stages before it change nothing in the store.
+// commitStage is the name of the last stage. The earlier stages do not change the store.
 const commitStage = "commit"
 
-// attempt runs the stages of the write once, up to but not including the stage named upTo. "" runs all of them.
+// attempt runs the stages of the write once, until it reaches the stage named upTo. If upTo is "", it runs all
+// stages.
 func (w *write) attempt(upTo string) error {
 	w.beginAttempt()
 	for i := range stages {

@@ -50,8 +50,8 @@ const defaultingSchema = `{"type":"object","properties":{"spec":{"type":"object"
 "image":{"type":"string","default":"busybox"},"replicas":{"type":"integer","minimum":1}}},"status":{"type":"object",
 "x-kubernetes-preserve-unknown-fields":true}}}`
 
-// stageEffects has a write for each stage. The function returns an error if the write does not have the effect of
-// the stage.
+// stageEffects holds a write for each stage, by the name of the stage. The write returns an error if the effect of
+// the stage is missing.
 var stageEffects = map[string]func(f *fixture) error{
 	"decode": func(f *fixture) error {
 		o, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
@@ -189,7 +189,7 @@ var stageEffects = map[string]func(f *fixture) error{
 	},
 }
 
-// expectField compares a field of the result of a write. Without a result it reads the stored object a.
+// expectField checks a field of o, the result of a write. If o is empty, it checks the stored CronTab "a".
 func expectField(f *fixture, o Object, err error, path string, want any) error {
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func managedFieldsOf(f *fixture, o Object) []any {
 	return entries
 }
 
-// runWithStages runs a write in a new fixture, with only some of the stages. A panic becomes an error.
+// runWithStages runs a write in a new fixture with only the given stages. It returns a panic as an error.
 func runWithStages(t *testing.T, effect func(*fixture) error, some []stage) (err error) {
 	f := newFixture(t)
 	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
@@ -236,8 +236,8 @@ func runWithStages(t *testing.T, effect func(*fixture) error, some []stage) (err
 	return effect(f)
 }
 
-// TestAdmissionReplacementIsDefaulted checks that an object that admission has replaced gets the defaults of its
-// version.
+// TestAdmissionReplacementIsDefaulted checks that an object gets the defaults of its version after admission has
+// replaced it.
 func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 	f := newFixture(t)
 	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
@@ -255,8 +255,8 @@ func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 	}
 }
 
-// TestEachStageIsNeeded checks that every stage is necessary. Without the stage, its write in stageEffects must
-// fail.
+// TestEachStageIsNeeded checks that every stage is necessary. It removes one stage at a time, and the write in
+// stageEffects must then fail.
 func TestEachStageIsNeeded(t *testing.T) {
 	for i, s := range stages {
 		effect := stageEffects[s.name]
@@ -273,8 +273,8 @@ func TestEachStageIsNeeded(t *testing.T) {
 	}
 }
 
-// TestWritesEndWithTheirContext checks that a write whose client has disconnected starts no further stage and
-// changes nothing.
+// TestWritesEndWithTheirContext checks that a write starts no further stage and changes nothing after its client
+// has disconnected.
 func TestWritesEndWithTheirContext(t *testing.T) {
 	f := newFixture(t)
 	revision := f.Store.Head().Revision()
@@ -402,8 +402,8 @@ func TestReinvocation(t *testing.T) {
 	equal(t, "calls with the deletion", calls, 3)
 }
 
-// TestAdmissionReadsAreGuarded checks that a plugin gets the object at the version it requests, and that the write
-// is retried if an object that the plugin has read changes before the commit.
+// TestAdmissionReadsAreGuarded checks that a plugin gets the object at the version that it requests. The write is
+// retried if an object that the plugin has read changes before the commit.
 func TestAdmissionReadsAreGuarded(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"policy"}}`)
@@ -421,7 +421,7 @@ func TestAdmissionReadsAreGuarded(t *testing.T) {
 		if attempts++; policy == nil {
 			return apierrors.NewForbidden(r.Version.GroupResource(), r.Name, errors.New("there is no policy"))
 		}
-		if attempts == 1 { // deleted after it has been read
+		if attempts == 1 { // the plugin has read the object before this deletion
 			f.delete(f.configMap("policy"), metav1.DeleteOptions{})
 		}
 		return nil
@@ -431,11 +431,11 @@ func TestAdmissionReadsAreGuarded(t *testing.T) {
 	equal(t, "attempts", attempts, 2)
 }
 
-// policies returns the definition of ConfigMaps, which contain the policies of these tests.
+// policies returns the definition of ConfigMaps. The policies of these tests are ConfigMaps.
 func (f *fixture) policies() *resource.Definition { return f.configMap("").Version.Definition }
 
-// TestAdmissionCannotMoveObject checks that a plugin cannot change the namespace or the name of an object, and
-// that changes of the trees that it gets have no effect without Replace.
+// TestAdmissionCannotMoveObject checks that a plugin cannot change the namespace or the name of an object. If the
+// plugin changes the objects that it receives, the changes have no effect until it calls Replace.
 func TestAdmissionCannotMoveObject(t *testing.T) {
 	for message, change := range map[string]func(object.Tree){
 		"does not match the namespace sent on the request": func(t object.Tree) {

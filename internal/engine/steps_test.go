@@ -82,7 +82,7 @@ func TestEncodedZeroFieldsHaveNoOwner(t *testing.T) {
 // serviceKey returns the storage key of a Service.
 func serviceKey(name string) string { return "/registry/services/specs/default/" + name }
 
-// TestCreateWithManagedFields checks that a client may send managedFields with a create, also if the create is
+// TestCreateWithManagedFields checks that a client may send managedFields with a create, even if the create is
 // retried (CRD-057).
 func TestCreateWithManagedFields(t *testing.T) {
 	f := newFixture(t)
@@ -97,8 +97,8 @@ func TestCreateWithManagedFields(t *testing.T) {
 	equal(t, "fields of the given manager", ownedFields(created, "given", ""), `{"":{"f:spec":{"f:cronSpec":{}}}}`)
 }
 
-// TestUpdateOfTerminatingObject checks that an update cannot change the fields of a deletion that has begun
-// (SUB-046).
+// TestUpdateOfTerminatingObject checks that an update cannot change the metadata fields that a started deletion has
+// set (SUB-046).
 func TestUpdateOfTerminatingObject(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -122,7 +122,7 @@ func TestUpdateOfTerminatingObject(t *testing.T) {
 		"metadata.deletionGracePeriodSeconds: Invalid value: 5: field is immutable")
 }
 
-// TestScaleToZero checks that a Scale with 0 replicas omits the field, so that no manager owns it (SUB-026).
+// TestScaleToZero checks that a Scale with 0 replicas omits the field. So no manager owns it (SUB-026).
 func TestScaleToZero(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.caller.FieldManager = "scaler"
@@ -149,7 +149,8 @@ func TestCreateOverTerminatingObject(t *testing.T) {
 		`object is being deleted: crontabs.stable.example.com "a" already exists`)
 }
 
-// TestDuplicateOwnersOfEveryVerb checks that every verb drops repeated owner references with a warning (CRD-066).
+// TestDuplicateOwnersOfEveryVerb checks that every verb drops duplicate owner references and returns a warning
+// (CRD-066).
 func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 	const owner = `{"apiVersion":"v1","kind":"ConfigMap","name":"o","uid":"u1"}`
 	const body = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a","ownerReferences":[` +
@@ -180,7 +181,7 @@ func TestDuplicateOwnersOfEveryVerb(t *testing.T) {
 	}
 }
 
-// TestScaleNameMismatch checks the errors for a Scale whose name or namespace is not that of the request
+// TestScaleNameMismatch checks the errors for a Scale whose name or namespace differs from that of the request
 // (SUB-026).
 func TestScaleNameMismatch(t *testing.T) {
 	f := newRaceFixture(t, true)
@@ -228,7 +229,7 @@ func TestUpdateInvalidMetadata(t *testing.T) {
 	}
 }
 
-// TestDeleteWithoutGeneration checks that a deletion sets no generation for a kind without generations (SUB-038).
+// TestDeleteWithoutGeneration checks that a deletion sets no generation if the kind has no generations (SUB-038).
 func TestDeleteWithoutGeneration(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/x"]}}`)
@@ -238,7 +239,8 @@ func TestDeleteWithoutGeneration(t *testing.T) {
 	f.expectStatus(err, 405, metav1.StatusReasonMethodNotAllowed, "delete is not supported on resources of kind")
 }
 
-// TestDeleteBeforeDeletionTime checks that a deletion moves a deletionTimestamp in the future to the present time.
+// TestDeleteBeforeDeletionTime checks that a deletion replaces a deletionTimestamp in the future by the current
+// time.
 func TestDeleteBeforeDeletionTime(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -274,7 +276,7 @@ func TestManagedFieldsOnlyChange(t *testing.T) {
 	f := newRaceFixture(t, true)
 	before := f.get(f.cron("a"))
 	f.mustEdit(f.cron("a"), func(o object.Tree) {
-		valueAt(o, "metadata.managedFields").([]any)[0].(object.Tree)["manager"] = "retset" // of the same length
+		valueAt(o, "metadata.managedFields").([]any)[0].(object.Tree)["manager"] = "retset" // as long as "tester"
 	})
 	after := f.get(f.cron("a"))
 	if object.ResourceVersion(after) == object.ResourceVersion(before) || ownedFields(after, "retset", "") == "" {
@@ -282,8 +284,9 @@ func TestManagedFieldsOnlyChange(t *testing.T) {
 	}
 }
 
-// TestNoOpWriteStoresUnderNewSchema checks that an update without changes stores an object in the form of a
-// changed schema, even if both forms have the same length (SCH-028).
+// TestNoOpWriteStoresUnderNewSchema changes the schema and then makes an update that changes nothing. It checks
+// that the update stores the object in its form under the new schema, even if both forms have the same length
+// (SCH-028).
 func TestNoOpWriteStoresUnderNewSchema(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red"}}`)
@@ -296,8 +299,8 @@ func TestNoOpWriteStoresUnderNewSchema(t *testing.T) {
 	}
 }
 
-// TestDeleteCollectionLimits checks that DeleteCollection deletes as many objects as its limit, and without a
-// limit all pages (CRD-065).
+// TestDeleteCollectionLimits checks that DeleteCollection deletes as many objects as its limit allows. If no limit
+// is set, it deletes the objects of all pages (CRD-065).
 func TestDeleteCollectionLimits(t *testing.T) {
 	f := newFixture(t)
 	var writes []storage.Write
@@ -330,8 +333,8 @@ func TestRemovedFieldIncrementsGeneration(t *testing.T) {
 	equal(t, "generation", valueAt(treeOf(t, next), "metadata.generation"), 2)
 }
 
-// TestObjectKeptAfterLastFinalizer checks that an object without finalizers is kept during its grace period, and
-// that a terminating namespace is kept while it has spec.finalizers (SUB-043).
+// TestObjectKeptAfterLastFinalizer checks that an object that has lost its last finalizer is kept during its grace
+// period. A terminating namespace is kept while it has spec.finalizers (SUB-043).
 func TestObjectKeptAfterLastFinalizer(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.addFinalizer(storage.Write{})
@@ -385,7 +388,7 @@ func (a notifyingContext) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// TestCRDWriteWaitsForCatalog checks that a write of a CRD returns only when the catalog includes it (CRD-015).
+// TestCRDWriteWaitsForCatalog checks that a write of a CRD returns only after the catalog includes it (CRD-015).
 func TestCRDWriteWaitsForCatalog(t *testing.T) {
 	for name, write := range map[string]func(f *fixture, ctx context.Context, at Target) error{
 		"update": func(f *fixture, ctx context.Context, at Target) error {
@@ -405,7 +408,7 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 			open := sync.OnceFunc(func() { close(gate) })
 			t.Cleanup(open)
 			var evaluated int64
-			f.raceBeforeCommit(func(storage.Write) { // blocks the catalog in an earlier event
+			f.raceBeforeCommit(func(storage.Write) { // blocks the catalog while it processes an earlier event
 				f.Live.OnEvents(func([]*storage.Event) {
 					select {
 					case blocked <- struct{}{}:

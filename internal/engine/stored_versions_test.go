@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// crdVersion is a version of the CronTab CRD. The conversion strategy is None.
+// crdVersion is a version of the CronTab CRD. The CRD has the conversion strategy None.
 type crdVersion struct {
 	name   string
 	served bool
@@ -58,8 +58,8 @@ func (f *fixture) storedVersion(name string) string {
 
 const cronTabManifest = `{"metadata":{"name":%q},"spec":{"cronSpec":"* * * * *","image":"i"}}`
 
-// TestStoredVersionWalkThrough checks the example of Kubernetes' documentation of how stored versions change
-// (VER-039, VER-043, VER-044, VER-045, VER-051, VER-052, VER-053).
+// TestStoredVersionWalkThrough checks the example in the Kubernetes documentation that shows how stored versions
+// change (VER-039, VER-043, VER-044, VER-045, VER-051, VER-052, VER-053).
 func TestStoredVersionWalkThrough(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true})
@@ -88,9 +88,9 @@ func TestStoredVersionWalkThrough(t *testing.T) {
 	equal(t, "image", valueAt(f.get(f.cronAt("v1", "a")), "spec.image"), "j")
 }
 
-// TestNoOpWriteMovesToStorageVersion checks that a write of any verb without changes stores an object at a new
-// storage version, and that a second one changes nothing. Both version names have the same length, and so do both
-// encodings (VER-054, VER-051).
+// TestNoOpWriteMovesToStorageVersion checks writes that change nothing after the storage version has changed. With
+// every verb, the first write stores the object at the new storage version, and the second changes nothing. The
+// names of both versions have the same length, and so do both encodings (VER-054, VER-051).
 func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 	for name, write := range map[string]func(*fixture, Target){
 		"update":       func(f *fixture, at Target) { f.mustEdit(at, func(object.Tree) {}) },
@@ -129,9 +129,9 @@ func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 	}
 }
 
-// TestStoredAtUnservedVersion checks that an object stored at a version that is no longer served can be read,
-// listed and deleted at the other versions. Reads omit fields that the schema does not declare, which stay stored
-// (VER-046, VER-008, VER-039, VER-048, VER-049).
+// TestStoredAtUnservedVersion checks objects that are stored at a version that is no longer served. They can be
+// read, listed and deleted at the other versions. Reads omit fields that the schema does not declare, but these
+// fields stay stored (VER-046, VER-008, VER-039, VER-048, VER-049).
 func TestStoredAtUnservedVersion(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1alpha1", served: true, stored: true})
@@ -168,8 +168,8 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	equal(t, "remaining objects", len(f.list(f.cronAt("v1", ""), ListOptions{}).Items), 1)
 }
 
-// TestOwnersAcrossVersions checks that each entry of managedFields keeps its version, and that an apply respects
-// fields that are owned at another version (VER-062).
+// TestOwnersAcrossVersions checks that each entry of managedFields keeps its version. An apply respects fields that
+// are owned at another version (VER-062).
 func TestOwnersAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -216,9 +216,9 @@ func TestWriteAsStored(t *testing.T) {
 	equal(t, "finalizers", len(object.Finalizers(f.get(f.cronAt("v2", "a")))), 1)
 }
 
-// TestManagedFieldsOfMismatchedObject checks that an object can be written at a version whose schema it violates
-// in an unchanged field. Its managedFields then stay as they are, because upstream cannot compute them either
-// (VER-064, CRD-057).
+// TestManagedFieldsOfMismatchedObject checks that an object can be written at a version whose schema it violates,
+// if the violating field is unchanged. Its managedFields then stay unchanged too, because upstream cannot compute
+// them either (VER-064, CRD-057).
 func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 	f := newFixture(t)
 	numeric := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"integer"}`, 1)
@@ -258,8 +258,9 @@ func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 	}
 }
 
-// TestWatchAcrossVersions checks that a watch sends all objects at its version, at whatever version they are
-// stored. It ends when its version is no longer served, and no new watch can start (VER-063).
+// TestWatchAcrossVersions checks that a watch sends all objects at its version, regardless of the versions at which
+// they are stored. When the watch's version is no longer served, the watch ends, and no new watch can start
+// (VER-063).
 func TestWatchAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
@@ -345,7 +346,7 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// TestWriteAtRemovedVersion checks that a write returns NotFound if its version is no longer served when it ends
+// TestWriteAtRemovedVersion checks that a write returns NotFound if its version is removed during the write
 // (VER-064).
 func TestWriteAtRemovedVersion(t *testing.T) {
 	f := newFixture(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// TestOnOtherStores runs the tests of this package again on each of the other stores.
+// TestOnOtherStores runs the tests of this package again with each of the other stores.
 func TestOnOtherStores(t *testing.T) {
 	if os.Getenv(storagetest.EnvVar) != "" {
 		t.Skip("already runs on another store")
@@ -32,7 +32,7 @@ func runAllOn(t *testing.T, store string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Comparisons with upstream's packages do not depend on the store.
+	// The comparisons with upstream's packages are skipped because they are independent of the store.
 	cmd := exec.CommandContext(t.Context(), program, "-test.skip=Upstream|Oracle", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), storagetest.EnvVar+"="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {

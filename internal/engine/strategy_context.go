@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// strategyContext returns the write's context with the values that strategies read from it: the request info,
-// the namespace, the user and a warning recorder. Declarative validation fails without them.
+// strategyContext returns the write's context with the values that strategies need: the request info, the
+// namespace, the user and a warning recorder. Declarative validation fails if they are missing.
 func (w *write) strategyContext() context.Context {
 	gv := w.v.GroupVersion
 	info := &apirequest.RequestInfo{
@@ -24,12 +24,13 @@ func (w *write) strategyContext() context.Context {
 		Namespace:         w.target.Namespace,
 		Resource:          w.def.Names.Plural,
 		Subresource:       w.target.Subresource,
-		Name:              w.target.Name, // the name in the path; "" for a create
+		Name:              w.target.Name, // the name in the URL path, or "" for a create
 	}
 	if gv.Group == "" {
 		info.APIPrefix = "api"
 	}
-	// Discard logs about mismatches of declarative and hand-written validation, which are for upstream's developers.
+	// Discard the logs about differences between declarative and hand-written validation. They are for upstream's
+	// developers.
 	ctx := klog.NewContext(w.ctx, logr.Discard())
 	ctx = apirequest.WithNamespace(apirequest.WithRequestInfo(ctx, info), w.target.Namespace)
 	if w.caller.User != nil {
@@ -51,7 +52,7 @@ func (w *write) verb() string {
 	return "update"
 }
 
-// recorder records the warnings of strategies.
+// recorder collects the warnings of strategies.
 type recorder struct{ w *write }
 
 // AddWarning implements warning.Recorder.

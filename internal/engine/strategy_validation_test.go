@@ -21,10 +21,11 @@ import (
 type fakeDeclarative struct {
 	rest.DeclarativeValidation
 	errors   field.ErrorList
-	compared int // number of errors compared with errors
+	compared int // how many errors have been compared
 }
 
-// ValidateDeclaratively merges the errors of both validations as upstream does.
+// ValidateDeclaratively merges the errors of the hand-written and the declarative validation with upstream's
+// function.
 func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList,
 	_ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
 	d.compared += len(found)
@@ -32,7 +33,7 @@ func (d *fakeDeclarative) ValidateDeclaratively(ctx context.Context, _, _ runtim
 		d.errors...)
 }
 
-// randomErrors returns errors of few fields, many of which match.
+// randomErrors returns errors for a few fields, so that many errors match.
 func randomErrors(r *rand.Rand) (out field.ErrorList) {
 	for range r.IntN(12) {
 		path := field.NewPath("spec").Child([]string{"a", "b", "old"}[r.IntN(3)])
@@ -50,8 +51,8 @@ func randomErrors(r *rand.Rand) (out field.ErrorList) {
 	return out
 }
 
-// TestErrorsAreMergedAsUpstream checks that the errors of both validations are merged as upstream merges them,
-// without comparing every pair.
+// TestErrorsAreMergedAsUpstream checks that the merged errors of the hand-written and the declarative validation
+// are the same as in upstream. The number of comparisons must not be quadratic.
 func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	rule := field.NormalizationRule{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}
@@ -71,7 +72,7 @@ func TestErrorsAreMergedAsUpstream(t *testing.T) {
 	}
 }
 
-// TestErrorTextIsLimited checks that the text of a 422 is limited, also if few errors quote large values.
+// TestErrorTextIsLimited checks that the text of a 422 is limited, even if only a few errors quote large values.
 func TestErrorTextIsLimited(t *testing.T) {
 	var found field.ErrorList
 	for i := range 16 * maxProblems {

@@ -10,8 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Continue tokens have upstream's format: base64 of a small JSON document with the revision of the snapshot and the key
-// to continue from, relative to the collection.
+// Continue tokens have upstream's format: a small JSON document in base64. It contains the revision of the snapshot
+// and the key to continue from. The key is relative to the collection.
 const tokenVersion = "meta.k8s.io/v1"
 
 // latestRevision is the revision of a token that continues in the newest state.
@@ -32,7 +32,7 @@ func encodeToken(key, prefix string, revision int64) string {
 	return base64.RawURLEncoding.EncodeToString(data)
 }
 
-// decodeToken returns the first key to list, and the revision of a token.
+// decodeToken returns the first key to list and the revision in a token.
 func decodeToken(text, prefix string) (start string, revision int64, err error) {
 	const invalid = "continue key is not valid"
 	bad := func(format string, args ...any) (string, int64, error) {

@@ -12,13 +12,13 @@ import (
 
 // Trace records the steps of a write's last attempt. To trace a write, set Caller.Trace to an empty Trace.
 type Trace struct {
-	// Sent is the object as the client sent it. The first step's changes are relative to Sent, so they include
-	// defaults. nil means that they are relative to the live object.
+	// Sent is the object as the client sent it. The changes of the first step are the differences from Sent, so
+	// they include defaults. If Sent is nil, they are the differences from the live object.
 	Sent  object.Tree `json:"-"`
 	Steps []*Step     `json:"steps"`
 
 	seen     object.Tree      // the object at the end of the last step
-	reported map[string][]any // values of fields that nested steps of the open steps have set
+	reported map[string][]any // values that nested steps have already reported, by field
 	open     []*Step          // started steps, the innermost last
 	cost     int64            // CEL cost since the end of the last step
 }
@@ -40,8 +40,9 @@ type Change struct {
 	After  any    `json:"after,omitempty"`
 }
 
-// begin discards the steps of an attempt that has ended in a conflict. The changes of a write to /scale start
-// with the live object, because its caller may not be allowed to read the rest of the object.
+// begin discards the steps of an attempt that has ended in a conflict. For a write to /scale, the changes of the
+// first step are the differences from the live object. The caller may not be allowed to read the rest of the
+// object.
 func (t *Trace) begin(scale bool) {
 	if t == nil {
 		return
@@ -51,7 +52,7 @@ func (t *Trace) begin(scale bool) {
 	}
 }
 
-// step starts a step of the write. The caller ends it by calling the returned function.
+// step starts a step of the write. The caller ends the step with a call of the function end.
 func (w *write) step(name string) (end func(error)) {
 	t := w.caller.Trace
 	if t == nil {
@@ -78,7 +79,7 @@ func (t *Trace) wasReported(c Change) bool {
 
 func untraced(error) {}
 
-// addStep adds a finished step. A nil after means that the step has changed nothing.
+// addStep adds a finished step. If after is nil, the step has changed nothing.
 func (t *Trace) addStep(name string, took time.Duration, err error, before, after object.Tree) {
 	if t == nil {
 		return
@@ -103,7 +104,7 @@ func (t *Trace) addStep(name string, took time.Duration, err error, before, afte
 func (t *Trace) changesSinceLast(w *write) (all []Change) {
 	if w.typed.pluginObj != nil {
 		if err := w.applyPluginObject(); err != nil {
-			return nil // the stage that needs the object returns the error
+			return nil // a later stage that needs the object returns this error
 		}
 	}
 	current := w.desired
@@ -121,8 +122,8 @@ func (t *Trace) changesSinceLast(w *write) (all []Change) {
 	return differences(nil, "", before, t.seen)
 }
 
-// differences appends the fields in which two parts of an object differ to all. Lists of different lengths are
-// compared as a whole.
+// differences appends to all the fields in which two parts of an object differ. It compares lists of different
+// lengths as a whole.
 func differences(all []Change, field string, before, after any) []Change {
 	switch after := after.(type) {
 	case object.Tree:

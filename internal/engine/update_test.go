@@ -48,8 +48,8 @@ func (e *Engine) updateTree(f *fixture, tree object.Tree) (Object, error) {
 	return o, err
 }
 
-// TestUpdateNameMismatch checks the errors for a body whose name, namespace or UID is not that of the request's
-// object (CRD-014).
+// TestUpdateNameMismatch checks the errors for a body whose name, namespace or UID differs from the object in the
+// request (CRD-014).
 func TestUpdateNameMismatch(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -89,7 +89,7 @@ func TestUpdateKeepsSystemFields(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
 }
 
-// TestUpdateWithoutChange checks that updates without changes write nothing, and that a label changes the
+// TestUpdateWithoutChange checks that an update without changes writes nothing. A new label changes the
 // resourceVersion but not the generation (SUB-013).
 func TestUpdateWithoutChange(t *testing.T) {
 	f := newFixture(t)
@@ -101,7 +101,7 @@ func TestUpdateWithoutChange(t *testing.T) {
 	before := f.get(f.cron("my-cron"))
 	f.now = f.now.Add(time.Hour)
 	f.mustEdit(f.cron("my-cron"), func(object.Tree) {})
-	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { // changes only the time of an entry
+	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { // this changes only the time of an entry
 		for _, entry := range valueAt(o, "metadata.managedFields").([]any) {
 			entry.(object.Tree)["time"] = "2026-12-01T00:00:00Z"
 		}
@@ -116,8 +116,8 @@ func TestUpdateWithoutChange(t *testing.T) {
 	}
 }
 
-// TestStatus checks that an update of /status changes only the status, and that an update of the object does not
-// change the status (SUB-004, SUB-006, SUB-007, SUB-012).
+// TestStatus checks that an update of /status changes only the status, and that an update of the main resource
+// leaves the status unchanged (SUB-004, SUB-006, SUB-007, SUB-012).
 func TestStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
@@ -165,8 +165,8 @@ func TestStatusIsValidatedSeparately(t *testing.T) {
 		"status.phase: Invalid value: \"integer\": phase in body must be of type string")
 }
 
-// TestWithoutStatusSubresource checks that the status is an ordinary field of a version without the status
-// subresource (SUB-011).
+// TestWithoutStatusSubresource checks a version that has no status subresource. Its status is an ordinary field
+// (SUB-011).
 func TestWithoutStatusSubresource(t *testing.T) {
 	f := newFixture(t)
 	f.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"status":{},"scale"`, `"scale"`))
@@ -180,8 +180,8 @@ func TestWithoutStatusSubresource(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 }
 
-// TestFinalizersOfTerminatingObject checks that no finalizer can be added to a terminating object, and that the
-// removal of the last one deletes it (SUB-039, SUB-043, SUB-044).
+// TestFinalizersOfTerminatingObject checks that no finalizer can be added to a terminating object. The removal of
+// the last finalizer deletes the object (SUB-039, SUB-043, SUB-044).
 func TestFinalizersOfTerminatingObject(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
@@ -198,7 +198,7 @@ func TestFinalizersOfTerminatingObject(t *testing.T) {
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
 
-// TestUnconditionalUpdate checks an update without a resourceVersion of a kind that allows it (CRD-053).
+// TestUnconditionalUpdate checks an update without a resourceVersion. The kind must allow such updates (CRD-053).
 func TestUnconditionalUpdate(t *testing.T) {
 	f := newFixture(t)
 	created := treeOf(t, f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
@@ -237,7 +237,7 @@ func TestUpdateDryRun(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
 }
 
-// TestVersionsArePruned checks that reads and updates at a version are pruned by the schema of that version
+// TestVersionsArePruned checks that reads and updates at a version use the schema of this version to prune fields
 // (CRD-019, SCH-028).
 func TestVersionsArePruned(t *testing.T) {
 	f := newFixture(t)
@@ -300,7 +300,7 @@ func TestOnlyValidDataIsStored(t *testing.T) {
 	}
 }
 
-// TestUsualMetadata checks that upstream considers all metadata valid that usualMetadata accepts, and that
+// TestUsualMetadata checks that all metadata that usualMetadata accepts is valid in upstream. It also checks that
 // usualMetadata accepts common metadata.
 func TestUsualMetadata(t *testing.T) {
 	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)

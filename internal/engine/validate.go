@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// pathSegment validates a name against the minimum requirement, a valid path segment.
+// pathSegment checks that a name is a valid path segment. This is the minimum requirement for all names.
 func pathSegment(name string, prefix bool) []string {
 	if prefix {
 		return content.IsPathSegmentPrefix(name)
@@ -57,7 +57,7 @@ func (w *write) warnings() error {
 func (w *write) invalid(errs field.ErrorList) error {
 	gk := w.v.GroupVersionKind().GroupKind()
 	switch {
-	case w.def.Custom != nil: // as in upstream, the kind in the object
+	case w.def.Custom != nil: // as in upstream, the kind that the object contains
 		apiVersion, kind := object.String(w.desired, "apiVersion"), object.String(w.desired, "kind")
 		gk = schema.FromAPIVersionAndKind(apiVersion, kind).GroupKind()
 	case w.def.Strategy != nil:
@@ -66,9 +66,9 @@ func (w *write) invalid(errs field.ErrorList) error {
 	return newInvalid(gk, w.name(), errs)
 }
 
-// validateMetaUpdate validates metadata, including unchanged metadata, which may come from a conversion webhook
-// or from another server's store. Upstream's validation takes a tenth of the time of an update. It is skipped
-// for unchanged metadata of the usual form.
+// validateMetaUpdate validates metadata. It also validates unchanged metadata, which may come from a conversion
+// webhook or from the store of another server. Upstream's validation takes a tenth of the time of an update. It is
+// skipped if the metadata is unchanged and has the usual form.
 func validateMetaUpdate(w *write) field.ErrorList {
 	path := field.NewPath("metadata")
 	if md := object.Metadata(w.obj); sameMetadata(md, object.Metadata(w.old)) && usualMetadata(md) {
@@ -85,7 +85,7 @@ func validateMetaUpdate(w *write) field.ErrorList {
 	return errs
 }
 
-// sameMetadata compares the metadata that needs validation.
+// sameMetadata reports whether a and b have the same metadata, as far as it needs validation.
 func sameMetadata(a, b object.Tree) bool {
 	return containsFields(a, b) && containsFields(b, a)
 }
@@ -104,7 +104,7 @@ func containsFields(a, b object.Tree) bool {
 	return true
 }
 
-// addedItems returns the items of after that are not in before.
+// addedItems returns the items of after that are missing in before.
 func addedItems(after, before []string) []string {
 	if slices.Equal(after, before) {
 		return nil
@@ -116,7 +116,7 @@ func addedItems(after, before []string) []string {
 // deletionStarted reports whether an object is marked for deletion.
 func deletionStarted(t object.Tree) bool { return object.DeletionTimestamp(t) != "" }
 
-// immediate reports whether an object's deletion has no grace period, and waits only for finalizers.
+// immediate reports whether an object's deletion has no grace period. It then waits only for finalizers.
 func immediate(t object.Tree) bool {
 	grace, _ := object.Metadata(t)["deletionGracePeriodSeconds"].(int64)
 	return grace == 0

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// TestEventsInTwoGroups checks that an Event is served by both of its groups, with different field names, and is
-// stored once.
+// TestEventsInTwoGroups checks that an Event is stored once and served in both of its API groups. The groups have
+// different field names.
 func TestEventsInTwoGroups(t *testing.T) {
 	f := newFixture(t)
 	core, events := f.target("", "v1", "events", "default"), f.target("events.k8s.io", "v1", "events", "default")
@@ -45,8 +45,8 @@ func TestEventsInTwoGroups(t *testing.T) {
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
-// TestEventSourceSelector checks that the field selector source falls back to reportingComponent if the Event has
-// no source.component.
+// TestEventSourceSelector checks the field selector "source". If the Event has no source.component, it uses
+// reportingComponent.
 func TestEventSourceSelector(t *testing.T) {
 	f := newFixture(t)
 	core := f.target("", "v1", "events", "default")
@@ -62,8 +62,8 @@ func TestEventSourceSelector(t *testing.T) {
 	}
 }
 
-// TestReadUnderNewSchema checks that an object that was stored under another schema is pruned on read, once for
-// all readers (SCH-028).
+// TestReadUnderNewSchema checks that the first read of an object that was stored under another schema prunes it.
+// All readers share the result (SCH-028).
 func TestReadUnderNewSchema(t *testing.T) {
 	f := newFixture(t)
 	for i := range 3 {
@@ -82,7 +82,7 @@ func TestReadUnderNewSchema(t *testing.T) {
 	}
 	equal(t, "selectable field that is pruned",
 		len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
-	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // changes nothing, but stores the pruned object
+	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // the update changes nothing, but stores the pruned object
 	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
 		t.Fatalf("got %s stored, want a pruned object", o.Record.Value)
 	}
@@ -90,7 +90,7 @@ func TestReadUnderNewSchema(t *testing.T) {
 	equal(t, "revision after a second update", again.Revision, o.Revision)
 }
 
-// TestConversionCacheLimit checks that the size of the conversion cache is limited in bytes.
+// TestConversionCacheLimit checks that the conversion cache does not exceed its size limit in bytes.
 func TestConversionCacheLimit(t *testing.T) {
 	var v conversionCache
 	converted := 0

@@ -12,29 +12,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// initialBatch is the maximum number of initial objects that one Take reads.
+// initialBatch is the maximum number of initial objects that one call of Take reads.
 const initialBatch = 500
 
-// Watch is a running watch, used by one goroutine.
+// Watch is a running watch. Only one goroutine may use it.
 type Watch struct {
 	*query
-	ctx        context.Context // of the request: events may need a conversion
+	ctx        context.Context // context of the request, for conversions of events
 	cursor     *storage.Cursor
-	generation *schemaGeneration // of the CRD; nil for a built-in kind
-	ready      chan struct{}     // closed when initial events or an error can be taken
+	generation *schemaGeneration // schema generation of the CRD; nil for a built-in kind
+	ready      chan struct{}     // closed when Take can return initial events or an error
 	err        error             // the error that Take returns
 
-	initial       *storage.Snapshot // the snapshot of the initial events; nil when all are taken
-	lastKey       string            // key of the last initial object taken
+	initial       *storage.Snapshot // snapshot of the initial events; nil after Take has returned all of them
+	lastKey       string            // key of the last initial object that Take has returned
 	startRevision int64             // events up to this revision are skipped
-	markEnd       bool              // a bookmark follows the initial events
+	markEnd       bool              // whether a bookmark follows the initial events
 	bookmarks     bool
-	progress      int64 // all events up to this revision have been taken
-	lastSent      int64 // the last revision that the client has seen
+	progress      int64 // Take has returned all events up to this revision
+	lastSent      int64 // the last revision sent to the client
 	events        []*storage.Event
 }
 
-// Watch starts a watch. Errors returned here become an HTTP error response, those of Take an ERROR event.
+// Watch starts a watch. An error of Watch becomes an HTTP error response. An error of Take becomes an ERROR event.
 func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, error) {
 	defaultWatchOptions(&o)
 	if err := validateListOptions(&o, true); err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 	return w, nil
 }
 
-// defaultWatchOptions converts the legacy form of a request for initial events to sendInitialEvents.
+// defaultWatchOptions sets sendInitialEvents if a request uses the legacy form of requesting initial events.
 func defaultWatchOptions(o *ListOptions) {
 	in := internalversion.ListOptions{
 		Watch: true, ResourceVersion: o.ResourceVersion,
@@ -98,7 +98,7 @@ func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOpt
 		revision = head.Revision()
 	}
 	w.startRevision = revision
-	if revision > head.Revision() { // not reached yet: changes up to it are skipped
+	if revision > head.Revision() { // the store has not reached the revision: changes up to it are skipped
 		revision = head.Revision()
 	}
 	w.progress, w.lastSent = revision, w.startRevision
@@ -120,7 +120,7 @@ func (w *Watch) fail(err error) {
 	w.signalReady()
 }
 
-// signalReady makes Ready receive immediately from now on.
+// signalReady closes the channel that Ready returns.
 func (w *Watch) signalReady() {
 	if w.ready == nil {
 		w.ready = make(chan struct{})
@@ -128,7 +128,7 @@ func (w *Watch) signalReady() {
 	}
 }
 
-// Ready returns a channel that receives when Take may have something to return.
+// Ready returns a channel that receives when Take may have events or an error.
 func (w *Watch) Ready() <-chan struct{} {
 	if w.initial != nil || w.err != nil {
 		return w.ready
@@ -136,7 +136,7 @@ func (w *Watch) Ready() <-chan struct{} {
 	return w.cursor.Ready()
 }
 
-// Ended returns a channel that is closed when the CRD has changed, so that Take returns io.EOF. It is nil for a
+// Ended returns a channel that is closed when the CRD changes. Take then returns io.EOF. The channel is nil for a
 // built-in kind.
 func (w *Watch) Ended() <-chan struct{} {
 	if w.generation == nil {
@@ -145,10 +145,10 @@ func (w *Watch) Ended() <-chan struct{} {
 	return w.generation.changed
 }
 
-// Take appends the available events to buf, without blocking for new ones. Initial events come first, a limited
-// number per call. After a Take that returns events the caller must call Take again once it has written them.
-// An error is final. A StatusError (410) is to be sent to the client. io.EOF means a regular end: the CRD has
-// changed, the client is too slow, or the server is shutting down.
+// Take appends the available events to buf. It does not wait for new events. Initial events come first, in batches.
+// If Take returns events, the caller must write them and then call Take again. An error is final. The caller sends
+// a StatusError (410) to the client. io.EOF is a regular end: the CRD has changed, the client is too slow, or the
+// server is shutting down.
 func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if w.err != nil {
 		return buf, w.err
@@ -235,8 +235,8 @@ func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEve
 	return buf, nil
 }
 
-// preconvertEvents converts all objects that events need with one call of the webhook. Errors are ignored,
-// because appendEvent meets them again.
+// preconvertEvents converts all objects that events need with one call of the webhook. It ignores errors, because
+// appendEvent encounters the same errors again.
 func (w *Watch) preconvertEvents(events []*storage.Event) {
 	var recs []*storage.Record
 	for _, ev := range events {
@@ -252,7 +252,8 @@ func (w *Watch) preconvertEvents(events []*storage.Event) {
 	}
 }
 
-// preconvertEvent returns the two records of ev at the version of the watch, as far as they are needed.
+// preconvertEvent returns the current and the previous record of ev at the version of the watch. A record that is
+// not needed may be nil.
 func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Record, err error) {
 	rec, previous = ev.Record, ev.Previous
 	if !w.reader.remote {
@@ -271,9 +272,9 @@ func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Recor
 	return pair[0], previous, nil
 }
 
-// appendEvent appends the watch event for a change, if the object matches the selector before or after it. An
-// object that starts to match is ADDED. An object that no longer matches is DELETED with its previous state, at
-// the revision of the change.
+// appendEvent appends the watch event for a change, if the object matches the selector before or after the change.
+// The event is ADDED if the object starts to match. It is DELETED if the object no longer matches. A DELETED event
+// contains the previous state at the revision of the change.
 func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
 	if ev.Revision <= w.startRevision || w.single && ev.Key != w.prefix {
 		return buf, nil
@@ -301,8 +302,8 @@ func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, 
 	return append(buf, WatchEvent{Type: kind, Object: o}), nil
 }
 
-// Bookmark returns a BOOKMARK event for the events that Take has returned. It returns false if the client has
-// not requested bookmarks, or if there is no progress since the last event.
+// Bookmark returns a BOOKMARK event with the revision that Take has reached. It returns false if the client has not
+// requested bookmarks, or if the client already knows this revision.
 func (w *Watch) Bookmark() (WatchEvent, bool) {
 	if !w.bookmarks || w.initial != nil || w.err != nil || w.progress <= w.lastSent {
 		return WatchEvent{}, false

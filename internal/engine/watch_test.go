@@ -21,7 +21,7 @@ import (
 // eventTimeout is the maximum time that a test waits for an event.
 const eventTimeout = 10 * time.Second
 
-// testWatch is a watch with the events that it has returned but the test has not consumed.
+// testWatch is a watch in a test. It buffers the events that the watch has returned until the test uses them.
 type testWatch struct {
 	*fixture
 	*Watch
@@ -38,7 +38,7 @@ func (f *fixture) watch(t Target, o ListOptions) *testWatch {
 	return &testWatch{fixture: f, Watch: watch}
 }
 
-// next returns the next event, and waits for it.
+// next waits for the next event and returns it.
 func (w *testWatch) next() (WatchEvent, error) {
 	w.Helper()
 	for len(w.seen) == 0 {
@@ -61,7 +61,7 @@ func (w *testWatch) next() (WatchEvent, error) {
 	return ev, nil
 }
 
-// expect compares the types and names of the next events with lines such as "ADDED my-cron".
+// expect checks the types and names of the next events. An element of want is a text such as "ADDED my-cron".
 func (w *testWatch) expect(want ...string) {
 	w.Helper()
 	for _, line := range want {
@@ -115,8 +115,8 @@ func TestWatch(t *testing.T) {
 	watch.idle()
 }
 
-// TestInitialEvents checks the initial events of a watch, their end bookmark, and the errors for invalid options
-// (CRD-062, CRD-063).
+// TestInitialEvents checks the initial events of a watch and the bookmark at their end. It also checks the errors
+// for invalid options (CRD-062, CRD-063).
 func TestInitialEvents(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
@@ -186,7 +186,7 @@ func TestWatchSelected(t *testing.T) {
 func TestWatchCompacted(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(3)
-	oldest := f.Store.Head().Revision() // the store may have other writers
+	oldest := f.Store.Head().Revision() // not computed, because the store may have other writers
 	f.compact(oldest)
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: "1"})
 	select {
@@ -204,7 +204,7 @@ func TestWatchFuture(t *testing.T) {
 	future := f.Store.Head().Revision() + 2
 	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(future, 10)})
 	f.fillCronTabs(4)
-	later := f.eventsAfter(future) // c002 and c003 where revisions are dense
+	later := f.eventsAfter(future) // c002 and c003 if the store's revisions have no gaps
 	for _, e := range later {
 		watch.expect("ADDED " + path.Base(e.Key))
 	}
@@ -214,7 +214,7 @@ func TestWatchFuture(t *testing.T) {
 	watch.idle()
 }
 
-// TestBookmarks checks that a bookmark is available only if the revision has changed since the last event or
+// TestBookmarks checks that a bookmark is available only after the revision has changed since the last event or
 // bookmark (CRD-063).
 func TestBookmarks(t *testing.T) {
 	f := newFixture(t)
@@ -234,8 +234,8 @@ func TestBookmarks(t *testing.T) {
 	}
 }
 
-// TestWatchEndsWithSchemaGeneration checks that a change of the schema ends the watches of its objects, and that a
-// change of the CRD's status does not (CRD-027, CRD-062).
+// TestWatchEndsWithSchemaGeneration checks that a change of the schema ends the watches of its objects. A change of
+// the CRD's status does not end them (CRD-027, CRD-062).
 func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	f := newFixture(t)
 	other := f.watch(f.configMap(""), ListOptions{ResourceVersion: f.head()})
@@ -254,8 +254,8 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	other.idle()
 }
 
-// TestWatchersAgreeWithLists checks that the events of a watch add up to the state that a list shows, after random
-// writes (CRD-062).
+// TestWatchersAgreeWithLists makes random writes. It checks that a client that applies the events of a watch has
+// the same state as a list (CRD-062).
 func TestWatchersAgreeWithLists(t *testing.T) {
 	f := newFixture(t)
 	f.caller.Warn = nil
@@ -274,7 +274,7 @@ func TestWatchersAgreeWithLists(t *testing.T) {
 		writers.Go(func() { f.writeRandomly(rand.New(rand.NewSource(int64(i))), 150) })
 	}
 	writers.Wait()
-	// Every selector sees the last of these changes.
+	// Every selector matches an object before or after the last of these changes.
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
 	marker := f.mustEdit(f.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
 	for i, watch := range watches {
@@ -305,7 +305,8 @@ func (f *fixture) writeRandomly(r *rand.Rand, n int) {
 	}
 }
 
-// replay applies events until the revision of marker, and compares the resulting state with a list.
+// replay applies the events of the watch up to the revision of marker. It compares the resulting state with the
+// list l.
 func (w *testWatch) replay(t *testing.T, l *List, marker Object) {
 	t.Helper()
 	known, last := map[string]int64{}, int64(0)

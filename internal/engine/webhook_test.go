@@ -18,13 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// fakeWebhook is a conversion webhook of Hosts. v1beta1 is the storage version and has hostPort. v1 has host and
-// port.
+// fakeWebhook is a conversion webhook for the kind Host. The storage version v1beta1 has the field hostPort. The
+// version v1 has the fields host and port.
 type fakeWebhook struct {
 	calls, objects atomic.Int64
 	down, refuses  atomic.Bool
-	id             atomic.Int64  // the value of the label by that it sets; 0 sets none
-	enter          chan struct{} // each call receives from it before it continues; nil disables this
+	id             atomic.Int64  // the value that it gives the label "by"; 0 means no label
+	enter          chan struct{} // each call waits until it can receive from enter; nil disables this
 }
 
 func (c *fakeWebhook) convert(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
@@ -86,8 +86,8 @@ const hostsCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResource
 "conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],
 "storedVersions":["v1beta1"]}}`
 
-// newHostsFixture returns a fixture with n Hosts, which are stored at v1beta1, their webhook, and the targets of
-// both versions.
+// newHostsFixture returns a fixture with n Hosts that are stored at v1beta1, and their webhook. old is the target
+// at v1beta1 and now the target at v1.
 func newHostsFixture(t testing.TB, n int) (f *fixture, c *fakeWebhook, old, now Target) {
 	f, c = newFixture(t), &fakeWebhook{}
 	f.Webhook = c.convert
@@ -106,9 +106,9 @@ func (c *fakeWebhook) countCalls(f func()) [2]int64 {
 	return [2]int64{c.calls.Load() - calls, c.objects.Load() - objects}
 }
 
-// TestListConverts checks that a list converts each object once, in large batches. Fields that the version does
-// not declare are pruned, and its defaults are filled in. A list at the storage version does not call the webhook
-// (CNV-005, CNV-008, CNV-010, CNV-072).
+// TestListConverts checks that a list converts each object once, in large batches. It prunes fields that the
+// version does not declare, and fills in the version's defaults. A list at the storage version does not call the
+// webhook (CNV-005, CNV-008, CNV-010, CNV-072).
 func TestListConverts(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 3000)
 	cold := c.countCalls(func() {
@@ -151,9 +151,8 @@ func TestPagesConvert(t *testing.T) {
 	equal(t, "objects converted", took[1], int64(25))
 }
 
-// TestWebhookResultIsServed checks that a read at another version returns the webhook's result, and not the stored
-// object with another apiVersion. Only the metadata that a webhook must not change is the stored object's
-// (VER-050).
+// TestWebhookResultIsServed checks that a read at another version returns the webhook's result. Only the metadata
+// that a webhook must not change is taken from the stored object (VER-050).
 func TestWebhookResultIsServed(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
@@ -179,7 +178,7 @@ func TestSelectorsUseConvertedObjects(t *testing.T) {
 	equal(t, "its labels", l.Items[0].Meta().Labels.Get("at"), "v1")
 }
 
-// TestWatchersShareConversions checks that an event is converted once for all watches (CNV-006).
+// TestWatchersShareConversions checks that all watches share one conversion of an event (CNV-006).
 func TestWatchersShareConversions(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	start := f.head()
@@ -212,8 +211,8 @@ func TestWatchersShareConversions(t *testing.T) {
 	}
 }
 
-// TestWritesConvert checks that a write at another version converts the object once in each direction. The
-// versions have different schemas (CNV-007, VER-009).
+// TestWritesConvert checks that a write at another version converts the object once to this version and once to the
+// storage version. The versions have different schemas (CNV-007, VER-009).
 func TestWritesConvert(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
 	var created Object
@@ -239,8 +238,8 @@ func TestWritesConvert(t *testing.T) {
 	equal(t, "changes of an update without changes", len(f.eventsAfter(before)), 0)
 }
 
-// TestWebhookDown checks that requests that need an unavailable webhook fail and change nothing. Deletions and
-// reads of metadata that need no conversion succeed (CNV-059, CNV-063).
+// TestWebhookDown checks that requests that need an unavailable webhook fail and change nothing. Requests that need
+// no conversion succeed, such as deletions and reads of metadata (CNV-059, CNV-063).
 func TestWebhookDown(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 3)
 	c.down.Store(true)
@@ -289,8 +288,8 @@ func TestWebhookDown(t *testing.T) {
 	}
 }
 
-// TestControlLoopReadsAreNotShared checks that an object that a controller reads or writes as stored is still
-// converted for other readers (CNV-005).
+// TestControlLoopReadsAreNotShared checks that other readers get a converted object after a controller has read or
+// written it with AsStored (CNV-005).
 func TestControlLoopReadsAreNotShared(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 1)
 	old.Name, now.Name = "h0000", "h0000"
@@ -316,7 +315,7 @@ func TestFailedConversionIsRetried(t *testing.T) {
 	cancelled, cancel := context.WithCancel(f.ctx)
 	first, second := make(chan error), make(chan error)
 	go func() { _, err := f.Get(cancelled, now, ""); first <- err }()
-	for c.calls.Load() < 2 { // until the first request has called the webhook
+	for c.calls.Load() < 2 { // waits until the first request has called the webhook
 	}
 	go func() { _, err := f.Get(f.ctx, now, ""); second <- err }()
 	cancel()
@@ -329,8 +328,8 @@ func TestFailedConversionIsRetried(t *testing.T) {
 	}
 }
 
-// TestStatusIsResetAcrossVersions checks that a write at another version does not change the status, although
-// field management has already converted the object that the client sent (SUB-006).
+// TestStatusIsResetAcrossVersions checks that a write at another version does not change the status. Field
+// management has already converted the client's object when the status is reset (SUB-006).
 func TestStatusIsResetAcrossVersions(t *testing.T) {
 	f, _, _, _ := newHostsFixture(t, 0)
 	with := strings.ReplaceAll(hostsCRD, `"served":true,`, `"served":true,"subresources":{"status":{}},`)

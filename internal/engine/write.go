@@ -22,35 +22,33 @@ import (
 
 // write is the state of one write request while the stages run.
 type write struct {
-	ctx            context.Context // of the request: reading and storing may wait for a conversion
+	ctx            context.Context // context of the request, for conversions during reads and writes
 	engine         *Engine
 	target         Target
 	caller         Caller
 	kind           opKind
 	change         changeFunc            // builds the desired object; nil for a deletion
-	createOnly     bool                  // the write only creates
-	upserts        bool                  // the write creates the object if it does not exist
+	createOnly     bool                  // the write must not change an existing object
+	upserts        bool                  // the write creates a missing object
 	isPatch        bool                  // the write is a patch or an apply
 	sub            *resource.Subresource // the subresource of an opAction; nil for other kinds of write
-	parent         Target                // the object that sub belongs to
+	parent         Target                // the object to which sub belongs
 	wantUID        string                // the required UID of the live object; "" allows any
-	deleteOptions  metav1.DeleteOptions  // of an opDelete
+	deleteOptions  metav1.DeleteOptions  // options of an opDelete
 	now            time.Time
 	conversions    writeConversions
-	outer          *write        // the write that this write is part of; nil if there is none
-	queued         chan struct{} // the queue of writers whose head this write is; nil if it is in none
+	outer          *write        // the write that contains this write, or nil
+	queued         chan struct{} // the queue if this write is at its head, or nil
 	generatedNames int           // how many names have been generated
-	// newName and newUID are the generated name and UID of a new object. All attempts use the same ones, except
-	// that a name that is taken is replaced.
+	// newName and newUID are the generated name and UID of a new object. All attempts use the same values, except
+	// that a taken name is replaced.
 	newName, newUID string
-	// deletion is the deletion of the parent object that an opAction such as an Eviction has run; nil
-	// otherwise.
+	// deletion is the deletion of the parent object that an Eviction has requested. It is nil for other writes.
 	deletion *write
-	// skipAdmission is set for a write that is part of an opAction, because the posted body has passed
-	// admission.
+	// skipAdmission is set for a write that is part of an opAction. The posted body has already passed admission.
 	skipAdmission bool
 
-	// The version and the kind, as the catalog defines them.
+	// The version and the kind in the current catalog.
 	v      *resource.Version
 	def    *resource.Definition
 	rules  rules
@@ -58,43 +56,43 @@ type write struct {
 	reader reader
 
 	attemptState
-	request      admission.Request // the write as plugins see it
+	request      admission.Request // the write in the form that plugins receive
 	afterAttempt []func()          // called when the attempt has ended
-	// validated means that an earlier attempt at this create has passed validating admission.
+	// validated means that an earlier attempt of this create has passed validating admission.
 	validated bool
 }
 
-// attemptState is the part of a write that each attempt starts afresh.
+// attemptState is the part of a write that is reset at the start of each attempt.
 type attemptState struct {
 	head   *storage.Snapshot // the snapshot that the attempt reads
 	loaded bool              // rec and live have been looked up
 	rec    *storage.Record   // the live object's record; nil if the object does not exist
 	op     admission.Operation
 
-	// live is the live object and desired the object that the write wants, both at the version of the request.
-	// live is never modified. Of desired only the top-level fields and those of its metadata may be modified,
-	// because the next attempt may share the rest.
+	// live is the live object, and desired is the object that the write wants to store. Both are at the version of
+	// the request. live is never modified. In desired, only the top-level fields and the fields of its metadata may
+	// be modified, because the next attempt may share the rest.
 	live, desired object.Tree
 	managed       bool // the managedFields of desired are up to date
-	// old and obj are live and desired in the form that the kind's rules work on.
+	// old and obj are live and desired in the form that the kind's rules use.
 	old, obj     object.Tree
 	typed        typedWrite                          // for kinds with a Strategy
 	replacements int                                 // how often admission has replaced desired
 	scale        struct{ desired, live object.Tree } // the Scales of desired and live, with managedFields
 
-	packed          object.Packed     // the object to store, or the last state of a deleted one
-	modified        resource.Internal // the object as changed before its deletion; nil if unchanged
+	packed          object.Packed     // the object to store, or the last state of a deleted object
+	modified        resource.Internal // the object after changes by its deletion; nil if unchanged
 	related         []storage.Write   // writes of other objects in the same commit
 	deleted         bool              // the write deletes the object
 	deleteAfterMark bool              // the object is deleted right after it has been stored as marked
-	noop            bool              // the deletion changes nothing
+	noop            bool              // the deletion request changes nothing
 	guards          []storage.Guard
 	pendingWarnings []string
 	result          Object
 }
 
-// changeFunc builds the desired object of a write, at the version of the request. The attempt may modify the
-// result's top-level fields and those of its metadata.
+// changeFunc builds the desired object of a write at the version of the request. The attempt may modify the
+// result's top-level fields and the fields of its metadata.
 type changeFunc func(w *write) (object.Tree, error)
 
 // newWrite returns a write that has not started.
@@ -114,7 +112,7 @@ func (e *Engine) clock() time.Time {
 	return time.Now()
 }
 
-// setVersion makes v the version of the kind that w works with.
+// setVersion sets the version of the kind that w uses.
 func (w *write) setVersion(v *resource.Version) {
 	w.v, w.def, w.conversions = v, v.Definition, nil
 	w.rules = rulesOf(v)
@@ -162,7 +160,7 @@ func (w *write) endAttempt() {
 	w.afterAttempt = nil
 }
 
-// beginAttempt resets the attempt's state and starts from the newest snapshot.
+// beginAttempt resets the attempt's state. The attempt uses the newest snapshot.
 func (w *write) beginAttempt() {
 	w.attemptState = attemptState{head: w.engine.Store.Head()}
 	w.caller.Trace.begin(w.target.Subresource == "scale")
@@ -206,8 +204,8 @@ func (w *write) load() error {
 	return err
 }
 
-// findRecord looks up the live object's record. If the attempt's snapshot has none, it looks again in the
-// newest state of the store, which may include writes of another process.
+// findRecord looks up the live object's record. If the attempt's snapshot does not have the record, findRecord
+// looks it up in the newest state of the store. That state may include writes of another process.
 func (w *write) findRecord() (err error) {
 	if w.rec = w.head.Get(w.key()); w.rec != nil {
 		return nil
@@ -236,7 +234,7 @@ func (w *write) readLive() (object.Tree, error) {
 	return live, err
 }
 
-// checkUID returns upstream's conflict if the live object does not have the UID that the caller requires.
+// checkUID returns upstream's conflict if the caller requires another UID than that of the live object.
 func (w *write) checkUID() error {
 	if w.wantUID == "" {
 		return nil
@@ -251,8 +249,8 @@ func (w *write) checkUID() error {
 	return w.storagePreconditionError("UID", w.wantUID, uid)
 }
 
-// storagePreconditionError returns upstream's conflict of its storage layer for an unmet precondition. In a dry
-// run upstream's key lacks the prefix of keys.
+// storagePreconditionError returns the conflict that upstream's storage returns for an unmet precondition. As in
+// upstream, the key in the text lacks its prefix in a dry run.
 func (w *write) storagePreconditionError(field, wants, has string) error {
 	key := w.key()
 	if w.caller.DryRun {
@@ -264,8 +262,8 @@ func (w *write) storagePreconditionError(field, wants, has string) error {
 		key, field, wants, has))
 }
 
-// shouldRetry reports whether to make another attempt after err. If not, it returns the error for the caller.
-// After a conflict it waits until the next attempt sees the conflicting write.
+// shouldRetry reports whether to make another attempt after err. After a conflict it waits until the next attempt
+// can see the conflicting write. If it returns false, it also returns the error for the caller.
 func (w *write) shouldRetry(err error) (bool, error) {
 	conflict, ok := asConflict(err)
 	switch {
@@ -275,7 +273,7 @@ func (w *write) shouldRetry(err error) (bool, error) {
 		err = w.refresh(conflict)
 		return err == nil, err
 	}
-	if w.kind&(opStore|opAction) != 0 { // a deletion is quick and does not queue
+	if w.kind&(opStore|opAction) != 0 { // deletions are quick, so they do not queue
 		if err := w.enterQueue(w.ctx, conflict.Key); err != nil {
 			return false, err
 		}
@@ -284,8 +282,8 @@ func (w *write) shouldRetry(err error) (bool, error) {
 	return err == nil, err
 }
 
-// refresh waits for the conflicting write of a guarded object, such as the CRD or the namespace. For a custom
-// kind it then looks the version up again in the catalog.
+// refresh waits for the conflicting write of a guarded object, such as the CRD or the namespace. For a custom kind
+// it then looks up the current version in the catalog.
 func (w *write) refresh(conflict *storage.ConflictError) error {
 	if err := w.engine.catchUp(w.ctx, conflict); err != nil || w.def.Custom == nil {
 		return err
@@ -294,7 +292,7 @@ func (w *write) refresh(conflict *storage.ConflictError) error {
 	if err != nil {
 		return storageError(err)
 	}
-	requested := w.target.Version.GroupVersion // w.v may be a version that is not served
+	requested := w.target.Version.GroupVersion // not w.v, which may be a version that is not served
 	v := catalog.Find(requested.Group, requested.Version, w.def.Names.Plural)
 	if v == nil || v.Definition.Custom == nil {
 		return notServed()
@@ -312,8 +310,8 @@ func (e *Engine) catchUp(ctx context.Context, conflict *storage.ConflictError) e
 	return storageError(err)
 }
 
-// asConflict returns the conflict in err, if any. Another write has changed the same object, or an object that
-// a guard names.
+// asConflict returns the conflict that err contains, if any. A conflict means that another write has changed the
+// same object, or an object that a guard names.
 func asConflict(err error) (*storage.ConflictError, bool) {
 	var c *storage.ConflictError
 	return c, errors.As(err, &c)

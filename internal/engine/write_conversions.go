@@ -5,8 +5,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// writeConversions caches the conversions of a webhook within one write. Field management and storing need the
-// same conversions, and the live object has often been converted by an earlier read.
+// writeConversions caches the conversions of a webhook within one write. Field management and storing need the same
+// conversions. Often an earlier read has already converted the live object.
 type writeConversions []convertedPair
 
 // convertedPair is one object at two versions.
@@ -28,8 +28,8 @@ func (w *write) convertByWebhook(t object.Tree, to *resource.Version) (object.Tr
 	return shallowCopy(objects[0]), nil
 }
 
-// sameContent compares everything that a webhook may convert: all fields except metadata, and of metadata the
-// labels and annotations.
+// sameContent compares everything that a webhook may change. This is the object except for its metadata, and of the
+// metadata the labels and annotations.
 func sameContent(a, b object.Tree) bool {
 	if len(a) != len(b) {
 		return false
@@ -46,7 +46,7 @@ func sameContent(a, b object.Tree) bool {
 	return object.Equal(x["labels"], y["labels"]) && object.Equal(x["annotations"], y["annotations"])
 }
 
-// withContentMetadata returns t with the metadata of from, except that labels and annotations are t's.
+// withContentMetadata returns t with the metadata of from. Only the labels and annotations remain those of t.
 func withContentMetadata(t, from object.Tree) object.Tree {
 	out := shallowCopy(t)
 	md := make(object.Tree, len(object.Metadata(from)))

@@ -1,5 +1,5 @@
-// Package enginetest compares the server's results of writes with those of upstream's strategies for custom
-// resources. Their imports are too many for the tests of package engine.
+// Package enginetest compares the server's results of writes with the results of upstream's strategies for custom
+// resources. The tests are in a separate package because they import many upstream packages.
 package enginetest
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// ruledSchema is a schema with limits for spec and status, and a transition rule for the status.
+// ruledSchema is a schema with limits for the spec and the status, and a transition rule for the status.
 const ruledSchema = `{"type":"object","properties":{
 "spec":{"type":"object","properties":{"image":{"type":"string"},"replicas":{"type":"integer"},
 "color":{"type":"string","maxLength":6}}},
@@ -46,7 +46,7 @@ const ruledCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResource
 "subresources":{%s"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas",
 "labelSelectorPath":".status.selector"}}}]}}`
 
-// upstreamStrategies returns upstream's strategies of the main resource and of /status.
+// upstreamStrategies returns upstream's strategies for the main resource and for /status.
 func upstreamStrategies(t *testing.T, openAPI string, withStatus bool) map[string]rest.RESTUpdateStrategy {
 	t.Helper()
 	var v1 apiextensionsv1.JSONSchemaProps
@@ -139,9 +139,9 @@ func randomEdit(r *rand.Rand, t object.Tree) {
 	}
 }
 
-// TestUpdatesMatchUpstream checks that a PUT of an object or of its /status has the same result, or the same
-// error, as with upstream's strategies (SUB-003, SUB-004, SUB-005, SUB-006, SUB-007, SUB-011, SUB-012, SUB-013,
-// SUB-034, SUB-039, SUB-044, SUB-046).
+// TestUpdatesMatchUpstream checks that a PUT of an object or of its /status has the same result or the same error
+// as upstream's strategies (SUB-003, SUB-004, SUB-005, SUB-006, SUB-007, SUB-011, SUB-012, SUB-013, SUB-034,
+// SUB-039, SUB-044, SUB-046).
 func TestUpdatesMatchUpstream(t *testing.T) {
 	for _, withStatus := range []bool{true, false} {
 		t.Run(fmt.Sprintf("status=%v", withStatus), func(t *testing.T) { compareUpdates(t, withStatus) })
@@ -174,7 +174,7 @@ func compareUpdates(t *testing.T, withStatus bool) {
 		}
 		for range 4 {
 			if live, err = crontabs.Get(t.Context(), live.GetName(), metav1.GetOptions{}); err != nil {
-				break // the object is deleted after its last finalizer
+				break // without its last finalizer, the object is deleted
 			}
 			sub, subs := "", []string(nil)
 			if withStatus && r.IntN(2) == 0 {
@@ -229,7 +229,7 @@ func serve(t *testing.T, crd string) dynamic.ResourceInterface {
 		Resource: "crontabs"}).Namespace("default")
 }
 
-// set sets the value at a path of two names.
+// set sets a value in t. path consists of two names, separated by a dot.
 func set(t object.Tree, path string, value any) {
 	parent, name, _ := strings.Cut(path, ".")
 	child, _ := t[parent].(object.Tree)
@@ -255,7 +255,7 @@ func errorText(err error) string {
 		strings.Join(slices.Compact(causes), "\n"))
 }
 
-// withoutVolatileFields removes the metadata that every write sets from t, and returns t.
+// withoutVolatileFields removes from t the metadata that every write sets, and returns t.
 func withoutVolatileFields(t object.Tree) object.Tree {
 	md := object.Metadata(t)
 	delete(md, "managedFields")
