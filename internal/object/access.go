@@ -5,8 +5,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Metadata returns the metadata of t, not a copy. It returns nil if t has no metadata or the metadata is not an
-// object. t may be nil.
+// Metadata returns the metadata of t without copying it. It returns nil if t has no metadata or the metadata is not
+// an object. t may be nil.
 func Metadata(t Tree) Tree {
 	m, _ := t[keyMetadata].(Tree)
 	return m

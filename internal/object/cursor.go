@@ -1,12 +1,12 @@
 package object
 
 // Cursor reads JSON from start to end without building a tree. It skips the values that the caller does not read.
-// It trusts the JSON as Field does: it may return nothing for malformed input, but it never panics and always
-// terminates. Returned strings without escapes point into the JSON.
+// Like Field, it may return nothing for malformed input, but it never panics and always terminates. Returned
+// strings without escapes point into the JSON.
 type Cursor struct{ scanner }
 
-// NewCursor returns a Cursor at the first value of js. js must not change while the cursor or a string from it is
-// in use.
+// NewCursor returns a Cursor at the first value of js. js must not change while the cursor or a string returned by
+// it is in use.
 func NewCursor(js []byte) *Cursor {
 	c := &Cursor{scanner{s: alias(js)}}
 	c.peek()

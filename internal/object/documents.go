@@ -13,7 +13,7 @@ type Document struct {
 }
 
 // Documents splits a manifest file as kubectl does. A file that begins with "{" is split into its JSON values. Any
-// other file, and one that is not valid JSON, is split at YAML's "---" lines. Documents returns an error if a "---"
+// other file, and a file with invalid JSON, is split at YAML's "---" lines. Documents returns an error if a "---"
 // line contains text other than a comment.
 func Documents(data []byte) ([]Document, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))

@@ -4,8 +4,8 @@ import "strconv"
 
 const (
 	maxDuplicates = 100
-	// maxDuplicateBytes limits the total length of all paths. A deep path can be as long as the document, and
-	// repeat as often as there are duplicates.
+	// maxDuplicateBytes limits the total length of all paths. One path can be as long as the document, and a
+	// document can have many duplicates.
 	maxDuplicateBytes = 1 << 20
 )
 

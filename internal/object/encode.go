@@ -26,8 +26,8 @@ func AppendJSON(dst []byte, v any) []byte {
 	return dst
 }
 
-// AppendTypedJSON appends JSON of v as AppendJSON does, but writes a float64 without a fraction as 2.0. A decoder
-// then rejects this value for a Go integer.
+// AppendTypedJSON does the same as AppendJSON, but writes a float64 that is a whole number as 2.0, for example. A
+// decoder then rejects this value for a Go integer.
 func AppendTypedJSON(dst []byte, v any) []byte {
 	e := encoder{fractions: true}
 	return e.value(dst, v)
@@ -39,7 +39,7 @@ var encoders = sync.Pool{New: func() any { return new(encoder) }}
 type encoder struct {
 	entries   []entry // sorted entries of the objects that are being written
 	buffer    []byte
-	fractions bool // write a float64 without a fraction as 2.0
+	fractions bool // write a float64 that is a whole number as 2.0, for example
 }
 
 func (e *encoder) release() {
@@ -109,7 +109,7 @@ func (e *encoder) pop(base int) {
 	e.entries = e.entries[:base]
 }
 
-// sorted appends the entries of t, sorted by key, and returns the index of the first.
+// sorted appends the entries of t, sorted by key, and returns the index of the first entry.
 func (e *encoder) sorted(t Tree) int {
 	base := len(e.entries)
 	for k, v := range t {
@@ -150,7 +150,7 @@ func appendFloat(dst []byte, f float64) []byte {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return append(dst, "null"...)
 	}
-	if f == 0 { // includes -0.0: kube-apiserver stores -0 and reads it back as the integer 0
+	if f == 0 { // also true for -0.0: kube-apiserver stores -0 and reads it back as the integer 0
 		return append(dst, '0')
 	}
 	format := byte('f')

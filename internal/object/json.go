@@ -19,12 +19,12 @@ const maxDepth = 10000
 // there are at most 100. DuplicateError returns the message for a path. A bare null gives an empty tree.
 //
 // The error equals that of sigs.k8s.io/json for the same input. Nesting deeper than 10,000 levels is an error. An
-// integer literal that fits becomes an int64, any other number a float64. The strings of the tree share one copy of
-// data. DecodeJSON does not retain data.
+// integer literal that fits into 64 bits becomes an int64. Any other number becomes a float64. The strings of the
+// tree share one copy of data. DecodeJSON does not retain data.
 func DecodeJSON(data []byte) (t Tree, duplicates []string, err error) { return decodeJSON(data, false) }
 
-// DecodeApplied decodes JSON as DecodeJSON does, but its numbers as DecodeYAML does. A whole number that fits
-// becomes an int64 in any notation, such as "2.0", "1e2" or "-0.0".
+// DecodeApplied does the same as DecodeJSON, but decodes numbers in the same way as DecodeYAML. A whole number that
+// fits becomes an int64 in any notation, such as "2.0", "1e2" or "-0.0".
 func DecodeApplied(data []byte) (t Tree, duplicates []string, err error) {
 	return decodeJSON(data, true)
 }
@@ -229,7 +229,7 @@ func (d *decoder) array() ([]any, bool) {
 	}
 }
 
-// yield lets other goroutines run at every 2048th element. Without yield, a large document would occupy a processor
+// yield lets other goroutines run at every 2048th element. Otherwise, a large document would occupy a processor
 // until Go preempts the decoder after 10 to 20 ms.
 func yield(n int) {
 	if n%2048 == 2047 {

@@ -187,8 +187,8 @@ func TestDecodeJSONSharesNothing(t *testing.T) {
 	}
 }
 
-// TestDuplicatesBounded checks that the work for the paths of duplicates is bounded, however deep and numerous they
-// are.
+// TestDuplicatesBounded checks that the work for the paths of duplicates is bounded, even if the paths are deep and
+// numerous.
 func TestDuplicatesBounded(t *testing.T) {
 	deep := strings.Repeat(`{"`+strings.Repeat("k", 200)+`":`, 5000)
 	body := deep + `[` + strings.Repeat(`{"a":1,"a":1},`, 100000) + `1]` + strings.Repeat("}", 5000)

@@ -49,11 +49,11 @@ func (l Labels) Lookup(key string) (string, bool) {
 	return "", false
 }
 
-// ScanMeta reads the metadata of an object's JSON in one pass and stops at its end. It trusts js as Field does. It
-// treats a field of an unexpected type as absent. The Meta of an object without metadata is empty.
+// ScanMeta reads the metadata of an object's JSON in one pass and stops at its end. Like Field, it expects valid
+// JSON. It treats a field of an unexpected type as absent. If the object has no metadata, the Meta is empty.
 func ScanMeta(js []byte) (*Meta, error) { return scanMeta(js, nil) }
 
-// ScanOwners is ScanMeta and also returns the owner references. These share no memory with js.
+// ScanOwners does the same as ScanMeta and also returns the owner references. They share no memory with js.
 func ScanOwners(js []byte) (*Meta, []v1.OwnerReference, error) {
 	var raw string
 	m, err := scanMeta(js, &raw)
@@ -62,12 +62,12 @@ func ScanOwners(js []byte) (*Meta, []v1.OwnerReference, error) {
 	}
 	var refs []v1.OwnerReference
 	if json.Unmarshal([]byte(raw), &refs) != nil {
-		return m, nil, nil // ignored, as any field of an unexpected type
+		return m, nil, nil // ignored like every field of an unexpected type
 	}
 	return m, refs, nil
 }
 
-// scanMeta stores the JSON of the owner references in owners, unless owners is nil.
+// scanMeta implements ScanMeta. If owners is not nil, it stores the JSON of the owner references in *owners.
 func scanMeta(js []byte, owners *string) (*Meta, error) {
 	s := scanner{s: alias(js)}
 	m := new(Meta)

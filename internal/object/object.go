@@ -3,5 +3,6 @@
 package object
 
 // Tree is a decoded object. Its values are Tree, []any, string, bool, nil, int64 and float64. An integer literal
-// that fits becomes an int64, any other number a float64. apimachinery calls this form unstructured content.
+// that fits into 64 bits becomes an int64. Any other number becomes a float64. apimachinery calls this form
+// unstructured content.
 type Tree = map[string]any

@@ -197,7 +197,7 @@ func (p Packed) apiVersionRange() (start, end int) {
 	return int(p.apiVersion), int(p.apiVersion) + int(p.size)
 }
 
-// HasAPIVersion reports whether the object's apiVersion is v. v must need no escapes in JSON.
+// HasAPIVersion reports whether the object's apiVersion is v. v must not contain characters that JSON escapes.
 func (p Packed) HasAPIVersion(v string) bool {
 	start, end := p.apiVersionRange()
 	return end-start == len(v)+2 && string(p.json[start+1:end-1]) == v
@@ -209,7 +209,8 @@ func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
 	return p.appendRange(dst, 0, len(p.json), revision)
 }
 
-// AppendJSONAs is AppendJSON with the value of apiVersion replaced, as for the conversion strategy None.
+// AppendJSONAs does the same as AppendJSON, but replaces the value of apiVersion. The conversion strategy None
+// requires this.
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
 	js := p.json
 	start, end := p.apiVersionRange()
@@ -221,7 +222,8 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 	return p.appendRange(dst, end, len(js), revision)
 }
 
-// AppendUntyped is AppendJSON without apiVersion and kind. It scans the members up to kind and copies the rest.
+// AppendUntyped does the same as AppendJSON, but omits apiVersion and kind. It scans the members up to kind and
+// copies the rest.
 func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
 	js, start := p.JSON(), len(dst)
 	dst = append(dst, '{')

@@ -105,7 +105,7 @@ func FuzzPack(f *testing.F) {
 	})
 }
 
-// FuzzUnpack checks that an unpacked object is served with the content of its bytes, whatever the bytes are.
+// FuzzUnpack checks that an unpacked object is served with the content of its bytes, even if the bytes are invalid.
 func FuzzUnpack(f *testing.F) {
 	for _, s := range append(packSeeds, mustDecodeSeeds...) {
 		f.Add([]byte(s))

@@ -59,8 +59,8 @@ type fieldScan struct {
 	missing uint64 // bit set of the paths not found yet
 }
 
-// object searches the object at pos for the paths in want. The first level names of these paths lead to the object.
-// It returns false if the scan must stop.
+// object searches the object at pos for the paths in the set want. The parameter level is the number of names that
+// lead to this object in each of the paths. object returns false if the scan must stop.
 func (s *fieldScan) object(want uint64, level int) bool {
 	s.pos++
 	for {

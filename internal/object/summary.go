@@ -2,8 +2,8 @@ package object
 
 import "encoding/hex"
 
-// Summary returns the beginning of a body in the form that upstream quotes in errors. A body that may be JSON is
-// quoted as text, any other in hexadecimal.
+// Summary returns the beginning of a body in the form that upstream quotes in errors. It quotes a body that may be
+// JSON as text, and any other body in hexadecimal.
 func Summary(data []byte) string {
 	const limit = 30
 	if len(data) == 0 {

@@ -82,8 +82,8 @@ func equalTrees(a, b Tree) bool {
 }
 
 // NormalizeNumbers replaces each float64 in v by an int64 if its JSON is an integer literal. The result equals the
-// value that DecodeJSON returns for the JSON of v. WholeNumbers modifies and returns v, or returns the replacement
-// if v itself is a number.
+// value that DecodeJSON returns for the JSON of v. NormalizeNumbers modifies and returns v. If v itself is a
+// number, it returns the replacement.
 func NormalizeNumbers(v any) any {
 	switch v := v.(type) {
 	case float64:

@@ -135,8 +135,9 @@ func (c *yamlConverter) mapping(m map[any]any, depth int) (Tree, error) {
 	return out, nil
 }
 
-// stringKeys converts all keys to strings. Keys such as 0 and 0.0 become the same string. stringKeys then always
-// selects the same one, so that a document has one meaning. Upstream selects any of them.
+// stringKeys converts all keys to strings. Different keys, such as 0 and 0.0, may become the same string.
+// stringKeys then always keeps the same one of them, so that the result is deterministic. Upstream keeps an
+// arbitrary one.
 func stringKeys(m map[any]any) (map[any]any, error) {
 	from := make(map[string]any, len(m))
 	for k, v := range m {

@@ -102,8 +102,8 @@ func FuzzDecodeYAML(f *testing.F) {
 	})
 }
 
-// TestDecodeYAMLAmbiguousKeys checks that keys that become the same string always give the same value. A string key
-// wins over a number, an integer over a float.
+// TestDecodeYAMLAmbiguousKeys checks keys that become the same string. A string key always wins over a number, and
+// an integer over a float.
 func TestDecodeYAMLAmbiguousKeys(t *testing.T) {
 	for range 100 {
 		got, _, err := DecodeYAML([]byte("{0: int, .0: float, '0': string, 1.0: float, 1: int}"))
@@ -113,7 +113,8 @@ func TestDecodeYAMLAmbiguousKeys(t *testing.T) {
 	}
 }
 
-// ambiguous reports whether a mapping in v has keys that become the same string. Upstream selects any of them.
+// ambiguous reports whether a mapping in v has different keys that become the same string. Upstream keeps an
+// arbitrary one of them.
 func ambiguous(v any) bool {
 	switch v := v.(type) {
 	case []any:

@@ -70,7 +70,7 @@ func (c *Catalog) APIServices() (all []*APIService) {
 // applyAPIService applies the state of one APIService. A nil record means that it is deleted.
 func (e *edit) applyAPIService(key string, r *storage.Record) {
 	version, groupName, _ := strings.Cut(strings.TrimPrefix(key, APIServicePrefix), ".")
-	if groupName == apiregistrationv1.GroupName { // aggregating this group would make the change irreversible
+	if groupName == apiregistrationv1.GroupName { // if this group were aggregated, the change could not be undone
 		return
 	}
 	var next *APIService
@@ -106,8 +106,8 @@ func (g *group) aggregatedVersion(version string) *APIService {
 	return nil
 }
 
-// order is the order of groups in discovery: the groups in first, all groups in neither list by name, and the
-// groups in last.
+// order is the order of groups in discovery. The groups in the field first come first, and the groups in the field
+// last come last. All other groups are between them, sorted by name.
 type order struct{ first, last []string }
 
 // discoveryOrder sorts groups as kube-apiserver does, by the highest groupPriorityMinimum of their APIServices and
@@ -127,7 +127,7 @@ func discoveryOrder(groups byName[*group]) (o order) {
 	return o
 }
 
-// priority returns the group's groupPriorityMinimum. Local versions replaced by aggregated ones do not count.
+// priority returns the group's groupPriorityMinimum. It ignores local versions that aggregated versions replace.
 func (g *group) priority() (highest int) {
 	for _, s := range g.aggregated {
 		highest = max(highest, s.GroupPriority)
@@ -138,7 +138,7 @@ func (g *group) priority() (highest int) {
 	return highest
 }
 
-// servesLocally reports whether this server serves a version of a kind of the group.
+// servesLocally reports whether this server serves a version of kind in the group.
 func (g *group) servesLocally(kind named[*Definition]) bool {
 	return slices.ContainsFunc(kind.value.Versions, func(v *Version) bool {
 		return v.Served && v.GroupVersion.Group == g.name && g.aggregatedVersion(v.GroupVersion.Version) == nil

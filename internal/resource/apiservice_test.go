@@ -51,9 +51,9 @@ func highest(group []*apiregistrationv1.APIService) (priority int32) {
 	return priority
 }
 
-// TestRoute checks that routes and discovery agree with upstream's result for the same APIServices, after any
-// changes of APIServices, CRDs and priorities. A local group version is served again once its APIService is
-// deleted. (AGG-048, AGG-050, AGG-055, AGG-060)
+// TestRoute checks that routes and discovery equal upstream's result for the same APIServices, after any changes of
+// APIServices, CRDs and priorities. A local group version is served again after its APIService has been deleted
+// (AGG-048, AGG-050, AGG-055, AGG-060).
 func TestRoute(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	groups, versions := []string{"a.example.com", "b.example.com", "c.example.com"}, []string{"v1", "v2", "v1beta1"}

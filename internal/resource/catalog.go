@@ -73,7 +73,8 @@ func (c *Catalog) Route(group, version, plural string) (local *Version, aggregat
 	return nil, nil
 }
 
-// Definition returns the kind with a plural in a group, or nil. The kind may be a CRD that is not established.
+// Definition returns the kind with the given group and plural, or nil. The kind may be a CRD that is not
+// established.
 func (c *Catalog) Definition(group, plural string) *Definition {
 	i, ok := c.groups.find(group)
 	if !ok {
@@ -86,8 +87,8 @@ func (c *Catalog) Definition(group, plural string) *Definition {
 	return kinds[i].value
 }
 
-// LocalGroup reports whether a group has built-in kinds, and whether this server serves any kind at a version of
-// the group.
+// LocalGroup returns information about a group. builtin reports whether the group has built-in kinds. served
+// reports whether this server serves any kind at the given version of the group.
 func (c *Catalog) LocalGroup(group, version string) (builtin, served bool) {
 	i, ok := c.groups.find(group)
 	if !ok {
@@ -217,7 +218,7 @@ func (c *Catalog) modified(modify func(*edit, *Catalog)) *Catalog {
 	return &next
 }
 
-// edit is a change of a list of groups. It owns the slice of the list, and each group that is in owned.
+// edit is a change of a list of groups. It may modify the list and the groups in the field owned.
 type edit struct {
 	groups byName[*group]
 	owned  map[string]bool
@@ -289,7 +290,7 @@ func (e *edit) removeKind(groupName, plural string) {
 	e.removeIfEmpty(groupName)
 }
 
-// removeIfEmpty removes a group without kinds and aggregated versions.
+// removeIfEmpty removes a group that has neither kinds nor aggregated versions.
 func (e *edit) removeIfEmpty(groupName string) {
 	i, ok := e.groups.find(groupName)
 	if ok && len(e.groups[i].value.kinds) == 0 && len(e.groups[i].value.aggregated) == 0 {

@@ -63,7 +63,7 @@ func jsonPathText(v any) any {
 	return out.String()
 }
 
-// printerColumn is an entry of additionalPrinterColumns as it is in the CRD.
+// printerColumn is an entry of additionalPrinterColumns in a CRD.
 type printerColumn struct {
 	name, typ, format, description, jsonPath string
 	priority                                 int32
@@ -121,8 +121,8 @@ func ScaleColumns(builtin bool) []Column {
 	return all
 }
 
-// compileColumns compiles columns and adds the name column in front. As in upstream, it omits all columns from the
-// first invalid JSONPath on.
+// compileColumns compiles columns and adds the name column in front. If a JSONPath is invalid, it omits this column
+// and all later columns, as upstream does.
 func compileColumns(printers []printerColumn) []Column {
 	all := make([]Column, 1, len(printers)+1)
 	all[0] = Column{
@@ -149,7 +149,7 @@ func compileColumns(printers []printerColumn) []Column {
 	return all
 }
 
-// storedAsServed reports whether the stored bytes of an object contain the field at path with the served value.
+// storedAsServed reports whether the field at path has the same value in the stored bytes and in the served object.
 func storedAsServed(path []string) bool {
 	switch path[0] {
 	case "apiVersion":
@@ -251,12 +251,12 @@ type pathCell struct {
 	jsonPath string
 
 	mu    sync.Mutex           // protects paths, which have state during an evaluation
-	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards; nil for an empty part
+	paths []*jsonpath.JSONPath // parts of the JSONPath between its wildcards; an empty part is nil
 	bad   bool
 }
 
-// newPathCell returns nil for an invalid JSONPath. It compiles only paths that do not match wellFormedPath. Almost
-// all paths match it and are compiled on first use.
+// newPathCell returns nil if the JSONPath is invalid. A JSONPath that matches wellFormedPath is valid, and is
+// compiled on first use. Other JSONPaths are rare and are compiled immediately.
 func newPathCell(p printerColumn) *pathCell {
 	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
 	if !wellFormedPath().MatchString(p.jsonPath) && !cell.compile() {
@@ -265,7 +265,8 @@ func newPathCell(p printerColumn) *pathCell {
 	return cell
 }
 
-// wellFormedPath matches paths of names, indexes, wildcards, and filters by one string.
+// wellFormedPath matches JSONPaths of names, indexes, wildcards and filters. A filter compares a field with a
+// string.
 var wellFormedPath = sync.OnceValue(func() *regexp.Regexp {
 	const name, text = `[A-Za-z0-9_/-]+`, `[^"'\\()\[\]{}\n]*`
 	return regexp.MustCompile(`^\.` + name + `(\.` + name + `|\[([0-9]{1,9}|\*|'` + name + `'` +
@@ -293,7 +294,8 @@ func (p *pathCell) compile() bool {
 	return !p.bad
 }
 
-// splitAtWildcards returns the parts of a JSONPath between the names "*". A longer name such as "*<" is no wildcard.
+// splitAtWildcards splits a JSONPath at its wildcards, which are the names "*". A longer name such as "*<" is not a
+// wildcard.
 func splitAtWildcards(path string) (parts []string) {
 	start := 0
 	for i := 0; i+1 < len(path); i++ {
@@ -337,7 +339,8 @@ func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
 	return found, nil
 }
 
-// find returns the values at a JSONPath without wildcards. nil returns v itself, which can be null.
+// find returns the values at a JSONPath that has no wildcards. If path is nil, it returns v itself, which may be
+// null.
 func find(path *jsonpath.JSONPath, v any) (values []any, err error) {
 	if path == nil {
 		return []any{v}, nil

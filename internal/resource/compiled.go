@@ -13,13 +13,13 @@ import (
 // milliseconds. A compiled schema uses about 100 KiB of memory.
 const schemaRetention = 5 * time.Minute
 
-// compiledSchema is a schema that is compiled on first use and evicted after a time without use.
+// compiledSchema is a schema that is compiled on first use and evicted if it is not used for some time.
 type compiledSchema struct {
 	raw                   string
 	preserveUnknownFields bool
 
 	compiled atomic.Pointer[compilation]
-	used     atomic.Bool // since the last call of evictIfUnused
+	used     atomic.Bool // used since the last call of evictIfUnused
 	mu       sync.Mutex  // held during compilation
 }
 
@@ -31,7 +31,7 @@ type compilation struct {
 // get returns the schema. The caller may retain the schema after its eviction.
 func (c *compiledSchema) get() (*ourschema.Schema, error) {
 	if k := c.compiled.Load(); k != nil {
-		if !c.used.Load() { // the check avoids repeated writes, so that readers do not contend for the cache line
+		if !c.used.Load() { // the check avoids repeated writes, for which processors would contend
 			c.used.Store(true)
 		}
 		return k.schema, k.err

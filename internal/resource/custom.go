@@ -22,8 +22,8 @@ const CRDPrefix = "/registry/apiextensions.k8s.io/customresourcedefinitions/"
 var customVerbs = []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}
 
 // FromCRD compiles the record of a stored CRD to a Definition, which shares the record's bytes. It reads all fields
-// except the schemas, which are compiled on first use. It returns nil for an invalid CRD without a group, a plural
-// or a storage version.
+// except the schemas, which are compiled on first use. It returns nil for an invalid CRD that lacks a group, a
+// plural or a storage version.
 //
 // Only an established CRD has served versions. Its names are the accepted names. A CRD that is not established has
 // the names in its spec.

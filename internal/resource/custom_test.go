@@ -206,7 +206,7 @@ func TestGroups(t *testing.T) {
 }
 
 // TestWildcardOrder checks that a wildcard of a printer column selects the members of an object in the order of
-// their keys, and always the same one (PRN-002).
+// their keys. The result is the same in every run (PRN-002).
 func TestWildcardOrder(t *testing.T) {
 	tree := object.Tree{"spec": object.Tree{
 		"m": object.Tree{"c": "3", "a": "1", "b": "2"},

@@ -43,8 +43,8 @@ type Definition struct {
 	ItemLimits []ItemLimit // limits on the number of items in lists and maps
 	Strategy   *Strategy   // nil for a custom kind, and for a kind that Behavior describes completely
 
-	// PostsTo is the subresource to which a POST of this kind is redirected. The name of the posted object selects the
-	// target object. nil means that the kind is not redirected.
+	// PostsTo is the subresource to which a POST of this kind is redirected. The name of the posted object selects
+	// the target object. nil means that there is no redirection.
 	PostsTo *Endpoint
 
 	Custom *Custom // nil for a built-in kind
@@ -70,8 +70,8 @@ type Custom struct {
 	Conversion Conversion
 	// ConversionSince is the revision of the CRD that set Conversion to its current value, or a later revision.
 	ConversionSince int64
-	// SpecHash returns a hash of everything in a CRD that concerns its objects: its spec and its declared
-	// conversion. The hash is computed on first use. It is not valid in another process.
+	// SpecHash returns a hash of the parts of a CRD that affect its objects: its spec and its declared conversion.
+	// The hash is computed on first use. It is valid only in this process.
 	SpecHash func() uint64
 	Compiled LazyValue // Conversion.Declared, compiled by internal/conversion
 
@@ -94,7 +94,7 @@ type LazyValue struct {
 	value any
 }
 
-// Get returns the result of the first call's compile function. It is safe for concurrent use.
+// Get returns the value. The first call computes it with compile. Get is safe for concurrent use.
 func (s *LazyValue) Get(compile func() any) any {
 	s.once.Do(func() { s.value = compile() })
 	return s.value
@@ -135,8 +135,8 @@ type Version struct {
 	Served             bool
 	Deprecated         bool
 	DeprecationWarning string // text of the Warning header, if Deprecated
-	// RemovedRelease is the first Kubernetes release without the version, such as "1.22", if Deprecated. It is "" for a
-	// custom kind.
+	// RemovedRelease is the first Kubernetes release that lacks a deprecated version, such as "1.22". It is "" for
+	// a custom kind.
 	RemovedRelease    string
 	Columns           []Column               // columns of a Table, empty for a kind with a Printer or without Tables
 	Printer           *Printer               // nil means that Columns define the Table
@@ -144,18 +144,18 @@ type Version struct {
 	SelectableFields  []SelectableField
 	Status            bool   // /status is served
 	Scale             *Scale // nil means that /scale is not served
-	// Subresources are further subresources that read and write the whole object in the same way as /status, such
-	// as namespaces/finalize. Behavior's functions get their name as sub.
+	// Subresources are the subresources other than /status and /scale, such as namespaces/finalize. The functions
+	// of Behavior receive the name of the subresource as the parameter sub.
 	Subresources []Subresource
 
-	Type  *GoType                     // Go type of objects, nil for a custom kind unless it is of package extension
+	Type  *GoType                     // Go type of objects; nil for a custom kind outside of package extension
 	empty atomic.Pointer[object.Tree] // cached result of Empty
 
-	// OpenAPIV3Schema returns the JSON of a custom kind's schema from its CRD, or nil if the CRD has no schema. A
-	// built-in kind has no such function.
+	// OpenAPIV3Schema returns the JSON of a custom kind's schema from its CRD, or nil if the CRD has no schema. The
+	// function is nil for a built-in kind.
 	OpenAPIV3Schema func() []byte
 	// Schema returns the compiled schema of a custom kind. It is cheap after the first call and safe for concurrent
-	// use. A built-in kind has no such function, because it uses its Go type instead.
+	// use. The function is nil for a built-in kind, which uses its Go type instead.
 	Schema func() (*ourschema.Schema, error)
 	// Parseable returns the schema in the form that structured-merge-diff needs.
 	Parseable func() (typed.ParseableType, error)
@@ -180,12 +180,12 @@ type Subresource struct {
 	// Body is the version of the body of a POST, such as a Binding. nil means that the subresource reads and writes the
 	// object itself.
 	Body *Version `json:"-"`
-	// Check validates the body without the object. name is the name in the request. For an error that is not a
-	// StatusError, the response has the error's text and the code 500, as in upstream.
+	// Check validates the body before the object is read. name is the name in the request. For an error that is not
+	// a StatusError, the response has the error's text and the code 500, as in upstream.
 	Check func(name string, body Internal) error `json:"-"`
 	// Act applies the body to the object, which is in the internal form. Its errors are treated as those of Check.
 	Act func(obj, body Internal) error `json:"-"`
-	// AlternateAPIVersion is another apiVersion with the same fields that is valid for Body. "" means none.
+	// AlternateAPIVersion is another valid apiVersion of Body with the same fields. "" means that there is none.
 	AlternateAPIVersion string
 	// Delete, if not nil, replaces Act and returns the deletion that the body requests. It may modify obj before
 	// the deletion.
@@ -195,8 +195,7 @@ type Subresource struct {
 	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
 	// Respond, if not nil, replaces Check and Act and returns the response to the body. name is the object's name.
 	Respond func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
-	// Connect, if not nil, replaces all of these fields. Requests with any method are then connected to another
-	// server.
+	// Connect, if not nil, replaces all of these fields. The subresource then connects requests to another server.
 	Connect *Connect `json:"-"`
 }
 
@@ -212,11 +211,10 @@ type Connect struct {
 	// Upgrades specifies that the connection switches to another protocol. The caller then also needs permission to
 	// create.
 	Upgrades bool
-	// Streams are the first segments of the subpath for which Upgrades applies. They are for a subresource that is
-	// upgraded only there.
+	// Streams, if not empty, limits Upgrades to some subpaths. It lists the first segments of these subpaths.
 	Streams []string
-	// Subpath is the field of Options for the rest of the path after the subresource. "" means that a path has no
-	// rest.
+	// Subpath is the field of Options for the part of the path after the subresource. "" means that a path must end
+	// with the subresource.
 	Subpath string
 	// Decode decodes options from a query and sets defaults.
 	Decode func(url.Values) (object.Tree, error)
@@ -239,11 +237,11 @@ type Deletion struct {
 }
 
 // RelatedWrite is a write of another object in the same commit. The other object is in the same namespace or is not
-// namespaced. The client gets the error of Do.
+// namespaced.
 type RelatedWrite struct {
 	Endpoint Endpoint
 	Name     string
-	// Do changes the object.
+	// Do changes the object. Its error becomes the response.
 	Do func(obj Internal) error
 	// Create, if not nil, replaces Do. It is the object to create, which must not exist.
 	Create object.Tree
@@ -251,7 +249,7 @@ type RelatedWrite struct {
 	Delete bool
 }
 
-// ExtraWrites holds the additional writes and guards of a commit that do not concern objects of a kind.
+// ExtraWrites holds additional writes and guards of a commit, for keys that are not those of API objects.
 type ExtraWrites struct {
 	Writes []storage.Write
 	Guards []storage.Guard
@@ -347,9 +345,10 @@ type Behavior struct {
 
 	// UnconditionalUpdate allows a PUT without resourceVersion.
 	UnconditionalUpdate bool
-	// CreateOnUpdate makes a PUT of a name that does not exist create the object.
+	// CreateOnUpdate specifies that a PUT creates the object if it does not exist.
 	CreateOnUpdate bool
-	// AtomicLists are the dotted paths of large lists that managed fields always own as a whole.
+	// AtomicLists are the dotted paths of large lists. In managedFields, a manager owns such a list as a whole or
+	// not at all.
 	AtomicLists []string
 	// TTL is the lifetime in seconds of new and updated objects, such as Events. 0 means unlimited.
 	TTL int64
@@ -361,6 +360,6 @@ type Behavior struct {
 	PreconditionFailed string
 	// HiddenAnnotation is an annotation that is omitted if only an object's metadata is requested. "" means none.
 	HiddenAnnotation string
-	// ReturnsDeleted makes the response to a delete the object instead of a Status.
+	// ReturnsDeleted specifies that the response to a delete is the object instead of a Status.
 	ReturnsDeleted bool
 }

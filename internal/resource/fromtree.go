@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fromTree converts a tree to the Go type. The result equals that of decoding the JSON of t. strict holds the
+// fromTree converts a tree to the Go type. The result equals the result of decoding the JSON of t. strict holds the
 // unknown fields. The error equals that of encoding/json.
 func (g *GoType) fromTree(t object.Tree) (obj runtime.Object, strict []error, err error) {
 	obj = g.New()
@@ -27,9 +27,9 @@ func (g *GoType) fromTree(t object.Tree) (obj runtime.Object, strict []error, er
 	return obj, strict, err
 }
 
-// setValue sets v, which is zero, to a value of a tree. entry is the cache entry of v's type. setValue reports
-// whether the value fits exactly. It returns false for unknown fields, wrong types and numbers out of range. Only
-// the JSON decoder can then report the cause.
+// setValue sets v to a value of a tree. v must have its zero value. entry is the cache entry of v's type. setValue
+// reports whether the value fits exactly. It returns false for unknown fields, wrong types and numbers out of
+// range. The caller then uses the JSON decoder, which finds the cause.
 func setValue(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 	if entry.CanConvertFromUnstructured() {
 		return unmarshal(v.Addr().Interface().(json.Unmarshaler), in)

@@ -18,8 +18,8 @@ import (
 type GoType struct {
 	New     func() runtime.Object // returns a new, empty object
 	NewList func() runtime.Object
-	// OpenAPI returns the generated schemas of the type and of the types that it refers to, and possibly of others.
-	// All types of a document have the same function.
+	// OpenAPI returns the generated schemas of the type and of the types that it refers to. It may return other
+	// schemas too. All types in one OpenAPI document have the same function.
 	OpenAPI func(common.ReferenceCallback) map[string]common.OpenAPIDefinition
 	// Default sets the missing fields of obj, which is of this type, to their defaults. A nil Default means that
 	// there are no defaults.
@@ -65,7 +65,7 @@ func (v *Version) Empty() (object.Tree, error) {
 // Decoded is a decoded request body. Its two forms share no memory that can be modified.
 type Decoded struct {
 	Tree     object.Tree
-	Internal Internal // internal form, nil for a kind without a Strategy or with a Decoder
+	Internal Internal // internal form; nil for a kind that has no Strategy or has a Decoder
 	Strict   []string // unknown and duplicate fields in order of appearance: `unknown field "spec.foo"`
 }
 
@@ -142,7 +142,7 @@ func (g *GoType) Object(json []byte) (runtime.Object, error) {
 // Load returns the internal form of a stored object, with the defaults of its storage version.
 func (g *GoType) Load(json []byte) (Internal, error) { return g.load(g.Object(json)) }
 
-// LoadTree is Load for a decoded object.
+// LoadTree does the same as Load for a decoded object.
 func (g *GoType) LoadTree(t object.Tree) (Internal, error) {
 	obj, _, err := g.fromTree(t)
 	return g.load(obj, err)
@@ -166,7 +166,8 @@ func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
 	return g.Internal(obj)
 }
 
-// Stored returns the tree of obj after it is stored and read again, at the version of g and with its defaults.
+// Stored returns the tree that results from storing obj and reading it again. The tree is at the version of g and
+// has the defaults of that version.
 func (g *GoType) Stored(obj Internal) (object.Tree, error) {
 	out, err := g.External(obj)
 	if err != nil {

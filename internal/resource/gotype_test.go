@@ -210,7 +210,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(c.json))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// Upstream decodes the kind in the body, but in this test the Go type is given.
+		// Upstream determines the Go type from the kind in the body. This test uses a given Go type.
 		for _, g := range []*resource.GoType{configMap, event, pod} {
 			obj := g.New()
 			gvks, _, _ := scheme.Scheme.ObjectKinds(obj)
@@ -403,7 +403,8 @@ func TestProtobufDepth(t *testing.T) {
 	if d, err := crd.Normalize(tree.Tree); err != nil || len(d.Strict) > 0 {
 		t.Errorf("got strict errors %q and error %v", d.Strict, err)
 	}
-	// A preceding group, varint with lost bits, string or fixed-size number does not hide the nesting.
+	// A field in front of the nested messages must not hide the nesting: a group, a varint with excess bits, a
+	// string, or a fixed-size number.
 	for _, before := range []string{
 		"\x7b\x7c", "\x7a\x03abc", "\x78\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", "\x7d....", "\x79........",
 	} {

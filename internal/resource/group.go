@@ -47,7 +47,7 @@ func (g *group) discovery() *Group {
 			if c := version.CompareKubeAwareVersionStrings(b, a); c != 0 {
 				return c
 			}
-			return strings.Compare(a, b) // orders v1 and v01
+			return strings.Compare(a, b) // orders names such as v1 and v01
 		})
 		if len(out.Versions) > 0 {
 			out.Preferred = out.Versions[0]

@@ -44,7 +44,8 @@ func NewLive(store storage.Store, builtins func(*Live) []*Definition) *Live {
 	return l
 }
 
-// IgnoreSelectableFields ignores the selectable fields of all CRDs. It must be called before Follow.
+// IgnoreSelectableFields makes the catalog ignore the selectable fields of all CRDs. It must be called before
+// Follow.
 func (l *Live) IgnoreSelectableFields() { l.builtin.noSelectable = true }
 
 // Load returns the current catalog.
@@ -76,8 +77,8 @@ func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 	}
 }
 
-// Current returns a catalog that includes all changes that this process had seen of the store at the time of the
-// call. It returns the error of ctx if ctx ends first.
+// Current returns a catalog that includes all changes of the store that this process has received before the call.
+// It returns the error of ctx if ctx ends first.
 func (l *Live) Current(ctx context.Context) (*Catalog, error) {
 	return l.Wait(ctx, l.store.Head().Revision())
 }
@@ -88,7 +89,7 @@ func (l *Live) removeWaiter(w *waiter) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(o *waiter) bool { return o == w })
 }
 
-// lowestAwaited returns the lowest revision that a caller waits for, or 0 if no caller waits.
+// lowestAwaited returns the lowest revision for which a caller waits, or 0 if no caller waits.
 func (l *Live) lowestAwaited() (revision int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,8 +152,8 @@ func (l *Live) Follow(ctx context.Context) error {
 	}
 }
 
-// apiServices returns the APIServices of a snapshot. It returns none if the kind APIService is not served, which is
-// configurable.
+// apiServices returns the APIServices of a snapshot. If the kind APIService is not served, which is configurable,
+// it returns none.
 func (l *Live) apiServices(snapshot *storage.Snapshot) iter.Seq[*storage.Record] {
 	if !l.servesAPIServices() {
 		return func(func(*storage.Record) bool) {}

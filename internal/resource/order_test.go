@@ -110,7 +110,7 @@ func TestRandomVersionOrder(t *testing.T) {
 			for range r.IntN(3) {
 				name += parts[r.IntN(len(parts))]
 			}
-			// Names such as v1 and v01 have no order.
+			// The rule does not order names such as v1 and v01.
 			unordered := func(other string) bool { return !precedes(name, other) && !precedes(other, name) }
 			if !slices.ContainsFunc(names, unordered) {
 				names = append(names, name)

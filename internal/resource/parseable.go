@@ -255,7 +255,8 @@ func (b *schemaBuilder) field(f reflect.StructField, name string) (schema.TypeRe
 	return b.list(f.Type, schema.Associative, keys)
 }
 
-// defaultOf returns the default value of a missing required field. The value counts in the keys of a list.
+// defaultOf returns the default value of a missing required field. If the field is part of a list key, the key
+// contains this value.
 func defaultOf(t reflect.Type, options string) any {
 	if strings.Contains(options, "omitempty") {
 		return nil

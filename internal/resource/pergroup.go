@@ -10,8 +10,8 @@ type PerGroup[T any] struct {
 }
 
 // ForGroups returns the values for the groups of c. It copies the values of unchanged groups from last, which may
-// be nil. For each other group, it calls compute with the previous value and the group. The group is nil if it is
-// no longer served. compute must then return the zero T.
+// be nil. For each changed group, it calls compute with the previous value and the group. If a group is no longer
+// served, the argument group is nil, and compute must return the zero T.
 func ForGroups[T any](c *Catalog, last *PerGroup[T], compute func(previous T, group *Group) T) *PerGroup[T] {
 	next := &PerGroup[T]{Catalog: c, values: make([]T, len(c.groups))}
 	if last == nil {

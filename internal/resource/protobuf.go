@@ -92,8 +92,8 @@ type rawMessage []byte
 func (m rawMessage) Size() int                          { return len(m) }
 func (m rawMessage) MarshalTo(data []byte) (int, error) { return copy(data, m), nil }
 
-// ProtobufList encodes a list item by item, so that its items need not be Go objects at the same time. The zero
-// value is an empty list.
+// ProtobufList encodes a list item by item, so that only one item at a time is a Go object. The zero value is an
+// empty list.
 type ProtobufList struct{ items []byte }
 
 // Tags of the two fields of each list type in Kubernetes. Their wire type is length-delimited.
@@ -183,7 +183,8 @@ func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, e
 	return envelope.APIVersion, envelope.Kind, nil
 }
 
-// DecodeProtobuf is Decode for a protobuf body. apiVersion and kind of the tree are those of the envelope.
+// DecodeProtobuf does the same as Decode for a protobuf body. apiVersion and kind of the tree are those of the
+// envelope.
 func (g *GoType) DecodeProtobuf(data []byte) (d Decoded, err error) {
 	obj := g.New()
 	apiVersion, kind, err := DecodeProtobuf(data, obj)

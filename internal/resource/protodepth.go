@@ -18,7 +18,7 @@ var errTooDeep = errors.New("exceeded max depth")
 // skips the rest of such a field at the first invalid byte. A decoder never recurses deeper than this scan. The
 // time is linear in len(b).
 func checkDepth(b []byte) error {
-	ends := []int{len(b)} // ends of the messages that contain i
+	ends := []int{len(b)} // ends of the messages that contain the byte at i
 	for i := 0; len(ends) > 0; {
 		end := ends[len(ends)-1]
 		if i >= end {

@@ -31,16 +31,16 @@ type Strategy struct {
 	Subresources map[string]rest.RESTUpdateStrategy
 	// ErrorKind is the kind in errors for invalid objects.
 	ErrorKind schema.GroupKind
-	// Authorize returns an error if the caller may not write obj. obj is the object as it was sent, without a
-	// generated name and with any resourceVersion. old is nil on a create. A nil Authorize means that permission to
-	// write the kind is sufficient.
+	// Authorize returns an error if the caller may not write obj. obj is the object that the client sent. It has no
+	// generated name, but it has the client's resourceVersion. old is nil on a create. A nil Authorize means that
+	// permission to write the kind is sufficient.
 	Authorize func(ctx context.Context, obj, old Internal) error
-	// Prepare performs work that strategies leave to the store, such as the allocation of a Service's addresses. It
+	// Prepare does the work that strategies leave to the store, such as the allocation of a Service's addresses. It
 	// runs before the strategy. old is nil on a create. The error is a StatusError. A nil Prepare means that there
 	// is no such work.
 	Prepare func(ctx context.Context, obj, old Internal) error
-	// Ignore reports whether an error found by Main or a subresource is not an error with the flags of this server.
-	// A nil Ignore means that all errors count.
+	// Ignore reports whether to ignore an error that Main or a subresource strategy returns, because a flag of this
+	// server allows the value. If Ignore is nil, all errors are reported.
 	Ignore func(*field.Error) bool
 
 	filters sync.Map // cached results of ResetFields, by subresource

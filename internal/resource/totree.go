@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// This file replaces apimachinery's UnstructuredConverter, which allocates the maps of a tree for all fields of a
-// struct. Most fields of an object are not set.
+// This file replaces apimachinery's UnstructuredConverter. That converter makes the maps of a tree large enough for
+// all fields of a struct, but most fields of an object are not set.
 
 // ToTree converts an object of a Go type to the tree of its JSON. The tree shares no memory that can be modified
 // with obj.
