@@ -226,7 +226,8 @@ func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Se
 	}
 }
 
-// preconvertBatch is the maximum number of objects of a list that a webhook converts in one call.
+// preconvertBatch is the maximum number of objects of a list that the engine passes to the converter together. The
+// converter divides them into calls of the webhook.
 const preconvertBatch = 2500
 
 // preconverted yields the records of walk after a webhook has converted them in batches. If a conversion fails, it
