@@ -30,7 +30,7 @@ func newCerts() *cobra.Command {
 		Long: `Show the certificates in the data directory with their subjects, names, issuers and
 validity.
 
-A server renews its certificates before they expire, at the start and while it runs.`,
+The server renews its certificates before they expire, both at its start and while it runs.`,
 		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.show(cmd.OutOrStdout(), time.Now()) },
 	}
@@ -40,9 +40,10 @@ A server renews its certificates before they expire, at the start and while it r
 	cmd.AddCommand(&cobra.Command{
 		Use:   "renew [NAME...]",
 		Short: "Renew the server's certificates",
-		Long: `Replace the named certificates in the data directory, and their keys, by new ones for
-the same names. Without names, replace all except those of CAs, which are never
-replaced. The command updates the administrator's kubeconfig.
+		Long: `Replace the certificates called NAME in the data directory and their keys. The new
+certificates are for the same host names and users. If no NAME is given, the command
+replaces all certificates except those of CAs. It never replaces the certificate of a CA. It
+also updates the administrator's kubeconfig.
 
 A running server uses the new certificates within an hour.`,
 		Args: cobra.ArbitraryArgs,
@@ -65,7 +66,7 @@ func (f *certsFlags) show(w io.Writer, now time.Time) error {
 		return e.Encode(list)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "CERTIFICATE\tSUBJECT\tISSUER\tFROM\tEXPIRES\tRESIDUAL TIME\tRENEWED AT A START\tNAMES")
+	fmt.Fprintln(t, "CERTIFICATE\tSUBJECT\tISSUER\tFROM\tEXPIRES\tRESIDUAL TIME\tRENEWED AT START\tNAMES")
 	for _, c := range list {
 		renewed := "no"
 		if c.RenewedAtStart {
@@ -93,7 +94,8 @@ func (f *certsFlags) renew(names []string, w io.Writer, now time.Time) error {
 	return f.show(w, now)
 }
 
-// writeKubeconfig writes the administrator's certificate and key to the kubeconfig, if the file exists.
+// writeKubeconfig writes the administrator's certificate and key to the administrator's kubeconfig, if that file
+// exists.
 func (f *certsFlags) writeKubeconfig() error {
 	path := filepath.Join(f.dataDir, apiserver.KubeconfigName)
 	config, err := clientcmd.LoadFromFile(path)

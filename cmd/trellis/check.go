@@ -25,18 +25,21 @@ func newCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Validate manifests offline",
-		Long: `Validate CustomResourceDefinitions and their objects with the engine of the server, but
-without a server. The report lists each rejected value, each pruned field and each
-default, with its line and column. Objects need their CustomResourceDefinitions among
-the files.
+		Long: `Validate CustomResourceDefinitions and custom objects. The command uses the same code as
+the server, but needs no server. The report lists rejected values, pruned fields and default
+values, each with its line and column. If the files contain a custom object, they must also
+contain its CustomResourceDefinition.
 
-With --against, compare a CustomResourceDefinition with an older version of it. The
-report lists the changes that can affect stored objects and clients. Compatible changes
-affect none. After Ratcheted changes, invalid objects can be updated if their invalid
-parts do not change. Breaking changes can reject or lose data.
+With --against, compare a CustomResourceDefinition with its older version. The report
+lists the changes of three kinds:
+
+  Compatible  The change does not affect stored objects and clients.
+  Ratcheted   Stored objects can become invalid. They can still be updated if their invalid
+              parts do not change.
+  Breaking    The server can reject or lose data.
 
 A FILE is a YAML or JSON file, a folder of such files, or - for standard input. The exit
-code is 0 if the server would accept everything and no change is Breaking, otherwise 1.`,
+code is 0 if the server would accept all objects and no change is Breaking, otherwise 1.`,
 		Example: `  # Validate a custom kind and its objects
   trellis check examples/crontab
 
@@ -48,9 +51,9 @@ code is 0 if the server would accept everything and no change is Breaking, other
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.against, "against", "", "file of the older version of the CustomResourceDefinition in FILE")
+	flags.StringVar(&f.against, "against", "", "file with the older version of the CustomResourceDefinition in FILE")
 	flags.StringVarP(&f.output, "output", "o", "text", "output format: text or json")
-	flags.BoolVar(&f.strict, "strict", false, "exit code 1 for warnings too: pruned fields and ratcheted changes")
+	flags.BoolVar(&f.strict, "strict", false, "exit with code 1 also for warnings: pruned fields and ratcheted changes")
 	return cmd
 }
 

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// maxFiles is the server's limit of open files. maxAuthenticated is the resulting limit of authenticated connections:
-// half of maxFiles minus the descriptors reserved for unauthenticated connections.
+// maxFiles is the limit of open files of the server. maxAuthenticated is the limit of authenticated connections that
+// results from it. It is half of maxFiles, minus the descriptors that are reserved for unauthenticated connections.
 const (
 	maxFiles         = 64
 	maxAuthenticated = maxFiles/2 - 8
@@ -75,8 +75,8 @@ func startLimited(t *testing.T) *limitedServer {
 	return l
 }
 
-// openIdleConnections opens n unauthenticated connections until the end of the test. Every other connection completes
-// its TLS handshake.
+// openIdleConnections opens n unauthenticated connections until the end of the test. Every second connection
+// completes its TLS handshake.
 func (l *limitedServer) openIdleConnections(n int) {
 	l.Helper()
 	for i := range n {
@@ -107,7 +107,7 @@ func (l *limitedServer) checkReady() {
 	}
 }
 
-// client returns a client of the administrator with a separate connection.
+// client returns an HTTP client with the administrator's certificate and a new connection.
 func (l *limitedServer) client() *http.Client {
 	l.Helper()
 	config, err := rest.TLSConfigFor(l.admin)
@@ -136,13 +136,13 @@ func (l *limitedServer) write(c *http.Client, name string) (status int, header h
 	return resp.StatusCode, resp.Header, string(body)
 }
 
-// TestUnauthenticatedConnectionsLeaveDescriptors checks a server process with few descriptors. Idle connections of
-// clients that never authenticate do not block the store, health checks or another client.
+// TestUnauthenticatedConnectionsLeaveDescriptors checks a server process with a low limit of file descriptors. Idle
+// connections of clients that never authenticate do not block the store, health checks or an authenticated client.
 func TestUnauthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 	l := startLimited(t)
 	l.openIdleConnections(3 * maxFiles)
 	c := l.client()
-	for i := range 100 { // more than the store keeps in memory: the store has to open files
+	for i := range 100 { // more data than the store keeps in memory, so that it must open files
 		if i%10 == 0 {
 			l.openIdleConnections(maxFiles)
 			l.checkReady()

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestConversionWebhookPage runs every command of docs/conversion-webhook.md. The first commands use the server of the
-// README, the later ones the server that the page starts. The example webhook converts objects, and it requires the
-// client certificate that the server presents (CNV-011, CNV-014).
+// TestConversionWebhookPage runs every command of docs/conversion-webhook.md. The first commands use the server of
+// the README. Later commands use a server that the page starts. The example webhook converts objects. It requires the
+// client certificate that the server sends (CNV-011, CNV-014).
 func TestConversionWebhookPage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program; skipped with -short")

@@ -11,26 +11,25 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// assets holds the names of the programs that envtest of controller-runtime starts. This program behaves as each of
-// them when it runs under that name.
+// assets holds the names of the programs that envtest of controller-runtime starts. When this program runs under one
+// of these names, it behaves as the program with that name.
 var assets = []string{"kube-apiserver", "etcd", "kubectl"}
 
 func newEnvtest() *cobra.Command {
 	return &cobra.Command{
 		Use:   "envtest DIR",
-		Short: "Install the programs for envtest (KUBEBUILDER_ASSETS)",
-		Long: `Write the programs that envtest of controller-runtime starts to a folder, and print the path
-of the folder. The programs are kube-apiserver, etcd and kubectl. All of them are this
-program under another name.
+		Short: "Install the programs that envtest starts (KUBEBUILDER_ASSETS)",
+		Long: `Install the programs that envtest of controller-runtime starts: kube-apiserver, etcd and
+kubectl. All of them are this program under another name. The command writes them to the
+folder DIR, replaces existing files with these names, and prints the path of the folder.
 
-The command replaces files with these names. kube-apiserver accepts the flags that envtest
-passes, and rejects unknown flags. etcd stores nothing: kube-apiserver stores the objects in
-etcd's data directory.`,
+kube-apiserver accepts the flags that envtest passes, and rejects unknown flags. etcd stores
+nothing: kube-apiserver stores the objects in etcd's data directory.`,
 		Example: `  # Run the tests of an operator without changes
   KUBEBUILDER_ASSETS="$(trellis envtest bin/k8s)" go test ./...`,
 		Args: takes("one DIR", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := filepath.Abs(args[0]) // for tests run in the folder of their package
+			dir, err := filepath.Abs(args[0]) // absolute, because tests run in the folder of their package
 			if err != nil {
 				return err
 			}
@@ -59,7 +58,7 @@ func fillAssets(dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(unfinished)) }()
 	for _, name := range assets {
-		// the .2 of trellis-v1.37.2 is not an extension
+		// only .exe is an extension, not the .2 of trellis-v1.37.2
 		if extension := filepath.Ext(program); strings.EqualFold(extension, ".exe") {
 			name += extension
 		}
@@ -73,7 +72,7 @@ func fillAssets(dir string) (err error) {
 	return nil
 }
 
-// linkOrCopy creates a hard link, or a copy if a link is not possible, for example on another file system.
+// linkOrCopy creates a hard link. It creates a copy if a link is not possible, for example on another file system.
 func linkOrCopy(program, path string) (err error) {
 	if os.Link(program, path) == nil {
 		return nil

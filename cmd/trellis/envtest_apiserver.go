@@ -16,8 +16,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers"
 )
 
-// namespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. Tests
-// that were written for envtest without a namespace controller finalize their namespaces during that time.
+// namespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. The
+// original envtest has no namespace controller, so tests finalize their namespaces themselves. They can do this
+// within the delay.
 const namespaceDelay = 3 * time.Second
 
 // newKubeAPIServer returns the command that runs under the name kube-apiserver.
@@ -27,8 +28,9 @@ func newKubeAPIServer() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
 		Short: "Trellis with the flags of kube-apiserver that envtest passes",
-		Long: `This is Trellis under the name kube-apiserver, for tests with envtest. It stores all state in the
---data-dir of the etcd stub at --etcd-servers, or its objects in a real etcd.`,
+		Long: `This program is Trellis under the name kube-apiserver, for tests with envtest. If the server at
+--etcd-servers is the etcd stub of Trellis, all state is stored in the --data-dir of the stub. If it is
+a real etcd, the objects are stored in etcd.`,
 		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.useUpstreamPlugins()
@@ -46,27 +48,30 @@ func newKubeAPIServer() *cobra.Command {
 	f.config.Controllers, f.config.NamespaceDelay = []string{controllers.ClusterRoleAggregation}, namespaceDelay
 	for name, group := range serveGroups.FlagSets {
 		group.VisitAll(func(flag *pflag.Flag) {
-			// The etcd stub has --data-dir, --apply is for development, and envtest runs no controllers.
+			// The data directory is that of the etcd stub, --apply is for development, and envtest has no
+			// controllers.
 			if flag.Name != "data-dir" && flag.Name != "apply" && name != "controllers" {
 				flags.AddFlag(flag)
 			}
 		})
 	}
 	flags.StringVar(&certDir, "cert-dir", "",
-		"folder of apiserver.crt and apiserver.key, which are the serving certificate and key if they exist")
+		"folder that can contain the serving certificate apiserver.crt and its key apiserver.key. They are used if "+
+			"they exist and --tls-cert-file is not set")
 	privileged := flags.Lookup("allow-privileged")
 	privileged.DefValue = "false"
 	_ = privileged.Value.Set(privileged.DefValue) // cannot fail: the text is a boolean
-	fix(flags, "watch-cache", "bool", "true", "serving of reads and watches from memory")
+	fix(flags, "watch-cache", "bool", "true", "serve reads and watches from memory")
 	fix(flags, "endpoint-reconciler-type", "string", "none",
-		"reconciler of the endpoints of the Service default/kubernetes")
+		"method to update the endpoints of the Service default/kubernetes")
 	fix(flags, "storage-backend", "string", "etcd3", "API of the storage backend")
 	fix(flags, "storage-media-type", "string", "application/json", "format of stored objects")
 	klogFlags(flags)
 	return cmd
 }
 
-// useUpstreamPlugins disables the admission plugin that is on by default only in Trellis, unless a flag enables it.
+// useUpstreamPlugins disables the admission plugin that Trellis enables by default and kube-apiserver does not. A
+// flag can enable the plugin.
 func (f *serveFlags) useUpstreamPlugins() {
 	const plugin = "DenyServiceExternalIPs"
 	admission := &f.config.Admission
@@ -75,7 +80,7 @@ func (f *serveFlags) useUpstreamPlugins() {
 	}
 }
 
-// serveCertDir uses the certificate in dir, if it exists and --tls-cert-file is not set.
+// serveCertDir sets the certificate in dir as the serving certificate if it exists and --tls-cert-file is not set.
 func (f *serveFlags) serveCertDir(dir string) error {
 	if dir == "" || f.config.TLS.CertFile != "" {
 		return nil

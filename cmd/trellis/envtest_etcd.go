@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// stubVersion is the response of the etcd stub at /version: the version of Trellis and the folder for the store of
-// kube-apiserver.
+// stubVersion is the response of the etcd stub at /version. It holds the version of Trellis and the folder in which
+// kube-apiserver stores its state.
 type stubVersion struct {
 	Trellis string `json:"trellis"`
 	DataDir string `json:"dataDir"`
@@ -34,8 +34,9 @@ func newEtcdStub() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "etcd",
 		Short: "Stub etcd for envtest",
-		Long: `This is Trellis under the name etcd, a stub for tests with envtest. It stores nothing. Trellis'
-kube-apiserver requests its --data-dir and stores the objects there. A real etcd works, too.`,
+		Long: `This program is Trellis under the name etcd, a stub for tests with envtest. It stores nothing. The
+kube-apiserver of Trellis reads the value of --data-dir from the stub and stores the objects in this
+folder. It can also use a real etcd instead of this stub.`,
 		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(advertised) > 0 && !slices.Equal(advertised, clientURLs) {
@@ -45,20 +46,20 @@ kube-apiserver requests its --data-dir and stores the objects there. A real etcd
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "folder for the store of kube-apiserver")
+	flags.StringVar(&dataDir, "data-dir", "", "folder in which kube-apiserver stores its state")
 	flags.StringSliceVar(&clientURLs, "listen-client-urls", nil, "URLs to listen on, http://HOST:PORT")
 	flags.StringSliceVar(&advertised, "advertise-client-urls", nil,
-		"URLs at which clients reach the stub; must be equal to --listen-client-urls")
+		"URLs at which clients reach the stub. They must be equal to --listen-client-urls")
 	flags.StringSliceVar(&peerURLs, "listen-peer-urls", nil,
-		"URLs to listen on for peers, http://HOST:PORT; the stub has no peers and responds with 404")
-	flags.Bool("unsafe-no-fsync", false, "omission of fsync; has no effect, because the stub writes no files")
+		"URLs to listen on for peers, http://HOST:PORT. The stub has no peers and responds with 404")
+	flags.Bool("unsafe-no-fsync", false, "omit fsync. This flag has no effect, because the stub writes no files")
 	flags.Var(&level, "log-level",
-		"lowest level of logged messages: debug, info, warn, error, panic or fatal; has no effect, because the stub "+
-			"logs none")
-	fix(flags, "logger", "string", "zap", "logger")
+		"lowest level of logged messages: debug, info, warn, error, panic or fatal. This flag has no effect, because "+
+			"the stub logs nothing")
+	fix(flags, "logger", "string", "zap", "name of the logger")
 	fix(flags, "name", "string", "default", "name of this member")
 	fix(flags, "max-request-bytes", "uint", "1572864", "maximum size of a request in bytes")
-	fix(flags, "quota-backend-bytes", "int", "0", "maximum size of the store in bytes (0 means that it has no limit)")
+	fix(flags, "quota-backend-bytes", "int", "0", "maximum size of the store in bytes (0 means no limit)")
 	fix(flags, "snapshot-count", "uint", "10000", "number of writes between snapshots")
 	return cmd
 }
@@ -150,8 +151,9 @@ func stubHandler(dataDir string) http.Handler {
 	return mux
 }
 
-// findStub reports whether the server at a URL is an etcd stub, and returns its response. It returns false for a real
-// etcd, and for a server that does not respond; the etcd client reports the latter.
+// findStub reports whether the server at a URL is an etcd stub, and returns the response of the stub. It returns
+// false for a real etcd and for a server that does not respond. For the latter, the etcd client returns an error
+// later.
 func findStub(ctx context.Context, server string) (stub stubVersion, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

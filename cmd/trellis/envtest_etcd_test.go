@@ -71,8 +71,8 @@ func TestEtcdStub(t *testing.T) {
 	}
 }
 
-// TestFindStubRejectsOthers checks that findStub recognizes no other server as the stub. If it took a real etcd for the
-// stub, the data in etcd would seem to be lost.
+// TestFindStubRejectsOthers checks that findStub returns false for servers other than the stub. If it returned true
+// for a real etcd, kube-apiserver would ignore the data in etcd.
 func TestFindStubRejectsOthers(t *testing.T) {
 	for _, body := range []string{
 		`{"etcdserver":"3.7.0","etcdcluster":"3.7.0","storage":"3.7.0"}`,
@@ -95,7 +95,7 @@ func TestFindStubRejectsOthers(t *testing.T) {
 
 // TestLinkOrCopy checks that a file is copied if it cannot be linked.
 func TestLinkOrCopy(t *testing.T) {
-	const elsewhere = "/proc/version" // on another file system, without links
+	const elsewhere = "/proc/version" // on a file system to which hard links are not possible
 	want, err := os.ReadFile(elsewhere)
 	if err != nil {
 		t.Skip(err)

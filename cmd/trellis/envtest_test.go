@@ -75,7 +75,7 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 }
 
 // TestEnvtest checks that a user added to envtest's control plane is authenticated and authorized by roles. The token
-// of a ServiceAccount, which envtest's key signs, is valid as well.
+// of a ServiceAccount is valid, too. It is signed with the key that envtest provides.
 func TestEnvtest(t *testing.T) {
 	ctx, env := t.Context(), &envtest.Environment{}
 	startEnvtest(t, env)
@@ -128,7 +128,7 @@ func TestEnvtest(t *testing.T) {
 	checkReadOnly(t, "robot", newClient(t, robot))
 
 	if raceDetector {
-		return // kubectl is slow with the race detector, and prints a warning
+		return // with the race detector, kubectl is slow and prints a warning
 	}
 	kubectl, err := jane.Kubectl()
 	if err != nil {
@@ -152,8 +152,8 @@ func checkReadOnly(t *testing.T, user string, c client.Client) {
 	}
 }
 
-// TestEnvtestRestart checks that objects survive a restart of only the API server. They are stored in the data
-// directory of the etcd stub, or in a real etcd.
+// TestEnvtestRestart checks that objects survive a restart of the API server while etcd continues to run. The objects
+// are stored in the data directory of the etcd stub, or in a real etcd.
 func TestEnvtestRestart(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -196,9 +196,9 @@ func TestEnvtestRestart(t *testing.T) {
 	}
 }
 
-// TestEnvtestNamespaces checks that under the name kube-apiserver, a client that deletes and then finalizes a namespace
-// gets no conflict, even if it waits between the requests. A namespace that no client finalizes is removed as well.
-// CRD-031
+// TestEnvtestNamespaces checks namespaces on a server with the name kube-apiserver. A client that deletes and then
+// finalizes a namespace gets no conflict, even if it waits between these requests. If no client finalizes a
+// namespace, the server removes it. CRD-031
 func TestEnvtestNamespaces(t *testing.T) {
 	env := &envtest.Environment{}
 	startEnvtest(t, env)
@@ -239,11 +239,11 @@ func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Nam
 	return ns
 }
 
-// finalizeNamespace deletes and finalizes a namespace as the specs of controller-runtime's client do. It uses the
-// client of client-go if typed, and else that of controller-runtime.
+// finalizeNamespace deletes and finalizes a namespace like the tests of controller-runtime's client. If typed is
+// true, it uses the client of client-go. Otherwise it uses the client of controller-runtime.
 func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed bool) {
 	ns := deleteNamespace(t, config, name)
-	<-time.After(200 * time.Millisecond) // the delay of a loaded machine
+	<-time.After(200 * time.Millisecond) // a delay such as that of a busy machine
 	ns.Spec.Finalizers = nil
 	var err error
 	if typed {
@@ -260,16 +260,16 @@ func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed boo
 	}
 }
 
-// TestKubeAPIServerHasNoControllers checks that under the name kube-apiserver, no controllers of
-// kube-controller-manager run, because envtest has none.
+// TestKubeAPIServerHasNoControllers checks that a server with the name kube-apiserver runs no controllers of
+// kube-controller-manager, because envtest has no such controllers.
 func TestKubeAPIServerHasNoControllers(t *testing.T) {
 	if f := newKubeAPIServer().Flags().Lookup("controllers"); f != nil {
 		t.Errorf("unexpected flag --%s", f.Name)
 	}
 }
 
-// TestFlagsOfKubeAPIServer checks that flags of kube-apiserver with one supported value accept only that value.
-// kube-apiserver rejects privileged Pods by default, `trellis serve` accepts them.
+// TestFlagsOfKubeAPIServer checks the flags of kube-apiserver that support only their default. They reject all other
+// values. It also checks that kube-apiserver rejects privileged Pods by default, which `trellis serve` accepts.
 func TestFlagsOfKubeAPIServer(t *testing.T) {
 	for _, flag := range []string{"--watch-cache", "--watch-cache=true", "--endpoint-reconciler-type=none",
 		"--storage-backend=etcd3", "--storage-media-type=application/json", "--allow-privileged", "--v=2"} {

@@ -12,8 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// onEtcd lists the scripts that also run on etcd: the life of a first kind, and the scripts that use most operations of
-// a store.
+// onEtcd lists the scripts that also run on etcd. They use most operations of a store.
 var onEtcd = []string{"crontab", "crd-delete", "delete", "finalizers", "lists", "namespaces", "status", "scale",
 	"versions", "watch"}
 
@@ -37,7 +36,7 @@ func TestScriptsOnEtcd(t *testing.T) {
 	}
 }
 
-// TestEtcdFlags checks that the etcd flags have the same meaning as those of kube-apiserver.
+// TestEtcdFlags checks that the flags about etcd have the same meaning as in kube-apiserver.
 func TestEtcdFlags(t *testing.T) {
 	var f serveFlags
 	cmd := newServe()

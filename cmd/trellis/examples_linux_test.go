@@ -13,9 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// example returns the path of a file of the documentation, if the documentation is stored beside this checkout.
-// Otherwise it returns the file of the same name in testdata/documents, which has the same effect. The files contain
-// fixed ports and paths, so their tests run in a separate network namespace with separate mounts.
+// example returns the path of an example file of the Kubernetes documentation if the documentation is stored beside
+// this checkout. Otherwise it returns the path of an equivalent file in testdata/documents. The files contain fixed
+// ports and paths. So their tests run in a separate network namespace with separate mounts.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {
@@ -32,7 +32,8 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// untilProxy replaces the sleep program. It waits until the proxy is reachable, also on a slow machine.
+// untilProxy replaces the program sleep in the commands. It waits until the proxy is reachable, even on a slow
+// machine.
 const untilProxy = `#!/bin/sh
 exec timeout 60 sh -c 'until curl -s -o /dev/null http://127.0.0.1:8080/api; do /bin/sleep 0.1; done'
 `
@@ -94,7 +95,7 @@ func TestTunnelOverTCPExample(t *testing.T) {
 	f.checkTunnel(t, trellis, trellis)
 }
 
-// mountKeys copies the keys of a folder to the paths in the documentation's file.
+// mountKeys copies the keys in a folder to the paths that the example file contains.
 func mountKeys(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -34,11 +34,11 @@ import (
 //go:embed extension/install.yaml
 var installManifest string
 
-// tokenLifetime is the lifetime of the token of an extension API server that runs outside the cluster.
+// tokenLifetime is the lifetime of the token in the kubeconfig of an extension server outside the cluster.
 const tokenLifetime = 365 * 24 * time.Hour
 
 func newExtension() *cobra.Command {
-	cmd := &cobra.Command{Use: "extension", Short: "Install extension API servers (APIService)",
+	cmd := &cobra.Command{Use: "extension", Short: "Install extension API servers",
 		Args: takes("a command", 0, 0)}
 	cmd.AddCommand(newExtensionInstall())
 	return cmd
@@ -48,7 +48,7 @@ func newExtension() *cobra.Command {
 type installation struct {
 	Namespace, Service, Group, Version string
 	Image                              string
-	Host                               string // address of the server, if it has no image
+	Host                               string // host name of the server if Image is ""
 	Port                               int
 
 	Certificate, Key, CABundle string // base64 of PEM
@@ -57,7 +57,8 @@ type installation struct {
 	dryRun          bool
 }
 
-// Local reports whether the server runs at a loopback address of the API server's machine. The manifests call it.
+// Local reports whether the extension server runs at a loopback address of the API server's machine. The template of
+// the manifests calls it.
 func (i *installation) Local() bool {
 	addr, ok := specialip.Parse(i.Host)
 	return i.Image == "" && ok && addr.Unmap().IsLoopback()
@@ -67,20 +68,22 @@ func newExtensionInstall() *cobra.Command {
 	var i installation
 	cmd := &cobra.Command{
 		Use:   "install NAME",
-		Short: "Create the objects of an extension API server and register its group and version",
-		Long: `Create the objects that an extension API server needs in a cluster, and register it. The objects are a
-namespace, a serving certificate with a separate CA, a ServiceAccount with roles for delegated authentication
-and authorization, a Service called NAME, and the APIService, which adds the group and version to the API.
+		Short: "Create the objects of an extension API server and register the server",
+		Long: `Create the objects that an extension API server needs in a cluster, and register the server.
 
-With --image the server runs in the cluster as a Deployment. Without --image it runs at --external-name. Then
-the command writes tls.crt, tls.key and a kubeconfig to the folder --dir. The kubeconfig has a token of the
-ServiceAccount that is valid for a year. An existing certificate in that folder is used again.
+The objects are a namespace, a serving certificate with a separate CA, a ServiceAccount with roles for delegated
+authentication and authorization, a Service called NAME, and an APIService. The APIService adds the group and version
+to the API.
 
-The default of --external-name is localhost. The API server connects to it only if trellis serve runs with
---allow-local-services=NAMESPACE/NAME.
+If --image is set, the extension server runs in the cluster as a Deployment. Otherwise it runs outside the cluster
+on the host --external-name. In this case the command writes the files tls.crt, tls.key and kubeconfig to the folder
+--dir. The kubeconfig contains a token of the ServiceAccount that is valid for a year. If the folder already has a
+certificate, the command uses this certificate.
 
---dry-run only prints the manifests. Without --kubeconfig and KUBECONFIG the command uses the server in this
-folder.`,
+The default of --external-name is localhost. The API server connects to localhost only if trellis serve has the
+flag --allow-local-services=NAMESPACE/NAME.
+
+If neither --kubeconfig nor KUBECONFIG is set, the command uses .trellis/admin.kubeconfig.`,
 		Example: `  trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --port 8443
   trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --image example.com/wardle:1`,
 		Args: takes("one NAME", 1, 1),
@@ -90,15 +93,17 @@ folder.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&i.Group, "group", "", "API group of the server")
-	flags.StringVar(&i.Version, "version", "", "version of the group")
+	flags.StringVar(&i.Group, "group", "", "API group that the extension server serves")
+	flags.StringVar(&i.Version, "version", "", "version of the API group")
 	flags.StringVar(&i.Namespace, "namespace", "", "namespace of the objects (empty means NAME)")
-	flags.StringVar(&i.Image, "image", "", "image of the server")
-	flags.StringVar(&i.Host, "external-name", "localhost", "host name of the server, without --image")
-	flags.IntVar(&i.Port, "port", 8443, "port of the server")
-	flags.StringVar(&i.dir, "dir", "", "folder of the certificate and kubeconfig (empty means NAME)")
-	flags.BoolVar(&i.dryRun, "dry-run", false, "output of the manifests without creating objects")
-	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
+	flags.StringVar(&i.Image, "image", "",
+		"container image of the extension server (empty means that it runs outside the cluster)")
+	flags.StringVar(&i.Host, "external-name", "localhost", "host name of the extension server when --image is not set")
+	flags.IntVar(&i.Port, "port", 8443, "port of the extension server")
+	flags.StringVar(&i.dir, "dir", "", "folder for the certificate and the kubeconfig (empty means NAME)")
+	flags.BoolVar(&i.dryRun, "dry-run", false, "print the manifests, but create no objects")
+	flags.StringVar(&i.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the API server (empty means the environment variable KUBECONFIG, or "+defaultKubeconfig+")")
 	return cmd
 }
 
@@ -221,9 +226,10 @@ func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config,
 	if i.Local() {
 		fmt.Fprintf(out, "\nThe API server must run with --allow-local-services=%s/%s.\n", i.Namespace, i.Service)
 	}
-	fmt.Fprintf(out, "\nStart it with:\n  --secure-port %d --tls-cert-file %s --tls-private-key-file %s "+
-		"--kubeconfig %s "+
-		"--authentication-kubeconfig %[4]s --authorization-kubeconfig %[4]s\n",
+	fmt.Fprintf(out,
+		"\nStart the extension server with these flags:\n  --secure-port %d --tls-cert-file %s "+
+			"--tls-private-key-file %s --kubeconfig %s --authentication-kubeconfig %[4]s --authorization-kubeconfig "+
+			"%[4]s\n",
 		i.Port, filepath.Join(i.dir, "tls.crt"), filepath.Join(i.dir, "tls.key"), kubeconfig)
 	return nil
 }

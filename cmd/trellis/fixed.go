@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// fixed is the value of a flag of another program that Trellis cannot set. It accepts that one value.
+// fixed is the value of a flag that exists only for compatibility with another program. It accepts only its default.
 type fixed struct{ value, kind string }
 
 // String implements pflag.Value.
@@ -23,9 +23,9 @@ func (f *fixed) Set(value string) error {
 	return nil
 }
 
-// fix declares a flag that accepts only one value. meaning is the help text of the flag.
+// fix declares a flag that accepts only its default. The help of the flag starts with the text in meaning.
 func fix(flags *pflag.FlagSet, name, kind, value, meaning string) {
-	flags.Var(&fixed{value, kind}, name, meaning+"; the only value")
+	flags.Var(&fixed{value, kind}, name, meaning+". Only the default is supported")
 	if kind == "bool" {
 		flags.Lookup(name).NoOptDefVal = "true"
 	}

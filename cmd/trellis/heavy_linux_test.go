@@ -28,19 +28,20 @@ import (
 
 const (
 	heavyLimit   = 512 << 20      // memory of the server
-	heavyBudget  = heavyLimit / 4 // default memory budget of request bodies with that limit
+	heavyBudget  = heavyLimit / 4 // default memory budget of request bodies for a server with heavyLimit
 	heavyBody    = 3<<20 - 64<<10 // a little less than the largest accepted body
 	heavyClients = 64             // clients
-	heavyWait    = "timeout=10s"  // of each request, which gets 503 if the budget stays exhausted
+	heavyWait    = "timeout=10s"  // timeout of a request; it gets 503 if the budget stays exhausted
 	asProtobuf   = "application/vnd.kubernetes.protobuf"
 	asJSON       = "application/json"
 	asMergePatch = "application/merge-patch+json"
 )
 
-// TestHeavyBodiesDoNotEndTheServer checks that the heaviest body of each built-in kind does not end a server with 512
-// MiB. It sends the largest body, which the server rejects with its weight, and the heaviest body that the budget
-// admits. Each body is sent once, and then by 64 clients concurrently. Further requests are traced writes, small
-// patches of heavy objects, YAML with aliases, and reviews by a caller without rights.
+// TestHeavyBodiesDoNotEndTheServer checks that request bodies that need much memory do not end a server with 512 MiB.
+// For each built-in kind, it sends the body of the maximum size that needs the most memory. The server rejects this
+// body because of its need of memory. It also sends a body whose need of memory is just within the budget. Each body
+// is sent once, and then by 64 clients concurrently. Further requests are traced writes, small patches of large
+// objects, YAML with aliases, and reviews by a user without permissions.
 func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
@@ -58,7 +59,7 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
 			}
 			s.checkReady(r.path)
-			// The weight of r.most is nearly the budget.
+			// r.most needs nearly the memory of the budget.
 			if code, text := s.send(r.path, asProtobuf, r.most); code == 0 ||
 				strings.Contains(text, "bytes of memory") {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
@@ -96,7 +97,7 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	})
 }
 
-// worstOfEachKind returns the heaviest bodies of all kinds that accept one as Protobuf.
+// worstOfEachKind returns the bodies that need the most memory, for each kind that accepts a body in Protobuf.
 func worstOfEachKind(t *testing.T) (all []heavyRequest) {
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		if v := d.Storage; v.HasProtobuf() && d.Behavior.Compute == nil { // a computed kind accepts no body
@@ -109,7 +110,7 @@ func worstOfEachKind(t *testing.T) (all []heavyRequest) {
 	return all
 }
 
-// sendOtherRequests sends requests that are heavy for a reason other than the kind of their body.
+// sendOtherRequests sends requests that need much memory for other reasons than the kind of their body.
 func (s *heavyServer) sendOtherRequests() {
 	const maps, pods = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
 	var data strings.Builder
@@ -136,7 +137,7 @@ func (s *heavyServer) sendOtherRequests() {
 	})
 }
 
-// withoutRights returns a client of the same server whose ServiceAccount has no role.
+// withoutRights returns a client of the same server. The client uses a ServiceAccount that has no role.
 func (s *heavyServer) withoutRights() *heavyServer {
 	s.Helper()
 	const accounts = "/api/v1/namespaces/default/serviceaccounts"
@@ -159,10 +160,10 @@ func (s *heavyServer) withoutRights() *heavyServer {
 	return &unprivileged
 }
 
-// heavyRequest holds the heaviest bodies of a kind, and the path to create them.
+// heavyRequest holds the bodies of a kind that need the most memory, and the path of their create requests.
 type heavyRequest struct {
 	path               string
-	full, most, eighth []byte // with the largest size, with nearly the budget's weight, and with an eighth of that
+	full, most, eighth []byte // of the maximum size; of nearly the memory of the budget; of an eighth of that memory
 }
 
 func kindNamed(plural string) *resource.Version {
@@ -174,7 +175,7 @@ func kindNamed(plural string) *resource.Version {
 	return nil
 }
 
-// worstOf returns requests with the body that takes the most memory of all bodies of a kind.
+// worstOf returns requests for a kind. Of all bodies of the kind, theirs need the most memory for their size.
 func worstOf(v *resource.Version) heavyRequest {
 	d, table := v.Definition, v.Type.Weights()
 	r := heavyRequest{path: "/apis/" + v.APIVersion}
@@ -199,7 +200,8 @@ func worstOf(v *resource.Version) heavyRequest {
 	return r
 }
 
-// heavyServer is a process of `trellis serve` with limited memory, with a client of the administrator.
+// heavyServer is a process of `trellis serve` with limited memory. It holds a client with the rights of the
+// administrator.
 type heavyServer struct {
 	*testing.T
 	process *exec.Cmd
@@ -208,7 +210,8 @@ type heavyServer struct {
 	limiter string // the mechanism that enforces the limit, for logs
 }
 
-// startHeavy starts a server in the memory cgroup group or, if it is "", with GOMEMLIMIT.
+// startHeavy starts a server in the memory cgroup whose folder is group. If group is "", it limits the memory with
+// GOMEMLIMIT.
 func startHeavy(t *testing.T, group string) *heavyServer {
 	t.Helper()
 	dir := t.TempDir()

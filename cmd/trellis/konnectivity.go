@@ -16,10 +16,10 @@ import (
 func newKonnectivity() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "konnectivity",
-		Short: "Run Konnectivity servers and agents (tunnels into a cluster network)",
-		Long: `Konnectivity is a proxy for connections from an API server to nodes, Pods and Services that it cannot
-reach directly. Agents in the cluster connect to a Konnectivity server near the API server. The API server
-dials through these connections.`,
+		Short: "Run Konnectivity servers and agents: tunnels into a cluster network",
+		Long: `Konnectivity is a proxy. With it, an API server can connect to nodes, Pods and Services that it cannot
+reach directly. Agents in the cluster keep connections to a Konnectivity server near the API server. The API server
+connects to the cluster through these connections.`,
 		SuggestionsMinimumDistance: 2, // as in newRoot
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -31,15 +31,16 @@ dials through these connections.`,
 // maxVerbosity is the highest verbosity of klog. Above it, client-go logs bodies, which contain tokens.
 const maxVerbosity = 7
 
-// klogFlags declares klog's flags, as the reference does. It returns a function that returns the logger for these
-// flags. Call that function after the flags are parsed.
+// klogFlags declares klog's flags, as the reference programs do. It returns a function that returns the logger that
+// the flags configure. Callers must parse the flags before they call this function.
 func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
 	flags.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // accepts - and _ in names
 	klogSet := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogSet)
 	klogSet.VisitAll(func(f *flag.Flag) {
 		if f.Name == "vmodule" {
-			fix(flags, f.Name, "string", "", "verbosity by file, with which client-go could log tokens")
+			fix(flags, f.Name, "string", "",
+				"log verbosity for each source file. With other values, client-go could log tokens")
 			return
 		}
 		added := pflag.PFlagFromGoFlag(f)

@@ -41,13 +41,14 @@ func newKonnectivityAgent() *cobra.Command {
 		Use:   "agent",
 		Short: "Run a Konnectivity agent",
 		Long: `Run an agent that connects to Konnectivity servers and dials the destinations that they request. The
-servers can be this program's or the reference's (kubernetes-sigs/apiserver-network-proxy). The flags are
-those of the reference's proxy-agent. Under that name, the program runs this command.
+servers can be those of Trellis or the proxy-server of the reference implementation
+(kubernetes-sigs/apiserver-network-proxy). The flags are those of the reference proxy-agent. If this program
+has the name proxy-agent, it runs this command.
 
-The agent finds the servers by the addresses of --proxy-server-host or by the Leases of the servers. Behind a
-load balancer, it connects again until it has reached the number of servers that they report. On SIGTERM it
-accepts no new connections. It exits after the last connection, or after 25 seconds. A second signal ends it
-immediately.`,
+The agent finds the servers by the addresses of --proxy-server-host or by the Leases of the servers. If the
+servers are behind a load balancer, the agent opens connections until it is connected to each of them. The
+servers report their number. On SIGTERM the agent accepts no new connections. It exits after its last
+connection has ended, but at the latest after 25 seconds. A second signal ends it immediately.`,
 		Example: `  trellis konnectivity agent --proxy-server-host 192.0.2.10 --proxy-server-port 8132 \
     --ca-cert ca.crt --service-account-token-path /var/run/secrets/tokens/konnectivity-agent-token`,
 		Args: takes("no arguments", 0, 0),
@@ -69,38 +70,42 @@ immediately.`,
 	return cmd
 }
 
-// bind declares the flags. All of them exist in the reference.
+// bind declares the flags. The reference proxy-agent has all of them.
 func (f *agentFlags) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Host, "proxy-server-host", "127.0.0.1",
-		"host name or address of the servers; the agent connects to each address of a name")
-	flags.IntVar(&f.Port, "proxy-server-port", 8091, "port of the servers for agents")
-	flags.StringVar(&f.CAFile, "ca-cert", "", "file of CAs of the servers' certificates (empty means the system's CAs)")
+		"host name or IP address of the servers. If a name has several addresses, the agent connects to each of them")
+	flags.IntVar(&f.Port, "proxy-server-port", 8091, "port of the servers to which agents connect")
+	flags.StringVar(&f.CAFile, "ca-cert", "",
+		"file of CAs for the certificates of the servers (empty means the CAs of the system)")
 	flags.StringVar(&f.CertFile, "agent-cert", "",
-		"file of the client certificate; read at each connection, like its key")
+		"file of the client certificate. The agent reads this file and --agent-key for each new connection")
 	flags.StringVar(&f.KeyFile, "agent-key", "", "file of the private key of --agent-cert")
 	flags.StringSliceVar(&f.ALPN, "alpn-proto", nil,
-		"ALPN protocols to offer in addition to h2, for proxies in front of the servers")
+		"ALPN protocols to offer in addition to h2, if a proxy in front of the servers requires them")
 	flags.StringVar(&f.TokenFile, "service-account-token-path", "",
-		"file of the ServiceAccount token to send; read at each connection")
+		"file of the ServiceAccount token to send. The agent reads the file for each new connection")
 	flags.StringVar(&f.ID, "agent-id", "",
-		"unique ID of this agent (empty means PROXY_AGENT_ID of the environment, or a new UUID)")
+		"unique ID of this agent (empty means the environment variable PROXY_AGENT_ID, or a new UUID if that is not "+
+			"set)")
 	flags.StringVar(&f.Identifiers, "agent-identifiers", "",
-		"identifiers by which servers choose an agent, URL-encoded: "+
+		"identifiers by which servers choose this agent, in the form of a URL query: "+
 			"host=NAME&cidr=RANGE&ipv4=ADDRESS&ipv6=ADDRESS&default-route=true")
 	flags.DurationVar(&f.KeepaliveTime, "keepalive-time", 30*time.Second,
-		"time without data after which the agent pings a server (1h in the reference)")
+		"time without data after which the agent pings a server (1h in the reference proxy-agent)")
 	flags.DurationVar(&f.SyncInterval, "sync-interval", time.Second,
 		"initial delay between attempts to connect to a server")
 	flags.DurationVar(&f.SyncIntervalCap, "sync-interval-cap", 10*time.Second,
-		"maximum delay between attempts to connect")
+		"maximum delay between attempts to connect to a server")
 	flags.BoolVar(&f.SyncForever, "sync-forever", false,
-		"search for more servers at --sync-interval-cap after the reported number is reached")
+		"continue to search for more servers after the agent is connected to the reported number of servers, once "+
+			"per --sync-interval-cap")
 	fix(flags, "probe-interval", "duration", "1s",
-		"maximum time to detect the end of a connection, which takes no time here")
+		"interval of checks for closed connections. Trellis detects them without checks")
 	flags.BoolVar(&f.CountLeases, "count-server-leases", false,
-		"use of Leases to count servers, and of the addresses in the Leases")
+		"count the servers by their Leases, and connect to the addresses in the Leases")
 	flags.StringVar(&f.countSource, "server-count-source", "default",
-		"source of the server count if both Leases and servers report one: default (Leases) or max")
+		"source of the number of servers, if both Leases and servers report it: default (use the Leases) or max (use "+
+			"the larger number)")
 	flags.StringVar(&f.LeaseNamespace, "lease-namespace", "kube-system", "namespace of the Leases")
 	flags.StringVar(&f.leaseSelector, "lease-label-selector", "k8s-app=konnectivity-server",
 		"label selector of the Leases")
@@ -108,21 +113,23 @@ func (f *agentFlags) bind(flags *pflag.FlagSet) {
 	// cannot fail: the flag is declared above
 	_ = flags.MarkDeprecated("lease-label", "use --lease-label-selector instead")
 	flags.StringVar(&f.Kubeconfig, "kubeconfig", "",
-		"kubeconfig for the Leases (empty means the ServiceAccount of the Pod)")
+		"kubeconfig for requests for Leases (empty means the ServiceAccount of the Pod)")
 	flags.StringVar(&f.APIContentType, "kube-api-content-type", runtime.ContentTypeProtobuf,
 		"content type of requests for Leases")
 	flags.StringVar(&f.healthHost, "health-server-host", "",
-		"address of /healthz, /livez, /readyz and /metrics (empty means all interfaces)")
-	flags.IntVar(&f.healthPort, "health-server-port", 8093, "port of --health-server-host (0 means a free port)")
+		"IP address to listen on for /healthz, /livez, /readyz and /metrics (empty means all interfaces)")
+	flags.IntVar(&f.healthPort, "health-server-port", 8093,
+		"port to listen on at --health-server-host (0 means a free port)")
 	flags.StringVar(&f.adminHost, "admin-bind-address", "127.0.0.1",
-		"address of /metrics and profiles (empty means all interfaces)")
-	flags.IntVar(&f.adminPort, "admin-server-port", 8094, "port of --admin-bind-address (0 means a free port)")
-	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serving of profiles at /debug/pprof on the admin port")
+		"IP address to listen on for /metrics and profiles (empty means all interfaces)")
+	flags.IntVar(&f.adminPort, "admin-server-port", 8094,
+		"port to listen on at --admin-bind-address (0 means a free port)")
+	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serve profiles at /debug/pprof on the admin port")
 	flags.BoolVar(&f.ContentionProfiling, "enable-contention-profiling", false,
-		"serving of /debug/pprof/block, with --enable-profiling")
+		"also serve /debug/pprof/block; requires --enable-profiling")
 	fix(flags, "xfr-channel-size", "int", "150",
-		"number of messages in a channel; Trellis limits the number of bytes by flow control instead")
-	fix(flags, "warn-on-channel-limit", "bool", "false", "warning about a full channel")
+		"maximum number of messages in a channel. Trellis limits the number of bytes instead, by flow control")
+	fix(flags, "warn-on-channel-limit", "bool", "false", "log a warning if a channel is full")
 }
 
 // complete validates the flags and completes the Config.
@@ -131,8 +138,8 @@ func (f *agentFlags) complete() (err error) {
 	case f.Host == "":
 		return errors.New("--proxy-server-host must not be empty")
 	case !isHost(f.Host):
-		return fmt.Errorf("--proxy-server-host %q must be a host name or an address without scheme and port; use "+
-			"--proxy-server-port for the port", f.Host)
+		return fmt.Errorf("--proxy-server-host %q must be a host name or an IP address, without scheme and port. Set "+
+			"the port with --proxy-server-port", f.Host)
 	case (f.CertFile == "") != (f.KeyFile == ""):
 		return errors.New("--agent-cert and --agent-key must be set together")
 	case f.KeepaliveTime <= 0:
@@ -179,7 +186,8 @@ func (f *agentFlags) complete() (err error) {
 	return nil
 }
 
-// isHost reports whether host is an address, or may be a name because it has no characters of a URL.
+// isHost reports whether host is an IP address, or can be a host name. A host name contains no special characters of
+// a URL.
 func isHost(host string) bool {
 	_, err := netip.ParseAddr(host)
 	return err == nil || !strings.ContainsAny(host, ":/[]@?# ")
@@ -189,7 +197,7 @@ func isHost(host string) bool {
 var identifierKinds = []string{"host", "cidr", "ipv4", "ipv6", "default-route"}
 
 // checkIdentifiers rejects unknown kinds, and returns a warning for each value that is invalid for its kind. The
-// reference accepts any value, and one of its manifests has a variable there that is never replaced.
+// reference proxy-agent accepts any value. One of its manifests contains an unexpanded variable as the value.
 func checkIdentifiers(query string) (warnings []string, err error) {
 	identifiers, err := url.ParseQuery(query)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// TestProxyAgent checks that the program runs as an agent under the name proxy-agent, as in the documentation's
-// manifest. KON-037
+// TestProxyAgent checks that the program runs as an agent if its name is proxy-agent. The flags are those of the
+// manifest in the documentation. KON-037
 func TestProxyAgent(t *testing.T) {
 	if code, stderr := runCommand(t, "/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"); code != 1 ||
 		!strings.Contains(stderr, "error: --proxy-server-port 0 ") {
@@ -45,9 +45,8 @@ func runCommand(t *testing.T, args ...string) (code int, stderr string) {
 	return code, string(text)
 }
 
-// TestAgentFlags checks that the agent has all flags of the reference, including those of klog under the reference's
-// names. The defaults are those of the reference, except for keepalive.
-// KON-037
+// TestAgentFlags checks that the agent has all flags of the reference proxy-agent, including the flags of klog. Names
+// and defaults must be the same, except for the default of --keepalive-time. KON-037
 func TestAgentFlags(t *testing.T) {
 	want := map[string]string{
 		"agent-cert": "", "agent-key": "", "ca-cert": "", "proxy-server-host": "127.0.0.1", "proxy-server-port": "8091",
@@ -78,8 +77,8 @@ func TestAgentFlags(t *testing.T) {
 	}
 }
 
-// TestAgentID checks that the agent takes its ID from the flag, or else from the environment, or else generates one.
-// KON-037
+// TestAgentID checks that the agent gets its ID from the flag, or else from the environment. If neither is set, it
+// generates an ID. KON-037
 func TestAgentID(t *testing.T) {
 	for _, c := range []struct{ flag, env, want string }{{"flag", "env", "flag"}, {"", "env", "env"}, {"", "", ""}} {
 		t.Setenv("PROXY_AGENT_ID", c.env)
@@ -99,7 +98,7 @@ func TestAgentAccepts(t *testing.T) {
 		"--proxy-server-host=192.0.2.1", "--proxy-server-host=2001:db8::1", "--proxy-server-host=fe80::1%eth0",
 		"--proxy-server-host=a.example",
 		"--agent-identifiers=host=a&host=b.example&ipv4=192.0.2.1&ipv6=2001:db8::1&cidr=192.0.2.0/24&cidr=2001:db8::/64&default-route=true",
-		// a value in one of the reference's manifests
+		// a value in a manifest of the reference proxy-agent
 		"--agent-identifiers=default-route=0", "--agent-identifiers=", "--agent-identifiers=ipv4=${HOST_IP}",
 	} {
 		var f agentFlags
@@ -115,8 +114,7 @@ func TestAgentAccepts(t *testing.T) {
 }
 
 // TestAgentWarns checks that identifiers with an invalid value cause a warning. They are not rejected, because the
-// reference accepts them.
-// KON-037
+// reference proxy-agent accepts them. KON-037
 func TestAgentWarns(t *testing.T) {
 	for identifiers, want := range map[string]string{
 		"ipv4=${HOST_IP}": `ipv4: "${HOST_IP}" is not an IPv4 address`,
@@ -144,9 +142,9 @@ func TestAgentRejects(t *testing.T) {
 		"--service-account-token-path none":    "--service-account-token-path: stat none: no such file or directory",
 		"--kubeconfig none":                    "--kubeconfig: stat none: no such file or directory",
 		"--proxy-server-host=":                 "--proxy-server-host must not be empty",
-		"--proxy-server-host a.example:8132":   `--proxy-server-host "a.example:8132" must be a host name or an address without scheme and port`,
-		"--proxy-server-host https://a":        "use --proxy-server-port for the port",
-		"--proxy-server-host [::1]":            "use --proxy-server-port for the port",
+		"--proxy-server-host a.example:8132":   `--proxy-server-host "a.example:8132" must be a host name`,
+		"--proxy-server-host https://a":        "Set the port with --proxy-server-port",
+		"--proxy-server-host [::1]":            "Set the port with --proxy-server-port",
 		"--proxy-server-port 0":                "--proxy-server-port 0 must be between 1 and 65535",
 		"--health-server-port 65536":           "--health-server-port 65536 must be between 0 and 65535",
 		"--admin-server-port -1":               "--admin-server-port -1 must be between 0 and 65535",
@@ -172,7 +170,7 @@ func TestAgentRejects(t *testing.T) {
 		cmd.SetErr(io.Discard)
 		cmd.SetArgs(strings.Fields(args))
 		canceled, cancel := context.WithCancel(t.Context())
-		cancel() // a command that accepts its flags ends immediately
+		cancel() // the context is canceled, so a command with valid flags ends immediately
 		if err := cmd.ExecuteContext(canceled); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}

@@ -27,20 +27,26 @@ func newKonnectivityBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Benchmark a Konnectivity server and agent",
-		Long: `Start a Konnectivity server and an agent on this machine and measure: the throughput of
-one stream in each direction; small requests during 100 bulk streams; the same during a
-stalled reader; the memory of idle streams; the duration of a dial. For comparison,
-throughput and dials are also measured with direct connections and with two plain relays,
-with and without TLS between them.
+		Long: `Start a Konnectivity server and an agent on this machine, and measure them in these scenarios:
 
-With --reference the command also measures proxy-server and proxy-agent in that folder,
-alternately. Each scenario uses new processes. The report has the medians of all rounds. It
-prints "stopped" if a tunnel moved no more data in one direction. Half of the bulk streams
-send data to the agent, half from it.
+  stream   throughput of one stream in each direction
+  bulk     throughput of 100 streams, and duration of small requests at the same time. Half of
+           the streams send data to the agent, the other half send data from the agent
+  stalled  the same as bulk, with one more stream that the client does not read
+  idle     memory of idle streams
+  dial     duration of a dial
 
-The command dials the reference's server as kube-apiserver does, with a connection for each
-stream. It dials this program's server as Trellis does, with one connection for all streams
-in the mode GRPC. The machine should be idle. The command runs only on Linux.`,
+For comparison, stream, bulk and dial also measure connections without Konnectivity: direct
+connections, connections through two relays, and connections through two relays with TLS between them.
+
+With --reference, the command also measures the programs proxy-server and proxy-agent of the
+reference implementation (kubernetes-sigs/apiserver-network-proxy). Each measurement uses new
+processes. The report contains the median of all rounds. "stopped" means that a tunnel no longer
+transferred data in one direction.
+
+The command dials the reference proxy-server as kube-apiserver does, with one connection for each
+stream. It dials the server of Trellis as Trellis does. In the mode GRPC this is one connection for
+all streams. The machine should be idle. The command runs only on Linux.`,
 		Example: `  trellis konnectivity bench --reference bin --json >bench.json
   trellis konnectivity bench --scenario dial --rounds 1`,
 		Args: takes("no arguments", 0, 0),
@@ -48,17 +54,17 @@ in the mode GRPC. The machine should be idle. The command runs only on Linux.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.server, "server", "",
-		"program of the server, with the flags of proxy-server (empty means this program)")
+		"path of the server program. It must accept the flags of proxy-server (empty means this program)")
 	flags.StringVar(&f.agent, "agent", "",
-		"program of the agent, with the flags of proxy-agent (empty means this program)")
-	flags.StringVar(&f.Reference, "reference", "", "folder of proxy-server and proxy-agent for the comparison")
+		"path of the agent program. It must accept the flags of proxy-agent (empty means this program)")
+	flags.StringVar(&f.Reference, "reference", "", "folder that contains proxy-server and proxy-agent to compare with")
 	flags.StringSliceVar(&f.Protocols, "protocol", []string{bench.GRPC, bench.HTTPConnect},
-		"protocols of the server: grpc, http-connect")
+		"protocols to measure: grpc, http-connect")
 	flags.StringSliceVar(&f.Scenarios, "scenario", bench.Scenarios(), "scenarios to measure")
-	flags.IntVar(&f.Rounds, "rounds", 3, "number of rounds")
+	flags.IntVar(&f.Rounds, "rounds", 3, "number of measurements of each scenario")
 	flags.DurationVar(&f.Window, "window", 5*time.Second, "duration of a measurement")
-	flags.IntVar(&f.Idle, "idle", 10000, "number of idle streams")
-	flags.BoolVar(&f.json, "json", false, "output as JSON, with the numbers of each round")
+	flags.IntVar(&f.Idle, "idle", 10000, "number of streams in the scenario idle")
+	flags.BoolVar(&f.json, "json", false, "print the report as JSON, with the numbers of each round")
 	cmd.AddCommand(&cobra.Command{
 		Use:    "far CERT",
 		Hidden: true, // runs the destination and the relays

@@ -26,7 +26,8 @@ import (
 )
 
 const (
-	// nodeAddress is the address of the node (RFC 5737), in a network that is reachable only through a tunnel.
+	// nodeAddress is the address of a node in a network that is reachable only through a tunnel (an address of RFC
+	// 5737).
 	nodeAddress = "203.0.113.1"
 	// tunnelTimeout limits each wait for a process.
 	tunnelTimeout = 2 * time.Minute
@@ -44,7 +45,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// netns is a network namespace with the node's address. Its nil value is the network namespace of the test.
+// netns is a network namespace that has the address nodeAddress. A nil netns is the network namespace of the test.
 type netns struct{ work chan func() }
 
 func newNetns(t *testing.T) *netns {
@@ -68,8 +69,8 @@ func newNetns(t *testing.T) *netns {
 	return n
 }
 
-// do calls a function in the namespace. The sockets that it opens and the processes that it starts belong to the
-// namespace.
+// do calls a function in the namespace. The sockets that the function opens and the processes that it starts belong
+// to the namespace.
 func (n *netns) do(f func() error) error {
 	if n == nil {
 		return f()
@@ -92,8 +93,8 @@ func (n *netns) listen(t *testing.T, address string) (l net.Listener) {
 	return l
 }
 
-// relay relays each connection to l to a random one of several addresses in the test's network. With a fixed order, the
-// reference's agents, which dial in step, would wait too long.
+// relay relays each connection that the listener l accepts. It selects one of the addresses at random. In a fixed
+// order, two reference proxy-agents would take too long to find all servers, because they dial at the same times.
 func relay(l net.Listener, addresses ...string) {
 	for {
 		conn, err := l.Accept()
@@ -117,12 +118,14 @@ func relay(l net.Listener, addresses ...string) {
 }
 
 // lastPort is the offset of the last port that newPort has returned. The ports are free, because the test has a
-// separate network. Ports that the kernel assigns are no alternative, because the reference's programs reject them.
+// separate network. The test cannot use port numbers that the kernel assigns, because the reference programs reject
+// them.
 var lastPort atomic.Int32
 
 func newPort() int { return 8131 + int(lastPort.Add(1)) }
 
-// newKeys creates a folder with certificates: apiserver for all servers, admin for all clients.
+// newKeys creates a folder with certificates. The certificate apiserver is for all servers, and the certificate admin
+// is for all clients.
 func newKeys(t *testing.T) (dir string, keys *pki.Bundle) {
 	t.Helper()
 	dir = t.TempDir()
@@ -133,7 +136,7 @@ func newKeys(t *testing.T) (dir string, keys *pki.Bundle) {
 	return dir, keys
 }
 
-// implementation is the origin of a tunnel's server or agent.
+// implementation specifies whether a server or an agent is the one of Trellis or the reference program.
 type implementation bool
 
 const (
@@ -145,7 +148,7 @@ func (i implementation) String() string {
 	return map[implementation]string{trellis: "Trellis", reference: "reference"}[i]
 }
 
-// command returns the command of a program: server or agent. It skips the test if the program is not available.
+// command returns the command line of the server or the agent. It skips the test if the program is not available.
 func (i implementation) command(t *testing.T, program string) []string {
 	t.Helper()
 	if i == trellis {
@@ -251,7 +254,8 @@ type tunnelAgent struct {
 	adminPort int
 }
 
-// newTunnelAgent starts an agent in a network namespace. It connects to the tunnel server at a loopback port there.
+// newTunnelAgent starts an agent in a network namespace. The agent connects to the tunnel server at a loopback port
+// of this namespace.
 func newTunnelAgent(t *testing.T, i implementation, in *netns, keys string, port int, more ...string) *tunnelAgent {
 	t.Helper()
 	a := &tunnelAgent{adminPort: newPort()}
@@ -262,8 +266,8 @@ func newTunnelAgent(t *testing.T, i implementation, in *netns, keys string, port
 	return a
 }
 
-// metric returns the value of a metric at an admin port, or -1 if it has none. The name is the reference's without its
-// prefix.
+// metric returns the value of a metric at an admin port, or -1 if the metric does not exist. name is the name of the
+// metric without the prefix that the reference programs use.
 func metric(port int, name string) int {
 	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", port))
 	if err != nil {

@@ -29,10 +29,10 @@ import (
 
 var transports = []transport{{"GRPC", true}, {"GRPC", false}, {"HTTPConnect", true}, {"HTTPConnect", false}}
 
-// TestFrontends checks that Trellis and kube-apiserver reach a node, a webhook and an aggregated API server that are
-// reachable only through a tunnel. It tests every transport, with the servers and agents of Trellis and of the
-// reference. One API server uses all of these tunnels in turn. KON-001 KON-004 KON-005 KON-007 KON-008 KON-011 KON-043
-// KON-044 KON-050 KON-051
+// TestFrontends checks that Trellis and kube-apiserver connect to a node, a webhook and an aggregated API server that
+// are reachable only through a tunnel. It tests every transport with the servers and agents of Trellis and with the
+// reference programs. Each API server uses all these tunnels one after the other. KON-001 KON-004 KON-005 KON-007
+// KON-008 KON-011 KON-043 KON-044 KON-050 KON-051
 func TestFrontends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes; skipped with -short")
@@ -70,7 +70,7 @@ type frontend struct {
 	env           []string // environment of kubectl
 	kubectl       string   // path
 	keys          string   // folder
-	tunnelAddress string   // where the API server expects the tunnel server: socket, or address
+	tunnelAddress string   // socket path or address at which the API server dials the tunnel server
 	netns         *netns
 	port          int    // of the container's HTTP server
 	ca            string // as a caBundle
@@ -227,7 +227,8 @@ spec:
    service: {namespace: default, name: hook}}
 `
 
-// serveHook is a webhook that denies objects with the name "no", and an API server of all groups.
+// serveHook is the handler of an admission webhook that denies objects with the name "no". It is also the handler of
+// an aggregated API server for every group.
 func serveHook(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path != "/admit" {
@@ -346,7 +347,7 @@ func (f *frontend) checkServices(t *testing.T) {
 		!strings.Contains(err.Error(), "not that name") {
 		t.Errorf("creation that the webhook denies: %s, %v", out, err)
 	}
-	// a new group: the API server has not marked it as unavailable
+	// a new group for each tunnel, which the API server has not marked as unavailable
 	group := fmt.Sprintf("tunnel%d.example.com", f.tunnels)
 	f.mustRun(t, fmt.Sprintf(apiServiceBehindTunnel, group, f.ca), "create", "-f", "-")
 	var out string

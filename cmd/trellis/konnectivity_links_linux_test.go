@@ -17,10 +17,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// Addresses (RFC 5737) of the two ends of a veth link between the networks of a tunnel server and its agent.
+// These are the addresses of the two ends of a veth link between the networks of a tunnel server and its agent. They
+// are addresses of RFC 5737.
 const serverEndAddress, agentEndAddress = "198.51.100.1", "198.51.100.2"
 
-// ip runs the program ip in a network namespace, or in the test's own if in is nil.
+// ip runs the program ip in the network namespace in. A nil namespace is that of the test.
 func ip(t *testing.T, in *netns, args string) {
 	t.Helper()
 	cmd := exec.Command("ip", strings.Fields(args)...)
@@ -48,9 +49,9 @@ func addLink(t *testing.T, to *netns) {
 	ip(t, to, "link set agent-end up")
 }
 
-// TestLinkTakenDown checks that server and agent both detect that the link between them is down. The connections
-// through the tunnel end on both sides, and new dials report that no agent is available. After the link is up, the
-// agent reconnects. KON-043 KON-053 KON-054
+// TestLinkTakenDown checks that both the server and the agent detect that the link between them is down. The
+// connections through the tunnel end on both sides, and the error of new dials is that no agent is available. After
+// the link is up again, the agent reconnects. KON-043 KON-053 KON-054
 func TestLinkTakenDown(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("no program ip: install iproute2 (apt-get install iproute2)")

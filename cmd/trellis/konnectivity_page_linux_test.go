@@ -83,8 +83,8 @@ func newPageRunner(t *testing.T) *pageRunner {
 	return &pageRunner{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
 }
 
-// run runs a block and returns its output. If refused is true, the last command must fail. Otherwise no command may
-// fail. The background processes of the block are killed at the end of the test.
+// run runs a block and returns its output. If refused is true, the last command must fail. Otherwise all commands
+// must succeed. The background processes of the block are killed at the end of the test.
 func (r *pageRunner) run(block string, refused bool) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), tunnelTimeout)
@@ -104,10 +104,10 @@ func (r *pageRunner) run(block string, refused bool) string {
 	return string(out)
 }
 
-// reap waits for all processes of a group, and then closes ended.
+// reap waits for all processes of a process group, and then closes the channel ended.
 func reap(group int, ended chan struct{}) {
 	for {
-		// An error means that the group has no other child.
+		// An error means that the group has no more children of this process.
 		if _, err := syscall.Wait4(-group, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) {
 			close(ended)
 			return
@@ -115,7 +115,7 @@ func reap(group int, ended chan struct{}) {
 	}
 }
 
-// checkProcessesEnded checks that all processes that blocks have started end.
+// checkProcessesEnded checks that all processes of all blocks end.
 func (r *pageRunner) checkProcessesEnded() {
 	r.Helper()
 	deadline := time.After(tunnelTimeout)

@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// pairs lists the combinations of servers and agents that include one of Trellis.
+// pairs lists the tested combinations of a server and an agent. At least one of the two is that of Trellis.
 var pairs = []struct{ server, agent implementation }{{trellis, trellis}, {trellis, reference}, {reference, trellis}}
 
 var overSocket = transport{"GRPC", true}
@@ -55,7 +55,7 @@ func echoOn(l net.Listener) *echo {
 	return e
 }
 
-// newClient returns a client of the tunnel server, as in an API server.
+// newClient returns a client of the tunnel server. API servers have the same client.
 func (s *tunnelServer) newClient(t *testing.T) *client.Client {
 	c := client.New(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", s.frontend)
@@ -96,9 +96,9 @@ func (e *echo) connections(t *testing.T, dialer *client.Client, n int) (all []ne
 	return all
 }
 
-// TestSeveralServersAndAgents checks that two agents both connect to two servers, and share the connections through
-// each. The agents reach the servers through a load balancer, and take their number from --server-count or from Leases.
-// The agents of Trellis can also use the addresses in the Leases. KON-055
+// TestSeveralServersAndAgents checks that each of two agents connects to each of two servers. Each server distributes
+// its connections between both agents. The agents connect through a load balancer, and get the number of servers from
+// --server-count or from Leases. Agents of Trellis can also connect to the addresses in the Leases. KON-055
 func TestSeveralServersAndAgents(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -108,7 +108,7 @@ func TestSeveralServersAndAgents(t *testing.T) {
 	for _, p := range pairs {
 		for _, method := range []string{"server count", "Leases", "addresses in Leases"} {
 			if method == "addresses in Leases" && (p.server == reference || p.agent == reference) {
-				continue // the reference does not support addresses in Leases
+				continue // the reference programs do not support addresses in Leases
 			}
 			t.Run(fmt.Sprintf("%s servers, %s agents, %s", p.server, p.agent, method),
 				func(t *testing.T) { testSeveral(t, p.server, p.agent, method) })
@@ -153,7 +153,7 @@ func testSeveral(t *testing.T, server, agent implementation, method string) {
 		}
 		return true
 	})
-	const each, least = 40, 5 // the reference's servers choose an agent at random
+	const each, least = 40, 5 // a reference proxy-server chooses an agent at random
 	e, before := newEcho(t), make([]int, len(agents))
 	for i, s := range servers {
 		e.connections(t, s.newClient(t), each)
@@ -183,8 +183,8 @@ func balance(t *testing.T, servers []*tunnelServer) (port int) {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// TestKilledUnderConnections checks that the thousand connections of a killed server or agent end at both ends. The
-// other program connects to the next one, and new connections work. KON-053
+// TestKilledUnderConnections checks that a thousand connections end at both ends if the server or the agent is
+// killed. The program that still runs connects to a new server or agent. Then new connections work. KON-053
 func TestKilledUnderConnections(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)

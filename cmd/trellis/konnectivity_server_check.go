@@ -19,7 +19,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// complete validates the flags and completes the Config. Errors name the flag and its correction.
+// complete validates the flags and completes the Config. An error contains the name of the flag and how to correct
+// it.
 func (f *konnectivityServer) complete() (err error) {
 	c := &f.config
 	c.ID, c.Mode = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString()), server.Mode(f.mode)
@@ -43,10 +44,10 @@ func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
 // check validates numbers and combinations of flags. The API server connects through a socket or with a client
 // certificate. Agents authenticate with tokens or with client certificates.
 func (f *konnectivityServer) check() error {
-	const together = "must be set: the review of agents' tokens requires --agent-namespace, --agent-service-account, " +
-		"--authentication-audience and --kubeconfig"
-	const noTLS = "must be empty with --uds-name, which uses no TLS"
-	const needsTLS = "must be set: without --uds-name the API server connects with TLS"
+	const together = "must be set: to authenticate agents with tokens, set --agent-namespace, " +
+		"--agent-service-account, --authentication-audience and --kubeconfig"
+	const noTLS = "must be empty when --uds-name is set, because a Unix socket does not use TLS"
+	const needsTLS = "must be set: the API server connects with TLS when --uds-name is not set"
 	c, front, agent := &f.config, f.config.FrontendTLS, f.config.AgentTLS
 	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	for _, w := range []struct {
@@ -54,8 +55,8 @@ func (f *konnectivityServer) check() error {
 		flag, reason string
 	}{
 		{c.Mode != server.ModeGRPC && c.Mode != server.ModeHTTPConnect, "mode", "must be grpc or http-connect"},
-		{socket && f.front.number != 0, "server-port", "must be 0 with --uds-name"},
-		{!socket && f.front.number == 0, "server-port", "must be set, or --uds-name must name a socket"},
+		{socket && f.front.number != 0, "server-port", "must be 0 when --uds-name is set"},
+		{!socket && f.front.number == 0, "server-port", "must be a port when --uds-name is not set"},
 		{f.front.invalid(), "server-port", "must be between 0 and 65535"},
 		{f.agent.invalid(), "agent-port", "must be between 0 and 65535"},
 		{f.admin.invalid(), "admin-port", "must be between 0 and 65535"},
@@ -64,20 +65,20 @@ func (f *konnectivityServer) check() error {
 		{socket && front.KeyFile != "", "server-key", noTLS},
 		{socket && front.ClientCAFile != "", "server-ca-cert", noTLS},
 		{!socket && front.ClientCAFile == "", "server-ca-cert",
-			"must name the CA of the API server's client certificate, unless --uds-name is set"},
+			"must be set to the CA for the client certificate of the API server, unless --uds-name is set"},
 		{!socket && front.CertFile == "", "server-cert", needsTLS},
 		{!socket && front.KeyFile == "", "server-key", needsTLS},
 		{agent.CertFile == "", "cluster-cert", "must be set: agents connect with TLS"},
 		{agent.KeyFile == "", "cluster-key", "must be set: agents connect with TLS"},
 		{tokens && agent.ClientCAFile != "", "cluster-ca-cert",
-			"must be empty if agents authenticate with tokens (--agent-namespace)"},
+			"must be empty when agents authenticate with tokens (--agent-namespace)"},
 		{tokens && f.account.Namespace == "", "agent-namespace", together},
 		{tokens && f.account.Name == "", "agent-service-account", together},
 		{tokens && f.account.Audience == "", "authentication-audience", together},
 		{tokens && f.kubeconfig == "" && !inPod, "kubeconfig", together},
-		{f.lease && f.kubeconfig == "" && !inPod, "kubeconfig", "must be set: --enable-lease-controller requires it"},
+		{f.lease && f.kubeconfig == "" && !inPod, "kubeconfig", "must be set when --enable-lease-controller is set"},
 		{!f.lease && len(f.leases.Addresses) > 0, "advertise-agent-address",
-			"requires --enable-lease-controller: agents read the address from the Lease"},
+			"requires --enable-lease-controller, because agents read the address from the Lease"},
 		{c.Count < 1, "server-count", "must be at least 1"},
 		{c.KeepaliveTime <= 0, "keepalive-time", "must be greater than 0"},
 		{c.FrontendKeepaliveTime <= 0, "frontend-keepalive-time", "must be greater than 0"},
@@ -94,8 +95,8 @@ func (f *konnectivityServer) check() error {
 	return nil
 }
 
-// tokens reports whether agents authenticate with tokens. A kubeconfig without the lease controller also means tokens,
-// so that a server with forgotten flags is not open to every agent.
+// tokens reports whether agents authenticate with tokens. A kubeconfig without the lease controller also means
+// tokens. So a server whose token flags were forgotten does not start, instead of accepting every agent.
 func (f *konnectivityServer) tokens() bool {
 	return f.account != (server.Account{}) || f.kubeconfig != "" && !f.lease
 }
@@ -116,22 +117,23 @@ func (f *konnectivityServer) checkFiles() error {
 func (f *konnectivityServer) completeTLS() error {
 	version, err := cliflag.TLSVersion(f.minVersion)
 	if err != nil {
-		return fmt.Errorf("--tls-min-version: %w: must be one of %s", err,
+		return fmt.Errorf("--tls-min-version: %w; known versions: %s", err,
 			strings.Join(cliflag.TLSPossibleVersions(), ", "))
 	}
 	suites, err := cliflag.TLSCipherSuites(f.cipherSuites)
 	if err != nil {
-		return fmt.Errorf("--cipher-suites: %w: must be some of %s", err,
+		return fmt.Errorf("--cipher-suites: %w; known cipher suites: %s", err,
 			strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
 	}
 	for _, name := range f.cipherSuites {
 		if _, insecure := cliflag.InsecureTLSCiphers()[name]; insecure {
-			return fmt.Errorf("--cipher-suites: %s is insecure: must be some of %s", name,
+			return fmt.Errorf("--cipher-suites: %s is insecure; secure cipher suites: %s", name,
 				strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
 		}
 	}
 	if version < tls.VersionTLS12 {
-		f.config.Logger.Warn("TLS before 1.2 is insecure: set --tls-min-version to VersionTLS12 or VersionTLS13",
+		f.config.Logger.Warn("TLS versions before 1.2 are insecure: set --tls-min-version to VersionTLS12 or "+
+			"VersionTLS13",
 			"tls-min-version", f.minVersion)
 	}
 	for _, t := range []*server.TLS{&f.config.FrontendTLS, &f.config.AgentTLS} {
@@ -146,22 +148,22 @@ func (f *konnectivityServer) completeLease() error {
 		return nil
 	}
 	if problems := validation.IsDNS1123Subdomain(server.LeasePrefix + f.config.ID); len(problems) > 0 {
-		return fmt.Errorf("--server-id %q cannot be part of the name of a Lease: %s", f.config.ID, problems[0])
+		return fmt.Errorf("--server-id %q cannot be used in the name of a Lease: %s", f.config.ID, problems[0])
 	}
 	f.leases.Labels = map[string]string{}
 	for pair := range strings.SplitSeq(f.leaseLabel, ",") {
 		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
 		if !found || len(validation.IsQualifiedName(name)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
-			return fmt.Errorf("--lease-label: %q must be a label such as k8s-app=konnectivity-server", pair)
+			return fmt.Errorf("--lease-label: %q must have the form NAME=VALUE, such as "+
+				"k8s-app=konnectivity-server", pair)
 		}
 		f.leases.Labels[name] = value
 	}
 	for _, address := range f.leases.Addresses {
 		_, text, err := net.SplitHostPort(address)
 		if n, invalid := strconv.ParseUint(text, 10, 16); err == nil && (invalid != nil || n == 0) {
-			return fmt.Errorf("--advertise-agent-address: %q must have a port between 1 and 65535, or none, which "+
-				"means "+
-				"--agent-port", address)
+			return fmt.Errorf("--advertise-agent-address: the port of %q must be between 1 and 65535. Without a "+
+				"port, --agent-port is used", address)
 		}
 	}
 	f.config.Lease = &f.leases
@@ -175,7 +177,8 @@ func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
 	}
 	config, err := rest.InClusterConfig()
 	if err != nil {
-		return nil, fmt.Errorf("must be set, or the Pod must have the token of a ServiceAccount: %w", err)
+		return nil, fmt.Errorf("must be set, or the process must run in a Pod that has the token of a "+
+			"ServiceAccount: %w", err)
 	}
 	return config, nil
 }
@@ -183,8 +186,8 @@ func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
 // completeClient creates the client for TokenReviews and the Lease, if one of them needs it.
 func (f *konnectivityServer) completeClient() error {
 	if !f.tokens() && f.config.AgentTLS.ClientCAFile == "" {
-		f.config.Logger.Warn("every client that reaches --agent-port can be an agent: set --cluster-ca-cert or " +
-			"--agent-namespace to authenticate agents")
+		f.config.Logger.Warn("agents are not authenticated, so every client that can connect to --agent-port can act " +
+			"as an agent: set --cluster-ca-cert or --agent-namespace")
 	}
 	if !f.tokens() && !f.lease {
 		return nil

@@ -61,8 +61,8 @@ func with(args []string, more ...string) []string {
 	return append(append([]string(nil), args...), more...)
 }
 
-// TestKonnectivityServerInvalidFlags checks that invalid values and combinations of flags are errors at the start,
-// which name the flag. KON-033
+// TestKonnectivityServerInvalidFlags checks that the start fails if a flag or a combination of flags is invalid. The
+// error names the flag. KON-033
 func TestKonnectivityServerInvalidFlags(t *testing.T) {
 	for _, c := range []struct {
 		flag string
@@ -125,7 +125,7 @@ func TestKonnectivityServerInvalidFlags(t *testing.T) {
 	}
 }
 
-// TestKonnectivityServerInPodWithoutToken checks that in a Pod without the token of a ServiceAccount, the error names
+// TestKonnectivityServerInPodWithoutToken checks the error in a Pod that has no token of a ServiceAccount. It names
 // the missing flag. KON-033
 func TestKonnectivityServerInPodWithoutToken(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
@@ -133,7 +133,7 @@ func TestKonnectivityServerInPodWithoutToken(t *testing.T) {
 	f := &konnectivityServer{account: server.Account{Namespace: "kube-system", Name: "konnectivity-agent",
 		Audience: "system:konnectivity-server"}}
 	if err := f.completeClient(); err == nil || !strings.HasPrefix(err.Error(),
-		"--kubeconfig: must be set, or the Pod must have the token of a ServiceAccount") {
+		"--kubeconfig: must be set, or the process must run in a Pod that has the token of a ServiceAccount") {
 		t.Error(err)
 	}
 }
@@ -152,7 +152,7 @@ func TestKonnectivityServerOldTLS(t *testing.T) {
 	}
 }
 
-// TestProxyServer checks that a program with the reference's name uses this name in its help and its errors.
+// TestProxyServer checks that the program with the name proxy-server uses this name in its help and its errors.
 // KON-019
 func TestProxyServer(t *testing.T) {
 	cmd := named("proxy-server", newKonnectivityServer())
@@ -168,7 +168,8 @@ func TestProxyServer(t *testing.T) {
 	}
 }
 
-// TestKonnectivityCommands checks that the error for an unknown command suggests the most similar one, with any flags.
+// TestKonnectivityCommands checks that the error for an unknown command suggests a similar command, with and without
+// flags.
 func TestKonnectivityCommands(t *testing.T) {
 	for _, args := range [][]string{{"sever"}, {"sever", "--uds-name", "x"}} {
 		want := "error: unknown command \"sever\"; did you mean server? (see trellis konnectivity --help)\n"
@@ -183,8 +184,8 @@ func TestKonnectivityCommands(t *testing.T) {
 	}
 }
 
-// TestKonnectivityServerDocumentedFlags checks the flags of the documentation's command.
-// KON-019, KON-020, KON-022 to KON-030
+// TestKonnectivityServerDocumentedFlags checks the flags of the command in the documentation. KON-019, KON-020,
+// KON-022 to KON-030
 func TestKonnectivityServerDocumentedFlags(t *testing.T) {
 	f, err := konnectivityFlags(t, "--logtostderr=true",
 		"--uds-name=/etc/kubernetes/konnectivity-server/konnectivity-server.socket", "--delete-existing-uds-file",
@@ -207,8 +208,8 @@ func TestKonnectivityServerDocumentedFlags(t *testing.T) {
 	}
 }
 
-// TestKonnectivityServerTCPFlags checks the flags for TCP, several servers and proxy strategies. It also sets flags of
-// the reference of which Trellis supports only one value. KON-034
+// TestKonnectivityServerTCPFlags checks the flags for TCP, several servers and proxy strategies. It also sets flags
+// of the reference proxy-server of which Trellis supports only the default. KON-034
 func TestKonnectivityServerTCPFlags(t *testing.T) {
 	t.Setenv("PROXY_SERVER_ID", "from-environment")
 	f, err := konnectivityFlags(t, with(tcpFlags, "--mode=http-connect", "--cluster-ca-cert=FILE",

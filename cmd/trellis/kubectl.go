@@ -19,21 +19,24 @@ import (
 // defaultKubeconfig is the kubeconfig that serve writes with its default --data-dir.
 const defaultKubeconfig = ".trellis/admin.kubeconfig"
 
-// defaultCache is kubectl's discovery cache for the server in this folder. It is part of the server's data directory:
-// if users delete that, the next server has the same address but other kinds.
+// defaultCache is kubectl's discovery cache for the server in this folder. It is in the server's data directory,
+// because the cache must be deleted with that directory. The next server has the same address but other kinds.
 const defaultCache = ".trellis/cache"
 
-// newKubectl returns the subcommand for help and completion. run calls embeddedKubectl directly, so that kubectl parses
-// all flags.
+// newKubectl returns the subcommand for the help and the completion of trellis. To run kubectl, the function run
+// calls embeddedKubectl directly, so that kubectl parses all flags.
 func newKubectl() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl [command]",
 		Short: "Run kubectl against the server in this folder",
 		Long: `Run the unmodified kubectl of this release, with all its commands, flags and plugins.
 
-Without --kubeconfig and KUBECONFIG it uses .trellis/admin.kubeconfig, which "trellis
-serve" writes, and stores its discovery cache in .trellis/cache, or in KUBECACHEDIR. A
-link or a copy of this program named kubectl runs kubectl.`,
+If neither --kubeconfig nor KUBECONFIG is set, kubectl uses .trellis/admin.kubeconfig, which
+"trellis serve" writes. In this case it stores its discovery cache in .trellis/cache, unless
+KUBECACHEDIR is set.
+
+If this program has the name kubectl, it runs kubectl. The name can be that of a link or a
+copy.`,
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Exit(embeddedKubectl(args))

@@ -1,5 +1,5 @@
-// Command trellis is a Kubernetes API server in one program, with kubectl and other tools. Each file declares the flags
-// of one subcommand and calls one package.
+// Command trellis is a Kubernetes API server in one program, with kubectl and other tools. Each file declares the
+// flags of a subcommand. The packages that it calls implement the subcommand.
 package main
 
 import (
@@ -36,7 +36,7 @@ func run(args []string) int {
 	return execute(newRoot(), args[1:])
 }
 
-// named returns a subcommand that runs under the name of the program.
+// named returns cmd with another name: that of the program.
 func named(name string, cmd *cobra.Command) *cobra.Command {
 	cmd.Use = name
 	return cmd
@@ -58,17 +58,20 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "trellis",
 		Short: "A Kubernetes API server in one program",
-		Long: `Trellis is a Kubernetes API server in one program: CustomResourceDefinitions, RBAC,
-admission, watches and server-side apply, without etcd and without a cluster.
+		Long: `Trellis is a Kubernetes API server in one program. It supports CustomResourceDefinitions,
+RBAC, admission, watches and server-side apply. It needs no etcd and no cluster.
 
-Start a server in this folder, and use it from a second terminal:
+Start a server in the current folder:
 
   trellis serve
+
+Use the server from a second terminal in the same folder:
+
   trellis kubectl get namespaces
 
-The server stores all its state in .trellis. Remove the folder to start with an empty
-store.`,
-		SuggestionsMinimumDistance: 2, // cobra's default, which cobra sets only for its own message
+The server stores all its state in the folder .trellis. To start with an empty store, stop
+the server and remove this folder.`,
+		SuggestionsMinimumDistance: 2, // cobra's default. cobra sets it only if it writes the error message itself.
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -77,7 +80,8 @@ store.`,
 	return root
 }
 
-// wrongFlag returns the error for an unknown or invalid flag, or for an unknown subcommand before it.
+// wrongFlag returns the error for an unknown or invalid flag. If an unknown subcommand precedes the flag, it returns
+// the error for this subcommand.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	if before := cmd.Flags().Args(); cmd.HasSubCommands() && len(before) > 0 {
 		return noSuchCommand(cmd, before)
@@ -85,12 +89,12 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return seeHelp(cmd, err)
 }
 
-// seeHelp adds the help command to an error in a command line.
+// seeHelp adds the command that shows the help to an error about a command line.
 func seeHelp(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 }
 
-// noSuchCommand rejects all arguments of a command that has only subcommands.
+// noSuchCommand rejects every argument of a command that only has subcommands, as an unknown command.
 func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -102,7 +106,8 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	return seeHelp(cmd, err)
 }
 
-// takes returns a check for the number of arguments. arguments describes them in the error.
+// takes returns a function that checks the number of arguments. The error contains the text in the parameter
+// arguments.
 func takes(arguments string, least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {

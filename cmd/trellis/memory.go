@@ -10,9 +10,9 @@ import (
 const (
 	// idleInterval is the time with few allocations after which memory is released.
 	idleInterval = 5 * time.Second
-	// idleBytes is an upper bound of the allocations of an idle server in idleInterval, in bytes.
+	// idleBytes is the maximum number of bytes that an idle server allocates in idleInterval.
 	idleBytes = 4 << 20
-	// minReleasable is the number of releasable bytes from which a garbage collection is worth its cost.
+	// minReleasable is the minimum number of releasable bytes for a garbage collection.
 	minReleasable = 8 << 20
 )
 

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestUsageCountsGarbage checks that usage counts the garbage after a burst of allocations until it is returned to the
-// system.
+// TestUsageCountsGarbage checks that usage counts garbage after a burst of allocations, until the memory is returned
+// to the system.
 func TestUsageCountsGarbage(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	u := usage{}
@@ -30,8 +30,8 @@ func TestUsageCountsGarbage(t *testing.T) {
 	}
 }
 
-// TestGCPercentFor checks that a small live heap gets a minimum of space for garbage, and a large one a fixed
-// percentage.
+// TestGCPercentFor checks that the space for garbage is a minimum for a small live heap, and a fixed percentage for a
+// large live heap.
 func TestGCPercentFor(t *testing.T) {
 	for live, want := range map[uint64]int{0: 1000, 8 << 20: 500, 80 << 20: 80, 1 << 30: 80} {
 		if got := gcPercentFor(live); got != want {

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// budgetShare divides the memory limit: one part is for the bodies of running requests. The rest is for stored
-	// objects, their encodings, and garbage, which can reach the size of the live heap.
+	// budgetShare is the divisor of the memory limit that results in the memory for the bodies of running requests.
+	// The rest is for stored objects, their encodings, and garbage. Garbage can be as large as the live heap.
 	budgetShare = 4
-	// maxBudget is the maximum of the default budget. More memory would only admit work for which there is no processor
-	// time.
+	// maxBudget is the maximum of the default budget. With more memory, the server would accept more requests than it
+	// has processor time for.
 	maxBudget = 1 << 30
 	// softLimit is Go's soft memory limit in percent of a cgroup's limit. The rest is for stacks, threads and memory of
 	// the kernel.
 	softLimit = 90
 )
 
-// budgetFor returns the default of --request-memory-budget. A limit of 0 means that it is unknown.
+// budgetFor returns the default of --request-memory-budget for a memory limit. 0 means that the limit is unknown.
 func budgetFor(limit int64) int64 {
 	if limit == 0 {
 		return maxBudget
@@ -30,9 +30,9 @@ func budgetFor(limit int64) int64 {
 	return min(limit/budgetShare, maxBudget)
 }
 
-// limitMemory returns the memory limit of the process in bytes: the minimum of GOMEMLIMIT, the limits of its cgroups
-// and the memory of the machine, or 0 if none is known. Without GOMEMLIMIT it sets Go's soft memory limit below the
-// limit of the cgroups. root is the root of the file system.
+// limitMemory returns the memory limit of the process in bytes. This is the minimum of GOMEMLIMIT, the limits of the
+// process's cgroups and the memory of the machine. It is 0 if none of them is known. If GOMEMLIMIT is not set,
+// limitMemory also sets Go's soft memory limit below the limit of the cgroups. root is the root of the file system.
 func limitMemory(root fs.FS) int64 {
 	soft, group := debug.SetMemoryLimit(-1), cgroupLimit(root)
 	if soft == math.MaxInt64 && group < math.MaxInt64 {
@@ -61,7 +61,8 @@ func cgroupLimit(root fs.FS) int64 {
 		case fields[1] != "":
 			continue
 		}
-		// In a container, the root may be the cgroup of the container, while the path is that of the machine.
+		// In a container, the root folder can be the cgroup of the container, although the path is relative to the
+		// root of the machine.
 		for at := path.Join("/", fields[2]); ; at = path.Dir(at) {
 			text, _ := fs.ReadFile(root, path.Join(folder, at, file))
 			if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {

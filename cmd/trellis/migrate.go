@@ -48,17 +48,18 @@ func newMigrate() *cobra.Command {
 		Short: "Rewrite stored objects at the current storage version",
 		Long: `Start a storage migration and show its progress.
 
-Each object is stored at the version that was the storage version of its
-CustomResourceDefinition at the last write of the object. The migration writes each object
-again without a change. Then it removes the other versions from status.storedVersions of
-the CustomResourceDefinition, so that they can be removed from spec.versions.
+When an object is written, the server stores it at the storage version of its
+CustomResourceDefinition. If the storage version changes later, existing objects remain
+stored at the old version. The migration writes each of them again, without a change. Then
+it removes the old versions from status.storedVersions of the CustomResourceDefinition. So
+you can remove them from spec.versions.
 
-The command creates a StorageVersionMigration of storagemigration.k8s.io/v1 (kubectl get
-storageversionmigrations). The server continues the migration if this command is
-interrupted, and after a restart.
+The command creates a StorageVersionMigration of storagemigration.k8s.io/v1. To list
+these objects, run kubectl get storageversionmigrations. The server continues the migration
+if this command is interrupted, and also after a restart of the server.
 
-Without --kubeconfig and KUBECONFIG the command uses the server in this folder. The exit
-code is 0 if all objects are migrated.`,
+If neither --kubeconfig nor KUBECONFIG is set, the command uses
+.trellis/admin.kubeconfig. The exit code is 0 if all objects are migrated.`,
 		Example: `  trellis migrate crontabs.stable.example.com
   trellis migrate ct --timeout 10m`,
 		Args: takes("one KIND", 1, 1),
@@ -66,9 +67,11 @@ code is 0 if all objects are migrated.`,
 			return f.run(cmd.Context(), args[0], cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+
-		defaultKubeconfig)
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "maximum time to wait for the end (0 means no limit)")
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the API server (empty means the environment variable KUBECONFIG, or "+
+			defaultKubeconfig+")")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
+		"maximum time to wait for the end of the migration (0 means no limit)")
 	return cmd
 }
 
@@ -106,7 +109,8 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	return follow(ctx, migrations, name, found.GroupResource(), out)
 }
 
-// clientConfig returns the client configuration of kubeconfig, of KUBECONFIG, or of the server in this folder.
+// clientConfig returns the client configuration of the file kubeconfig. If the file name is "", it uses KUBECONFIG or
+// the kubeconfig of the server in this folder.
 func clientConfig(kubeconfig string) (*rest.Config, error) {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.KubeConfig = &kubeconfig
@@ -129,13 +133,14 @@ func useLocalServer(flags *genericclioptions.ConfigFlags) error {
 	return nil
 }
 
-// find returns the resource for a kind as users write it for kubectl, with or without version and group.
+// find returns the resource for a kind. The kind has any form that kubectl accepts, with or without version and
+// group.
 func find(config *rest.Config, kind string) (schema.GroupVersionResource, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return schema.GroupVersionResource{}, err
 	}
-	cached := memory.NewMemCacheClient(client) // kubectl's cache on disk may be older than the kind
+	cached := memory.NewMemCacheClient(client) // not kubectl's cache on disk, which may be older than the kind
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
 	versioned, group := schema.ParseResourceArg(strings.ToLower(kind))
 	if versioned == nil {
@@ -175,7 +180,7 @@ func request(ctx context.Context, client dynamic.ResourceInterface, resource sch
 	return created.GetName(), nil
 }
 
-// follow shows the progress of a migration until it ends. It returns the failure of the migration.
+// follow shows the progress of a migration until it ends. It returns an error if the migration fails.
 func follow(ctx context.Context, client dynamic.ResourceInterface, name string, resource schema.GroupResource,
 	out io.Writer) error {
 	only := "metadata.name=" + name
@@ -203,7 +208,7 @@ func follow(ctx context.Context, client dynamic.ResourceInterface, name string, 
 		})
 	show.end()
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("timed out waiting for %s; the migration continues on the server: kubectl get "+
+		return fmt.Errorf("timed out waiting for the migration of %s. It continues on the server: see kubectl get "+
 			"storageversionmigrations %s", resource, name)
 	}
 	return err
@@ -226,7 +231,8 @@ func newProgress(out io.Writer, resource schema.GroupResource) *progress {
 	return p
 }
 
-// update shows one state of a migration. done reports its success, err its failure.
+// update shows one state of a migration. done is true if the migration has succeeded. err is not nil if it has
+// failed.
 func (p *progress) update(u *unstructured.Unstructured) (done bool, err error) {
 	var svm storagemigrationv1.StorageVersionMigration
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &svm); err != nil {
@@ -263,7 +269,7 @@ func (p *progress) count(migrated, all int64) {
 	_ = p.bar.Set64(migrated) // a closed terminal does not end the command
 }
 
-// printLine prints a line, unless it is equal to the last one.
+// printLine prints a line, unless the previous line is equal.
 func (p *progress) printLine(text string) {
 	if text != p.last {
 		fmt.Fprintf(p.out, "%s: %s\n", p.resource, text)

@@ -7,15 +7,16 @@ import (
 )
 
 const (
-	// gcPercent is the garbage in percent of the live heap at which a collection starts, unless GOGC is set. With
-	// 10,000 objects, 80 instead of 100 lowers the peak by 10 MiB and costs a few percent of processor time.
+	// gcPercent is the value of GOGC if that variable is not set: the garbage in percent of the live heap at which a
+	// collection starts. With 10,000 objects, 80 instead of 100 lowers the peak memory by 10 MiB and costs a few
+	// percent of processor time.
 	gcPercent = 80
-	// minGarbage is the number of bytes of garbage below which no collection starts. Without it, writes to a small
-	// server would cause ten collections a second, which take a sixth of the processor time.
+	// minGarbage is the minimum number of bytes of garbage at which a collection starts. If it were zero, writes to a
+	// small server would cause ten collections a second. These would take a sixth of the processor time.
 	minGarbage = 40 << 20
 )
 
-// paceCollector sets the pace of the garbage collector by gcPercent and minGarbage. It adapts the pace after each
+// paceCollector configures when garbage collections start, from gcPercent and minGarbage. It updates this after each
 // collection.
 func paceCollector() {
 	percent := gcPercentFor(liveBytes())
@@ -33,7 +34,7 @@ func gcPercentFor(live uint64) int {
 	return int(max(gcPercent, minGarbage*100/max(live, 4<<20)))
 }
 
-// watchCollections calls f after each later collection. The calls do not overlap.
+// watchCollections calls the function f after each garbage collection from now on. The calls do not overlap.
 func watchCollections(f func()) {
 	type sentinel struct{ _ *byte } // the pointer field prevents allocation in a shared block
 	runtime.SetFinalizer(&sentinel{}, func(*sentinel) {

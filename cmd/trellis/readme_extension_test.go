@@ -16,9 +16,10 @@ import (
 // serveCommand matches the command that starts the server in a page of docs.
 var serveCommand = regexp.MustCompile(`(?m)^    (go run \./cmd/trellis serve .*)$`)
 
-// runExtensionPage runs the commands of docs/extension-server.md, with the server that the page starts. The page
-// creates a module that requires this module. The test serves the copy in dir from a module proxy of its own. The page
-// uses kubectl to show EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029.
+// runExtensionPage runs the commands of docs/extension-server.md with the server that the page starts. The page
+// creates a Go module that requires this module. The test starts a Go module proxy that serves the copy of this
+// module in dir. The page uses kubectl to show EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and
+// EXT-029.
 func runExtensionPage(t *testing.T, dir string, env []string) {
 	t.Helper()
 	proxy, version := t.TempDir(), fmt.Sprintf("v0.0.%d", time.Now().UnixNano())
@@ -55,7 +56,7 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 	stop()
 }
 
-// publish writes the module in dir to a folder of a module proxy.
+// publish writes the module in dir to a folder, in the layout of a Go module proxy.
 func publish(t *testing.T, dir, folder, version string) {
 	t.Helper()
 	must := func(err error) {

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// readmeBlock matches a fenced block of shell commands in the README. The tests of the nested module run the blocks of
-// `sh cluster`.
+// readmeBlock matches a fenced block of shell commands in the README. The tests of the Go module in the folder
+// cluster run the blocks with the info string `sh cluster`.
 var readmeBlock = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
-// pageBlock matches a fenced block of a page of docs. It holds commands that succeed, commands of which the last fails,
-// or a part of the output of the preceding commands.
+// pageBlock matches a fenced block of a documentation page. There are three kinds of blocks: commands that succeed,
+// commands of which the last one fails, and a part of the output of the preceding commands.
 var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh|text)\n(.*?)^```$")
 
-// TestReadme runs every command of the README as it is written. The first two blocks are the set-up, the others are
-// typed in a second terminal. The commands of pages of docs follow.
+// TestReadme runs every command of the README unchanged. The first two blocks start the server. The README describes
+// the other blocks for a second terminal. After the README, the test runs the commands of the documentation pages.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; skipped with -short")
@@ -84,7 +84,7 @@ func runPage(t *testing.T, page, dir string, env []string) {
 	runBlocks(t, page, string(text), dir, env)
 }
 
-// runBlocks runs the commands in a part of a page and compares their output.
+// runBlocks runs the commands in a part of a page and compares their output with the page.
 func runBlocks(t *testing.T, page, text, dir string, env []string) {
 	t.Helper()
 	var out []byte

@@ -7,8 +7,9 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// Upstream's build sets the version of kubectl by linker flags for these variables. "go build" does not, and then
-// "kubectl version" fails on the placeholder. So the program sets them before it runs kubectl.
+// The build of kubectl sets these variables, which hold its version, with linker flags. "go build" without these
+// flags leaves placeholders, and then "kubectl version" fails. So the program sets the variables before it runs
+// kubectl.
 //
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string

@@ -58,8 +58,8 @@ func masked(text string) string {
 	return strings.TrimSpace(text) + "\n"
 }
 
-// cmpMask compares two files like cmp, ignoring ages, UIDs, timestamps, resource versions and runs of blanks: cmpmask
-// GOT WANT. Each argument is a file, stdout or stderr. WANT may contain example values.
+// cmpMask compares two files like cmp: cmpmask GOT WANT. It ignores differences of ages, UIDs, timestamps, resource
+// versions and numbers of spaces. Each argument is a file, stdout or stderr. WANT may contain example values.
 func cmpMask(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: cmpmask got want")
@@ -95,8 +95,8 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// httpRequest sends a request and prints the status, some headers, and the body:
-// http [-anonymous] METHOD PATH [Header:value…] [@bodyfile].
+// httpRequest sends a request and prints the status, some headers, and the body of the response: http [-anonymous]
+// METHOD PATH [Header:value…] [@bodyfile].
 func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
 	config, err := clientcmd.BuildConfigFromFlags("", ts.Getenv("KUBECONFIG"))
 	ts.Check(err)
@@ -140,7 +140,7 @@ func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// big replaces a placeholder in a file with a text of the given size: big FILE PLACEHOLDER BYTES.
+// big replaces a placeholder in a file with a text of BYTES bytes: big FILE PLACEHOLDER BYTES.
 func big(ts *testscript.TestScript, neg bool, args []string) {
 	var size int
 	if neg || len(args) != 3 {
@@ -173,7 +173,7 @@ func pick(ts *testscript.TestScript, neg bool, args []string) {
 	fmt.Fprintf(ts.Stdout(), "%s\n", text)
 }
 
-// login writes a kubeconfig with the token that the last command has printed: login FILE.
+// login writes a kubeconfig to FILE: login FILE. The kubeconfig contains the token that the last command has printed.
 func login(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: login file")
@@ -186,7 +186,7 @@ func login(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(clientcmd.WriteToFile(*config, ts.MkAbs(args[0])))
 }
 
-// cleanUp deletes the objects of earlier scripts from the server of TEST_KUBECONFIG.
+// cleanUp deletes the objects that earlier scripts have created on the API server of the variable otherServer.
 func cleanUp(t *testing.T, kubeconfig string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -20,9 +20,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// runKubelet runs a fake kubelet until the end of the script: kubelet FOLDER. Commands in its containers run on this
-// machine. FOLDER holds the CA that signs the kubelet's certificate and those of its clients. The script finds the port
-// in KUBELET_PORT.
+// runKubelet runs a fake kubelet until the end of the script: kubelet FOLDER. It runs the commands for its containers
+// on this machine. FOLDER contains the CA that signs the certificates of the kubelet and of its clients. The variable
+// KUBELET_PORT contains the port of the kubelet.
 func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: kubelet folder")
@@ -49,14 +49,14 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	k.Start(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients})
 	ts.Defer(func() {
-		k.CloseClientConnections() // of servers that still run at the end of the script
+		k.CloseClientConnections() // connections of servers that still run at the end of the script
 		k.Close()
 	})
 	ts.Setenv("KUBELET_PORT", strconv.Itoa(k.Port()))
 }
 
-// runTunnel runs a tunnel server with its agent until the end of the script: tunnel http-connect|grpc SOCKET.
-// Connections to all hosts lead to this machine.
+// runTunnel runs a Konnectivity server and its agent until the end of the script: tunnel http-connect|grpc SOCKET.
+// For every host, the agent connects to this machine.
 func runTunnel(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: tunnel http-connect|grpc socket")

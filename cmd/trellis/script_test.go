@@ -12,9 +12,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// otherServer is the environment variable with a kubeconfig of another API server. If it is set, the scripts run
-// against that server one after the other, to check their expectations on a real kube-apiserver. The server's CRDs in
-// groups below example.com and its namespaces named script-… are deleted.
+// otherServer is an environment variable that can contain a kubeconfig of another API server. If it is set, the
+// scripts run against that server one after the other. So they can be checked with a real kube-apiserver. The scripts
+// delete all CRDs of this server in groups below example.com, and all its namespaces whose names begin with script-.
 const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
@@ -23,9 +23,9 @@ func TestMain(m *testing.M) {
 		"etcd": command, "proxy-server": command})
 }
 
-// kubectlDir creates a folder to put first in PATH. It is empty if the test runs without the race detector. With the
-// race detector kubectl would start five times slower and print a warning on stderr, so the folder then holds a kubectl
-// that is built without it.
+// kubectlDir creates a folder to put first in PATH. If the test runs with the race detector, the folder contains a
+// kubectl that is built without it. Otherwise the folder is empty. With the race detector, kubectl would start five
+// times slower and print a warning on stderr.
 func kubectlDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,7 +79,8 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// setUp sets the variables of a script: its kubeconfig, and a separate home, where kubectl caches discovery.
+// setUp sets the variables of a script. They include its kubeconfig and a separate home folder, in which kubectl
+// caches discovery.
 func setUp(env *testscript.Env, kubeconfig, bin string) error {
 	env.Setenv("PATH", bin+string(filepath.ListSeparator)+env.Getenv("PATH"))
 	if kubeconfig != "" {

@@ -21,9 +21,10 @@ import (
 	"github.com/trellis-k8s/trellis/examples/conversion-webhook/crontab"
 )
 
-// webhook runs the example of a conversion webhook. `webhook start` starts it, `webhook stop` stops it, and a second
-// start uses the same address. `webhook call CRD NEW` writes a copy of CRD to NEW that calls the webhook by URL. The
-// script finds the port in WEBHOOK_PORT, and the CA as a caBundle in WEBHOOK_CA.
+// webhook runs the example of a conversion webhook. `webhook start` starts it, and `webhook stop` stops it. A second
+// start uses the same address. `webhook call CRD NEW` writes a copy of the CustomResourceDefinition in the file CRD
+// to the file NEW. The copy calls the webhook by URL. The variable WEBHOOK_PORT contains the port, and WEBHOOK_CA
+// contains the CA in the form of a caBundle.
 func webhook(ts *testscript.TestScript, neg bool, args []string) {
 	switch {
 	case !neg && len(args) == 1 && args[0] == "start":

@@ -56,8 +56,8 @@ func newServe() *cobra.Command {
 
 No configuration is needed. The first start creates a cluster CA, a serving certificate
 and an administrator's kubeconfig in the data directory. Later starts use them again.
-The server confirms a write only when it is on disk.`,
-		Example: `  # Start a server in this folder, with a custom kind and an object of it
+The server responds to a write after the write is on disk.`,
+		Example: `  # Start a server in this folder, and create a custom kind and an object of the kind
   trellis serve --apply examples/crontab
 
   # Start a temporary server on a free port
@@ -74,7 +74,7 @@ The server confirms a write only when it is on disk.`,
 	return cmd
 }
 
-// bind declares the flags in groups. Flags that kube-apiserver has too have the same meaning.
+// bind declares the flags in groups. If kube-apiserver also has a flag, the flag has the same meaning.
 func (f *serveFlags) bind() *cliflag.NamedFlagSets {
 	var groups cliflag.NamedFlagSets
 	f.bindCommon(groups.FlagSet("common"))
@@ -101,55 +101,54 @@ func (f *serveFlags) bindCommon(flags *pflag.FlagSet) {
 		"IP address to listen on (0.0.0.0 or :: means all interfaces)")
 	flags.IntVar(&f.securePort, "secure-port", 6443, "HTTPS port (0 means a free port)")
 	flags.StringArrayVar(&f.apply, "apply", nil,
-		"file or folder of manifests to apply at the start, CustomResourceDefinitions first; can be repeated")
+		"file or folder of manifests to apply at the start; can be repeated. CustomResourceDefinitions are applied "+
+			"first")
 }
 
 // bindGeneric declares the flags of the server as a whole, and of built-in kinds.
 func (f *serveFlags) bindGeneric(flags *pflag.FlagSet) {
 	c := &f.config
 	flags.IPVar(&c.AdvertiseAddress, "advertise-address", nil,
-		"IP address at which other machines reach the server (empty means the address of --bind-address, or one of "+
-			"this "+
-			"machine's addresses if --bind-address is all interfaces)")
+		"IP address at which other machines reach the server. Empty means the value of --bind-address, or an address "+
+			"of this machine if that value is 0.0.0.0 or ::")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour, "retention time of Events")
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", kinds.DefaultServiceRange().String(),
-		"range of the cluster IPs of Services, or one IPv4 and one IPv6 range, the default family first; "+
-			"ServiceCIDRs add "+
-			"more ranges")
+		"range of the cluster IPs of Services. For dual-stack: an IPv4 range and an IPv6 range, separated by a "+
+			"comma, the default family first. ServiceCIDRs add more ranges")
 	c.ServiceNodePortRange = kinds.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
-		"range of the node ports of Services of type NodePort and LoadBalancer, both ends included")
+		"range of the node ports of Services of type NodePort and LoadBalancer, including both ends")
 	flags.BoolVar(&f.privileged, "allow-privileged", true,
-		"acceptance of Pods with privileged containers; nodes decide separately which of them they run (false means "+
-			"422, the default of kube-apiserver)")
+		"accept Pods with privileged containers. Each node decides separately whether it runs them. If false, the "+
+			"server rejects them with 422, which is the default of kube-apiserver")
 	c.RuntimeConfig = map[string]string{}
 	flags.Var((*cliflag.ConfigurationMap)(&c.RuntimeConfig), "runtime-config",
-		"built-in APIs to enable or disable: group/version=true|false, group/version/resource=true|false, api/all, "+
-			"api/ga, api/beta, api/alpha")
+		"built-in APIs to enable or disable: KEY=true or KEY=false. A KEY is group/version, group/version/resource, "+
+			"api/all, api/ga, api/beta or api/alpha")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
-		"features to enable or disable: name=true|false; known names: "+apiserver.CBORServingAndStorage+
+		"features to enable or disable: NAME=true or NAME=false. The names are "+apiserver.CBORServingAndStorage+
 			" (alpha, default false), "+apiserver.CustomResourceFieldSelectors+" (default true)")
-	flags.BoolVar(&c.Profiling, "profiling", true, "serving of profiles at /debug/pprof to authorized users")
+	flags.BoolVar(&c.Profiling, "profiling", true, "serve profiles at /debug/pprof to authorized users")
 }
 
 // bindStorage declares the flags of the store.
 func (f *serveFlags) bindStorage(flags *pflag.FlagSet) {
 	c := &f.config
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,
-		"retention time of the history for watches and continued lists; requests for older revisions get 410 Gone")
-	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20, "maximum size of the history in bytes")
+		"time that the server keeps the history of changes for watches and continued lists. Requests for older "+
+			"revisions get 410 Gone")
+	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20, "maximum size of the history of changes in bytes")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
-		"free disk space to keep, in bytes; below it only deletions and small updates succeed (0 means the larger of "+
-			"a twentieth of the disk, at most 1 GiB, and the size of the stored data, at most 136 MiB)")
+		"free disk space to keep, in bytes. With less free space, only deletions and small updates succeed. 0 means "+
+			"a twentieth of the disk, but at most 1 GiB and at least the space for a compaction of the data")
 	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", 0,
-		"last revision to keep of a damaged data directory, as the error at the start names it; later revisions are "+
-			"lost "+
-			"(0 means that the server does not start)")
+		"last revision to keep when the server opens a damaged data directory. The error at the start contains the "+
+			"value. Later revisions are lost. 0 means that the server does not start with damaged data")
 	flags.StringSliceVar(&c.Etcd.Servers, "etcd-servers", nil,
-		"URLs of an etcd cluster that stores the objects instead of the data directory (experimental: only one "+
-			"server may "+
-			"use it)")
-	flags.StringVar(&c.Etcd.CAFile, "etcd-cafile", "", "file of the CA of etcd's serving certificates (experimental)")
+		"URLs of an etcd cluster that stores the objects instead of the data directory. Only one server may use the "+
+			"cluster (experimental)")
+	flags.StringVar(&c.Etcd.CAFile, "etcd-cafile", "",
+		"file of the CA that signed the serving certificates of etcd (experimental)")
 	flags.StringVar(&c.Etcd.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
 	flags.StringVar(&c.Etcd.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile (experimental)")
 	flags.StringVar(&c.Etcd.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd (experimental)")
@@ -158,7 +157,7 @@ func (f *serveFlags) bindStorage(flags *pflag.FlagSet) {
 // bindEgress declares the flags of connections to other servers.
 func (f *serveFlags) bindEgress(flags *pflag.FlagSet) {
 	flags.StringVar(&f.config.EgressSelectorFile, "egress-selector-config-file", "",
-		"file of an EgressSelectorConfiguration of apiserver.k8s.io, which selects the connections that go through a "+
+		"file of an EgressSelectorConfiguration of apiserver.k8s.io. It selects the connections that go through a "+
 			"Konnectivity server")
 	f.bindAggregation(flags)
 	f.bindKubelet(flags)
@@ -168,26 +167,25 @@ func (f *serveFlags) bindEgress(flags *pflag.FlagSet) {
 func (f *serveFlags) bindOwn(flags *pflag.FlagSet) {
 	c := &f.config
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
-		"migration of the objects of a CustomResourceDefinition when its storage version changes, as trellis "+
-			"migrate does")
+		"rewrite the objects of a CustomResourceDefinition when its storage version changes, as trellis migrate does")
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
-		"interval at which a sample of cached conversions is compared with the conversion webhook, while they are read")
+		"interval at which the server compares a sample of the cached conversions in use with new results of the "+
+			"conversion webhook")
 	flags.StringVar(&c.ConversionKubeconfig, "conversion-webhook-kubeconfig", "",
-		"kubeconfig with client certificates for conversion webhooks, each under a user named HOST (port 443) or "+
-			"HOST:PORT "+
-			"of the webhook; tokens and passwords are sent only to Services, NAME.NAMESPACE.svc (empty means no "+
-			"credentials)")
+		"kubeconfig with the credentials for conversion webhooks (empty means none). The name of each user is "+
+			"HOST:PORT of a webhook, or HOST if the port is 443. Tokens and passwords are sent only to Services, "+
+			"that is to hosts of the form NAME.NAMESPACE.svc")
 	flags.BoolVar(&f.guards, "guard-bindings", true,
-		"rejection of bindings to nodes without enough capacity for the Pod (false means that they succeed, as in "+
-			"kube-apiserver)")
+		"reject bindings of Pods to nodes with too little free capacity. If false, these bindings succeed, as in "+
+			"kube-apiserver")
 	flags.Int64Var(&c.MemoryBudget, "request-memory-budget", 0,
-		"memory for the bodies of running requests, in bytes (0 means a quarter of the memory limit of the process, "+
-			"at most 1 GiB)")
+		"memory for the bodies of running requests, in bytes. 0 means a quarter of the memory limit of the process, "+
+			"but at most 1 GiB")
 }
 
 // complete validates the flags and completes the Config.
 func (f *serveFlags) complete() error {
-	switch c := &f.config; { // in a Config, these values mean a default
+	switch c := &f.config; { // a Config replaces these values with defaults, but a user must not set them
 	case c.DataDir == "":
 		return errors.New("--data-dir must not be empty: specify a folder")
 	case c.EventTTL <= 0:
@@ -261,8 +259,8 @@ func (f *serveFlags) complete() error {
 	return nil
 }
 
-// alwaysOn reports whether a feature gate once existed for a feature that is always on. Older documents enable such
-// gates.
+// alwaysOn reports whether a feature gate existed in an older release for a feature that is now always on. Older
+// documentation enables such gates.
 func alwaysOn(gate string) bool {
 	switch gate {
 	case "CRDValidationRatcheting", // KEP-4008
@@ -273,7 +271,7 @@ func alwaysOn(gate string) bool {
 	return false
 }
 
-// serviceRanges parses one range, or one of each IP family. The errors are kube-apiserver's.
+// serviceRanges parses one range, or two ranges of different IP families. The errors are those of kube-apiserver.
 func serviceRanges(text string) (all []netip.Prefix, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		r, err := netip.ParsePrefix(strings.TrimSpace(word))
@@ -306,7 +304,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	if limit := limitMemory(os.DirFS("/")); f.config.MemoryBudget == 0 {
 		f.config.MemoryBudget = budgetFor(limit)
 	}
-	klog.SetSlogLogger(f.config.Logger) // upstream's packages log the start and the end of each loop
+	klog.SetSlogLogger(f.config.Logger) // packages of Kubernetes log the start and the end of each of their loops
 	utilruntime.ReallyCrash = false     // a panic in one of their loops is logged and does not end the server
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -17,14 +17,15 @@ const clusterSigning = "cluster-signing-"
 // bindControllers declares the flags of the controllers. They are flags of kube-controller-manager.
 func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.config.Controllers, "controllers", []string{"*"},
-		"controllers of kube-controller-manager to run; '*' means all, '-name' disables one: "+
-			strings.Join(controllers.UpstreamControllers(), ", ")+"; these run unless '-name' or '-*' disables them: "+
+		"controllers of kube-controller-manager to run: names, '*' for all, or '-NAME' to disable one. The names are "+
+			strings.Join(controllers.UpstreamControllers(), ", ")+
+			". The following also run unless '-NAME' or '-*' disables them: "+
 			strings.Join(controllers.TrellisControllers, ", "))
 	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
-		"maximum lifetime of certificates that CertificateSigningRequests request")
+		"maximum lifetime of the certificates that are issued for CertificateSigningRequests")
 	all := &f.config.ClusterSigning.DefaultCA
 	flags.StringVar(&all.CertFile, clusterSigning+"cert-file", "",
-		"file of the CA certificate that signs for all signers (empty means the CA in the data directory)")
+		"file of the CA certificate for all signers (empty means the CA in the data directory)")
 	flags.StringVar(&all.KeyFile, clusterSigning+"key-file", "",
 		"file of the private key of --cluster-signing-cert-file")
 	f.signers = map[string]*controllers.CA{}
@@ -32,7 +33,8 @@ func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 		ca := &controllers.CA{}
 		f.signers[name] = ca
 		flags.StringVar(&ca.CertFile, clusterSigning+name+"-cert-file", "",
-			"file of the CA certificate for the signer "+signer+"; disables the signers without such a flag")
+			"file of the CA certificate for the signer "+signer+
+				". If any signer has its own CA, signers that have none sign nothing")
 		flags.StringVar(&ca.KeyFile, clusterSigning+name+"-key-file", "",
 			"file of the private key of --"+clusterSigning+name+"-cert-file")
 	}

@@ -22,19 +22,18 @@ type tlsFlags struct {
 // bind declares the flags of secure serving.
 func (f *tlsFlags) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&f.certFile, "tls-cert-file", "",
-		"file of the serving certificate and its intermediate CAs; reloaded when it changes (empty means a "+
-			"certificate of the "+
-			"CA in the data directory)")
+		"file of the serving certificate and its intermediate CAs. The server reloads the file when it changes "+
+			"(empty means a certificate of the CA in the data directory)")
 	flags.StringVar(&f.keyFile, "tls-private-key-file", "", "file of the private key of --tls-cert-file")
 	flags.Var(cliflag.NewNamedCertKeyArray(&f.sni), "tls-sni-cert-key",
-		"files of a certificate and its private key for clients that request one of its names, or one of the names "+
-			"after a "+
-			"colon: foo.crt,foo.key:*.foo.com,foo.com; can be repeated")
-	flags.Lookup("tls-sni-cert-key").DefValue = "" // the type's default text is []
+		"files of a certificate and its private key: CERT,KEY or CERT,KEY:NAMES. The certificate is used for clients "+
+			"that request one of NAMES, or else one of the names in the certificate. Example: "+
+			"foo.crt,foo.key:*.foo.com,foo.com. Can be repeated")
+	flags.Lookup("tls-sni-cert-key").DefValue = "" // the text of the flag type for no default is []
 	flags.StringVar(&f.minVersion, "tls-min-version", "",
 		"minimum TLS version: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+" (empty means VersionTLS12)")
 	flags.StringSliceVar(&f.cipherSuites, "tls-cipher-suites", nil,
-		"cipher suites up to TLS 1.2 (empty means Go's defaults). Preferred: "+
+		"cipher suites for TLS 1.2 and earlier (empty means Go's defaults). Preferred: "+
 			strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+
 			". Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", "))
 }

@@ -30,11 +30,12 @@ func newSOCKS5() *cobra.Command {
 		Short: "Run a SOCKS5 proxy, like ssh -D",
 		Long: `Run a SOCKS5 proxy until it is interrupted.
 
-It is for machines without an SSH server. Run it on a machine that can reach the API
-server, and set its address as proxy-url in a kubeconfig or as HTTPS_PROXY. Like the proxy
-of "ssh -D", it supports the command CONNECT with IPv4 addresses, IPv6 addresses and
-names, which it resolves. It does not authenticate clients. So it listens only on a
-loopback address, unless --allow-remote-clients is set.`,
+Use the proxy instead of "ssh -D" if no SSH server is available. Run it on a machine that
+can reach the API server. Then set the address of the proxy as proxy-url in a kubeconfig or
+as HTTPS_PROXY. The proxy supports the SOCKS5 command CONNECT with IPv4 addresses, IPv6
+addresses and host names. It resolves the host names itself. The proxy does not
+authenticate clients. So it listens only on a loopback address, unless
+--allow-remote-clients is set.`,
 		Example: `  trellis socks5
   HTTPS_PROXY=socks5://localhost:1080 kubectl get pods -A`,
 		Args: takes("no arguments", 0, 0),
@@ -43,14 +44,13 @@ loopback address, unless --allow-remote-clients is set.`,
 	flags, s := cmd.Flags(), &f.server
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:1080", "address and port to listen on (port 0 means a free port)")
 	flags.BoolVar(&f.remote, "allow-remote-clients", false,
-		"permission to listen on other than loopback addresses; every client that reaches the proxy can then "+
-			"connect to each "+
-			"address that this machine can reach")
+		"permit a --listen address that is not a loopback address. Every client that can reach the proxy can then "+
+			"connect to every address that this machine can reach")
 	flags.IntVar(&s.MaxConnections, "max-connections", socks5.MaxConnections,
-		"maximum number of connections; more connections are closed immediately")
+		"maximum number of open connections. The proxy closes further connections immediately")
 	flags.DurationVar(&s.HandshakeTimeout, "handshake-timeout", socks5.HandshakeTimeout,
-		"timeout of a client's SOCKS5 request")
-	flags.DurationVar(&s.DialTimeout, "dial-timeout", socks5.DialTimeout, "timeout of connecting to the destination")
+		"timeout for the SOCKS5 request of a client")
+	flags.DurationVar(&s.DialTimeout, "dial-timeout", socks5.DialTimeout, "timeout for a connection to a destination")
 	return cmd
 }
 
@@ -80,7 +80,7 @@ func (f *socks5Flags) address() (*net.TCPAddr, error) {
 		return nil, errors.New("--max-connections, --handshake-timeout and --dial-timeout must be greater than 0")
 	}
 	_, port, err := net.SplitHostPort(f.listen)
-	if err == nil && port == "" { // the net package would choose any port
+	if err == nil && port == "" { // without a port, the net package would choose a free port
 		err = fmt.Errorf("missing port in %s", f.listen)
 	}
 	var at *net.TCPAddr
@@ -91,9 +91,9 @@ func (f *socks5Flags) address() (*net.TCPAddr, error) {
 		return nil, fmt.Errorf("--listen: %w; specify an address and a port, such as 127.0.0.1:1080", err)
 	}
 	if !at.IP.IsLoopback() && !f.remote {
-		return nil, fmt.Errorf("--listen: %s is not a loopback address: every client that reaches it could connect "+
-			"to each "+
-			"address that this machine can reach; set --allow-remote-clients to permit this", f.listen)
+		return nil, fmt.Errorf("--listen: %s is not a loopback address: every client that can reach the proxy could "+
+			"connect to every address that this machine can reach. To permit this, set "+
+			"--allow-remote-clients", f.listen)
 	}
 	return at, nil
 }

@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// ownNetwork is an environment variable. It is set in a process of tests with a separate network namespace, to the
-	// user ID of the parent process.
+	// ownNetwork is the name of an environment variable. It is set in a test process that has a separate network
+	// namespace. Its value is the user ID of the parent process.
 	ownNetwork = "TEST_OWN_NETWORK"
-	// remoteServerAddress is the address of kubernetes-remote-server.example in that network (RFC 5737). It is no
-	// loopback address, because clients ignore HTTPS_PROXY for loopback addresses.
+	// remoteServerAddress is the address of kubernetes-remote-server.example in the separate network (an address of
+	// RFC 5737). It cannot be a loopback address, because clients ignore HTTPS_PROXY for loopback addresses.
 	remoteServerAddress = "192.0.2.10"
 )
 
@@ -68,11 +68,11 @@ func TestSOCKS5(t *testing.T) {
 	}
 }
 
-// skippedTest matches the skipped tests in the output of a process of tests.
+// skippedTest matches the skipped tests in the output of a test process.
 var skippedTest = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 
-// inOwnNetwork runs the calling test again in a process with a separate network namespace. It skips the subtests that
-// this process has skipped.
+// inOwnNetwork runs the calling test again in a new process with a separate network namespace. It skips the subtests
+// that the new process has skipped.
 func inOwnNetwork(t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()
@@ -121,7 +121,7 @@ func TestOwnNetworkSkips(t *testing.T) {
 	}
 }
 
-// setUpNetwork adds the test's address to the network of this process.
+// setUpNetwork adds remoteServerAddress to the network of this process.
 func setUpNetwork(t *testing.T) {
 	t.Helper()
 	if err := addAddress(remoteServerAddress); err != nil {
@@ -161,11 +161,12 @@ func otherKubectl() string {
 	return ""
 }
 
-// socks5Page is the page with the chapter for users, whose commands the script runs.
+// socks5Page is the documentation page that contains the chapter about the proxy. The script runs the commands in
+// this chapter.
 const socks5Page, socks5Chapter = "../../docs/reach.md", "## The API through SOCKS5"
 
-// runSOCKS5Page runs the commands of the chapter, each block in a separate shell, and compares their output with the
-// chapter: page.
+// runSOCKS5Page runs the commands of the chapter: page. Each block runs in a separate shell. The output must be that
+// in the chapter.
 func runSOCKS5Page(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: page")
@@ -194,7 +195,8 @@ func runSOCKS5Page(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// connects waits until an address accepts connections, or with ! until it no longer does: connects ADDRESS.
+// connects waits until ADDRESS accepts connections: connects ADDRESS. With !, it waits until ADDRESS no longer
+// accepts connections.
 func connects(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 1 {
 		ts.Fatalf("usage: connects address")
@@ -216,8 +218,8 @@ func connects(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT) until the end of the script: httpproxy [CERTIFICATE KEY]. It
-// connects to remoteServerAddress for every name. With a certificate and its key, the proxy uses HTTPS. The
-// script finds the port in PROXY_PORT.
+// connects to remoteServerAddress for every host name. With a certificate and its key, the proxy uses HTTPS. The
+// variable PROXY_PORT contains its port.
 func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 && len(args) != 2 {
 		ts.Fatalf("usage: httpproxy [certificate key]")

@@ -14,7 +14,7 @@ const kubernetesModule = "k8s.io/apimachinery"
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of Trellis and of the Kubernetes API it serves",
+		Short: "Print the versions of Trellis and of the Kubernetes API",
 		Args:  takes("no arguments", 0, 0),
 		Run: func(cmd *cobra.Command, _ []string) {
 			own, kubernetes := versions()
@@ -24,7 +24,8 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// versions returns the versions of this module and of Kubernetes from the build information of the program.
+// versions returns the version of this module and the version of Kubernetes. Both are in the build information of the
+// program.
 func versions() (own, kubernetes string) {
 	own, kubernetes = "(unknown)", "v1.37"
 	info, ok := debug.ReadBuildInfo()

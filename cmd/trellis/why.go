@@ -35,13 +35,14 @@ func newWhy() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why -f FILE",
 		Short: "Explain how the server processes an object, step by step (dry run)",
-		Long: `Send each object of a file as a dry run and show the effect of each stage of the write:
-defaults from schemas, changes and rejections by each admission plugin, webhook and
-policy, and the time that each one takes. Nothing is stored.
+		Long: `Send each object in a file to the server as a dry run, and show how the server processes
+it step by step. The steps include the defaults of the schema and each admission plugin,
+webhook and policy. The output shows the changes, the rejections and the duration of each
+step. The server stores nothing.
 
-Steps without a change that take less than a millisecond are shown only with --all.
-Without --kubeconfig and KUBECONFIG the command uses the server in this folder. The exit
-code is 1 if the server would reject an object.`,
+By default, a step that changes nothing and takes less than a millisecond is not shown. If
+neither --kubeconfig nor KUBECONFIG is set, the command uses .trellis/admin.kubeconfig. The
+exit code is 1 if the server would reject an object.`,
 		Example: `  trellis why -f cron-tab.yaml
   trellis why -f pod.yaml --verb create --as jane`,
 		Args: takes("no arguments", 0, 0),
@@ -49,12 +50,13 @@ code is 1 if the server would reject an object.`,
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVarP(&f.files.Filenames, "filename", "f", nil,
-		"file, folder or URL of objects ('-' means standard input)")
-	flags.StringVar(&f.verb, "verb", "apply", "operation: apply (server-side), create, update or delete")
-	flags.BoolVar(&f.all, "all", false, "output of all steps")
-	flags.StringVar(f.client.KubeConfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+
-		defaultKubeconfig)
-	flags.StringVarP(f.client.Namespace, "namespace", "n", "", "namespace of objects without one")
+		"file, folder or URL that contains the objects ('-' means standard input)")
+	flags.StringVar(&f.verb, "verb", "apply", "operation on the objects: apply (server-side), create, update or delete")
+	flags.BoolVar(&f.all, "all", false, "show all steps")
+	flags.StringVar(f.client.KubeConfig, "kubeconfig", "",
+		"kubeconfig of the API server (empty means the environment variable KUBECONFIG, or "+
+			defaultKubeconfig+")")
+	flags.StringVarP(f.client.Namespace, "namespace", "n", "", "namespace of objects that specify no namespace")
 	flags.StringVar(f.client.Impersonate, "as", "", "user to impersonate")
 	flags.StringArrayVar(f.client.ImpersonateGroup, "as-group", nil, "group to impersonate; can be repeated")
 	return cmd
@@ -96,7 +98,7 @@ func (f *whyFlags) run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// whyVerbs holds a function for each verb that creates the request for an object.
+// whyVerbs holds a function for each verb. The function creates the request for an object.
 var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request{
 	"apply": func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request {
 		return c.Patch(types.ApplyPatchType).Name(info.Name).Param("fieldManager", "kubectl").Param("force", "true").
@@ -111,7 +113,7 @@ var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body 
 	},
 }
 
-// dryRun sends an object as a dry run and returns the steps of the server.
+// dryRun sends an object as a dry run. It returns the response of the server, which contains the steps.
 func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*api.Traced, error) {
 	body, err := runtime.Encode(unstructured.UnstructuredJSONScheme, info.Object)
 	if err != nil {
@@ -130,12 +132,12 @@ func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*api.Traced
 	}
 	var t api.Traced
 	if err := json.Unmarshal(answer, &t); err != nil || t.Code == 0 {
-		return nil, fmt.Errorf("the server does not support the parameter %s: it is not Trellis", api.TraceParameter)
+		return nil, fmt.Errorf("the server does not support the parameter %s, so it is not Trellis", api.TraceParameter)
 	}
 	return &t, nil
 }
 
-// show prints the response for an object and its steps.
+// show prints the result of a dry run and its steps.
 func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error {
 	name := info.Mapping.GroupVersionKind.Kind + " " + info.Name
 	if info.Namespaced() {
@@ -171,7 +173,8 @@ func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error
 	return nil
 }
 
-// notable reports whether the first step, or a step within it, changes the object, rejects it, or takes a millisecond.
+// notable reports whether the first step or one of its substeps changes the object, rejects it, or takes at least a
+// millisecond.
 func notable(steps []*engine.Step) bool {
 	for i, s := range steps {
 		if i > 0 && s.Depth <= steps[0].Depth {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"testing"
 
-	// Imported for the initialization of its packages.
+	// Imported so that the packages of kubectl are initialized.
 	_ "k8s.io/kubectl/pkg/cmd"
 
 	"github.com/trellis-k8s/trellis/cmd/trellis/internal/locale"
