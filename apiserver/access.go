@@ -53,8 +53,8 @@ func (s *Server) openAuthorization() (err error) {
 // report logs an error.
 func (s *Server) report(err error) { s.config.Logger.Error(err.Error()) }
 
-// issuer returns the handler of the service account issuer's discovery documents. It returns nil, and logs a warning,
-// if the configured issuer cannot have such documents.
+// issuer returns the handler for the discovery documents of the service account issuer. If the configured issuer
+// cannot have discovery documents, it logs a warning and returns nil.
 func (s *Server) issuer() http.Handler {
 	h, err := s.authn.IssuerHandler(s.config.Authentication.Accounts, s.listener.Addr().String())
 	if err != nil {

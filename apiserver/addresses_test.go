@@ -20,9 +20,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// TestAddressesAreRepaired checks that the server creates missing IPAddresses of Services. At the start it creates all
-// of them before it is ready, as for a store of an older server, and no address can be allocated twice. Later it
-// creates a deleted one again. (EXT-020)
+// TestAddressesAreRepaired checks that the server creates missing IPAddresses of Services. At the start it creates
+// them before it is ready, so that no address can be allocated twice. While it runs, it creates a deleted IPAddress
+// again. (EXT-020)
 func TestAddressesAreRepaired(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Now())
 	server := testserver.Start(t, testserver.OnDisk(), testserver.With(func(c *apiserver.Config) { c.Clock = clock }))
@@ -69,7 +69,7 @@ func clients(s *testserver.Server) (corev1client.ServiceInterface, networkingv1c
 	return client.CoreV1().Services(metav1.NamespaceDefault), client.NetworkingV1().IPAddresses()
 }
 
-// serviceAt returns the Service i, whose address follows that of the Service kubernetes by i+1.
+// serviceAt returns a Service with a name and a cluster IP that contain the number i.
 func serviceAt(i int) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("s-", i)},

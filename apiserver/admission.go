@@ -33,7 +33,7 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: lazyLoopback{s}, QPS: -1,
 		UserAgent: "kube-apiserver"})
 	if err != nil {
-		return nil, fmt.Errorf("create the client of admission plugins: %w", err)
+		return nil, fmt.Errorf("create the client for admission plugins: %w", err)
 	}
 	catalog := func() *resource.Catalog { return s.engine.Live.Load() }
 	authorize := authorizer.AuthorizerFunc(s.authorizer.Authorize)
@@ -61,17 +61,17 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	return plugins.Open(c)
 }
 
-// warnNodeRestriction logs a warning if the Node authorizer is configured without the admission plugin that it relies
-// on.
+// warnNodeRestriction logs a warning if the Node authorizer is configured and the admission plugin NodeRestriction is
+// disabled.
 func (s *Server) warnNodeRestriction() {
 	if s.authorizer.Nodes() && slices.Contains(s.config.Admission.Disable, plugins.NodeRestriction) {
 		s.config.Logger.Warn("the admission plugin NodeRestriction is disabled, but the Node authorizer is " +
-			"configured: any kubelet certificate can read every Secret and act as every ServiceAccount; remove " +
-			"NodeRestriction from --disable-admission-plugins")
+			"configured: a client with any kubelet certificate can read every Secret and act as every " +
+			"ServiceAccount. To prevent this, remove NodeRestriction from --disable-admission-plugins")
 	}
 }
 
-// policyObjects reads objects for admission policies, at the head of the store.
+// policyObjects reads objects for admission policies, at the latest revision of the store.
 type policyObjects struct{ s *Server }
 
 // Get implements policy.Objects.

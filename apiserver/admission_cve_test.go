@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// TestCVE20243177 checks that a Pod whose service account may mount only certain Secrets cannot refer to another Secret
-// with envFrom, in any kind of container (CVE-2024-3177).
+// TestCVE20243177 checks Pods whose service account may mount only certain Secrets. In every kind of container, such
+// a Pod cannot refer to other Secrets with envFrom (CVE-2024-3177).
 func TestCVE20243177(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	client := kubernetes.NewForConfigOrDie(s.ClientConfig())
@@ -62,8 +62,8 @@ func TestCVE20243177(t *testing.T) {
 	}
 }
 
-// TestCVE20232728 checks that a Pod whose service account may mount only certain Secrets cannot refer to another Secret
-// with an environment variable, in any kind of container (CVE-2023-2728).
+// TestCVE20232728 checks Pods whose service account may mount only certain Secrets. In every kind of container, such
+// a Pod cannot refer to other Secrets with environment variables (CVE-2023-2728).
 func TestCVE20232728(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	client := kubernetes.NewForConfigOrDie(s.ClientConfig())

@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// TestQuotaUnderRace checks that concurrent writers fill a ResourceQuota and never exceed it, also while the controller
-// counts the objects.
+// TestQuotaUnderRace checks that concurrent writers can fill a ResourceQuota, but never exceed it. Meanwhile the
+// controller counts the objects.
 func TestQuotaUnderRace(t *testing.T) {
 	s := start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}})
 	config := s.ClientConfig()
@@ -76,9 +76,9 @@ func TestQuotaUnderRace(t *testing.T) {
 	}
 }
 
-// TestQuotaIsChargedOnce checks two properties of ResourceQuotas. A write with related writes, such as an eviction that
-// also updates the status of its budget, blocks the count of a quota only until the write ends. A create that is
-// retried because its Namespace has changed is charged once.
+// TestQuotaIsChargedOnce checks two properties of ResourceQuotas. A write with related writes blocks the count of a
+// quota only until the write ends. An example is an eviction, which also updates the status of its
+// PodDisruptionBudget. A create that is retried because its Namespace has changed is charged once.
 func TestQuotaIsChargedOnce(t *testing.T) {
 	s := start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}})
 	config := s.ClientConfig()

@@ -23,12 +23,12 @@ import (
 
 // Aggregation configures the proxy to the API servers that APIServices register.
 type Aggregation struct {
-	// ProxyClientCertFile and ProxyClientKeyFile hold the client certificate for aggregated API servers. It proves to
-	// them that the user headers come from this server. The files are reloaded when they change. "" means a certificate
-	// of the server's own front-proxy CA.
+	// ProxyClientCertFile and ProxyClientKeyFile hold the client certificate for aggregated API servers. With it,
+	// they verify that the user headers come from this server. The files are reloaded when they change. "" means a
+	// certificate of the server's own front-proxy CA.
 	ProxyClientCertFile, ProxyClientKeyFile string
-	// ByClusterIP makes the server dial the cluster IP of the Service, so that kube-proxy must route to an endpoint. By
-	// default the server dials an endpoint itself.
+	// ByClusterIP makes the server dial the cluster IP of the Service. Then kube-proxy must route the connection to
+	// an endpoint. By default the server dials an endpoint directly.
 	ByClusterIP bool
 }
 
@@ -58,7 +58,7 @@ func (s *Server) runAPIServices(ctx context.Context, c *rest.Config) error {
 	return s.apiServices.Run(ctx, c)
 }
 
-// headers returns the front-proxy headers that flags configure, or the defaults.
+// headers returns the configured front-proxy headers, or the defaults.
 func (s *Server) headers() proxy.Headers {
 	h := s.config.Authentication.RequestHeader
 	if h.CAFile == "" {
@@ -74,8 +74,8 @@ func (s *Server) proxyCertificate() (*tls.Certificate, error) {
 		func() *tls.Certificate { return &s.keys.Load().ProxyClient })
 }
 
-// clientCertificate returns the current content of the certificate file that a flag names. It calls own if the flag is
-// not set, that is if file is nil.
+// clientCertificate returns the certificate that file currently contains. If file is nil, it calls the function own
+// instead. An error contains the name of the flag.
 func clientCertificate(flag string, file *dynamiccertificates.DynamicCertKeyPairContent,
 	own func() *tls.Certificate) (*tls.Certificate, error) {
 	if file == nil {
@@ -106,8 +106,8 @@ func (s *Server) openClientCertificates() (err error) {
 	return err
 }
 
-// runTrust keeps the ConfigMap extension-apiserver-authentication up to date. Aggregated API servers authenticate this
-// server by it.
+// runTrust keeps the ConfigMap extension-apiserver-authentication up to date. Aggregated API servers authenticate
+// this server with the CA in this ConfigMap.
 func (s *Server) runTrust(ctx context.Context, c *rest.Config) error {
 	if s.proxyClient != nil {
 		s.loops.Go(func() { s.proxyClient.Run(ctx, 1) })
@@ -122,8 +122,8 @@ func (s *Server) runTrust(ctx context.Context, c *rest.Config) error {
 func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {
 	if c := s.config; (c.Authentication.RequestHeader.CAFile == "") != (c.Aggregation.ProxyClientCertFile == "") {
 		c.Logger.Warn("--requestheader-client-ca-file and --proxy-client-cert-file should be set together: " +
-			"aggregated API servers trust this " +
-			"server only if a CA of the former signed the latter")
+			"aggregated API servers trust this server only if a CA in --requestheader-client-ca-file signed its " +
+			"client certificate")
 	}
 	headers := s.headers()
 	info = clusterauthenticationtrust.ClusterAuthenticationInfo{
@@ -143,15 +143,15 @@ func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticat
 	info.RequestHeaderCA = s.authn.FrontProxy.CAs
 	if len(h.AllowedNames) > 0 && shareCA(s.authn.ClientCAs.CurrentCABundleContent(),
 		info.RequestHeaderCA.CurrentCABundleContent()) {
-		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: users with its "+
-			"certificates are authenticated as "+
-			"front proxies and get 401, because --requestheader-allowed-names does not list them", "allowedNames",
+		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: a user with a "+
+			"certificate of this CA is taken for a front proxy, and gets 401 unless --requestheader-allowed-names "+
+			"lists the user", "allowedNames",
 			h.AllowedNames)
 	}
 	return info, nil
 }
 
-// shareCA reports whether two bundles have a certificate in common.
+// shareCA reports whether two PEM bundles have a certificate in common.
 func shareCA(a, b []byte) bool {
 	some, _ := cert.ParseCertsPEM(a)
 	others, _ := cert.ParseCertsPEM(b)

@@ -14,8 +14,8 @@ import (
 )
 
 // TestAggregatedAPIMetrics checks the metrics of requests to an aggregated API. Requests that fail because the API is
-// unavailable are counted as by kube-apiserver. Requests that the other server answers are not counted here, because
-// that server counts them. Requests in flight are counted in both cases.
+// unavailable are counted as by kube-apiserver. Requests that the aggregated API server answers are not counted,
+// because that server counts them itself. Requests in flight are counted in both cases.
 func TestAggregatedAPIMetrics(t *testing.T) {
 	dir := t.TempDir()
 	keys, err := pki.Ensure(dir, nil, time.Now())
@@ -62,7 +62,7 @@ func TestAggregatedAPIMetrics(t *testing.T) {
 	expect(`aggregator_unavailable_apiservice{name="v1.a.example.com"} 0`)
 	for tried, want := 0, []string{`apiserver_current_inflight_requests{request_kind="mutating"} 1`,
 		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`}; ; tried++ {
-		now := metrics() // requests of the server's own controllers may be counted as well
+		now := metrics() // the server's own controllers may send such requests as well
 		if slices.Contains(now, want[0]) && slices.Contains(now, want[1]) {
 			break
 		}

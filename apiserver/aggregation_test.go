@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// aggregatedServer is an API server of the resource things at v1 of a group, behind the Service default/server. Its
-// responses contain the user that it reads from the request headers.
+// aggregatedServer is an aggregated API server behind the Service default/server. It serves the resource things in
+// version v1 of one API group. Its responses contain the user that it reads from the request headers.
 type aggregatedServer struct {
 	*httptest.Server
 	group   string
@@ -87,7 +87,8 @@ func newAggregatedServer(t *testing.T, group string, proxies []byte, userHeader 
 	return e
 }
 
-// register creates the Service and the APIService of e, and waits until the APIService is available.
+// register creates the Service and the APIService of the aggregated server, and waits until the APIService is
+// available.
 func (e *aggregatedServer) register(t *testing.T, s *apiserver.Server) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(e.Listener.Addr().String())
@@ -121,10 +122,10 @@ func (e *aggregatedServer) register(t *testing.T, s *apiserver.Server) {
 	}
 }
 
-// TestFrontProxyFlags checks the flags of the front proxy. Every aggregated API server sees the client certificate that
-// the flags name, signed by the CA that they name, and the user in the headers that they name. The server connects to
-// the port of the APIService and verifies the certificate of the aggregated server with the APIService's CA bundle.
-// (AGG-002 AGG-004 AGG-007 AGG-008 AGG-009 AGG-010 AGG-012 AGG-013 AGG-016 AGG-017 AGG-028 AGG-053)
+// TestFrontProxyFlags checks the flags of the front proxy. Each request to an aggregated API server has the
+// configured client certificate, signed by the configured CA. The configured headers contain the user. The server
+// connects to the port in the APIService and verifies the certificate of the aggregated server with the CA bundle of
+// the APIService. (AGG-002 AGG-004 AGG-007 AGG-008 AGG-009 AGG-010 AGG-012 AGG-013 AGG-016 AGG-017 AGG-028 AGG-053)
 func TestFrontProxyFlags(t *testing.T) {
 	dir := t.TempDir()
 	keys, err := pki.Ensure(dir, nil, time.Now())
@@ -155,8 +156,8 @@ func TestFrontProxyFlags(t *testing.T) {
 	}
 }
 
-// TestFrontProxyOfAnotherCA checks that an aggregated API server that does not trust the front-proxy CA rejects
-// requests, and that the condition of its APIService reports this. (AGG-012 AGG-028)
+// TestFrontProxyOfAnotherCA checks an aggregated API server that does not trust the front-proxy CA. It rejects
+// requests, and the condition of its APIService reports this. (AGG-012 AGG-028)
 func TestFrontProxyOfAnotherCA(t *testing.T) {
 	others, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
@@ -185,8 +186,8 @@ func TestFrontProxyOfAnotherCA(t *testing.T) {
 	body(t, resp, err, http.StatusServiceUnavailable)
 }
 
-// TestAggregatorRouting checks that the server connects to an endpoint of the Service of an APIService, or to the
-// Service's cluster IP if a flag selects it. (AGG-047)
+// TestAggregatorRouting checks that the server connects to an endpoint of the aggregated API server's Service. If
+// --enable-aggregator-routing is false, it connects to the cluster IP of the Service. (AGG-047)
 func TestAggregatorRouting(t *testing.T) {
 	for _, byClusterIP := range []bool{false, true} {
 		s := start(t, apiserver.Config{Aggregation: apiserver.Aggregation{ByClusterIP: byClusterIP}})

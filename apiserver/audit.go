@@ -18,7 +18,8 @@ type auditing struct {
 	stop    chan struct{}
 }
 
-// openAudit starts the audit backend that upstream's options describe. It dials a webhook with dial.
+// openAudit starts the audit backend that the options of the upstream package describe. It dials a webhook with the
+// function dial.
 func (s *Server) openAudit(dial utilnet.DialFunc) error {
 	o := s.config.Audit
 	if o == nil {

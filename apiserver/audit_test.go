@@ -23,7 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// auditOptions returns audit options with a policy file in dir for one audit level. "" means no policy file.
+// auditOptions returns audit options. It writes a policy file for one audit level to the folder dir. The level ""
+// means no policy file.
 func auditOptions(t *testing.T, dir, level string) *options.AuditOptions {
 	t.Helper()
 	o := options.NewAuditOptions()
@@ -102,8 +103,8 @@ func TestAuditWebhook(t *testing.T) {
 	}
 }
 
-// TestAuditWebhookThatHangs checks that a webhook that does not respond delays no request. Its events use a bounded
-// buffer, and events that do not fit are counted.
+// TestAuditWebhookThatHangs checks that a webhook that does not respond delays no request. The events for the webhook
+// are stored in a bounded buffer. Events that do not fit are dropped and counted.
 func TestAuditWebhookThatHangs(t *testing.T) {
 	dir, release := t.TempDir(), make(chan struct{})
 	resume := sync.OnceFunc(func() { close(release) })

@@ -72,8 +72,8 @@ func (ca *clientCA) pem(c *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})
 }
 
-// client returns the configuration of a client with a certificate for name. The client sends remote in the header
-// X-Remote-User, unless remote is "".
+// client returns the configuration of a client with a certificate for name. If remote is not "", the client sends its
+// value in the header X-Remote-User.
 func (ca *clientCA) client(s *testserver.Server, name, remote string) *rest.Config {
 	ca.Helper()
 	c, key := ca.issue(&x509.Certificate{Subject: pkix.Name{CommonName: name, Organization: []string{"dev"}},
@@ -114,9 +114,9 @@ func whoAmI(t *testing.T, config *rest.Config) string {
 	return review.Status.UserInfo.Username + "/" + review.Status.UserInfo.Groups[0]
 }
 
-// TestClientCAsAreIndependent checks that the CAs of --client-ca-file authenticate only users, and those of
-// --requestheader-client-ca-file only front proxies, with or without the other file. (AGG-040 AGG-041 AGG-042)
-// A changed file takes effect without a restart. (AGG-026)
+// TestClientCAsAreIndependent checks that the CAs of --client-ca-file authenticate only users, and that the CAs of
+// --requestheader-client-ca-file authenticate only front proxies. This holds if one or both of the files are
+// configured. (AGG-040 AGG-041 AGG-042) A changed file takes effect without a restart. (AGG-026)
 func TestClientCAsAreIndependent(t *testing.T) {
 	users, proxies := newClientCA(t), newClientCA(t)
 	for _, c := range []struct {

@@ -1,5 +1,5 @@
-// Package apiserver starts an API server from a Config. It contains no logic of the API: it opens, connects and closes
-// the other packages' parts in the right order.
+// Package apiserver starts an API server from a Config. It contains no logic of the API. It opens, connects and
+// closes the parts of the server, which other packages implement, in the right order.
 package apiserver
 
 import (
@@ -49,27 +49,27 @@ type Config struct {
 	// AdvertiseAddress is the address at which other machines reach the server, for discovery and the Service
 	// kubernetes. nil means the IP address of Address, or an address of this machine if Address is unspecified.
 	AdvertiseAddress net.IP
-	// OpenFiles is the maximum number of open files of the process, which bounds the connections. 0 means the system's
-	// limit.
+	// OpenFiles is the maximum number of open files of the process. It limits the number of connections. 0 means the
+	// system's limit.
 	OpenFiles uint64
 	// TLS is the TLS configuration of the server: its certificates, the minimum version and the cipher suites.
 	TLS TLS
 	// Clock is the clock of periodic work, such as the renewal of the server's own certificates. nil means the real
 	// clock.
 	Clock clock.WithTicker
-	// Authentication configures authentication, in addition to the server's own administrator.
+	// Authentication configures authentication. The server's own administrator is always authenticated.
 	Authentication authn.Config
-	// Authorization configures the authorizers. The group system:masters may do everything in any case.
+	// Authorization configures the authorizers. The group system:masters always has all permissions.
 	Authorization authz.Config
-	// Fairness configures API Priority and Fairness. If no limits are set, they are kube-apiserver's: 400 reads, 200
-	// writes.
+	// Fairness configures API Priority and Fairness. If no limits are set, the limits are kube-apiserver's defaults:
+	// 400 reads and 200 writes.
 	Fairness flowcontrol.Config
 	// Admission configures the admission plugins.
 	Admission Admission
 	// Aggregation configures the proxy to aggregated API servers.
 	Aggregation Aggregation
-	// LocalServices lists, as NAMESPACE/NAME, the Services of type ExternalName that may resolve to a loopback address.
-	// nil means none.
+	// LocalServices lists the Services of type ExternalName that may resolve to a loopback address. Each item has the
+	// form NAMESPACE/NAME. nil means none.
 	LocalServices []string
 	// Kubelet configures the connections to the kubelets of nodes.
 	Kubelet Kubelet
@@ -90,23 +90,24 @@ type Config struct {
 	// DiskReserve is the disk space in bytes that only deletions and small updates may use. 0 means the store's
 	// default.
 	DiskReserve int64
-	// AcceptLossAfter is the last intact revision of a damaged data directory. The server opens such a directory only
-	// if the revisions match. 0 means that a damaged directory is an error.
+	// AcceptLossAfter permits the server to open a damaged data directory whose last intact revision is equal to this
+	// value. 0 means that a damaged directory is an error.
 	AcceptLossAfter int64
 	// DiskUsage returns the free bytes and the size of the disk. nil means a system call.
 	DiskUsage func() (free, size uint64, err error)
 	// Audit selects the requests that are audited and the audit backends. nil disables auditing.
 	Audit *options.AuditOptions
 
-	// ServiceClusterIPRanges holds the ranges of cluster IPs: one range, or one of each IP family with the default
-	// family first. nil means 10.0.0.0/24.
+	// ServiceClusterIPRanges holds the ranges of cluster IPs: one range, or an IPv4 and an IPv6 range. The first
+	// range determines the default IP family. nil means 10.0.0.0/24.
 	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is the range of node ports of Services. The zero value means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
-	// UnguardedBindings disables the check of a node's free capacity when a Pod is bound, as in kube-apiserver.
+	// UnguardedBindings disables the check of a node's free capacity when a Pod is bound. kube-apiserver has no such
+	// check.
 	UnguardedBindings bool
-	// DisallowPrivileged rejects Pods with privileged containers or hostProcess containers of Windows, as
-	// kube-apiserver does without --allow-privileged.
+	// DisallowPrivileged rejects Pods with privileged containers or with hostProcess containers of Windows.
+	// kube-apiserver rejects them unless --allow-privileged is set.
 	DisallowPrivileged bool
 	// Controllers selects the controllers of kube-controller-manager that run, in the format of its flag --controllers.
 	// nil means all.
@@ -120,19 +121,19 @@ type Config struct {
 	AutoMigrateStorage bool
 	// EnableCBOR enables the media type application/cbor.
 	EnableCBOR bool
-	// DisableFieldSelectors ignores the selectableFields of CRDs. It also drops them when a CRD is written, unless the
-	// stored CRD has some.
+	// DisableFieldSelectors ignores the selectableFields of CRDs. When a CRD is written, it also drops them, unless
+	// the stored CRD already has selectableFields.
 	DisableFieldSelectors bool
 	// RuntimeConfig enables and disables built-in kinds, as kube-apiserver's --runtime-config does. Examples: apps/v1:
 	// false, batch/v1/jobs: false, api/beta: false.
 	RuntimeConfig map[string]string
 	// Profiling serves /debug/pprof to users that are authorized to read it.
 	Profiling bool
-	// ConversionRecheck is the interval at which a sample of a conversion webhook's cached results is revalidated,
-	// while these results are read. 0 means 30 seconds.
+	// ConversionRecheck is the interval at which a sample of a conversion webhook's cached results is revalidated.
+	// Results that no client reads are not revalidated. 0 means 30 seconds.
 	ConversionRecheck time.Duration
 	// ConversionKubeconfig is the path of a kubeconfig with the credentials for conversion webhooks. The name of each
-	// user is the exact host of a webhook. "" means none.
+	// user in the file is the exact host of a webhook. "" means no credentials.
 	ConversionKubeconfig string
 	// Logger receives messages for the operator. nil means that they are discarded.
 	Logger *slog.Logger
@@ -141,7 +142,7 @@ type Config struct {
 // Etcd configures the connection to an etcd cluster. If Servers is empty, the server does not use etcd.
 type Etcd struct {
 	Servers  []string // URLs
-	CAFile   string   // CA of the certificates of the etcd servers
+	CAFile   string   // CA that signed the certificates of the etcd servers
 	CertFile string   // client certificate of this server, with KeyFile
 	KeyFile  string
 	Prefix   string // prefix of all keys; "" means /registry

@@ -20,10 +20,10 @@ func (s *Server) gauges() []api.Gauge {
 			Help: "Maximum number of open connections, derived from the limit of open files.",
 			Read: read(func(c serving.Connections) int { return c.Limit })},
 		api.Gauge{Name: "trellis_connections_closed",
-			Help: "Unauthenticated connections closed in favor of newer ones since the start.",
+			Help: "Unauthenticated connections that were closed since the start to accept newer connections.",
 			Read: read(func(c serving.Connections) int { return c.Closed })},
 		api.Gauge{Name: "trellis_connections_refused",
-			Help: "Requests refused since the start because too many connections were authenticated.",
+			Help: "Requests refused since the start because too many authenticated connections were open.",
 			Read: read(func(c serving.Connections) int { return c.Refused })},
 	)
 }

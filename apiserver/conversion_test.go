@@ -95,7 +95,7 @@ func (n *numberedWebhook) send(method, path, text string) string {
 	return body(n.T, resp, err, status)
 }
 
-// by reads the Host at v2 and returns the number that the webhook had when it converted the Host.
+// by reads the Host at v2. It returns the number that the webhook wrote into the Host.
 func (n *numberedWebhook) by() string {
 	n.Helper()
 	_, after, _ := strings.Cut(n.send("GET", "/apis/example.com/v2/namespaces/default/hosts/h", ""), `"by":`)
@@ -103,7 +103,8 @@ func (n *numberedWebhook) by() string {
 	return strings.TrimSuffix(strings.TrimSpace(number), "}")
 }
 
-// renumber gives the webhook its next number. It checks that the server still returns the cached conversion.
+// renumber increments the number of the webhook and returns the new number. It checks that the server still returns
+// the cached conversion with the old number.
 func (n *numberedWebhook) renumber() (want string) {
 	n.Helper()
 	before := n.by()
@@ -114,8 +115,8 @@ func (n *numberedWebhook) renumber() (want string) {
 	return want
 }
 
-// await reads the Host until it has been converted by the webhook with the given number. The server invalidates its
-// cache asynchronously.
+// await reads the Host until it contains the given number of the webhook. The server invalidates its cache
+// asynchronously.
 func (n *numberedWebhook) await(want string) {
 	n.Helper()
 	for began := time.Now(); n.by() != want; {
@@ -125,9 +126,9 @@ func (n *numberedWebhook) await(want string) {
 	}
 }
 
-// TestConversionCacheInvalidation checks the events that invalidate the cached results of a conversion webhook: a
-// change of the CRD's conversion, of the webhook's Service or its endpoints, and the loss of the connections. (CNV-040
-// CNV-073)
+// TestConversionCacheInvalidation checks which events invalidate the cached results of a conversion webhook: changes
+// of spec.conversion of the CRD, of the webhook's Service and of its endpoints, and the loss of the connections to
+// the webhook. (CNV-040 CNV-073)
 func TestConversionCacheInvalidation(t *testing.T) {
 	n := newNumberedWebhook(t, time.Hour)
 	const crd, endpoints, slices = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com",

@@ -21,7 +21,7 @@ import (
 )
 
 // TestCredentialsAreNotRecorded checks that no response, log line or audit event of level Metadata contains
-// credentials, valid or not, for each way to send them.
+// credentials. It sends valid and invalid credentials in every possible part of a request.
 func TestCredentialsAreNotRecorded(t *testing.T) {
 	o, log := auditOptions(t, t.TempDir(), ""), bytes.Buffer{}
 	o.PolicyFile, o.LogOptions.Path = filepath.Join(t.TempDir(), "policy.yaml"), filepath.Join(t.TempDir(), "audit.log")

@@ -16,9 +16,9 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// TestQuotaOfExtendedResource checks that a ResourceQuota of an extended resource counts the devices of ResourceClaims
-// whose DeviceClass declares the resource, as soon as the class is written. The first claim of a Pod that requests the
-// resource is not counted in addition to the Pod.
+// TestQuotaOfExtendedResource checks a ResourceQuota of an extended resource. It also counts the devices of
+// ResourceClaims if their DeviceClass declares the resource. It counts them as soon as the class is written. If a Pod
+// requests the resource, the quota counts the Pod and ignores its first claim.
 func TestQuotaOfExtendedResource(t *testing.T) {
 	ctx := t.Context()
 	c := kubernetes.NewForConfigOrDie(start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"},

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// checkAlive returns an error if no write is possible until the server is restarted. The log has the cause. The error
-// does not contain it, because clients must not see paths of the server.
+// checkAlive returns an error if no write is possible until the server is restarted. The error does not contain the
+// cause, because clients must not see paths of the server. The cause is in the log.
 func (s *Server) checkAlive() error {
 	if s.store.Failed() != nil {
 		return storage.ErrFailed
@@ -39,7 +39,8 @@ const etcdTimeout = 2 * time.Second
 
 var errEtcdTimeout = errors.New("etcd does not respond")
 
-// diskGauges returns the metrics of the disk of the data directory. It returns nil if there is none.
+// diskGauges returns the metrics of the disk of the data directory. It returns nil if the server has no data
+// directory.
 func (s *Server) diskGauges() []api.Gauge {
 	if s.config.DataDir == "" || len(s.config.Etcd.Servers) > 0 {
 		return nil
@@ -58,7 +59,7 @@ func (s *Server) diskGauges() []api.Gauge {
 				return float64(free)
 			}},
 		{Name: "trellis_storage_disk_reserve_bytes",
-			Help: "Bytes of the disk reserved for deletions and small updates.", Read: func() float64 {
+			Help: "Disk space in bytes that is reserved for deletions and small updates.", Read: func() float64 {
 				_, reserve := s.disk.FreeSpace()
 				return float64(reserve)
 			}},

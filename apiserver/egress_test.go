@@ -101,7 +101,8 @@ func (h *webhookServer) post(path, text string) {
 	}
 }
 
-// convert creates a CRD with two versions and an object of it, and reads the object at the version that is not stored.
+// convert creates a CRD with two versions and an object of its kind. Then it reads the object at the version that is
+// not the storage version.
 func (h *webhookServer) convert() (int, string) {
 	h.Helper()
 	crd := strings.Replace(fmt.Sprintf(hostCRD, "CA", h.port), `"port"`, `"path":"/convert","port"`, 1)
@@ -174,7 +175,7 @@ func TestClusterThroughTunnel(t *testing.T) {
 	far.Requests()
 	h.send("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/hook", "")
 	h.send("DELETE", "/api/v1/namespaces/default/configmaps/m", "")
-	// its certificate is for another name
+	// the certificate of this server is for another name
 	if code, response := h.admit(fmt.Sprintf(`"url":"https://127.0.0.1:%d/admit"`,
 		h.port)); code != http.StatusInternalServerError || !strings.Contains(response, "127.0.0.1") {
 		t.Errorf("a URL: %d %s", code, response)
@@ -276,7 +277,7 @@ func TestTunnelWithoutAgent(t *testing.T) {
 }
 
 // TestEtcdThroughTunnel checks that the connections to etcd use the tunnel of the selection etcd, and that the start
-// fails without it. (KON-003)
+// fails if the tunnel is not available. (KON-003)
 func TestEtcdThroughTunnel(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	file, far := tunnel.Select(t, "etcd")
@@ -303,8 +304,8 @@ func TestEtcdThroughTunnel(t *testing.T) {
 	}
 }
 
-// TestEtcdDialsThroughTunnel checks without an etcd program that the server dials etcd through the tunnel. The test
-// listens on an address that is reachable with and without the tunnel. (KON-003)
+// TestEtcdDialsThroughTunnel checks that the server dials etcd through the tunnel. It needs no etcd: it listens
+// itself on an address that is reachable with and without the tunnel. (KON-003)
 func TestEtcdDialsThroughTunnel(t *testing.T) {
 	file, far := tunnel.Select(t, "etcd")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -337,8 +338,8 @@ func TestEtcdDialsThroughTunnel(t *testing.T) {
 	}
 }
 
-// TestInvalidEgressConfiguration checks that the start fails, with the name of the flag, if the egress configuration is
-// invalid or lacks a selection that a token issuer uses. (KON-012)
+// TestInvalidEgressConfiguration checks that the start fails if the egress configuration is invalid or lacks a
+// selection that a token issuer uses. The error contains the name of the flag. (KON-012)
 func TestInvalidEgressConfiguration(t *testing.T) {
 	file, _ := tunnel.Select(t, "somewhere")
 	if s, err := apiserver.Start(t.Context(), apiserver.Config{EgressSelectorFile: file}); err == nil ||

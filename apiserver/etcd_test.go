@@ -44,8 +44,8 @@ func configMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-// TestEtcdRestart checks that the next server finds the objects that are stored in etcd, and that their keys are those
-// of kube-apiserver.
+// TestEtcdRestart checks that a server reads the objects that an earlier server has stored in etcd. It also checks
+// that the objects have the same etcd keys as with kube-apiserver.
 func TestEtcdRestart(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	s, maps := onEtcd(t, e)
@@ -232,7 +232,8 @@ func expectUnavailable(t *testing.T, s *apiserver.Server, method, path, text str
 	}
 }
 
-// follow sends the events of a client that continues an ended watch at its last resource version.
+// follow watches ConfigMaps and sends the events to seen. When a watch ends, it starts the next watch at the last
+// resource version.
 func follow(t *testing.T, maps corev1client.ConfigMapInterface, seen chan<- string) {
 	list, err := maps.List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api"
 )
 
-// The names of kube-apiserver's post-start hooks, for the tasks that this server has as well. The task of a controller
-// is done when the controller runs.
+// These constants are the names of kube-apiserver's post-start hooks. They contain only hooks whose tasks Trellis
+// also has. The task of a controller is done when the controller runs.
 const (
 	hookCRDControllers    = "start-apiextensions-controllers"
 	hookCRDs              = "crd-informer-synced"
@@ -65,7 +65,7 @@ type hooks struct {
 	states map[string]error // by hook name; nil means done
 }
 
-// done records that the named tasks have ended with err. nil means success.
+// done records that the named tasks have ended. err is their error, or nil if they have succeeded.
 func (h *hooks) done(err error, names ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +77,8 @@ func (h *hooks) done(err error, names ...string) {
 	}
 }
 
-// state returns nil if a task is done, or the error of the task.
+// state returns nil if a task has ended with success. It returns the error of a task that has failed, or
+// errNotFinished if the task has not ended.
 func (h *hooks) state(name string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

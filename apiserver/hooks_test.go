@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 )
 
-// TestHooks checks that the health checks of start tasks have the names of kube-apiserver's, and that checks of other
-// tasks do not exist. (CRD-070)
+// TestHooks checks that the health checks of start tasks have the same names as with kube-apiserver. Tasks that
+// Trellis does not have must have no health check. (CRD-070)
 func TestHooks(t *testing.T) {
 	get := func(s *apiserver.Server, path string, status int) string {
 		t.Helper()

@@ -13,15 +13,15 @@ const numbersCRD = `{"metadata":{"name":"numbers.example.com"},"spec":{"group":"
 	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","x-kubernetes-preserve-unknown-fields":true,"properties":{
 		"replicas":{"type":"integer","x-kubernetes-validations":[{"rule":"self % 2 == 0"}]}}},"status":{"type":"object","properties":{"replicas":{"type":"integer"}}}}}}}]}}`
 
-// apply sends text as a server-side apply and returns the body of the response.
+// apply sends a server-side apply with the body text. It returns the body of the response.
 func apply(t *testing.T, s *apiserver.Server, path, text string, status int) string {
 	t.Helper()
 	return patch(t, s, path+"?fieldManager=test", "apply-patch+yaml", text, status)
 }
 
-// TestIntegersInApply checks that a whole number in a server-side apply is an integer in each JSON notation: for CEL
-// rules, for /scale and in fields without a schema (SUB-015, VAL-049). Minus zero is stored as zero, as in
-// kube-apiserver.
+// TestIntegersInApply checks that a whole number in a server-side apply is an integer, also if it is written as 1e2
+// or 2.0. This holds for CEL rules, for /scale and for fields without a schema (SUB-015, VAL-049). Minus zero is
+// stored as zero, as in kube-apiserver.
 func TestIntegersInApply(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	post(t, s, crds, numbersCRD)
@@ -38,8 +38,8 @@ func TestIntegersInApply(t *testing.T) {
 	until(t, s, "/apis/example.com/v1/numbers/b", http.StatusOK, `"spec":{"x":0}`)
 }
 
-// TestFractionsInPatches checks an integer of a built-in kind that a patch writes with a fraction, such as 2.0. As in
-// kube-apiserver, merge patches and JSON patches with it are rejected, and strategic merge patches are accepted.
+// TestFractionsInPatches checks patches that write an integer of a built-in kind with a fraction, such as 2.0. As in
+// kube-apiserver, merge patches and JSON patches are rejected, and strategic merge patches are accepted.
 func TestFractionsInPatches(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	const deployments = "/apis/apps/v1/namespaces/default/deployments"

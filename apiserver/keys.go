@@ -18,7 +18,7 @@ func (s *Server) openKeys() error {
 	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc",
 		"kubernetes.default.svc.cluster.local",
 		kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is the cluster IP of the Service kubernetes
-	// as kube-apiserver; unspecified means one of Hosts
+	// as in kube-apiserver; an unspecified address means one of Hosts
 	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() {
 		others = append(others, ip.String())
 	}
@@ -66,8 +66,8 @@ func (s *Server) ClientConfig() *rest.Config {
 	}
 }
 
-// serverName returns the TLS server name (SNI) that selects the server's own certificate. "" means that no other
-// certificate is configured.
+// serverName returns the TLS server name (SNI) with which clients select the server's own certificate. It returns ""
+// if no other certificate is configured.
 func (s *Server) serverName() string {
 	if s.config.TLS.IsSet() {
 		return serving.LoopbackName

@@ -83,7 +83,8 @@ func TestWebhookOfAnAggregatedAPI(t *testing.T) {
 	}
 }
 
-// TestConversionByAnAggregatedAPI checks the same for a conversion webhook.
+// TestConversionByAnAggregatedAPI checks that an aggregated API server can serve a conversion webhook through the
+// Service kubernetes.
 func TestConversionByAnAggregatedAPI(t *testing.T) {
 	s := startWithWebhooks(t)
 	crd := strings.NewReplacer(`"caBundle":%q,`, "", `"name":"hook","port":%d`,
@@ -102,7 +103,8 @@ func TestConversionByAnAggregatedAPI(t *testing.T) {
 	}
 }
 
-// TestWebhookThatCallsItself checks that a webhook whose own calls match its rules fails long before its timeout.
+// TestWebhookThatCallsItself checks a webhook that sends requests which match its own rules. Its call fails long
+// before its timeout.
 func TestWebhookThatCallsItself(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	const path = "/api/v1/namespaces/default/services/server/proxy/reviews"

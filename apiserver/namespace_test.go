@@ -43,7 +43,7 @@ func remove(t *testing.T, s *apiserver.Server, path string) {
 	body(t, resp, err, http.StatusOK)
 }
 
-// until polls path until its status is the one given and its body contains text.
+// until polls path until the response has the given status and its body contains text.
 func until(t *testing.T, s *apiserver.Server, path string, status int, text string) {
 	t.Helper()
 	last := ""

@@ -10,7 +10,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// namespacesInterval is the interval of the system namespaces controller, the same as upstream's.
+// namespacesInterval is the interval of the system namespaces controller, as in kube-apiserver.
 const namespacesInterval = time.Minute
 
 // systemNamespaces creates the missing system namespaces.

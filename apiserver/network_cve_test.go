@@ -78,8 +78,9 @@ func TestCVE202125737(t *testing.T) {
 	}
 }
 
-// TestCVE202125740 checks that the role edit does not permit writes of EndpointSlices and Endpoints, and that a proxy
-// connects only to addresses in them that belong to a Pod of the same namespace (CVE-2021-25740).
+// TestCVE202125740 checks that the role edit does not permit writes of EndpointSlices and Endpoints. It also checks
+// that a proxy connects to an address in these objects only if it belongs to a Pod of the same namespace
+// (CVE-2021-25740).
 func TestCVE202125740(t *testing.T) {
 	d := newDialEnv(t, apiserver.Config{})
 	client := kubernetes.NewForConfigOrDie(d.config)

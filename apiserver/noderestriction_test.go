@@ -198,8 +198,8 @@ func TestCVE20255187(t *testing.T) {
 	k.must(err)
 }
 
-// TestKubeletChangesItsNodeOnly checks that with default flags a kubelet can change only its own Node, and no labels
-// and taints that attract Pods to it.
+// TestKubeletChangesItsNodeOnly checks that with default flags a kubelet can change only its own Node. It cannot
+// change labels and taints that would attract Pods to the Node.
 func TestKubeletChangesItsNodeOnly(t *testing.T) {
 	k := newKubelets(t)
 	nodes := k.node.CoreV1().Nodes()
@@ -230,8 +230,8 @@ func TestKubeletChangesItsNodeOnly(t *testing.T) {
 		"is not allowed to set the following labels: node-role.kubernetes.io/control-plane")
 }
 
-// TestKubeletActsForItsPodsOnly checks that with default flags a kubelet can delete, evict and update the status of
-// only the Pods on its own node, and gets only tokens that are bound to these Pods.
+// TestKubeletActsForItsPodsOnly checks which Pods a kubelet can access with default flags. It can delete Pods, evict
+// Pods and update their status only if they are on its own node. It gets only tokens that are bound to these Pods.
 func TestKubeletActsForItsPodsOnly(t *testing.T) {
 	k := newKubelets(t)
 	ctx, pods := t.Context(), k.node.CoreV1().Pods("default")

@@ -14,7 +14,7 @@ import (
 )
 
 // TestPrivilegedPods checks that two servers in one process have independent settings for privileged Pods, Pod
-// templates and hostProcess containers. Both report the other errors of such an object.
+// templates and hostProcess containers. Each server also reports the other errors of these objects.
 func TestPrivilegedPods(t *testing.T) {
 	yes := true
 	pod := func(name, image string, context *corev1.SecurityContext) *corev1.Pod {

@@ -40,8 +40,8 @@ func TestNoAPIServices(t *testing.T) {
 	get(off, services, http.StatusNotFound)
 }
 
-// TestRuntimeConfig checks that kinds disabled by --runtime-config are not served and not in discovery and OpenAPI.
-// Their objects are unchanged after the kinds are enabled again. (EXT-001)
+// TestRuntimeConfig checks that kinds that --runtime-config disables are not served, and that discovery and OpenAPI
+// do not contain them. After the kinds are enabled again, their objects are unchanged. (EXT-001)
 func TestRuntimeConfig(t *testing.T) {
 	c := apiserver.Config{DataDir: t.TempDir(), Address: "0.0.0.0:0"}
 	const job = `{"apiVersion":"batch/v1","kind":"CronJob","metadata":{"name":"a"},"spec":{"schedule":"* * * * *","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}}}`

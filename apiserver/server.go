@@ -49,7 +49,7 @@ import (
 // Server is a running API server.
 type Server struct {
 	config         Config
-	egressSelector *selector.Selector // dialers by destination, some through a tunnel
+	egressSelector *selector.Selector // dialers for each kind of destination; some use a tunnel
 	listener       net.Listener
 	store          storage.Store
 	disk           embedded.Health // health of the disk of the embedded store
@@ -59,7 +59,8 @@ type Server struct {
 	roles          *rbac.Index
 	authorizer     *authz.Authorizers
 	audit          auditing
-	// proxyClient and kubeletClient are client certificates from files. nil means a certificate of the server's own CA.
+	// proxyClient and kubeletClient are the client certificates that flags configure. nil means a certificate of the
+	// server's own CA.
 	proxyClient, kubeletClient *dynamiccertificates.DynamicCertKeyPairContent
 	handler                    *api.Server
 	quotas                     *plugins.Quotas
@@ -208,7 +209,8 @@ func (s *Server) runLoops() {
 	}
 }
 
-// writeDangling writes the condition Dangling of FlowSchemas, unless API Priority and Fairness is disabled.
+// writeDangling updates the condition Dangling of all FlowSchemas. It does nothing if API Priority and Fairness is
+// disabled.
 func (s *Server) writeDangling(ctx context.Context) error {
 	if s.config.Fairness.Disabled {
 		return nil
@@ -216,10 +218,10 @@ func (s *Server) writeDangling(ctx context.Context) error {
 	return controllers.ReconcileDangling(ctx, s.Loopback())
 }
 
-// priorityInterval is the interval at which the flow control objects are reconciled, the same as upstream's.
+// priorityInterval is the interval at which the flow control objects are reconciled, as in kube-apiserver.
 const priorityInterval = time.Minute
 
-// upstream returns the controllers of kube-controller-manager.
+// upstream creates the controllers of kube-controller-manager that the server can run.
 func (s *Server) upstream() *controllers.Upstream {
 	signing := s.config.ClusterSigning
 	signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
@@ -230,8 +232,8 @@ func (s *Server) upstream() *controllers.Upstream {
 	})
 }
 
-// runPeriodically calls do periodically until ctx is done. If do fails, it logs the message failure with the
-// error.
+// runPeriodically calls the function do periodically until ctx is done. If the function fails, it logs its error with
+// the message in failure.
 func (s *Server) runPeriodically(ctx context.Context, period time.Duration, failure string, do func() error) {
 	s.loops.Go(serving.Every(ctx, s.config.Clock, period, func() {
 		if err := do(); err != nil && ctx.Err() == nil {
@@ -277,7 +279,7 @@ func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 		AcceptLossAfter: s.config.AcceptLossAfter,
 	})
 	if err != nil {
-		return nil, err // not the typed nil in store
+		return nil, err // a nil *embedded.Store would be a non-nil interface
 	}
 	return store, nil
 }

@@ -28,8 +28,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// services returns functions that read Services and EndpointSlices from the store, for resolving Services. Built-in
-// kinds are stored in the version in which they are served.
+// services returns functions that read Services and EndpointSlices from the store. They are used to resolve Services.
+// Built-in kinds are stored in the version in which they are served.
 func (s *Server) services() egress.Objects {
 	return egress.Objects{
 		Get: func(resource, namespace, name string) []byte {
@@ -72,17 +72,17 @@ func (s *Server) dialer() *egress.Dialer {
 	}
 }
 
-// repairInterval is the interval of the Service IP repair controller, the same as upstream's.
+// repairInterval is the interval of the Service IP repair controller, as in kube-apiserver.
 const repairInterval = 3 * time.Minute
 
-// repairAddresses creates missing IPAddresses of Services and deletes wrong ones. A client may have deleted or changed
-// some.
+// repairAddresses creates missing IPAddresses of Services and deletes wrong IPAddresses, because clients can delete
+// and change them.
 func (s *Server) repairAddresses(ctx context.Context) error {
 	wrong, missing := kinds.RepairAddresses(s.store.Head())
 	if len(wrong)+len(missing) == 0 {
 		return nil
 	}
-	s.config.Logger.Warn("IPAddresses do not match the Services; repairing them", "wrong", len(wrong), "missing",
+	s.config.Logger.Warn("repairing IPAddresses that do not match the Services", "wrong", len(wrong), "missing",
 		len(missing))
 	return controllers.RepairAddresses(ctx, s.Loopback(), wrong, missing)
 }
@@ -91,7 +91,7 @@ const (
 	serviceName = "kubernetes" // name of the API server's Service in the namespace default
 	servicePort = 443
 	httpsPort   = "https"
-	// label with the name of a Service proxy other than kube-proxy
+	// label that contains the name of a Service proxy other than kube-proxy
 	proxyName = "service.kubernetes.io/service-proxy-name"
 )
 
@@ -195,7 +195,7 @@ func (s *Server) advertisedIP() net.IP {
 		}
 		return ip
 	}
-	addresses, _ := net.InterfaceAddrs() // on an error there is no address to advertise
+	addresses, _ := net.InterfaceAddrs() // if this fails, the server has no address to advertise
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
 			return n.IP

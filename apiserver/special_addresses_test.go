@@ -19,7 +19,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/fixture/dns"
 )
 
-// rebound counts the DNS queries for rebinds.example.com. The first two get an ordinary address.
+// rebound counts the DNS queries for rebinds.example.com. The responses to the first two contain an ordinary address.
+// Later responses contain a loopback address.
 var rebound atomic.Int64
 
 // TestMain sets a resolver with host names that resolve to this machine. No test changes the resolver while a server
@@ -87,7 +88,7 @@ var specialHosts = []string{
 	"rebinds.example.com",
 }
 
-// dialEnv is a server that API objects make connect to its listener.
+// dialEnv is a test environment with a server and a listener. API objects make the server connect to the listener.
 type dialEnv struct {
 	*testing.T
 	url      string
@@ -125,7 +126,7 @@ func (d *dialEnv) do(method, path, text string, headers ...string) (int, string)
 	return resp.StatusCode, string(response)
 }
 
-// must sends a request and fails the test unless it succeeds.
+// must sends a request and fails the test if the request fails.
 func (d *dialEnv) must(method, path, text string) {
 	d.Helper()
 	if code, response := d.do(method, path, text); code/100 != 2 {
@@ -154,8 +155,9 @@ const (
 	mutatingHooks   = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 )
 
-// behindService has a function for each kind of object that can point a Service to a host. Each function creates a new
-// Service, whose circuit breakers are closed, and sets d.service. It returns false if validation rejects the host.
+// behindService has a function for each kind of object that can point a Service to a host. Each function creates a
+// new Service and sets d.service. The circuit breakers of a new Service are closed. It returns false if validation
+// rejects the host.
 var behindService = map[string]func(d *dialEnv, host string) bool{
 	"ExternalName": func(d *dialEnv, host string) bool {
 		return d.serve(`"type":"ExternalName","externalName":` + strconv.Quote(host))
@@ -263,14 +265,14 @@ func newDialEnv(t *testing.T, c apiserver.Config) *dialEnv {
 	d.must("POST", crds, fmt.Sprintf(strings.Replace(hostCRD, `"caBundle":%q,`, "", 1), d.listener.port))
 	d.must("POST", "/apis/example.com/v1/namespaces/default/hosts",
 		`{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
-	// unless the controller has created it
+	// the controller may have created it already
 	d.do("POST", coreOfDefault+"/serviceaccounts", `{"metadata":{"name":"default"}}`)
 	d.must("POST", "/api/v1/nodes", `{"metadata":{"name":"n"}}`)
 	d.must("POST", pods, `{"metadata":{"name":"p"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
 	return d
 }
 
-// refused fails the test unless the response reports that the address is not allowed.
+// refused checks that the response reports that the address is not allowed.
 func (d *dialEnv) refused(what, host string, code int, response string) {
 	d.Helper()
 	known := func(why string) bool { return strings.Contains(response, why) }
@@ -280,9 +282,9 @@ func (d *dialEnv) refused(what, host string, code int, response string) {
 }
 
 // TestClusterLeadsToNoSpecialAddress checks that no host in a Service, an EndpointSlice, Endpoints, a Node or a Pod
-// makes the server connect to its own machine, a link-local address or a metadata service. This holds for every feature
-// that connects. The address is checked when it is dialed, because the address of a name can change after an earlier
-// check. (CVE-2020-8562 CVE-2021-25737 CVE-2022-3294)
+// makes the server connect to its own machine, a link-local address or a metadata service. This holds for every
+// feature that connects. The server must check an address when it dials the address. The address of a host name can
+// change after an earlier check. (CVE-2020-8562 CVE-2021-25737 CVE-2022-3294)
 func TestClusterLeadsToNoSpecialAddress(t *testing.T) {
 	d := newDialEnv(t, apiserver.Config{})
 	for _, host := range specialHosts {
@@ -320,8 +322,8 @@ func TestClusterLeadsToNoSpecialAddress(t *testing.T) {
 	}
 }
 
-// nodeAt sets host as the address of the node. If host is an IP address, it also sets it for the Pod and for a Service
-// of the Pod.
+// nodeAt sets the address of the node to host. If host is an IP address, it also sets the address of the Pod and of a
+// Service of the Pod.
 func (d *dialEnv) nodeAt(host string) {
 	d.Helper()
 	d.must("PATCH", "/api/v1/nodes/n/status",
@@ -337,8 +339,9 @@ func (d *dialEnv) nodeAt(host string) {
 	behindService["EndpointSlice"](d, host)
 }
 
-// TestLocalServiceByFlag checks that --allow-local-services permits the Services that it lists to be names of loopback
-// addresses, for each kind of call. It permits no other special address, no other Service and no EndpointSlice.
+// TestLocalServiceByFlag checks that a Service in --allow-local-services may refer to a host name that resolves to a
+// loopback address. It tests each kind of call. The flag permits no other special address, no other Service and no
+// EndpointSlice.
 func TestLocalServiceByFlag(t *testing.T) {
 	var c apiserver.Config
 	for i := range 40 { // more than the test creates
@@ -373,7 +376,8 @@ func TestLocalServiceByFlag(t *testing.T) {
 	}
 }
 
-// TestErrorNamesTheFlag checks that the error about a loopback name contains the flag that permits it.
+// TestErrorNamesTheFlag checks that the error about a host name that resolves to a loopback address contains the flag
+// that permits the name.
 func TestErrorNamesTheFlag(t *testing.T) {
 	d := newDialEnv(t, apiserver.Config{LocalServices: []string{"other/s1", "default/s2"}})
 	behindService["ExternalName"](d, "localhost")

@@ -33,7 +33,8 @@ func certificate(t *testing.T, names ...string) (dir, cert, key string) {
 	return dir, filepath.Join(dir, "apiserver.crt"), filepath.Join(dir, "apiserver.key")
 }
 
-// shown returns the certificate that the server presents on a new connection with the SNI name.
+// shown returns the certificate that the server presents on a new connection. The client sends name as the TLS server
+// name (SNI).
 func shown(t *testing.T, address, name string) *x509.Certificate {
 	t.Helper()
 	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, ServerName: name})
@@ -44,8 +45,8 @@ func shown(t *testing.T, address, name string) *x509.Certificate {
 	return conn.ConnectionState().PeerCertificates[0]
 }
 
-// policyObjects returns the certificate in a file.
-func policyObjects(t *testing.T, cert, key string) *x509.Certificate {
+// certificateIn returns the certificate in a file.
+func certificateIn(t *testing.T, cert, key string) *x509.Certificate {
 	t.Helper()
 	c, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
@@ -68,13 +69,13 @@ func TestCertificateFilesAreReloaded(t *testing.T) {
 	body(t, resp, err, http.StatusOK)
 	for _, of := range []struct{ dir, cert, key, name string }{{dir, cert, key, ""},
 		{sniDir, sniCert, sniKey, "other.example.com"}} {
-		if !shown(t, s.Address(), of.name).Equal(policyObjects(t, of.cert, of.key)) {
+		if !shown(t, s.Address(), of.name).Equal(certificateIn(t, of.cert, of.key)) {
 			t.Errorf("%q: the first file is not served", of.name)
 		}
 		if err := pki.Reissue(of.dir, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		next := policyObjects(t, of.cert, of.key)
+		next := certificateIn(t, of.cert, of.key)
 		within(t, func() bool { return shown(t, s.Address(), of.name).Equal(next) })
 		if err := os.WriteFile(of.cert, []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
@@ -83,11 +84,12 @@ func TestCertificateFilesAreReloaded(t *testing.T) {
 			t.Errorf("%q: the last valid certificate is not served", of.name)
 		}
 	}
-	resp, err = old.Get(s.URL() + "/readyz") // on the old connection, or a new one with the server's own certificate
+	resp, err = old.Get(s.URL() + "/readyz") // reuses the connection, or selects the server's own certificate
 	body(t, resp, err, http.StatusOK)
 }
 
-// TestSNIMatchesUpstream checks that the server selects the same certificate for a client as upstream's controller.
+// TestSNIMatchesUpstream checks that the server selects the same certificate for a client as the certificate
+// controller of kube-apiserver.
 func TestSNIMatchesUpstream(t *testing.T) {
 	_, mainCert, mainKey := certificate(t, "main.example.com")
 	_, cert0, key0 := certificate(t, "fourth.example.com")
@@ -196,7 +198,8 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 	}
 }
 
-// TestInvalidTLSFiles checks that invalid TLS flags fail the start, before the data directory is created.
+// TestInvalidTLSFiles checks that the start fails if TLS flags are invalid, before the server creates the data
+// directory.
 func TestInvalidTLSFiles(t *testing.T) {
 	_, cert, key := certificate(t, "one.example.com")
 	_, _, foreignKey := certificate(t, "two.example.com")
@@ -233,7 +236,7 @@ func TestOwnCertificatesAreRenewed(t *testing.T) {
 					t.Fatal(err)
 				}
 				clock.Step(time.Hour) // files written by trellis certs renew are loaded as well
-				reissued := policyObjects(t, dir+"/pki/apiserver.crt", dir+"/pki/apiserver.key")
+				reissued := certificateIn(t, dir+"/pki/apiserver.crt", dir+"/pki/apiserver.key")
 				within(t, func() bool { return shown(t, s.Address(), "").Equal(reissued) })
 				before = reissued
 			}

@@ -72,8 +72,8 @@ func (u *upgradeEnv) send(method, then, headers string) (net.Conn, *bufio.Reader
 	return conn, bufio.NewReader(conn)
 }
 
-// counted reports whether the requests of jane hold the given number of seats, and whether the metrics count the given
-// number of mutating requests in flight.
+// counted reports whether the requests of jane hold the given number of flow control seats and the metrics show the
+// given number of mutating requests in flight.
 func (u *upgradeEnv) counted(seats, mutating int) bool {
 	u.Helper()
 	resp, err := u.client.Get(u.URL() + "/metrics")
@@ -140,7 +140,7 @@ func TestUpgradedRequestIsLongRunning(t *testing.T) {
 		}
 	}
 	within(t, func() bool { return u.counted(0, 0) })
-	// its deadline is later than those of the upgraded requests would be
+	// this request ends later than the upgraded requests would if they had a deadline
 	_, in := u.send(http.MethodGet, "then=never+answers", "")
 	resp, err := http.ReadResponse(in, nil)
 	body(t, resp, err, http.StatusGatewayTimeout)
@@ -150,7 +150,7 @@ func TestUpgradedRequestIsLongRunning(t *testing.T) {
 			t.Errorf("%q %v", line, err)
 		}
 	}
-	// The shutdown waits for a request that is not upgraded yet, and ends upgraded ones.
+	// The shutdown waits for a request that is not upgraded yet. It ends upgraded requests.
 	_, in = u.send(http.MethodPatch, "then=never+answers", "Connection: Upgrade\r\nUpgrade: websocket\r\n")
 	within(t, func() bool { return u.counted(1, 1) })
 	down := make(chan error, 1)

@@ -125,7 +125,8 @@ func (m *mutual) must(method, path, text string) {
 func (m *mutual) ca() string { return base64.StdEncoding.EncodeToString(m.keys.CAPEM) }
 
 // TestConversionWebhookDemandsCertificate checks that a conversion webhook with a URL or a Service gets the client
-// certificate of --conversion-webhook-kubeconfig, at exactly the host and port that a user of the file names. (CNV-014)
+// certificate of --conversion-webhook-kubeconfig. The name of the user in this file must be exactly the host and port
+// of the webhook. (CNV-014)
 func TestConversionWebhookDemandsCertificate(t *testing.T) {
 	m := newMutual(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -165,7 +166,7 @@ func TestConversionWebhookDemandsCertificate(t *testing.T) {
 	}{
 		{fmt.Sprintf(`"service":{"namespace":"default","name":"hook","port":%d}`, port), http.StatusOK},
 		{fmt.Sprintf(`"service":null,"url":"https://127.0.0.1:%d/"`, port), http.StatusOK},
-		// the user localhost applies to port 443
+		// the user localhost is for port 443
 		{fmt.Sprintf(`"service":null,"url":"https://localhost:%d/"`, port), http.StatusInternalServerError},
 	} {
 		m.must("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com",
@@ -178,8 +179,8 @@ func TestConversionWebhookDemandsCertificate(t *testing.T) {
 	}
 }
 
-// TestUnusableConversionKubeconfig checks that the start fails with a kubeconfig that cannot apply to any conversion
-// webhook, and that the server logs a warning if only some of its users cannot apply.
+// TestUnusableConversionKubeconfig checks kubeconfigs with users that cannot apply to a conversion webhook. If no
+// user can apply, the start fails. If only some cannot, the server logs a warning.
 func TestUnusableConversionKubeconfig(t *testing.T) {
 	m := newMutual(t)
 	for file, want := range map[string]string{
@@ -250,7 +251,7 @@ func (r *reviews) take() string {
 	return seen
 }
 
-// configure creates a webhook configuration for ConfigMaps.
+// configure creates an admission webhook configuration for ConfigMaps.
 func (m *mutual) configure(kind, url string) {
 	m.Helper()
 	m.must("POST", "/apis/admissionregistration.k8s.io/v1/"+kind+"webhookconfigurations",
@@ -303,11 +304,11 @@ plugins:
 	m.must("POST", maps, `{"metadata":{"name":"two"}}`) // the server reads the key again
 }
 
-// pageExample matches a block of indented lines of a page.
+// pageExample matches a block of indented lines in a documentation page.
 var pageExample = regexp.MustCompile(`(?m)(?:^    .*\n)+`)
 
-// TestPageOfAdmissionCredentials checks that the two example files of docs/admission.md provide the described
-// credentials.
+// TestPageOfAdmissionCredentials checks that webhooks get the credentials in the two example files of
+// docs/admission.md.
 func TestPageOfAdmissionCredentials(t *testing.T) {
 	m := newMutual(t)
 	page, err := os.ReadFile("../docs/admission.md")

@@ -31,12 +31,12 @@ const MaxBytes = 64 << 20
 // Handler responds to ConversionReviews of apiextensions.k8s.io/v1 and v1beta1 in the version of the request, as
 // documented at
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning. It
-// converts all objects of a review in their order. On the first error the status of the response is Failed. A panic of
-// a Func and a kind without a Func are errors.
+// converts all objects of a review in their order. On the first error the status of the response is Failed. It is
+// also an error if a Func panics or if a kind has no Func.
 type Handler struct {
 	// Kinds holds the conversion function of each kind.
 	Kinds map[schema.GroupKind]Func
-	// MaxBytes is the maximum size of a request body in bytes. 0 means the constant MaxBytes.
+	// MaxBytes is the maximum size of a request body in bytes. 0 means the default in the constant MaxBytes.
 	MaxBytes int64
 	// Logger logs panics. nil means slog.Default.
 	Logger *slog.Logger
@@ -84,7 +84,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // an error means that the client has disconnected
+	_, _ = w.Write(data) // fails only if the client has disconnected
 }
 
 // read reads a review. On an error it returns the status code of the response.
@@ -114,7 +114,8 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request) (q review, code i
 	known := q.APIVersion == apiextensionsv1.SchemeGroupVersion.String() ||
 		q.APIVersion == apiextensionsv1beta1.SchemeGroupVersion.String()
 	if !known || q.Kind != "ConversionReview" || q.Request == nil {
-		return q, http.StatusBadRequest, fmt.Errorf("not a ConversionReview with a request: %s, Kind=%s", q.APIVersion,
+		return q, http.StatusBadRequest, fmt.Errorf("the request body is not a ConversionReview with a request: got "+
+			"%s, Kind=%s", q.APIVersion,
 			q.Kind)
 	}
 	return q, 0, nil

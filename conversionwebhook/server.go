@@ -19,8 +19,8 @@ type Server struct {
 	// Address is the address to listen on. "" means ":8443".
 	Address string
 	// CertFile and KeyFile hold the serving certificate in PEM. It must be valid for the name that the API server
-	// calls: <service>.<namespace>.svc, or the host of the URL. The files are reloaded when they change, such as
-	// mounted Secrets.
+	// calls: <service>.<namespace>.svc, or the host of the URL. The files are reloaded when they change. So they can
+	// be files of a mounted Secret.
 	CertFile, KeyFile string
 	// ClientCAFile holds the CAs of client certificates in PEM. "" means that no client certificate is required. The
 	// file is reloaded when it changes.
@@ -51,7 +51,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.Serve(ctx, l)
 }
 
-// Serve is like Run, but serves on l. It closes l.
+// Serve is like Run, but serves on the listener l. It closes the listener when it returns.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	files := &files{server: s}
 	if _, err := files.config(time.Now()); err != nil {
@@ -97,7 +97,7 @@ type files struct {
 
 	mu      sync.Mutex
 	checked time.Time // time of the last check
-	seen    [3]stamp  // state of the files that current is loaded from
+	seen    [3]stamp  // states of the files when current was loaded
 	current *tls.Config
 }
 

@@ -249,8 +249,8 @@ func within(t *testing.T, done func() bool) {
 	}
 }
 
-// TestClientCertificates checks that the server requires a client certificate only if ClientCAFile is set, and verifies
-// it. (CNV-014)
+// TestClientCertificates checks that the server requires and verifies a client certificate if ClientCAFile is set.
+// Otherwise it requires no client certificate. (CNV-014)
 func TestClientCertificates(t *testing.T) {
 	dir := t.TempDir()
 	own, known, unknown := newPair(t, "localhost"), newPair(t, "known"), newPair(t, "unknown")

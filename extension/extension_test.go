@@ -30,7 +30,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// manifest is the manifest of the kind Boat, with the storage version v1 and the version v1alpha1.
+// manifest is the manifest of the kind Boat. Its versions are v1alpha1 and the storage version v1.
 const manifest = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: boats.example.com}
@@ -197,7 +197,7 @@ func TestKind(t *testing.T) {
 	}
 }
 
-// TestHooks checks that Admit and Validate are called for each write with objects at the storage version, and that
+// TestHooks checks that Admit and Validate are called for each write. Their objects are at the storage version, and
 // their errors become responses.
 func TestHooks(t *testing.T) {
 	var calls []string
@@ -267,8 +267,8 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// TestSubresource checks that the function of a subresource gets the latest object, that its change is validated like
-// an update, and that its errors reach the client.
+// TestSubresource checks the function of a subresource. It gets the latest object, its change is validated like an
+// update, and its errors are sent to the client.
 func TestSubresource(t *testing.T) {
 	k := Kind{Manifest: []byte(manifest)}
 	k.Validate = func(_ context.Context, r *Request) error {
@@ -279,7 +279,7 @@ func TestSubresource(t *testing.T) {
 		return nil
 	}
 	var e *env
-	var concurrent []byte // patch by another writer while Do runs
+	var concurrent []byte // another writer patches the object while Do runs
 	count := 0
 	k.Subresources = []Subresource{{Name: "sink",
 		Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
@@ -400,7 +400,7 @@ func TestNamespaces(t *testing.T) {
 	if _, err := core.Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := at("harbour"); err != nil { // also before the watch delivers the namespace
+	if err := at("harbour"); err != nil { // the watch may not have delivered the namespace yet
 		t.Error(err)
 	}
 	if err := core.Delete(ctx, "harbour", metav1.DeleteOptions{}); err != nil {
@@ -413,8 +413,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestMainServerUnavailable checks that no request is authorized while the main server is unavailable, except those of
-// system:masters, and that client certificates are still authenticated. (AGG-039)
+// TestMainServerUnavailable checks requests while the main server is unavailable. Only requests of the group
+// system:masters are authorized. Client certificates are still authenticated. (AGG-039)
 func TestMainServerUnavailable(t *testing.T) {
 	e := start(t, Kind{Manifest: []byte(manifest)})
 	e.main.Stop()
@@ -483,7 +483,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// interrupter is the output of the program. It cancels the program's context at the first write.
+// interrupter is a writer for the output of the program. It cancels the program's context at the first write.
 type interrupter struct {
 	bytes.Buffer
 	cancel context.CancelFunc

@@ -12,8 +12,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Typed returns a function for Kind.Admit or Kind.Validate that calls f with Go types. T is the Go type of the storage
-// version. obj is the decoded Request.New and nil on a delete. old is the decoded Request.Old and nil on a create.
+// Typed returns a function for Kind.Admit or Kind.Validate. This function calls f with objects of the Go type T of
+// the storage version. The parameter obj of f is the decoded Request.New, or nil on a delete. The parameter old is
+// the decoded Request.Old, or nil on a create.
 func Typed[T any](f func(ctx context.Context, r *Request, obj, old *T) error) func(context.Context, *Request) error {
 	return func(ctx context.Context, r *Request) error {
 		obj, err := fromUnstructured[T](r.New)
@@ -40,8 +41,8 @@ func fromUnstructured[T any](u *unstructured.Unstructured) (*T, error) {
 	return obj, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, obj)
 }
 
-// useTypes sets the Go types of the scheme on the versions of d. It returns an error if the scheme cannot convert
-// between them.
+// useTypes adds the Go types of the scheme to the versions of the definition d. It returns an error if the scheme
+// cannot convert between these types.
 func (k *Kind) useTypes(d *resource.Definition) (err error) {
 	for _, v := range d.Versions {
 		empty, errNew := k.Scheme.New(v.GroupVersionKind())

@@ -30,7 +30,8 @@ import (
 	generated "k8s.io/kubernetes/pkg/generated/openapi"
 )
 
-// Boat is the Go type of the kind at v1, OldBoat at v1alpha1. The field title is called name at v1alpha1.
+// Boat is the Go type of the kind at v1, and OldBoat is its Go type at v1alpha1. The name of the field title is name
+// at v1alpha1.
 type Boat struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -80,7 +81,7 @@ func (b *OldBoat) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// boatDefinitions returns the definitions that openapi-gen generates from such types.
+// boatDefinitions returns the definitions that openapi-gen would generate from Boat and OldBoat.
 func boatDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	const here = "github.com/trellis-k8s/trellis/extension."
 	text := func(about string) spec.Schema {
@@ -224,7 +225,7 @@ func TestGoTypes(t *testing.T) {
 }
 
 // testGoTypeRefusals checks that an object that does not match its Go type is rejected with kube-apiserver's message.
-// If the message does not name the field, it follows the path of the field.
+// If this message does not contain the name of the field, the path of the field precedes it.
 func testGoTypeRefusals(t *testing.T, e *env) {
 	ctx, direct := t.Context(), kubernetes.NewForConfigOrDie(e.admin).RESTClient()
 	for want, spec := range map[string]map[string]any{
@@ -364,7 +365,7 @@ func TestGoTypeProtobuf(t *testing.T) {
 	}
 }
 
-// TestGeneratedSchemas checks that each Go type of Kubernetes results in a valid structural schema.
+// TestGeneratedSchemas checks that the generated schema of each Go type of Kubernetes is a valid structural schema.
 func TestGeneratedSchemas(t *testing.T) {
 	for gvk, of := range kubernetesscheme.Scheme.AllKnownTypes() {
 		obj, isObject := reflect.New(of).Interface().(interface {
@@ -391,8 +392,8 @@ func TestGeneratedSchemas(t *testing.T) {
 	}
 }
 
-// TestGeneratedDeployment checks that the Go type normalizes values that the schema leaves open, such as quantities and
-// ports.
+// TestGeneratedDeployment checks that the Go type normalizes values for which the schema permits several forms, such
+// as quantities and ports.
 func TestGeneratedDeployment(t *testing.T) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypeWithName(boats.GroupVersion().WithKind("Boat"), &appsv1.Deployment{})

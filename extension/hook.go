@@ -25,14 +25,14 @@ const (
 )
 
 // Request describes a write of an object, for Kind.Admit and Kind.Validate. These functions reject the write by
-// returning an error. A StatusError is sent to the client unchanged. An error of
-// k8s.io/apimachinery/pkg/util/validation/field, or several by ErrorList.ToAggregate, becomes a 422. Any other error
-// becomes a 403.
+// returning an error. A StatusError is sent to the client unchanged. Field errors of
+// k8s.io/apimachinery/pkg/util/validation/field become a 422. Several field errors are combined with
+// ErrorList.ToAggregate. Any other error becomes a 403.
 type Request struct {
 	Operation   string
-	Subresource string // "", "status", or one of the kind's
-	// Old is the stored object and New the object to store, both at the storage version. Old is nil on a create and New
-	// is nil on a delete. Changes of Old have no effect.
+	Subresource string // "", "status", or the name of a subresource of the kind
+	// Old is the stored object, and New is the object to store. Both are at the storage version. Old is nil on a
+	// create, and New is nil on a delete. Changes of Old have no effect.
 	Old, New *unstructured.Unstructured
 	User     user.Info
 	DryRun   bool
@@ -90,7 +90,8 @@ func (h hooks) Validate(ctx context.Context, r *admission.Request) error {
 	return nil
 }
 
-// objectVersion returns the kind of the object that a request writes. For a write of /scale it is the scaled object.
+// objectVersion returns the version and kind of the object that a request writes. For a write of /scale, this is the
+// scaled object.
 func objectVersion(r *admission.Request) *resource.Version {
 	if r.Subresource == "scale" {
 		return r.Target
@@ -117,7 +118,7 @@ func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
 	return q, nil
 }
 
-// statusError converts the error of a function to the error that the client gets.
+// statusError converts an error of Kind.Admit or Kind.Validate to the error that the client gets.
 func statusError(ctx context.Context, r *admission.Request, err error) error {
 	name := r.ObjectName(ctx)
 	if err = invalid(objectVersion(r).Definition, name, err); isStatus(err) {

@@ -28,20 +28,21 @@ type Kind struct {
 	Manifest []byte
 	// Spec is the Go form of the manifest's spec. If it is set, Manifest is ignored.
 	Spec *apiextensionsv1.CustomResourceDefinitionSpec
-	// Scheme has a Go type for each version of the kind. nil means that the kind has no Go types. The server uses the
-	// scheme's defaulting functions and its conversion functions, which convert directly or through the internal
-	// version. Types with protobuf methods are also served as protobuf.
+	// Scheme contains a Go type for each version of the kind. nil means that the kind has no Go types. The server
+	// uses the defaulting functions and the conversion functions of the scheme. It converts an object directly or
+	// through the internal version. Types with protobuf methods are also served as protobuf.
 	Scheme *runtime.Scheme
-	// OpenAPI returns the definitions that openapi-gen generates from the Go types. They provide the schemas of
-	// versions that have none in the manifest.
+	// OpenAPI returns the definitions that openapi-gen generates from the Go types. They are the schemas of the
+	// versions for which the manifest has no schema.
 	OpenAPI common.GetOpenAPIDefinitions
-	// Convert converts an object to another version of the kind. It may modify obj. nil means that Scheme or the
-	// manifest's annotation trellis.dev/conversion converts, or that the versions differ only in apiVersion.
+	// Convert converts an object to another version of the kind. It may modify obj. If Convert is nil, Scheme or the
+	// manifest's annotation trellis.dev/conversion defines the conversion. If neither does, versions differ only in
+	// apiVersion.
 	Convert func(obj *unstructured.Unstructured, toVersion string) (*unstructured.Unstructured, error)
 	// Admit is called for each create, update and delete, before the object is validated. It may change r.New.
 	Admit func(ctx context.Context, r *Request) error
-	// Validate is called for each create, update and delete that all other validations accept. Its changes are not
-	// stored.
+	// Validate is called for each create, update and delete that all other validations accept. Changes that Validate
+	// makes to objects are not stored.
 	Validate func(ctx context.Context, r *Request) error
 	// Subresources lists additional subresources that accept POST.
 	Subresources []Subresource
@@ -50,13 +51,13 @@ type Kind struct {
 // Subresource is an action on an object that a client requests with POST, for example POST .../flunders/mine/weigh.
 type Subresource struct {
 	Name string
-	// Body is a manifest, as in Kind, of the request body. It is not served as a separate kind: its names are used only
-	// for the schema and the kind of the body, and the scope is that of the object.
+	// Body is the manifest of the request body, in the form of Kind.Manifest. The body is not served as a separate
+	// kind. Of the manifest, only the schemas and the names of the kind are used. The scope is that of the object.
 	Body []byte
-	// Do performs the action. It may change obj, which is at the storage version. Its result is the response, of the
-	// kind of the body. nil means a response of success. Do is called again if another write of the object conflicts.
-	// The context contains the user, as upstream's contexts do (k8s.io/apiserver/pkg/endpoints/request). An error that
-	// is not a StatusError is a server error.
+	// Do performs the action. It may change obj, which is at the storage version. Its result is the response and has
+	// the kind of the body. nil means a Status of success. If another write changes the object at the same time, Do
+	// is called again. The context contains the user, as upstream's contexts do
+	// (k8s.io/apiserver/pkg/endpoints/request). An error that is not a StatusError is a server error.
 	Do func(ctx context.Context, obj, body *unstructured.Unstructured) (answer *unstructured.Unstructured, err error)
 }
 
@@ -148,17 +149,17 @@ var manifestKind = apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDe
 func parseManifest(manifest []byte) (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict(manifest, crd); err != nil {
-		return nil, fmt.Errorf("decode manifest of a kind: %w", err)
+		return nil, fmt.Errorf("decode the manifest of a kind: %w", err)
 	}
 	if got := crd.GroupVersionKind(); got != manifestKind {
-		return nil, fmt.Errorf("decode manifest of a kind: got %s, want a CustomResourceDefinition of %s", got,
+		return nil, fmt.Errorf("decode the manifest of a kind: got %s, want a CustomResourceDefinition of %s", got,
 			apiextensionsv1.SchemeGroupVersion)
 	}
 	return crd, nil
 }
 
-// compileManifest compiles a manifest. It returns an error for a manifest that is not a valid CustomResourceDefinition.
-// converts specifies that Go code converts between versions.
+// compileManifest compiles a manifest. It returns an error if the manifest is not a valid CustomResourceDefinition.
+// converts is true if Go code converts between versions.
 func compileManifest(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*resource.Definition, error) {
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
@@ -211,7 +212,7 @@ func canonicalJSON(text []byte) ([]byte, error) {
 	return bytes.Clone(object.Pack(t, 0).JSON()), nil
 }
 
-// converter returns a function that converts objects to a version with convert.
+// converter returns a function that converts objects to a version. It uses the function convert.
 func converter(convert func(*unstructured.Unstructured, string) (*unstructured.Unstructured, error),
 	to *resource.Version) func(object.Tree) (object.Tree, error) {
 	return func(t object.Tree) (object.Tree, error) {

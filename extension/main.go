@@ -1,5 +1,5 @@
-// Package extension implements an extension API server behind Trellis or kube-apiserver, for kinds with custom Go code.
-// The main server aggregates it into its API
+// Package extension implements extension API servers for kinds with custom Go code. Such a server runs behind a main
+// server, which is Trellis or kube-apiserver. The main server aggregates it into its API
 // (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server/). The extension server stores the
 // objects itself and delegates authentication and authorization to the main server. docs/extension-server.md is a
 // tutorial.
@@ -60,18 +60,19 @@ func run(ctx context.Context, c Config, args []string, out io.Writer) error {
 	return s.Shutdown()
 }
 
-// bind declares the flags, with upstream's names and semantics. It returns a function that returns the address after
-// the flags have been parsed.
+// bind declares the flags. They have the same names and meanings as the flags of k8s.io/apiserver. It returns a
+// function that returns the listening address. Callers must parse the flags before they call this function.
 func (c *Config) bind(flags *pflag.FlagSet) (address func() string) {
 	ip := flags.IP("bind-address", net.IPv4zero, "IP address to listen on")
-	port := flags.Uint16("secure-port", 443, "port to serve HTTPS on (0 selects a free port)")
-	flags.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the stored objects (empty means in memory)")
+	port := flags.Uint16("secure-port", 443, "HTTPS port (0 means a free port)")
+	flags.StringVar(&c.DataDir, "data-dir", c.DataDir,
+		"directory of the stored objects (empty means that they are in memory)")
 	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", c.AcceptLossAfter,
-		"last revision to keep of a damaged --data-dir, from the error message of the start (0 means that a damaged "+
-			"directory is an error)")
+		"last revision to keep when the server opens a damaged --data-dir. The error at the start contains the "+
+			"value. 0 means that the server does not start with a damaged directory")
 	flags.StringVar(&c.CertFile, "tls-cert-file", c.CertFile,
-		"file with the serving certificate for SERVICE.NAMESPACE.svc, reloaded when it changes (empty means a "+
-			"certificate of a self-generated CA)")
+		"file with the serving certificate for SERVICE.NAMESPACE.svc. The server reloads the file when it changes "+
+			"(empty means a certificate of a self-generated CA)")
 	flags.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "file with the private key of --tls-cert-file")
 	flags.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig,
 		"kubeconfig file for the main server (empty means the in-cluster configuration of the Pod)")
@@ -82,24 +83,27 @@ func (c *Config) bind(flags *pflag.FlagSet) (address func() string) {
 
 	a := &c.Authentication
 	flags.BoolVar(&a.SkipLookup, "authentication-skip-lookup", a.SkipLookup,
-		"do not read missing settings from the ConfigMap extension-apiserver-authentication")
+		"do not read settings that are not set from the ConfigMap extension-apiserver-authentication")
 	flags.BoolVar(&a.TolerateLookupFailure, "authentication-tolerate-lookup-failure", a.TolerateLookupFailure,
-		"start even if reading that ConfigMap fails")
+		"start even if the ConfigMap extension-apiserver-authentication cannot be read")
 	flags.StringVar(&a.ClientCAFile, "client-ca-file", a.ClientCAFile,
-		"file with the CAs of user certificates (empty means those in the ConfigMap)")
+		"file with the CAs for the certificates of users (empty means the CAs in the ConfigMap "+
+			"extension-apiserver-authentication)")
 	h := &a.RequestHeader
 	flags.StringVar(&h.CAFile, "requestheader-client-ca-file", h.CAFile,
-		"file with the CAs of the main server's client certificate; if set, the header settings in the ConfigMap "+
-			"are ignored")
+		"file with the CAs for the client certificate of the main server. If it is set, the header settings in the "+
+			"ConfigMap extension-apiserver-authentication are ignored")
 	flags.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", h.AllowedNames,
-		"allowed common names of this certificate (empty means any)")
+		"allowed common names of the client certificate of the main server (empty means any name)")
 	flags.StringSliceVar(&h.UsernameHeaders, "requestheader-username-headers",
-		orDefault(h.UsernameHeaders, "x-remote-user"), "headers with the user name; the first header present is used")
+		orDefault(h.UsernameHeaders, "x-remote-user"),
+		"headers with the user name. The first header that is set is used")
 	flags.StringSliceVar(&h.UIDHeaders, "requestheader-uid-headers", h.UIDHeaders, "headers with the UID of the user")
 	flags.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", orDefault(h.GroupHeaders, "x-remote-group"),
 		"headers with the groups of the user")
 	flags.StringSliceVar(&h.ExtraHeaderPrefixes, "requestheader-extra-headers-prefix",
-		orDefault(h.ExtraHeaderPrefixes, "x-remote-extra-"), "prefixes of headers with extra attributes of the user")
+		orDefault(h.ExtraHeaderPrefixes, "x-remote-extra-"),
+		"prefixes of headers with extra information about the user")
 	return func() string {
 		if c.Address != "" && !flags.Changed("bind-address") && !flags.Changed("secure-port") {
 			return c.Address

@@ -19,7 +19,7 @@ import (
 var namespaceResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
 // namespaces is an admission plugin that rejects creations in namespaces that do not exist or are terminating on the
-// main server. It reads namespaces from a watch cache, and requests those that are not in the cache from the main
+// main server. It reads namespaces from a watch cache. It requests namespaces that are not in the cache from the main
 // server.
 type namespaces struct {
 	client metadata.Interface
@@ -52,7 +52,7 @@ func (n *namespaces) Admit(ctx context.Context, r *admission.Request) error {
 	case apierrors.IsNotFound(err):
 		return admission.CreateIn(r.Namespace, nil, r.Resource.GroupResource(), r.ObjectName(ctx))
 	case err != nil:
-		return apierrors.NewInternalError(fmt.Errorf("get namespace %s of the main server: %w", r.Namespace, err))
+		return apierrors.NewInternalError(fmt.Errorf("get namespace %s from the main server: %w", r.Namespace, err))
 	}
 	meta := &object.Meta{}
 	if at := found.GetDeletionTimestamp(); at != nil {

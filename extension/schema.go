@@ -16,7 +16,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// addSchemas sets the schema of each version of crd that has none, from the OpenAPI definition of its Go type.
+// addSchemas sets the missing schemas of the versions of crd. It uses the OpenAPI definitions of their Go types.
 func (k *Kind) addSchemas(crd *apiextensionsv1.CustomResourceDefinition) error {
 	var all definitions
 	for i := range crd.Spec.Versions {
@@ -28,7 +28,7 @@ func (k *Kind) addSchemas(crd *apiextensionsv1.CustomResourceDefinition) error {
 			return fmt.Errorf("version %s has no schema, and OpenAPI is not set", v.Name)
 		}
 		if all.byName == nil {
-			all.read(machinery.GetOpenAPIDefinitions) // types of apimachinery, for definitions that OpenAPI lacks
+			all.read(machinery.GetOpenAPIDefinitions) // types of apimachinery; k.OpenAPI may not contain them
 			all.read(k.OpenAPI)
 		}
 		obj, err := k.Scheme.New(schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name,
@@ -62,7 +62,7 @@ func (d *definitions) read(generated common.GetOpenAPIDefinitions) {
 	}
 }
 
-// modelName returns the OpenAPI name of a type. name is a model name, or the package path and the name of the type.
+// modelName returns the OpenAPI name of a type. The parameter is this name, or the package path and name of the type.
 func modelName(name string) string {
 	if strings.Contains(name, "/") {
 		return util.ToRESTFriendlyName(name)
@@ -70,8 +70,8 @@ func modelName(name string) string {
 	return name
 }
 
-// structural returns the structural schema of a definition. keys are the map keys of the list if the schema is that of
-// a list item.
+// structural returns the structural schema of a definition. If the definition is that of a list item, keys holds the
+// map keys of the list.
 func (d *definitions) structural(name string, keys []string) (*apiextensionsv1.JSONSchemaProps, error) {
 	definition, ok := d.byName[name]
 	if !ok {
@@ -90,14 +90,14 @@ func (d *definitions) structural(name string, keys []string) (*apiextensionsv1.J
 	return s, d.complete(s, keys)
 }
 
-// complete makes s structural. It omits constraints that a structural schema cannot express, because the Go type checks
-// the types of values anyway.
+// complete makes the schema s structural. It drops constraints that a structural schema cannot express. The server
+// still checks these values when it decodes the object into its Go type.
 func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string) error {
 	if s.Ref != nil {
 		return d.resolve(s, keys)
 	}
 	switch {
-	case len(s.OneOf) > 0: // an integer or a number, or a string
+	case len(s.OneOf) > 0: // the type is either a number or a string
 		s.OneOf, s.Type, s.Format, s.XIntOrString = nil, "", "", true
 	case s.Type == "object" && len(s.Properties) == 0 && s.AdditionalProperties == nil, s.Type == "":
 		s.XPreserveUnknownFields = new(true)
@@ -120,7 +120,7 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 		return d.complete(s.AdditionalProperties.Schema, nil)
 	}
 	if s.Items == nil || s.Items.Schema == nil {
-		s.XListType = nil // valid only for lists; some types have the marker anyway
+		s.XListType = nil // valid only for lists, but some other types have the marker
 		return nil
 	}
 	item := s.Items.Schema
@@ -128,7 +128,7 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 	err := d.complete(item, s.XListMapKeys)
 	for _, key := range s.XListMapKeys {
 		if p, ok := item.Properties[key]; !ok || p.Default == nil && !slices.Contains(item.Required, key) {
-			s.XListType, s.XListMapKeys = new("atomic"), nil // items may lack the key
+			s.XListType, s.XListMapKeys = new("atomic"), nil // the key is not required in items
 			break
 		}
 	}
@@ -137,7 +137,7 @@ func (d *definitions) complete(s *apiextensionsv1.JSONSchemaProps, keys []string
 
 // resolve replaces s with the schema that it refers to.
 func (d *definitions) resolve(s *apiextensionsv1.JSONSchemaProps, keys []string) error {
-	// a type that contains itself
+	// target for a type that contains itself
 	reference, target := *s, &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
 	if !slices.Contains(d.stack, *s.Ref) {
 		var err error

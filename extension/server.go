@@ -36,23 +36,24 @@ type Config struct {
 	Kinds []Kind
 	// DataDir is the directory of the stored objects. "" means that they are in memory.
 	DataDir string
-	// AcceptLossAfter is the last intact revision of a damaged data directory. The server opens such a directory only
-	// if the revisions match. 0 means that a damaged directory is an error.
+	// AcceptLossAfter permits the server to open a damaged data directory whose last intact revision is equal to this
+	// value. 0 means that a damaged directory is an error.
 	AcceptLossAfter int64
 	// Address is the IP address and port to listen on. "" means 127.0.0.1:0, and port 0 selects a free port.
 	Address string
 	// CertFile and KeyFile hold the serving certificate. They are reloaded when they change. "" means a certificate of
 	// a self-generated CA.
 	CertFile, KeyFile string
-	// Kubeconfig is the path of a kubeconfig for the main server. "" means the in-cluster configuration of a Pod. The
-	// other two replace it for authentication and authorization requests. "" means Kubeconfig.
+	// Kubeconfig is the path of a kubeconfig for the main server. "" means the in-cluster configuration of a Pod.
+	// AuthenticationKubeconfig is used instead for authentication requests, and AuthorizationKubeconfig for
+	// authorization requests, unless they are "".
 	Kubeconfig, AuthenticationKubeconfig, AuthorizationKubeconfig string
-	// Authentication overrides the authentication settings that the main server publishes.
+	// Authentication replaces authentication settings that the main server publishes.
 	Authentication delegated.Config
 	// Logger receives messages for the operator. nil means that they are discarded.
 	Logger *slog.Logger
 
-	retry *wait.Backoff    // for requests to the main server; nil means upstream's
+	retry *wait.Backoff    // retries of requests to the main server; nil means the default of k8s.io/apiserver
 	clock clock.WithTicker // for the renewal of the server's own certificate; nil means the real clock
 }
 
@@ -219,7 +220,7 @@ func (s *Server) delegate(ctx context.Context) (authentication access.Authentica
 	return authentication, authorizer, err
 }
 
-// mainServer returns the configuration of a client of the main server, with upstream's rate limits.
+// mainServer returns the configuration of a client of the main server. It has the rate limits of k8s.io/apiserver.
 func (s *Server) mainServer(kubeconfig string) (*rest.Config, error) {
 	c, err := rest.InClusterConfig()
 	if file := cmp.Or(kubeconfig, s.config.Kubeconfig); file != "" {
@@ -238,7 +239,7 @@ func (s *Server) mainServer(kubeconfig string) (*rest.Config, error) {
 // URL returns the URL at which clients on this machine reach the server.
 func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 
-// CA returns the PEM of the self-generated CA. It signs the serving certificate if Config.CertFile is "".
+// CA returns the self-generated CA in PEM. This CA signs the serving certificate if Config.CertFile is "".
 func (s *Server) CA() []byte { return s.keys.Load().CAPEM }
 
 // Failed returns a channel that is closed when the server has failed. Shutdown then returns the reason.

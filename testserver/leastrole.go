@@ -24,7 +24,8 @@ func Recording() Option {
 	}
 }
 
-// Audit writes the audit events that policy selects to the file log. policy is a Policy of audit.k8s.io/v1.
+// Audit writes audit events to a file. The parameter log is the path of the file. The parameter policy is a Policy of
+// audit.k8s.io/v1 that selects the events.
 func Audit(log, policy string) Option {
 	return func(s *Server) {
 		file := filepath.Join(s.t.TempDir(), "policy.yaml")
@@ -37,9 +38,9 @@ func Audit(log, policy string) Option {
 	}
 }
 
-// LeastRole returns, as YAML, the minimal ClusterRole that permits all requests that a user has sent, including the
-// forbidden ones. The name is that of a user created by User, or "kubernetes-admin" for the administrator. LeastRole
-// requires the option Recording. It stops the server, so that the audit log is complete.
+// LeastRole returns a minimal ClusterRole in YAML. The ClusterRole permits all requests that a user has sent,
+// including requests that were forbidden. The name is that of a user created by User, or "kubernetes-admin" for the
+// administrator. LeastRole requires the option Recording. It stops the server, so that the audit log is complete.
 func (s *Server) LeastRole(name string) string {
 	s.t.Helper()
 	if s.audit == "" {

@@ -37,9 +37,9 @@ type nodes struct {
 	stop      context.CancelFunc
 }
 
-// Nodes creates n simulated nodes with the names node-0, node-1 and so on. They are ready, have a capacity of 110 Pods
-// each and renew their Leases. A Pod that is bound to such a node is running until it is deleted or has the
-// OutcomeAnnotation. It is ready when its readiness gates are true.
+// Nodes creates n simulated nodes with the names node-0, node-1 and so on. They are ready, have a capacity of 110
+// Pods each and renew their Leases. A Pod that is bound to such a node is running until it is deleted or has the
+// OutcomeAnnotation. The Pod is ready when its readiness gates are true.
 func (s *Server) Nodes(n int) {
 	s.t.Helper()
 	client := kubernetes.NewForConfigOrDie(s.running.Loopback()).CoreV1().Nodes()

@@ -37,8 +37,8 @@ const (
 )
 
 // TestSchedulersNeverOvercommit checks that two unmodified kube-schedulers never bind more Pods to a node than its
-// capacity permits, and that each rejected Pod is scheduled again. The schedulers get no events about bound Pods before
-// both have tried to bind all their Pods (issue 16).
+// capacity permits. Each Pod whose binding is rejected must be scheduled again. The schedulers get no events about
+// bound Pods until both have tried to bind all their Pods (issue 16).
 func TestSchedulersNeverOvercommit(t *testing.T) {
 	program, found := storagetest.Program(t, "kube-scheduler")
 	if !found {
@@ -114,7 +114,7 @@ func await(ctx context.Context, t *testing.T, done <-chan struct{}) {
 	}
 }
 
-// full checks that no node exceeds its capacity. If wait is true, it waits until all nodes are full.
+// full checks that the Pods of no node exceed its capacity. If wait is true, it waits until all nodes are full.
 func full(ctx context.Context, t *testing.T, admin kubernetes.Interface, wait bool) {
 	t.Helper()
 	for {
@@ -182,8 +182,8 @@ func runScheduler(t *testing.T, program, name, server string) {
 	})
 }
 
-// relay is a reverse proxy between the schedulers and the server. While it holds events, it forwards the creations and
-// deletions of Pods, and delays their modifications.
+// relay is a reverse proxy between the schedulers and the server. After a call of hold, it delays events about
+// modified Pods. It always forwards events about created and deleted Pods.
 type relay struct {
 	*httputil.ReverseProxy
 	url string
@@ -222,8 +222,8 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 	return r
 }
 
-// hold starts to hold the modifications of a round's Pods. The returned channel is closed after binding has been tried
-// for the given number of Pods.
+// hold starts to delay events about modified Pods of a round. The returned channel is closed after the schedulers
+// have tried to bind the given number of Pods.
 func (r *relay) hold(round string, pods int) (tried <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +232,7 @@ func (r *relay) hold(round string, pods int) (tried <-chan struct{}) {
 	return r.done
 }
 
-// release forwards all held events and blocks until they have been written.
+// release forwards all delayed events. It returns after they have been written.
 func (r *relay) release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,7 +268,7 @@ func (r *relay) modifyResponse(resp *http.Response) error {
 	return nil
 }
 
-// stream is the body that a client reads. Close also closes the original body.
+// stream is the response body for a client. Its method Close also closes the body of the original response.
 type stream struct {
 	io.ReadCloser
 	from io.Closer
@@ -323,7 +323,8 @@ func (r *relay) pass(from io.Reader, to *io.PipeWriter) {
 	}
 }
 
-// gateFor returns the channel that an event must wait for, or nil if the event is forwarded immediately.
+// gateFor returns a channel if an event must be delayed until the channel is closed. It returns nil if the event must
+// be forwarded immediately.
 func (r *relay) gateFor(event []byte) chan struct{} {
 	var e struct {
 		Type   string

@@ -9,8 +9,8 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// OutcomeAnnotation is the annotation of a Pod on a simulated node with the phase in which the Pod ends: Succeeded or
-// Failed.
+// OutcomeAnnotation is an annotation for Pods on simulated nodes. Its value is the phase in which the Pod ends:
+// Succeeded or Failed.
 const OutcomeAnnotation = "testserver.trellis.dev/outcome"
 
 // simulate sets the status of a Pod as a kubelet would. It reports whether the status has changed.
@@ -36,7 +36,7 @@ func (s *Server) simulate(pod *corev1.Pod, hostIP string) bool {
 	status.InitContainerStatuses, status.ContainerStatuses = nil, nil
 	for _, c := range pod.Spec.InitContainers {
 		one := container(pod, &c, status.Phase)
-		if !podutil.IsRestartableInitContainer(&c) { // it ended when the Pod started
+		if !podutil.IsRestartableInitContainer(&c) { // the container ended when the Pod started
 			one = container(pod, &c, corev1.PodSucceeded)
 			one.Ready, one.State.Terminated.FinishedAt = true, *status.StartTime
 		}

@@ -23,9 +23,9 @@ import (
 
 // TestObjectsOfASecondScheduler applies the manifests of a second scheduler: those of this repository, and the
 // unchanged ones of the documentation if they are available. It checks that the scheduler's service account gets the
-// required permissions. The permission for a Lease with the scheduler's name needs the documented edit of the role.
-// Each Pod names its scheduler. SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012 SCD-018 SCD-022 SCD-023 SCD-025 SCD-027
-// SCD-029 SCD-030 SCD-031 SCD-032.
+// required permissions. The permission for a Lease with the scheduler's name requires the documented change of the
+// ClusterRole. It also checks that each Pod specifies its scheduler. SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012
+// SCD-018 SCD-022 SCD-023 SCD-025 SCD-027 SCD-029 SCD-030 SCD-031 SCD-032.
 func TestObjectsOfASecondScheduler(t *testing.T) {
 	for name, folder := range map[string]string{
 		"own":           "../cluster/cmd/trellis-cluster/testdata/documents/12-schedulers",

@@ -1,5 +1,5 @@
 // Package testserver starts a Trellis server in the process of a Go test. It imports testing and apiserver, and must
-// not import packages below apiserver, except for the names of controllers.
+// not import the internal packages of the server, except for the names of controllers.
 package testserver
 
 import (
@@ -27,7 +27,7 @@ type Server struct {
 	t       testing.TB
 	config  apiserver.Config
 	running *apiserver.Server
-	audit   string // path of the audit log of Recording; "" means none
+	audit   string // path of the audit log; "" means that the option Recording is not set
 
 	nodes     []*nodes // simulated nodes
 	nodeCount int
@@ -37,19 +37,19 @@ type Server struct {
 // Option changes the configuration of a server before it starts.
 type Option func(*Server)
 
-// OnDisk stores the server's state in a temporary directory of the test, as Restart requires. By default all state is
-// in memory.
+// OnDisk stores the server's state in a temporary directory of the test. Restart requires this option. By default all
+// state is in memory.
 func OnDisk() Option {
 	return func(s *Server) { s.config.DataDir = s.t.TempDir() }
 }
 
-// LocalServices permits Services of type ExternalName, each as NAMESPACE/NAME, to resolve to a loopback address. A test
-// can serve a webhook or an aggregated API there.
+// LocalServices permits Services of type ExternalName to resolve to a loopback address. Each item has the form
+// NAMESPACE/NAME. A test can serve a webhook or an aggregated API at this address.
 func LocalServices(names ...string) Option {
 	return func(s *Server) { s.config.LocalServices = append(s.config.LocalServices, names...) }
 }
 
-// With calls change with the server's configuration before the start.
+// With calls the function change with the configuration of the server, before the server starts.
 func With(change func(*apiserver.Config)) Option {
 	return func(s *Server) { change(&s.config) }
 }
@@ -115,12 +115,12 @@ func (s *Server) closeIdleConnections() {
 	}
 }
 
-// Restart shuts down a server with OnDisk and starts it again with the same data and the same address, so that existing
-// clients reconnect.
+// Restart shuts down a server and starts it again with the same data and the same address, so that existing clients
+// reconnect. It requires the option OnDisk.
 func (s *Server) Restart() {
 	s.t.Helper()
 	if s.config.DataDir == "" {
-		s.t.Fatal("testserver: Restart requires OnDisk: a server in memory loses its state")
+		s.t.Fatal("testserver: Restart requires the option OnDisk: a server in memory loses its state")
 	}
 	if s.running != nil {
 		s.config.Address = s.running.Address()

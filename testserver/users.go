@@ -23,9 +23,9 @@ func May(verbs, resource string) rbacv1.PolicyRule {
 		Resources: []string{gr.Resource}}
 }
 
-// User returns a client configuration of a user with the permissions of the rules in all namespaces, in addition to
-// those of all users. The name of a service account, such as "system:serviceaccount:default:robot", gets the groups of
-// service accounts.
+// User returns a client configuration of a user. In addition to the permissions of all users, the user has the
+// permissions of rules in all namespaces. If name is that of a service account, such as
+// "system:serviceaccount:default:robot", the user has the groups of service accounts.
 func (s *Server) User(name string, rules ...rbacv1.PolicyRule) *rest.Config {
 	s.t.Helper()
 	client, ctx := v1.NewForConfigOrDie(s.Config), context.Background()

@@ -12,8 +12,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// TestUsers checks that a user of a test has only the permissions of its rules, and that LeastRole returns the required
-// ones.
+// TestUsers checks that a user has only the permissions of its rules. It also checks that LeastRole returns a role
+// with the permissions that the user needs.
 func TestUsers(t *testing.T) {
 	s := testserver.Start(t, testserver.Recording())
 	jane := kubernetes.NewForConfigOrDie(s.User("jane", testserver.May("get,create", "configmaps"),

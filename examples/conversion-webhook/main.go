@@ -1,5 +1,5 @@
-// Command conversion-webhook is an example of a conversion webhook. It converts CronTabs between example.com/v1beta1
-// with the field hostPort, and example.com/v1 with the fields host and port.
+// Command conversion-webhook is an example of a conversion webhook. It converts CronTabs between two versions.
+// example.com/v1beta1 has the field hostPort. example.com/v1 has the fields host and port.
 package main
 
 import (
@@ -20,7 +20,7 @@ func main() {
 	flag.StringVar(&server.KeyFile, "tls-private-key-file", "/tls/tls.key",
 		"file with the private key of -tls-cert-file")
 	flag.StringVar(&server.ClientCAFile, "client-ca-file", "",
-		"file with the CAs of client certificates (empty means that no certificate is required)")
+		"file with the CAs for client certificates (empty means that clients need no certificate)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -1,5 +1,5 @@
-// Package envtest_test contains an example controller and its test with envtest. docs/envtest.md runs it. The
-// controller creates a ConfigMap for each CronTab, with the CronTab as the owner.
+// Package envtest_test contains an example controller and its test with envtest. The commands in docs/envtest.md run
+// this test. The controller creates a ConfigMap for each CronTab, with the CronTab as the owner.
 package envtest_test
 
 import (

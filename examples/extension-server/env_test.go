@@ -31,7 +31,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// env is an API server on which the tests perform the steps of the documentation with API requests.
+// env is an environment with an API server. The tests perform the steps of the documentation on it with API requests.
 type env struct {
 	*testing.T
 	admin  *rest.Config
@@ -54,7 +54,8 @@ var (
 	}
 )
 
-// prepare performs the steps EXT-005 to EXT-008 and EXT-011 to EXT-015. It skips the objects named in without.
+// prepare performs the steps EXT-005 to EXT-008 and EXT-011 to EXT-015. It does not create the objects whose names
+// are in without.
 func prepare(t *testing.T, admin *rest.Config, without ...string) *env {
 	t.Helper()
 	e := &env{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), any: dynamic.NewForConfigOrDie(admin),
@@ -208,7 +209,7 @@ func (e *env) until(condition func(context.Context) bool, last func() any) {
 	}
 }
 
-// flunders returns a client of Flunders for a user's configuration.
+// flunders returns a client for Flunders that uses the configuration of a user.
 func (e *env) flunders(user *rest.Config) dynamic.ResourceInterface {
 	return dynamic.NewForConfigOrDie(user).Resource(group.WithResource("flunders")).Namespace("default")
 }

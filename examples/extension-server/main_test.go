@@ -129,7 +129,8 @@ func testDescribed(t *testing.T, e *env, jane *rest.Config) {
 	}
 }
 
-// testCatch checks the subresource catch: its body is validated by its schema, and it succeeds once.
+// testCatch checks the subresource catch. The body of a request is validated, and only the first valid request
+// succeeds.
 func testCatch(t *testing.T, e *env, jane *rest.Config) {
 	flunders, ctx := e.flunders(jane), t.Context()
 	before, err := flunders.Create(ctx, flunder("hasty", nil), metav1.CreateOptions{})
@@ -163,8 +164,8 @@ func testCatch(t *testing.T, e *env, jane *rest.Config) {
 	}
 }
 
-// TestTypedAPIService checks that the CA bundle of an APIService is PEM in the Go type, is stored in base64 and is
-// trusted. EXT-017
+// TestTypedAPIService checks the CA bundle of an APIService. It is PEM in the Go type and base64 in JSON. The server
+// trusts it. EXT-017
 func TestTypedAPIService(t *testing.T) {
 	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	e := prepare(t, s.Config)
@@ -211,8 +212,8 @@ func TestWithoutDelegator(t *testing.T) {
 	}
 }
 
-// TestWithoutReader checks that the start fails if the extension server may not read the main server's authentication
-// settings. EXT-015, EXT-026
+// TestWithoutReader checks that the start fails if the extension server lacks the permission to read the main
+// server's authentication settings. EXT-015, EXT-026
 func TestWithoutReader(t *testing.T) {
 	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	e := prepare(t, s.Config, "wardle-auth-reader")
@@ -286,7 +287,8 @@ func TestRestartAndUnregister(t *testing.T) {
 }
 
 // TestNamespaceDeletion checks that the deletion of a namespace deletes the extension server's objects in it. While
-// that server is unavailable, the deletion waits and the namespace's conditions report it (kubernetes #83332).
+// the extension server is unavailable, the deletion waits, and the namespace's conditions report the reason
+// (kubernetes #83332).
 func TestNamespaceDeletion(t *testing.T) {
 	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	e := prepare(t, s.Config)

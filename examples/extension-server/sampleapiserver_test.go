@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// startSample runs k8s.io/sample-apiserver with the certificate and the service account of e, at the address
-// e.config.Address.
+// startSample runs k8s.io/sample-apiserver at the address e.config.Address. It uses the certificate and the service
+// account of e.
 func (e *env) startSample(etcd *storagetest.Etcd) *exec.Cmd {
 	e.Helper()
 	program, found := storagetest.Program(e, "sample-apiserver")
@@ -46,8 +46,8 @@ func (e *env) startSample(etcd *storagetest.Etcd) *exec.Cmd {
 	return cmd
 }
 
-// TestSampleAPIServer checks that upstream's unmodified sample-apiserver works as an extension server, and again after
-// it was killed and restarted. AGG-001 AGG-003 AGG-027 AGG-034 EXT-018 EXT-019 EXT-027 EXT-028
+// TestSampleAPIServer checks that upstream's unmodified sample-apiserver works as an extension server, also after it
+// is killed and restarted. AGG-001 AGG-003 AGG-027 AGG-034 EXT-018 EXT-019 EXT-027 EXT-028
 func TestSampleAPIServer(t *testing.T) {
 	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	e := prepare(t, s.Config)

@@ -68,8 +68,8 @@ func TestReviews(t *testing.T) {
 	}
 }
 
-// TestDocumentedReviews checks the same with the reviews of the documentation. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051
-// CNV-052 CNV-053 CNV-056 CNV-057 CNV-058.
+// TestDocumentedReviews checks the responses to the reviews in the documentation. CNV-011 CNV-013 CNV-017 CNV-027
+// CNV-051 CNV-052 CNV-053 CNV-056 CNV-057 CNV-058.
 func TestDocumentedReviews(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
 		checkResponses(t, v, example(t, "request."+v), "example.com:2345", example(t, "response-success."+v),
@@ -77,8 +77,8 @@ func TestDocumentedReviews(t *testing.T) {
 	}
 }
 
-// checkResponses checks that a request gets the response success, and that the request with a malformed hostPort gets
-// failed.
+// checkResponses checks that a request gets the response in success. It also checks that the same request with a
+// malformed hostPort gets the response in failed.
 func checkResponses(t *testing.T, name, request, hostPort, success, failed string) {
 	t.Helper()
 	if got, want := post(t, request), decoded(t, []byte(success)); !reflect.DeepEqual(got, want) {
@@ -92,7 +92,7 @@ func checkResponses(t *testing.T, name, request, hostPort, success, failed strin
 	}
 }
 
-// TestRoundTrip checks that a conversion to v1 and back results in the same object. (CNV-013)
+// TestRoundTrip checks that an object is unchanged after a conversion to v1 and back. (CNV-013)
 func TestRoundTrip(t *testing.T) {
 	for _, text := range []string{`"hostPort":"[::1]:80"`, `"hostPort":"localhost:1234"`, `"other":"x"`} {
 		request := func(from, to, object string) string {
