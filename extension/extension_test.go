@@ -146,7 +146,7 @@ func TestInvalidManifests(t *testing.T) {
 			"are mutually exclusive"},
 		{[]Kind{twice, twice}, "two kinds"},
 		{[]Kind{{Manifest: []byte(manifest), Subresources: []Subresource{{Name: "sink"}}}},
-			"boats/sink: decode manifest of a kind"},
+			"boats/sink: decode the manifest of a kind"},
 	} {
 		if _, err := Start(t.Context(), Config{Kinds: c.kinds}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
