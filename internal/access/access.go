@@ -1,5 +1,5 @@
-// Package access authenticates callers and authorizes their requests. It deals with requests and users, and must not
-// import packages of kinds.
+// Package access authenticates callers and authorizes their requests. It must not import packages that implement kinds
+// of objects.
 package access
 
 import "k8s.io/apiserver/pkg/authentication/user"

@@ -85,7 +85,7 @@ func (s *signer) pool() *CAPool {
 	return NewCAPool(content)
 }
 
-// authenticator returns an Authenticator that trusts client certificates of s and no token.
+// authenticator returns an Authenticator that trusts client certificates signed by s. It accepts no tokens.
 func (s *signer) authenticator(allowAnonymous bool, now func() time.Time) *Authenticator {
 	none := authenticator.TokenFunc(noToken)
 	tokens := union.New(bearertoken.New(none), websocket.NewProtocolAuthenticator(none))
@@ -155,7 +155,7 @@ func TestCertificatesAsUpstream(t *testing.T) {
 }
 
 // TestIdentityOfAConnectionExpires checks that the identity cached for a connection is used until its certificate
-// expires, and no longer. CRD-069
+// expires, and is then no longer used. CRD-069
 func TestIdentityOfAConnectionExpires(t *testing.T) {
 	ca := newSigner(t)
 	clock := now
@@ -213,9 +213,9 @@ func TestOtherCredentials(t *testing.T) {
 	}
 }
 
-// TestFrontProxy checks that the front proxy's CA is checked before the CA of users. A client with a certificate of the
-// front proxy's CA that is not the front proxy is rejected, even if both CAs are the same. Headers are trusted only if
-// the front proxy sends them. AGG-042 AGG-043 AGG-044 AGG-045 AGG-029
+// TestFrontProxy checks that the front proxy's CA is checked before the CA of users. A client that is not the front
+// proxy is rejected if the front proxy's CA has signed its certificate, even if both CAs are the same. Headers are
+// trusted only if the front proxy sends them. AGG-042 AGG-043 AGG-044 AGG-045 AGG-029
 func TestFrontProxy(t *testing.T) {
 	users, proxies, foreign := newSigner(t), newSigner(t), newSigner(t)
 	later, client := now.Add(30*time.Minute), x509.ExtKeyUsageClientAuth
@@ -257,7 +257,7 @@ func TestFrontProxy(t *testing.T) {
 				r = request(c.cert)
 			}
 			r = r.WithContext(ConnContext(r.Context(), nil))
-			for range 2 { // the second time from the connection's cache
+			for range 2 { // the second request uses the cached identity
 				r.Header = http.Header{}
 				if c.user != "" {
 					r.Header = http.Header{

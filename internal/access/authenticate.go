@@ -47,10 +47,10 @@ func NewAuthenticator(a Authentication) *Authenticator { return &Authenticator{a
 // *connection of the request.
 type callerKey struct{}
 
-// connection holds the state of authentication of a connection.
+// connection holds the authentication state of one connection.
 type connection struct {
 	atomic.Pointer[identity]             // the cached identity of the client certificate
-	admitted                 atomic.Bool // a client has authenticated on the connection, and admit has returned true
+	admitted                 atomic.Bool // true once a client has authenticated and admit has returned true
 	admit                    func() bool // nil admits all
 }
 
@@ -63,7 +63,7 @@ func (c *connection) markAuthenticated() error {
 	if !c.admit() {
 		const wait = 1 // seconds
 		err := apierrors.NewServiceUnavailable(
-			"too many connections: the limit of open files of the server is reached, please try again later")
+			"too many connections: the server has reached its limit of open files, please try again later")
 		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: wait}
 		return err
 	}
@@ -72,20 +72,21 @@ func (c *connection) markAuthenticated() error {
 }
 
 // WithUser returns a context with the identity of a caller inside this process. The identity overrides all
-// credentials. A request that came over a connection must not carry it.
+// credentials. A request that came over a connection must not have such a context.
 func WithUser(ctx context.Context, u user.Info) context.Context {
 	return context.WithValue(ctx, callerKey{}, u)
 }
 
-// ConnContext returns the context for the requests of a connection, in which the identity of its client certificate is
-// cached. It calls admit when a client first authenticates on the connection. If admit returns false, the request is
-// rejected, and admit is called again for the next one. A nil admit admits all connections.
+// ConnContext returns the context for the requests of a connection. The context caches the identity of the
+// connection's client certificate. Authenticate calls admit when it first authenticates a client on the connection. If
+// admit returns false, the request is rejected, and the next request calls admit again. A nil admit admits all
+// connections.
 func ConnContext(ctx context.Context, admit func() bool) context.Context {
 	return context.WithValue(ctx, callerKey{}, &connection{admit: admit})
 }
 
 // Authenticate returns the user of a request, or a StatusError: 401, or 503 if there are too many connections. Client
-// certificates take precedence over tokens. Invalid credentials get 401; they never fall back to anonymous. The
+// certificates take precedence over tokens. Invalid credentials get 401. They never fall back to anonymous. The
 // identity of a client certificate is cached for the connection until the certificate expires or the CAs change.
 func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
 	known := r.Context().Value(callerKey{})
@@ -120,7 +121,7 @@ func (a *Authenticator) credentials(conn *connection, r *http.Request) (u user.I
 			}
 		}
 		switch {
-		case id.byProxyCA && !proxy: // signed by the front proxy's CA, but not the front proxy
+		case id.byProxyCA && !proxy: // another client with a certificate of the front proxy's CA
 			return nil, true
 		case id.user != nil:
 			return id.user, false
@@ -156,7 +157,7 @@ type identity struct {
 	invalid   bool      // no CA has signed the certificate, or its subject is invalid
 
 	notAfter            time.Time           // expiry of the result
-	clientCAs, proxyCAs *x509.VerifyOptions // the options that the result is based on
+	clientCAs, proxyCAs *x509.VerifyOptions // the CAs with which the certificate was verified
 }
 
 // certificate returns the identity of the peer's certificate. It caches the identity at the connection, unless conn is
@@ -181,8 +182,8 @@ func (a *Authenticator) certificate(conn *connection, peer []*x509.Certificate) 
 	return id
 }
 
-// identify fills in id from the peer's certificate. It checks the front proxy's CAs first: a client with a certificate
-// of these CAs that is not the front proxy is rejected, even if one of them is also a CA of users. See
+// identify fills in id from the peer's certificate. It checks the front proxy's CAs first. A client that is not the
+// front proxy is rejected if one of these CAs has signed its certificate, even if that CA is also a CA of users. See
 // https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/#ca-reusage-and-conflicts.
 func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now time.Time) {
 	notAfter, byProxyCA := verify(id.proxyCAs, peer, now)
@@ -199,6 +200,6 @@ func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now tim
 	}
 	id.user, id.invalid = subject(peer[0])
 	if id.user == nil && id.proxyCAs != nil && !byProxyCA {
-		id.invalid = true // as upstream, where the front proxy's authenticator has returned an error
+		id.invalid = true // upstream's authenticator of the front proxy rejects such certificates
 	}
 }

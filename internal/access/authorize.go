@@ -13,9 +13,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Authorizer authorizes the requests of all callers. All of upstream's authorizers implement it. Only DecisionAllow
-// lets a request continue. Otherwise the client receives the reason, or a 500 if there is an error. DecisionNoOpinion
-// lets the next authorizer of a Chain decide.
+// Authorizer authorizes the requests of all callers. All of upstream's authorizers implement it. A request is allowed
+// only by DecisionAllow. Otherwise the client receives the reason, or a 500 if there is an error. After
+// DecisionNoOpinion, a Chain calls its next authorizer.
 type Authorizer = authorizer.UnconditionalAuthorizer
 
 // Attributes are the properties of a request on which its authorization depends.
@@ -23,10 +23,10 @@ type Attributes struct {
 	User user.Info
 	// Verb is get, list, watch, create, update, patch, delete or deletecollection, or the HTTP method in lower case.
 	Verb                                                 string
-	Resource                                             bool // a resource request; otherwise only Path is evaluated
+	Resource                                             bool // false if only Path is evaluated
 	Path                                                 string
 	Group, Version, Plural, Subresource, Namespace, Name string
-	FieldSelector, LabelSelector                         string // of a list, watch or deletecollection, as sent
+	FieldSelector, LabelSelector                         string // selectors of a list, watch or deletecollection
 }
 
 // GetUser implements authorizer.Attributes.

@@ -29,7 +29,8 @@ func (t *CAPool) Enqueue() {
 	}
 }
 
-// verify reports whether the chain is valid for client authentication under o, and returns its expiry.
+// verify reports whether a peer's certificate chain is valid for client authentication with the options o, and returns
+// its expiry.
 func verify(o *x509.VerifyOptions, peer []*x509.Certificate, now time.Time) (notAfter time.Time, ok bool) {
 	if o == nil {
 		return notAfter, false

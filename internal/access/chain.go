@@ -10,8 +10,8 @@ import (
 )
 
 // Chain returns an authorizer that calls the given authorizers in order until one allows or denies. It allows all
-// requests of system:masters first. A refusal contains the reason of each authorizer with its name. Names must be
-// unique.
+// requests of system:masters first. If no authorizer allows a request, the reason contains the name and the reason of
+// each authorizer. Names must be unique.
 func Chain(authorizers ...union.NamedAuthorizer) (Authorizer, error) {
 	all := append([]union.NamedAuthorizer{{
 		AuthorizerName: "kubernetes.io/system-privileged-group",
@@ -24,7 +24,7 @@ func Chain(authorizers ...union.NamedAuthorizer) (Authorizer, error) {
 	return chain, nil
 }
 
-// Named returns a with a name, for use in a Chain.
+// Named returns an authorizer with a name, for use in a Chain.
 func Named(name string, a Authorizer) union.NamedAuthorizer {
 	return union.NamedAuthorizer{AuthorizerName: name, Authorizer: authorizer.AuthorizerFunc(a.Authorize)}
 }

@@ -11,16 +11,17 @@ import (
 	"k8s.io/apiserver/pkg/util/filesystem"
 )
 
-// reloadInterval is the interval at which Reload reads the file if no change is notified. Reload also retries an
-// unusable file at this interval.
+// reloadInterval is the interval at which Reload reads the file even if the system reports no change. Reload also
+// retries an unusable file at this interval.
 const reloadInterval = time.Minute
 
-// ErrRetry marks an error of apply after which Reload applies the same content again.
+// ErrRetry is an error that apply returns to make Reload apply the same content again.
 var ErrRetry = errors.New("will be tried again")
 
-// Reload calls apply with the content of the file whenever it differs from data, until ctx is done. If the file cannot
-// be read or applied, the previous content stays in force and report receives the error. The metrics functions count
-// successes and failures; their server argument is "" because there is only one server.
+// Reload calls apply with the content of the file whenever the content changes, until ctx is done. data is the content
+// at the start. If the file cannot be read or applied, the previous content stays in force and report receives the
+// error. The metrics functions count successes and failures. Their argument server is "", because there is only one
+// server.
 func Reload(
 	ctx context.Context, file string, data []byte, apply func(ctx context.Context,
 		data []byte) error, report func(error),

@@ -36,8 +36,8 @@ func subject(c *x509.Certificate) (u user.Info, invalid bool) {
 	return info, false
 }
 
-// withAuthenticated returns groups with system:authenticated appended. The groups stay as they are for the user
-// system:anonymous, and if they contain system:authenticated or system:unauthenticated.
+// withAuthenticated returns groups with system:authenticated appended. It returns groups unchanged for the user
+// system:anonymous, and if groups contain system:authenticated or system:unauthenticated.
 func withAuthenticated(name string, groups []string) []string {
 	if name == user.Anonymous {
 		return groups

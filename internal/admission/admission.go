@@ -29,13 +29,13 @@ const (
 // Request describes one attempt at a write to plugins.
 type Request struct {
 	Operation Operation
-	// Version is the version of the objects. For a Scale or an object that is posted to a subresource, such as a
+	// Version is the version of the objects. At a subresource whose objects have another kind, such as Scale or
 	// Binding, it is the version of that kind.
 	Version         *resource.Version
 	Target          *resource.Version           // the version that the request addresses
 	Resource        schema.GroupVersionResource // the resource of Target
 	Subresource     string
-	Namespace, Name string // Name is "" if it is not generated yet, and for a collection
+	Namespace, Name string // Name is "" for a collection, and before a name is generated
 	User            user.Info
 	DryRun          bool
 	// Reinvoked reports that all plugins have been called, and that one of them has replaced the object.
@@ -54,14 +54,14 @@ type Write interface {
 	New(ctx context.Context, at *resource.Version) (object.Tree, error)
 	// Old returns the stored object, or nil for a creation. The caller may modify the tree.
 	Old(ctx context.Context, at *resource.Version) (object.Tree, error)
-	// Replace replaces the new object by t, which is at a version of the kind and has the defaults of that version.
+	// Replace replaces the new object by t. The parameter at is the version of t. t has the defaults of that version.
 	// Only Admit may call it.
 	Replace(ctx context.Context, t object.Tree, at *resource.Version) error
 	// Replaced returns the number of calls of Replace.
 	Replaced() int
-	// Internal returns the new and the stored object in the internal form of a kind of k8s.io/kubernetes. An object
-	// that does not exist is nil. Admit may modify obj, and its changes are stored unless Replace is called. old is
-	// read-only.
+	// Internal returns the new and the stored object in the internal form that k8s.io/kubernetes has for their kind.
+	// An object that does not exist is nil. Admit may modify obj, and its changes are stored unless Replace is called.
+	// old is read-only.
 	Internal() (obj, old resource.Internal, err error)
 	// Read returns the metadata of another object in the state on which the write is based, or nil if it does not
 	// exist. If that object changes before the write is committed, the write starts over.
@@ -71,13 +71,13 @@ type Write interface {
 	// Step begins a step of a plugin in the trace of the write, such as a call of a webhook. The returned function ends
 	// the step. Its argument is the error with which the step rejects the write, or nil.
 	Step(name string) func(error)
-	// RecordStep adds a completed step to the trace. before and after are the object before and after the step; both
+	// RecordStep adds a completed step to the trace. before and after are the object before and after the step. Both
 	// are nil if the step did not change the object.
 	RecordStep(name string, took time.Duration, err error, before, after object.Tree)
 	// Traced reports whether the write has a trace.
 	Traced() bool
-	// WillBlock announces that the plugin is about to wait for a remote server. Other writes of the same object then no
-	// longer wait for this one.
+	// WillBlock announces that the plugin is about to wait for a remote server. Other writes of the same object then
+	// no longer wait for this write.
 	WillBlock()
 	// OnEnd registers a function to call when this attempt at the write ends, successful or not.
 	OnEnd(func())
@@ -92,9 +92,9 @@ type Plugin interface {
 	// Name returns the plugin's name in --enable-admission-plugins and in metrics.
 	Name() string
 	// Handles reports whether the plugin must be called for a request. It is called for every write and must be fast.
-	// Writes that no plugin handles are cheaper: objects of a collection are then deleted together.
+	// A write is cheaper if no plugin handles it. For example, the objects of a collection are then deleted together.
 	Handles(r *Request) bool
-	// Admit may change the object. It is called before defaults are set for the last time.
+	// Admit may change the object. Afterwards the server sets missing defaults once more.
 	Admit(ctx context.Context, r *Request) error
 	// Validate validates the object in the form in which it will be stored.
 	Validate(ctx context.Context, r *Request) error
@@ -108,8 +108,8 @@ func (p Plugins) Handles(r *Request) bool {
 	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(r) })
 }
 
-// Admit calls Admit of each plugin. If a plugin has replaced the object, Admit then calls all plugins again that have a
-// method Reinvoke which returns true.
+// Admit calls Admit of each plugin. If a plugin has replaced the object, Admit then calls all plugins again whose
+// method Reinvoke returns true.
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	before := r.Replaced()
 	for _, plugin := range p {

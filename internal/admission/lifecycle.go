@@ -19,8 +19,9 @@ var namespaces = schema.GroupResource{Resource: "namespaces"}
 
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
-// Lifecycle is upstream's plugin NamespaceLifecycle. It rejects creates in missing or terminating namespaces, and of
-// kinds whose CustomResourceDefinition is terminating. It also rejects the deletion of system namespaces.
+// Lifecycle is upstream's plugin NamespaceLifecycle. It rejects the creation of objects in a missing or terminating
+// namespace, and of objects whose CustomResourceDefinition is terminating. It also rejects the deletion of system
+// namespaces.
 type Lifecycle struct {
 	// Namespaces returns the kind Namespace, or nil if the server does not serve it.
 	Namespaces func() *resource.Definition
@@ -42,7 +43,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 		return apierrors.NewForbidden(gr, r.ObjectName(ctx), errTerminating)
 	}
 	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Review != nil {
-		return nil // an existing object has an existing namespace, and reviews are not stored
+		return nil // the namespace of an existing object exists, and reviews are not stored
 	}
 	kind := l.Namespaces()
 	if kind == nil {

@@ -24,7 +24,7 @@ func TestCreateIn(t *testing.T) {
 	}
 }
 
-// TestDelete checks that only the system namespaces cannot be deleted. CRD-031
+// TestDelete checks that the system namespaces cannot be deleted, and that other namespaces can. CRD-031
 func TestDelete(t *testing.T) {
 	for _, name := range []string{"default", "kube-system", "kube-public"} {
 		if err := deletable(namespaces, name); !apierrors.IsForbidden(err) {

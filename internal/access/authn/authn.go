@@ -33,7 +33,7 @@ import (
 // account tokens and client certificates of the cluster's own CA.
 type Config struct {
 	Anonymous     bool          // authenticate requests without credentials as system:anonymous
-	ClientCAFile  string        // CAs of users, in addition to the cluster's own CA; reloaded when it changes
+	ClientCAFile  string        // file of CAs of users, in addition to the cluster's own CA; reloaded when it changes
 	RequestHeader RequestHeader // configures the front proxy
 	TokenAuthFile string        // CSV file of token, user, uid, groups
 	// ConfigFile is an AuthenticationConfiguration of apiserver.config.k8s.io. Its issuers are reloaded when it
@@ -55,8 +55,8 @@ type RequestHeader struct {
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraHeaderPrefixes []string
 }
 
-// Webhook configures the webhook that reviews tokens no other authenticator accepts. There is no webhook if ConfigFile
-// is "".
+// Webhook configures the webhook that reviews the tokens that no other authenticator accepts. There is no webhook if
+// ConfigFile is "".
 type Webhook struct {
 	ConfigFile string // path of a kubeconfig
 	Version    string // of TokenReview: v1 or v1beta1

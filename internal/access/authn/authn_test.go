@@ -38,7 +38,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// objects has one ServiceAccount, unless it is deleted.
+// objects returns a ServiceAccount, unless deleted is set.
 type objects struct {
 	serviceaccount.ServiceAccountTokenGetter // nil
 	deleted                                  bool
@@ -242,7 +242,8 @@ const configuration = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 `
 
-// TestJWTIssuer checks that tokens of an issuer in the configuration file are validated by the issuer's expressions.
+// TestJWTIssuer checks that tokens of an issuer in the configuration file are validated with the issuer's CEL
+// expressions.
 func TestJWTIssuer(t *testing.T) {
 	fx := newFixture(t)
 	i := newIssuer(t, fx.key)
@@ -281,9 +282,9 @@ jwt:
 	}
 }
 
-// TestIssuersAreReloaded checks that issuers are reloaded when the file changes, and dialled through the egress
-// selector they specify. An unusable file is reported and has no effect. A file that changes the configuration of
-// anonymous requests is also unusable.
+// TestIssuersAreReloaded checks that issuers are reloaded when the file changes, and that the server connects to an
+// issuer through the issuer's egress selector. An unusable file is reported and has no effect. A file that changes the
+// configuration of anonymous requests is also unusable.
 func TestIssuersAreReloaded(t *testing.T) {
 	fx := newFixture(t)
 	i := newIssuer(t, fx.key)
@@ -313,7 +314,7 @@ func TestIssuersAreReloaded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	running.Go(func() { a.Run(ctx, func(err error) { reports <- err }) })
 	id := 0
-	accepted := func() bool { // with a token that is not cached
+	accepted := func() bool { // each call uses a new token, whose result is not cached
 		id++
 		return fx.user(a, "/apis", i.token(t, map[string]any{"sub": "jane", "jti": strconv.Itoa(id)})) == "jane"
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// issuerTimeout is the time within which reloaded issuers must be reached, as in kube-apiserver.
+// issuerTimeout limits the time to connect to reloaded issuers. It equals kube-apiserver's.
 const issuerTimeout = time.Minute
 
 // configFile is the file of --authentication-config.
@@ -29,7 +29,7 @@ type configFile struct {
 	path    string
 	data    []byte                                       // content at the start
 	config  *apiserverconfig.AuthenticationConfiguration // decoded from data; nil while data is being decoded
-	issuers []string                                     // of service account tokens; the file must not contain them
+	issuers []string                                     // of service account tokens; not allowed in the file
 	// update replaces the issuers in force.
 	update func(context.Context, *apiserverconfig.AuthenticationConfiguration) error
 }

@@ -9,9 +9,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// IssuerHandler returns a handler of the discovery documents of the service account issuer, at access.ConfigurationPath
-// and access.KeysPath. Clients verify service account tokens with them. address is the host and port at which clients
-// reach this server. IssuerHandler returns an error if the issuer cannot have such documents. See
+// IssuerHandler returns a handler of the discovery documents of the service account issuer, at
+// access.ConfigurationPath and access.KeysPath. Clients verify service account tokens with them. address is the host
+// and port at which clients reach this server. IssuerHandler returns an error if the configured issuer does not allow
+// such documents. See
 // https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#service-account-issuer-discovery.
 func (a *Authenticators) IssuerHandler(c Accounts, address string) (http.Handler, error) {
 	issuer := DefaultIssuer

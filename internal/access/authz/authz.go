@@ -57,8 +57,8 @@ var Modes = []string{"AlwaysAllow", "AlwaysDeny", "Node", "RBAC", "Webhook"}
 type Authorizers struct {
 	config     Config
 	roles      Authorizer
-	informers  informers.SharedInformerFactory // of the Node authorizer; nil unless that was enabled at the start
-	node       *nodeAuthorizer                 // nil unless it was enabled at the start
+	informers  informers.SharedInformerFactory // of the Node authorizer; nil if it is disabled
+	node       *nodeAuthorizer                 // nil if the Node authorizer is disabled
 	data       []byte                          // content of the file at the start
 	fixedTypes sets.Set[apiserverconfig.AuthorizerType]
 	chain      atomic.Pointer[chain]
@@ -71,7 +71,7 @@ type chain struct {
 }
 
 // New returns the Authorizers that c and its files configure. roles is the RBAC authorizer. newInformers creates the
-// informers of the Node authorizer; it is called only if that is enabled.
+// informers of the Node authorizer. New calls newInformers only if the Node authorizer is enabled.
 func New(c Config, roles Authorizer, newInformers func() informers.SharedInformerFactory) (*Authorizers, error) {
 	a := &Authorizers{config: c, roles: roles, fixedTypes: sets.New[apiserverconfig.AuthorizerType]()}
 	list, err := a.configurations()
@@ -184,7 +184,7 @@ func (a *Authorizers) configurations() (list []apiserverconfig.AuthorizerConfigu
 	return list, nil
 }
 
-// configuration returns w as in an AuthorizationConfiguration. Fields without a flag have upstream's values.
+// configuration converts w to the form of an AuthorizationConfiguration. Fields without a flag have upstream's values.
 func (w Webhook) configuration() *apiserverconfig.WebhookConfiguration {
 	return &apiserverconfig.WebhookConfiguration{
 		AuthorizedTTL:              metav1.Duration{Duration: w.AuthorizedTTL},

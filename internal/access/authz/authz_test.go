@@ -63,8 +63,8 @@ func authorize(t *testing.T, a access.Authorizer, attributes *access.Attributes)
 	return d, reason
 }
 
-// TestModes checks that the modes are evaluated in their order, and that all of them allow everything to
-// system:masters. EXT-002
+// TestModes checks that the modes are evaluated in their order, and that system:masters may do everything in each
+// mode. EXT-002
 func TestModes(t *testing.T) {
 	for _, c := range []struct {
 		modes     string
@@ -97,7 +97,8 @@ func TestModes(t *testing.T) {
 }
 
 // TestNode checks that the mode Node lets a kubelet read the objects that the Pods on its node need, and the objects
-// that all kubelets may read. It also checks that no informer starts before the first request of a node.
+// that all kubelets may read. It also checks that the informers start with the first request of a node, and not
+// earlier.
 func TestNode(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "1"},
 		Spec: corev1.PodSpec{NodeName: "node-0", Volumes: []corev1.Volume{
@@ -125,7 +126,7 @@ func TestNode(t *testing.T) {
 	default:
 	}
 	for d := authorizer.DecisionNoOpinion; d != authorizer.DecisionAllow; d, _ = authorize(t, a, secret("node-0")) {
-		runtime.Gosched() // until the informer has received the Pod
+		runtime.Gosched() // wait until the informer has received the Pod
 	}
 	if d, reason := authorize(t, a, secret("node-1")); d != authorizer.DecisionNoOpinion ||
 		!strings.Contains(reason, "no relationship found between node 'node-1' and this object") {
@@ -193,8 +194,8 @@ func TestFileIsReloaded(t *testing.T) {
 	}
 }
 
-// serveWebhook starts a webhook that responds with the review as f has changed it. It returns the path of a kubeconfig
-// for the webhook.
+// serveWebhook starts a webhook that calls f with each review and sends the review back. It returns the path of a
+// kubeconfig for the webhook.
 func serveWebhook(t *testing.T, f func(*authorizationv1.SubjectAccessReview)) string {
 	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -226,8 +227,8 @@ func write(t testing.TB, path, text string) string {
 	return path
 }
 
-// TestWebhook checks that a webhook receives the selectors of the request. Its denial is final; without an opinion of
-// the webhook RBAC decides.
+// TestWebhook checks that a webhook receives the selectors of the request. A denial of the webhook is final. If the
+// webhook has no opinion, RBAC decides.
 func TestWebhook(t *testing.T) {
 	var reviews []string
 	file := serveWebhook(t, func(r *authorizationv1.SubjectAccessReview) {

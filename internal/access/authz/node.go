@@ -40,8 +40,8 @@ func (n *nodeAuthorizer) run(ctx context.Context) {
 	}
 }
 
-// authorizer returns upstream's authorizer. The first call creates it and triggers the start of the informers, for
-// which upstream's authorizer waits.
+// authorizer returns upstream's authorizer. The first call creates it and triggers the start of the informers.
+// Upstream's authorizer waits until they have started.
 func (n *nodeAuthorizer) authorizer() Authorizer {
 	n.once.Do(func() {
 		graph := node.NewGraph()

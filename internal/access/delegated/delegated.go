@@ -26,8 +26,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// Config holds the values of an extension server's flags of the same names. Missing values are looked up in the
-// ConfigMap.
+// Config holds the values of an extension server's flags of the same names. Values that are not set are looked up in
+// the ConfigMap.
 type Config struct {
 	ClientCAFile          string
 	RequestHeader         RequestHeader
@@ -66,13 +66,13 @@ type builder struct {
 func (a *builder) Enqueue() {
 	select {
 	case a.loaded <- struct{}{}:
-	default: // the channel has a value for each pending bundle
+	default: // the channel is full: it has a value for each pending bundle
 	}
 }
 
 // NewAuthentication returns the authentication that c and the main server configure. client must be authorized to read
-// the ConfigMap and to create TokenReviews. Files and the ConfigMap are watched until running is done. ctx bounds the
-// call.
+// the ConfigMap and to create TokenReviews. Files and the ConfigMap are watched until running is done. ctx limits the
+// duration of the call.
 func NewAuthentication(
 	ctx, running context.Context, c Config, client kubernetes.Interface, retry wait.Backoff, logger *slog.Logger,
 ) (access.Authentication, error) {
@@ -84,7 +84,8 @@ func NewAuthentication(
 		if !c.TolerateLookupFailure {
 			return a.Authentication, err
 		}
-		logger.Warn("cannot look up authentication of the main server, continuing without it", "error", err)
+		logger.Warn("cannot read the authentication configuration of the main server, continuing without it",
+			"error", err)
 	}
 	reviews := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient: client.AuthenticationV1(), TokenAccessReviewTimeout: timeout,
@@ -179,8 +180,8 @@ func (a *builder) applyConfigMap(ctx context.Context) error {
 	return nil
 }
 
-// followCAs returns a CAPool that follows the CAs at a key of the ConfigMap. If stored has CAs at the key, the server
-// waits for them at its start.
+// followCAs returns a CAPool that follows the CAs at a key of the ConfigMap. If the ConfigMap stored contains CAs at
+// the key, the server loads these before it starts.
 func (a *builder) followCAs(stored *corev1.ConfigMap, purpose, key string) (*access.CAPool, error) {
 	cas, err := dynamiccertificates.NewDynamicCAFromConfigMapController(purpose, metav1.NamespaceSystem, configMap, key,
 		a.client)
@@ -196,8 +197,8 @@ func (a *builder) followCAs(stored *corev1.ConfigMap, purpose, key string) (*acc
 	return trust, nil
 }
 
-// NewAuthorizer returns an authorizer that sends SubjectAccessReviews to the main server, which client must be
-// authorized to create. As upstream's servers, it allows health checks to all callers, and everything to
+// NewAuthorizer returns an authorizer that sends SubjectAccessReviews to the main server. client must be authorized to
+// create them. Like upstream's servers, the authorizer allows health checks to all callers, and everything to
 // system:masters. If the main server does not respond, Authorize returns an error.
 func NewAuthorizer(client kubernetes.Interface, retry wait.Backoff) (access.Authorizer, error) {
 	health, err := path.NewAuthorizer([]string{"/healthz", "/readyz", "/livez"})

@@ -158,7 +158,7 @@ func waitFor(t *testing.T, condition func() bool) {
 	}
 }
 
-// TestFlags checks that values of flags are not looked up in the ConfigMap. AGG-032
+// TestFlags checks that a value that a flag sets is not looked up in the ConfigMap. AGG-032
 func TestFlags(t *testing.T) {
 	b, admin := newBundle(t)
 	other, _ := newBundle(t)

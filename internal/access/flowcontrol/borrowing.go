@@ -13,7 +13,7 @@ import (
 
 const (
 	// adjustmentPeriod is the interval at which levels lend each other unused seats. demandSmoothing is the weight of
-	// the earlier demand after each period; after five minutes it is one half. Both are upstream's.
+	// the earlier demand after each period. The weight is one half after five minutes. Both values are upstream's.
 	adjustmentPeriod = 10 * time.Second
 	demandSmoothing  = 0.977
 	// minTarget is the target of a level without demand.
@@ -39,7 +39,7 @@ func (x *Controller) configure(now time.Time) {
 	levels := map[string]*level{}
 	for name, c := range all {
 		l := x.levels[name]
-		if l == nil || l.uid != string(c.UID) { // a new object; requests at the previous level stay there
+		if l == nil || l.uid != string(c.UID) { // the object is new or was recreated; the old level keeps its requests
 			l = &level{name: name, uid: string(c.UID), flows: map[string]*counts{}, recordedAt: now, limit: -1}
 		}
 		l.configure(c, sum, float64(x.MaxReads+x.MaxWrites))
@@ -54,8 +54,8 @@ func (x *Controller) configure(now time.Time) {
 	x.adjustBorrowing(now)
 }
 
-// sharesOf returns a level's shares of the seats, and the percentages of its seats that it may lend and borrow. A
-// borrowing of -1 means no limit.
+// sharesOf returns a level's shares of the seats, and the percentages of its seats that it may lend and borrow. If
+// borrowing is -1, the level may borrow any number of seats.
 func sharesOf(c *flowcontrolv1.PriorityLevelConfiguration) (shares, lendable, borrowing float64) {
 	valueOr := func(p *int32, fallback float64) float64 {
 		if p == nil {
@@ -103,8 +103,9 @@ func (l *level) configure(c *flowcontrolv1.PriorityLevelConfiguration, sum, tota
 	l.queues = l.queues[:queuing.Queues] // waiters in removed queues are still served
 }
 
-// adjustBorrowing divides the seats by the recorded demand of the levels. Each level keeps at least its lower limit. It
-// also keeps the seats of its recent peak up to its nominal limit, if enough seats remain after the exempt levels.
+// adjustBorrowing divides the seats among the levels in proportion to their recorded demand. Each level keeps at least
+// its lower limit. It also keeps the seats of its recent peak up to its nominal limit, if enough seats remain after
+// the exempt levels.
 func (x *Controller) adjustBorrowing(now time.Time) {
 	x.nextAdjustment.Store(now.Add(adjustmentPeriod).UnixNano())
 	var allocations []allocation
@@ -139,7 +140,7 @@ func (x *Controller) adjustBorrowing(now time.Time) {
 	}
 }
 
-// takeDemand returns the peak and the smoothed demand since the last call, and resets the statistics.
+// takeDemand returns the peak demand since the last call and the smoothed demand, and resets the statistics.
 func (l *level) takeDemand(now time.Time) (peak int, smoothed float64) {
 	l.recordDemand(now)
 	if periods := l.demand.ElapsedSeconds / adjustmentPeriod.Seconds(); periods > 0 {
@@ -159,15 +160,16 @@ func (l *level) takeDemand(now time.Time) (peak int, smoothed float64) {
 type allocation struct {
 	level   *level
 	minimum int
-	target  float64 // number of seats for the level's demand
+	target  float64 // number of seats that the level needs
 }
 
-// seats returns the number of seats of the level if each level gets the fraction of its target.
+// seats returns the given fraction of the target, raised to the minimum or lowered to the level's upper limit.
 func (a *allocation) seats(fraction float64) float64 {
 	return max(float64(a.minimum), min(float64(a.level.upper), a.target*fraction))
 }
 
-// fairFraction returns the fraction with which the allocations use all seats, or as many as their upper limits allow.
+// fairFraction returns the fraction of their targets at which the allocations together use all seats. If the upper
+// limits do not allow that, each allocation gets its upper limit.
 func fairFraction(allocations []allocation, seats float64) float64 {
 	low, high := 0.0, 0.0
 	for _, a := range allocations {

@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// dumps holds the columns of each dump, and a function that returns the rows of a level. Both are upstream's.
+// dumps holds the columns of each dump, and a function that returns the rows of a level. Names and columns are
+// upstream's.
 var dumps = map[string]struct {
 	columns string
 	rows    func(l *level, details bool) [][]any
@@ -70,8 +71,8 @@ func (x *Controller) allLevels() []*level {
 	return append(all, x.quiescing...)
 }
 
-// quiesce adds a level whose object is deleted to the quiescing levels. nil adds no level. It then removes all
-// quiescing levels that have no requests.
+// quiesce adds a level whose object is deleted to the quiescing levels. It then removes all quiescing levels that have
+// no requests. If deleted is nil, it adds no level.
 func (x *Controller) quiesce(deleted *level) {
 	if deleted != nil {
 		deleted.mu.Lock()
@@ -128,8 +129,8 @@ func (l *level) dumpRequests(detailed bool) (rows [][]any) {
 	return rows
 }
 
-// row returns the cells of a request. queue is the index of its queue, and position its position in the queue; -1 means
-// none.
+// row returns the cells of a request. queue is the index of the request's queue, and position the request's position
+// in it. -1 means that the request has none.
 func (l *level) row(h *holder, queue, position int, detailed bool) []any {
 	a, flow := h.request, ""
 	switch h.flow.distinguisher {

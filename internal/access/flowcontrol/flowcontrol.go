@@ -27,7 +27,7 @@ const (
 
 // Config holds the values of kube-apiserver's flags.
 type Config struct {
-	Disabled            bool // enforce only the two limits, as upstream does without API Priority and Fairness
+	Disabled            bool // enforce only MaxReads and MaxWrites, as upstream does without API Priority and Fairness
 	MaxReads, MaxWrites int  // --max-requests-inflight and --max-mutating-requests-inflight
 	RequestTimeout      time.Duration
 }
@@ -39,7 +39,7 @@ type Controller struct {
 	clock    clock.WithTicker
 	dropped  utilflowcontrol.DroppedRequestsTracker
 	metrics  *metrics
-	inflight [2]*flow // flows of reads and of writes if Config.Disabled; nil means no limit
+	inflight [2]*flow // used only if Config.Disabled: the flows of reads and of writes; nil means no limit
 
 	storage.Follower // keeps plan up to date
 	plan             atomic.Pointer[plan]
@@ -102,8 +102,8 @@ func (x *Controller) Take(ctx context.Context, a *access.Attributes, now time.Ti
 	return s, false
 }
 
-// wait blocks until a queued request has a seat, for at most a quarter of the request's timeout, as in upstream. If the
-// request gets no seat, wait returns the reason for the metric.
+// wait blocks until a queued request has a seat, for at most a quarter of the request's timeout, as in upstream. If
+// the request gets no seat, wait returns the reason that the metric of rejected requests reports.
 func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time) (reason string) {
 	timeout := x.RequestTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -173,8 +173,8 @@ func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 	return x.plan.Load().match(a)
 }
 
-// adjustWhenDue calls adjustBorrowing if an adjustmentPeriod has passed since the last call. New and waiting requests
-// call adjustWhenDue. Without requests no adjustment is necessary.
+// adjustWhenDue calls adjustBorrowing if an adjustmentPeriod has passed since the last call. It is called for new and
+// waiting requests, because only they need an adjustment.
 func (x *Controller) adjustWhenDue(now time.Time) {
 	if now.UnixNano() < x.nextAdjustment.Load() {
 		return

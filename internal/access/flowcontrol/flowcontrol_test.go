@@ -119,7 +119,7 @@ func by(name string, groups ...string) *access.Attributes {
 func (fx *fixture) mustTake(a *access.Attributes) *flowcontrol.Seat {
 	fx.Helper()
 	ctx, cancel := context.WithCancel(fx.Context())
-	cancel() // so that a request that waits is rejected
+	cancel() // with a canceled context, Take does not wait for a seat
 	s, ok := fx.Take(ctx, a, fx.clock.Now())
 	if !ok {
 		fx.Fatalf("%s got no seat", a.User.GetName())
@@ -184,8 +184,8 @@ func TestGreedyUserDoesNotDelayOthers(t *testing.T) {
 	}
 }
 
-// TestQueuesByWork checks that queues are served by the duration of their requests, not by their number. A user whose
-// requests arrive late gets no credit for the time before.
+// TestQueuesByWork checks that the total duration of a user's requests counts, not their number. A user whose requests
+// arrive later than those of others gets no credit for the time before.
 func TestQueuesByWork(t *testing.T) {
 	fx := newFixture(t, flowcontrol.Config{MaxReads: 1})
 	fx.level("l", 64, 1, 50)
@@ -263,7 +263,7 @@ func TestRejected(t *testing.T) {
 		if ok || fx.RetryAfter(&s) != 1 || fmt.Sprint(schema, level) != "[uid-s] [uid-l]" {
 			t.Errorf("got seat %v, matched %v %v, retry after %d s", ok, schema, level, fx.RetryAfter(&s))
 		}
-		s.Release(fx.clock.Now) // has no effect without a seat
+		s.Release(fx.clock.Now) // has no effect, because s has no seat
 	}
 	expectRejected(t.Context())
 	fx.level("l", 1, 1, 2)
@@ -284,7 +284,7 @@ func TestRejected(t *testing.T) {
 	if next := <-out; next.ok || next.user != "c" {
 		t.Errorf("request with a timeout of 2 s: got %v, want c without a seat", next)
 	}
-	fx.clock.Step(time.Second) // now a quarter of a minute has passed
+	fx.clock.Step(time.Second) // b has now waited more than a quarter of a minute
 	if next := <-out; next.ok || next.user != "b" {
 		t.Errorf("request with a timeout of 1 min: got %v, want b without a seat", next)
 	}
@@ -317,7 +317,7 @@ func TestInForceWhenWritten(t *testing.T) {
 	fx.level("l", 0, 0, 0)
 	expect("s l")
 	s := fx.mustTake(by("a"))
-	fx.schema("t", "l", 500) // the same precedence, so the name decides
+	fx.schema("t", "l", 500) // same precedence, so the name that sorts first is used
 	expect("s l")
 	fx.schema("t", "l", 499)
 	expect("t l")
@@ -361,7 +361,7 @@ func TestLending(t *testing.T) {
 	if n := fx.Limit("busy"); n < 80 {
 		t.Errorf("busy level: got %d seats of 100, want at least 80", n)
 	}
-	if n := fx.Limit("idle"); n < 5 || n > 12 { // it keeps a tenth of 49
+	if n := fx.Limit("idle"); n < 5 || n > 12 { // its lower limit is a tenth of 49 seats
 		t.Errorf("idle level: got %d seats of 100, want 5 to 12", n)
 	}
 	for _, s := range seats {
@@ -388,8 +388,8 @@ func TestLending(t *testing.T) {
 	}
 }
 
-// TestLentSeatsAreReturned checks that a request that waits at a level that has lent all its seats gets a seat at the
-// next adjustment, even if no other request arrives.
+// TestLentSeatsAreReturned checks a request that waits at a level which has lent all its seats. The request gets a
+// seat at the next adjustment, even if no other request arrives.
 func TestLentSeatsAreReturned(t *testing.T) {
 	fx := newFixture(t, flowcontrol.Config{MaxReads: 100})
 	fx.level("most", 0, 0, 0)
@@ -408,7 +408,7 @@ func TestLentSeatsAreReturned(t *testing.T) {
 	}
 	out := make(chan result)
 	fx.queue(t.Context(), "l", "a", out)
-	for fx.clock.Waiters() < 2 { // the timeout and the adjustment ticker
+	for fx.clock.Waiters() < 2 { // wait until Take has created the timer of the timeout and the ticker of adjustments
 		runtime.Gosched()
 	}
 	fx.clock.Step(10 * time.Second)
@@ -417,7 +417,8 @@ func TestLentSeatsAreReturned(t *testing.T) {
 	}
 }
 
-// TestDisabled checks that without API Priority and Fairness only the two limits apply, and not to system:masters.
+// TestDisabled checks that only the limits MaxReads and MaxWrites apply without API Priority and Fairness. They do not
+// apply to system:masters.
 func TestDisabled(t *testing.T) {
 	fx := newFixture(t, flowcontrol.Config{Disabled: true, MaxReads: 1})
 	first, write := fx.mustTake(by("a")), by("a")

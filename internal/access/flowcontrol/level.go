@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// workEstimate is the assumed duration of a request until it has ended, in seconds. It is upstream's.
+// workEstimate is the assumed duration of a request in seconds, before it has ended. The value is upstream's.
 const workEstimate = 0.003
 
 // level is a priority level. Each request takes one seat. If no seat is free, requests wait in queues. The next request
@@ -24,11 +24,12 @@ type level struct {
 	name, uid string
 	exempt    bool
 
-	mu               sync.Mutex
-	flows            map[string]*counts // by FlowSchema
-	limit            int                // current number of seats, between lower and upper
-	nominal          int                // configured number of seats
-	lower, upper     int                // nominal minus the lendable seats, and plus the seats that may be borrowed
+	mu      sync.Mutex
+	flows   map[string]*counts // by FlowSchema
+	limit   int                // current number of seats, between lower and upper
+	nominal int                // configured number of seats
+	// lower is nominal minus the seats that the level may lend. upper is nominal plus the seats that it may borrow.
+	lower, upper     int
 	queueLengthLimit int
 	dealer           *shufflesharding.Dealer // nil if requests are rejected instead of queued
 	queues           []*queue
@@ -56,21 +57,21 @@ type level struct {
 type counts struct{ executing, queued, dispatched int }
 
 type queue struct {
-	nextStart float64 // virtual start time of its next request
+	nextStart float64 // virtual start time of the queue's next request
 	waiters   []*waiter
 	executing int // number of executing requests that waited in the queue
 }
 
-// holder is a request that waits for a seat or has one. The zero value means no request.
+// holder is a request that waits for a seat or has a seat. The zero value means no request.
 type holder struct {
 	flow    *flow
-	queue   *queue // the queue in which it waits or waited; nil if it did not wait
+	queue   *queue // the queue of the request; nil if it did not wait
 	request *access.Attributes
 	arrived time.Time
 	started time.Time // zero while the request waits
 }
 
-// dropCredit keeps a queue from collecting credit for the time in which it was empty.
+// dropCredit keeps a queue from gaining credit while it is empty.
 func (q *queue) dropCredit() {
 	if len(q.waiters) > 0 {
 		q.nextStart = max(q.nextStart, q.waiters[0].arrived)
@@ -81,7 +82,7 @@ type waiter struct {
 	holder
 	ready      chan struct{} // closed when the request is dispatched
 	dispatched bool
-	index      int     // in level.running, once the request is dispatched
+	index      int     // index in level.running, once the request is dispatched
 	arrived    float64 // in virtual time
 }
 

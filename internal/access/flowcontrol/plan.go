@@ -24,7 +24,7 @@ type plan struct {
 }
 
 type rule struct {
-	order int // of its FlowSchema; the rule with the lowest order matches first
+	order int // position of the rule's FlowSchema; the matching rule with the lowest order is used
 	flow  *flow
 	*flowcontrolv1.PolicyRulesWithSubjects
 }
@@ -113,8 +113,8 @@ func (p *plan) match(a *access.Attributes) *flow {
 	return best.flow
 }
 
-// firstMatch returns the first of the rules that matches a request. It returns best if no rule matches, or if best has
-// a lower order.
+// firstMatch returns the first of the rules that matches a request. It returns best if no rule matches, or if the
+// order of best is lower.
 func firstMatch(best *rule, rules []rule, a *access.Attributes) *rule {
 	for i := range rules {
 		r := &rules[i]
@@ -158,7 +158,8 @@ func matchesResource(r *flowcontrolv1.ResourcePolicyRule, a *access.Attributes) 
 	return contains(r.Namespaces, a.Namespace)
 }
 
-// matchesName reports whether a name in a rule is resource or, if subresource is not "", resource/subresource.
+// matchesName reports whether the name in a rule names a resource or, if subresource is not "", its subresource. Names
+// have the form resource or resource/subresource.
 func matchesName(name, resource, subresource string) bool {
 	rest, ok := strings.CutPrefix(name, resource)
 	if subresource == "" {
@@ -167,8 +168,8 @@ func matchesName(name, resource, subresource string) bool {
 	return ok && strings.HasPrefix(rest, "/") && rest[1:] == subresource
 }
 
-// matchesPath reports whether a pattern matches a path. A pattern matches its path and all paths below it, with or
-// without a trailing asterisk.
+// matchesPath reports whether a pattern matches a path. A pattern matches an equal path, and all paths below the
+// pattern. A trailing asterisk is ignored.
 func matchesPath(pattern, path string) bool {
 	if pattern == flowcontrolv1.NonResourceAll || pattern == path {
 		return true

@@ -43,7 +43,7 @@ func newUpstreamFilter(t *testing.T, schemas []*flowcontrolv1.FlowSchema) *upstr
 	factory.Start(t.Context().Done())
 	factory.WaitForCacheSync(t.Context().Done())
 	go func() { _ = o.Run(t.Context().Done()) }()
-	for o.names(by("marker")) != "marker" { // until the filter has received all objects
+	for o.names(by("marker")) != "marker" { // wait until the filter has received all objects
 		runtime.Gosched()
 	}
 	return o

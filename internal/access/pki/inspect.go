@@ -18,7 +18,7 @@ type Certificate struct {
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	NotAfter  time.Time `json:"notAfter,omitzero"`
 	DaysLeft  int       `json:"daysLeft"`
-	// RenewedAtStart reports whether the server replaces the certificate, at its next start or while it runs.
+	// RenewedAtStart reports whether the server replaces the certificate, at its next start or earlier while it runs.
 	RenewedAtStart bool `json:"renewedAtStart"`
 }
 
@@ -55,8 +55,8 @@ func List(dir string, now time.Time) (list []Certificate, err error) {
 	return list, nil
 }
 
-// storedCA returns the certificate of a CA. It returns nil if an older server created the directory, which had only the
-// first CA.
+// storedCA returns the certificate of a CA. It returns nil if the second CA is missing, because older servers had only
+// the first CA.
 func (i *issuer) storedCA(a authority) ([]byte, error) {
 	data, err := i.read(a.name + ".crt")
 	if data == nil && err == nil && a.name == authorities[0].name {
@@ -122,7 +122,7 @@ func (i *issuer) reissue(name string) error {
 	}
 	old := describe(name, data, i.now)
 	if name == servingName && len(old.Names) == 0 {
-		return fmt.Errorf("pki: cannot renew %s: it contains no names; start the server to create it again",
+		return fmt.Errorf("pki: cannot renew %s: it has no host names; start the server to create it again",
 			i.path(name+".crt"))
 	}
 	_, err = i.newLeaf(name, old.Names)

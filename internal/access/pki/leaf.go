@@ -67,8 +67,8 @@ func (i *issuer) ensureLeaf(name string, hosts []string) (pair, error) {
 	return pair{data, keyPEM}, err
 }
 
-// newLeaf issues a certificate with a new key. If it is interrupted between the writes of the two files, they do not
-// match, and the next call of ensureLeaf issues them again.
+// newLeaf issues a certificate with a new key. If newLeaf is interrupted between the writes of the two files, the key
+// and the certificate do not match. The next call of ensureLeaf then replaces both.
 func (i *issuer) newLeaf(name string, hosts []string) (pair, error) {
 	key, err := i.newKey(name + ".key")
 	if err != nil {

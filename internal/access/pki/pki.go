@@ -24,8 +24,7 @@ const (
 	day          = 24 * time.Hour
 	caLifetime   = 10 * 365 * day
 	leafLifetime = 365 * day
-	// renewBefore is the time before its expiry at which a certificate is replaced, at a start or while the server
-	// runs.
+	// renewBefore is the remaining validity at which the server replaces a certificate, at its start or while it runs.
 	renewBefore = 90 * day
 )
 
@@ -40,7 +39,8 @@ type Bundle struct {
 	Kubelet    tls.Certificate // the client certificate for kubelets
 
 	// ProxyCAPEM is the CA of ProxyClient, the certificate that this server presents to aggregated API servers. It
-	// signs no user certificates, because the API servers trust its clients to supply the user in headers.
+	// signs no user certificates, because an aggregated API server lets every client with a certificate of this CA
+	// supply a user in headers.
 	ProxyCAPEM  []byte
 	ProxyClient tls.Certificate
 
@@ -69,7 +69,7 @@ func (b *Bundle) Renew(now time.Time) (*Bundle, error) {
 		return nil, err
 	}
 	if !bytes.Equal(ca, b.CAPEM) {
-		return nil, fmt.Errorf("pki: %s is not the CA with which the server started", b.files.path("ca.crt"))
+		return nil, fmt.Errorf("pki: %s has changed since the server started", b.files.path("ca.crt"))
 	}
 	return load(b.files, b.hosts, now)
 }

@@ -107,8 +107,8 @@ func (x *Index) visitSubject(s subjectKey, u user.Info, yield visitor) bool {
 	return true
 }
 
-// grantedEarlier reports whether an earlier subject of the same binding grants the role to u. Only the first subject
-// counts.
+// grantedEarlier reports whether an earlier subject of the same binding also grants the role to u. Only the grant of
+// the first such subject is used.
 func (x *Index) grantedEarlier(g *grant, u user.Info) bool {
 	if g.index == 0 {
 		return false

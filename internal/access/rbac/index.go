@@ -58,11 +58,11 @@ type subjectKey struct {
 	group           bool
 }
 
-// grant is the grant of a binding's role to one of its subjects.
+// grant records that a binding grants its role to one of its subjects.
 type grant struct {
 	*binding
-	index  int    // of the subject in the binding
-	reason string // upstream's reason of a decision that is based on the grant
+	index  int    // index of the subject in the binding
+	reason string // upstream's reason for a decision based on the grant
 }
 
 func (x *Index) advance(seen, head *storage.Snapshot) {
@@ -87,7 +87,7 @@ func (x *Index) replaceRole(oldRec, newRec *storage.Record) {
 		delete(x.rules, oldRec.Key)
 		return
 	}
-	var role rbacv1.ClusterRole // a Role has the same relevant fields
+	var role rbacv1.ClusterRole // a Role has the same field for rules
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(newRec.Value, &role); err != nil {
 		role.Rules = nil // an undecodable role allows nothing
 	}

@@ -322,7 +322,7 @@ func (fx *fixture) bind(i int, name string) {
 }
 
 func request(i int) authorizer.Attributes {
-	return &authorizer.AttributesRecord{ // a pointer, as the server passes it
+	return &authorizer.AttributesRecord{ // the server also passes a pointer
 		User: &user.DefaultInfo{Name: fmt.Sprintf("user-%d", i), Groups: []string{"dev", "ops", user.AllAuthenticated}},
 		Verb: "get", ResourceRequest: true, Namespace: "default", APIGroup: "example.com", Resource: "crontabs",
 		Name: "x",

@@ -13,7 +13,7 @@ import (
 
 var _ validation.AuthorizationRuleResolver = Resolver{}
 
-// Resolver is an Index for upstream's escalation checks.
+// Resolver adapts an Index to the interface of upstream's escalation checks.
 type Resolver struct{ *Index }
 
 // GetRoleReferenceRules implements validation.AuthorizationRuleResolver. It returns the rules of the role that a

@@ -26,9 +26,9 @@ import (
 )
 
 // Informers is an informer factory whose listers read the latest state of the store. A write is visible as soon as it
-// has returned. Only the last object found of each kind is cached. Event handlers are not supported.
+// has returned. For each kind, only the object that was found last is cached. Event handlers are not supported.
 type Informers struct {
-	informers.SharedInformerFactory // nil; plugins do not call its other methods
+	informers.SharedInformerFactory // nil; plugins call only the methods that are implemented below
 	Catalog                         func() *resource.Catalog
 	Head                            func() *store.Snapshot
 }

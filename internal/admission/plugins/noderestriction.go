@@ -18,8 +18,8 @@ import (
 // that references any Secret.
 const NodeRestriction = noderestriction.PluginName
 
-// nodeRestriction is upstream's plugin NodeRestriction. It handles only writes of nodes, so writes of other users have
-// no overhead.
+// nodeRestriction is upstream's plugin NodeRestriction. It handles only writes that a node sends, so writes of other
+// users have no overhead.
 type nodeRestriction struct{ *plugin }
 
 // Handles implements admission.Plugin.

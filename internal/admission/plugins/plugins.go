@@ -34,7 +34,8 @@ type Config struct {
 	Mapper          meta.RESTMapper
 	Quotas          *Quotas
 	Stop            <-chan struct{} // closed when the server stops
-	// ServerPlugins are the plugins that are not upstream's. Each one has the position of its name in the table.
+	// ServerPlugins are the plugins that this server implements itself. The order of plugins is that of their names
+	// in the table.
 	ServerPlugins []admission.Plugin
 }
 
@@ -57,12 +58,12 @@ func (c *Config) Check() error {
 			return fmt.Errorf("enable-admission-plugins plugin %q is unknown", name)
 		}
 		if slices.Contains(c.Disable, name) {
-			return fmt.Errorf("enable-admission-plugins, disable-admission-plugins: %s is in both", name)
+			return fmt.Errorf("enable-admission-plugins and --disable-admission-plugins both contain %s", name)
 		}
 	}
 	for _, name := range c.Disable {
 		if name == (admission.Lifecycle{}).Name() {
-			return fmt.Errorf("disable-admission-plugins: %s is always on", name)
+			return fmt.Errorf("disable-admission-plugins: %s cannot be disabled", name)
 		}
 		if !slices.Contains(all, name) {
 			return fmt.Errorf("disable-admission-plugins plugin %q is unknown", name)
@@ -101,7 +102,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 	initializers := upstream.PluginInitializers{
 		initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate,
 			compatibility.DefaultBuildEffectiveVersion(), c.Stop, c.Mapper),
-		quotas, // last, because the plugin needs Stop first
+		quotas, // last, because it needs Stop, which the first initializer sets
 	}
 	for _, e := range on {
 		file, err := files.ConfigFor(e.name)
@@ -147,7 +148,7 @@ func (c *Config) serverPlugins(name string, file io.Reader) (plugins []admission
 		}
 	}
 	if !configured {
-		return nil, fmt.Errorf("admission-control-config-file: plugin %s has no configuration", name)
+		return nil, fmt.Errorf("admission-control-config-file: plugin %s accepts no configuration", name)
 	}
 	return plugins, nil
 }

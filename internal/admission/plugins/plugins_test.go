@@ -28,8 +28,8 @@ var omitted = map[string]string{
 	"ImagePolicyWebhook":     "calls a server with a separate client",
 }
 
-// TestTableIsUpstreams checks that the table has all plugins of kube-apiserver in its order. The same plugins are
-// enabled by default, except DenyServiceExternalIPs (CVE-2020-8554).
+// TestTableIsUpstreams checks that the table has all plugins of kube-apiserver, in kube-apiserver's order. The same
+// plugins are enabled by default, except DenyServiceExternalIPs (CVE-2020-8554).
 func TestTableIsUpstreams(t *testing.T) {
 	off := options.DefaultOffAdmissionPlugins()
 	off.Delete("DenyServiceExternalIPs")
@@ -55,8 +55,8 @@ func TestCheck(t *testing.T) {
 		"": {Enable: []string{"NodeRestriction"}, Disable: []string{"Priority"}},
 		`enable-admission-plugins plugin "X" is unknown`:  {Enable: []string{"X"}},
 		`disable-admission-plugins plugin "X" is unknown`: {Disable: []string{"X"}},
-		"NamespaceLifecycle is always on":                 {Disable: []string{"NamespaceLifecycle"}},
-		"Priority is in both": {Enable: []string{"Priority"},
+		"NamespaceLifecycle cannot be disabled":           {Disable: []string{"NamespaceLifecycle"}},
+		"both contain Priority": {Enable: []string{"Priority"},
 			Disable: []string{"Priority"}},
 	} {
 		err := c.Check()
@@ -171,11 +171,11 @@ type noopWrite struct{ admission.Write }
 
 func (noopWrite) Replaced() int { return 0 }
 
-// TestSettings checks that a configuration for a plugin that supports none is rejected.
+// TestSettings checks that a configuration is rejected for a plugin that accepts none.
 func TestSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	for plugin, want := range map[string]string{
-		"MutatingAdmissionPolicy": "plugin MutatingAdmissionPolicy has no configuration", "EventRateLimit": "",
+		"MutatingAdmissionPolicy": "plugin MutatingAdmissionPolicy accepts no configuration", "EventRateLimit": "",
 		"LimitRanger": "",
 	} {
 		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin +

@@ -26,7 +26,8 @@ import (
 type quotaConfiguration struct{ quota.Configuration }
 
 // newQuotaConfiguration returns upstream's evaluators for the core group and a claimEvaluator for ResourceClaims.
-// Upstream's evaluator of ResourceClaims needs informers with event handlers. All other resources are only counted.
+// Upstream's evaluator of ResourceClaims cannot be used, because it needs informers with event handlers. Objects of
+// all other resources are only counted.
 func newQuotaConfiguration(i Informers) (quotaConfiguration, error) {
 	resources := storage.NewResourceConfig()
 	resources.EnableVersions(corev1.SchemeGroupVersion)
@@ -45,8 +46,8 @@ func (c quotaConfiguration) Initialize(p upstream.Interface) {
 	}
 }
 
-// Quotas synchronizes writes that are charged to ResourceQuotas with the count of objects. A charged object exists by
-// the time the objects are counted.
+// Quotas synchronizes the writes that are charged to ResourceQuotas with the counting of objects. When objects are
+// counted, every object that was charged earlier is stored.
 type Quotas struct {
 	Informers Informers
 	Stop      <-chan struct{} // closed when the server begins to stop; waiting calls then return
@@ -80,8 +81,8 @@ func (q *Quotas) beginCharge(namespace string) (end func()) {
 	}
 }
 
-// awaitCharges blocks until all current charges have ended. Later charges need not be awaited: they change the quota,
-// so a status based on an earlier count conflicts.
+// awaitCharges blocks until all current charges have ended. It does not wait for later charges. They change the quota,
+// so a status that is based on an earlier count is rejected with a conflict.
 func (q *Quotas) awaitCharges(namespace string) error {
 	q.mu.Lock()
 	current := maps.Clone(q.charges[namespace])
@@ -96,8 +97,8 @@ func (q *Quotas) awaitCharges(namespace string) error {
 	return nil
 }
 
-// Objects returns the objects of a resource in a namespace after all current charges have ended. Objects of a kind that
-// quotas only count are returned empty, without decoding them.
+// Objects returns the objects of a resource in a namespace after all current charges have ended. If quotas only count
+// the objects of a kind, Objects returns empty objects and decodes none.
 func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
 	if err := q.awaitCharges(namespace); err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all [
 	return all, nil
 }
 
-// decodedResources are the resources of which quotas evaluate the content.
+// decodedResources are the resources whose objects are decoded. Quotas only count the objects of other resources.
 var decodedResources = []schema.GroupResource{
 	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"),
 	resourcev1.Resource("resourceclaims"),
@@ -140,7 +141,7 @@ func (l quotaPlugin) Handles(r *admission.Request) bool {
 		return false
 	}
 	if r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
-		return false // the plugin charges quotas with such writes
+		return false // the plugin itself sends such writes to charge a quota
 	}
 	return l.quotas.Informers.Catalog().Definition("", "resourcequotas") != nil && l.plugin.Handles(r)
 }
@@ -151,6 +152,6 @@ func (l quotaPlugin) Validate(ctx context.Context, r *admission.Request) error {
 	if r.Validated && r.Operation == admission.Create {
 		return nil // an earlier attempt has charged the quota
 	}
-	r.WillBlock() // for other charges in this namespace
+	r.WillBlock() // the plugin may wait for other charges in this namespace
 	return l.plugin.Validate(ctx, r)
 }

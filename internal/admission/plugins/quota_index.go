@@ -14,8 +14,8 @@ const resourceQuotas = "/registry/resourcequotas/"
 type quotaIndex struct {
 	store.Follower
 	counts      atomic.Pointer[map[string]int]          // number of quotas by namespace; the map is immutable
-	next        map[string]int                          // replaces counts; nil means no change
-	replaceFunc func(oldRec, newRec *store.Record) bool // the method value replace; avoids an allocation per call
+	next        map[string]int                          // the new value of counts; nil means no change
+	replaceFunc func(oldRec, newRec *store.Record) bool // holds the method replace; avoids an allocation per call
 }
 
 func newQuotaIndex(head func() *store.Snapshot) *quotaIndex {

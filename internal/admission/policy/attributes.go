@@ -37,8 +37,8 @@ func unstructuredAttributes(ctx context.Context, r *admission.Request) (*request
 
 var schemeInterfaces = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
 
-// internalAttributes returns attributes with objects in the internal form for built-in kinds, as in upstream. Mutations
-// change the internal form; a result that does not fit the Go type of the version is rejected.
+// internalAttributes returns attributes with objects in the internal form for built-in kinds, as in upstream.
+// Mutations change the internal form. A result that cannot be decoded into the Go type of the version is rejected.
 func internalAttributes(ctx context.Context, r *admission.Request) (*requestAttributes, error) {
 	if r.Version.Type == nil || r.Version.Type.Internal == nil {
 		return unstructuredAttributes(ctx, r)
@@ -52,8 +52,8 @@ func (a *requestAttributes) GetReinvocationContext() upstream.ReinvocationContex
 	return reinvocation{a}
 }
 
-// reinvocation implements upstream's ReinvocationContext. It stores the dispatcher's values in the request, for the
-// same attempt at the write.
+// reinvocation implements upstream's ReinvocationContext. It stores the values of upstream's dispatcher in the
+// request. Only the same attempt at the write uses them.
 type reinvocation struct{ *requestAttributes }
 
 func (i reinvocation) IsReinvoke() bool     { return i.Request.Reinvoked }
@@ -78,9 +78,9 @@ func (a *requestAttributes) GetEquivalentResourceMapper() runtime.EquivalentReso
 	return a.Attributes
 }
 
-// converter implements upstream's ObjectInterfaces for unstructured objects. It converts the two objects of a request
-// to other versions, as the engine does. A conversion to the new object replaces that object by the result of a
-// mutation.
+// converter implements upstream's ObjectInterfaces for unstructured objects. It converts the new and the stored object
+// of a request to other versions, as the engine does. If the target of a conversion is the new object itself, the
+// source is the result of a mutation and replaces the new object.
 type converter struct {
 	runtime.ObjectConvertor // nil
 	runtime.ObjectCreater

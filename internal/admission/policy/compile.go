@@ -30,7 +30,7 @@ func newExpressions(variables []admissionregistrationv1.Variable, params bool) (
 	return x, nil
 }
 
-// conditions compiles the n expressions that at returns.
+// conditions compiles n expressions. The function at returns the expression with the given index.
 func (x expressions) conditions(
 	n int, at func(int) cel.ExpressionAccessor, options cel.OptionalVariableDeclarations,
 ) cel.ConditionEvaluator {
@@ -41,7 +41,7 @@ func (x expressions) conditions(
 	return x.CompileCondition(all, options, environment.StoredExpressions)
 }
 
-// matcher returns the matcher of match conditions, or nil if there are none.
+// matcher returns a matcher that evaluates the match conditions, or nil if there are no conditions.
 func (x expressions) matcher(
 	conditions []admissionregistrationv1.MatchCondition, onFailure *admissionregistrationv1.FailurePolicyType,
 	name string,

@@ -94,7 +94,7 @@ func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
 		slices.ContainsFunc(byOp[operation{"*", op}], matches)
 }
 
-// hooks returns the policies that may match r, sorted by name. It calls complete with each policy.
+// hooks returns the policies that may match r, sorted by name. It passes each policy through the function complete.
 func (x *index[P, B, E]) hooks(
 	ctx context.Context, r *admission.Request,
 	complete func(context.Context, generic.PolicyHook[P, B, E]) generic.PolicyHook[P, B, E],

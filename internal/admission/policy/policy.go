@@ -40,7 +40,7 @@ type Objects interface {
 	List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]Object, error)
 }
 
-// Object is a stored object, which Tree decodes. The record of an object that has not changed stays the same.
+// Object is a stored object. Tree decodes it. Record is the same pointer until the object changes.
 type Object struct {
 	Record *storage.Record
 	Tree   func() (object.Tree, error)
@@ -60,8 +60,8 @@ func Plugins(c Config) []admission.Plugin {
 	}
 }
 
-// exempt reports whether no policy is evaluated for r. Policies and their bindings are exempt, because a policy could
-// lock out all users. Reviews are exempt, because a cluster depends on them.
+// exempt reports whether r is exempt from all policies. Policies and their bindings are exempt. Otherwise a policy
+// could lock out all users. Reviews, such as TokenReviews, are exempt because a cluster depends on them.
 func exempt(r *admission.Request) bool {
 	if r.Resource.Group == admissionregistrationv1.GroupName {
 		return strings.HasSuffix(r.Resource.Resource, "admissionpolicies") ||
@@ -98,7 +98,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	return p.dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks)
 }
 
-// hook adds the params to a policy.
+// hook adds the informer and the scope of the params to a policy.
 func (p *validator) hook(ctx context.Context, h validating.PolicyHook) validating.PolicyHook {
 	h.ParamInformer, h.ParamScope, h.ConfigurationError = p.params(ctx, h.Policy.Spec.ParamKind, false)
 	return h

@@ -59,7 +59,7 @@ func (e *env) Get(ctx context.Context, v *resource.Version, namespace, name stri
 	return e.countDecodes(o), err
 }
 
-// countDecodes returns an object that counts its decodings.
+// countDecodes returns o as a policy.Object that counts in e.decoded how often it is decoded.
 func (e *env) countDecodes(o engine.Object) policy.Object {
 	return policy.Object{Record: o.Record, Tree: func() (object.Tree, error) {
 		e.decoded++
@@ -464,7 +464,7 @@ func TestParamsAreDecodedOnce(t *testing.T) {
 		e.write("ns", fmt.Sprintf(param, 0))
 		e.wantDenied("too much")
 		e.wantDenied("too much")
-		if e.decoded != 5 { // by write, and by both kinds of policies before and after it
+		if e.decoded != 5 { // by two policies, by e.write, and by two policies again
 			t.Errorf("%s: decoded %d times, want 5", ref, e.decoded)
 		}
 	}

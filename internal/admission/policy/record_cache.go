@@ -8,9 +8,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// recordCache caches values decoded from records. A value is evicted when its record is garbage-collected: after the
-// object has changed or been deleted, and no snapshot contains that record. The zero value is ready for use. The cached
-// values are shared and read-only.
+// recordCache caches values decoded from records. A value is evicted when its record is garbage-collected. That
+// happens after the object has changed or been deleted, when no snapshot contains the record any more. The zero value
+// is ready for use. The cached values are shared and read-only.
 type recordCache[T any] struct {
 	mu      sync.RWMutex
 	entries map[cacheKey]T

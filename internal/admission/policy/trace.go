@@ -23,7 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// splitByBinding returns the hooks for a traced write: one for each binding, with an evaluator that records a step.
+// splitByBinding returns the hooks for a traced write. There is one hook for each binding, and its evaluator records a
+// step of the trace.
 func (x *index[P, B, E]) splitByBinding(
 	hooks []generic.PolicyHook[P, B, E], newEvaluator func(name string, h generic.PolicyHook[P, B, E]) E,
 ) (all []generic.PolicyHook[P, B, E]) {

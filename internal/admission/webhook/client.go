@@ -25,7 +25,7 @@ import (
 
 const (
 	callTimeout      = 30 * time.Second // the maximum of timeoutSeconds
-	maxResponseBytes = 8 << 20          // a patch is smaller than the maximum size of a request
+	maxResponseBytes = 8 << 20          // large enough for a patch, which is smaller than the maximum size of a request
 )
 
 // clientPool holds the clients of webhooks. Webhooks with the same destination share connections and a circuit breaker.
@@ -82,7 +82,7 @@ func (c *clientPool) acquire(config v1.WebhookClientConfig, from *credentials.So
 	return client
 }
 
-// untilSuccess returns a function that calls f until f succeeds, and caches the result.
+// untilSuccess returns a function that calls f, and caches the result when f has succeeded.
 func untilSuccess(f func() (*rest.RESTClient, error)) func() (*rest.RESTClient, error) {
 	var mu sync.Mutex
 	var client *rest.RESTClient

@@ -179,7 +179,7 @@ func TestSideEffects(t *testing.T) {
 	fx := newFixture(t)
 	for effects, called := range map[string]bool{"None": true, "NoneOnDryRun": true, "Some": false, "Unknown": false} {
 		t.Run(effects, func(t *testing.T) {
-			if !called { // TestDryRunWithSideEffects tests such webhooks that are already stored
+			if !called { // TestDryRunWithSideEffects tests stored webhooks with side effects
 				fx.mustFail(t, "POST", validatings, text(tree{"metadata": tree{"name": "guard"},
 					"webhooks": []tree{fx.hook("guard", tree{"sideEffects": effects})}}), 422, "sideEffects")
 				return
@@ -193,8 +193,8 @@ func TestSideEffects(t *testing.T) {
 	}
 }
 
-// TestTimeoutSeconds checks that webhooks receive their timeout as a query parameter, and that a call ends after it.
-// VAL-027
+// TestTimeoutSeconds checks that a webhook receives its timeout as a query parameter, and that a call ends after the
+// timeout. VAL-027
 func TestTimeoutSeconds(t *testing.T) {
 	fx := newFixture(t)
 	fx.configure(t, validatings, "guard", fx.hook("guard", tree{"timeoutSeconds": 1}))

@@ -57,7 +57,7 @@ var badResponses = map[string]struct {
 			return
 		}
 		defer conn.Close()
-		_, _ = io.Copy(io.Discard, conn) // until the client closes the connection
+		_, _ = io.Copy(io.Discard, conn) // wait until the client closes the connection
 	}, "unexpected response 101 Switching Protocols"},
 	"a closed connection": {func(w http.ResponseWriter, _ *http.Request, _ []byte) { panic(http.ErrAbortHandler) },
 		"EOF"},
@@ -104,8 +104,8 @@ func TestBadResponses(t *testing.T) {
 	}
 }
 
-// TestPatchThatDoesNotApply checks that failurePolicy does not apply to a patch that cannot be applied or has no
-// object.
+// TestPatchThatDoesNotApply checks that a write is rejected in spite of failurePolicy Ignore if the patch of a webhook
+// cannot be applied, or if there is no object to patch.
 func TestPatchThatDoesNotApply(t *testing.T) {
 	fx := newFixture(t)
 	fx.configure(t, mutatings, "guard", fx.hook("guard", tree{"failurePolicy": "Ignore"}))
@@ -154,7 +154,7 @@ func TestUnreachableWebhook(t *testing.T) {
 func (fx *fixture) silent(t *testing.T) string {
 	fx.handle("silent", func(_ http.ResponseWriter, r *http.Request, _ []byte) {
 		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // a response could still arrive while the client closes its connection
+		panic(http.ErrAbortHandler) // a response could still arrive before the client has closed its connection
 	})
 	return fx.hooks.URL + "/silent"
 }

@@ -91,7 +91,7 @@ func (fx *fixture) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h(w, r, body)
 }
 
-// respond returns a handler that responds with a, in the version of the AdmissionReview.
+// respond returns a handler that sends the response a, in an AdmissionReview of the version that it has received.
 func respond(a admissionv1.AdmissionResponse) handler {
 	return func(w http.ResponseWriter, _ *http.Request, body []byte) {
 		var review admissionv1.AdmissionReview

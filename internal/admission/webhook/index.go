@@ -55,15 +55,15 @@ type index struct {
 	configurations configurationKind
 	storage.Follower
 	clients     *clientPool
-	credentials *credentials.Source // for calls; set before the first request
+	credentials *credentials.Source // for calls of webhooks; set before the first request
 	hooks       atomic.Pointer[byResource]
 
 	byKey       map[string][]*hook                        // by storage key of the configuration
-	replaceFunc func(oldRec, newRec *storage.Record) bool // the method value replace; avoids an allocation per call
-	changed     bool                                      // a configuration has changed during advance
+	replaceFunc func(oldRec, newRec *storage.Record) bool // holds the method replace; avoids an allocation per call
+	changed     bool                                      // a configuration has changed since the start of advance
 }
 
-// byResource holds the webhooks by the resources in their rules, in order.
+// byResource holds the webhooks by the resources in their rules. Each list is in the order of calls.
 type byResource struct {
 	named    map[string][]*hook // webhooks for a resource, including those in wildcard
 	wildcard []*hook            // webhooks for all resources
@@ -114,7 +114,7 @@ func (x *index) replace(oldRec, newRec *storage.Record) bool {
 	}
 	if oldRec != nil {
 		for _, h := range x.byKey[oldRec.Key] {
-			x.clients.release(h.client) // after acquire, so that an unchanged clientConfig keeps its connections
+			x.clients.release(h.client) // after acquire, so that an unchanged client stays connected
 		}
 		delete(x.byKey, oldRec.Key)
 	}
@@ -124,7 +124,7 @@ func (x *index) replace(oldRec, newRec *storage.Record) bool {
 	return true
 }
 
-// rebuild returns the byResource of the webhooks in byKey, in the order of the configurations' names.
+// rebuild returns a byResource of the webhooks in byKey, in the order of the configurations' names.
 func (x *index) rebuild() *byResource {
 	out := &byResource{named: map[string][]*hook{}}
 	var all []*hook
@@ -156,11 +156,11 @@ type hook struct {
 	webhook.WebhookAccessor
 	rules      []v1.RuleWithOperations
 	equivalent bool // matchPolicy is Equivalent: the rules match other versions and groups of the same resources
-	position   int  // in the order of all webhooks
+	position   int  // index in the list of all webhooks
 	client     *pooledClient
 }
 
-// resources yields the resources in the rules.
+// resources calls yield with each resource in the rules.
 func (h *hook) resources(yield func(plural string)) {
 	for i := range h.rules {
 		for _, r := range h.rules[i].Resources {

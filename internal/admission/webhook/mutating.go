@@ -30,10 +30,10 @@ func (p *mutator) Validate(context.Context, *admission.Request) error { return n
 // Reinvoke returns true: webhooks with the reinvocationPolicy IfNeeded may have to be called again.
 func (p *mutator) Reinvoke() bool { return true }
 
-// reinvocation records which webhooks must be called again. Maps are by the UID of the webhook.
+// reinvocation records which webhooks must be called again. The keys of the maps are UIDs of webhooks.
 type reinvocation struct {
-	called  map[string]bool // called webhooks with the reinvocationPolicy IfNeeded; the object has not changed since
-	pending map[string]bool // such webhooks after which the object has changed
+	called  map[string]bool // called webhooks with reinvocationPolicy IfNeeded, after which the object has not changed
+	pending map[string]bool // called webhooks with reinvocationPolicy IfNeeded, after which the object has changed
 	last    object.Tree     // the object at the end of Admit
 }
 

@@ -26,7 +26,7 @@ type reviewRequest struct {
 	mu       sync.Mutex // guards warnings, annotations and state.responses
 }
 
-// noInterfaces is a nil ObjectInterfaces. Upstream only calls its GetEquivalentResourceMapper, which Attributes
+// noInterfaces is a nil ObjectInterfaces. Upstream calls only the method GetEquivalentResourceMapper, which Attributes
 // implements.
 type noInterfaces struct{ upstream.ObjectInterfaces }
 

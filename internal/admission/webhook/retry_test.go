@@ -66,8 +66,8 @@ func TestConflictCallsWebhooksAgain(t *testing.T) {
 	}
 }
 
-// TestSlowWebhookDoesNotBlockOthers checks that a write which starts over after a conflict, and then waits for a
-// webhook, does not block another such write of the same object.
+// TestSlowWebhookDoesNotBlockOthers checks two writes of the same object that both start over after a conflict. While
+// the first one waits for a webhook, it does not block the second one.
 func TestSlowWebhookDoesNotBlockOthers(t *testing.T) {
 	for name, collection := range map[string]string{"mutating": mutatings, "validating": validatings} {
 		t.Run(name, func(t *testing.T) {

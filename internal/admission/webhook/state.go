@@ -14,7 +14,7 @@ type writeState struct {
 	responses map[responseKey]cachedResponse
 }
 
-// responseKey identifies a call of a webhook. A webhook receives each call once in an attempt at a write.
+// responseKey identifies a call of a webhook. In one attempt at a write, each call is made at most once.
 type responseKey struct {
 	webhook   string // UID of the webhook
 	client    *pooledClient
@@ -22,7 +22,7 @@ type responseKey struct {
 }
 
 // cachedResponse is the response to a call, with the objects in the call. If the write starts over with the same
-// objects, the webhook is not called again. As in upstream, each webhook thus receives a successful create once.
+// objects, the webhook is not called again. So, as in upstream, a webhook is called once for a create that succeeds.
 type cachedResponse struct {
 	obj, old object.Tree
 	*request.AdmissionResponse

@@ -17,14 +17,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// safeCall calls a webhook and converts a panic to a callError. It runs in a separate goroutine, where no other
-// function recovers.
+// safeCall calls a webhook and converts a panic to a callError. It runs in a separate goroutine, so no other function
+// recovers from the panic.
 func (s *reviewRequest) safeCall(
 	ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes,
 ) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			slog.Error("panic in the call of a webhook", "webhook", h.GetName(), "panic", p, "stack",
+			slog.Error("panic during the call of a webhook", "webhook", h.GetName(), "panic", p, "stack",
 				string(debug.Stack()))
 			err = callError(h, "%w", fmt.Errorf("ValidatingAdmissionWebhook/%s has panicked: %v", h.GetName(), p))
 		}

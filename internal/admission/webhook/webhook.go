@@ -35,7 +35,7 @@ type Config struct {
 
 // New returns the two plugins. The caller calls end after the last write, to close the connections to webhooks.
 func New(c Config) (plugins []admission.Plugin, end func(), err error) {
-	// Upstream's plugin only decides whether to call a webhook.
+	// Upstream's plugin is used only to evaluate whether a webhook must be called.
 	matcher, err := generic.NewWebhook(upstream.NewHandler(), nil,
 		func(informers.SharedInformerFactory, sets.Set[schema.GroupResource]) generic.Source { return nil },
 		func(*webhookutil.ClientManager) generic.Dispatcher { return nil })
@@ -58,7 +58,7 @@ func New(c Config) (plugins []admission.Plugin, end func(), err error) {
 	}, clients.close, nil
 }
 
-// plugin is the common part of both plugins.
+// plugin holds the fields of both plugins.
 type plugin struct {
 	name    string
 	matcher *generic.Webhook

@@ -208,8 +208,8 @@ func TestInvalidManagedFields(t *testing.T) {
 	}
 }
 
-// TestScale checks that webhooks for writes through /scale receive the old and the new Scale, and that their patch of
-// the Scale is stored. VAL-023
+// TestScale checks that a webhook for a write through /scale receives the old and the new Scale, and that the
+// webhook's patch of the Scale is stored. VAL-023
 func TestScale(t *testing.T) {
 	fx := newFixture(t)
 	fx.must("POST", widgets, widget("a", `{"replicas":1}`))
@@ -263,7 +263,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestInvalidMetadata checks that metadata to which a webhook assigns a wrong type is dropped, as in kube-apiserver.
+// TestInvalidMetadata checks that a metadata field is dropped if a webhook gives it a value of the wrong type, as in
+// kube-apiserver.
 func TestInvalidMetadata(t *testing.T) {
 	fx := newFixture(t)
 	fx.configure(t, mutatings, "change", fx.hook("change", nil))
