@@ -25,7 +25,7 @@ import (
 type counted struct {
 	net.Listener
 	open    atomic.Int64
-	instead atomic.Value // a func(net.Conn) that handles connections in place of Accept's caller; nil means none
+	instead atomic.Value // a func(net.Conn) that Accept calls instead of returning the connection; nil means none
 }
 
 type countedConn struct {
@@ -55,7 +55,7 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// counting starts a copy of a server whose connections are counted.
+// counting starts a server with the handler and TLS configuration of another one, and counts its connections.
 func counting(t *testing.T, like *httptest.Server, http2 bool) (*httptest.Server, *counted) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(like.Config.Handler)
@@ -78,14 +78,15 @@ type usage struct {
 func measure(l *counted) usage {
 	var memory runtime.MemStats
 	debug.SetGCPercent(100)
-	for range 2 { // the second run frees objects with finalizers and in pools
+	for range 2 { // the second collection frees objects that have finalizers or are in pools
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&memory)
 	return usage{goroutines: runtime.NumGoroutine(), connections: l.open.Load(), heap: int64(memory.HeapAlloc)}
 }
 
-// wantNoLeaks calls do and waits until the resource usage is as before, with a tolerance for the heap in bytes.
+// wantNoLeaks calls do and waits until the resource usage is as before. heap is the number of bytes by which the heap
+// may grow.
 func (e *env) wantNoLeaks(l *counted, heap int64, do func()) {
 	e.Helper()
 	before, now := measure(l), usage{}
@@ -108,7 +109,7 @@ func (e *env) wantNoLeaks(l *counted, heap int64, do func()) {
 	})
 }
 
-// abandon sends a request, and disconnects when wait returns. wait receives a reader of the response.
+// abandon sends a request, and disconnects when the function wait returns. wait receives a reader of the response.
 func (e *env) abandon(request string, wait func(*bufio.Reader)) {
 	conn, err := net.Dial("tcp", e.served.Listener.Addr().String())
 	if err != nil {
@@ -126,8 +127,8 @@ func (e *env) abandon(request string, wait func(*bufio.Reader)) {
 // workers is the number of concurrent clients.
 const workers = 10
 
-// aborting returns a handler whose behavior is the last element of the request's path. It signals arrived, indexed by
-// worker, when a request is waiting.
+// aborting returns a handler. The last element of a request's path selects the behavior of the handler. It sends to the
+// worker's channel in arrived when a request is waiting.
 func aborting(arrived *[workers]chan struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var worker int
@@ -164,8 +165,8 @@ func aborting(arrived *[workers]chan struct{}) http.HandlerFunc {
 }
 
 // TestAborted checks that aborted requests leak no goroutines, connections or memory. It makes 10,000 requests and
-// 1,000 upgrades that the client aborts before or within the response or within the request, or that the backend
-// aborts. AGG-058
+// 1,000 upgrades. The client aborts them during the request, before the response or during the response, or the
+// backend aborts them. AGG-058
 func TestAborted(t *testing.T) {
 	var signals [workers]chan struct{}
 	for i := range signals {
@@ -217,7 +218,7 @@ func TestAborted(t *testing.T) {
 			}
 			do(20 * workers)
 			e.wantNoLeaks(l, int64(c.n)<<10/2, func() {
-				if c.name == "upgrades" { // a garbage collection would close leaked connections and hide them
+				if c.name == "upgrades" { // a garbage collection would hide leaked connections by closing them
 					debug.SetGCPercent(-1)
 				}
 				do(c.n)

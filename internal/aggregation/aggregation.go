@@ -1,6 +1,6 @@
 // Package aggregation serves group versions through other API servers. It resolves the endpoints of an APIService,
-// checks their availability, and proxies requests to them. It must not depend on authorization or on the kinds of
-// requested objects.
+// checks their availability, and proxies requests to them. It must not import packages that authorize requests or
+// implement kinds of objects.
 package aggregation
 
 import (
@@ -26,7 +26,7 @@ type Config struct {
 	Dialer *egress.Dialer
 	// Endpoints returns the endpoints of a Service.
 	Endpoints func(namespace, name string, port int32) ([]string, error)
-	// Certificate returns this server's client certificate. The other API servers trust Headers because of it.
+	// Certificate returns this server's client certificate. It is the reason why the other API servers trust Headers.
 	Certificate func() (*tls.Certificate, error)
 	// Headers are the headers that contain the user's identity.
 	Headers proxy.Headers
@@ -126,8 +126,8 @@ func (a *Aggregator) lookup(s *resource.APIService) *backend {
 	return nil
 }
 
-// Discovery returns the known resources of s, or nil if they are not known yet. They are marked as stale if they may be
-// out of date. The pointer stays the same until they change.
+// Discovery returns the known resources of s, or nil if they are not known yet. The resources are marked as stale if
+// they may be out of date. The pointer stays the same until the resources change.
 func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersionDiscovery {
 	return a.backend(s).resources.Load()
 }

@@ -16,9 +16,10 @@ import (
 
 const (
 	pingEvery = 400 * time.Millisecond
-	// checkInterval is the interval of checks for changed endpoints, and of checks of unhealthy endpoints.
+	// checkInterval is the interval between checks for changed endpoints, and between checks of unhealthy endpoints.
 	checkInterval = time.Second
-	// handshakeTimeout limits the handshake with an endpoint. It distinguishes a slow endpoint from a dead one.
+	// handshakeTimeout limits the handshake with an endpoint. An endpoint that exceeds it counts as dead and not as
+	// slow.
 	handshakeTimeout = 800 * time.Millisecond
 	probeTimeout     = 5 * time.Second
 	maxDiscovery     = 4 << 20 // bytes of a resource list
@@ -30,11 +31,12 @@ type Condition struct {
 	Reason, Message string
 }
 
-// watch checks the backend repeatedly until it is closed: at once after a trigger, each second while the backend or one
-// of its endpoints is unhealthy, and otherwise at longer intervals. It never checks more than once a second.
+// watch checks the backend repeatedly until the backend is closed. It checks at once after a trigger, each second
+// while the backend or one of its endpoints is unhealthy, and otherwise at longer intervals. It checks at most once a
+// second.
 func (b *backend) watch() {
 	clock := b.aggregator.config.Clock
-	var lastFull time.Time    // of a check that included healthy endpoints
+	var lastFull time.Time    // start of the last check that included healthy endpoints
 	var refresh time.Duration // interval of such checks
 	for first, all := true, true; ; first = false {
 		started := clock.Now()
@@ -77,8 +79,8 @@ func (b *backend) wait(started time.Time, due func() bool) bool {
 	}
 }
 
-// check checks the backend once and reports changes. If all is set, it includes healthy endpoints, and http2 reports
-// whether the backend uses HTTP/2.
+// check checks the backend once and reports changes. If all is set, the check includes healthy endpoints. http2 then
+// reports whether the backend uses HTTP/2.
 func (b *backend) check(all, first bool) (http2 bool) {
 	c, http2 := b.evaluate(all)
 	if b.ctx.Err() != nil {
@@ -95,7 +97,7 @@ func (b *backend) check(all, first bool) (http2 bool) {
 	return http2
 }
 
-// probeResult is the result of probing an endpoint. list is its resource list.
+// probeResult is the result of probing an endpoint. list is the endpoint's resource list.
 type probeResult struct {
 	list  []byte
 	http2 bool
@@ -103,8 +105,8 @@ type probeResult struct {
 }
 
 // evaluate returns the condition of the backend, with kube-apiserver's reasons and messages
-// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server). It returns as soon as one endpoint
-// is healthy. Slower probes continue in the background.
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server). It returns as soon as one probe has
+// found a healthy endpoint. The other probes continue in the background.
 func (b *backend) evaluate(all bool) (c Condition, http2 bool) {
 	current := b.endpoints()
 	if current.err != nil {
@@ -146,7 +148,7 @@ func (e *endpoints) healthy() bool {
 	return !slices.ContainsFunc(e.all, func(one *endpoint) bool { return !one.healthy.Load() })
 }
 
-// unresolved returns the condition for an error of resolving the endpoints.
+// unresolved returns the condition of a backend whose endpoints could not be resolved because of err.
 func (b *backend) unresolved(err error) Condition {
 	s := b.service
 	var unresolved *egress.UnresolvedError
@@ -170,7 +172,7 @@ func (b *backend) unresolved(err error) Condition {
 }
 
 // probe requests the resource list of the group version from an endpoint. An endpoint that was not healthy before must
-// complete a handshake within handshakeTimeout first.
+// first complete a handshake within handshakeTimeout.
 func (b *backend) probe(e *endpoint) (r probeResult) {
 	disconnects := e.disconnects.Load()
 	if e.healthy.Load() {

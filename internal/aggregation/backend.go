@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// backend is the API server of an APIService: the endpoints of a Service.
+// backend is the API server of an APIService. It consists of the endpoints of a Service.
 type backend struct {
 	aggregator *Aggregator
 	service    *resource.APIService
@@ -38,7 +38,7 @@ type backend struct {
 	next    atomic.Uint32 // endpoint for the next request
 }
 
-// endpoints holds the endpoints of one generation.
+// endpoints holds the endpoints that were resolved at one generation of the Service objects.
 type endpoints struct {
 	generation uint64
 	all        []*endpoint
@@ -60,7 +60,8 @@ func newBackend(a *Aggregator, s *resource.APIService) *backend {
 	return b
 }
 
-// inherit copies the state of the backend's predecessor, unless that had another Service or UID.
+// inherit copies the state of the backend's predecessor. It does nothing if the predecessor had another Service or
+// UID.
 func (b *backend) inherit(last *backend) {
 	if is, was := b.service, last.service; is.UID != was.UID ||
 		is.Namespace != was.Namespace || is.Service != was.Service || is.Port != was.Port {
@@ -132,7 +133,8 @@ func (b *backend) endpoints() *endpoints {
 type endpoint struct {
 	address string
 	traffic *egress.Transport
-	// probe uses a separate connection that is pinged often. Ending it by mistake affects no request.
+	// probe uses a separate connection that is pinged often. No request is affected if a late ping ends this
+	// connection.
 	probe       *egress.Transport
 	upgrades    *egress.Transport
 	healthy     atomic.Bool // the last probe succeeded and the connection has not broken since
@@ -175,8 +177,8 @@ func (e *endpoint) close() {
 	e.upgrades.Close()
 }
 
-// RoundTrip implements http.RoundTripper. It sends a request to one of the endpoints. If that does not respond, it
-// sends a request without side effects to another one.
+// RoundTrip implements http.RoundTripper. It sends a request to one of the endpoints. If this endpoint does not
+// respond, it sends the request to another endpoint, unless the request may have side effects.
 func (b *backend) RoundTrip(req *http.Request) (*http.Response, error) {
 	current := b.endpoints()
 	if current.err != nil {
@@ -193,7 +195,7 @@ func (b *backend) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// pick returns the next endpoint in round-robin order, other than exclude. It prefers healthy ones.
+// pick returns the next endpoint in round-robin order. It prefers healthy endpoints and never returns exclude.
 func (b *backend) pick(all []*endpoint, exclude *endpoint) (found *endpoint) {
 	start := int(b.next.Add(1))
 	for i := range all {
@@ -229,8 +231,8 @@ func isSafe(req *http.Request) bool {
 	return false
 }
 
-// refreshAfter returns how long the result of a successful check is valid. Pings detect the end of an HTTP/2 connection
-// in between, so that checks can be less frequent.
+// refreshAfter returns how long the result of a successful check is valid. Over HTTP/2 checks can be less frequent,
+// because pings detect a broken connection between two checks.
 func refreshAfter(http2 bool) time.Duration {
 	if http2 {
 		return 30 * time.Second

@@ -91,7 +91,7 @@ func (e *env) endpoints(_, name string, _ int32) ([]string, error) {
 	return e.addresses, e.unresolved
 }
 
-// setEndpoints sets the endpoints, or the error of resolving them.
+// setEndpoints sets the endpoints, or the error that is returned instead of endpoints.
 func (e *env) setEndpoints(err error, servers ...*httptest.Server) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -126,7 +126,7 @@ func (e *env) register(spec object.Tree) *resource.APIService {
 		rw.Header()["Cache-Control"] = []string{"no-cache, private"}
 		stream := r.URL.Query().Get("watch") != ""
 		if !stream {
-			ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second) // for tests of requests that time out
+			ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second) // ends slow requests soon
 			defer cancel()
 			r = r.WithContext(ctx)
 		}
@@ -257,8 +257,9 @@ func egressError(t *testing.T, service, slice any) error {
 	return err
 }
 
-// TestBackendDies checks that a backend becomes unavailable when its connection breaks, without a request, and
-// available again when it is back. Its resources are stale in between. AGG-057, EXT-028
+// TestBackendDies checks that a backend becomes unavailable as soon as its connection breaks, even if there is no
+// request. The backend becomes available again when it runs again. Its resources are stale in between. AGG-057,
+// EXT-028
 func TestBackendDies(t *testing.T) {
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "here") })
 	e := newEnv(t)

@@ -9,12 +9,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxResources limits the resources of a group version, because each response to a discovery request contains all of
-// them.
+// maxResources limits the number of resources of a group version, because each response to a discovery request
+// contains them all.
 const maxResources = 10_000
 
-// storeResources stores a resource list. It keeps the previous resources if the list is invalid. The API server counts
-// as available all the same.
+// storeResources stores a resource list. If the list is invalid, it keeps the previous resources, and the API server
+// still counts as available.
 func (b *backend) storeResources(list []byte) {
 	hash := sha256.Sum256(list)
 	var all metav1.APIResourceList
@@ -47,7 +47,8 @@ func (b *backend) setFreshness(available bool) {
 	}
 }
 
-// discovery converts a resource list to aggregated discovery (KEP-3352), where a resource contains its subresources.
+// discovery converts a resource list to the format of aggregated discovery (KEP-3352), in which a resource contains
+// its subresources.
 func (b *backend) discovery(list []metav1.APIResource) *apidiscoveryv2.APIVersionDiscovery {
 	out := &apidiscoveryv2.APIVersionDiscovery{Version: b.service.GroupVersion.Version,
 		Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
@@ -77,7 +78,8 @@ func (b *backend) discovery(list []metav1.APIResource) *apidiscoveryv2.APIVersio
 	return out
 }
 
-// kind returns the kind of a resource's responses. Its default is a kind in the same group version.
+// kind returns the kind of a resource's responses. A kind without group and version is in the group version of the
+// backend.
 func (b *backend) kind(r *metav1.APIResource) *metav1.GroupVersionKind {
 	k := &metav1.GroupVersionKind{Group: r.Group, Version: r.Version, Kind: r.Kind}
 	if k.Group == "" && k.Version == "" {

@@ -18,13 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fault is a fault of an HTTP/1.1 backend that was healthy before, with the response that clients receive.
+// fault describes how an HTTP/1.1 backend that was healthy before fails, and the response that clients receive.
 type fault struct {
 	connect func(net.Conn)                    // handles accepted connections
 	respond func(net.Conn, *bufio.ReadWriter) // handles requests
 	status  int
 	body    string // part of the response body
-	broken  bool   // the response breaks off, maybe before its header
+	broken  bool   // the response breaks off, possibly within the header
 }
 
 const (
@@ -108,8 +108,8 @@ func faults(untrusted tls.Certificate) map[string]fault {
 	}
 }
 
-// TestFaults checks that clients of a faulty backend receive a response or a broken one, that other backends respond in
-// the meantime, and that no goroutine and no connection leaks. AGG-057
+// TestFaults checks that clients of a faulty backend receive the expected status or a response that breaks off. It
+// also checks that other backends respond in the meantime, and that no goroutine and no connection leaks. AGG-057
 func TestFaults(t *testing.T) {
 	here := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }
 	server, ca := extension(t, here)

@@ -56,7 +56,7 @@ func (a *Aggregator) OpenAPIV2(ctx context.Context, s *resource.APIService) (doc
 	return b.openAPIV2.get(ctx, b, "/openapi/v2")
 }
 
-// document is a document of a backend, as last fetched.
+// document holds a document of a backend, as the last fetch has returned it.
 type document struct {
 	mu      sync.Mutex
 	started time.Time     // of the last fetch
@@ -66,8 +66,8 @@ type document struct {
 	etag    string
 }
 
-// get returns the document at a path. It starts to fetch an old document again in the background and returns the old
-// one. Only the first fetch is waited for, until ctx is done.
+// get returns the document at a path. If the document is old, get starts to fetch it again in the background, and
+// returns the old document. If no document has been fetched yet, get waits for the first fetch until ctx is done.
 func (d *document) get(ctx context.Context, b *backend, path string) (text []byte, sum string) {
 	d.mu.Lock()
 	now := b.aggregator.config.Clock.Now()
@@ -89,7 +89,7 @@ func (d *document) get(ctx context.Context, b *backend, path string) (text []byt
 	return d.text, d.sum
 }
 
-// read fetches the document. It keeps the previous one if that fails.
+// read fetches the document. If that fails, read keeps the previous document.
 func (d *document) read(b *backend, path string) {
 	text, etag, err := b.fetch(path, d.etag)
 	d.mu.Lock()

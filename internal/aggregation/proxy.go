@@ -13,8 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP forwards a request of u to the server of s. The context of r limits its duration. stream selects small copy
-// buffers for a long-running request. ServeHTTP responds with 503 and returns false if that server is not available.
+// ServeHTTP forwards a request of the user u to the API server of s. The context of r limits the duration of the
+// request. stream selects small copy buffers for a long-running request. ServeHTTP responds with 503 and returns false
+// if the API server is not available.
 func (a *Aggregator) ServeHTTP(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -29,7 +30,7 @@ func (a *Aggregator) ServeHTTP(
 	}
 	p := proxy.Reverse(w.Header(), b, stream, func(p *httputil.ProxyRequest) {
 		p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
-		p.Out.URL.RawPath = "" // the decoded path is the one that was authorized
+		p.Out.URL.RawPath = "" // so that the backend receives the decoded path, which was authorized
 		p.SetXForwarded()
 		if !proxy.IsUpgrade(p.In) {
 			p.Out.Header.Set("X-Forwarded-Uri", forwardedURI(p.Out.URL))

@@ -30,8 +30,8 @@ func read(t *fixture.Env, resp *http.Response) string {
 	return string(body)
 }
 
-// TestDecodedPathIsForwarded checks that the backend receives the decoded path, which was authorized, also in
-// X-Forwarded-Uri.
+// TestDecodedPathIsForwarded checks that the backend receives the decoded path, which is the one that was authorized.
+// X-Forwarded-Uri also contains it.
 func TestDecodedPathIsForwarded(t *testing.T) {
 	paths := make(chan [2]string, 1)
 	server, ca := extension(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -150,8 +150,8 @@ func TestUserHeaders(t *testing.T) {
 	}
 }
 
-// TestCVE20223172 checks that a redirect of a backend is rejected, because it would send clients with their credentials
-// elsewhere.
+// TestCVE20223172 checks that a redirect of a backend is rejected, because clients would send their credentials to the
+// target of the redirect.
 func TestCVE20223172(t *testing.T) {
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "https://evil.example.com", http.StatusFound)
@@ -164,8 +164,9 @@ func TestCVE20223172(t *testing.T) {
 		"the backend attempted to redirect this request, which is not permitted")
 }
 
-// TestStream checks that data in both directions arrives before more is sent: lines of a watch, responses of unknown
-// length, large bodies and trailers. TestUpgrade tests upgrades, and TestUserHeaders tests headers. AGG-058
+// TestStream checks that data in both directions is forwarded at once, before the sender sends more. It covers lines
+// of a watch, responses of unknown length, large bodies and trailers. TestUpgrade tests upgrades, and TestUserHeaders
+// tests headers. AGG-058
 func TestStream(t *testing.T) {
 	const large = 1 << 20
 	const held = 64 << 10 // maximum size of all buffers
@@ -271,8 +272,9 @@ func (e *env) do(ctx context.Context, method, url string, body io.Reader) *http.
 	return resp
 }
 
-// TestUpgrade checks that the client owns a connection that the backend has upgraded, in both directions. A connection
-// that was not upgraded is closed, and forwards no further data from the client. AGG-058, CVE-2018-1002105
+// TestUpgrade checks that data is forwarded in both directions after the backend has upgraded a connection. If the
+// backend refuses the upgrade, the connection is closed, and no further data of the client is forwarded. AGG-058,
+// CVE-2018-1002105
 func TestUpgrade(t *testing.T) {
 	var smuggled atomic.Int32
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
@@ -321,8 +323,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestAnotherProtocol checks that the connection is closed if the backend switches to another protocol than requested.
-// AGG-058
+// TestAnotherProtocol checks that the connection is closed if the backend switches to a protocol that the client has
+// not requested. AGG-058
 func TestAnotherProtocol(t *testing.T) {
 	ended := make(chan struct{})
 	server, ca := extension(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -362,8 +364,8 @@ func (e *env) upgrade(path, protocol string) (net.Conn, *bufio.Reader) {
 	return conn, bufio.NewReader(conn)
 }
 
-// TestSafeRequestsGoElsewhere checks that a request without side effects is sent to another endpoint if one fails, and
-// that other requests are not sent again.
+// TestSafeRequestsGoElsewhere checks that a request without side effects is sent to a second endpoint if the first one
+// fails, and that other requests are sent only once.
 func TestSafeRequestsGoElsewhere(t *testing.T) {
 	var posts atomic.Int32
 	breaks := func(w http.ResponseWriter, r *http.Request) {

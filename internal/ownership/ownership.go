@@ -1,5 +1,5 @@
-// Package ownership checks that directories and files with keys belong to this process's user, and that no other user
-// can change them. It must not import other packages of this module.
+// Package ownership checks that directories and files with keys belong to the user of this process or to root, and
+// that no other user can change them. It must not import other packages of this module.
 package ownership
 
 import (
@@ -30,8 +30,8 @@ func (e *Error) Error() string {
 
 // CheckDirectory checks a directory. Its owner must be the user of this process or root, and so must the owner of each
 // symbolic link on its path. Other users must not have write permission. The warnings describe weak permissions that
-// are allowed: write permission of the group, which the fsGroup of a Pod sets, and a parent directory in which all
-// users can rename files.
+// are allowed. One is write permission of the group, which the fsGroup of a Pod sets. Another is a parent directory in
+// which all users can rename files.
 func CheckDirectory(path string) (warnings []string, err error) {
 	path, err = filepath.Abs(path)
 	if err != nil {
@@ -54,7 +54,7 @@ func CheckDirectory(path string) (warnings []string, err error) {
 		return nil, nil
 	}
 	if info.Mode()&groupWrite != 0 {
-		warnings = append(warnings, fmt.Sprintf("its group can write to %s; unless that is the fsGroup of a Pod, "+
+		warnings = append(warnings, fmt.Sprintf("its group can write to %s; unless the group is the fsGroup of a Pod, "+
 			"run: chmod g-w %s", path, quote(path)))
 	}
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
@@ -69,8 +69,8 @@ func CheckDirectory(path string) (warnings []string, err error) {
 	}
 }
 
-// CheckDirectories checks a directory and its subdirectories with the given names, like CheckDirectory. The
-// subdirectories may be missing.
+// CheckDirectories calls CheckDirectory for a directory and for its subdirectories with the given names. It ignores
+// subdirectories that do not exist.
 func CheckDirectories(path string, below ...string) (warnings []string, err error) {
 	warnings, err = CheckDirectory(path)
 	for _, name := range below {
@@ -103,10 +103,10 @@ func links(path string) error {
 // have read or write permission. The group may have both, as in a volume with an fsGroup.
 func ReadKey(path string) ([]byte, error) { return read(path, othersRead|othersWrite) }
 
-// ReadFile reads a file that others may read, such as a certificate. They must not have write permission.
+// ReadFile reads a file that other users may read, such as a certificate. Other users must not have write permission.
 func ReadFile(path string) ([]byte, error) { return read(path, othersWrite) }
 
-// read checks the opened file, so that it cannot be replaced between the check and the reading.
+// read opens a file, checks it and reads it. No other file can take its place between the check and the reading.
 func read(path string, denied fs.FileMode) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

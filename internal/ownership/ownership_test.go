@@ -14,7 +14,7 @@ import (
 
 const otherUser = 12345
 
-// runCommand runs the command in an error.
+// runCommand runs the command that an Error contains.
 func runCommand(t *testing.T, err error) {
 	t.Helper()
 	var untrusted *Error

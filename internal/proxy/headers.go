@@ -10,12 +10,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Headers lists the names of the headers with a user's identity, as an authenticating proxy sends them
+// Headers lists the names of the headers in which an authenticating proxy sends a user's identity
 // (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer). Set uses the first name of each
 // list.
 type Headers struct{ Username, UID, Group, ExtraPrefix []string }
 
-// Default returns h with the usual name in place of each empty list.
+// Default returns a copy of h in which each empty list is replaced by the usual name.
 func (h Headers) Default() Headers {
 	fill := func(names []string, usual string) []string {
 		if len(names) == 0 {
@@ -27,11 +27,11 @@ func (h Headers) Default() Headers {
 		fill(h.ExtraPrefix, "X-Remote-Extra-")}
 }
 
-// defaults holds the names that an API server may trust whatever this server's flags are.
+// defaults holds the usual names. Another API server may trust them even if this server's flags specify other names.
 var defaults = Headers{}.Default()
 
-// Clear removes these headers and the client's credentials, which must not reach the other server. It treats "_" like
-// "-", as some programs do.
+// Clear removes the headers with these names or the usual names, and the client's credentials. They must not reach
+// another server. Clear treats "_" in a name like "-", as some programs do.
 func (h Headers) Clear(header http.Header) {
 	for name := range header {
 		canonical := strings.ReplaceAll(name, "_", "-")
@@ -63,7 +63,8 @@ func (h Headers) Set(header http.Header, u user.Info) {
 	}
 }
 
-// escape returns key as part of a valid header name. The receiver unescapes it (k8s.io/apiserver's headerrequest).
+// escape returns key in a form that is valid in the name of a header. The package headerrequest of k8s.io/apiserver,
+// which receives the header, unescapes the key.
 func escape(key string) string {
 	const digits = "0123456789ABCDEF"
 	var out strings.Builder

@@ -19,8 +19,8 @@ import (
 )
 
 // Reverse returns a proxy to another API server. rewrite changes the request. responseHeader is the header of this
-// server's response, which receives the backend's headers. stream selects small copy buffers for a response that may
-// last.
+// server's response. The proxy adds the backend's headers to it. stream selects small copy buffers for a response that
+// may take long.
 func Reverse(
 	responseHeader http.Header,
 	transport http.RoundTripper,
@@ -41,9 +41,9 @@ func Reverse(
 // flushAfter is the flush interval for responses of a known length. Other responses are flushed immediately.
 const flushAfter = 200 * time.Millisecond
 
-// modifyResponse returns a function that prepares the backend's response. It rejects redirects, because a client of
-// this server could follow them to a server that trusts this one (CVE-2022-3172). The backend's Cache-Control header
-// replaces the one in responseHeader. The backend's Audit-Id header is removed.
+// modifyResponse returns a function that prepares the backend's response. It rejects redirects, because they could
+// lead a client of this server to any other server (CVE-2022-3172). The backend's Cache-Control header replaces the
+// one in responseHeader. The backend's Audit-Id header is removed.
 func modifyResponse(responseHeader http.Header) func(*http.Response) error {
 	id, control := responseHeader["Audit-Id"], responseHeader["Cache-Control"]
 	return func(resp *http.Response) error {
@@ -51,7 +51,7 @@ func modifyResponse(responseHeader http.Header) func(*http.Response) error {
 		case http.StatusSwitchingProtocols:
 			want, got := resp.Request.Header.Get("Upgrade"), resp.Header.Get("Upgrade")
 			if !strings.EqualFold(want, got) { // the error closes the connection
-				return fmt.Errorf("the backend switched to protocol %q, want %q", got, want)
+				return fmt.Errorf("the backend switched to protocol %q instead of %q", got, want)
 			}
 		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
 			http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
@@ -71,23 +71,24 @@ func modifyResponse(responseHeader http.Header) func(*http.Response) error {
 	}
 }
 
-// fail writes the response for a request that the backend did not respond to.
+// fail writes the response to a request that the backend has not answered.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
-	case errors.Is(context.Cause(r.Context()), context.DeadlineExceeded): // over HTTP/2, err does not wrap it
+	case errors.Is(context.Cause(r.Context()), context.DeadlineExceeded): // err does not wrap it over HTTP/2
 		http.Error(w, "the backend API server did not respond within the allotted time", http.StatusGatewayTimeout)
 	default:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	}
 }
 
-// IsUpgrade reports whether a request requests an upgrade of its connection. Only a response can grant it.
+// IsUpgrade reports whether a client requests an upgrade of its connection. The upgrade takes place only if the server
+// grants it in its response.
 func IsUpgrade(r *http.Request) bool {
 	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
-// logged writes the messages of httputil to the debug log. They concern responses that broke off, which an operator
-// need not know.
+// logged writes the messages of httputil to the debug log. They are about responses that broke off, which are not
+// relevant to an operator.
 type logged struct{}
 
 var quiet = log.New(logged{}, "", 0)

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// Some of the process's file descriptors are reserved: a quarter, at least reservedFiles, and at most a half. They
-	// are for the store, which opens up to 266 files, for the log, for connections to webhooks and other servers, and
-	// for files that are read again. Clients' connections use the others.
+	// A quarter of the process's file descriptors is reserved, but at least reservedFiles and at most a half. The
+	// reserved ones are for the store, which opens up to 266 files, for the log, for connections to other servers such
+	// as webhooks, and for files that are reloaded. All others are for connections of clients.
 	reservedShare = 4
 	reservedFiles = 320
 	// unauthenticatedConnections is the number of connections that authenticated clients cannot use. They are for
@@ -44,7 +44,8 @@ func openFiles() uint64 {
 }
 
 // connections is a listener that limits the number of its open connections. At the limit, it closes the oldest
-// unauthenticated connection for a new one. Authenticated connections are never closed, and cannot use up the limit.
+// unauthenticated connection for a new one. Authenticated connections are never closed. Their number is limited, so
+// that some connections remain for unauthenticated clients.
 type connections struct {
 	net.Listener
 	limit  int
@@ -55,8 +56,8 @@ type connections struct {
 	open          int
 	authenticated int
 	waiting       list.List // unauthenticated *connections, the oldest first
-	closed        int       // number of waiting connections closed for others
-	refused       int       // number of authentications refused at the limit
+	closed        int       // number of waiting connections that were closed for new ones
+	refused       int       // number of authenticated clients rejected at the limit
 }
 
 func newConnections(l net.Listener, limit int, logger *slog.Logger) *connections {
@@ -67,7 +68,7 @@ func newConnections(l net.Listener, limit int, logger *slog.Logger) *connections
 type connection struct {
 	net.Conn
 	listener *connections
-	element  *list.Element // in waiting; nil means authenticated
+	element  *list.Element // element of the connection in waiting; nil means authenticated
 	closed   bool
 
 	reading, writing pace
@@ -85,8 +86,9 @@ func (conn *connection) Write(p []byte) (int, error) {
 	return conn.Conn.Write(p)
 }
 
-// Accept implements net.Listener. The process may reach its limit of files in spite of the reserve. Accept then closes
-// the oldest unauthenticated connection, and the caller calls it again.
+// Accept implements net.Listener. The process may reach its limit of open files although some files are reserved.
+// Accept then closes the oldest unauthenticated connection and returns the error. The caller, net/http, calls Accept
+// again.
 func (c *connections) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
@@ -95,8 +97,8 @@ func (c *connections) Accept() (net.Conn, error) {
 		c.mu.Unlock()
 		oldest.drop()
 		c.often.Do(func() {
-			c.logger.Warn("accept a connection: the process has no file descriptor left; raise its limit (ulimit -n)",
-				"error", err)
+			c.logger.Warn("cannot accept a connection: no file descriptor is left; "+
+				"raise the limit of open files (ulimit -n)", "error", err)
 		})
 	}
 	if err != nil {
@@ -119,7 +121,7 @@ func (c *connections) add(conn net.Conn) *connection {
 	c.mu.Unlock()
 	if oldest.drop() {
 		c.often.Do(func() {
-			c.logger.Warn("too many connections: closed the oldest unauthenticated one; "+
+			c.logger.Warn("too many connections: closed the oldest unauthenticated connection; "+
 				"raise the limit of open files (ulimit -n)",
 				"connections", c.limit, "closed", closed, "from", oldest.RemoteAddr())
 		})
@@ -216,7 +218,7 @@ func (c *connections) listener() net.Listener { return tlsbatch.Listener{Listene
 // Connections contains statistics about the connections of a Server.
 type Connections struct {
 	Limit, Open, Authenticated int
-	// Closed is the number of unauthenticated connections closed for others since the start.
+	// Closed is the number of unauthenticated connections that were closed for new connections since the start.
 	Closed int
 	// Refused is the number of authenticated clients rejected since the start.
 	Refused int

@@ -53,7 +53,7 @@ func accept(t *testing.T, c *connections) *connection {
 }
 
 // TestConnectionsAtTheLimit checks that the oldest unauthenticated connection is closed for a new one. Authenticated
-// connections are never closed, and do not use up the limit.
+// connections are never closed, and never use all connections.
 func TestConnectionsAtTheLimit(t *testing.T) {
 	const limit, trusted = 20, 20 - unauthenticatedConnections
 	clients := &pipes{}

@@ -11,8 +11,8 @@ import (
 )
 
 // RenewalCheck is the interval at which a server checks whether its certificates must be renewed, or have been renewed
-// by trellis certs. A check reads nine small files. Renewal itself could be checked less often, because it happens long
-// before expiry.
+// by trellis certs. A check reads nine small files. It would be enough to check for renewal less often, because
+// certificates are renewed long before they expire.
 const RenewalCheck = time.Hour
 
 // Keys holds the keys and certificates that a server has created. It passes the newest certificate to Certificates.

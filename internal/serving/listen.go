@@ -18,8 +18,8 @@ import (
 )
 
 // quietHandshakes logs the messages of net/http. Messages about failed TLS handshakes and exhausted file descriptors
-// have the level debug, because any client can cause them at any rate. The type connections logs the latter once a
-// second.
+// have the level debug, because any client can cause very many of them. The type connections also logs exhausted file
+// descriptors, at most once a second.
 type quietHandshakes struct{ logger *slog.Logger }
 
 func (q quietHandshakes) Write(p []byte) (int, error) {
@@ -39,15 +39,15 @@ func Listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("listen: %w (another server may be running; choose another port with "+
-				"--secure-port, 0 picks a free one)", err)
+			return nil, fmt.Errorf("listen: %w (another server may use the port; choose another one with "+
+				"--secure-port, or 0 for any free port)", err)
 		}
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return l, nil
 }
 
-// Hosts returns the host names and addresses for the serving certificate, together with others.
+// Hosts returns the host names and addresses for the serving certificate. They include those in others.
 func Hosts(bound net.Addr, others ...string) []string {
 	names := append(others, LoopbackName, "localhost", "127.0.0.1", "::1")
 	if name, err := os.Hostname(); err == nil {

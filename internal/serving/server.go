@@ -21,7 +21,8 @@ const (
 	maxHeaderBytes    = 1 << 20
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 90 * time.Second
-	// writeTimeout limits how long a client may take to read a response. Streams and long lists set other deadlines.
+	// writeTimeout limits how long a client may take to read a response. The handlers of streams and long lists set
+	// other deadlines.
 	writeTimeout = 2 * time.Minute
 	maxStreams   = 100
 	streamBuffer = 256 << 10
@@ -37,8 +38,8 @@ type Server struct {
 	draining    atomic.Bool
 }
 
-// New returns a Server for a listener, which the Server closes. files is the process's limit of open files, which
-// limits the number of connections. 0 means the system's limit.
+// New returns a Server for a listener, which the Server closes. files is the process's limit of open files. It limits
+// the number of connections. 0 means the limit that the system reports.
 func New(l net.Listener, handler http.Handler, tlsConfig *tls.Config, files uint64, logger *slog.Logger) *Server {
 	s := &Server{connections: newConnections(l, maxConnections(cmp.Or(files, openFiles())), logger)}
 	s.http = &http.Server{
@@ -74,15 +75,15 @@ func (s *Server) Serve() error {
 // Connections returns the current statistics about connections.
 func (s *Server) Connections() Connections { return s.connections.count() }
 
-// Drain closes the listener and waits for requests in flight. In the meantime it calls end, which must end watches,
-// because they would not end by themselves.
+// Drain closes the listener and waits for requests in flight. In the meantime it calls end. The function end must end
+// the watches, because clients usually do not end them.
 func (s *Server) Drain(end func()) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	s.draining.Store(true)
 	go end()
 	if err := s.http.Shutdown(ctx); err != nil {
-		return errors.Join(fmt.Errorf("requests in flight did not finish in %s: %w", shutdownTimeout, err),
+		return errors.Join(fmt.Errorf("requests in flight did not finish within %s: %w", shutdownTimeout, err),
 			s.http.Close())
 	}
 	return nil
@@ -91,8 +92,9 @@ func (s *Server) Drain(end func()) error {
 // lateTimeout is how long a connection without a GOAWAY may be idle during the shutdown.
 const lateTimeout = time.Second
 
-// closeLateIdle closes connections whose handshake completed after the shutdown started. net/http sends GOAWAY only on
-// HTTP/2 connections that it knows by then, and would wait for the clients to close the others.
+// closeLateIdle closes connections whose handshake completed after the shutdown started. At the start of the shutdown,
+// net/http sends GOAWAY on the HTTP/2 connections that exist. It would wait until clients close connections that are
+// established later.
 func (s *Server) closeLateIdle(c net.Conn, state http.ConnState) {
 	if state == http.StateIdle && s.draining.Load() {
 		time.AfterFunc(lateTimeout, func() { _ = c.Close() })

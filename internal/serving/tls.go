@@ -16,20 +16,20 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
-// LoopbackName is the server name for the server's own certificate. It equals upstream's. The administrator's clients
-// use it if the server has other certificates.
+// LoopbackName is the server name with which clients request the server's own certificate. It equals upstream's. The
+// administrator's clients use this name if the server has other certificates.
 const LoopbackName = "apiserver-loopback-client"
 
 // TLS holds the values of kube-apiserver's --tls-* flags. The zero value uses a certificate of the cluster's own CA.
 type TLS struct {
-	CertFile, KeyFile string // PEM files of a certificate to use instead, read again when they change
+	CertFile, KeyFile string // PEM files of a certificate to use instead, reloaded when they change
 	SNI               []SNICertKey
 	MinVersion        uint16   // 0 means TLS 1.2
 	CipherSuites      []uint16 // for TLS 1.2; nil means Go's default
 }
 
-// SNICertKey is a certificate for clients that request one of its names. Names are patterns. No names means the names
-// in the certificate.
+// SNICertKey is a certificate for clients that request one of its names. Names may be patterns. If there are none, the
+// names in the certificate are used.
 type SNICertKey struct {
 	CertFile, KeyFile string
 	Names             []string
@@ -65,8 +65,8 @@ func (t TLS) Config(c *Certificates) *tls.Config {
 	return config
 }
 
-// Certificates selects the certificate for each connection, by upstream's rules. New connections use changed
-// certificates.
+// Certificates selects the certificate for each connection by upstream's rules. After a change, new connections use
+// the new certificates.
 type Certificates struct {
 	main *dynamiccertificates.DynamicCertKeyPairContent // nil means the server's own
 	sni  []*dynamiccertificates.DynamicFileSNIContent
@@ -82,7 +82,7 @@ type choice struct {
 	all    []*tls.Certificate          // the first is the default
 }
 
-// NewCertificates reads the files of t. The Certificates have no certificate of the server itself before SetOwn.
+// NewCertificates reads the files of t. The caller must call SetOwn to add the server's own certificate.
 func NewCertificates(t TLS) (c *Certificates, err error) {
 	c = &Certificates{}
 	if err := t.check(); err != nil {
@@ -125,15 +125,15 @@ func (c *Certificates) SetOwn(own *tls.Certificate) {
 	c.update()
 }
 
-// Enqueue implements dynamiccertificates.Listener: a file has changed.
+// Enqueue implements dynamiccertificates.Listener. It is called when a file has changed.
 func (c *Certificates) Enqueue() {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.update()
 }
 
-// update rebuilds the choice. Earlier files take precedence over later ones, and configured names over names in
-// certificates.
+// update rebuilds the choice. Files that are listed earlier take precedence over later files. Configured names take
+// precedence over names in certificates.
 func (c *Certificates) update() {
 	next := &choice{byName: map[string]*tls.Certificate{}, all: []*tls.Certificate{c.own}}
 	if c.main != nil {

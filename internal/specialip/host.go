@@ -16,7 +16,7 @@ func Parse(host string) (addr netip.Addr, ok bool) {
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	switch {
 	case name == "":
-		return netip.IPv4Unspecified(), true // the net package dials the local machine
+		return netip.IPv4Unspecified(), true // the net package connects to the local machine in this case
 	case name == "localhost" || strings.HasSuffix(name, ".localhost"): // RFC 6761
 		return loopback, true
 	}
@@ -56,7 +56,7 @@ func parseIPv4(text string) (addr netip.Addr, ok bool) {
 	return netip.AddrFrom4([4]byte{byte(value >> 24), byte(value >> 16), byte(value >> 8), byte(value)}), true
 }
 
-// base returns "" for a number with a prefix that ParseUint accepts but C does not.
+// base returns part, or "" if part has a prefix that ParseUint accepts and C does not.
 func base(part string) string {
 	if len(part) > 1 && part[0] == '0' && (part[1] == 'b' || part[1] == 'o') {
 		return ""

@@ -1,4 +1,4 @@
-// Package specialip recognizes addresses of the dialing machine, of its link and of cloud metadata services, in every
+// Package specialip recognizes addresses of the local machine, of its link and of cloud metadata services, in every
 // spelling. It must not import other packages of this module.
 package specialip
 
@@ -59,7 +59,8 @@ func isMetadata(addr netip.Addr) bool {
 	return false
 }
 
-// embeddedIn returns the IPv4 addresses that an IPv6 address embeds: for translation, or as the other end of a tunnel.
+// embeddedIn returns the IPv4 addresses that an IPv6 address embeds. Such addresses are used for translation and
+// tunnels.
 func embeddedIn(addr netip.Addr) (all []netip.Addr) {
 	addr = addr.WithZone("")
 	if !addr.Is6() || addr.Is4In6() {

@@ -8,15 +8,15 @@ import (
 // yieldAfter is the number of bytes after which the scan lets other goroutines run.
 const yieldAfter = 64 << 10
 
-// container is a JSON object or list that contains the current position of the scan.
+// container is a JSON object or list in which the current position of the scan is.
 type container struct {
 	node  *node  // type of an object, nil if unknown
 	items *field // items of a list, nil if their type is unknown
 	list  bool
 }
 
-// JSON returns the weight of a JSON body. The result has no meaning for a body that the decoder rejects. The time
-// is linear in the size of the body.
+// JSON returns the weight of a JSON body. The result is meaningless if the decoder rejects the body. The time is
+// linear in the size of the body.
 func (t *Table) JSON(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
 	var buffer [64]container
@@ -94,8 +94,8 @@ func containerOf(f *field, open byte) container {
 	return c
 }
 
-// fieldOfKey returns the field for a JSON key, without its quotes but with its escapes. nil means that the field is
-// unknown.
+// fieldOfKey returns the field for a JSON key, or nil if the field is unknown. The key has no quotes, but its escapes
+// are not decoded.
 func (n *node) fieldOfKey(key []byte, escaped bool) *field {
 	switch {
 	case n == nil:

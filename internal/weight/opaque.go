@@ -8,9 +8,10 @@ import (
 // yamlNodeWeight is the memory that the YAML parser uses for a node, in addition to the decoded value.
 const yamlNodeWeight = 600
 
-// YAML returns upper bounds on the memory for a YAML body. parse is the memory of the parser, weight the total of
-// the write. The bounds count YAML indicators, because each node has its own indicator. Nodes that an alias repeats
-// have none, so the bounds do not hold if aliases is true. Only the parser limits the size of such a body.
+// YAML returns upper bounds on the memory for a YAML body. parse is the memory of the parser, and weight is the memory
+// of the whole write. Each node has its own YAML indicator, so YAML counts the indicators in the body. An alias
+// repeats nodes without their indicators. If aliases is true, the bounds are therefore not reliable, and only the
+// parser limits the size of the decoded body.
 func (t *Table) YAML(data []byte) (parse, weight int64, aliases bool) {
 	nodes := int64(1)
 	for _, indicator := range [...]string{"-", ":", ",", "[", "{", "?"} {
@@ -21,7 +22,7 @@ func (t *Table) YAML(data []byte) (parse, weight int64, aliases bool) {
 	return text + nodes*yamlNodeWeight, text + nodes*perNode, mayHaveAliases(data)
 }
 
-// mayHaveAliases reports whether data may contain an anchor and an alias.
+// mayHaveAliases reports whether data may contain both an anchor and an alias.
 func mayHaveAliases(data []byte) bool { return hasIndicator(data, '&') && hasIndicator(data, '*') }
 
 // hasIndicator reports whether a word in data begins with c.
@@ -41,7 +42,7 @@ func hasIndicator(data []byte, c byte) bool {
 
 func alphanumeric(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' }
 
-// CBOR returns upper bounds on the memory for a CBOR body. The results are those of YAML.
+// CBOR returns upper bounds on the memory for a CBOR body. The results mean the same as those of YAML.
 func (t *Table) CBOR(data []byte) (parse, weight int64) {
 	items := int64(1)
 	for i := 0; i < len(data); items++ {
@@ -67,7 +68,7 @@ func (t *Table) CBOR(data []byte) (parse, weight int64) {
 }
 
 // Opaque returns upper bounds on the memory for JSON values of unknown type, such as those of a JSON patch. The
-// results are those of YAML.
+// results mean the same as those of YAML.
 func (t *Table) Opaque(data []byte) (parse, weight int64) {
 	objects := int64(bytes.Count(data, []byte("{")))
 	values := 1 + objects + int64(bytes.Count(data, []byte("["))+bytes.Count(data, []byte(",")))

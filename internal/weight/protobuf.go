@@ -3,15 +3,15 @@ package weight
 // magic precedes the envelope of a protobuf body.
 const magic = "k8s\x00"
 
-// message is a protobuf message that contains the current position of the scan.
+// message is a protobuf message in which the current position of the scan is.
 type message struct {
 	end  int
 	node *node
 }
 
-// Protobuf returns the weight of a protobuf body. The result has no meaning for a body that the decoder rejects.
-// The time is linear in the size of the body. Fields with an unknown number or the wrong wire type add no weight,
-// because decoders do not store them.
+// Protobuf returns the weight of a protobuf body. The result is meaningless if the decoder rejects the body. The time
+// is linear in the size of the body. Fields with an unknown number or the wrong wire type add no weight, because
+// decoders do not store them.
 func (t *Table) Protobuf(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
 	if len(data) < len(magic) {
@@ -47,9 +47,9 @@ func (t *Table) Protobuf(data []byte) int64 {
 	return weight
 }
 
-// WireField reads the protobuf field at i of b, as the generated decoders do. It returns the field's number, the
-// size of its content, and the offset of that content. size is 0 for a numeric field, and next is then the offset
-// of the next field. ok is false if the field is malformed.
+// WireField reads the protobuf field at i of b, as the generated decoders do. It returns the field's number, the size
+// of its content, and the offset next of the content. For a numeric field, size is 0 and next is the offset of the
+// next field. ok is false if the field is malformed.
 func WireField(b []byte, i int) (number uint64, size, next int, ok bool) {
 	tag, i, ok := varint(b, i)
 	if !ok {

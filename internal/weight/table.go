@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// A write holds an object in several forms at once: the decoded object with outgrown slices, the internal form, the
-// JSON tree, the sets of managed fields, and the bytes to store. TestWeightsCoverWrites compares these constants
-// with the measured memory of writes.
+// A write holds an object in several forms at once. They are the decoded object, its slices with unused capacity, the
+// internal form, the JSON tree, the sets of managed fields, and the bytes to store. TestWeightsCoverWrites compares
+// these constants with the measured memory of writes.
 const (
 	// structFactor is the memory of all Go forms of a value, as a multiple of its size.
 	structFactor = 3
@@ -34,21 +34,21 @@ type Table struct {
 	heaviest int64 // weight of the heaviest single value in the type
 }
 
-// node is a Go type with its parts by their names in each encoding. The node of a scalar type is nil.
+// node is a Go type. It holds the parts of the type by their names in each encoding. The node of a scalar type is nil.
 type node struct {
 	byNumber []*field          // fields of a protobuf message
 	byName   map[string]*field // fields of a JSON object
 	values   *field            // values of a map
 	items    *field            // items of a list
-	// object and list are the decoded forms of a JSON object and a JSON list. They are set only for a type with its
-	// own JSON decoder.
+	// object and list are set only for a type with its own JSON decoder. They are the forms into which it decodes a
+	// JSON object and a JSON list.
 	object *node
 	list   *field
 }
 
 // field is a field of a node, or an item of a list or map.
 type field struct {
-	memory int64 // memory of one occurrence, without its own fields
+	memory int64 // memory of one occurrence, without the fields in it
 	node   *node
 	packed bool // one occurrence in protobuf may hold many numbers
 }
@@ -89,7 +89,7 @@ func (n *node) number(i int, f *field) {
 	n.byNumber[i] = f
 }
 
-// builder holds the nodes built so far. It is needed because types may contain themselves.
+// builder holds the nodes built so far. The map is needed because a type may contain itself.
 type builder map[reflect.Type]*node
 
 func (b builder) node(t reflect.Type) *node {
@@ -182,8 +182,8 @@ func (b builder) item(t reflect.Type) *field {
 	return f
 }
 
-// value returns the field for a value of a map, together with its key. The memory of an entry counts twice, because
-// up to half of a map may be empty.
+// value returns the field for a value of a map, together with its key. The memory of an entry is doubled, because up
+// to half of a map may be unused.
 func (b builder) value(t reflect.Type) *field {
 	size := int64(t.Key().Size() + t.Elem().Size())
 	return &field{memory: memberWeight + 2*structFactor*size + emptyWeight(t.Elem()), node: b.node(t.Elem())}

@@ -35,8 +35,8 @@ func inEnvelope(t *testing.T, obj interface{ Marshal() ([]byte, error) }) []byte
 	return append([]byte("k8s\x00"), body...)
 }
 
-// TestRepeatedItems checks that a repeated empty item weighs at least as much as the memory of its Go type, in
-// every encoding.
+// TestRepeatedItems checks for every encoding that the weight of a repeated empty item is at least the memory of its
+// Go type.
 func TestRepeatedItems(t *testing.T) {
 	const n = 1000
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: make([]corev1.Container, n)}}
@@ -104,7 +104,7 @@ func TestRepeatedItems(t *testing.T) {
 	}
 }
 
-// TestSpellings checks that every spelling that decodes into an item counts as an item.
+// TestSpellings checks that an item is counted in every spelling that the decoders accept.
 func TestSpellings(t *testing.T) {
 	for _, item := range []string{"{}", "null", "1", `"a"`, "[]", " {\n} "} {
 		for _, key := range []string{`"containers"`, `"contain\u0065rs"`, `"initContainers" `} {
@@ -132,8 +132,8 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// TestTextWeight checks that a long text weighs a few times its length. It also checks that unknown fields weigh as
-// much as a JSON tree.
+// TestTextWeight checks that the weight of a long text is a small multiple of its length. It also checks that the
+// weight of unknown fields is that of a JSON tree.
 func TestTextWeight(t *testing.T) {
 	body := []byte(`{"data":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`)
 	if w := maps.JSON(body); w < 1<<20 || w > 5<<20 {
@@ -158,7 +158,8 @@ func TestScansDoNotAllocate(t *testing.T) {
 	}
 }
 
-// FuzzWeights checks for arbitrary bytes that scans end without a panic, and that no bound is below its weight.
+// FuzzWeights checks that the scans of arbitrary bytes end and do not panic. It also checks that the bound of
+// Opaque is at least the weight of the same body as JSON.
 func FuzzWeights(f *testing.F) {
 	f.Add([]byte(`{"spec":{"containers":[{"name":"a\"","env":[null,1]}]}}`))
 	f.Add([]byte("k8s\x00\x12\x04\x12\x02\x12\x00"))

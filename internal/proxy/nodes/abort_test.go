@@ -25,8 +25,8 @@ func copyAll(to io.Writer, from net.Conn) (int64, error) {
 	return n, err
 }
 
-// TestAborted checks that a client that disconnects leaves no goroutines behind: in the middle of a stream, and while a
-// kubelet accepts connections without responding.
+// TestAborted checks that no goroutine remains after a client has disconnected. The client disconnects in the middle
+// of a stream, or while it waits for a kubelet that never responds.
 func TestAborted(t *testing.T) {
 	upgrade := map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1",
 		"X-Stream-Protocol-Version": "v4.channel.k8s.io"}
@@ -49,7 +49,7 @@ func TestAborted(t *testing.T) {
 		c := newCluster(t, func(c *nodes.Config) {
 			c.Dialer.Cluster = func(context.Context, string, string) (net.Conn, error) {
 				clientSide, serverSide := net.Pipe()
-				go func() { _, _ = io.Copy(io.Discard, serverSide) }() // until the other side is closed
+				go func() { _, _ = io.Copy(io.Discard, serverSide) }() // reads until the other side is closed
 				dialed <- struct{}{}
 				return clientSide, nil
 			}

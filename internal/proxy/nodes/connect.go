@@ -26,7 +26,7 @@ func (p *Proxy) command(
 		})
 }
 
-// ports connects to ports of a Pod. It treats WebSockets as tunnels for SPDY.
+// ports connects to ports of a Pod. A WebSocket of the client is a tunnel for SPDY.
 func (p *Proxy) ports(location *url.URL, kubelet *client.ConnectionInfo, fail Fail) http.Handler {
 	return translate(location, kubelet, fail, wsstream.IsWebSocketRequestWithTunnelingProtocol,
 		func(direct http.Handler) http.Handler {
@@ -34,8 +34,8 @@ func (p *Proxy) ports(location *url.URL, kubelet *client.ConnectionInfo, fail Fa
 		})
 }
 
-// translate forwards upgrades unchanged, except requests for WebSockets that match. The handler from newTranslator
-// serves these, unless the kubelet supports WebSockets itself.
+// translate returns a handler that forwards upgrades unchanged. If the kubelet does not support WebSockets, the
+// requests for which match returns true are served by the handler from newTranslator instead.
 func translate(
 	location *url.URL,
 	kubelet *client.ConnectionInfo,

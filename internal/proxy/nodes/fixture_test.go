@@ -29,8 +29,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 )
 
-// Addresses of a node and a Pod. Connections to the node reach a kubelet, and connections to the Pod its server without
-// TLS.
+// Addresses of a node and a Pod. Connections to the node reach a fake kubelet. Connections to the Pod reach a server
+// without TLS.
 const (
 	nodeIP = "203.0.113.1"
 	podIP  = "203.0.113.2"
@@ -132,8 +132,8 @@ func (c *cluster) get(_ context.Context, plural, namespace, name string) (runtim
 	return nil, apierrors.NewNotFound(core.Resource(plural), name)
 }
 
-// serve starts a server whose handler is the one for options, for the object with a name in the namespace ns. It
-// returns its URL.
+// serve starts a server with the Handler for the given options and the object with the given name in the namespace ns.
+// It returns the URL of the server.
 func (c *cluster) serve(name string, options runtime.Object) string {
 	c.Helper()
 	fail := func(to http.ResponseWriter, _ *http.Request, err error) {

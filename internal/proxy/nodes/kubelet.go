@@ -22,10 +22,10 @@ type Kubelet struct {
 	CAs          *x509.CertPool                   // issuers of the kubelets' certificates
 	Certificate  func() (*tls.Certificate, error) // returns this server's client certificate
 	AddressTypes []string                         // types of node addresses in order of preference
-	Timeout      time.Duration                    // limit for connecting to a kubelet
+	Timeout      time.Duration                    // timeout for connecting to a kubelet
 }
 
-// tls returns the TLS configuration for kubelets. insecure accepts any certificate.
+// tls returns the TLS configuration for kubelets. If insecure is set, it accepts any certificate.
 func (k *Kubelet) tls(insecure bool) *tls.Config {
 	c := insecureTLS()
 	c.RootCAs, c.InsecureSkipVerify = k.CAs, insecure
@@ -35,7 +35,7 @@ func (k *Kubelet) tls(insecure bool) *tls.Config {
 
 // insecureTLS returns a TLS configuration that accepts any certificate, as upstream does for Pods.
 func insecureTLS() *tls.Config {
-	// http.Transport would otherwise set NextProtos while upgrades read it.
+	// NextProtos is set because http.Transport would otherwise set it while upgrades read it.
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}
 }
 
@@ -51,7 +51,7 @@ func (k *Kubelet) dial(dialFunc dial) dial {
 }
 
 // transports connects to one kind of destination. requests keeps idle connections. upgrades uses a separate connection
-// for each request, which it closes when the request's context ends, at any stage.
+// for each request. It closes the connection when the request's context ends, even before the upgrade.
 type transports struct{ requests, upgrades *http.Transport }
 
 const (

@@ -66,11 +66,11 @@ func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, 
 	_, _ = io.Copy(to, from) // a write fails only when the client has gone
 	if from.broken && !errors.Is(r.Context().Err(), context.Canceled) {
 		_ = http.NewResponseController(w).Flush() // send the part that has arrived
-		panic(http.ErrAbortHandler)               // so that the client does not take it for the complete log
+		panic(http.ErrAbortHandler)               // so that the client does not consider the log complete
 	}
 }
 
-// source is a reader that records whether it broke off.
+// source is a reader that records whether a read failed before the end of the data.
 type source struct {
 	io.Reader
 	broken bool

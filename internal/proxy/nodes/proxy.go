@@ -41,7 +41,7 @@ type Proxy struct {
 	pod             transports
 }
 
-// New returns a Proxy that the caller must close.
+// New returns a Proxy with the given configuration. The caller must close it.
 func New(c Config) *Proxy {
 	p := &Proxy{config: c}
 	p.kubelet = newTransports(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(false))

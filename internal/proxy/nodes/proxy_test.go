@@ -95,8 +95,8 @@ func TestCertificates(t *testing.T) {
 	c.want(c.serve("p", &core.PodLogOptions{InsecureSkipTLSVerifyBackend: true}), 200, "log of ns/p/c\nasked with \"\"")
 }
 
-// TestLogThatBreaksOff checks that the response breaks off when the log does, for example because a tunnel broke.
-// KON-053
+// TestLogThatBreaksOff checks that the response breaks off when the log breaks off, for example because a tunnel has
+// failed. KON-053
 func TestLogThatBreaksOff(t *testing.T) {
 	c := newCluster(t)
 	c.objects["pods/ns/p"].(*core.Pod).Spec.Containers[0].Name = "cut"
@@ -229,8 +229,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// TestFailedUpgrade checks that a connection without a successful upgrade ends with the response, and forwards no
-// further request to the kubelet (CVE-2018-1002105).
+// TestFailedUpgrade checks a connection whose upgrade fails. The connection ends with the response, and no further
+// request on it reaches the kubelet (CVE-2018-1002105).
 func TestFailedUpgrade(t *testing.T) {
 	c := newCluster(t)
 	url := c.serve("p", &core.PodExecOptions{Command: []string{"true"}}) // kubelets reject exec without a stream

@@ -56,8 +56,8 @@ func (p *Proxy) portName(ctx context.Context, namespace, name string, number int
 	return all[i].Name, nil
 }
 
-// isOfPod reports whether an endpoint has an address of the Pod that it refers to. The writers of EndpointSlices must
-// not be able to choose other addresses (CVE-2021-25740).
+// isOfPod reports whether an endpoint has an address of the Pod that it refers to. Users that may write EndpointSlices
+// must not be able to reach other addresses (CVE-2021-25740).
 func (p *Proxy) isOfPod(ctx context.Context, namespace string, e *discoveryv1.Endpoint) bool {
 	if e.TargetRef == nil || e.TargetRef.Namespace != namespace || len(e.Addresses) == 0 {
 		return false
