@@ -22,8 +22,8 @@ import (
 )
 
 // EnsureServiceCIDR creates the default ServiceCIDR with the server's configured ranges. If the ServiceCIDR exists
-// with only the first range, EnsureServiceCIDR adds the second one. RunServiceCIDRs does the same later.
-// EnsureServiceCIDR does it early for clients that need an address at once.
+// with only the first range, EnsureServiceCIDR adds the second one. RunServiceCIDRs does the same later, which is too
+// late for clients that need an address at once.
 func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -83,7 +83,7 @@ func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Pr
 	return nil
 }
 
-// withoutOwners drops the managed fields, which no controller reads. They are about half of an object.
+// withoutOwners drops managed fields, because no controller reads them. They are about half of an object.
 func withoutOwners(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)

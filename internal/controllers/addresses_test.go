@@ -29,8 +29,8 @@ func ranges(texts ...string) testserver.Option {
 	})
 }
 
-// TestDefaultServiceCIDR checks that the default ServiceCIDR exists and is ready when the server is, and that the
-// Service kubernetes has its first address. (EXT-020)
+// TestDefaultServiceCIDR checks that the default ServiceCIDR exists and is ready as soon as the server is ready. The
+// Service kubernetes has the first address of the range. (EXT-020)
 func TestDefaultServiceCIDR(t *testing.T) {
 	for _, texts := range [][]string{{"10.0.0.0/24"}, {"10.96.0.0/12", "fd00::/108"}, {"fd00::/108", "10.96.0.0/12"}} {
 		client := kubernetes.NewForConfigOrDie(testserver.Start(t, ranges(texts...)).Config)
@@ -61,8 +61,8 @@ func TestDefaultServiceCIDR(t *testing.T) {
 	}
 }
 
-// TestDefaultServiceCIDRAfterFlagChange checks that only an additional second range of a changed flag is adopted. For
-// other changes an Event reports the difference. (EXT-020)
+// TestDefaultServiceCIDRAfterFlagChange checks that the default ServiceCIDR gets a second range when the flag does.
+// For all other changes of the flag, an Event reports the difference. (EXT-020)
 func TestDefaultServiceCIDRAfterFlagChange(t *testing.T) {
 	dir := t.TempDir()
 	start := func(texts ...string) (*testserver.Server, *kubernetes.Clientset) {

@@ -24,8 +24,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// automanaged is the label of the APIServices that the server manages. With the value onStart, for built-in kinds, they
-// are reconciled only at the server's start. With the value always, for CRDs, they are always reconciled.
+// automanaged is the label of the APIServices that the server manages. APIServices of built-in kinds have the value
+// onStart and are reconciled only at the server's start. Those of CRDs have the value always and are reconciled all
+// the time.
 const (
 	automanaged = "kube-aggregator.kubernetes.io/automanaged"
 	onStart     = "onstart"
@@ -33,8 +34,8 @@ const (
 
 	apiServerManager = "kube-apiserver" // field manager
 
-	// rewriteInterval is the minimum interval between two writes of the same condition. It applies if another server
-	// with the same storage writes a different condition.
+	// rewriteInterval is the minimum interval between two writes of the same condition. It limits the writes of two
+	// servers with the same storage that write different conditions.
 	rewriteInterval = 30 * time.Second
 )
 
@@ -44,9 +45,8 @@ var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: 
 // It writes the condition Available of all APIServices.
 type APIServices struct {
 	catalog func() *resource.Catalog
-	// LastResources returns the last known resources of an APIService's API server. It returns nil if the server was
-	// not queried since the APIService was created and this process started. A nil function means that nothing is
-	// known.
+	// LastResources returns the last known resources of an APIService's API server. It returns nil if this process has
+	// not queried that server since the APIService was created. If the function is nil, no resources are known.
 	LastResources func(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery
 
 	queue   queue[string] // names of APIServices
@@ -96,8 +96,8 @@ func (a *APIServices) CatalogChanged() {
 	a.local = resource.ForGroups(a.catalog(), a.local, update)
 }
 
-// Report reports whether another server's group version is available. It never blocks. A newer report replaces an older
-// one.
+// Report records whether the API server of an APIService is available. It never blocks. A newer report replaces an
+// older one.
 func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.mu.Lock()
 	a.conditions[s.Name] = availabilityReport{uid: s.UID, Condition: c}
@@ -190,7 +190,7 @@ func (a *APIServices) create(
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{automanaged: label}},
 		Spec:       specOf(gv),
 	}, metav1.CreateOptions{FieldManager: apiServerManager})
-	if apierrors.IsAlreadyExists(err) { // its event queues the name again
+	if apierrors.IsAlreadyExists(err) { // the event of the other create queues the name again
 		return nil
 	}
 	return err

@@ -17,8 +17,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// TestServersReportDifferentAvailability checks two servers with the same storage, only one of which can reach an API
-// server. Each writes a changed availability at once, and repeats an unchanged one at most every 30 seconds.
+// TestServersReportDifferentAvailability checks two servers with the same storage. Only one of them can reach the API
+// server of an APIService. Each writes a changed availability at once, and repeats an unchanged one at most every 30
+// seconds.
 func TestServersReportDifferentAvailability(t *testing.T) {
 	const name = "v1alpha1.wardle.example.com"
 	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{

@@ -20,13 +20,14 @@ import (
 )
 
 // neverAvailable is a condition of an APIService whose API server has not been available since the APIService was
-// created. It is an extension of Trellis, and survives restarts. The deletion of a namespace does not wait for such an
-// APIService (kubernetes#60807). An APIService without the condition may have been available.
+// created. The condition is an extension of Trellis, and is stored so that it survives restarts. The deletion of a
+// namespace does not wait for an APIService with the condition (kubernetes#60807). An APIService without the condition
+// may have been available earlier.
 const neverAvailable apiregistrationv1.APIServiceConditionType = "NeverAvailable"
 
-// recordAvailability adds or removes the condition neverAvailable of s. It comes after the condition Available, which
-// clients expect to be the first. The parameter first reports two facts: the condition Available is new, and this
-// process was running when s was created.
+// recordAvailability adds or removes the condition neverAvailable of s. It is listed after the condition Available,
+// because clients expect Available to be the first condition. The parameter first reports two facts: the condition
+// Available is new, and this process was running when s was created.
 func recordAvailability(s *apiregistrationv1.APIService, available, first bool) {
 	switch {
 	case available:
@@ -42,19 +43,19 @@ func recordAvailability(s *apiregistrationv1.APIService, available, first bool) 
 	}
 }
 
-// startedBefore reports whether the controller has been running since before t, a creation time in whole seconds.
+// startedBefore reports whether the controller was already running at t, which is a creation time in whole seconds.
 func (a *APIServices) startedBefore(t time.Time) bool {
 	return !t.Before(a.started.Truncate(time.Second))
 }
 
-// hasNoNamespacedObjects reports whether no namespaced object can exist at gv, whose API server is not available.
-// That is the case if the APIService of gv has never been available. It is also the case if the last known resources
-// include none that the namespace controller must delete.
+// hasNoNamespacedObjects reports whether it is certain that no namespaced object exists at gv. The API server of gv is
+// not available. The result is true if the API server has never been available. It is also true if the last known
+// resources include no namespaced resource whose objects can be deleted.
 func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, apiService *unstructured.Unstructured) bool {
 	a.mu.Lock()
 	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[apiService.GetName()]
 	a.mu.Unlock()
-	if local { // a CRD has the same group and version; its objects are served again after the APIService is deleted
+	if local { // gv belongs to a CRD, whose objects are served again after the APIService is deleted
 		return false
 	}
 	if isConditionTrue(apiService, string(neverAvailable)) &&
@@ -71,7 +72,8 @@ func (a *APIServices) hasNoNamespacedObjects(gv schema.GroupVersion, apiService 
 	})
 }
 
-// blockedError is a failed discovery that blocks the deletion of a namespace. Its APIServices may have objects there.
+// blockedError is a failure of discovery that blocks the deletion of a namespace. The namespace may have objects of
+// the failed APIServices.
 type blockedError struct {
 	error
 	services []string // by name
@@ -87,8 +89,8 @@ func (e *blockedError) Error() string {
 // Unwrap returns the failure of discovery.
 func (e *blockedError) Unwrap() error { return e.error }
 
-// blockingFailures removes the group versions without namespaced objects from err, a failure of discovery. It returns
-// nil if no group version remains.
+// blockingFailures removes the group versions that cannot have namespaced objects from err, which is a failure of
+// discovery. It returns nil if no group version remains.
 func (n *namespaceController) blockingFailures(ctx context.Context, err error) error {
 	failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err)
 	if !ok {

@@ -51,7 +51,7 @@ const (
 	searchesPerSecond = 1
 )
 
-// ownerID identifies an owner as a dependent's reference does.
+// ownerID identifies an owner by the content of a dependent's reference.
 type ownerID struct {
 	apiVersion, kind, namespace, name string
 	uid                               types.UID
@@ -69,14 +69,14 @@ func (n notServedError) Error() string {
 }
 
 var (
-	errNotSynced = errors.New("not every kind has been listed yet")
+	errNotSynced = errors.New("some kinds have not been listed yet")
 	errRemaining = errors.New("dependents remain")
 	// errNamespacedOwner reports a reference of a cluster-scoped object to a namespaced owner. Such an owner
 	// cannot be looked up, and the object is not deleted.
 	errNamespacedOwner = errors.New("a cluster-scoped object has a namespaced owner")
 )
 
-// orphanDelay is the delay before the dependents of a deleted owner are orphaned. The watches can meanwhile
+// orphanDelay is the delay before the dependents of a deleted owner are orphaned. During the delay, the watches can
 // report dependents that were created just before the deletion.
 const orphanDelay = 100 * time.Millisecond
 
@@ -185,10 +185,9 @@ func (c *garbageCollector) objectDeleted(uid types.UID) {
 	addAll(c.deletions, waiting)
 }
 
-// findOwner looks up an owner that is known only from a reference, and adds it to the graph.
-// If it does not exist, its dependents are queued. findOwner does not check the name in the
-// reference, because another dependent may refer to the same owner correctly.
-// attempt checks each reference.
+// findOwner looks up an owner that is known only from a reference, and adds it to the graph. If the owner does not
+// exist, findOwner queues its dependents. It does not check the name in the reference, because another dependent may
+// refer to the same owner correctly. The method attempt checks each reference.
 func (c *garbageCollector) findOwner(ctx context.Context, id ownerID) error {
 	k, owner, err := c.lookUp(ctx, id.namespace, id.reference())
 	var absent notServedError
@@ -215,9 +214,9 @@ func (c *garbageCollector) findOwner(ctx context.Context, id ownerID) error {
 	return nil
 }
 
-// reportOtherNamespaces searches for an owner in all namespaces, and reports the references from id.namespace if it
-// exists in another one. It does nothing if the rate of searches is exceeded. The graph cannot answer this, because it
-// may not contain an owner in another namespace.
+// reportOtherNamespaces searches for an owner in all namespaces. If the owner exists in a namespace other than
+// id.namespace, it reports the references from id.namespace. It does nothing if the rate of searches is exceeded. The
+// search does not use the graph, because the graph may not contain such an owner.
 func (c *garbageCollector) reportOtherNamespaces(ctx context.Context, k kind, id ownerID) error {
 	if !k.Namespaced || !c.searchLimiter.TryAccept() {
 		return nil
@@ -263,8 +262,8 @@ func (c *garbageCollector) isAbsent(owner types.UID) bool {
 	return absent
 }
 
-// isMissing reports whether err means that no object has that name. A NotFound error because the kind or the
-// version is not served is not such an error.
+// isMissing reports whether err means that no object has the given name. It returns false for a NotFound error whose
+// cause is that the kind or the version is not served.
 func isMissing(err error, name string) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
@@ -283,8 +282,8 @@ func (c *garbageCollector) client(k kind, namespace string) metadata.ResourceInt
 	return r
 }
 
-// getLive reads an object of the graph at the version at which its kind is watched.
-// If the object is deleted, getLive updates the graph and returns nil.
+// getLive reads an object of the graph from the API server, at the version at which its kind is watched. If the object
+// is deleted, getLive updates the graph and returns nil.
 func (c *garbageCollector) getLive(
 	ctx context.Context, id objectID,
 ) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
@@ -301,7 +300,8 @@ func (c *garbageCollector) getLive(
 	return m, client, err
 }
 
-// attempt calls attemptToDelete. If a kind that is needed is not served, the object stays pending until it is.
+// attempt calls attemptToDelete. If a kind that attemptToDelete needs is not served, the object is pending until the
+// kind is served.
 func (c *garbageCollector) attempt(ctx context.Context, id objectID) error {
 	err := c.attemptToDelete(ctx, id)
 	var absent notServedError
@@ -319,8 +319,8 @@ func (c *garbageCollector) attempt(ctx context.Context, id objectID) error {
 	return nil
 }
 
-// attemptToDelete deletes an object if none of its owners exists. If one exists, attemptToDelete only
-// removes the references to owners that do not.
+// attemptToDelete deletes an object if none of its owners exists. If at least one owner exists, attemptToDelete only
+// removes the references to missing owners.
 func (c *garbageCollector) attemptToDelete(ctx context.Context, id objectID) error {
 	m, client, err := c.getLive(ctx, id)
 	if m == nil || err != nil || len(m.OwnerReferences) == 0 {
@@ -398,8 +398,8 @@ func (c *garbageCollector) classifyReferences(
 	return solid, dangling, waiting, nil
 }
 
-// finishDeletion removes the garbage collector's finalizer from a deleted object when its dependents are deleted or
-// orphaned.
+// finishDeletion removes the garbage collector's finalizer from a deleted object when the object's dependents are
+// deleted or orphaned.
 func (c *garbageCollector) finishDeletion(ctx context.Context, id objectID) error {
 	m, client, err := c.getLive(ctx, id)
 	var absent notServedError

@@ -22,11 +22,12 @@ const hold = "example.com/hold"
 func configMap(name string) *unstructured.Unstructured { return object("ConfigMap", "v1", name) }
 func secret(name string) *unstructured.Unstructured    { return object("Secret", "v1", name) }
 
-// requireKept fails the test if an object is missing or is being deleted after the garbage collector has handled all
-// earlier events. To wait for that, it creates an object with a dangling owner and waits until the object is deleted.
+// requireKept waits until the garbage collector has handled all earlier events. It then fails the test if an object is
+// missing or is being deleted. To wait, it creates another object whose owner does not exist. The garbage collector
+// deletes that object after it has handled the earlier events.
 func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
 	t.Helper()
-	for range 2 { // once for queued objects, once for those queued by these
+	for range 2 { // the first pass handles queued objects, the second one those that the first has queued
 		ghost := owned(
 			configMap("ghost"),
 			owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}),
@@ -39,8 +40,8 @@ func (w *testClient) requireKept(t *testing.T, gvr schema.GroupVersionResource, 
 	}
 }
 
-// awaitWatched waits until the garbage collector knows a kind. It then deletes an object whose owner of that kind
-// does not exist.
+// awaitWatched waits until the garbage collector watches a kind. The garbage collector then deletes an object whose
+// owner of that kind does not exist.
 func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
@@ -48,8 +49,8 @@ func (w *testClient) awaitWatched(t *testing.T, apiVersion, kind string) {
 	w.awaitGone(t, configMaps, "default", "pending")
 }
 
-// awaitUnwatched waits until the garbage collector no longer knows a kind. It then keeps the object "pending", whose
-// owner of that kind has never existed.
+// awaitUnwatched waits until the garbage collector no longer watches a kind. The garbage collector then keeps the
+// object "pending", although its owner of that kind has never existed.
 func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 	t.Helper()
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
@@ -59,7 +60,7 @@ func (w *testClient) awaitUnwatched(t *testing.T, apiVersion, kind string) {
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
-		for range 12 { // takes longer than the pause before a discovery
+		for range 12 { // this takes longer than the pause before a discovery
 			w.create(
 				t,
 				configMaps,

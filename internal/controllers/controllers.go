@@ -29,10 +29,10 @@ type clients struct {
 	feed      Feed // nil: every kind is watched through the API
 }
 
-// Feed subscribes to the metadata of the objects that a server in this process stores. It replaces a list and a watch
-// through the API at a far lower cost. One goroutine calls both functions until stop is called. It calls listed first,
-// and again after missed changes, with all objects at a revision. It calls changed for each later change. Feed returns
-// false for a resource that the server does not store.
+// Feed subscribes to the metadata of the objects that a server in this process stores. A Feed costs far less than a
+// list and a watch through the API. One goroutine calls the functions listed and changed until stop is called. It
+// calls listed first, with all objects at a revision, and again if it has missed changes. It calls changed for each
+// later change. Feed returns false for a resource that the server does not store.
 type Feed func(
 	resource schema.GroupVersionResource,
 	listed func(objects []*metav1.PartialObjectMetadata, revision int64),
@@ -66,12 +66,12 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 // stopped. It returns an error only for an invalid configuration. A controller retries after an error of the API.
 //
 // Resources that feed does not have are watched through the API. A nil feed has no resources. If autoMigrate is set,
-// objects are migrated automatically after the storage version of their CRD has changed. migrating lists the CRDs whose
-// condition reports a running migration at the start. The process that set the condition may have stopped before it
-// could update it.
+// objects are migrated automatically after the storage version of their CRD has changed. migrating lists the CRDs
+// whose condition reports a running migration at the start. The process that set the condition may have stopped before
+// the end of the migration.
 //
-// services receives changes of APIServices, and reports the groups that other servers serve. upstream receives the
-// changes of all objects, and specifies which of TrellisControllers run.
+// services receives the changes of APIServices, and triggers discovery of the groups that other servers serve.
+// upstream receives the changes of all objects, and specifies which of TrellisControllers run.
 func Run(
 	ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string,
 	services *APIServices, upstream *Upstream,
@@ -124,8 +124,8 @@ type controller interface {
 	run(context.Context)
 }
 
-// TrellisControllers are the names of the controllers of this package that replace one of kube-controller-manager with
-// that name.
+// TrellisControllers are the names of the controllers of this package that replace a controller of
+// kube-controller-manager with the same name.
 var TrellisControllers = []string{
 	known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController,
 }

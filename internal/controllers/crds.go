@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// crdController finishes the deletion of CRDs: it deletes their objects and then removes the finalizer.
-// It also triggers the acceptance of names that were in conflict and have become free.
+// crdController finishes the deletion of CRDs: it deletes their objects and then removes the finalizer. When the names
+// of a CRD become free, it makes the server check the names of other CRDs again.
 type crdController struct {
 	clients     *clients
 	deletions   queue[string]
@@ -29,7 +29,7 @@ type crdController struct {
 	terminating nameSet // CRDs that wait for the deletion of their objects
 
 	mu     sync.Mutex
-	groups map[string]map[string]int64 // group -> its CRDs and their generations
+	groups map[string]map[string]int64 // generations of the CRDs, by group and name
 }
 
 const cleanupFinalizer = "customresourcecleanup.apiextensions.k8s.io"
@@ -73,7 +73,7 @@ func groupOf(crd *metav1.PartialObjectMetadata) string {
 	return group
 }
 
-// relist replaces the recorded CRDs. In each group with more than one CRD it triggers a retry,
+// relist replaces the recorded CRDs. In each group with more than one CRD it triggers a new check of the names,
 // because names may have become free without an event.
 func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	d.mu.Lock()
@@ -91,9 +91,8 @@ func (d *crdController) relist(crds []*metav1.PartialObjectMetadata) {
 	}
 }
 
-// recordCRD records a CRD and reports whether it may have released names to other CRDs of its group. It may have done
-// so if it was deleted or its spec has changed. A new CRD releases no names, and its own are accepted or rejected at
-// its creation.
+// recordCRD records a CRD and reports whether names may have become free for other CRDs of its group. That is possible
+// if the CRD was deleted or its spec has changed. A new CRD frees no names.
 func (d *crdController) recordCRD(m *metav1.PartialObjectMetadata, deleted bool) bool {
 	group := groupOf(m)
 	d.mu.Lock()
@@ -212,8 +211,8 @@ func (d *crdController) deleteInstances(ctx context.Context, crd *unstructured.U
 }
 
 // instanceClient returns a client for the custom objects at a served version. If the CRD serves no version,
-// instanceClient updates it to serve its storage version and returns errRemaining. No object can be created
-// meanwhile, because the CRD is terminating.
+// instanceClient updates it to serve its storage version and returns errRemaining. No client can create an object at
+// that version, because the CRD is terminating.
 func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
@@ -239,8 +238,8 @@ func (d *crdController) instanceClient(ctx context.Context, crd *unstructured.Un
 	return nil, errRemaining
 }
 
-// retryNames writes the status of each CRD of a group whose names are not accepted. With each such write the
-// server checks the names again.
+// retryNames writes the status of those CRDs of a group whose names are not accepted. Each write makes the server
+// check the names of the CRD again.
 func (d *crdController) retryNames(ctx context.Context, group string) error {
 	d.mu.Lock()
 	var names []string

@@ -77,8 +77,8 @@ func TestCRDWaitsForFinalizers(t *testing.T) {
 	}
 }
 
-// watchCondition records the values of a CRD's condition. The returned function blocks until the CRD is deleted, and
-// returns the values.
+// watchCondition records the values of the condition kind of a CRD. The returned function blocks until the CRD is
+// deleted, and returns the values.
 func watchCondition(t *testing.T, w *testClient, name, kind string) func() []string {
 	t.Helper()
 	watching, err := w.at(crds, "").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})

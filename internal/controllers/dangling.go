@@ -24,7 +24,7 @@ type danglingController struct {
 
 const (
 	allFlowSchemas = "*"
-	configConsumer = "api-priority-and-fairness-config-consumer-v1" // upstream's field manager for the conditions
+	configConsumer = "api-priority-and-fairness-config-consumer-v1" // field manager of the conditions in upstream
 )
 
 var priorityKinds = []schema.GroupKind{
@@ -79,7 +79,7 @@ func (d *danglingController) sync(ctx context.Context, _ string) error {
 	return writes.Wait()
 }
 
-// danglingCondition returns upstream's condition of a FlowSchema with this priority level.
+// danglingCondition returns upstream's condition of a FlowSchema that refers to the priority level.
 func danglingCondition(level string, exists bool) flowcontrolv1.FlowSchemaCondition {
 	c := flowcontrolv1.FlowSchemaCondition{
 		Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionTrue, Reason: "NotFound",

@@ -118,7 +118,8 @@ func TestDanglingFlowSchemas(t *testing.T) {
 	awaitDangling(t, c, "mine", notFound("mine"))
 }
 
-// TestDanglingWithoutFairness checks that the condition is not written without priority and fairness, as upstream.
+// TestDanglingWithoutFairness checks that, as in upstream, the server does not write the condition when API Priority
+// and Fairness is disabled.
 func TestDanglingWithoutFairness(t *testing.T) {
 	s := testserver.Start(
 		t, testserver.With(func(c *apiserver.Config) { c.Fairness = flowcontrol.Config{Disabled: true} }),
@@ -129,7 +130,7 @@ func TestDanglingWithoutFairness(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	w.create(t, namespaces, "", namespace("n")) // the controllers observe the deletion after the FlowSchema
+	w.create(t, namespaces, "", namespace("n")) // when n is deleted, the controllers have observed the FlowSchema
 	w.delete(t, namespaces, "", "n", "")
 	w.awaitGone(t, namespaces, "", "n")
 	if got, err := c.FlowcontrolV1().FlowSchemas().Get(
@@ -139,8 +140,8 @@ func TestDanglingWithoutFairness(t *testing.T) {
 	}
 }
 
-// TestReconcileFlowControl checks that ReconcileFlowControl restores the mandatory and suggested objects. It deletes
-// those with the annotation of an earlier release.
+// TestReconcileFlowControl checks that ReconcileFlowControl restores the mandatory and suggested objects. It also
+// checks that an object is deleted if its annotation marks it as a default object of an earlier release.
 func TestReconcileFlowControl(t *testing.T) {
 	s := testserver.Start(t)
 	c := kubernetes.NewForConfigOrDie(s.Config).FlowcontrolV1()

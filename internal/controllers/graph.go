@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// graph records owners and dependents. To save memory, it contains only objects that own
-// an object, are owned by one, or wait for the deletion of their dependents.
+// graph records owners and dependents. To save memory, it contains only objects that own another object, have an
+// owner, or wait for the deletion of their dependents.
 type graph struct {
 	mu    sync.Mutex
 	nodes map[types.UID]*node
@@ -35,12 +35,12 @@ type objectID struct {
 	uid             types.UID
 }
 
-// effect describes the work that a change of the graph causes.
+// effect describes the work that is necessary after a change of the graph.
 type effect struct {
 	unknownOwners     []metav1.OwnerReference // owners to look up
 	toCheck           []objectID              // objects that may have to be deleted
-	waitingOwners     []objectID              // owners that wait for one dependent less
-	finishDeletion    bool                    // the changed object itself waits for its dependents
+	waitingOwners     []objectID              // owners that have lost a dependent for which they waited
+	finishDeletion    bool                    // the changed object is being deleted and waits for its dependents
 	invalidReferences []invalidReference      // references to owners in another namespace
 }
 
@@ -52,7 +52,7 @@ type invalidReference struct {
 
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
 
-// isRelevant reports whether the graph must contain an object even if no object refers to it.
+// isRelevant reports whether the graph must contain an object even if the object has no dependents.
 func isRelevant(m *metav1.PartialObjectMetadata) bool {
 	return len(m.OwnerReferences) > 0 || isTerminatingWith(m, metav1.FinalizerDeleteDependents) ||
 		isTerminatingWith(m, metav1.FinalizerOrphanDependents)
@@ -70,7 +70,8 @@ func (g *graph) contains(uid types.UID) bool {
 	return g.nodes[uid] != nil
 }
 
-// put records the state of an object, unless the graph has a newer one. The graph retains m's owner references.
+// put records the state m of an object, unless the graph has a newer state. The graph keeps a reference to m's owner
+// references.
 func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -101,14 +102,14 @@ func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	return e
 }
 
-// resourceVersionOf returns the resource version of an object as a number, or 0 if it has none.
-// Resource versions of one resource can be compared (KEP-5504). Here all resources share one history.
+// resourceVersionOf returns the resource version of an object as a number, or 0 if it has none. Resource versions of
+// one resource can be compared (KEP-5504). In Trellis, those of all resources can be compared.
 func resourceVersionOf(m *metav1.PartialObjectMetadata) uint64 {
 	v, _ := strconv.ParseUint(m.ResourceVersion, 10, 64)
 	return v
 }
 
-// addMismatches adds the dependents whose reference has n's UID but another kind, name or namespace.
+// addMismatches adds to e the dependents whose reference has n's UID but not n's kind, name or namespace.
 func (n *node) addMismatches(e *effect) {
 	for _, d := range n.dependents {
 		for _, ref := range d.owners {
@@ -128,7 +129,8 @@ func (n *node) canOwnIn(namespace string) bool {
 	return n.id.namespace == "" || n.id.namespace == namespace
 }
 
-// matches reports whether the group, kind, name and namespace of a reference from namespace are those of n.
+// matches reports whether n has the group, kind and name in ref. If n is namespaced, n must also be in the given
+// namespace.
 func (n *node) matches(ref metav1.OwnerReference, namespace string) bool {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	return err == nil && gv.Group == n.id.kind.Group && ref.Kind == n.id.kind.Kind && ref.Name == n.id.name &&
@@ -164,7 +166,8 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 	}
 }
 
-// referencesTo returns the references to an owner from a namespace, or from cluster-scoped objects if it is "".
+// referencesTo returns the references to an owner from the objects in a namespace. If namespace is "", it returns the
+// references from cluster-scoped objects.
 func (g *graph) referencesTo(owner types.UID, namespace string) (all []invalidReference) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -203,7 +206,7 @@ func (g *graph) unlink(n *node) {
 	n.owners = nil
 }
 
-// remove removes a deleted object. It returns its dependents, and those of its owners
+// remove removes a deleted object. It returns the dependents of the object. It also returns the owners of the object
 // that wait for their dependents.
 func (g *graph) remove(uid types.UID) (dependents, waiting []objectID) {
 	g.mu.Lock()
@@ -231,8 +234,8 @@ func (g *graph) detach(n *node) (waiting []objectID) {
 	return waiting
 }
 
-// stopKind marks the objects of a kind as unobserved. The kind is no longer watched, but its objects
-// may still be stored, so they keep their dependents. It returns the owners that wait for such objects.
+// stopKind marks the objects of a kind as unobserved. The kind is no longer watched, but its objects may still be
+// stored, so they keep their dependents. It returns the owners that wait for the deletion of these objects.
 func (g *graph) stopKind(k kind) (waiting []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -249,8 +252,7 @@ func (g *graph) stopKind(k kind) (waiting []objectID) {
 	return waiting
 }
 
-// dependentsOf returns all dependents of an object, and those whose reference blocks its
-// foreground deletion.
+// dependentsOf returns all dependents of an object, and the dependents that block its foreground deletion.
 func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -267,7 +269,8 @@ func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	return all, blocking
 }
 
-// mayBeInCycle reports whether a dependent of an object waits for its own dependents. The object may be one of these.
+// mayBeInCycle reports whether one of the dependents of an object waits for its own dependents. The object itself may
+// be among the latter.
 func (g *graph) mayBeInCycle(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -283,8 +286,8 @@ func (g *graph) mayBeInCycle(uid types.UID) bool {
 	return false
 }
 
-// missing returns the observed objects of a kind that are not among the present ones.
-// It skips objects whose resource version is greater than version.
+// missing returns the observed objects of a kind that are not in the list present. It skips objects whose resource
+// version is greater than version.
 func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (absent []types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -63,7 +63,7 @@ func TestGraphKeepsOnlyRelevantObjects(t *testing.T) {
 	}
 }
 
-// TestGraphIgnoresOlderStates checks that a state older than the recorded one changes nothing. (CRD-066)
+// TestGraphIgnoresOlderStates checks that put ignores a state that is older than the recorded one. (CRD-066)
 func TestGraphIgnoresOlderStates(t *testing.T) {
 	g := newGraph()
 	g.put(things, thing("child", 1, "owner"))
@@ -104,8 +104,8 @@ func TestGraphForeground(t *testing.T) {
 	}
 }
 
-// TestGraphMismatchedReferences checks that a reference with the right UID and another name or namespace is checked
-// again. (CRD-066)
+// TestGraphMismatchedReferences checks that a dependent is checked again if its reference has the UID of the owner,
+// but another name or namespace. (CRD-066)
 func TestGraphMismatchedReferences(t *testing.T) {
 	far := thing("far", 1, "owner")
 	far.Namespace = "elsewhere"
@@ -156,7 +156,7 @@ func TestGraphRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		g, now := newGraph(), map[string]*metav1.PartialObjectMetadata{}
-		var lives [12]int // number of recreations; an object created again has a new UID
+		var lives [12]int // how often the object was created again, each time with a new UID
 		pick := func() (int, string) { i := r.IntN(len(lives)); return i, fmt.Sprint("o", i, ".", lives[i]) }
 		for step := range 200 {
 			i, name := pick()

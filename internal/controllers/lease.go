@@ -17,9 +17,9 @@ const (
 	controllersAnnotation = "trellis.dev/controllers"
 )
 
-// writeControllersLease writes the names of the controllers that run here into an annotation of a Lease. Another
-// program that could run them, such as trellis-cluster, then does not. The Lease needs no renewal, because no client
-// can read it without the server.
+// writeControllersLease writes the names of the controllers that this server runs into an annotation of a Lease. Other
+// programs, such as trellis-cluster, do not run these controllers. The server need not renew the Lease, because no
+// client can read the Lease while the server is not running.
 func (b *bootstrap) writeControllersLease(ctx context.Context, chosen []string) {
 	c := UpstreamConfig{Controllers: chosen}
 	names := slices.DeleteFunc(UpstreamControllers(), func(name string) bool { return !c.upstreamEnabled(name) })

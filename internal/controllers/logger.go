@@ -10,13 +10,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// WithLogger returns a context in which upstream's controllers log to l. Records are dropped after ctx is done, because
-// upstream's controllers log their normal end as an error. Conflicts are dropped too.
+// WithLogger returns a context in which upstream's controllers log to l. After ctx is done, all records are dropped,
+// because upstream's controllers log their normal end as an error. Records about conflicts are always dropped.
 func WithLogger(ctx context.Context, l *slog.Logger) context.Context {
 	return klog.NewContext(ctx, logr.FromSlogHandler(untilDone{l.Handler(), ctx.Err}))
 }
 
-// untilDone is a handler that drops records when done returns an error.
+// untilDone is a handler that drops records about conflicts, and all records when done returns an error.
 type untilDone struct {
 	slog.Handler
 	done func() error

@@ -17,13 +17,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrationController processes StorageVersionMigrations (KEP-4192). For each it writes every object of a resource
-// again without a change, which stores the object at the current storage version. It then removes the other versions
-// from the CRD's status.storedVersions.
+// migrationController processes StorageVersionMigrations (KEP-4192). For each one, it writes all objects of a resource
+// without changing them. Each write stores the object at the current storage version. It then removes the other
+// versions from the CRD's status.storedVersions.
 //
 // The progress is stored in annotations of the StorageVersionMigration, so that another process can resume the
-// migration. An object that another client writes meanwhile is skipped. The migrations of one resource run one after
-// the other. A few resources are migrated concurrently, so that a slow conversion webhook does not block the others.
+// migration. An object is skipped if another client has written it in the meantime. The migrations of one resource run
+// one after the other. A few resources are migrated concurrently, so that a slow conversion webhook does not block the
+// others.
 type migrationController struct {
 	clients    *clients
 	automatic  bool
@@ -34,8 +35,8 @@ type migrationController struct {
 
 	mu    sync.Mutex
 	known map[string]bool // names of existing StorageVersionMigrations
-	// pending holds the unfinished migrations of each resource, the oldest first. A resource without migrations
-	// remains in it until the condition of its CRD no longer reports one.
+	// pending holds the unfinished migrations of each resource, the oldest first. A resource without unfinished
+	// migrations remains in the map until the condition of its CRD is updated.
 	pending map[schema.GroupResource][]migrationRef
 	initial []string // names of CRDs that the first listPending adds to pending
 }
@@ -98,8 +99,8 @@ func (m *migrationController) observe(ch change) {
 	}
 }
 
-// isNew records the StorageVersionMigrations of a change, and reports whether one was created or deleted. Other
-// changes, such as the controller's own writes, need no new list.
+// isNew records the StorageVersionMigrations of a change, and reports whether one was created or deleted. Only then
+// must the StorageVersionMigrations be listed again.
 func (m *migrationController) isNew(ch change) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +121,7 @@ func (m *migrationController) isNew(ch change) bool {
 	return true
 }
 
-// crdChanged queues a resource whose migration may wait for a change of the CRD.
+// crdChanged queues a resource with pending migrations, which may wait for a change of the CRD.
 func (m *migrationController) crdChanged(gr schema.GroupResource) {
 	m.mu.Lock()
 	_, isPending := m.pending[gr]
@@ -204,7 +205,7 @@ func (m *migrationController) clearMigrating(ctx context.Context, gr schema.Grou
 	}
 	if err == nil && isConditionTrue(crd, resource.StorageMigrating) {
 		err := m.setMigrating(ctx, name, "False", "StorageVersionMigrationDeleted",
-			"the StorageVersionMigration was deleted before its end")
+			"the StorageVersionMigration was deleted before it had finished")
 		if err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 // automaticLabel marks StorageVersionMigrations that the server has created.
 const automaticLabel = "trellis.dev/automatic-migration"
 
-// createAutomatic creates a StorageVersionMigration for a CRD with objects at other versions than the storage
-// version. It creates only one for each generation of the CRD, so that a failed migration is not retried forever.
+// createAutomatic creates a StorageVersionMigration for a CRD if objects may be stored at versions other than the
+// storage version. It creates only one for each generation of the CRD. A failed migration is thus not retried forever.
 func (m *migrationController) createAutomatic(ctx context.Context, name string) error {
 	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -42,7 +42,8 @@ func (m *migrationController) createAutomatic(ctx context.Context, name string) 
 	return err
 }
 
-// deleteOtherAutomatic deletes the other finished automatic migrations of the same resource, if this one is automatic.
+// deleteOtherAutomatic deletes the other finished automatic migrations of the same resource, if the migration g is
+// automatic.
 func (g *migration) deleteOtherAutomatic(ctx context.Context) error {
 	if g.object.GetLabels()[automaticLabel] == "" {
 		return nil

@@ -100,8 +100,8 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 	}
 }
 
-// TestOldAutomaticMigrationsAreDeleted checks that only the newest finished automatic migration of a resource is kept.
-// Migrations that a user has created are kept too.
+// TestOldAutomaticMigrationsAreDeleted checks that all finished automatic migrations of a resource are deleted except
+// the newest one. Migrations that a user has created are kept.
 func TestOldAutomaticMigrationsAreDeleted(t *testing.T) {
 	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
 	crd := w.create(

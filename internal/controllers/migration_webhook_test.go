@@ -24,8 +24,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// migrationTest is a storage migration of Widgets from v1 to v2 with a webhook that is stopped during the migration.
-// A second kind, Gadgets, must not be affected.
+// migrationTest is a storage migration of Widgets from v1 to v2. The conversion webhook of Widgets stops during the
+// migration. A second kind, Gadgets, must not be affected.
 type migrationTest struct {
 	*testing.T
 	*testClient
@@ -36,7 +36,7 @@ type migrationTest struct {
 var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 
 const (
-	migratedObjects = 700 // number of objects: two pages of the migration
+	migratedObjects = 700 // number of objects, which fill two pages of the migration
 	widgetCRD       = "widgets.example.com"
 )
 
@@ -191,7 +191,7 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 }
 
 // TestStorageVersionChangesAtTheEndOfAMigration changes the storage version back and forth during the last webhook
-// call. The migration must restart, because objects were written at the other version meanwhile. (VER-060)
+// call. The migration must start over, because in the meantime objects were written at the previous version. (VER-060)
 func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	d := &migrationTest{T: t, testClient: connect(t, testserver.Start(t)), webhook: newTestWebhook(t), v2: widgets}
 	d.v2.Version = "v2"
@@ -213,8 +213,8 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 	}
 }
 
-// TestTwoMigrationsOfAResource checks that migrations of one resource run one after the other. A waiting migration is
-// not read meanwhile, and starts as soon as the first has finished. (VER-060)
+// TestTwoMigrationsOfAResource checks that migrations of one resource run one after the other. The controller does not
+// read a waiting migration, and starts it as soon as the first one has finished. (VER-060)
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
 	s := testserver.Start(

@@ -25,8 +25,8 @@ const (
 	migrationPage    = 500
 	migrationWorkers = 4 // workers of one migration
 
-	// continueAnnotation holds the continue token of the next page. It is valid for the state of the CRD in
-	// stateAnnotation.
+	// continueAnnotation holds the continue token of the next page. The token is valid only if the CRD is in the state
+	// that stateAnnotation contains.
 	continueAnnotation = "trellis.dev/migration-continue"
 	stateAnnotation    = "trellis.dev/migration-of"
 )
@@ -75,8 +75,8 @@ func (g *migration) run(ctx context.Context) error {
 	return err
 }
 
-// isPermanent reports whether a retry would get the same error. An error because a webhook cannot be reached is not
-// permanent.
+// isPermanent reports whether a retry would get the same error. The error of an unreachable webhook, for example, is
+// not permanent.
 func isPermanent(err error) bool {
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest, metav1.StatusReasonForbidden,
@@ -116,8 +116,8 @@ func crdStateOf(crd *unstructured.Unstructured) string {
 	return string(crd.GetUID()) + "/" + strconv.FormatInt(crd.GetGeneration(), 10)
 }
 
-// versionsOf returns the version at which a CRD's objects are written, and the storage version. The former is the
-// storage version if it is served, or else any served version. It is "" if no version is served.
+// versionsOf returns the version at which a CRD's objects are written, and the storage version. Objects are written at
+// the storage version if it is served, or else at any served version. The result at is "" if no version is served.
 func versionsOf(crd *unstructured.Unstructured) (at, storage string) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	for _, v := range versions {
@@ -144,7 +144,7 @@ func (g *migration) resolveBuiltin() error {
 			}
 		}
 	}
-	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // other groups may be unavailable forever
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // ignore other groups
 		err = nil
 		for gv, cause := range failed {
 			if gv.Group == g.resource.Group {
@@ -261,8 +261,8 @@ func (g *migration) writePage(
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// writeOne writes an object without changing it, which stores it at the storage version. If another client has
-// written or deleted the object, nothing needs to be done.
+// writeOne writes an object without changing it, so that the server stores it at the storage version. If another
+// client has written or deleted the object, nothing needs to be done.
 func (g *migration) writeOne(
 	ctx context.Context, o *metav1.PartialObjectMetadata, client dynamic.ResourceInterface,
 ) error {
@@ -279,7 +279,7 @@ func (g *migration) writeOne(
 	return fmt.Errorf("%s: %w", types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, err)
 }
 
-// finish removes the versions at which nothing is stored from status.storedVersions. It returns errCRDChanged if the
+// finish removes the versions at which no object is stored from status.storedVersions. It returns errCRDChanged if the
 // CRD has changed during the migration.
 func (g *migration) finish(ctx context.Context) error {
 	if g.crd == "" {
@@ -338,7 +338,7 @@ func (g *migration) setFinalState(ctx context.Context, kind, reason, message str
 	return g.deleteOtherAutomatic(ctx)
 }
 
-// setState sets the condition kind to True, and sets Running to False if kind is another one.
+// setState sets the condition kind to True. If kind is not Running, it also sets the condition Running to False.
 func (g *migration) setState(ctx context.Context, kind, reason, message string) error {
 	client := g.clients.dynamic.Resource(migrationResources)
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {

@@ -32,7 +32,8 @@ type namespaceController struct {
 const (
 	namespaceFinalizer = "kubernetes"
 	discoveryFailure   = "NamespaceDeletionDiscoveryFailure"
-	// batchDelay is the delay of a reconciliation, so that a series of changes causes only one.
+	// batchDelay is the delay before a reconciliation. A series of changes within the delay causes only one
+	// reconciliation.
 	batchDelay = 50 * time.Millisecond
 )
 
@@ -98,8 +99,8 @@ func (n *namespaceController) reconcile(ctx context.Context, name string) error 
 	return nil
 }
 
-// report writes the conditions of ns if they have changed. It creates an Event if the APIServices for which the
-// namespace waits have changed.
+// report writes the conditions of ns if they have changed. It creates an Event if the namespace now waits for other
+// APIServices.
 func (n *namespaceController) report(ctx context.Context, ns *unstructured.Unstructured, left *deletionResult) error {
 	before := conditionMessage(ns, discoveryFailure)
 	if !left.setConditions(ns) {
@@ -123,7 +124,7 @@ type deletionResult struct {
 	discovery  error
 	parsing    error
 	content    []error
-	objects    map[string]int // number of remaining objects by resource: "crontabs.stable.example.com", "pods."
+	objects    map[string]int // number of remaining objects by resource, such as "pods." or "crontabs.example.com"
 	finalizers map[string]int // number of remaining objects by finalizer
 }
 
@@ -135,8 +136,8 @@ func (r *deletionResult) err() error {
 	return errors.Join(append(r.content, r.discovery, r.parsing, errRemaining)...)
 }
 
-// deleteContent deletes all objects in a namespace. It deletes other objects only after the Pods, because
-// running Pods may use them (KEP-5080).
+// deleteContent deletes all objects in a namespace. It deletes Pods first, because running Pods may use the other
+// objects (KEP-5080).
 func (n *namespaceController) deleteContent(ctx context.Context, name string) *deletionResult {
 	left := &deletionResult{objects: map[string]int{}, finalizers: map[string]int{}}
 	resources := n.deletableResources(ctx, left)
@@ -154,8 +155,9 @@ func (n *namespaceController) deleteContent(ctx context.Context, name string) *d
 	return left
 }
 
-// deletableResources returns the resources whose objects may exist in a namespace, without the groups whose discovery
-// fails. It records these failures in left, unless no namespaced object can exist there.
+// deletableResources returns the resources whose objects must be deleted with a namespace. The result lacks the groups
+// whose discovery has failed. These failures are recorded in left, except for group versions that cannot have
+// namespaced objects.
 func (n *namespaceController) deletableResources(
 	ctx context.Context, left *deletionResult,
 ) []schema.GroupVersionResource {

@@ -94,7 +94,7 @@ func TestNamespaceIsFinalizedPromptly(t *testing.T) {
 	w.create(t, namespaces, "", namespace("n"))
 	w.create(t, configMaps, "n", owned(configMap("c"), nil, hold))
 	w.delete(t, namespaces, "", "n", "")
-	for i := range 200 { // each change causes a failed attempt
+	for i := range 200 { // each change causes another failed attempt to delete the content
 		w.patch(t, namespaces, "", "n", fmt.Sprintf(`{"metadata":{"annotations":{"try":"%d"}}}`, i))
 	}
 	w.awaitCondition(t, "n", "NamespaceContentRemaining",
@@ -168,7 +168,7 @@ func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 		}
 		w.removeFinalizers(t, widgets, "n", fmt.Sprint("w", i))
 	}
-	// A finalizer may have been removed before the object was deleted. The controller then deletes the object.
+	// If the test removes a finalizer before the controller deletes the object, the controller deletes it later.
 	w.awaitGone(t, namespaces, "", "n")
 	w.create(t, namespaces, "", namespace("n"))
 	list, err := w.at(widgets, "n").List(t.Context(), metav1.ListOptions{})
@@ -177,8 +177,8 @@ func TestNamespaceDeletionAcrossRestarts(t *testing.T) {
 	}
 }
 
-// TestNamespaceDeletesEveryKind checks that the objects of all kinds are deleted with the namespace, after the check
-// for Pods of KEP-5080. (CRD-031)
+// TestNamespaceDeletesEveryKind checks that the objects of all kinds are deleted with the namespace. Pods are deleted
+// first (KEP-5080). (CRD-031)
 func TestNamespaceDeletesEveryKind(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, namespaces, "", namespace("n"))

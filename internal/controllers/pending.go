@@ -24,7 +24,7 @@ func (w *nameSet) each(do func(name string)) {
 // pendingKeys holds keys that cannot be processed until a kind is served. Some kinds are never served,
 // so keys that are no longer needed are pruned from time to time.
 type pendingKeys[K comparable] struct {
-	isNeeded func(K) bool // reports whether a key must be kept
+	isNeeded func(K) bool // reports whether a key is still needed
 
 	mu             sync.Mutex
 	byKind         map[schema.GroupKind]map[K]bool

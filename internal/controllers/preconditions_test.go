@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// A controller's write is based on objects that it has read. These tests check that each write sets
-// preconditions, such as the resourceVersion. Other tests check that the server enforces them.
+// A controller's write is based on objects that the controller has read. The tests in this file check that each write
+// has preconditions, such as the resourceVersion. Other tests check that the server enforces preconditions.
 
 // fakeAPI is an API server that returns a fixed response for each path and records the writes.
 type fakeAPI struct {
@@ -83,8 +83,8 @@ func (c *fakeAPI) clients(t *testing.T) *clients {
 	return out
 }
 
-// expect compares the recorded writes with want, and clears them. Each write is compared by its request and one part
-// of its body.
+// expect compares the recorded writes with want, and clears them. Only the request and the given part of the body of
+// each write are compared.
 func (c *fakeAPI) expect(t *testing.T, part string, want ...string) {
 	t.Helper()
 	var got []string
@@ -144,7 +144,7 @@ func TestCollectorSetsPreconditions(t *testing.T) {
 	api.expect(t, "metadata")
 }
 
-// TestOwnerSearchesAreLimited checks that references to many missing owners do not list the kind for each of them.
+// TestOwnerSearchesAreLimited checks that references to many missing owners cause few lists of the owners' kind.
 func TestOwnerSearchesAreLimited(t *testing.T) {
 	const all = "/apis/g/v1/things"
 	api := &fakeAPI{
@@ -170,8 +170,8 @@ func TestOwnerSearchesAreLimited(t *testing.T) {
 	}
 }
 
-// TestFinishDeletionWaitsForLists checks that a deletion is not finished before every kind has been listed, because
-// there may be more dependents. (CRD-066)
+// TestFinishDeletionWaitsForLists checks that a deletion is finished only after every kind has been listed, because an
+// unlisted kind may have more dependents. (CRD-066)
 func TestFinishDeletionWaitsForLists(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
 	api := &fakeAPI{

@@ -17,8 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer"
 )
 
-// priorities creates the default PriorityClasses, FlowSchemas and PriorityLevelConfigurations. For the last two it
-// updates the mandatory objects, and the suggested ones that no user has changed. See
+// priorities creates the default PriorityClasses, FlowSchemas and PriorityLevelConfigurations. It also updates the
+// mandatory FlowSchemas and PriorityLevelConfigurations, and the suggested ones that no user has changed. See
 // https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
 func (b *bootstrap) priorities(ctx context.Context) {
 	classes := b.client.SchedulingV1().PriorityClasses()
@@ -35,7 +35,7 @@ func (b *bootstrap) priorities(ctx context.Context) {
 }
 
 // ReconcileFlowControl creates and updates the default FlowSchemas and PriorityLevelConfigurations. It deletes those
-// that only earlier releases had.
+// that are no longer default objects.
 func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// queue is a rate-limited work queue. It never processes a key twice at the same time,
-// and retries a failed key with exponential backoff.
+// queue is a rate-limited work queue. Only one worker at a time processes a key. A failed key is retried with
+// exponential backoff.
 type queue[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	name string

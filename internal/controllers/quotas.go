@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	quotaResyncPeriod   = 5 * time.Minute  // interval between two recounts of all quotas
-	rediscoveryInterval = 30 * time.Second // interval between two discoveries if no CRD or APIService has changed
+	quotaResyncPeriod   = 5 * time.Minute  // interval between two counts for all quotas
+	rediscoveryInterval = 30 * time.Second // maximum interval between two discoveries
 	minSyncInterval     = time.Second      // minimum interval between two discoveries
 )
 
@@ -87,8 +87,8 @@ func (u *Upstream) rediscoverWhenChanged(
 	}
 }
 
-// recountingRegistry is a registry of evaluators. A new evaluator triggers a recount of the quotas that it matches,
-// because a quota may be older than the kind that it limits (kubernetes#67239).
+// recountingRegistry is a registry of evaluators. A new evaluator triggers a new count for the quotas that limit its
+// resources, because a quota may be older than the kind that it limits (kubernetes#67239).
 type recountingRegistry struct {
 	quota.Registry
 	recount *recountableInformer
@@ -100,7 +100,7 @@ func (g recountingRegistry) Add(e quota.Evaluator) {
 	g.recount.recountMatching(e)
 }
 
-// recountableInformer is an informer of ResourceQuotas. Its event handler can be called for unchanged quotas.
+// recountableInformer is an informer of ResourceQuotas. recountMatching calls its event handler for unchanged quotas.
 type recountableInformer struct {
 	corev1informers.ResourceQuotaInformer
 	handler cache.ResourceEventHandler
@@ -140,7 +140,7 @@ func (h handlerCapture) AddEventHandlerWithResyncPeriod(
 
 // quotaLister lists the objects of a resource through UpstreamConfig.QuotaObjects.
 type quotaLister struct {
-	cache.GenericLister // nil: only ByNamespace and List are called
+	cache.GenericLister // nil; only ByNamespace and List are called
 	u                   *Upstream
 	r                   schema.GroupVersionResource
 	namespace           string
@@ -158,7 +158,7 @@ func (c quotaLister) List(labels.Selector) ([]runtime.Object, error) {
 }
 
 // quotaInformers creates informers for the quota controller. They cache whole objects of the kinds for which a quota
-// limits more than the number of objects. Of other kinds they cache only the names.
+// limits more than the number of objects. For all other kinds they cache only names.
 type quotaInformers struct {
 	whole informers.SharedInformerFactory
 	names metadatainformer.SharedInformerFactory
@@ -172,7 +172,7 @@ func (f quotaInformers) ForResource(r schema.GroupVersionResource) (informers.Ge
 		return f.whole.ForResource(r)
 	}
 	i := f.names.ForResource(r)
-	// The error is ignored: a running informer already has the handler.
+	// The error is ignored, because it only means that the informer already runs and has the handler.
 	_ = i.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if !apierrors.IsNotFound(err) { // the kind may have been deleted
 			cache.DefaultWatchErrorHandler(ctx, r, err)
@@ -187,7 +187,7 @@ func (f quotaInformers) Start(stop <-chan struct{}) {
 	f.names.Start(stop)
 }
 
-// onlyName removes all metadata except the identity and resource version of an object.
+// onlyName keeps only the identity and the resource version of an object.
 func onlyName(obj any) (any, error) {
 	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		m.ObjectMeta = metav1.ObjectMeta{

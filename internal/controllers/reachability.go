@@ -31,7 +31,7 @@ type Reachability struct {
 	queue queue[string] // names of CRDs
 
 	mu     sync.Mutex
-	latest map[string]error // reports that are not written yet, by name of the CRD
+	latest map[string]error // reports to write, by name of the CRD
 }
 
 // NewReachability returns a Reachability without reports.
@@ -86,7 +86,7 @@ func (r *Reachability) putBack(crd string, cause error) {
 }
 
 // writeReachability updates the condition of a CRD, and creates an Event if the reachability of its webhook has
-// changed. A CRD without a webhook has no condition. Nor has a CRD whose webhook has always been reachable.
+// changed. A CRD has no condition if it has no webhook, or if its webhook has always been reachable.
 func writeReachability(ctx context.Context, client dynamic.Interface, name string, cause error) error {
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})

@@ -17,8 +17,8 @@ import (
 )
 
 // TestUnreachableWebhookCondition checks that a condition and Events of the CRD report an unreachable webhook, the
-// reason, and its recovery. The server detects the recovery without a conversion. A webhook that was always reachable
-// has no condition. (CNV-025 CNV-059)
+// reason, and its recovery. The server detects the recovery even if no object is converted. There is no condition
+// while the webhook has always been reachable. (CNV-025 CNV-059)
 func TestUnreachableWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	hook := newTestWebhook(t)
@@ -27,7 +27,7 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	hook.stop() // before a conversion, because a cached object would be converted again
+	hook.stop() // before the first conversion, so that the server calls the webhook and does not use cached results
 
 	watching, err := w.at(widgets, "default").
 		Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
@@ -72,8 +72,8 @@ func TestUnreachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// TestReachableWebhookCondition checks that the first response of a webhook updates an existing condition but does
-// not add a missing one.
+// TestReachableWebhookCondition checks that the first response of a webhook updates the condition if the CRD has one,
+// and that it adds no condition otherwise.
 func TestReachableWebhookCondition(t *testing.T) {
 	s := testserver.Start(t)
 	w := connect(t, s)
@@ -108,8 +108,8 @@ func TestReachableWebhookCondition(t *testing.T) {
 	}
 }
 
-// TestReplacedWebhookCondition checks that the condition is removed with the webhook, and follows a changed webhook.
-// (CNV-073)
+// TestReplacedWebhookCondition checks that the condition is removed with the webhook, and that it is updated when the
+// CRD gets another webhook. (CNV-073)
 func TestReplacedWebhookCondition(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	dead, alive := newTestWebhook(t), newTestWebhook(t)

@@ -13,7 +13,7 @@ import (
 
 const gadgetCRD = "gadgets.example.com"
 
-// addCondition adds a condition to a CRD, as a server that was stopped may have left it.
+// addCondition adds a condition to a CRD, like one that an earlier server has written.
 func (w *testClient) addCondition(t *testing.T, name, kind, status string) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -51,7 +51,7 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 
 	s.Restart()
 	d.testClient = connect(t, s)
-	deleted := "False/StorageVersionMigrationDeleted/the StorageVersionMigration was deleted before its end"
+	deleted := "False/StorageVersionMigrationDeleted/the StorageVersionMigration was deleted before it had finished"
 	d.await(t, crds, "", gadgetCRD, "has the condition False", func(o *unstructured.Unstructured) bool {
 		return condition(o, resource.StorageMigrating) == deleted
 	})
@@ -63,8 +63,9 @@ func TestMigrationDeletedBeforeRestart(t *testing.T) {
 	d.requireStored("v1", "v2")
 }
 
-// TestWebhookConditionAfterRestart checks that a condition of an unreachable webhook from an earlier server is
-// updated without a conversion. Webhooks of CRDs without such a condition are not contacted. (CNV-025 CNV-059)
+// TestWebhookConditionAfterRestart checks CRDs with a condition in which an earlier server has reported an unreachable
+// webhook. The condition is updated even if no object is converted. The webhooks of other CRDs are not contacted.
+// (CNV-025 CNV-059)
 func TestWebhookConditionAfterRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	w := connect(t, s)

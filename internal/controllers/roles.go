@@ -25,11 +25,11 @@ import (
 // maxConcurrentWrites is the number of objects that are written at the same time. Concurrent writes share a disk flush.
 const maxConcurrentWrites = 64
 
-// Bootstrap creates the default roles and bindings, or adds the rules and subjects that they lack. It keeps added
-// rules and subjects. It does not change objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
-// "false" (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). It also creates the
-// default priorities. It publishes in a Lease which of the controllers run; the parameter is
-// UpstreamConfig.Controllers.
+// Bootstrap creates the default roles and bindings. If they exist, it adds the default rules and subjects that they
+// lack, and keeps all other rules and subjects. It does not change objects with the annotation
+// rbac.authorization.kubernetes.io/autoupdate: "false"
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). It also creates the default
+// priorities. It publishes in a Lease which controllers run. The parameter controllers is UpstreamConfig.Controllers.
 func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -79,7 +79,7 @@ func kubeletClient() *rbacv1.ClusterRoleBinding {
 	}
 }
 
-// bootstrap reconciles many objects at once.
+// bootstrap reconciles the default objects concurrently.
 type bootstrap struct {
 	client kubernetes.Interface
 	all    errgroup.Group
@@ -100,8 +100,8 @@ func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconcili
 	})
 }
 
-// fillAggregatedRules sets the rules of a role that does not exist yet and aggregates other roles. Later the controller
-// ClusterRoleAggregation maintains the rules. So the role is complete before that controller runs.
+// fillAggregatedRules sets the rules of a role that aggregates other roles, if the role does not exist yet. The role
+// is thus complete before the controller ClusterRoleAggregation runs. That controller maintains the rules later.
 func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.ClusterRole, all []rbacv1.ClusterRole) error {
 	if role.AggregationRule == nil {
 		return nil
@@ -114,8 +114,8 @@ func (b *bootstrap) fillAggregatedRules(ctx context.Context, role *rbacv1.Cluste
 	return err
 }
 
-// aggregatedRules returns the rules of the roles that a role selects, in the order of their names. The selected roles
-// may aggregate other roles.
+// aggregatedRules returns the rules of all roles that the given role selects. The rules are ordered by the names of
+// the selected roles. The selected roles may aggregate other roles.
 func aggregatedRules(role *rbacv1.ClusterRole, all []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil

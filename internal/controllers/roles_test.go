@@ -29,7 +29,7 @@ func TestBootstrapRoles(t *testing.T) {
 			if len(got.Rules) == 0 {
 				t.Errorf("%s has no rules when the server is ready", want.Name)
 			}
-			want.Rules, got.Rules = nil, nil // they are aggregated from the selected roles
+			want.Rules, got.Rules = nil, nil // these rules are aggregated from the selected roles
 		}
 		same(t, want.Name, got.Rules, want.Rules)
 		same(t, want.Name, got.AggregationRule, want.AggregationRule)
@@ -74,8 +74,8 @@ func same(t *testing.T, name string, got, want any) {
 	}
 }
 
-// TestRolesAtRestart checks that the server adds missing rules at its start, keeps added rules, and does not change
-// protected roles. (SCD-028 SCD-024)
+// TestRolesAtRestart checks that the server adds missing default rules at its start, keeps other rules, and does not
+// change roles with the annotation autoupdate: "false". (SCD-028 SCD-024)
 func TestRolesAtRestart(t *testing.T) {
 	s := testserver.Start(t, testserver.OnDisk())
 	roles := kubernetes.NewForConfigOrDie(s.Config).RbacV1().ClusterRoles()

@@ -12,12 +12,13 @@ import (
 
 // Signing configures the CAs that sign CertificateSigningRequests.
 type Signing struct {
-	// ServerCA returns the files of the server's CA, which is used if neither DefaultCA nor SignerCAs is set.
-	// done releases the files.
+	// ServerCA returns the files of the server's CA. This CA is used if neither DefaultCA nor SignerCAs is set. done
+	// releases the files.
 	ServerCA func() (cert, key string, done func(), err error)
 	// DefaultCA is the CA of all signers. It is ignored if SignerCAs is set.
 	DefaultCA CA
-	// SignerCAs holds the CAs of single signers, with the keys of Signers. Signers without a CA then sign nothing.
+	// SignerCAs holds a separate CA for each signer. Its keys are names in Signers. If SignerCAs is set, a signer
+	// that is not in it signs nothing.
 	SignerCAs map[string]CA
 	Duration  time.Duration // maximum validity of certificates; 0 means a year
 }

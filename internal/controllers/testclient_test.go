@@ -152,13 +152,13 @@ func (w *testClient) patch(t testing.TB, gvr schema.GroupVersionResource, namesp
 	}
 }
 
-// waitTimeout is the maximum time to wait for the controllers. It is far less than the maximum delay between two
-// attempts, so that a test cannot pass only because of a retry. It is longer with the race detector, which slows the
-// server down.
+// waitTimeout is the maximum time to wait for the controllers. It is far shorter than the maximum delay between two
+// attempts of a controller. A test thus fails if a controller succeeds only in a late attempt. With the race detector
+// the time is longer, because the server is slower.
 const waitTimeout = 5 * time.Second * timeoutFactor
 
-// eventually waits until holds returns true. It fails the test with the description what if that does not happen in
-// time.
+// eventually waits until holds returns true. If that does not happen within waitTimeout, it fails the test. The
+// parameter what describes the expectation.
 func eventually(t testing.TB, what string, holds func(context.Context) bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(

@@ -23,26 +23,26 @@ import (
 // UpstreamConfig configures the controllers of kube-controller-manager.
 type UpstreamConfig struct {
 	// Controllers selects the controllers to run, in the format of kube-controller-manager's flag --controllers: a
-	// name, "-name" for a disabled controller, or "*" for all others. TrellisControllers also run by default. "-name"
-	// disables one of them, and "-*" disables those that are not named.
+	// name, "-name" for a disabled controller, or "*" for all others. TrellisControllers run even if they are not
+	// named. "-name" disables one of them, and "-*" disables all that are not named.
 	Controllers []string
 	RootCA      []byte                        // PEM of the CA that ConfigMaps and Secrets publish to clients
 	Tokens      serviceaccount.TokenGenerator // generates the tokens of Secrets
 	Signing     Signing
-	// QuotaObjects returns the objects of a resource in a namespace. The result contains each object that has been
-	// charged to a ResourceQuota.
+	// QuotaObjects returns the objects of a resource in a namespace. The result contains every object that was charged
+	// to a ResourceQuota before the call.
 	QuotaObjects func(schema.GroupVersionResource, string) ([]runtime.Object, error)
 	// NamespaceDelay is the time between the deletion of a namespace and the first write of the namespace controller.
 	NamespaceDelay time.Duration
 	// Dangling enables the controller that writes the condition Dangling of FlowSchemas.
 	Dangling bool
-	// LeaderElection makes the controllers run in only one of the processes that serve the same objects.
+	// LeaderElection is set if several processes serve the same objects. Only one of them then runs the controllers.
 	LeaderElection bool
 	Logger         *slog.Logger
 }
 
 // Upstream runs controllers of kube-controller-manager. A controller starts when the first object of one of its kinds
-// exists, and uses no resources before.
+// is created. It uses no memory or CPU time before.
 type Upstream struct {
 	UpstreamConfig
 
@@ -51,7 +51,7 @@ type Upstream struct {
 	informers informers.SharedInformerFactory
 
 	mu              sync.Mutex
-	present         map[schema.GroupKind]bool // kinds of which an object has existed
+	present         map[schema.GroupKind]bool // kinds that have had at least one object
 	objectsAppeared chan struct{}             // signals a new kind in present
 
 	kindsChanged chan struct{} // signals a change of a CRD or an APIService
@@ -82,14 +82,14 @@ func (c UpstreamConfig) upstreamEnabled(name string) bool {
 		slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
 }
 
-// trellisEnabled reports whether one of TrellisControllers is enabled. A kube-controller-manager that uses the server
-// may run its own implementation instead.
+// trellisEnabled reports whether one of TrellisControllers is enabled. If it is disabled, a kube-controller-manager
+// that connects to the server may run its own implementation.
 func (c UpstreamConfig) trellisEnabled(name string) bool {
 	return slices.Contains(c.Controllers, name) ||
 		!slices.Contains(c.Controllers, "-"+name) && !slices.Contains(c.Controllers, "-*")
 }
 
-// observe records the kinds of existing objects.
+// observe records which kinds have objects.
 func (u *Upstream) observe(ch change) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -105,7 +105,7 @@ func (u *Upstream) observe(ch change) {
 	notify(u.objectsAppeared)
 }
 
-// notify sends to a buffered channel, unless its buffer is full.
+// notify sends to a channel, unless the channel's buffer is full.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -119,7 +119,8 @@ func isServerManaged(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool 
 		m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
 }
 
-// due returns the names of the enabled controllers that have not started and whose objects exist.
+// due returns the names of the enabled controllers to start. An object of one of their kinds has existed, and they have
+// not started yet.
 func (u *Upstream) due(started map[string]bool) (names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

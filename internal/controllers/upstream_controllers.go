@@ -33,8 +33,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/validatingadmissionpolicystatus"
 )
 
-// ClusterRoleAggregation is the name of the controller that gives a ClusterRole the rules of the ClusterRoles it
-// selects.
+// ClusterRoleAggregation is the name of the controller that copies the rules of ClusterRoles to the ClusterRoles that
+// aggregate them.
 const ClusterRoleAggregation = known.ClusterRoleAggregationController
 
 // upstreamController describes a controller of kube-controller-manager.
@@ -50,8 +50,8 @@ var (
 	policyKind    = schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
 )
 
-// workers is the number of workers of a busy controller, as in kube-controller-manager.
-// The limits of endpoints per slice below are kube-controller-manager's defaults too.
+// workers is the number of workers of a busy controller, as in kube-controller-manager. The limits of endpoints per
+// slice in upstreamControllers are also kube-controller-manager's defaults.
 const workers = 5
 
 var upstreamControllers = map[string]upstreamController{
@@ -129,8 +129,8 @@ var upstreamControllers = map[string]upstreamController{
 			requests := u.informers.Certificates().V1().CertificateSigningRequests()
 			c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
 			return func(ctx context.Context) {
-				// The cleaner does not wait for its cache. With an empty cache it would do nothing until its next run,
-				// an hour later.
+				// The cleaner does not wait until its cache is filled. With an empty cache it would do nothing until
+				// its next run an hour later.
 				if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) {
 					c.Run(ctx, 1)
 				}
@@ -168,8 +168,8 @@ func withWorkers(c interface{ Run(context.Context, int) }, workers int, err erro
 	return func(ctx context.Context) { c.Run(ctx, workers) }, err
 }
 
-// filteredInformers returns informers that cache only the objects whose field has the given value.
-// The other objects may be many and large.
+// filteredInformers returns informers that cache only the objects whose field has the given value. All other objects
+// may be numerous and large.
 func (u *Upstream) filteredInformers(field, value string) corev1informers.Interface {
 	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(field, value).String()

@@ -41,7 +41,7 @@ type startLog struct {
 	slog.Handler
 	mu      sync.Mutex
 	started []string
-	added   chan struct{} // receives when a controller has started
+	added   chan struct{} // receives a value when a controller has started
 }
 
 func newStartLog() *startLog {
@@ -101,8 +101,8 @@ func must[T any](t testing.TB) func(T, error) T {
 
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// service creates a Service. If selects is set, it selects the Pods with the label app=name. Otherwise it has no
-// selector.
+// service creates a Service. If selects is set, the Service selects the Pods with the label app=name. Otherwise the
+// Service has no selector.
 func (c *cluster) service(name string, selects bool) {
 	c.Helper()
 	s := &corev1.Service{ObjectMeta: named(name), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -142,8 +142,8 @@ func (c *cluster) ready(p *corev1.Pod, is corev1.ConditionStatus) *corev1.Pod {
 	return must[*corev1.Pod](c)(c.CoreV1().Pods("default").UpdateStatus(c.Context(), p, metav1.UpdateOptions{}))
 }
 
-// awaitSlices waits until an EndpointSlice of a Service that a controller manages has these endpoints. An endpoint is
-// given as its address and whether it is ready.
+// awaitSlices waits until an EndpointSlice of a Service has the given endpoints. by is the controller that manages the
+// EndpointSlice. An endpoint has the form "address true" or "address false", depending on whether it is ready.
 func (c *cluster) awaitSlices(service, by string, want ...string) {
 	c.Helper()
 	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(c.Context(), metav1.ListOptions{
@@ -292,8 +292,8 @@ func TestQuotasAreCounted(t *testing.T) {
 	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
 }
 
-// TestQuotaOlderThanItsKind checks that a quota created before the CRD that it limits is recounted soon after the CRD
-// is created. It must not wait for the next resync minutes later (kubernetes#67239).
+// TestQuotaOlderThanItsKind checks a quota that is created before the CRD whose objects it limits. The objects must be
+// counted soon after the CRD is created, and not minutes later at the next resync (kubernetes#67239).
 func TestQuotaOlderThanItsKind(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)
@@ -553,7 +553,7 @@ func TestOneProcessLeads(t *testing.T) {
 		})
 	})
 	runStandalone(t, counted, config(second))
-	for range 2 { // wait until the second process has tried to acquire the Lease
+	for range 2 { // wait until the second process has tried twice to acquire the Lease
 		<-reads
 	}
 	if n := len(second.await(0)); n != 0 {

@@ -18,7 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// awaitEvent waits until done returns true for an event of the watch. The events begin with the existing objects.
+// awaitEvent waits until done returns true for an event of the watch. The first events of the watch are the existing
+// objects.
 func awaitEvent(t *testing.T, w watch.Interface, err error, done func(event watch.EventType, obj runtime.Object) bool) {
 	t.Helper()
 	if err != nil {
@@ -133,7 +134,8 @@ func TestTokensInSecrets(t *testing.T) {
 	}
 }
 
-// TestCheckControllers checks the names that CheckControllers accepts. They are those of kube-controller-manager.
+// TestCheckControllers checks that CheckControllers accepts the names that kube-controller-manager uses for its
+// controllers.
 func TestCheckControllers(t *testing.T) {
 	for _, c := range [][]string{
 		nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"},

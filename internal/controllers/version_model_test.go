@@ -48,8 +48,8 @@ func (s *versionModel) served() (all []string) {
 
 func (s *versionModel) pick(from []string) string { return from[s.random.IntN(len(from))] }
 
-// changeVersions gives the CRD random versions. The server must reject versions without those at which objects may be
-// stored.
+// changeVersions gives the CRD random versions. The server must reject the change if it removes a version at which
+// objects may be stored.
 func (s *versionModel) changeVersions() {
 	next := map[string]bool{s.pick(allVersions): true}
 	for _, v := range allVersions {
@@ -109,8 +109,9 @@ func (s *versionModel) write() {
 	s.values[name], s.storedAt[name] = value, s.storage
 }
 
-// touch writes an object without a change. The write must change the resourceVersion only in two cases: the object is
-// stored at another version, or fields are owned at a version that the CRD no longer has. A write drops such owners.
+// touch writes an object without changing it. The write must change the resourceVersion in exactly two cases. The
+// object is stored at another version than the storage version, or managedFields has an entry for a version that the
+// CRD no longer has. A write drops such entries.
 func (s *versionModel) touch(name string) {
 	at := s.client(s.pick(s.served()))
 	before := s.get(s.T, at, "default", name)
@@ -149,7 +150,7 @@ func (s *versionModel) migrate() {
 		s.storedAt[name] = s.storage
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.values)) {
-		s.touch(name) // must not change the object, because it was migrated
+		s.touch(name) // must not change the object, because the migration has already written it
 	}
 }
 

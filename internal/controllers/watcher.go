@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// kindWatcher watches the metadata of the objects of one kind, through a Feed or else through client-go's Reflector.
-// There is one for each served kind, so it stores no objects.
+// kindWatcher watches the metadata of the objects of one kind through a Feed or, without a Feed, through client-go's
+// Reflector. It stores no objects, because there is a kindWatcher for each served kind.
 type kindWatcher struct {
 	watchers *kindWatchers
 	kind     kind

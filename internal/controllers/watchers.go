@@ -34,8 +34,8 @@ type change struct {
 	// stopped reports that the kind is no longer watched.
 	stopped bool
 	// asOf is the resource version of the list. If stopped is set, it is the resource version at which the CRD was
-	// deleted. Objects that were written up to asOf and are not in listed are deleted. 0 means that they may still
-	// be stored.
+	// deleted. Objects that were last written up to asOf and are not in listed are deleted. If asOf is 0, the objects
+	// may still be stored.
 	asOf uint64
 }
 
@@ -47,9 +47,9 @@ func (ch change) objects() []*metav1.PartialObjectMetadata {
 	return ch.listed
 }
 
-// kindWatchers watches the metadata of all objects of each kind that can be listed, watched
-// and deleted, with one watch per kind. It rediscovers a group when one of its CRDs changes.
-// For APIs without a CRD it also reads all of discovery at a long interval.
+// kindWatchers watches the metadata of all objects of each kind that can be listed, watched and deleted, with one
+// watch per kind. It rediscovers a group when one of its CRDs changes. It also rediscovers all groups at a long
+// interval, because there are APIs without a CRD.
 type kindWatchers struct {
 	clients  *clients
 	onChange func(change)
@@ -67,17 +67,19 @@ type kindWatchers struct {
 
 const (
 	allGroups = "*"
-	// fullDiscoveryInterval is the interval between two reads of all of discovery, for APIs without a CRD.
+	// fullDiscoveryInterval is the interval between two discoveries of all groups. It is for APIs without a CRD.
 	fullDiscoveryInterval = 5 * time.Minute
 	// unavailableGroupDelay is the delay before a group of an unavailable API server is discovered again.
 	// A change of its APIService triggers discovery earlier.
 	unavailableGroupDelay = 30 * time.Second
-	// minDiscoveryPause is the minimum pause before discovery, so that a burst of new CRDs is discovered together.
+	// minDiscoveryPause is the minimum pause before discovery. CRDs that are created during the pause are discovered
+	// together.
 	minDiscoveryPause = 50 * time.Millisecond
 	// The pause is discoveryPauseFactor times the duration of the previous discovery, but at most maxDiscoveryPause.
 	// It limits the CPU time of slow discovery.
 	discoveryPauseFactor, maxDiscoveryPause = 15, time.Second
-	// maxGroupRequests is the maximum number of groups to discover one by one. For more, reading all is faster.
+	// maxGroupRequests is the maximum number of groups to discover one by one. If there are more, it is faster to
+	// discover all groups with one request.
 	maxGroupRequests = 16
 	// initialListTimeout is how long synced waits for a kind that cannot be listed.
 	initialListTimeout = 30 * time.Second
@@ -210,7 +212,8 @@ func (s *kindWatchers) discover(ctx context.Context, group string) (found []kind
 	return found, broken, err
 }
 
-// discoverGroup returns the resources of the group, each in the list of the first served version that has it.
+// discoverGroup returns a list of resources for each version of the group. A resource is only in the list of the first
+// version that has it.
 func (s *kindWatchers) discoverGroup(ctx context.Context, group string) ([]*metav1.APIResourceList, error) {
 	g := &metav1.APIGroup{}
 	err := s.clients.discovery.RESTClient().Get().AbsPath("/apis", group).Do(ctx).Into(g)
@@ -237,7 +240,8 @@ func (s *kindWatchers) discoverGroup(ctx context.Context, group string) ([]*meta
 }
 
 // isWatchable reports whether the controllers watch a resource. They watch neither subresources, nor resources that
-// cannot be listed, watched and deleted. They do not watch Events, which are many and own nothing.
+// cannot be listed, watched and deleted. They do not watch Events, because there are many of them and they own no
+// objects.
 func isWatchable(group string, r metav1.APIResource) bool {
 	if strings.Contains(r.Name, "/") || r.Kind == "Event" && (group == "" || group == "events.k8s.io") {
 		return false
@@ -250,7 +254,8 @@ func isWatchable(group string, r metav1.APIResource) bool {
 	return true
 }
 
-// updateWatchers starts a watcher for each found kind. It stops the watchers of other kinds whose group is covered.
+// updateWatchers starts a watcher for each found kind. It stops the watchers of all other kinds for whose group the
+// function covered returns true.
 func (s *kindWatchers) updateWatchers(ctx context.Context, found []kind, covered func(group string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,8 +278,8 @@ func (s *kindWatchers) updateWatchers(ctx context.Context, found []kind, covered
 	}
 }
 
-// stopWatcher stops a watcher and reports the end of its kind. The caller holds the lock, so that a new watcher of the
-// same kind cannot report a change first.
+// stopWatcher stops a watcher and reports the end of its kind. The caller holds the lock. A new watcher of the same
+// kind therefore reports no change before the end is reported.
 func (s *kindWatchers) stopWatcher(w *kindWatcher, asOf uint64) {
 	w.stop()
 	delete(s.active, w.kind.groupKind())
@@ -309,8 +314,8 @@ func (s *kindWatchers) stopForCRD(crd string, version uint64) {
 	}
 }
 
-// find returns the watched kind with the API version and kind of an owner reference.
-// The version may differ from the watched one.
+// find returns the watched kind with the API version and kind of an owner reference. The version in apiVersion is
+// ignored, because the kind may be watched at another version.
 func (s *kindWatchers) find(apiVersion, name string) (kind, bool) {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
@@ -331,8 +336,8 @@ func (s *kindWatchers) isWatched(k schema.GroupKind) bool {
 	return s.active[k] != nil
 }
 
-// synced reports whether every kind has been listed. Only then is the absence of a dependent certain.
-// A kind that cannot be listed is ignored after initialListTimeout.
+// synced reports whether every kind has been listed. Only then does a missing dependent in the graph mean that the
+// dependent does not exist. A kind that cannot be listed is ignored after initialListTimeout.
 func (s *kindWatchers) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

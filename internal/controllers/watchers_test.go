@@ -20,7 +20,7 @@ type transport func(*http.Request) *http.Response
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r), nil }
 
-// TestDiscoveryOfStaleGroups checks that all of discovery is read only twice a minute while a group is stale.
+// TestDiscoveryOfStaleGroups checks that all groups are discovered only twice a minute while one group is stale.
 func TestDiscoveryOfStaleGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads atomic.Int64

@@ -22,9 +22,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// webhookModel holds a CRD whose versions and conversion strategy change at random, and the expected state. Meanwhile
-// its webhook is stopped and restarted, its objects are written and migrated, and the server is restarted. The
-// progress of a migration is unknown until its end, so the model holds possible states.
+// webhookModel holds a CRD whose versions and conversion strategy change at random, and the expected state. At the
+// same time the webhook is stopped and restarted, objects are written and migrated, and the server is restarted. The
+// test does not know the progress of a running migration, so the model holds all possible states.
 type webhookModel struct {
 	*testing.T
 	*testClient
@@ -196,7 +196,8 @@ func (s *webhookModel) migrate() {
 	}
 }
 
-// finishMigrations waits until all migrations have succeeded. Then all objects must be stored at one of storedVersions.
+// finishMigrations waits until all migrations have succeeded. It then checks that every object is stored at one of the
+// versions in storedVersions.
 func (s *webhookModel) finishMigrations() {
 	if s.webhook.stopped.Load() {
 		s.restartWebhook()
@@ -254,7 +255,7 @@ func (s *webhookModel) restartServer() {
 	s.testClient = connect(s.T, s.server)
 }
 
-// touch writes an object without a change. The write must change an object that is stored at another version.
+// touch writes an object without changing it. The write must change an object that is stored at another version.
 func (s *webhookModel) touch() {
 	if len(s.objects) == 0 {
 		return

@@ -23,7 +23,7 @@ import (
 type testWebhook struct {
 	*testing.T
 	handler  conversionwebhook.Handler
-	server   *httptest.Server // the running server, or the last one
+	server   *httptest.Server // the server that runs, or that ran last
 	stopped  atomic.Bool
 	testDone chan struct{} // closed at the end of the test; hanging requests wait for it
 	hanging  atomic.Bool
@@ -41,12 +41,12 @@ func newTestWebhook(t *testing.T) *testWebhook {
 	h := &testWebhook{T: t, testDone: make(chan struct{})}
 	h.handler.Kinds = map[schema.GroupKind]conversionwebhook.Func{{Group: "example.com", Kind: "Widget"}: h.convert}
 	h.start("127.0.0.1:0")
-	t.Cleanup(func() { close(h.testDone) }) // runs after the server has stopped, which does not wait for the webhook
+	t.Cleanup(func() { close(h.testDone) }) // runs after the API server has stopped
 	return h
 }
 
-// convert moves the value to the field named after the version. Strategy None leaves the value where it is, so the
-// test can detect an object that was not converted.
+// convert moves the value of an object to the field that is named after the version. The strategy None does not move
+// it, so a test can detect an object that the webhook has not converted.
 func (h *testWebhook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 	h.objects.Add(1)
 	if during := h.onConvert.Load(); during != nil {
@@ -80,7 +80,7 @@ func (h *testWebhook) start(address string) {
 			h.connections.Add(1)
 		}
 	}
-	s.StartTLS() // the certificate is the same for each server
+	s.StartTLS() // the certificate of a restarted server is the same
 	h.Cleanup(s.CloseClientConnections)
 	h.Cleanup(func() { _ = s.Listener.Close() })
 	h.server = s
@@ -109,7 +109,7 @@ func (h *testWebhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer.Body.Bytes())
 }
 
-// stop refuses new connections. Existing connections are closed with their next request.
+// stop refuses new connections. An existing connection is closed when its next request arrives.
 func (h *testWebhook) stop() {
 	h.stopMu.Lock()
 	defer h.stopMu.Unlock()

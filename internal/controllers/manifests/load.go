@@ -51,7 +51,7 @@ func load(paths []string) ([]*manifest, error) {
 	return all, nil
 }
 
-// files returns path, or the manifest files in it if it is a directory.
+// files returns path if it is a file, or the manifest files in path if it is a directory.
 func files(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -108,7 +108,7 @@ func parse(source string, data []byte) ([]*manifest, error) {
 	return all, nil
 }
 
-// flatten appends o, or its items if it is a list, to all. The JSON of o is text.
+// flatten appends o to all, or the items of o if it is a list. text is the JSON of o.
 func flatten(all []*manifest, source string, text []byte, o runtime.Object) ([]*manifest, error) {
 	switch o := o.(type) {
 	case *unstructured.Unstructured:

@@ -71,7 +71,7 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 	if err := a.awaitEstablished(ctx, objects[:definitions]); err != nil {
 		return err
 	}
-	a.mapper.Reset() // it has cached discovery without the new kinds
+	a.mapper.Reset() // the cached discovery lacks the new kinds
 	for _, o := range objects[definitions:] {
 		if err := a.apply(ctx, o); err != nil {
 			return err
