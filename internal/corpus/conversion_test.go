@@ -19,9 +19,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// TestConversionPatches checks CRDs of projects that have a conversion webhook. They are accepted with the projects'
-// configuration, although its Service does not exist. All their versions are served once a webhook runs
-// (CNV-004 CNV-005 CNV-022 CNV-025 CNV-072 VER-009 VER-047 VER-053).
+// TestConversionPatches checks CRDs of projects that have a conversion webhook. A CRD is accepted with the project's
+// conversion, although the Service in it does not exist. All versions are served as soon as a webhook runs (CNV-004
+// CNV-005 CNV-022 CNV-025 CNV-072 VER-009 VER-047 VER-053).
 func TestConversionPatches(t *testing.T) {
 	requireCorpus(t)
 	hook := newConversionHook(t)
@@ -34,7 +34,7 @@ func TestConversionPatches(t *testing.T) {
 				paths, _ := filepath.Glob(filepath.Join(root, "crds", "*", patch.name()+".yaml"))
 				reviewVersions := nested[[]any](patch.tree, "spec", "conversion", "webhook", "conversionReviewVersions")
 				if len(paths) == 0 || !slices.Contains(reviewVersions, any("v1")) {
-					continue // the patch names no CRD of the corpus, or upstream rejects its review versions (v2), too
+					continue // the corpus has no such CRD, or upstream also rejects its review versions (v2)
 				}
 				crd := read(t, "crds", filepath.Base(filepath.Dir(paths[0])))
 				for _, f := range crd {
@@ -70,7 +70,8 @@ func newConversionHook(t *testing.T) *conversionHook {
 	return h
 }
 
-// install applies a CRD with the conversion of a patch, and then with h in place of the patch's Service.
+// install applies a CRD twice, first with the conversion in a patch, and then with h as the webhook instead of the
+// patch's Service.
 func (h *conversionHook) install(t *testing.T, c *client, crd, patch file) (versions []served) {
 	t.Helper()
 	spec := nested[map[string]any](crd.tree, "spec")
@@ -98,7 +99,8 @@ func (h *conversionHook) install(t *testing.T, c *client, crd, patch file) (vers
 	return versions
 }
 
-// samples creates a project's samples of kinds. It reads each object at every version, and again at its own version.
+// samples creates the project's samples of the given kinds. It reads each object at every version, and then again at
+// the version of the sample.
 func (h *conversionHook) samples(t *testing.T, c *client, project string, kinds map[string]served) {
 	for _, sample := range read(t, "samples", project) {
 		s, ok := kinds[nested[string](sample.tree, "apiVersion")+" "+nested[string](sample.tree, "kind")]
@@ -131,13 +133,13 @@ func (h *conversionHook) samples(t *testing.T, c *client, project string, kinds 
 	}
 }
 
-// identity holds the fields that a conversion must not change, except for apiVersion.
+// identity holds apiVersion and the fields that a conversion must not change.
 type identity struct {
 	APIVersion, Kind string
 	Metadata         struct{ Name, Namespace, UID, ResourceVersion string }
 }
 
-// compare reads an object at a version and compares its identity.
+// compare reads an object at the version s and compares its identity with want.
 func (h *conversionHook) compare(t *testing.T, c *client, s served, sample file, want identity) {
 	t.Helper()
 	body, err := c.do("GET", s.collection("default")+"/"+want.Metadata.Name, "", nil)

@@ -96,7 +96,7 @@ func install(t *testing.T, c *client, crd file) (versions []served) {
 		return nil
 	}
 	spec := nested[map[string]any](crd.tree, "spec")
-	// The Service of a conversion webhook does not exist here.
+	// The Service of the conversion webhook does not exist in the test.
 	if nested[any](spec, "conversion", "webhook", "clientConfig", "service") != nil {
 		if _, err := c.do("PATCH", crdPath+crd.name(), asMerge,
 			[]byte(`{"spec":{"conversion":{"strategy":"None","webhook":null}}}`)); err != nil {
@@ -164,20 +164,21 @@ func explainAll(t *testing.T, server *testserver.Server, kinds map[string]served
 	}
 }
 
-// createSamples creates, reads, watches and updates a project's samples. It returns the response of GET by path.
+// createSamples creates, reads, watches and updates a project's samples. It returns the responses to GET requests, by
+// path.
 func createSamples(t *testing.T, c *client, project string, kinds map[string]served) map[string][]byte {
 	t.Helper()
 	objects := map[string][]byte{}
 	for i, sample := range read(t, "samples", strings.Replace(project, "-experimental", "-standard", 1)) {
 		s, ok := kinds[nested[string](sample.tree, "apiVersion")+" "+nested[string](sample.tree, "kind")]
 		if !ok {
-			if !strings.HasSuffix(project, "-standard") { // some kinds are only in the experimental channel
+			if !strings.HasSuffix(project, "-standard") { // -standard lacks some kinds of -experimental
 				t.Errorf("%s: its kind is not served", sample.path)
 			}
 			continue
 		}
 		namespace := nested[string](sample.tree, "metadata", "namespace")
-		if len(utilvalidation.IsDNS1123Label(namespace)) > 0 { // empty, or a placeholder of a template
+		if len(utilvalidation.IsDNS1123Label(namespace)) > 0 { // the namespace is empty or a placeholder of a template
 			if namespace != "" {
 				delete(nested[map[string]any](sample.tree, "metadata"), "namespace")
 				sample.yaml, _ = yaml.Marshal(sample.tree)
@@ -206,8 +207,8 @@ func ensureNamespace(t *testing.T, c *client, name string) {
 	}
 }
 
-// create posts a sample as YAML, and under another name if its name is taken. It compares the response with the object
-// that upstream stores, or with upstream's errors. path is "" if the sample is rejected.
+// create posts a sample as YAML. If an object with its name exists, it uses another name. It compares the response
+// with the object that upstream stores, or with upstream's errors. path is "" if the sample is rejected.
 func create(t *testing.T, c *client, s served, sample file, namespace string, i int) (path string, body []byte) {
 	t.Helper()
 	collection := s.collection(namespace)

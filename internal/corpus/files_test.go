@@ -10,7 +10,7 @@ import (
 )
 
 // root is the directory of real CRDs and samples, next to the checkout. The files belong to other projects and are not
-// part of this one.
+// in this repository.
 const root = "../../../shared/corpus"
 
 // requireCorpus skips the test if the corpus is missing.
@@ -30,7 +30,7 @@ type file struct {
 
 func (f file) name() string { return nested[string](f.tree, "metadata", "name") }
 
-// nested returns the value at a path of decoded JSON, or the zero value if it is missing or has another type.
+// nested returns the value at a path of decoded JSON, or the zero value of T if the value is missing or is not a T.
 func nested[T any](v any, path ...string) T {
 	for _, p := range path {
 		m, _ := v.(map[string]any)
@@ -40,8 +40,8 @@ func nested[T any](v any, path ...string) T {
 	return out
 }
 
-// projects returns the directories in the directory kind, such as "crds" or "samples". With -short and under the race
-// detector, which is ten times slower, it returns only a selection.
+// projects returns the directories of projects in the directory kind, which is "crds" or "samples", for example. With
+// -short it returns only a selection, and also with the race detector, because that is ten times slower.
 func projects(t *testing.T, kind string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(root, kind))

@@ -30,7 +30,7 @@ func testInvalidSamples(t *testing.T, c *client, samples []file, project string)
 	for i, sample := range samples {
 		s, ok := kinds[kindOf(sample)]
 		if !ok {
-			if !strings.HasSuffix(project, "-standard") { // some kinds are only in the experimental channel
+			if !strings.HasSuffix(project, "-standard") { // -standard lacks some kinds of -experimental
 				t.Errorf("%s: its kind is not served", sample.path)
 			}
 			continue
@@ -39,7 +39,8 @@ func testInvalidSamples(t *testing.T, c *client, samples []file, project string)
 			!clientError.MatchString(err.Error()) {
 			t.Errorf("%s: %v", sample.path, err)
 		}
-		// Errors of placeholders in the metadata would hide the schema's errors, which create compares.
+		// The function create compares the errors of the schema. Errors of placeholders in the metadata would hide
+		// them.
 		sample.tree["metadata"] = map[string]any{"name": fmt.Sprintf("invalid-%d", i)}
 		sample.yaml, _ = yaml.Marshal(sample.tree)
 		create(t, c, s, sample, "default", i)
@@ -48,7 +49,8 @@ func testInvalidSamples(t *testing.T, c *client, samples []file, project string)
 
 var clientError = regexp.MustCompile(`: 4\d\d `)
 
-// installFor installs the CRDs of a project that samples use, or all if samples is nil.
+// installFor installs those CRDs of a project that the samples use. If samples is nil, it installs all CRDs of the
+// project.
 func installFor(t *testing.T, c *client, project string, samples []file) map[string]served {
 	t.Helper()
 	wanted := map[string]bool{}

@@ -97,8 +97,8 @@ func member(js []byte, name string) any {
 	return t[name]
 }
 
-// testRewrites sends every rewrite of a stored CRD twice and checks that the CRD does not change by a byte. If
-// hasEmptyValues is set, the manifest contains empty values: the first write may then change the resourceVersion and
+// testRewrites sends every rewrite of a stored CRD twice and checks that the CRD does not change by a byte.
+// hasEmptyValues is set if the manifest contains empty values. The first write may then change the resourceVersion and
 // managedFields.
 func testRewrites(t *testing.T, c *client, label, path string, manifest []byte, hasEmptyValues bool) {
 	t.Helper()
@@ -150,7 +150,8 @@ func TestRepeatedWritesOfCRDs(t *testing.T) {
 	}
 }
 
-// emptyValues lists values of schema fields that are equivalent to a missing field, and numbers in unusual notations.
+// emptyValues lists, for each field of a schema, values that are equivalent to a missing field. It also lists numbers
+// in unusual notations.
 var emptyValues = map[string][]any{
 	"description":                          {nil, ""},
 	"title":                                {nil, ""},
@@ -213,14 +214,14 @@ const emptyValuesCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomRe
 "x":{"x-kubernetes-preserve-unknown-fields":true,"default":{"a":[],"b":{},"c":1.0}}}}}}]},
 "status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":[]}}`
 
-// TestRepeatedWritesWithEmptyValues checks that writing a CRD with empty values again changes nothing (CRD-042).
+// TestRepeatedWritesWithEmptyValues checks that a repeated write of a CRD with empty values changes nothing (CRD-042).
 func TestRepeatedWritesWithEmptyValues(t *testing.T) {
 	c, accepted := newClient(t, testserver.Start(t).Config), 0
 	for seed := range 60 {
 		var crd map[string]any
 		read := json.NewDecoder(strings.NewReader(strings.ReplaceAll(emptyValuesCRD, "odds",
 			fmt.Sprintf("odds%d", seed))))
-		read.UseNumber() // keeps 1.0 as it is written
+		read.UseNumber() // so that 1.0 is not decoded to 1
 		if err := read.Decode(&crd); err != nil {
 			t.Fatal(err)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// suite is a declarative test suite of github.com/openshift/api: objects that a CRD accepts or rejects.
+// suite is a declarative test suite of github.com/openshift/api. It lists objects that a CRD must accept or reject.
 type suite struct {
 	CRDName      string   `json:"crdName"`
 	FeatureGates []string `json:"featureGates"`
@@ -61,8 +61,8 @@ func readSuites(t *testing.T) (all []suite) {
 	return all
 }
 
-// crd returns the variant of the CRD that has the suite's version. A version that is missing in the merged CRD is in
-// the variant of its feature gate.
+// crd returns the first variant of the CRD that has the version of the suite's objects. It begins with the merged
+// variant. If that lacks the version, the variant of a feature gate has it.
 func (s *suite) crd(t *testing.T) []byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(s.dir, "crd", "*.yaml"))
@@ -78,8 +78,8 @@ func (s *suite) crd(t *testing.T) []byte {
 	return nil
 }
 
-// merged returns the file of the CRD merged from its variants, or of the ungated variant for suites with a disabled
-// gate.
+// merged returns the path of the CRD that is merged from its variants. If the suite has a disabled feature gate, it
+// returns the path of the ungated variant.
 func (s *suite) merged() string {
 	path := filepath.Join(root, "crds", "openshift-operator", s.CRDName+".yaml")
 	if slices.ContainsFunc(s.FeatureGates, func(gate string) bool { return strings.HasPrefix(gate, "-") }) {
@@ -98,7 +98,7 @@ func readCRD(t *testing.T, path string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	delete(object.Metadata(crd), "annotations") // unmerged variants have an annotation without a name
+	delete(object.Metadata(crd), "annotations") // the variants have an annotation without a name
 	return object.AppendJSON(nil, crd)
 }
 
@@ -311,8 +311,8 @@ func (r *suiteRun) writeStatus(t object.Tree, manifest string) (object.Tree, err
 	return r.put(r.path(t)+"/status", t)
 }
 
-// printedValue matches a value in an error message of Kubernetes before v1.37, which prints values as JSON or omits
-// them.
+// printedValue matches a value in an error message of a Kubernetes release before v1.37. Release v1.37 prints values
+// as JSON or omits them.
 var printedValue = regexp.MustCompile(`(Invalid|Duplicate) value: ("(object|array|string|integer|number|boolean|null)"|map\[string\]interface \{\}\{[^}]*\}?)(: )?`)
 
 // matches returns an error unless the message of err contains want. Values in the message may differ. If want is "",

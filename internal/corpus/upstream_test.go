@@ -26,7 +26,7 @@ import (
 )
 
 // upstreamObject returns the object that upstream stores when a sample is created, and the validation errors of its
-// schema. An error is "field: message", and errors are sorted.
+// schema. An error has the form "field: message". The errors are sorted.
 func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResourceDefinitionVersion,
 	sample file) (obj object.Tree, causes []string) {
 	t.Helper()
@@ -70,7 +70,8 @@ func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResour
 	return obj, formatErrors(errs)
 }
 
-// readBack applies to obj the changes of storing and reading it, with a conversion that changes only the apiVersion.
+// readBack changes obj as upstream does when it stores and reads an object, with a conversion that changes only the
+// apiVersion.
 func readBack(t *testing.T, obj object.Tree, version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
 	t.Helper()
 	for _, v := range []*apiextensionsv1.CustomResourceDefinitionVersion{storage, version} {
@@ -107,7 +108,7 @@ func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitio
 	return s, &internal
 }
 
-// coerce applies upstream's pruning and coercion of decoded and converted objects.
+// coerce prunes and coerces obj as upstream does after it has decoded or converted an object.
 func coerce(obj object.Tree, s *structuralschema.Structural) *field.Error {
 	header := maps.Clone(obj)
 	maps.DeleteFunc(header, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })

@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
-// TestObjectsFitTheBudget checks that creating any object of the corpus, in JSON or YAML, fits the default memory
-// budget of a server with 512 MiB. An update, which also decodes the stored object, fits, too.
+// TestObjectsFitTheBudget checks that every object of the corpus can be created and updated within the default memory
+// budget of a server with 512 MiB, in JSON and in YAML. An update also decodes the stored object.
 func TestObjectsFitTheBudget(t *testing.T) {
 	requireCorpus(t)
 	const budget = 512 << 20 / 4
