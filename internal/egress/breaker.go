@@ -9,24 +9,26 @@ import (
 )
 
 const (
-	// tripAfter is the number of consecutive failures that opens the circuit breaker.
+	// tripAfter is the number of consecutive failures after which the circuit breaker opens.
 	tripAfter = 5
-	// openFor is how long the open circuit breaker rejects requests. It is half-open afterwards and admits one request
-	// at a time.
+	// openFor is how long the circuit breaker stays open and rejects all requests. It is half-open afterwards: it
+	// admits one request at a time.
 	openFor = time.Second
 )
 
-// errExcluded is the outcome of a request that reveals nothing about its destination.
+// errExcluded is the outcome of a request that counts neither as a success nor as a failure of its destination.
 var errExcluded = errors.New("request abandoned by the caller")
 
-// breaker is a circuit breaker that returns the error it opened for. A probe can close it.
+// breaker is a circuit breaker. While it is open, requests fail with the last error of the destination. A
+// successful probe can close it.
 type breaker struct {
 	circuit atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
 	lastErr atomic.Pointer[error] // the last failure
-	// unreachable is set when an attempt to connect fails, until the breaker is closed again. A successful probe then
-	// closes the breaker.
+	// unreachable is true after a failed attempt to connect, until the breaker closes. While it is true, a
+	// successful probe closes the breaker.
 	unreachable atomic.Bool
-	// tripOnFirst makes one failure open the breaker. HalfOpen sets it, and the first response clears it.
+	// tripOnFirst is true if a single failure opens the breaker. HalfOpen sets it, and the first response clears
+	// it.
 	tripOnFirst atomic.Bool
 }
 
@@ -45,7 +47,7 @@ func (b *breaker) reset() {
 // state returns whether the breaker is closed, open or half-open.
 func (b *breaker) state() gobreaker.State { return b.circuit.Load().State() }
 
-// err returns the error that requests fail with, or nil while the breaker is closed.
+// err returns the error with which requests fail, or nil while the breaker is closed.
 func (b *breaker) err() error {
 	if b.state() == gobreaker.StateClosed {
 		return nil
@@ -70,7 +72,7 @@ func (b *breaker) succeeded(done func(error)) {
 	}
 }
 
-// failed records that the request failed. connected reports whether there was a connection.
+// failed records that the request failed. connected reports whether the request had a connection.
 func (b *breaker) failed(done func(error), err error, connected bool) {
 	b.lastErr.Store(&err)
 	if !connected {
@@ -80,7 +82,7 @@ func (b *breaker) failed(done func(error), err error, connected bool) {
 }
 
 // probed records the result of an attempt to connect. A success closes the breaker if the destination was
-// unreachable before. recovered reports whether that happened.
+// unreachable before. recovered reports whether the breaker was closed in this way.
 func (b *breaker) probed(err error) (recovered bool) {
 	if err != nil {
 		b.unreachable.Store(true)

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// TestBreakerStates checks that the circuit breaker opens after consecutive failures. An open breaker sends no requests
-// and returns the last error at once. A half-open one sends one request at a time. The metrics show each state.
+// TestBreakerStates checks that the circuit breaker opens after consecutive failures. An open breaker sends no
+// requests and returns the last error at once. A half-open breaker sends one request at a time. The metrics show
+// each state.
 func TestBreakerStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDestination(t, host, writesAndCloses(""))
@@ -72,8 +73,8 @@ func TestBreakerStates(t *testing.T) {
 	})
 }
 
-// TestAbandonedRequests checks that requests that the client abandons neither open the circuit breaker nor keep it
-// half-open.
+// TestAbandonedRequests checks that the circuit breaker ignores requests that the client abandons: they neither
+// open it nor keep it half-open.
 func TestAbandonedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDestination(t, host, silent)

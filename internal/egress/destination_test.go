@@ -25,7 +25,7 @@ import (
 
 const host = "hook.example.com"
 
-// destination is an in-memory TLS server. It reads each request and then calls the function in answer.
+// destination is an in-memory TLS server. It reads each request and then calls the function in its field answer.
 type destination struct {
 	name        string // host name in the certificate
 	certificate tls.Certificate
@@ -70,20 +70,22 @@ func (d *destination) serve(conn net.Conn) {
 	}
 }
 
-// writes returns an answer function that writes text.
+// writes returns a function for destination.answer that writes text.
 func writes(text string) func(net.Conn, *http.Request) {
 	return func(c net.Conn, _ *http.Request) { _, _ = io.WriteString(c, text) }
 }
 
-// writesAndCloses returns an answer function that writes text and closes the connection.
+// writesAndCloses returns a function for destination.answer that writes text and closes the connection.
 func writesAndCloses(text string) func(net.Conn, *http.Request) {
 	return func(c net.Conn, r *http.Request) { writes(text)(c, r); c.Close() }
 }
 
-// silent writes nothing and returns when the client closes the connection.
+// silent is a function for destination.answer. It writes nothing and returns when the client closes the
+// connection.
 func silent(c net.Conn, _ *http.Request) { _, _ = io.Copy(io.Discard, c) }
 
-// repeats returns an answer function that writes head and then repeats text, with pauses, until the connection ends.
+// repeats returns a function for destination.answer. It writes head and then repeats text, with pauses, until the
+// connection ends.
 func repeats(head, text string, pause time.Duration) func(net.Conn, *http.Request) {
 	return func(c net.Conn, r *http.Request) {
 		go silent(c, r) // detects that the client closes the connection
@@ -105,7 +107,7 @@ type caller struct {
 	metrics *Metrics
 }
 
-// newCaller returns a caller whose connections all go to d.
+// newCaller returns a caller whose connections all go to the destination d.
 func newCaller(t testing.TB, d *destination, o Options) *caller {
 	t.Helper()
 	dialer := &Dialer{Cluster: d.dial, ControlPlane: d.dial, Metrics: NewMetrics()}
@@ -148,7 +150,8 @@ func (c *caller) openBreaker() {
 	}
 }
 
-// metricValues returns the values of all metrics by "name{label value,…}".
+// metricValues returns the values of all metrics. A key consists of the metric's name and its label values:
+// "name{value,…}".
 func (c *caller) metricValues() map[string]float64 {
 	c.Helper()
 	r := prometheus.NewRegistry()

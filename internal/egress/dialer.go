@@ -32,9 +32,9 @@ type Dialer struct {
 	// Resolve returns an address ("10.0.0.1:8443") for a port of a Service. It is called for each new connection.
 	// nil disables Services.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
-	// Check returns an error for an address that a Service, a node or a Pod must not have. nil means specialip.Check.
+	// Check returns an error if a Service, a node or a Pod must not have the address. nil means specialip.Check.
 	Check func(netip.Addr) error
-	// IsLocal reports whether a Service may have a loopback address. nil means that none may.
+	// IsLocal reports whether a Service may have a loopback address. nil means that no Service may have one.
 	IsLocal func(namespace, name string) bool
 	// Generation returns the generation of a Service's endpoints, as Generations does. nil means that endpoints never
 	// change.
@@ -44,7 +44,8 @@ type Dialer struct {
 	Proxy func(*http.Request) (*url.URL, error)
 	// Metrics counts the requests of Transports. nil discards the counts.
 	Metrics *Metrics
-	// Self handles the reviews of webhooks that this server serves itself. nil disables that (NewWebhookTransport).
+	// Self handles requests to webhooks that this server serves itself (NewWebhookTransport). nil means that such
+	// requests use a connection like all others.
 	Self http.RoundTripper
 }
 
@@ -54,15 +55,16 @@ type Service struct {
 	Port            int32
 }
 
-// serverName returns the host name in a certificate of the Service.
+// serverName returns the host name of the Service, which its certificate must contain.
 func (s Service) serverName() string { return s.Name + "." + s.Namespace + ".svc" }
 
-// HostPort returns the host and port of the Service in a URL.
+// HostPort returns the host and port for a URL of the Service.
 func (s Service) HostPort() string {
 	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
 }
 
-// DialContext connects to the host and port of a URL or a kubeconfig. The host may be this machine.
+// DialContext connects to the host and port of a URL or a kubeconfig. It does not check the address, so the host
+// may be this machine.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return dial(ctx, d.ControlPlane, network, address)
 }
@@ -121,9 +123,10 @@ func (d *Dialer) check(addr netip.Addr) error {
 	return specialip.Check(addr)
 }
 
-// dialChecked calls check with the address to connect to. It does so before the dial if the host is an IP address, and
-// again when the kernel receives the address, because a name can change its address in between. A tunnel resolves host
-// names at its other end, where this function cannot check them.
+// dialChecked connects to an address if check returns nil. It checks an IP address before the dial. Without a
+// tunnel, it also checks the address to which a host name resolves, when the kernel is about to connect: the
+// address of a name can change at any time. A tunnel resolves host names at its far end, where dialChecked cannot
+// check them.
 func (d *Dialer) dialChecked(
 	ctx context.Context,
 	network, address string,

@@ -81,9 +81,9 @@ func TestDialsEnd(t *testing.T) {
 	})
 }
 
-// TestServiceReconnects checks that a Service is called by its own host name, over HTTP/1.1, at an endpoint that is
-// resolved for each connection. Once its endpoints have changed, the next request uses a new connection. CNV-040
-// CNV-042
+// TestServiceReconnects checks that a request to a Service uses HTTP/1.1 and the host name of the Service, and
+// that each connection resolves an endpoint. Once the endpoints have changed, the next request uses a new
+// connection. CNV-040 CNV-042
 func TestServiceReconnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := newDestination(t, "s.n.svc", writes(ok))

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// minTimeout is the shortest deadline whose expiry counts as a failure of the destination. A client chooses its own
-// deadline and must not be able to open the circuit breaker for other clients with a short one.
+// minTimeout is the shortest deadline whose expiry counts as a failure of the destination. Clients choose their
+// own deadlines. A short deadline must not open the circuit breaker for other clients.
 const minTimeout = time.Second
 
 // errClosed ends an exchange whose response body the caller closed early.
@@ -22,10 +22,11 @@ var errClosed = errors.New("response body closed before its end")
 // errSwitched is the error for a destination that switches protocols without an Upgrade header in the request.
 var errSwitched = errors.New("unexpected response 101 Switching Protocols to a request without an Upgrade header")
 
-// ErrTooLarge is wrapped by the error of reading a response that is larger than Options.MaxBytes.
+// ErrTooLarge is wrapped by the error that reading a response returns if the response is larger than
+// Options.MaxBytes.
 var ErrTooLarge = errors.New("the response body is larger than")
 
-// exchange is a request in flight, and the body of its response until that ends.
+// exchange is a request in flight. It is also the body of the response, and ends with it.
 type exchange struct {
 	io.ReadCloser
 	transport *Transport
@@ -36,7 +37,7 @@ type exchange struct {
 	done      func(error)                // reports the outcome to the circuit breaker
 	conn      atomic.Pointer[connection] // nil before there is a connection
 	remaining int64                      // bytes of Options.MaxBytes that may still be read
-	once      sync.Once                  // guards the end of the exchange
+	once      sync.Once                  // ends the exchange only once
 }
 
 func newExchange(t *Transport, req *http.Request, done func(error)) *exchange {
@@ -59,7 +60,7 @@ func (x *exchange) send(req *http.Request) (*http.Response, error) {
 	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { use(beginRequest(got.Conn)) }}
 	resp, err := x.transport.roundTripper().RoundTrip(req.WithContext(httptrace.WithClientTrace(x.ctx, trace)))
 	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "" {
-		_ = resp.Body.Close() // the body is the raw connection, to which no limit applies
+		_ = resp.Body.Close() // this body is the raw connection, which has no size limit
 		return nil, errSwitched
 	}
 	return resp, err
@@ -78,7 +79,7 @@ func (x *exchange) answer(resp *http.Response) *http.Response {
 		x.report(nil)
 	}
 	switch {
-	case upgraded: // the caller owns the connection from here on
+	case upgraded: // the caller now owns the connection
 	case resp.Body == http.NoBody:
 		x.end(nil)
 	default:
@@ -91,14 +92,14 @@ func (x *exchange) answer(resp *http.Response) *http.Response {
 func (x *exchange) Read(p []byte) (int, error) {
 	limit := x.transport.options.MaxBytes
 	if limit > 0 && int64(len(p)) > x.remaining {
-		p = p[:x.remaining+1] // one byte more reveals a response that is too large
+		p = p[:x.remaining+1] // one more byte shows that the response is too large
 	}
 	n, err := x.ReadCloser.Read(p)
 	if x.remaining -= int64(n); limit > 0 && x.remaining < 0 {
 		n, x.remaining, err = n-1, 0, fmt.Errorf("%w %d bytes", ErrTooLarge, limit)
 	}
 	if err == io.EOF && x.parent.Err() != nil {
-		// A destination may end its response regularly when the request is canceled. The response is incomplete then.
+		// If the request is canceled, a destination may end an incomplete response without an error.
 		err = context.Cause(x.parent)
 	}
 	switch {
@@ -116,7 +117,7 @@ func (x *exchange) Close() error {
 	return x.ReadCloser.Close()
 }
 
-// end ends the exchange once. err is nil if it succeeded.
+// end ends the exchange once. err is nil if the request succeeded.
 func (x *exchange) end(err error) {
 	x.once.Do(func() {
 		if conn := x.conn.Load(); conn != nil {
@@ -129,7 +130,8 @@ func (x *exchange) end(err error) {
 	})
 }
 
-// hasAnswered reports whether err means that the destination responded and this side stopped reading.
+// hasAnswered reports whether err means that this side stopped reading a response. The destination has then
+// responded.
 func hasAnswered(err error) bool { return errors.Is(err, errClosed) || errors.Is(err, ErrTooLarge) }
 
 // report reports the outcome to the circuit breaker, once. Any response counts as a success, whatever its status.

@@ -7,11 +7,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Generations returns a function that returns the generation of a Service's endpoints, for Dialer.Generation. The
-// generation grows whenever the Service, its Endpoints or its EndpointSlices have been written since the last call. It
-// also grows when the written content is unchanged, because a webhook that is replaced at its address is not ready for
-// a moment. head returns the newest snapshot of the store. key returns the storage key of an object, or the key prefix
-// of a namespace if name is "".
+// Generations returns a function for Dialer.Generation. The generation of a Service's endpoints grows whenever the
+// Service, its Endpoints or its EndpointSlices have been written since the last call. A write that restores
+// earlier content also counts: if a webhook is replaced at the same address, it is not ready for a moment. head
+// returns the newest snapshot of the store. key returns the storage key of an object, or the key prefix of a
+// namespace if name is "".
 func Generations(
 	head func() *storage.Snapshot,
 	key func(group, resource, namespace, name string) string,
@@ -89,7 +89,7 @@ func (e *endpoints) read(snap *storage.Snapshot, before *state) *state {
 	return now
 }
 
-// unchanged reports whether no key with the prefix was written after a revision.
+// unchanged returns false if a key with the prefix was written after the given revision.
 func unchanged(snap *storage.Snapshot, prefix string, after int64) bool {
 	for range snap.Changed(prefix, after) {
 		return false

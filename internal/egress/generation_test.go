@@ -50,8 +50,8 @@ func (k testStore) put(resource, name string, v any) {
 	}
 }
 
-// TestGenerations checks that the generation of a Service's endpoints grows with each write that may change them, and
-// with no other write. CNV-040
+// TestGenerations checks that the generation of a Service's endpoints grows with each write that may change the
+// endpoints, and with no other write. CNV-040
 func TestGenerations(t *testing.T) {
 	k := newTestStore(t)
 	generation := Generations(k.Head, keyOf)("n", "hook")
@@ -93,7 +93,8 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// BenchmarkGenerations measures generation after a write that does not concern the Service, as most writes do not.
+// BenchmarkGenerations measures endpoints.generation after a write to an object of another Service, which is the
+// usual case.
 func BenchmarkGenerations(b *testing.B) {
 	k := newTestStore(b)
 	for i := range 1000 {
@@ -113,8 +114,8 @@ func BenchmarkGenerations(b *testing.B) {
 	}
 }
 
-// BenchmarkGenerationUnchanged measures generation without writes, called on all processors at once. Each read of a
-// converted object calls it.
+// BenchmarkGenerationUnchanged measures concurrent calls of endpoints.generation while nothing is written. Each
+// read of a converted object calls it.
 func BenchmarkGenerationUnchanged(b *testing.B) {
 	k := newTestStore(b)
 	k.put("services", "hook", service("hook", ""))

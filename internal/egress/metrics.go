@@ -12,7 +12,7 @@ import (
 )
 
 // Metrics counts the requests of Transports by destination, and exports the states of their circuit breakers.
-// Metrics that upstream also has use upstream's names.
+// Metrics that also exist upstream have the same names.
 type Metrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -62,11 +62,12 @@ func (m *Metrics) remove(t *Transport) {
 	m.duration.DeletePartialMatch(host)
 }
 
-// methods lists the HTTP methods that have a label value of their own.
+// methods lists the HTTP methods that have their own label value. All other methods share one value.
 var methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
 	http.MethodDelete, http.MethodOptions}
 
-// observe counts a request that has got its response header. resp is nil if the request failed.
+// observe counts a request when its response header has arrived or it has failed. resp is nil if the request
+// failed.
 func (m *Metrics) observe(t *Transport, method string, resp *http.Response, took time.Duration) {
 	code := "<error>"
 	if resp != nil {

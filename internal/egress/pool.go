@@ -13,7 +13,8 @@ import (
 // idleTimeout is how long an unused connection stays open.
 const idleTimeout = 90 * time.Second
 
-// pool holds the connections to the endpoints of a destination while these do not change.
+// pool holds the connections to one generation of a destination's endpoints. A new pool replaces it when the
+// endpoints change.
 type pool struct {
 	*http.Transport
 	generation   uint64
@@ -40,12 +41,11 @@ func (p *pool) retire() {
 	p.CloseIdleConnections()
 }
 
-// connection is a connection of a pool that reports when it breaks. A connection breaks if it ends after a response,
-// neither side requested that, and the response had no "Connection: close" header. Another program may serve the next
-// connection.
+// connection is a connection of a pool. It notifies the pool when it breaks, because another program may serve the
+// next connection. A connection breaks if it ends after a response, although neither side requested its end and
+// the response had no "Connection: close" header.
 //
-// http.Transport closes the connection when it ends: nothing can be read any longer, or the HTTP/2 peer has sent
-// GOAWAY.
+// http.Transport closes the connection when nothing more can be read, or when an HTTP/2 peer has sent GOAWAY.
 type connection struct {
 	net.Conn
 	pool *pool
@@ -83,7 +83,7 @@ func (c *connection) responded(resp *http.Response) {
 	c.ignored = c.ignored || resp.Close
 }
 
-// end records that a request has ended. A request that this side abandoned also ends an HTTP/1.1 connection.
+// end records that a request has ended. If this side has abandoned the request, an HTTP/1.1 connection ends too.
 func (c *connection) end(abandoned bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,7 +103,8 @@ func (c *connection) reportBroken() {
 	}
 }
 
-// beginRequest returns the connection of a pool below conn, and records that a request starts on it.
+// beginRequest finds the connection of a pool that conn wraps, and records that a request starts on it. If conn
+// does not belong to a pool, it returns an empty connection.
 func beginRequest(conn net.Conn) *connection {
 	http2 := false
 	for {

@@ -21,15 +21,15 @@ import (
 type Objects struct {
 	// Get returns the JSON of an object of the core group ("services", "endpoints"), or nil.
 	Get func(resource, namespace, name string) []byte
-	// Slices yields the JSON of every EndpointSlice of a Service (HasSlice).
+	// Slices yields the JSON of every EndpointSlice for which HasSlice returns true.
 	Slices func(namespace, service string) iter.Seq[[]byte]
-	// ByClusterIP makes the resolver return the ClusterIP of a Service that has one, so that kube-proxy selects the
-	// endpoint.
+	// If ByClusterIP is true and the Service has a ClusterIP, the resolver returns the ClusterIP. kube-proxy then
+	// selects the endpoint.
 	ByClusterIP bool
 }
 
-// Resolver returns a function for Dialer.Resolve. The function returns a random address ("10.1.2.3:8443") from those
-// that Endpoints finds for a port of a Service.
+// Resolver returns a function for Dialer.Resolve. For a port of a Service, the function returns one of the
+// addresses that Endpoints returns ("10.1.2.3:8443"), chosen at random.
 func Resolver(o Objects) func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error) {
 	return func(ctx context.Context, namespace, name string, port int32) (string, error) {
 		if err := ctx.Err(); err != nil {
@@ -46,7 +46,7 @@ func Resolver(o Objects) func(ctx context.Context, namespace, name string, port 
 // Cause is the reason why a Service cannot be resolved.
 type Cause int
 
-// The causes of an UnresolvedError. Zero is none of them.
+// The causes of an UnresolvedError. The value 0 is not used.
 const (
 	NoService       Cause = iota + 1 // the Service does not exist
 	NoPort                           // the Service does not have the port
@@ -64,10 +64,11 @@ type UnresolvedError struct {
 // Unwrap returns the error with upstream's message.
 func (e *UnresolvedError) Unwrap() error { return e.error }
 
-// Endpoints returns the addresses of a port of a Service, at least one. port is the number of a port in the Service's
-// spec. Only ready endpoints count. Addresses of the Service's first IP family are preferred over others. Endpoints
-// objects are used only if the Service has no EndpointSlice, because no controller mirrors them into EndpointSlices. A
-// Service of type ExternalName resolves to its DNS name and the same port.
+// Endpoints returns the addresses of a port of a Service. There is at least one address if there is no error. port
+// is the number of a port in the Service's spec. Only ready endpoints count. Addresses of the Service's first IP
+// family are preferred over others. Endpoints objects are used only if the Service has no EndpointSlice, because
+// no controller mirrors them into EndpointSlices. A Service of type ExternalName resolves to its DNS name and the
+// same port.
 //
 // The error messages equal those of kube-apiserver's resolver (k8s.io/apiserver/pkg/util/proxy). The error is an
 // UnresolvedError if the Service, its port or its endpoints are missing.

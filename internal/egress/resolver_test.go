@@ -108,8 +108,8 @@ func listen(t *testing.T, name string) (port int32) {
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
-// TestResolvedAddressesAnswer checks that resolved addresses can be dialed, with the port of the endpoints and not the
-// Service's. CNV-040 CNV-016
+// TestResolvedAddressesAnswer checks that the resolved addresses can be dialed. Their port is the one of the
+// endpoints, which differs from the port of the Service. CNV-040 CNV-016
 func TestResolvedAddressesAnswer(t *testing.T) {
 	direct, named1, old := listen(t, "direct"), listen(t, "named"), listen(t, "old")
 	w := &cluster{
@@ -202,7 +202,7 @@ func (s slicesOf) GetEndpointSlices(_, name string) ([]*discoveryv1.EndpointSlic
 	return all, nil
 }
 
-// upstream returns the results of upstream's resolver for a Service, from many calls.
+// upstream calls upstream's resolver many times for a Service and returns the results.
 func upstream(w *cluster, name string, port int32) map[string]bool {
 	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
@@ -234,8 +234,8 @@ func results(resolve func() (string, error)) map[string]bool {
 	return all
 }
 
-// TestAnswersAreUpstreams checks that the resolver returns the same addresses and errors for EndpointSlices as
-// upstream's.
+// TestAnswersAreUpstreams checks that, for EndpointSlices, the resolver returns the same addresses and errors as
+// the upstream resolver.
 func TestAnswersAreUpstreams(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	families := []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}

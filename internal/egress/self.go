@@ -8,11 +8,11 @@ import (
 // self is the host name and port of this server's own Service.
 const self = "kubernetes.default.svc:443"
 
-// NewWebhookTransport is like NewTransport, for a webhook. Self handles the requests if this server serves the webhook:
-// the destination is the Service default/kubernetes on port 443, or a URL with that host. Such requests use this
-// server's own identity, as in kube-apiserver (NewDefaultAuthenticationInfoResolverWrapper of
-// k8s.io/apiserver/pkg/util/webhook). A user's own requests must therefore never use this
-// function.
+// NewWebhookTransport is like NewTransport, but for a webhook. If this server serves the webhook, Dialer.Self
+// handles the requests. This is the case if the destination is port 443 of the Service default/kubernetes, or a
+// URL with the host and port of that Service. Such requests use this server's own identity, as in kube-apiserver
+// (NewDefaultAuthenticationInfoResolverWrapper of k8s.io/apiserver/pkg/util/webhook). Requests that a user makes
+// must therefore use NewTransport.
 func (d *Dialer) NewWebhookTransport(o Options) (*Transport, error) {
 	if d.Self != nil && (o.Address == self || o.Service != nil && o.Service.HostPort() == self) {
 		o.override, o.CABundle = inProcess{d.Self}, nil // no TLS, so no certificate to verify
@@ -24,8 +24,8 @@ func (d *Dialer) NewWebhookTransport(o Options) (*Transport, error) {
 // inProcess handles requests without a connection.
 type inProcess struct{ http.RoundTripper }
 
-// RoundTrip reports a connection to the trace. The circuit breaker then treats a missing response as that of a slow
-// destination, not of an unreachable one.
+// RoundTrip reports a connection to the request's trace. If there is no response, the circuit breaker then
+// considers the destination slow and not unreachable.
 func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 	httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{})
 	return p.RoundTripper.RoundTrip(req)

@@ -18,8 +18,8 @@ func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { retu
 
 var errDialled = errors.New("dialled")
 
-// newSelf returns a Dialer whose connections all fail with errDialled. self handles the requests to the server's own
-// webhooks.
+// newSelf returns a Dialer whose connections all fail with errDialled. The function self handles the requests to
+// the server's own webhooks.
 func newSelf(self roundTripFunc) *Dialer {
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errDialled }
 	return &Dialer{
@@ -44,8 +44,8 @@ func post(t *testing.T, tr *Transport) (string, error) {
 	return string(text), err
 }
 
-// TestWebhookAtTheAPI checks that this server handles the requests to a webhook at port 443 of Service
-// default/kubernetes itself, whatever the CA, as kube-apiserver does. Other ports and other kinds of requests use
+// TestWebhookAtTheAPI checks that this server itself handles the requests to a webhook at port 443 of Service
+// default/kubernetes, whatever the CA bundle, as kube-apiserver does. Other ports and other kinds of requests use
 // connections, because a user's own requests must not use the server's identity.
 func TestWebhookAtTheAPI(t *testing.T) {
 	d := newSelf(func(r *http.Request) (*http.Response, error) {
@@ -80,8 +80,8 @@ func TestWebhookAtTheAPI(t *testing.T) {
 	}
 }
 
-// TestLimitsOfTheAPI checks that the limits on size and time also apply to webhooks that this server serves itself. If
-// they do not respond, only a request can close the circuit breaker.
+// TestLimitsOfTheAPI checks that the limits on size and time also apply to webhooks that this server serves
+// itself. If such a webhook does not respond, a probe cannot close the circuit breaker.
 func TestLimitsOfTheAPI(t *testing.T) {
 	open := func(o Options, answer roundTripFunc) *Transport {
 		o.Address = self
@@ -113,7 +113,7 @@ func TestLimitsOfTheAPI(t *testing.T) {
 	if recovered := hangs.Probe(t.Context()); recovered || hangs.Err() == nil {
 		t.Errorf("Probe reports recovery: %t, Err: %v", recovered, hangs.Err())
 	}
-	hangs.HalfOpen() // as after a start, before the first request
+	hangs.HalfOpen() // the state after a restart, before the first request
 	if recovered := hangs.Probe(t.Context()); !recovered {
 		t.Error("Probe does not report recovery of a reachable server")
 	}

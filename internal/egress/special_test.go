@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/fixture/dns"
 )
 
-// trap is a listener at all addresses of this machine that must not receive connections.
+// trap listens at all addresses of this machine. It must not receive connections.
 type trap struct {
 	port     string
 	accepted atomic.Int64
@@ -36,8 +36,8 @@ func newTrap(t *testing.T) *trap {
 	return s
 }
 
-// specials lists hosts that resolve to this machine, its link or a metadata service. The test's DNS resolver has the
-// host names under example.com.
+// specials lists hosts to which a Dialer must not connect, in many spellings: this machine, its local networks and
+// metadata services. The function resolve knows the host names under example.com.
 var specials = []string{
 	"127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "0.0.0.0",
 	"::", "169.254.169.254",
@@ -48,8 +48,9 @@ var specials = []string{
 	"metadata6.example.com", "zero.example.com",
 }
 
-// resolve returns a lookup function for the host names in specials. The name "rebinds.example.com" first resolves to an
-// ordinary address, once for each address family.
+// resolve returns a function for withNames that resolves the host names under example.com in specials. The name
+// "rebinds.example.com" first resolves to an ordinary address, once for each address family, and then to a
+// loopback address.
 func resolve(rebound *atomic.Int64) func(string) netip.Addr {
 	return func(name string) netip.Addr {
 		if name == "rebinds.example.com." {
@@ -79,7 +80,7 @@ func withNames(t *testing.T, lookup func(string) netip.Addr) {
 }
 
 // TestSpecialAddresses checks that no connection to a Service, a node or a Pod reaches a special address, in any
-// spelling. A host name is resolved for the dial only, and its address is checked then.
+// spelling. If a host name is dialed, the address to which it resolves at that moment is checked.
 func TestSpecialAddresses(t *testing.T) {
 	trap, rebound := newTrap(t), &atomic.Int64{}
 	withNames(t, resolve(rebound))
@@ -110,8 +111,8 @@ func TestSpecialAddresses(t *testing.T) {
 	}
 }
 
-// TestSpecialAddressesThroughTunnel checks that a tunnel is never dialed with the spelling of a special address. The
-// tunnel resolves other host names at its other end.
+// TestSpecialAddressesThroughTunnel checks that a special address is not dialed through a tunnel, in any spelling.
+// Host names under example.com are dialed, because the tunnel resolves them at its far end.
 func TestSpecialAddressesThroughTunnel(t *testing.T) {
 	var dialed []string
 	d := &Dialer{Cluster: func(_ context.Context, _, address string) (net.Conn, error) {

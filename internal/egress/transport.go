@@ -19,8 +19,9 @@ const (
 	pingTimeout      = 5 * time.Second
 	maxHeaderBytes   = 1 << 20   // of a response
 	streamBuffer     = 512 << 10 // bytes of a response buffered for a slow reader
-	// headerTable is the size of the HPACK encoder's table in bytes. 1 disables it: each request has another Audit-Id,
-	// which would evict useful entries, and maintaining the table costs more than sending the headers.
+	// headerTable is the size of the HPACK encoder's table in bytes. The size 1 disables the table. Each request
+	// has a different Audit-Id, which would evict useful entries. Maintaining the table costs more than sending
+	// the headers.
 	headerTable = 1
 )
 
@@ -56,8 +57,8 @@ type Options struct {
 	// Rotations returns how often Certificate has changed. After each change, requests use new connections. It is
 	// called for each request. nil means that Certificate never changes.
 	Rotations func() uint64
-	// Wrap returns a RoundTripper that adds credentials to request headers and sends the requests with the Transport.
-	// Only the client of Transport.Client uses it. nil adds no credentials.
+	// Wrap returns a RoundTripper that adds credentials to request headers and sends the requests with the
+	// Transport. Only the client that Transport.Client returns uses it. nil adds no credentials.
 	Wrap func(*Transport) (http.RoundTripper, error)
 	// PingEvery is how long an HTTP/2 connection to Address may be silent before it is pinged. It is also the timeout
 	// of the ping. 0 means pingTimeout.
@@ -68,9 +69,7 @@ type Options struct {
 	// Upgrades sends each request over HTTP/1.1 on a separate connection, which the response may upgrade to a stream.
 	Upgrades bool
 
-	override http.RoundTripper // handles the requests in place of the destination; nil means the destination does
-
-	itself http.RoundTripper // nil, or what answers in place of a destination
+	override http.RoundTripper // if not nil, handles the requests in place of the destination
 }
 
 // Transport sends requests to one destination. It has a circuit breaker, enforces limits and counts requests. It does
@@ -127,7 +126,7 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 		}
 	}
 	if endpoints := t.generation; o.Rotations != nil {
-		t.generation = func() uint64 { return endpoints() + o.Rotations() } // the sum grows when either does
+		t.generation = func() uint64 { return endpoints() + o.Rotations() } // the sum grows when either number grows
 	}
 	if t.client.Transport = t; o.Wrap != nil {
 		if t.client.Transport, err = o.Wrap(t); err != nil {
@@ -165,7 +164,8 @@ func (t *Transport) toAddress(d *Dialer) {
 	}
 }
 
-// certPool returns the certificates of a PEM bundle, or nil, which means the system's, for an empty bundle.
+// certPool returns the certificates of a PEM bundle. It returns nil for an empty bundle, which means the system's
+// certificates.
 func certPool(bundle []byte) (*x509.CertPool, error) {
 	if len(bytes.TrimSpace(bundle)) == 0 {
 		return nil, nil
@@ -189,7 +189,7 @@ func (t *Transport) Close() {
 // Generation returns the generation of the endpoints that the next request may use.
 func (t *Transport) Generation() uint64 { return t.generation() }
 
-// currentPool returns the pool for the current endpoints, and creates it if they have changed.
+// currentPool returns the pool for the current endpoints. If the endpoints have changed, it creates a new pool.
 func (t *Transport) currentPool() *pool {
 	for {
 		p, now := t.pool.Load(), t.generation()
@@ -211,13 +211,13 @@ func (t *Transport) roundTripper() http.RoundTripper {
 	return t.currentPool()
 }
 
-// Err returns the error that requests fail with while the circuit breaker is open or half-open, or nil while it is
-// closed.
+// Err returns the error with which requests fail while the circuit breaker is open or half-open. It returns nil
+// while the circuit breaker is closed.
 func (t *Transport) Err() error { return t.breaker.err() }
 
-// HalfOpen marks the destination as unreachable before this Transport was created. A successful Probe then reports its
-// recovery. The first failed request opens the circuit breaker, because the destination may accept connections without
-// responding.
+// HalfOpen records that the destination was unreachable before this Transport was created. A successful Probe then
+// reports that the destination has recovered. The first failed request opens the circuit breaker, because the
+// destination may accept connections without responding.
 func (t *Transport) HalfOpen() {
 	t.breaker.unreachable.Store(true)
 	t.breaker.tripOnFirst.Store(true)
@@ -283,7 +283,8 @@ func replay(req *http.Request) (*http.Request, bool) {
 	return again, err == nil
 }
 
-// retryable reports whether err may be specific to one connection. A timeout or an invalid certificate is not.
+// retryable reports whether the request may succeed on another connection. It returns false for a timeout or an
+// invalid certificate.
 func retryable(err error) bool {
 	var network net.Error
 	var certificate *tls.CertificateVerificationError

@@ -214,7 +214,7 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
-// pipes is an in-memory listener. Each value sent to it is the server's side of a connection.
+// pipes is an in-memory listener. It accepts each connection that is sent to the channel.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -231,7 +231,8 @@ func (p pipes) Close() error {
 
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// cut is a connection that loses everything written to it once now is set, as when the peer's machine loses its power.
+// cut is a connection that loses everything written to it once its field now is true, as if the peer's machine had
+// lost its power.
 type cut struct {
 	net.Conn
 	now *atomic.Bool
@@ -345,7 +346,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestReplay checks that a replayable request whose connection fails is sent once more, with its body. Others are not.
+// TestReplay checks that a replayable request whose connection fails is sent once more, with its body. Other
+// requests are sent only once.
 func TestReplay(t *testing.T) {
 	for _, replayable := range []bool{true, false} {
 		d := newDestination(t, host, writesAndCloses(""))

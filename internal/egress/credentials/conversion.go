@@ -13,10 +13,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ForConversion reads the kubeconfig for conversion webhooks. Credentials apply to a webhook only if the user has the
-// exact name of the webhook's host. A webhook called by URL receives only a client certificate, because the author of a
-// CRD chooses the URL and could collect tokens and passwords. ForConversion returns nil for the file "". The warnings
-// list the users that never apply. A file with no other users is an error.
+// ForConversion reads the kubeconfig for conversion webhooks. The credentials of a user apply only to the webhook
+// whose host, or host and port, is the user's name. A webhook called by URL receives only a client certificate:
+// the author of a CRD chooses the URL, and could otherwise collect tokens and passwords. If file is "",
+// ForConversion returns nil. The warnings list the users whose credentials can never apply. If this is true of all
+// users, ForConversion returns an error.
 func ForConversion(file string) (s *Source, warnings []string, err error) {
 	if file == "" {
 		return nil, nil, nil
@@ -34,7 +35,7 @@ func ForConversion(file string) (s *Source, warnings []string, err error) {
 		applies = applies || !unused
 	}
 	if !applies {
-		problems := errors.New("no user applies to a conversion webhook")
+		problems := errors.New("no user has credentials that apply to a conversion webhook")
 		for _, w := range warnings {
 			problems = fmt.Errorf("%w; %s", problems, w)
 		}
@@ -43,8 +44,8 @@ func ForConversion(file string) (s *Source, warnings []string, err error) {
 	return s, warnings, nil
 }
 
-// review returns a warning about the credentials of a user that do not apply to conversion webhooks, and whether none
-// of them applies.
+// review checks whether the credentials of a user can apply to conversion webhooks. If some cannot, it returns a
+// warning. unused reports that none can.
 func review(name string, user *api.AuthInfo) (warning string, unused bool) {
 	headers := user.Token != "" || user.TokenFile != "" || user.Username != "" || user.Password != "" ||
 		user.Impersonate != ""
@@ -52,25 +53,26 @@ func review(name string, user *api.AuthInfo) (warning string, unused bool) {
 	service := strings.HasSuffix(hostOf(name), ".svc")
 	switch {
 	case wildcard(name):
-		return "ignored: wildcards do not apply to conversion webhooks; name the exact host", true
+		return "ignored: a wildcard does not apply to conversion webhooks (use the exact host name)", true
 	case hostOf(name) == "":
-		return "ignored: the name is not HOST or HOST:PORT of a webhook", true
+		return "ignored: the name must be the HOST or HOST:PORT of a webhook", true
 	case name == "kubernetes.default.svc" || name == "kubernetes.default.svc:443":
-		return "ignored: the server calls itself under its own identity", true
+		return "ignored: the server uses its own identity for requests to itself", true
 	case !headers && !certificate:
 		return "ignored: it has no credentials", true
 	case headers && !certificate && !service:
-		return "ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate",
-			true
+		return "ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc), " +
+			"so use a client certificate", true
 	case headers && !service:
-		return "its token or password is not sent, only its client certificate: " + name + " is not a Service", false
+		return "only its client certificate is sent, not its token or password, because " + name +
+			" is not a Service", false
 	}
 	return "", false
 }
 
 func wildcard(name string) bool { return strings.Contains(name, "*") }
 
-// hostOf returns the host of HOST or HOST:PORT; "" if name is neither.
+// hostOf returns the host in a name of the form HOST or HOST:PORT. It returns "" for any other name.
 func hostOf(name string) string {
 	host, port, err := net.SplitHostPort(name)
 	if err != nil {

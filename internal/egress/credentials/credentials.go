@@ -19,16 +19,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
-// Source finds the credentials for a webhook in a kubeconfig. A nil Source has none.
+// Source finds the credentials for a webhook in a kubeconfig. A nil Source has no credentials.
 type Source struct {
 	resolver webhook.AuthenticationInfoResolver
 	users    map[string]*api.AuthInfo
-	// conversion selects the rules for conversion webhooks, whose URLs are chosen by the authors of CRDs.
+	// conversion is true if the rules of ForConversion apply.
 	conversion bool
 }
 
-// ForAdmission reads the kubeconfig for admission webhooks. It selects users as kube-apiserver does: by host and port,
-// by host for port 443, by wildcards, and finally the user of the current context. It returns nil for the file "".
+// ForAdmission reads the kubeconfig for admission webhooks. It selects users as kube-apiserver does: by host and
+// port, by host for port 443, by wildcards, and finally the user of the current context. If file is "", it returns
+// nil.
 func ForAdmission(file string) (*Source, error) {
 	if file == "" {
 		return nil, nil
@@ -83,8 +84,9 @@ func hasCertificate(user *api.AuthInfo) bool {
 	return user.ClientCertificate != "" || len(user.ClientCertificateData) > 0
 }
 
-// config returns the credentials for target, which is a host and port or the name of a user. certificate is nil without
-// a client certificate. It reads the certificate's files again when they change.
+// config returns the credentials for target, which is a host and port or the name of a user. The function
+// certificate returns the client certificate, and reads its files again when they change. It is nil if there is no
+// client certificate.
 func (s *Source) config(
 	target string,
 ) (config *transport.Config, certificate func() (*tls.Certificate, error), err error) {
@@ -106,7 +108,7 @@ func (s *Source) config(
 	return config, certificate, nil
 }
 
-// Add adds the credentials for the webhook in o to o.
+// Add adds credentials to o: those for the webhook that is the destination of o.
 func (s *Source) Add(o *egress.Options) error {
 	if s == nil {
 		return nil
@@ -135,8 +137,8 @@ func (s *Source) Add(o *egress.Options) error {
 	return nil
 }
 
-// userFor returns the user whose name is the given host and port, or the host if the port is 443. It returns "" if
-// there is none.
+// userFor returns the user whose name is target, a host and port. If the port is 443, the name may also be the
+// host alone. userFor returns "" if no user has such a name.
 func (s *Source) userFor(target string) (user string) {
 	host, port, err := net.SplitHostPort(target)
 	switch {

@@ -90,7 +90,7 @@ type webhook struct {
 	calls atomic.Int64
 }
 
-// newWebhook starts a webhook. If known is not nil, clients must present that certificate.
+// newWebhook starts a webhook. If known is not nil, clients must present the certificate in known.
 func newWebhook(t *testing.T, known *pair) *webhook {
 	own, w := newPair(t, "webhook", hosts...), &webhook{}
 	w.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
@@ -128,7 +128,8 @@ func (w *webhook) dialer() *egress.Dialer {
 	}
 }
 
-// call calls the webhook as the given Service or URL host, and returns the credentials that it received.
+// call calls the webhook at target: "service HOST:PORT" for a Service, or the host and port of a URL. It returns
+// the credentials that the webhook received.
 func (w *webhook) call(from *credentials.Source, dialer *egress.Dialer, target string) (string, error) {
 	o := egress.Options{Name: "test", CABundle: w.caPEM, MaxBytes: 1000, Timeout: 10 * time.Second,
 		Address: strings.TrimPrefix(target, "service ")}
@@ -153,7 +154,7 @@ func (w *webhook) call(from *credentials.Source, dialer *egress.Dialer, target s
 	return string(got), err
 }
 
-// kubeconfig writes a kubeconfig. If users contains "context", the current context has that user.
+// kubeconfig writes a kubeconfig. If users contains the name "context", this user belongs to the current context.
 func kubeconfig(t *testing.T, users map[string]*api.AuthInfo) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -167,17 +168,17 @@ func kubeconfig(t *testing.T, users map[string]*api.AuthInfo) string {
 	return file
 }
 
-// refused is the expected result if the webhook rejects the handshake. The error then comes from TLS or from a closed
-// connection.
+// refused is the expected result of a call if the webhook rejects the TLS handshake. The error text varies.
 const refused = "none"
 
-// TestCredentials checks that a webhook that requires a client certificate receives the one from the kubeconfig. A
-// conversion webhook receives only the credentials under its exact host and port. If it is called by URL, it receives
-// no token and no password. An admission webhook receives the credentials that kube-apiserver sends. CNV-014
+// TestCredentials checks which credentials a webhook receives. If the webhook requires a client certificate, it
+// receives the one from the kubeconfig. A conversion webhook receives only the credentials of the user with the
+// name of its host and port. If it is called by URL, it receives no token and no password. An admission webhook
+// receives the credentials that kube-apiserver sends. CNV-014
 func TestCredentials(t *testing.T) {
 	known := newPair(t, "known")
 	demanding, open := newWebhook(t, &known), newWebhook(t, nil)
-	unrelated := known.user() // so that the file has a user that applies
+	unrelated := known.user() // ForConversion requires at least one user that can apply
 	type users = map[string]*api.AuthInfo
 	for name, c := range map[string]struct {
 		users                 users
@@ -259,8 +260,8 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestRedirectsCarryNoCredentials checks that a webhook that redirects receives credentials, but that the target of the
-// redirect receives neither a request nor credentials.
+// TestRedirectsCarryNoCredentials checks a webhook that responds with a redirect. The webhook receives
+// credentials. The target of the redirect receives no request.
 func TestRedirectsCarryNoCredentials(t *testing.T) {
 	known := newPair(t, "known")
 	other := newWebhook(t, nil)
@@ -324,7 +325,7 @@ func TestOwnServiceGetsNoCredentials(t *testing.T) {
 	}
 }
 
-// self handles requests in place of this server.
+// self is the handler that replaces connections to this server's own Service (Dialer.Self).
 type self struct{ testing.TB }
 
 func (s self) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -334,8 +335,8 @@ func (s self) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("self"))}, nil
 }
 
-// TestFilesAreReadAgain checks that relative paths start at the directory of the kubeconfig, and that the next
-// connection uses a renewed certificate.
+// TestFilesAreReadAgain checks that relative paths in a kubeconfig are relative to its directory, and that the
+// next connection uses a renewed certificate.
 func TestFilesAreReadAgain(t *testing.T) {
 	known := newPair(t, "known")
 	w, dir := newWebhook(t, &known), t.TempDir()
@@ -379,8 +380,8 @@ func TestFilesAreReadAgain(t *testing.T) {
 	}
 }
 
-// TestRotations checks that a changed certificate file is counted as a rotation within a minute, after which
-// connections with the old certificate are replaced. Unreadable files do not count.
+// TestRotations checks that a changed certificate file is counted as a rotation within a minute, and that
+// connections with the old certificate are then replaced. Unreadable files do not count.
 func TestRotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second, dir := newPair(t, "first"), newPair(t, "second"), t.TempDir()
@@ -422,8 +423,7 @@ func TestRotations(t *testing.T) {
 	})
 }
 
-// TestUnusableFiles checks that an unusable kubeconfig is rejected at the start, and that the error contains the user's
-// name.
+// TestUnusableFiles checks that reading an unusable kubeconfig fails, and that the error contains the user's name.
 func TestUnusableFiles(t *testing.T) {
 	known, other := newPair(t, "known"), newPair(t, "other")
 	mixed, both := known.user(), known.withToken("secret")
@@ -464,8 +464,8 @@ func TestUnusableFiles(t *testing.T) {
 	}
 }
 
-// TestIgnoredUsers checks that users that never apply to a conversion webhook are reported, and that a file with no
-// other users is rejected.
+// TestIgnoredUsers checks that there is a warning for each user whose credentials can never apply to a conversion
+// webhook. A kubeconfig with only such users is rejected.
 func TestIgnoredUsers(t *testing.T) {
 	known := newPair(t, "known")
 	users := map[string]*api.AuthInfo{
@@ -475,24 +475,24 @@ func TestIgnoredUsers(t *testing.T) {
 		"password.example.com:8443": {Username: "u", Password: "p"},
 	}
 	want := []string{
-		`user "*": ignored: wildcards do not apply to conversion webhooks; name the exact host`,
-		`user "*.example.com": ignored: wildcards do not apply to conversion webhooks; name the exact host`,
-		`user "admin@cluster": ignored: the name is not HOST or HOST:PORT of a webhook`,
+		`user "*": ignored: a wildcard does not apply to conversion webhooks (use the exact host name)`,
+		`user "*.example.com": ignored: a wildcard does not apply to conversion webhooks (use the exact host name)`,
+		`user "admin@cluster": ignored: the name must be the HOST or HOST:PORT of a webhook`,
 		`user "empty.example.com": ignored: it has no credentials`,
-		`user "hook.example.com:0": ignored: the name is not HOST or HOST:PORT of a webhook`,
-		`user "hook.example.com:https": ignored: the name is not HOST or HOST:PORT of a webhook`,
-		`user "kubernetes.default.svc": ignored: the server calls itself under its own identity`,
-		`user "password.example.com:8443": ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate`,
-		`user "token.example.com": ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc); use a client certificate`,
+		`user "hook.example.com:0": ignored: the name must be the HOST or HOST:PORT of a webhook`,
+		`user "hook.example.com:https": ignored: the name must be the HOST or HOST:PORT of a webhook`,
+		`user "kubernetes.default.svc": ignored: the server uses its own identity for requests to itself`,
+		`user "password.example.com:8443": ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc), so use a client certificate`,
+		`user "token.example.com": ignored: tokens and passwords are sent only to Services (NAME.NAMESPACE.svc), so use a client certificate`,
 	}
 	file := kubeconfig(t, users)
 	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+
-		": no user applies to a conversion webhook; "+strings.Join(want, "; ") {
+		": no user has credentials that apply to a conversion webhook; "+strings.Join(want, "; ") {
 		t.Errorf("%v", err)
 	}
 	file = kubeconfig(t, nil)
 	if _, _, err := credentials.ForConversion(file); err == nil || err.Error() != "kubeconfig "+file+
-		": no user applies to a conversion webhook" {
+		": no user has credentials that apply to a conversion webhook" {
 		t.Errorf("without a user: %v", err)
 	}
 	for _, name := range []string{"127.0.0.1:8443", "[::1]:8443", "::1", "hook.example.com", "Hook.example.com:1"} {
@@ -500,13 +500,13 @@ func TestIgnoredUsers(t *testing.T) {
 	}
 	users["web.default.svc"] = &api.AuthInfo{Token: "secret"}
 	users["z.example.com"] = known.withToken("secret")
-	want = append(want, `user "z.example.com": its token or password is not sent, only its client certificate: z.example.com is not a Service`)
+	want = append(want, `user "z.example.com": only its client certificate is sent, not its token or password, because z.example.com is not a Service`)
 	if _, got, err := credentials.ForConversion(kubeconfig(t, users)); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got warnings:\n%v\nerror: %v", strings.Join(got, "\n"), err)
 	}
 }
 
-// TestNoFile checks that there are no credentials without a file.
+// TestNoFile checks that no credentials are added if no file is configured.
 func TestNoFile(t *testing.T) {
 	conversion, warnings, err := credentials.ForConversion("")
 	admission, problem := credentials.ForAdmission("")

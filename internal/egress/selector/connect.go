@@ -17,7 +17,7 @@ func (t *tunnel) viaConnect(ctx context.Context, address string) (net.Conn, erro
 		return nil, err
 	}
 	conn, err = proxydial.Connect(ctx, conn, t.address, address, nil)
-	if errors.Is(err, proxydial.ErrNotHTTP) { // the tunnel server may be a gRPC server
+	if errors.Is(err, proxydial.ErrNotHTTP) { // for example, a tunnel server in the mode grpc
 		err = fmt.Errorf("%w; %s", err, hintConnect)
 	}
 	return conn, err

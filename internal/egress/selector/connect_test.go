@@ -21,10 +21,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// timeout limits the wait for things that happen at once.
+// timeout limits how long a test waits. The tests do not depend on its value.
 const timeout = 20 * time.Second
 
-// echo starts a server that sends back all that it receives, and returns an address of it that only a tunnel can reach.
+// echo starts a server that sends all received data back. It returns an address of the server that only a tunnel
+// can reach.
 func (f *folder) echo() string {
 	l := f.listen("tcp", "127.0.0.1:0")
 	go func() {
@@ -119,8 +120,9 @@ func TestHTTPConnect(t *testing.T) {
 	}
 }
 
-// TestConnectRequest checks that the request is an HTTP/1.1 CONNECT with the host and port, and that no address can add
-// anything to it. Data that arrives with the 200 response is not lost. The response may be HTTP/1.0. KON-051
+// TestConnectRequest checks that the request is an HTTP/1.1 CONNECT with the host and port, and that an address
+// cannot add text to the request. Data that arrives with the 200 response is not lost. The response may be
+// HTTP/1.0. KON-051
 func TestConnectRequest(t *testing.T) {
 	for _, answer := range []string{"HTTP/1.1 200 OK\r\n\r\n",
 		"HTTP/1.0 200 Connection established\r\nContent-Length: 3\r\n\r\n"} {
@@ -175,8 +177,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestNobodyThere checks that a dial fails within its timeout if the tunnel server does not run or does not respond.
-// KON-054
+// TestNobodyThere checks that a dial fails within its timeout if no tunnel server runs or the tunnel server does
+// not respond. KON-054
 func TestNobodyThere(t *testing.T) {
 	f := newFolder(t)
 	dial := f.cluster("HTTPConnect", overUDS)
@@ -222,7 +224,8 @@ func TestNobodyThere(t *testing.T) {
 	}
 }
 
-// TestConnectToGRPC checks that the error contains a hint if the tunnel server runs in the other mode. KON-006
+// TestConnectToGRPC checks that the error of a dial with HTTPConnect contains a hint if the tunnel server runs
+// with --mode=grpc. KON-006
 func TestConnectToGRPC(t *testing.T) {
 	f := newFolder(t)
 	server := rpc.NewServer()
@@ -299,8 +302,8 @@ func TestCertificates(t *testing.T) {
 	<-ended
 }
 
-// dials returns upstream's metric of dials through a tunnel. With a stage, it returns the number of failures in that
-// stage.
+// dials returns the number of dials through a tunnel, from upstream's metrics. If stage is not "", it returns the
+// number of dials that failed in that stage.
 func dials(t *testing.T, protocol, transport, stage string) int {
 	t.Helper()
 	name := "apiserver_egress_dialer_dial_start_total"

@@ -51,7 +51,7 @@ func (s *Selector) tunnelServer(c apiserver.Connection, path *field.Path) (*tunn
 		return nil, field.ErrorList{field.Invalid(path, "uds, tcp", "must not set both uds and tcp")}
 	case t.UDS != nil && t.UDS.UDSName == "":
 		return nil, field.ErrorList{field.Required(path.Child("uds", "udsName"),
-			"must be the socket of the tunnel server (--uds-name)")}
+			"must be the path of the tunnel server's socket (--uds-name)")}
 	case t.UDS != nil:
 		if problem := socketProblem(t.UDS.UDSName); problem != "" {
 			return nil, field.ErrorList{field.Invalid(path.Child("uds", "udsName"), t.UDS.UDSName, problem)}
@@ -67,24 +67,24 @@ func (s *Selector) tunnelServer(c apiserver.Connection, path *field.Path) (*tunn
 // zero.
 const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
-// socketProblem returns why path cannot be a socket, or "". A missing file is no problem, because the socket may be
-// created later.
+// socketProblem returns the reason why path cannot be the path of a socket. It returns "" if there is no problem.
+// The file may be missing, because the socket may be created later.
 func socketProblem(path string) string {
 	if len(path) > maxSocketPath {
-		return fmt.Sprintf("has %d bytes; the path of a socket must not have more than %d", len(path), maxSocketPath)
+		return fmt.Sprintf("has %d bytes, but the path of a socket can have only %d", len(path), maxSocketPath)
 	}
 	if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeSocket == 0 {
-		return "exists but is not a socket: must be the socket of the tunnel server (--uds-name)"
+		return "is not a socket: must be the path of the tunnel server's socket (--uds-name)"
 	}
 	return ""
 }
 
-// urlProblem returns why u is invalid, or "".
+// urlProblem returns the reason why u is invalid, or "" if u is valid.
 func urlProblem(u *url.URL) string {
 	port, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16)
 	switch {
 	case u.Scheme != "https" || u.Hostname() == "":
-		return "must be https://host:port: a tunnel over TCP requires TLS"
+		return "must be https://host:port, because a tunnel over TCP requires TLS"
 	case err != nil || port == 0:
 		return "the port must be between 1 and 65535"
 	case u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "":

@@ -46,7 +46,7 @@ func (f *folder) certificates() {
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 
-// file writes a file and returns its path. It replaces DIR in the text by the directory's path.
+// file writes a file and returns its path. It replaces DIR in the text by the path of the directory.
 func (f *folder) file(name, text string) string {
 	f.Helper()
 	if err := os.WriteFile(f.path(name), []byte(strings.ReplaceAll(text, "DIR", f.dir)), 0o600); err != nil {
@@ -62,7 +62,8 @@ func (f *folder) open(selections string) (*Selector, error) {
 		"EgressSelectorConfiguration\negressSelections: ["+selections+"]\n"))
 }
 
-// cluster returns the dialer for the cluster with the given protocol and transport.
+// cluster returns the dialer for the destination "cluster", which is configured with the given protocol and
+// transport.
 func (f *folder) cluster(protocol, transport string) Dial {
 	f.Helper()
 	s, err := f.open(fmt.Sprintf("{name: cluster, connection: {proxyProtocol: %s, transport: {%s}}}", protocol,
@@ -111,7 +112,8 @@ func (f *folder) mutual() *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
 }
 
-// tunnel starts a tunnel server on a listener. It uses no TLS if c is nil.
+// tunnel starts a tunnel server on a listener. A nil TLS configuration means that the tunnel server does not use
+// TLS.
 func (f *folder) tunnel(l net.Listener, mode server.Mode, c *tls.Config) *fixture.Server {
 	f.Helper()
 	s, err := fixture.Start(l, mode, c)

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// Hints about a tunnel server that uses another protocol than this server.
+// Hints for the case that this server and the tunnel server use different protocols.
 const (
 	hintGRPC    = "this server has proxyProtocol GRPC, so the tunnel server must run with --mode=grpc"
 	hintConnect = "this server has proxyProtocol HTTPConnect, so the tunnel server must run with --mode=http-connect"
@@ -22,7 +22,8 @@ const (
 const hintCertificate = "check that clientCert in the egress configuration is valid and issued by the tunnel " +
 	"server's --server-ca-cert"
 
-// withHint adds a hint to an error that is the tunnel server's TLS alert about a certificate.
+// withHint adds hintCertificate to an error if the error is a TLS alert about a certificate, sent by the tunnel
+// server.
 func withHint(err error) error {
 	const alert = "remote error: tls: "
 	for _, text := range []string{"certificate required", "bad certificate", "expired certificate",
@@ -39,7 +40,7 @@ func withHint(err error) error {
 func (s *Selector) viaGRPC(to *tunnelServer) func(ctx context.Context, address string) (net.Conn, error) {
 	shared := client.New(func(ctx context.Context) (net.Conn, error) {
 		conn, err := to.connect(ctx)
-		// a TLS alert that has no error value
+		// Go has no error value for this TLS alert.
 		if err != nil && strings.Contains(err.Error(), "no application protocol") {
 			return nil, unreachableError{fmt.Errorf("%w; %s", err, hintGRPC)}
 		}

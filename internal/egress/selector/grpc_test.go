@@ -101,8 +101,8 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// TestGRPCRefused checks that a dial with GRPC fails in time if the tunnel server refuses it, does not run or does not
-// respond. KON-054
+// TestGRPCRefused checks that a dial with GRPC fails in time if the tunnel server refuses the dial, does not run
+// or does not respond. KON-054
 func TestGRPCRefused(t *testing.T) {
 	f := newFolder(t)
 	dial, address := f.cluster("GRPC", overUDS), f.echo()
@@ -169,7 +169,8 @@ func TestGRPCWithTheWrongCertificate(t *testing.T) {
 	}
 }
 
-// TestGRPCToConnect checks that the error contains a hint if the tunnel server runs in the other mode. KON-006
+// TestGRPCToConnect checks that the error of a dial with GRPC contains a hint if the tunnel server runs with
+// --mode=http-connect. KON-006
 func TestGRPCToConnect(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")

@@ -32,8 +32,8 @@ type Selector struct {
 // Dialer returns the dialer for a destination. nil means a direct connection.
 func (s *Selector) Dialer(destination egressselector.EgressType) Dial { return s.dialers[destination] }
 
-// Lookup is To for upstream's clients, as an egressselector.Lookup. It returns nil if the file does not configure the
-// destination.
+// Lookup returns a dialer as Dialer does, in the form that upstream's clients need (egressselector.Lookup). It
+// returns nil if the file does not configure the destination.
 func (s *Selector) Lookup(of egressselector.NetworkContext) (Dial, error) {
 	dialer, configured := s.dialers[of.EgressSelectionName]
 	if configured && dialer == nil {

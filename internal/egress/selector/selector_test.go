@@ -15,8 +15,8 @@ const (
 	secured = "tlsConfig: {caBundle: DIR/ca.crt, clientCert: DIR/admin.crt, clientKey: DIR/admin.key}"
 )
 
-// TestFile checks that each version of the configuration selects dialers for the cluster, etcd and the control plane.
-// Other destinations are connected to directly. Upstream accepts the same files, except those of group
+// TestFile checks that each version of the configuration selects dialers for the cluster, etcd and the control
+// plane. Connections to other destinations are direct. Upstream accepts the same files, except those of group
 // apiserver.config.k8s.io. KON-002 KON-003 KON-012
 func TestFile(t *testing.T) {
 	f := newFolder(t)
@@ -88,7 +88,7 @@ func TestMistakes(t *testing.T) {
 		one("cluster", "proxyProtocol: GRPC, transport: {uds: {}}"):                                             transport + `.uds.udsName: Required value`,
 		one("cluster", "proxyProtocol: GRPC, transport: {uds: {udsName: a}, tcp: {url: 'https://a:1'}}"):        transport + `: Invalid value: "uds, tcp"`,
 		one("cluster", "proxyProtocol: HTTPConnect, transport: {uds: {udsName: a}, tcp: {url: 'https://a:1'}}"): transport + `: Invalid value: "uds, tcp"`,
-		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'http://a:1'}}"):                            transport + `.tcp.url: Invalid value: "http://a:1": must be https://host:port: a tunnel over TCP requires TLS`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'http://a:1'}}"):                            transport + `.tcp.url: Invalid value: "http://a:1": must be https://host:port, because a tunnel over TCP requires TLS`,
 		one("cluster", "proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a:1'}}"):                     transport + `.tcp.url: Invalid value`,
 		one("cluster", "proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://'}}"):                       transport + `.tcp.url: Invalid value`,
 		one("cluster", `proxyProtocol: HTTPConnect, transport: {tcp: {url: "https://a:x"}}`):                    transport + `.tcp.url: Invalid value`,
@@ -105,7 +105,7 @@ func TestMistakes(t *testing.T) {
 		one("cluster", "proxyProtocol: GRPC, transport: {uds: {udsName: /"+strings.Repeat("a", 200)+
 			"}}"): transport + `.uds.udsName: Invalid value: "/` + strings.Repeat("a", 200) + `": has 201 bytes`,
 		one("cluster", "proxyProtocol: GRPC, transport: {uds: {udsName: DIR}}"): transport +
-			`.uds.udsName: Invalid value: "` + f.dir + `": exists but is not a socket`,
+			`.uds.udsName: Invalid value: "` + f.dir + `": is not a socket: must be the path`,
 		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1'}}"): transport +
 			`.tcp.tlsConfig: Required value`,
 		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1', tlsConfig: {clientKey: "+
