@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	maxAnswerBytes = 64 << 10    // of a response header and the data received with it
-	maxReasonBytes = 1 << 10     // of a refusal's body, as far as it is read
-	reasonWait     = time.Second // limit for reading a refusal's body
+	maxAnswerBytes = 64 << 10    // bytes of a response header and the data received with it
+	maxReasonBytes = 1 << 10     // bytes that are read of the body of a refusal
+	reasonWait     = time.Second // limit for reading the body of a refusal
 )
 
 // ErrNotHTTP is the error for a proxy whose response is not HTTP/1.
 var ErrNotHTTP = errors.New("not an HTTP/1 response")
 
-// Connect requests a connection to address (host:port) from the proxy at the other end of conn. It returns a connection
-// to that address. ctx limits the time of the request. Connect closes conn if it returns an error. proxy is the proxy's
-// name in errors.
+// Connect requests a connection to address (host:port) from the proxy at the other end of conn. It returns the
+// connection to that address. ctx limits the time of the request. If Connect returns an error, it closes conn, and
+// the error contains proxy, the name of the proxy.
 func Connect(ctx context.Context, conn net.Conn, proxy, address string, user *url.Userinfo) (net.Conn, error) {
 	inTime := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	through, err := request(conn, address, user)
@@ -50,7 +50,7 @@ func request(conn net.Conn, address string, user *url.Userinfo) (net.Conn, error
 		connect.Header.Set("Proxy-Authorization",
 			"Basic "+base64.StdEncoding.EncodeToString([]byte(user.Username()+":"+password)))
 	}
-	if err := connect.WriteProxy(conn); err != nil { // rejects an address that would add to the request
+	if err := connect.WriteProxy(conn); err != nil { // rejects an address that would add text to the request
 		return nil, err
 	}
 	in := bufio.NewReader(io.LimitReader(conn, maxAnswerBytes))
@@ -76,7 +76,7 @@ func request(conn net.Conn, address string, user *url.Userinfo) (net.Conn, error
 	return &prefixed{conn, io.MultiReader(bytes.NewReader(early), conn)}, nil
 }
 
-// reason returns the first line of a refusal's body.
+// reason returns the first line of the body of a refusal.
 func reason(conn net.Conn, body io.Reader) string {
 	_ = conn.SetReadDeadline(time.Now().Add(reasonWait)) // a body without a length may never end
 	line, _ := bufio.NewReader(io.LimitReader(body, maxReasonBytes)).ReadString('\n')

@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// far is an address that only proxies can resolve. The server there sends back all that it receives.
+// far is an address that only proxies can resolve. The server at this address sends all received data back.
 const far = "far.example:6443"
 
 func dialFar(t *testing.T) proxydial.Dial {
@@ -149,7 +149,7 @@ func TestSchemes(t *testing.T) {
 	}
 }
 
-// TestClientCertificate checks that the client certificate is sent to a proxy that requests one, as net/http does.
+// TestClientCertificate checks that a proxy that requests a client certificate receives it, as with net/http.
 // SOX-013
 func TestClientCertificate(t *testing.T) {
 	p := httptest.NewUnstartedServer(proxyHandler(dialFar(t)))
@@ -167,7 +167,7 @@ func TestClientCertificate(t *testing.T) {
 	}
 }
 
-// TestSilentProxy checks that a dial through a proxy that does not respond ends with its context. SOX-013
+// TestSilentProxy checks that a dial through a silent proxy ends when its context ends. SOX-013
 func TestSilentProxy(t *testing.T) {
 	l := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -29,7 +29,8 @@ const (
 const (
 	// acceptPause is the pause after a failed Accept, for example because there are no file descriptors left.
 	acceptPause = 100 * time.Millisecond
-	// copyBytes is the size of a copy buffer. It is used if the kernel cannot copy between the connections.
+	// copyBytes is the size of a buffer for copying. The buffer is used if the kernel cannot copy between the
+	// connections.
 	copyBytes = 32 << 10
 )
 
@@ -83,7 +84,7 @@ func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.Bu
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error recurs at the first read
+	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // if this fails, the first read fails too
 	client, err := checkVersion(conn)
 	if err == nil {
 		err = s.proxy(ctx, buffers).ServeConn(client)
@@ -94,8 +95,9 @@ func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.Bu
 	}
 }
 
-// checkVersion rejects clients that use another protocol. The library would wait for more data, or return an error
-// without the protocol's name. The returned connection again starts with the first byte.
+// checkVersion rejects clients that use another protocol. Without this check, the SOCKS5 library would wait for
+// more data, or return an error without the protocol's name. The first byte can be read again from the returned
+// connection.
 func checkVersion(conn net.Conn) (net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
@@ -120,8 +122,8 @@ func checkVersion(conn net.Conn) (net.Conn, error) {
 		protocol)
 }
 
-// peekedConn is a TCP connection whose first byte has been read and is returned again. The kernel can still copy the
-// following data.
+// peekedConn is a TCP connection whose first byte has been read. Read returns this byte again. The kernel can
+// still copy the following data.
 type peekedConn struct {
 	*net.TCPConn
 	first []byte
@@ -137,7 +139,7 @@ func (c *peekedConn) Read(b []byte) (int, error) {
 }
 
 // isDisconnect reports whether an error means that one side closed the connection. It compares texts, because the
-// library does not wrap most errors.
+// SOCKS5 library does not wrap most errors.
 func isDisconnect(err error) bool {
 	for _, end := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if strings.HasSuffix(err.Error(), end.Error()) {
@@ -147,8 +149,8 @@ func isDisconnect(err error) bool {
 	return false
 }
 
-// proxy returns the library's server for one connection. It starts no goroutines. The connection to the destination is
-// closed when ctx is done, because a client that sends nothing would not end it.
+// proxy returns the SOCKS5 library's server for one connection. The server starts no goroutines. When ctx is done,
+// it closes the connection to the destination. This also ends a connection whose client sends nothing.
 func (s *Server) proxy(ctx context.Context, buffers bufferpool.BufPool) *socks5.Server {
 	dial := s.Dial
 	if dial == nil {
@@ -170,13 +172,14 @@ func (s *Server) proxy(ctx context.Context, buffers bufferpool.BufPool) *socks5.
 			return client.(net.Conn).SetDeadline(time.Time{}) // an established connection may be idle for days
 		}),
 		socks5.WithAssociateHandle(func(_ context.Context, client io.Writer, r *socks5.Request) error {
-			return errors.Join(fmt.Errorf("UDP to %s is not supported: only CONNECT is", r.DestAddr),
+			return errors.Join(fmt.Errorf("UDP to %s is not supported: this proxy supports only CONNECT", r.DestAddr),
 				socks5.SendReply(client, statute.RepCommandNotSupported, nil))
 		}),
 	)
 }
 
-// unresolved leaves host names to the dialer, which tries all addresses of both IP families.
+// unresolved is a resolver that does not resolve host names. The dialer resolves them and tries all addresses of
+// both IP families.
 type unresolved struct{}
 
 // Resolve implements socks5.NameResolver.

@@ -89,7 +89,7 @@ func listen(t testing.TB, address string) net.Listener {
 	return l
 }
 
-// echo starts a server that sends back all that it receives, and "bye" at the end.
+// echo starts a server that sends all received data back, and "bye" at the end.
 func echo(t *testing.T, address string) netip.AddrPort {
 	t.Helper()
 	l := listen(t, address)
@@ -120,7 +120,7 @@ func open(t *testing.T, address string) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
-// exchange sends bytes, and reads and compares as many as are wanted.
+// exchange sends bytes and checks that the proxy responds with the bytes in want.
 func exchange(t *testing.T, conn net.Conn, send, want []byte) {
 	t.Helper()
 	if _, err := conn.Write(send); err != nil {
@@ -132,7 +132,7 @@ func exchange(t *testing.T, conn net.Conn, send, want []byte) {
 	}
 }
 
-// wantClosed reads to the end of a connection, which the proxy must close.
+// wantClosed reads to the end of a connection. It fails the test unless the proxy closes the connection.
 func wantClosed(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if rest, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -152,7 +152,7 @@ func connect(to netip.AddrPort) []byte {
 	return append(request, byte(to.Port()>>8), byte(to.Port()))
 }
 
-// tunnel opens a connection through a proxy with a client of another library.
+// tunnel opens a connection through a proxy with the SOCKS5 client of golang.org/x/net.
 func tunnel(t *testing.T, server, to string) *net.TCPConn {
 	t.Helper()
 	d, err := proxy.SOCKS5("tcp", server, nil, proxy.Direct)
@@ -326,8 +326,8 @@ func TestDialTimeout(t *testing.T) {
 	wantClosed(t, conn)
 }
 
-// TestMaxConnections checks that a connection above the limit is closed at once, and that another is accepted after one
-// has ended. SOX-005
+// TestMaxConnections checks that a connection above the limit is closed at once. When an earlier connection has
+// ended, another connection is accepted. SOX-005
 func TestMaxConnections(t *testing.T) {
 	p := serve(t, func(s *socks5.Server) { s.MaxConnections = 1 })
 	to := echo(t, "127.0.0.1:0").String()
@@ -369,7 +369,7 @@ func silentServer(t *testing.T) (address string, accepted chan net.Conn) {
 	return l.Addr().String(), accepted
 }
 
-// TestEndsAll checks that all connections end with the proxy. SOX-011
+// TestEndsAll checks that all connections end when the proxy stops. SOX-011
 func TestEndsAll(t *testing.T) {
 	p := serve(t, nil)
 	through, half := tunnel(t, p.address, echo(t, "127.0.0.1:0").String()), open(t, p.address)
@@ -395,7 +395,7 @@ func TestEndsAll(t *testing.T) {
 func TestLeaving(t *testing.T) {
 	p := serve(t, nil)
 	to := echo(t, "127.0.0.1:0")
-	for _, linger := range []int{-1, 0} { // close regularly, and with a reset
+	for _, linger := range []int{-1, 0} { // an ordinary close, and a reset
 		through := tunnel(t, p.address, to.String())
 		exchange(t, through, []byte("hello"), []byte("hello"))
 		_ = through.SetLinger(linger)

@@ -14,8 +14,8 @@ const (
 	fullRecord = 16 << 10
 	// batchBytes limits the size of one write to the system, and of the data that waits for the next one.
 	batchBytes = 128 << 10
-	// linger limits how long the peer may take to accept pending data when a connection is closed. crypto/tls uses the
-	// same value.
+	// linger is the maximum time for the peer to accept pending data when a connection is closed. crypto/tls uses
+	// the same value.
 	linger = 5 * time.Second
 )
 
@@ -34,10 +34,10 @@ func (l Listener) Accept() (net.Conn, error) {
 // Conn returns a connection that crypto/tls can use in place of c.
 func Conn(c net.Conn) net.Conn { return newBatchedConn(c) }
 
-// batchedConn is a connection for crypto/tls, which writes from one goroutine at a time. Small writes are passed on at
-// once. A full record is buffered and written by another goroutine, which exits when nothing is pending. Writes in the
-// meantime are buffered up to batchBytes and combined. The next Write returns an error of that goroutine, like an error
-// of the kernel's buffers.
+// batchedConn is a connection for crypto/tls, which writes from one goroutine at a time. Small writes are passed
+// on at once. A full record is buffered and written by another goroutine, which exits when nothing is pending. In
+// the meantime, further writes are combined in a buffer of batchBytes. If the goroutine fails to write, the next
+// Write returns the error.
 type batchedConn struct {
 	net.Conn
 
