@@ -57,9 +57,9 @@ func checkReceived(t testing.TB, s interface{ RecvMsg(any) error }, want *packet
 	}
 }
 
-// TestAgentOfAnotherServer checks an agent of Trellis with a server that uses grpc-go. The agent must send the
-// metadata of the reference, and open a connection. The names of the metadata are written out here, so that
-// the test does not depend on constants of Trellis (KON-041, KON-050).
+// TestAgentOfAnotherServer checks a Trellis agent with a server that uses grpc-go. The agent must send the
+// metadata that a reference agent sends, and open a connection. The test contains the names of the metadata as
+// literals, so that it does not depend on constants of Trellis (KON-041, KON-050).
 func TestAgentOfAnotherServer(t *testing.T) {
 	p := newPKI(t)
 	received, finished := make(chan metadata.MD, 1), make(chan struct{})
@@ -101,7 +101,7 @@ func TestAgentOfAnotherServer(t *testing.T) {
 	<-finished
 }
 
-// echoDialer returns a dial function for one address, which echoes.
+// echoDialer returns a dial function that accepts one address. Its connections echo.
 func echoDialer(address string) func(context.Context, string, string) (net.Conn, error) {
 	return func(_ context.Context, network, requested string) (net.Conn, error) {
 		if network != "tcp" || requested != address {
@@ -113,9 +113,9 @@ func echoDialer(address string) func(context.Context, string, string) (net.Conn,
 	}
 }
 
-// TestServerOfAnotherAgent checks a server of Trellis with an agent that uses grpc-go and sends the metadata
-// of the reference. The server must accept the agent and send the metadata of the reference (KON-041, KON-045,
-// KON-050).
+// TestServerOfAnotherAgent checks a Trellis server with an agent that uses grpc-go and sends the metadata of a
+// reference agent. The server must accept the agent and send the metadata that a reference server sends (KON-041,
+// KON-045, KON-050).
 func TestServerOfAnotherAgent(t *testing.T) {
 	p := newPKI(t)
 	const token = "a.token.signed"

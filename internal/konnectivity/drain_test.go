@@ -25,11 +25,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// program is a tunnel server or an agent that runs as its command does, with health and admin ports.
+// program is a tunnel server or an agent that runs as it does in its command, with health and admin ports.
 type program struct {
 	health, admin string     // addresses
 	stop          func()     // as SIGTERM does
-	exited        chan error // receives the result; nil for the reference
+	exited        chan error // receives the result; nil for a reference program
 }
 
 // ready reports whether the readiness endpoint returns 200.
@@ -198,7 +198,7 @@ func checkAgentShutdown(t *testing.T, s *tunnelServer, dial dialer, run func(id 
 		closeAll(after)
 		waitFor(t, "closed connections end", func() bool { return first.openConns(t) == open })
 		after = nil
-		for range 20 { // enough that the first agent would get some
+		for range 20 { // so many that the first agent would get some if it were not draining
 			after = append(after, mustDial(t, dial, echo))
 		}
 		return first.openConns(t) == open
@@ -234,7 +234,7 @@ func checkServerShutdown(t *testing.T, mode server.Mode, packets bool,
 	p := newPKI(t)
 	first, firstSocket, firstAgents := runServer(t, p, mode, "first")
 	second, secondSocket, secondAgents := runServer(t, p, mode, "second")
-	// random, because the reference agent could stay in step with a fixed order
+	// random, because a fixed order could always lead the reference agent to the same server
 	balancer := newAgentLink(t, p, func() string {
 		return []string{firstAgents, secondAgents}[rand.IntN(2)]
 	})

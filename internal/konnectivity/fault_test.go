@@ -20,11 +20,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// relay is a link that can be cut, after a number of bytes in one direction or by a test.
+// relay is a link that can be cut, by the test or after a number of bytes in one direction.
 type relay struct {
 	net.Listener
 	network, to    string
-	down           bool         // counts bytes to the client of the relay
+	down           bool         // counts the bytes to the client of the relay; if false, those from it
 	remaining      atomic.Int64 // bytes until the link is cut
 	silent         atomic.Bool  // forwards nothing, but stays open
 	resume         chan bool    // closed to forward the data received while silent; nil means that it is lost
@@ -199,8 +199,8 @@ func (r *rig) echoOnce(ctx context.Context) error {
 	return nil
 }
 
-// leakCheck returns a function that waits until the process has no more goroutines and files than before, and
-// hardly more memory in use.
+// leakCheck counts the goroutines, files and heap bytes of the process. The returned function waits until the
+// counts are about the same again.
 func leakCheck(t testing.TB) func() {
 	files := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
@@ -225,7 +225,8 @@ func leakCheck(t testing.TB) func() {
 	}
 }
 
-// warmGoroutines starts more goroutines than any test does, because the Go runtime keeps memory for them.
+// warmGoroutines starts and ends more goroutines than any test does. The Go runtime keeps the memory of ended
+// goroutines, so that later tests do not add to the heap.
 var warmGoroutines = sync.OnceFunc(func() {
 	var all sync.WaitGroup
 	end := make(chan struct{})
@@ -236,7 +237,7 @@ var warmGoroutines = sync.OnceFunc(func() {
 	all.Wait()
 })
 
-// heapTolerance is less memory than a thousand connections use.
+// heapTolerance is the accepted growth of the heap. A thousand connections use more memory.
 const heapTolerance = 1 << 20
 
 // liveHeap returns the number of bytes in use, after two garbage collections that also empty pools.
@@ -397,9 +398,9 @@ func TestAgentsThatFlap(t *testing.T) {
 	noLeaks()
 }
 
-// TestSilentFrontendLink checks that the client abandons a connection to the tunnel server that is silent and
-// has no other streams, after a failed dial. If the link works again, open streams of abandoned connections
-// continue, and the connections are closed after them (KON-053).
+// TestSilentFrontendLink checks that, after a failed dial, the client abandons a silent connection to the tunnel
+// server. If the link then works again, open streams of the abandoned connection continue, and the connection is
+// closed when they have ended (KON-053).
 func TestSilentFrontendLink(t *testing.T) {
 	for name, resume := range map[string]chan bool{"lost": nil, "delayed": make(chan bool)} {
 		t.Run(name, func(t *testing.T) {
@@ -440,8 +441,8 @@ func TestSilentFrontendLink(t *testing.T) {
 	}
 }
 
-// TestCancelledDials checks that a dial which is cancelled before a response could arrive does not make the
-// client abandon its connection (KON-053).
+// TestCancelledDials checks that the client keeps its connection if a dial is cancelled before a response could
+// arrive (KON-053).
 func TestCancelledDials(t *testing.T) {
 	p := newPKI(t)
 	r, err := newRig(t, p, 0, neverCut, neverCut, false)
@@ -456,7 +457,7 @@ func TestCancelledDials(t *testing.T) {
 		}
 		must(t, r.echoOnce(t.Context()))
 	}
-	if n := r.frontend.accepted.Load(); n > 5 { // only 1, unless the machine is very slow
+	if n := r.frontend.accepted.Load(); n > 5 { // more than 1 only if the machine is very slow
 		t.Errorf("%d connections were opened, want at most 5", n)
 	}
 }

@@ -118,7 +118,7 @@ func serveOn(l net.Listener, handle func(net.Conn)) {
 	}
 }
 
-// freePort returns a free port below 32768. The programs of the reference reject ephemeral ports.
+// freePort returns a free port below 32768. The reference programs reject ephemeral ports.
 func freePort(t testing.TB) string {
 	for port := 20000 + os.Getpid()%5000; port < 32000; port++ {
 		if taken[port] { // another caller may be about to listen
@@ -180,12 +180,12 @@ func (tr transport) String() string {
 var transports = []transport{{server.ModeGRPC, true}, {server.ModeGRPC, false}, {server.ModeHTTPConnect, true},
 	{server.ModeHTTPConnect, false}}
 
-// tunnelServer is a running tunnel server: one of Trellis in this process, or a program of the reference.
+// tunnelServer is a running tunnel server: a Trellis server in this process, or a reference program.
 type tunnelServer struct {
 	frontend string // socket or address
 	agents   string // address
 	ready    func() bool
-	trellis  *server.Server // nil for the reference
+	trellis  *server.Server // nil for a reference server
 }
 
 func startTrellisServer(t testing.TB, p *pki, tr transport) *tunnelServer {
@@ -274,7 +274,7 @@ func (tr transport) connect(p *pki, frontend string) func(context.Context) (net.
 	}
 }
 
-// trellisClient returns the dialer of Trellis for a transport.
+// trellisClient returns a dialer that uses the Trellis client for a transport.
 func trellisClient(t testing.TB, p *pki, tr transport, frontend string) dialer {
 	connect := tr.connect(p, frontend)
 	if tr.mode == server.ModeHTTPConnect {
@@ -288,7 +288,7 @@ func trellisClient(t testing.TB, p *pki, tr transport, frontend string) dialer {
 // referenceClient returns the dialer of kube-apiserver for gRPC.
 func referenceClient(t testing.TB, p *pki, tr transport, frontend string) dialer {
 	if tr.mode == server.ModeHTTPConnect {
-		t.Skip("the reference has no client for HTTP CONNECT")
+		t.Skip("the reference implementation has no client for HTTP CONNECT")
 	}
 	creds, target := insecure.NewCredentials(), frontend
 	if tr.uds {

@@ -24,7 +24,7 @@ type clockConn struct {
 	*net.TCPConn
 
 	mu                sync.Mutex
-	elapsed, deadline time.Duration // deadline is on the clock of elapsed; 0 means none
+	elapsed, deadline time.Duration // deadline is compared with elapsed; 0 means no deadline
 }
 
 func (c *clockConn) SetReadDeadline(t time.Time) error {
@@ -93,9 +93,9 @@ func connectClockAgent(t *testing.T, p *pki, s *tunnelServer) (a *agent.Session,
 	return a, dialled
 }
 
-// TestFrontendCloses checks that nothing is left after an API server closes a connection opened with HTTP
-// CONNECT, even if the destination neither reads nor closes. The tunnel server cannot distinguish this from
-// the end of one direction (KON-044, KON-051).
+// TestFrontendCloses checks that an API server can close a connection opened with HTTP CONNECT even if the
+// destination neither reads nor closes. All resources are released. The tunnel server cannot distinguish this
+// close from the end of one direction (KON-044, KON-051).
 func TestFrontendCloses(t *testing.T) {
 	for _, tr := range []transport{{server.ModeHTTPConnect, true}, {server.ModeHTTPConnect, false}} {
 		t.Run(tr.String(), func(t *testing.T) {
@@ -128,8 +128,8 @@ func TestFrontendCloses(t *testing.T) {
 	}
 }
 
-// TestSlowHalfClosedConnection checks that a connection continues after one direction has ended, as long as
-// data arrives in the other direction within the timeout. Otherwise it is aborted (KON-044).
+// TestSlowHalfClosedConnection checks that, after one direction has ended, a connection continues as long as data
+// arrives in the other direction within the timeout. Otherwise the connection is aborted (KON-044).
 func TestSlowHalfClosedConnection(t *testing.T) {
 	for _, side := range []string{"API server", "destination"} {
 		t.Run("ended by the "+side, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestSlowHalfClosedConnection(t *testing.T) {
 	}
 }
 
-// checkAborted reads to the end, and fails the test unless it is an error.
+// checkAborted reads until the connection ends. It fails the test unless the connection ends with an error.
 func checkAborted(t *testing.T, c net.Conn) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(testTimeout))

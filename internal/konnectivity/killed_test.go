@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// killPoint defines when a process is killed: directly after a certain packet of a script was forwarded.
+// killPoint defines when a process is killed: directly after a certain packet of a script has been forwarded.
 type killPoint struct {
 	script    string
 	at        *linkSide
@@ -45,7 +45,8 @@ func (m killPoint) String() string {
 	return fmt.Sprintf("%s, %v %s at the %s", m.script, m.packet, direction, m.at.name)
 }
 
-// killPoints returns a point for each packet type, in each direction in which it is sent.
+// killPoints returns the points at which a test kills a process. There is one for each packet type and each
+// direction in which the type is sent.
 func killPoints(mode server.Mode, packets bool) (all []killPoint) {
 	for _, at := range []*linkSide{atFrontend, atAgent} {
 		all = append(all, []killPoint{
@@ -69,9 +70,9 @@ func killPoints(mode server.Mode, packets bool) (all []killPoint) {
 		killPoint{"cancelled dial", atAgent, wire.DialCls, false}, killPoint{"drain", atAgent, wire.Drain, true})
 }
 
-// TestKilledAtEachPacket kills a process directly after each packet that it sends or receives, in every mode.
-// It checks that the operation ends, that the other processes continue with a new process, and that nothing is
-// left of the old one (KON-050, KON-053).
+// TestKilledAtEachPacket kills a process directly after each packet that the process sends or receives, in every
+// mode. It checks that the operation ends, that the other processes continue with a new process, and that all
+// resources of the old process are released (KON-050, KON-053).
 func TestKilledAtEachPacket(t *testing.T) {
 	p := newPKI(t)
 	for _, mode := range []server.Mode{server.ModeGRPC, server.ModeHTTPConnect} {
@@ -170,7 +171,7 @@ func (r *killRig) start(t *testing.T, process string) {
 	}
 }
 
-const unresponsive = "unresponsive.example:1" // a dial of it never ends
+const unresponsive = "unresponsive.example:1" // a dial of this address never ends
 
 func (r *killRig) dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
 	if address == unresponsive {
@@ -251,7 +252,8 @@ func (r *killRig) runScript(ctx context.Context, script string) error {
 	return err
 }
 
-// run runs a script, kills a process at a point of it, restarts the process and runs another script.
+// run runs a script and kills a process at a point of the script. It then restarts the process and runs another
+// script.
 func (r *killRig) run(t *testing.T, m killPoint, victim string) {
 	var once sync.Once
 	killed := make(chan struct{})

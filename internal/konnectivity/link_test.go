@@ -18,8 +18,9 @@ import (
 type link struct {
 	net.Listener
 	dial  func() (net.Conn, error)
-	relay func(l *link, to, from net.Conn, up bool) // relays one direction; up means to the tunnel server
-	// packets hides h2.SettingTunnel, so that the agent uses packets as the reference does.
+	relay func(l *link, to, from net.Conn, up bool) // relays one direction: up to the tunnel server, or down
+	// If packets is true, the link removes h2.SettingTunnel, so that the agent uses packets like the reference
+	// agent.
 	packets  bool
 	onPacket func(t wire.Type, up bool) // called after a packet was forwarded
 

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// TestServerWithoutAgents checks that the client reconnects when its tunnel server has lost its agents, behind
-// a load balancer that checks /readyz (KON-054, KON-055).
+// TestServerWithoutAgents checks a client behind a load balancer that checks /readyz. The client reconnects when
+// its tunnel server has lost its agents (KON-054, KON-055).
 func TestServerWithoutAgents(t *testing.T) {
 	p, tr := newPKI(t), transport{server.ModeGRPC, true}
 	first, second := startTrellisServer(t, p, tr), startTrellisServer(t, p, tr)

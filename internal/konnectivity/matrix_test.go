@@ -62,7 +62,7 @@ func TestMatrix(t *testing.T) {
 // promptLimit is shorter than any timeout at the end of a connection, and longer than a normal end takes.
 const promptLimit = 20 * time.Second
 
-// waitPromptly waits for a condition, and fails the test if it takes as long as a timeout.
+// waitPromptly waits for a condition, and fails the test if this takes longer than promptLimit.
 func waitPromptly(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
 	began := time.Now()
@@ -71,7 +71,8 @@ func waitPromptly(t testing.TB, condition string, holds func() bool) {
 	}
 }
 
-// shutDownPromptly shuts down a server without open connections, and fails the test if the server waits.
+// shutDownPromptly shuts down a server that has no open connections. It fails the test if this takes longer than
+// promptLimit.
 func shutDownPromptly(t testing.TB, s *server.Server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), promptLimit)
@@ -198,8 +199,8 @@ func clientCloses(t *testing.T, dial dialer) {
 	}
 }
 
-// endAfterCloseWrite checks that reading ends after CloseWrite. It may end with an error if half-close is not
-// supported.
+// endAfterCloseWrite checks that reading ends after CloseWrite. Without support for half-closed connections, it
+// may end with an error.
 func endAfterCloseWrite(t *testing.T, dial dialer) {
 	conn := mustDial(t, dial, serve(t, func(c net.Conn) {
 		_, _ = io.Copy(c, c)
@@ -212,7 +213,7 @@ func endAfterCloseWrite(t *testing.T, dial dialer) {
 	}
 	half, ok := conn.(interface{ CloseWrite() error })
 	if !ok {
-		return // the reference client does not support it
+		return // the reference client has no CloseWrite
 	}
 	_ = half.CloseWrite()
 	_ = conn.SetReadDeadline(time.Now().Add(testTimeout))
@@ -221,7 +222,7 @@ func endAfterCloseWrite(t *testing.T, dial dialer) {
 	}
 }
 
-// manyCloses closes connections from either side, and from both.
+// manyCloses closes connections on one side, on the other side, and on both sides.
 func manyCloses(t *testing.T, dial dialer) {
 	closesFirst := serve(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))

@@ -100,8 +100,8 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 	}
 }
 
-// TestUnauthenticatedStreams checks that a client without an admitted agent can open only a few streams, and
-// uses little memory (KON-045).
+// TestUnauthenticatedStreams checks that a client can open only a few streams, and uses little memory, before it
+// has authenticated an agent (KON-045).
 func TestUnauthenticatedStreams(t *testing.T) {
 	p := newPKI(t)
 	s := server.New(server.Options{Count: 1, KeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default},
@@ -153,7 +153,7 @@ func TestAgentWithoutWindow(t *testing.T) {
 			select {
 			case more := <-updates:
 				window += int(more)
-			case <-time.After(time.Millisecond): // a disconnected agent gets no updates
+			case <-time.After(time.Millisecond): // a disconnected agent receives no WINDOW_UPDATE
 			}
 		}
 		if window < len(piece) || f.WriteData(1, false, piece) != nil {
@@ -230,7 +230,7 @@ func TestStallOnSharedStream(t *testing.T) {
 			waitFor(t, "the stalled connection is closed", closed.Load)
 			_ = stalled.SetReadDeadline(time.Now().Add(testTimeout))
 			if _, err := io.Copy(io.Discard, stalled); err == nil ||
-				!strings.Contains(err.Error(), "too little has been read") {
+				!strings.Contains(err.Error(), "the reader is too slow") {
 				t.Errorf("the connection ends with %v", err)
 			}
 			checkNewConn(t, dial)
@@ -258,7 +258,7 @@ func TestStalledDestinationOnSharedStream(t *testing.T) {
 	for piece := make([]byte, 32<<10); err == nil; {
 		_, err = stalled.Write(piece)
 	}
-	if !strings.Contains(err.Error(), "too little has been read") || a.stalled.Load() != 1 {
+	if !strings.Contains(err.Error(), "the reader is too slow") || a.stalled.Load() != 1 {
 		t.Errorf("the connection ends with %v, %d stalls counted, want 1", err, a.stalled.Load())
 	}
 	checkNewConn(t, dial)
@@ -312,14 +312,14 @@ func TestSecondHeader(t *testing.T) {
 	(<-requests).Header([]hpack.HeaderField{{Name: "a", Value: "trailer"}}, true)
 	_ = out.SetReadDeadline(time.Now().Add(testTimeout))
 	if _, err := out.Read(make([]byte, 1)); err == nil || err == io.EOF ||
-		!strings.Contains(err.Error(), "header in the midst") {
+		!strings.Contains(err.Error(), "unexpected header within") {
 		t.Errorf("the connection ends with %v", err)
 	}
 	waitFor(t, "the stream ends", func() bool { return c.StreamCount() == 1 })
 }
 
-// TestFrontendDisconnectsDuringDial checks that the agent's dial is cancelled when the API server disconnects
-// or cancels its dial, and that nothing is left (KON-044, KON-051).
+// TestFrontendDisconnectsDuringDial checks that the agent's dial is cancelled when the API server disconnects or
+// cancels its dial, and that all resources are released (KON-044, KON-051).
 func TestFrontendDisconnectsDuringDial(t *testing.T) {
 	for _, tr := range transports {
 		t.Run(tr.String(), func(t *testing.T) {
@@ -372,8 +372,8 @@ func TestFrontendDisconnectsDuringDial(t *testing.T) {
 	}
 }
 
-// TestDialTimeoutRace checks dials that take about as long as DialTimeout. Each returns a connection or an
-// error, and leaves nothing (KON-054).
+// TestDialTimeoutRace checks dials that take about as long as DialTimeout. Each dial returns a connection or an
+// error, and all resources are released (KON-054).
 func TestDialTimeoutRace(t *testing.T) {
 	p := newPKI(t)
 	s := server.New(server.Options{ID: "s", Count: 1, DialTimeout: 2 * time.Millisecond,

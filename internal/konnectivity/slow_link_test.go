@@ -19,7 +19,7 @@ import (
 const (
 	queuedPieces = 32       // maximum number of pieces that a slow link holds
 	pieceBytes   = 16 << 10 // maximum size of a piece
-	socketBuffer = 64 << 10 // size of socket buffers that must not affect the result
+	socketBuffer = 64 << 10 // size of socket buffers, small so that they do not affect the result
 	bulkBytes    = 16 << 20
 	// maxInFlight is the maximum amount of data of a connection between its two ends, through a tunnel with a slow
 	// link: the windows of four hops, socket buffers and the link. maxBuffered is the additional data that a tunnel
@@ -43,7 +43,7 @@ func (p *linkSpeed) String() string {
 	return p.delay.String() + " each way"
 }
 
-// delivery returns the time at which n bytes arrive that are sent now.
+// delivery returns the time at which n bytes arrive if they are sent now.
 func (p *linkSpeed) delivery(n int, up bool) (arrival time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,7 +204,7 @@ func checkBothDirections(t *testing.T, dial dialer) {
 // bulkStream is a large transfer.
 type bulkStream struct{ sent, received, peak atomic.Int64 }
 
-// send sends bulkBytes, or until an error.
+// send sends bulkBytes bytes. It stops at the first error.
 func (s *bulkStream) send(to net.Conn) {
 	for piece := make([]byte, pieceBytes); s.sent.Load() < bulkBytes; {
 		n, err := to.Write(piece)
@@ -250,8 +250,8 @@ func checkBulkUp(t *testing.T, dial dialer, limit int64) {
 	checkBulk(t, dial, limit, (*bulkStream).send, (*bulkStream).read)
 }
 
-// checkBulk runs a transfer between the client (here) and a destination (there), with a small request during
-// the transfer.
+// checkBulk runs a transfer between the client, which calls the function here, and a destination, which calls the
+// function there. During the transfer, it checks a small request.
 func checkBulk(t *testing.T, dial dialer, limit int64, here, there func(*bulkStream, net.Conn)) {
 	var s bulkStream
 	conn := mustDial(t, dial, serve(t, func(c net.Conn) {

@@ -18,8 +18,8 @@ import (
 const stallTimeout = 5 * time.Second
 
 // TestStalledReader checks that a stalled reader blocks no other connection, and that its buffered data is
-// limited. With its own stream, the connection continues when the reader does. On a shared stream, 4 MiB more
-// are buffered, and the connection is closed and counted after 5 s (KON-050).
+// limited. If the connection has its own stream, it continues when the reader continues. On a shared stream, 4 MiB
+// more are buffered, and the connection is closed and counted after 5 s (KON-050).
 func TestStalledReader(t *testing.T) {
 	for _, packets := range []bool{false, true} {
 		t.Run(fmt.Sprintf("packets=%v", packets), func(t *testing.T) {
@@ -96,7 +96,8 @@ func checkStalledClosed(t *testing.T, s *program, closed chan struct{}, began ti
 	}
 }
 
-// checkStalledContinues waits until no more data is accepted, and then reads more than that data.
+// checkStalledContinues waits until the connection accepts no more data. It then reads more bytes than the
+// connection had accepted.
 func checkStalledContinues(t *testing.T, sent *atomic.Int64, closed chan struct{}, stalled net.Conn) {
 	last, since := int64(0), time.Now()
 	waitFor(t, "no more data is accepted", func() bool {

@@ -14,8 +14,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// TestSuccessor checks that the successor of a server that is shutting down, at the same address, gets the
-// agent while the old server still has a connection. The successor may have the same ID (KON-053, KON-055).
+// TestSuccessor checks that a server that is shutting down can have a successor at the same address. The agent
+// connects to the successor while the old server still has a connection. The successor may have the same ID
+// (KON-053, KON-055).
 func TestSuccessor(t *testing.T) {
 	for _, c := range []struct {
 		name, id string
@@ -75,8 +76,8 @@ func dialThrough(t testing.TB, socket string) dialer {
 	return func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }
 }
 
-// TestReferenceServerShutdown checks that the reference server, which waits for its agents, exits when an
-// agent of Trellis has no open connections (KON-050, KON-053).
+// TestReferenceServerShutdown checks that the reference server, which waits for its agents, exits when a
+// Trellis agent has no open connections (KON-050, KON-053).
 func TestReferenceServerShutdown(t *testing.T) {
 	p := newPKI(t)
 	agents, health, frontend := freePort(t), freePort(t), filepath.Join(t.TempDir(), "sock")

@@ -153,15 +153,15 @@ func (f *twoMachines) checkForeignTokens() {
 		"konnectivity-agent && cp /etc/kubernetes/pki/ca.crt cluster-ca.crt", "created")
 	for _, c := range []struct{ namespace, account, audience, reason string }{
 		{"kube-system", "konnectivity-agent", "other", "the token is not valid for the audience"},
-		{"kube-system", "other", "system:konnectivity-server", "the token is of ServiceAccount"},
+		{"kube-system", "other", "system:konnectivity-server", "the token belongs to ServiceAccount"},
 		{"default", "konnectivity-agent", "system:konnectivity-server",
-			"the token is of a ServiceAccount in namespace"},
+			"the token belongs to a ServiceAccount in namespace"},
 	} {
 		f.expect("kubectl create token "+c.account+" -n "+c.namespace+" --audience="+c.audience+" > token", "")
 		p := f.startOn(f.nodes, f.dir+"/path/trellis", "konnectivity", "agent", "--proxy-server-host="+f.address,
 			"--proxy-server-port=8132", "--ca-cert=cluster-ca.crt",
 			"--service-account-token-path=token", "--health-server-port=0", "--admin-server-port=0")
-		p.waitForOutput(1, "No connection to a server",
+		p.waitForOutput(1, "Cannot connect to a server",
 			"the agent's token is not accepted: see the log of the tunnel server")
 		p.kill()
 		f.waitForServerLog(c.reason)

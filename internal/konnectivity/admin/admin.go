@@ -23,8 +23,8 @@ const (
 	idleTimeout       = 2 * time.Minute
 )
 
-// HealthHandler returns the handler of the health port. The liveness endpoints always answer "ok". ready
-// answers the readiness endpoints: it reports whether connections can be opened through the tunnel.
+// HealthHandler returns the handler of the health port. The liveness endpoints always answer "ok". The function
+// ready answers the readiness endpoints. It reports whether connections can be opened through the tunnel.
 func HealthHandler(r *prometheus.Registry, ready http.HandlerFunc) http.Handler {
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
 	mux := newMux(r)
@@ -35,8 +35,8 @@ func HealthHandler(r *prometheus.Registry, ready http.HandlerFunc) http.Handler 
 	return mux
 }
 
-// AdminHandler returns the handler of the admin port. With contention, it enables block profiling for the whole
-// process, which slows down every lock.
+// AdminHandler returns the handler of the admin port. If profiling and contention are true, it enables block
+// profiling for the whole process, which slows down every lock.
 func AdminHandler(r *prometheus.Registry, profiling, contention bool) http.Handler {
 	mux := newMux(r)
 	if profiling {
@@ -57,8 +57,8 @@ func newMux(r *prometheus.Registry) *http.ServeMux {
 	return mux
 }
 
-// Serve listens on address and serves h in the background until the returned server is closed. The server's
-// Addr is the actual listen address. Errors name flag, the command-line flag that sets the port.
+// Serve listens on address and serves h in the background until the returned server is closed. The server's Addr
+// is the actual listen address. Errors contain flag, the name of the command-line flag that sets the port.
 func Serve(flag, address string, h http.Handler) (*http.Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

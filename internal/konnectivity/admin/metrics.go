@@ -8,10 +8,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// NewRegistry returns a registry with the metrics of the Go runtime and the process, and a factory that
-// registers more metrics. The factory prefixes their names with konnectivity_network_proxy_ and component,
-// "server" or "agent", as the reference does (kubernetes-sigs/apiserver-network-proxy, pkg/server/metrics and
-// pkg/agent/metrics).
+// NewRegistry returns a registry with the metrics of the Go runtime and the process, and a factory that registers
+// more metrics. The factory adds the prefix konnectivity_network_proxy_server_ or
+// konnectivity_network_proxy_agent_ to their names, depending on component. The reference implementation uses the
+// same names (kubernetes-sigs/apiserver-network-proxy, pkg/server/metrics and pkg/agent/metrics).
 func NewRegistry(component string) (*prometheus.Registry, promauto.Factory) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -24,10 +24,10 @@ func NewPacketCounter(factory promauto.Factory) *prometheus.CounterVec {
 		[]string{"segment", "packet_type"})
 }
 
-// CountPackets returns a function that counts each packet by its type. Received packets count for the segment
-// from, and sent packets for the segment to.
+// CountPackets returns a function that counts each packet by its type. The label segment has the value in from for
+// received packets, and the value in to for sent packets.
 func CountPackets(packets *prometheus.CounterVec, from, to string) func(t wire.Type, received bool) {
-	const unknown = wire.Drain + 1 // all types that the wire package does not define
+	const unknown = wire.Drain + 1 // stands for all types that the wire package does not define
 	var in, out [unknown + 1]prometheus.Counter
 	for t := range in { // the counters are looked up once because packets are frequent
 		in[t] = packets.WithLabelValues(from, wire.Type(t).String())

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Each backoff is longer than the previous one by backoffFactor, plus a random part up to backoffJitter, so
-// that agents do not reconnect all at once.
+// Each backoff is backoffFactor times as long as the previous one. A random part of up to backoffJitter is added,
+// so that agents do not reconnect all at once.
 const backoffFactor, backoffJitter = 1.5, 0.2
 
 // serverAddress is an address of a server, or of a load balancer in front of several servers.

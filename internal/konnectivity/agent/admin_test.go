@@ -19,8 +19,8 @@ func getFrom(h http.Handler, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestHealth checks the health endpoints: the agent is always alive, and ready while it has a session. The
-// responses are the reference's (KON-040, KON-052).
+// TestHealth checks the health endpoints: the agent is always alive, and it is ready while it has a session. The
+// responses equal those of the reference agent (KON-040, KON-052).
 func TestHealth(t *testing.T) {
 	const notReady = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
 	m := NewMetrics()
@@ -47,8 +47,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestMetrics checks that the admin port and the health port serve the metrics, with the names of the
-// reference (KON-052).
+// TestMetrics checks that the admin port and the health port serve the metrics, with the names that the reference
+// agent uses (KON-052).
 func TestMetrics(t *testing.T) {
 	m := NewMetrics()
 	m.ObserveDial(30*time.Millisecond, nil)
@@ -81,7 +81,7 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("no %s in\n%s", want, text)
 			}
 		}
-		// The tests of the reference compare these texts.
+		// The tests of the reference implementation compare these texts.
 		for _, help := range []string{
 			"endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
 			"open_endpoint_connections Current number of open endpoint connections.",

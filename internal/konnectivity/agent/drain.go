@@ -9,7 +9,7 @@ import (
 const (
 	// drainTimeout limits the time for connections to end. By default, a Pod has 30 seconds to terminate.
 	drainTimeout = 25 * time.Second
-	// drainPollInterval is the interval of counting connections. It is long enough for a dial request in
+	// drainPollInterval is the interval at which connections are counted. It is long enough for a dial request in
 	// transit to arrive.
 	drainPollInterval = 500 * time.Millisecond
 )
@@ -30,7 +30,7 @@ func (s *servers) drain() {
 		s.tasks.Go(func() { _ = session.CloseWhenIdle() })
 	}
 	s.tasks.Wait()
-	// An open socket with data to write outlives its tunnel.
+	// A socket with data to write stays open after its tunnel has ended.
 	for s.metrics.openConns.Load() > 0 && time.Now().Before(deadline) {
 		<-time.After(drainPollInterval)
 	}

@@ -13,15 +13,15 @@ import (
 
 var errRefused = errors.New("connection refused")
 
-// fixture holds the tunnel servers that an agent can reach, and the agent. Its clock is that of synctest.
+// fixture holds an agent and the tunnel servers that the agent can reach. It uses the clock of synctest.
 type fixture struct {
 	t               *testing.T
 	ctx             context.Context
 	servers         *servers
-	backends        map[string][]string // servers by address, used in turn; without servers, a dial is refused
-	count           int                 // the number of servers that servers report
+	backends        map[string][]string // servers by address, used in turn; if an address has none, its dials fail
+	count           int                 // the server count that the servers report
 	sessionLifetime time.Duration       // 0 means unlimited
-	reference       bool                // the servers are the reference implementation's
+	reference       bool                // the servers behave like reference servers
 	dials           []dial
 	sessions        []*fakeSession
 	stop            context.CancelFunc
@@ -33,7 +33,7 @@ type dial struct {
 	at      time.Time
 }
 
-// runFixture starts an agent after prepare, and runs a test with it.
+// runFixture calls prepare, starts the agent and then calls test.
 func runFixture(t *testing.T, prepare func(*fixture), test func(*fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{t: t, count: 1, backends: map[string][]string{}, ended: make(chan struct{})}
@@ -90,7 +90,7 @@ func (f *fixture) connect(_ context.Context, address string) (session, error) {
 // advance advances the clock and returns the dials in that time.
 func (f *fixture) advance(d time.Duration) []dial {
 	synctest.Wait()
-	f.servers.mu.Lock() // orders earlier reads of the test before the next steps of the agent
+	f.servers.mu.Lock() // shows the race detector that earlier reads of the test are over
 	before := len(f.dials)
 	f.servers.mu.Unlock()
 	<-time.After(d)
@@ -98,8 +98,8 @@ func (f *fixture) advance(d time.Duration) []dial {
 	return f.dials[before:]
 }
 
-// checkSessions fails the test unless there is exactly one session to each of these servers. Sessions after
-// GOAWAY are ignored.
+// checkSessions fails the test unless there is exactly one session to each of the servers in want. It ignores
+// sessions after GOAWAY.
 func (f *fixture) checkSessions(want ...string) {
 	f.t.Helper()
 	synctest.Wait()

@@ -25,8 +25,8 @@ func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
 	}
 }
 
-// TestCountLeases checks that only valid Leases count and that only their addresses are dialled, as in the
-// reference (KON-055).
+// TestCountLeases checks that only valid Leases count and that only their addresses are dialled. The reference
+// agent does the same (KON-055).
 func TestCountLeases(t *testing.T) {
 	acquired, never, endless := lease("acquired", "", 0), lease("never", "n:1", 0), lease("endless", "e:1", 0)
 	acquired.Spec.AcquireTime, acquired.Spec.RenewTime = acquired.Spec.RenewTime, nil

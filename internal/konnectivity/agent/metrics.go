@@ -12,12 +12,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// Metrics holds the metrics of one agent. Metrics with the reference's meaning have the reference's names and
-// help texts, because the reference's tests compare both.
+// Metrics holds the metrics of one agent. Metrics that the reference agent also has use its names and help texts,
+// because the tests of the reference implementation compare them.
 type Metrics struct {
 	registry  *prometheus.Registry
 	openConns atomic.Int64 // open connections to destinations
-	// lastConnID is shared by all tunnels, because the reference's server expects an agent's IDs to be unique.
+	// lastConnID is shared by all tunnels, because the reference server expects that each connection of an agent
+	// has a different ID.
 	lastConnID atomic.Int64
 
 	dials                   prometheus.Histogram

@@ -32,7 +32,7 @@ func dialServer(ctx context.Context, address string, tlsConfig *tls.Config) (net
 		return nil, err
 	}
 	config := tlsConfig.Clone()
-	config.ServerName = "" // verify the proxy's certificate against the proxy's own name
+	config.ServerName = "" // the proxy's certificate must be valid for the proxy's own name
 	dial, err := proxydial.New(proxy, config)
 	if err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
-const endpointDialTimeout = 5 * time.Second // for a connection to a destination, as in the reference
+const endpointDialTimeout = 5 * time.Second // limit for connecting to a destination, as in the reference agent
 
 // Config configures an agent. The files are read again for each connection to a server.
 type Config struct {
@@ -43,12 +43,13 @@ type Config struct {
 	KeepaliveTime             time.Duration
 
 	SyncInterval, SyncIntervalCap time.Duration // first and longest backoff between attempts
-	// SyncForever keeps looking for servers when the known number of servers is connected.
+	// If SyncForever is true, the agent keeps looking for servers even when it is connected to the expected number
+	// of servers.
 	SyncForever bool
 
 	CountLeases bool // count servers by their Leases, read with Kubeconfig or the Pod's token
-	// LargerCount uses the larger of the number of Leases and the number that servers report. Otherwise only
-	// Leases count.
+	// If LargerCount is true, the larger of two server counts is used: the number of Leases, and the number that
+	// servers report. Otherwise only Leases count.
 	LargerCount    bool
 	LeaseNamespace string
 	LeaseSelector  labels.Selector
@@ -59,7 +60,7 @@ type Config struct {
 	Profiling, ContentionProfiling bool
 }
 
-// Run runs an agent until ctx is done. It then accepts no new connections, and returns when all open
+// Run runs an agent until ctx is done. The agent then accepts no new connections, and Run returns when all open
 // connections have ended, after at most 25 seconds. It returns an error only if the agent cannot start.
 func Run(ctx context.Context, c Config) error {
 	metrics := NewMetrics()
@@ -95,7 +96,7 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// serveReady reports at the health port whether a session is open, with the reference's texts.
+// serveReady reports at the health port whether a session is open. The texts equal those of the reference agent.
 func (s *servers) serveReady(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !s.ready():
@@ -116,7 +117,7 @@ func (c *Config) connectOnce(ctx context.Context, address string, metrics *Metri
 	}
 	session, err := Connect(ctx, address, options)
 	if err != nil {
-		return nil, explainTLSError(err) // a nil *Session would be a non-nil interface
+		return nil, explainTLSError(err) // not session: a nil *Session would be a non-nil interface
 	}
 	return session, nil
 }

@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// serverPair writes a self-signed certificate for 127.0.0.1 and servers.example, and its key. It returns their
-// files and the loaded certificate. The file also contains the CA, after the certificate.
+// serverPair writes a certificate for 127.0.0.1 and servers.example, and its key. It returns their file names and
+// the loaded certificate. The certificate file also contains the CA that signed the certificate.
 func serverPair(t *testing.T, dir, name string) (certFile, keyFile string, loaded tls.Certificate) {
 	t.Helper()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("servers.example", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
@@ -179,8 +179,8 @@ func TestRejectedCertificate(t *testing.T) {
 	}
 }
 
-// TestLocalTLSError checks that an error of the agent's own verification is not explained as a rejected agent
-// certificate.
+// TestLocalTLSError checks that the error has no hint about the agent's certificate if the agent rejects the
+// server's certificate.
 func TestLocalTLSError(t *testing.T) {
 	local := &net.OpError{Op: "local error", Err: errors.New("tls: bad certificate")}
 	if err := explainTLSError(local); err != local {
@@ -205,7 +205,7 @@ func acceptTLS(t *testing.T, c *tls.Config) (address string) {
 	return l.Addr().String()
 }
 
-// TestTokenIsReadAgain checks that the token is read for each connection, because its file is renewed
+// TestTokenIsReadAgain checks that the token file is read for each connection, because the token in it is renewed
 // (KON-041).
 func TestTokenIsReadAgain(t *testing.T) {
 	dir := t.TempDir()

@@ -13,8 +13,8 @@ import (
 
 const (
 	lookupTimeout = 10 * time.Second // time to resolve the servers' name
-	// maxAddresses limits the addresses that are kept. It also limits the addresses of the name, and those of
-	// Leases.
+	// maxAddresses limits the number of stored addresses. It also limits the number of addresses that the DNS name
+	// resolves to, and the number of addresses in Leases.
 	maxAddresses = 1000
 )
 
@@ -30,12 +30,13 @@ type session interface {
 	Close()
 }
 
-// servers keeps one session to each server. Sessions to draining servers do not count, because those servers
-// may have successors.
+// servers keeps one session to each server. Sessions to draining servers do not count, because those servers may
+// have successors.
 //
-// Each address without a session is dialled. An address that has led to a server is dialled again only if
-// servers are missing and no other address without a session leads to a known server: it may be a load
-// balancer. After each attempt, the address waits for its backoff.
+// Each address without a session is dialled. While servers are missing, addresses with a session are dialled too,
+// because a load balancer may lead to the missing servers. If no address belongs to a load balancer, a server
+// whose address has lost its session does not count as missing. After each attempt, an address is not dialled
+// again before its backoff ends.
 type servers struct {
 	*Config
 	connect   func(ctx context.Context, address string) (session, error)
@@ -52,8 +53,8 @@ type servers struct {
 	addresses     map[string]*serverAddress // by host:port
 	reportedCount int                       // number of servers, as reported by the last server that was connected
 	resolvedHosts []string                  // addresses of Host when it was last resolved
-	// leaseCount is the number of valid Leases when at least one was last valid. All Leases expire while the
-	// control plane is down.
+	// leaseCount is the last number of valid Leases that was not 0. All Leases expire while the control plane is
+	// down.
 	leaseCount     int
 	leaseAddresses []string // addresses in the annotations of those Leases
 	lookupBackoff  backoff
@@ -139,8 +140,8 @@ func (s *servers) reconcile(ctx context.Context) time.Duration {
 	return next.Sub(now)
 }
 
-// lacksSession reports whether the address needs a dial: no session uses it, and its last server has no
-// session.
+// lacksSession reports whether the address needs a dial: it has no session, and there is no session to the server
+// that it last led to.
 func (s *servers) lacksSession(a *serverAddress) bool {
 	_, connected := s.sessions[a.lastServer]
 	return a.sessions == 0 && !connected && !a.dialing
@@ -232,8 +233,8 @@ func (s *servers) dial(ctx context.Context, a *serverAddress) {
 	})
 }
 
-// addSession records the result of a dial. It reports whether the session is a new one to serve. It closes a
-// session to a server that has one already.
+// addSession records the result of a dial. It reports whether the session is the first one to its server. Further
+// sessions to the same server are closed when they are idle.
 func (s *servers) addSession(ctx context.Context, a *serverAddress, session session, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,18 +247,18 @@ func (s *servers) addSession(ctx context.Context, a *serverAddress, session sess
 	if err != nil {
 		a.extend(s.SyncInterval, s.SyncIntervalCap)
 		if a.lastError != err.Error() && ctx.Err() == nil { // not logged yet
-			klog.ErrorS(err, "No connection to a server, will try again", "address", a.address)
+			klog.ErrorS(err, "Cannot connect to a server, will try again", "address", a.address)
 		}
 		a.lastError = err.Error()
 		return false
 	}
 	a.lastServer, a.lastError, s.reportedCount = session.ServerID(), "", session.ServerCount()
 	_, duplicate := s.sessions[a.lastServer]
-	if !duplicate && a.sessions > 0 { // a load balancer; continue to look for its other servers
+	if !duplicate && a.sessions > 0 { // the address belongs to a load balancer; continue to look for its other servers
 		a.backoff, a.loadBalanced = backoff{}, true
 	}
-	// If several agents dial in step, a round-robin load balancer leads each of them to the same server every time.
-	// An immediate second dial breaks the pattern.
+	// If several agents dial at the same times, a round-robin load balancer may lead each of them to the same
+	// server again and again. An immediate second dial breaks the pattern.
 	if a.redialNow = duplicate && !a.redialNow; !a.redialNow {
 		a.extend(s.SyncInterval, s.SyncIntervalCap)
 	}
@@ -265,7 +266,7 @@ func (s *servers) addSession(ctx context.Context, a *serverAddress, session sess
 	case ctx.Err() != nil:
 		session.Close()
 		return false
-	case duplicate: // the server may already have requested a connection through it
+	case duplicate: // the server may already have requested a connection through the session
 		s.draining[session] = true
 		if session.ServerIsTrellis() {
 			session.Drain()
@@ -283,7 +284,7 @@ func (s *servers) addSession(ctx context.Context, a *serverAddress, session sess
 	return true
 }
 
-// removeSession removes a session whose server accepts no new connections, or that has ended.
+// removeSession removes a session that has ended, or whose server accepts no new connections.
 func (s *servers) removeSession(a *serverAddress, session session, lifetime time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,9 +31,9 @@ func checkBackoff(t *testing.T, intervals []time.Duration) {
 	}
 }
 
-// TestLoadBalancer checks that the agent finds all servers behind a load balancer by their IDs, opens one
-// session to each and then dials no more (reference issue 394). It drains a second session to a server of
-// Trellis. It does not drain one to the reference, which may use any session of the agent (KON-055).
+// TestLoadBalancer checks that the agent finds all servers behind a load balancer by their IDs, opens one session
+// to each and then dials no more (reference issue 394). It sends DRAIN on a second session to a Trellis server,
+// but not on a second session to a reference server (KON-055).
 func TestLoadBalancer(t *testing.T) {
 	t.Run("Trellis servers", func(t *testing.T) { checkLoadBalancer(t, false) })
 	t.Run("reference servers", func(t *testing.T) { checkLoadBalancer(t, true) })
@@ -66,13 +66,13 @@ func checkLoadBalancer(t *testing.T, reference bool) {
 	})
 }
 
-// TestAgentsInStep checks that the agent finds all servers behind a round-robin load balancer, even if another
-// agent dials whenever it dials (KON-055).
+// TestAgentsInStep checks that the agent finds all servers behind a round-robin load balancer, even if a second
+// agent always dials at the same times (KON-055).
 func TestAgentsInStep(t *testing.T) {
 	runFixture(t, func(f *fixture) {
 		f.count = 2
 		f.servers.connect = func(ctx context.Context, address string) (session, error) {
-			if n := len(f.dials); n == 0 || time.Since(f.dials[n-1].at) > 0 { // the other agent has dialled as often
+			if n := len(f.dials); n == 0 || time.Since(f.dials[n-1].at) > 0 { // the second agent has dialled as often
 				f.backends["a:1"] = []string{"A", "B"}
 			}
 			return f.connect(ctx, address)
@@ -152,8 +152,8 @@ func TestAddressesOfName(t *testing.T) {
 	})
 }
 
-// TestOneOfSeveralAddressesFails checks that only the address of the failed server is dialled again, if that
-// address leads to no other server (KON-055).
+// TestOneOfSeveralAddressesFails checks that only the address of the failed server is dialled again. No address
+// leads to more than one server (KON-055).
 func TestOneOfSeveralAddressesFails(t *testing.T) {
 	runFixture(t, func(f *fixture) {
 		f.count = 2
@@ -171,8 +171,8 @@ func TestOneOfSeveralAddressesFails(t *testing.T) {
 	})
 }
 
-// TestLoadBalancerAddressFails checks that the agent uses the other address of a load balancer when one fails
-// while DNS still lists it. When all servers are connected again, it dials no more (KON-055).
+// TestLoadBalancerAddressFails checks a load balancer with two addresses, one of which fails while DNS still lists
+// it. The agent uses the other address. When all servers are connected again, it dials no more (KON-055).
 func TestLoadBalancerAddressFails(t *testing.T) {
 	all := []string{"A", "B", "C"}
 	runFixture(t, func(f *fixture) {
@@ -231,8 +231,8 @@ func TestAddressesOfLeases(t *testing.T) {
 	})
 }
 
-// TestLeasesExpire checks that the count and the addresses of expired Leases stay in use until another Lease
-// is valid. Leases expire while the control plane is down (KON-053, KON-055).
+// TestLeasesExpire checks that the count and the addresses of expired Leases stay in use until at least one Lease
+// is valid again. Leases expire while the control plane is down (KON-053, KON-055).
 func TestLeasesExpire(t *testing.T) {
 	leased := []string{"x:8132", "y:8132"}
 	runFixture(t, func(f *fixture) {
@@ -263,8 +263,8 @@ func TestLeasesExpire(t *testing.T) {
 	})
 }
 
-// TestNameIsNotResolved checks that the log of a failed DNS lookup depends on whether addresses of an earlier
-// lookup exist (KON-039).
+// TestNameIsNotResolved checks the log message of a failed DNS lookup. It depends on whether addresses of an
+// earlier lookup exist (KON-039).
 func TestNameIsNotResolved(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		var log bytes.Buffer
@@ -310,8 +310,8 @@ func TestCountSource(t *testing.T) {
 	}
 }
 
-// TestSyncForever checks that --sync-forever finds servers beyond the reported count, with dials at the
-// interval of the cap (KON-055).
+// TestSyncForever checks that an agent with --sync-forever finds more servers than the servers report, and that
+// its dials are SyncIntervalCap apart (KON-055).
 func TestSyncForever(t *testing.T) {
 	runFixture(t, func(f *fixture) {
 		f.servers.SyncForever = true
@@ -359,9 +359,9 @@ func TestServerRestarts(t *testing.T) {
 	})
 }
 
-// TestServerGoesAway checks that a server after GOAWAY no longer counts. The agent connects to its successor,
-// with another or the same ID, for each kind of address. The old session stays open, and its end triggers no
-// dials (KON-053, KON-055).
+// TestServerGoesAway checks that a server no longer counts after it has sent GOAWAY. The agent connects to the
+// server's successor, whether its ID is the same or not, for each kind of address. The old session stays open, and
+// its end triggers no dials (KON-053, KON-055).
 func TestServerGoesAway(t *testing.T) {
 	for _, next := range []string{"A", "B"} {
 		for _, leased := range []bool{false, true} {
@@ -448,8 +448,8 @@ func TestServerWithoutID(t *testing.T) {
 	})
 }
 
-// TestDrain checks that an agent which stops sends DRAIN, opens no sessions, and waits for its connections up
-// to drainTimeout. It does the same if its only server has sent GOAWAY (KON-053).
+// TestDrain checks that a stopping agent sends DRAIN, opens no sessions, and waits for its connections up to
+// drainTimeout. The same applies if the agent's only server has sent GOAWAY (KON-053).
 func TestDrain(t *testing.T) {
 	for _, duration := range []time.Duration{0, 10 * time.Second, time.Hour} {
 		t.Run("", func(t *testing.T) { checkDrain(t, duration, false) })

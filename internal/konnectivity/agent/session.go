@@ -23,8 +23,8 @@ import (
 const (
 	// connectTimeout limits connecting to a server, including TLS and the first response.
 	connectTimeout = 20 * time.Second
-	// minReferenceKeepalive is the minimum interval of pings to the reference's server, which closes
-	// connections that are pinged more often than every 30 s.
+	// minReferenceKeepalive is the minimum interval of pings to a reference server, which closes connections that
+	// are pinged more often than every 30 s.
 	minReferenceKeepalive = 40 * time.Second
 )
 
@@ -60,8 +60,8 @@ type Session struct {
 	handshakeDone chan error // receives the result of the handshake
 }
 
-// Connect opens a tunnel to the server at an address (host:port). The error is that of the connection, or the
-// server's response.
+// Connect opens a tunnel to the server at an address (host:port). It returns an error if the connection fails or
+// the server rejects the agent.
 func Connect(ctx context.Context, address string, options Options) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -129,27 +129,27 @@ func (s *Session) ServerID() string { return s.id }
 // ServerCount returns the number of servers, as reported by this server.
 func (s *Session) ServerCount() int { return s.count }
 
-// ServerIsTrellis reports whether the server is a Trellis server, which can use any session of an agent. The
-// reference's server uses only the first one.
+// ServerIsTrellis reports whether the server is a Trellis server, which can use any session of an agent. A
+// reference server uses only the first one.
 func (s *Session) ServerIsTrellis() bool { return s.serverIsTrellis }
 
 // GoingAway returns a channel that is closed when the server accepts no new connections or the tunnel has
 // ended.
 func (s *Session) GoingAway() <-chan struct{} { return s.conn.GoingAway() }
 
-// Wait blocks until the tunnel has ended and returns the reason. When the server goes away, Wait closes the
-// tunnel after its last connection, because the reference's server waits for the agent to do so.
+// Wait blocks until the tunnel has ended and returns the reason. After the server has sent GOAWAY, Wait closes the
+// tunnel when the last tunnelled connection has ended. A reference server waits for the agent to do so.
 func (s *Session) Wait() error {
 	<-s.conn.GoingAway()
 	if s.conn.Err() == nil {
-		klog.InfoS("A server accepts no new connections; open connections continue",
+		klog.InfoS("A server accepts no new connections. Open connections continue",
 			"server", s.id, "open", s.ConnCount())
 
 	}
 	return s.CloseWhenIdle()
 }
 
-// CloseWhenIdle ends the tunnel when it has no open connections, and returns why the tunnel has ended.
+// CloseWhenIdle ends the tunnel when it has no open connections, and returns the reason why the tunnel has ended.
 func (s *Session) CloseWhenIdle() error {
 	tick := time.NewTicker(drainPollInterval)
 	defer tick.Stop()
@@ -171,7 +171,7 @@ func (s *Session) CloseWhenIdle() error {
 
 // ConnCount returns the number of open connections and pending dials.
 func (s *Session) ConnCount() int {
-	dialing := int(s.dialing.Load()) // read first: a dial that ends after this is counted as open
+	dialing := int(s.dialing.Load()) // read first, so that a dial that ends now is counted at least once
 	return max(dialing+s.packets.ConnCount(), s.conn.StreamCount()-1)
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// testServer is a tunnel server with one agent, whose dials wait until they are allowed.
+// testServer is a tunnel server with one agent. The dials of the agent wait until the test allows them.
 type testServer struct {
 	tunnel.Packets
 	t           *testing.T
@@ -105,9 +105,9 @@ func (s *testServer) checkEndsWithin(d time.Duration) {
 	s.session.Close()
 }
 
-// TestSessionEndsWithLastConnection checks that a session after GOAWAY stays open while it has a connection or
-// a dial, even one requested after GOAWAY. It ends with the last one. A session that the agent
-// itself ends with CloseWhenIdle does the same (KON-053, KON-055).
+// TestSessionEndsWithLastConnection checks that, after GOAWAY, a session stays open until its last connection or
+// dial has ended, even if it was requested after GOAWAY. The same applies if the agent itself ends the session
+// with CloseWhenIdle (KON-053, KON-055).
 func TestSessionEndsWithLastConnection(t *testing.T) {
 	for name, goAway := range map[string]func(*testServer){
 		"GOAWAY":        func(s *testServer) { s.conn.GoAway() },
@@ -169,7 +169,7 @@ func (s *testServer) requestConn() <-chan net.Conn {
 	return result
 }
 
-// startDrain stops the agent, whose only session is this one.
+// startDrain stops an agent whose only session is s.session.
 func (s *testServer) startDrain() (drained chan struct{}) {
 	agent, drained := newServers(&Config{}, s.session.options.Metrics), make(chan struct{})
 	agent.sessions["A"] = s.session
@@ -240,7 +240,7 @@ func checkDrainWaits(t *testing.T, packets, sessionLost bool, readDelay time.Dur
 		}
 		_, _ = conn.Write(make([]byte, all))
 		_ = conn.Close()
-		synctest.Wait() // until all data has arrived at the agent
+		synctest.Wait() // wait until all data has arrived at the agent
 		if sessionLost {
 			server.conn.Close(nil)
 		}
@@ -283,8 +283,8 @@ func (n *connIDReceiver) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
 	})
 }
 
-// TestConnectionIDs checks that the connection IDs of an agent differ across its sessions. The reference
-// server uses them as keys for all sessions (KON-005).
+// TestConnectionIDs checks that the connection IDs of an agent differ across its sessions. A reference server uses
+// one map of connection IDs for all sessions of an agent (KON-005).
 func TestConnectionIDs(t *testing.T) {
 	m := NewMetrics()
 	openConn := func() int64 {

@@ -18,7 +18,7 @@ const scenarioTimeout = 2 * time.Minute // for one scenario with one subject, in
 
 // Options configure a benchmark.
 type Options struct {
-	Server, Agent []string      // command lines, to which the reference's flags are appended
+	Server, Agent []string      // command lines; Run appends flags that the reference programs also have
 	Reference     string        // directory with proxy-server and proxy-agent to compare with; "" means none
 	Self          []string      // command line of a program that calls RunTarget
 	Protocols     []string      // GRPC, HTTPConnect or both
@@ -38,11 +38,13 @@ type environment struct {
 	targetAddresses []string
 }
 
-// Run measures and returns the report. It leaves no processes or files behind. A tunnel that stops moving data
-// is a result. Run returns an error if a process cannot be started or ctx is done.
+// Run measures the selected scenarios and returns the report. It leaves no processes or files behind. A tunnel
+// that stops moving data is reported as a result and not as an error. Run returns an error if a process cannot be
+// started or ctx is done.
 func Run(ctx context.Context, options Options) (Report, error) {
 	if limit := raiseFiles() - spareFiles; slices.Contains(options.Scenarios, idle) && options.Idle > limit {
-		return nil, fmt.Errorf("%d idle streams: a process may have %d at most (raise ulimit -n)", options.Idle, limit)
+		return nil, fmt.Errorf("cannot open %d idle streams: the limit of open files allows %d (raise ulimit -n)",
+			options.Idle, limit)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
@@ -101,7 +103,7 @@ func (env *environment) report(ctx context.Context) (report Report, err error) {
 		}
 	}
 	if len(report) == 0 {
-		err = fmt.Errorf("no known scenario selected: want some of %q", Scenarios())
+		err = fmt.Errorf("no known scenario is selected: want at least one of %q", Scenarios())
 	}
 	return report, err
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	klog.SetLogger(logr.Discard()) // the reference's client logs each closed connection
+	klog.SetLogger(logr.Discard()) // the reference client logs each closed connection
 	os.Exit(m.Run())
 }
 
@@ -64,7 +64,7 @@ func TestUntunnelledColumns(t *testing.T) {
 	}
 }
 
-// TestRun checks a short run of the whole benchmark, with programs of the reference on both sides.
+// TestRun checks a short run of the whole benchmark, with reference programs on both sides.
 func TestRun(t *testing.T) {
 	reference := os.Getenv("REFERENCE_KONNECTIVITY")
 	if reference == "" {
@@ -81,8 +81,8 @@ func TestRun(t *testing.T) {
 	}
 	for _, row := range report {
 		a, b := row.Medians["ours"], row.Medians["reference"]
-		// A stalled reader blocks all connections of the reference. In such a short time, low memory use may not be
-		// measured, and no small request may be answered.
+		// A stalled reader blocks all connections of a reference program. In such a short time, low memory use may
+		// not be measured, and no small request may be answered.
 		optional := row.Unit == "KiB" || strings.Contains(row.Metric, "small request")
 		switch stalls := strings.Contains(row.Metric, "stalled"); {
 		case len(row.Rounds["ours"]) != 1 || len(row.Rounds["reference"]) != 1:

@@ -10,7 +10,7 @@ import (
 
 const (
 	smallBytes    = 100                  // size of a request and of its response
-	smallInterval = 5 * time.Millisecond // between a response and the next request
+	smallInterval = 5 * time.Millisecond // pause between a response and the next request
 )
 
 // latencies collects the durations of sequential operations.
@@ -53,8 +53,8 @@ func (l *latencies) sendRequests(c net.Conn) {
 	}
 }
 
-// samples returns the p50 and p99 of the durations. If the current operation has taken longer than limit, the
-// tunnel has stopped.
+// samples returns the p50 and p99 of the durations. If the current operation has taken longer than limit, both
+// values report a stopped tunnel.
 func (l *latencies) samples(name string, limit time.Duration) []sample {
 	l.mu.Lock()
 	defer l.mu.Unlock()

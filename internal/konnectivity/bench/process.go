@@ -102,7 +102,7 @@ func (t *tunnel) processUsage() (all []usage) {
 	return all
 }
 
-// freePort returns a free port below the ephemeral range. The reference rejects ports above 49151.
+// freePort returns a free port below the ephemeral range. The reference programs reject ports above 49151.
 func freePort() string {
 	for {
 		port := strconv.Itoa(10000 + rand.IntN(20000))

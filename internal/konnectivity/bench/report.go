@@ -36,7 +36,7 @@ func (r *Report) add(subject subject, sample sample, protocols []string) {
 		}
 		row := (*r)[i]
 		row.Rounds[subject.name] = append(row.Rounds[subject.name], sample.value)
-		// The value of stopped (-1) sorts first, so the median is stopped if most rounds have stopped.
+		// stopped (-1) sorts before all other values, so the median is stopped if most rounds have stopped.
 		sorted := slices.Sorted(slices.Values(row.Rounds[subject.name]))
 		row.Medians[subject.name] = sorted[(len(sorted)-1)/2]
 	}

@@ -63,9 +63,9 @@ func oneStream(ctx context.Context, t *tunnel, role byte, name string) []sample 
 	return t.rate(ctx, name, &bytes)
 }
 
-// manyStreams measures bulk streams, half of them in each direction, with small requests at the same time. With
-// stall, there is also one stream that is never read. All streams are opened before data moves, because a
-// tunnel that a stalled stream blocks opens no more streams.
+// manyStreams measures bulk streams, half of them in each direction, with small requests at the same time. If
+// stall is true, there is also one stream that is never read. All streams are opened before data moves, because a
+// stalled stream may block the tunnel so that no more streams can be opened.
 func manyStreams(ctx context.Context, t *tunnel, name string, stall bool) []sample {
 	var bytes [2]atomic.Int64 // to the agent, from it
 	var small latencies
@@ -85,8 +85,8 @@ func manyStreams(ctx context.Context, t *tunnel, name string, stall bool) []samp
 	return append(all, small.samples(name+", small request", t.Window/2)...)
 }
 
-// stream opens a connection in one of the target's roles, and calls use with it after start is closed. The
-// connection is closed when ctx is done.
+// stream opens a connection in one of the target's roles. After the channel start is closed, it calls the function
+// use with the connection. The connection is closed when ctx is done.
 func (t *tunnel) stream(ctx context.Context, start <-chan struct{}, role byte, use func(net.Conn)) {
 	c, err := t.open(ctx)
 	if err != nil {
@@ -127,7 +127,7 @@ func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
 	}
 }
 
-// rate measures the throughput and the CPU time per byte for one window, after a quarter of a window for
+// rate measures the throughput and the CPU time per byte during Options.Window, after a quarter of that time for
 // warm-up. If a counter does not move in the second half, the tunnel has stopped.
 func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int64) []sample {
 	pause(ctx, t.Window/4)
@@ -190,7 +190,8 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 		if t.failed != nil {
 			each = stopped
 		}
-		all = append(all, sample{fmt.Sprintf("%d idle streams, %s's memory for each", t.Idle, usage.name), "KiB", each})
+		metric := fmt.Sprintf("%d idle streams, %s's memory per stream", t.Idle, usage.name)
+		all = append(all, sample{metric, "KiB", each})
 	}
 	return all
 }
@@ -205,7 +206,7 @@ func dials(ctx context.Context, t *tunnel) []sample {
 			return err
 		})
 		if t.failed == nil {
-			_ = c.Close() // an error does not matter here
+			_ = c.Close() // whether this succeeds does not matter
 		}
 	}
 	took.done = took.done[min(maxWarmupDials, len(took.done)/2):]

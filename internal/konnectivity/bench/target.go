@@ -24,9 +24,10 @@ const (
 
 type netDialFunc func(network, address string) (net.Conn, error)
 
-// RunTarget serves the target of the measurements, in a process started by Run: a destination, two relays in a
-// row to it with plain TCP between them, and two relays with TLS between them. cert is a file with the
-// certificate for TLS. RunTarget inherits its listeners and returns when in is closed.
+// RunTarget serves the target of the measurements, in a process started by Run. The target consists of a
+// destination and two chains of two relays that lead to the destination. The relays of one chain use plain TCP,
+// those of the other chain use TLS between them. cert is a file with the certificate for TLS. RunTarget inherits
+// its listeners and returns when in is closed.
 func RunTarget(cert string, in io.Reader) error {
 	certificate, err := tls.LoadX509KeyPair(cert, cert)
 	if err != nil {
@@ -39,7 +40,7 @@ func RunTarget(cert string, in io.Reader) error {
 		}
 	}
 	go accept(listeners[0], serveTarget)
-	// Verification of the certificate would not change the cost.
+	// Verification of the certificate is off, because it would not change the measured cost.
 	tlsConfig := &tls.Config{Certificates: []tls.Certificate{certificate}, InsecureSkipVerify: true}
 	for i, config := range []*tls.Config{nil, tlsConfig} {
 		middle, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,8 +72,8 @@ func accept(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// relay copies data in both directions until one side ends. It writes hello to the client when it has connected
-// to address.
+// relay copies data in both directions until one side ends. When it has connected to address, it first writes
+// hello to the client.
 func relay(client net.Conn, dial netDialFunc, address string, hello []byte) {
 	server, err := dial("tcp", address)
 	if err != nil {
@@ -102,7 +103,8 @@ func serveTarget(c net.Conn) {
 	}
 }
 
-// repeat calls f, which reads or writes, until it fails. It passes the number of bytes to count.
+// repeat calls the function f, which reads or writes, until f fails. It passes the number of bytes of each call to
+// the function count.
 func repeat(f func([]byte) (int, error), count func(int)) {
 	for data := make([]byte, chunk); ; {
 		n, err := f(data)

@@ -105,8 +105,8 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 	return err
 }
 
-// newFrontend returns a function that dials through the tunnel server at a Unix socket. With GRPC it uses the
-// reference's client or, without reference, Trellis' client. The client is closed when ctx is done.
+// newFrontend returns a function that dials through the tunnel server at a Unix socket. For GRPC, it uses the
+// reference client if reference is true, and the Trellis client otherwise. The client is closed when ctx is done.
 func newFrontend(ctx context.Context, protocol, socket string, reference bool) (dialFunc, error) {
 	unix := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
 	switch {

@@ -1,6 +1,7 @@
 // Package client is the API server's client of a tunnel server that speaks gRPC. It opens one connection to the
-// tunnel server, and on it a Proxy stream for each tunnelled connection. The reference client opens a
-// connection for each tunnelled connection. The package must not import the server or the agent.
+// tunnel server and, on that connection, a Proxy stream for each tunnelled connection. The reference client opens
+// a separate connection to the tunnel server for each tunnelled connection. The package must not import the server
+// or the agent.
 package client
 
 import (
@@ -23,12 +24,13 @@ const (
 	// keepAlive is the silence after which the tunnel server is pinged. grpc-go servers accept this interval by
 	// default.
 	keepAlive = 5 * time.Minute
-	// trellisKeepAlive is the same for a tunnel server of Trellis.
+	// trellisKeepAlive replaces keepAlive if the tunnel server is a Trellis server.
 	trellisKeepAlive = 30 * time.Second
 	// connectTimeout limits connecting to the tunnel server.
 	connectTimeout = 10 * time.Second
-	// minSilence is the minimum duration of a failed dial after which a silent connection is considered dead.
-	// It is much longer than a round trip and shorter than a second, which is the timeout of some webhooks.
+	// minSilence is the minimum duration of a failed dial after which a silent connection is considered dead. It
+	// is much longer than a round trip. It is shorter than a second, because some webhooks have a timeout of a
+	// second.
 	minSilence = 500 * time.Millisecond
 	// reconnectInterval is the minimum time between two reconnections that look for a server with agents.
 	reconnectInterval = time.Second
@@ -49,8 +51,8 @@ type Client struct {
 	lastReconnect time.Time // when a connection was last replaced for lack of agents
 }
 
-// New returns a Client that calls connect to connect to the tunnel server on the first dial, and again after
-// that connection has ended.
+// New returns a Client. On its first dial, the Client calls the function connect, which must connect to the tunnel
+// server. It calls connect again after the connection has ended.
 func New(connect func(context.Context) (net.Conn, error)) *Client {
 	return &Client{connect: connect, conns: map[*h2.Conn]bool{}}
 }
@@ -65,7 +67,8 @@ func (c *Client) Close() {
 	}
 }
 
-// DialContext opens a TCP connection from an agent of the tunnel server to address. It returns a *tunnel.Conn.
+// DialContext opens a tunnelled TCP connection to address. An agent of the tunnel server connects to the address.
+// DialContext returns a *tunnel.Conn.
 func (c *Client) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "tcp" {
 		return nil, fmt.Errorf("unsupported network %q: want tcp", network)
@@ -218,7 +221,7 @@ func (d *dialStream) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) 
 		s.Conn().KeepAlive(trellisKeepAlive)
 	}
 	if err := wire.StatusError(fields); err != nil || end {
-		d.Close(cmp.Or(err, errStreamEnded)) // a normal end has already closed it with a packet
+		d.Close(cmp.Or(err, errStreamEnded)) // no effect if a packet has already closed the connection
 		s.Close(nil)
 	}
 }

@@ -58,8 +58,8 @@ func dialEcho(_ string, answered func(tunnel.UnpairedEndpoint, error)) (cancel f
 	return func() {}
 }
 
-// checkDial dials and fails the test unless the error is want. "" means that the dial must succeed. The
-// connection is returned.
+// checkDial dials and returns the connection. It fails the test unless the error has the text in want. An empty
+// text means that the dial must succeed.
 func checkDial(t *testing.T, c *Client, want string) net.Conn {
 	t.Helper()
 	conn, err := c.DialContext(t.Context(), "tcp", "192.0.2.1:80")
@@ -69,8 +69,9 @@ func checkDial(t *testing.T, c *Client, want string) net.Conn {
 	return conn
 }
 
-// TestReconnectWithoutAgents checks that a client whose tunnel server has lost its agents reconnects to one
-// that has some. Concurrent dials that receive the same error share the new connection (KON-054, KON-055).
+// TestReconnectWithoutAgents checks that a client whose tunnel server has lost its agents reconnects to a tunnel
+// server that has agents. Concurrent dials that receive the same error share the new connection (KON-054,
+// KON-055).
 func TestReconnectWithoutAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &balancer{t: t, dial: dialNoAgent}
@@ -78,7 +79,7 @@ func TestReconnectWithoutAgents(t *testing.T) {
 		b.dial = func(address string, answered func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
 			requests++
 			go func() {
-				<-respond // answers all dials at the same time
+				<-respond // all dials are answered at the same time
 				dialNoAgent(address, answered)
 			}()
 			return func() {}

@@ -62,8 +62,8 @@ func (b *Buffer) Len() int {
 	return b.to - b.from
 }
 
-// TryAppend appends the data and the credit of other to b, and releases other. It reports false, and changes
-// nothing, if b lacks the space or their windows differ. It keeps the memory of many small pieces low.
+// TryAppend appends the data and the credit of the Buffer other to b, and releases other. If b lacks the space or
+// the windows differ, it changes nothing and reports false. It saves memory when there are many small pieces.
 func (b *Buffer) TryAppend(other *Buffer) bool {
 	if b == nil || len(b.memory)-b.to < other.Len() || b.window != other.window {
 		return false
@@ -90,7 +90,7 @@ func (b *Buffer) Truncate(n int) { b.to = b.from + n }
 // SetWindow makes Release credit n bytes to window.
 func (b *Buffer) SetWindow(window Window, n int) { b.window, b.credit = window, n }
 
-// TakeWindow returns the arguments of SetWindow and clears them: Release then credits nothing.
+// TakeWindow returns the arguments of SetWindow and clears them, so that Release credits nothing.
 func (b *Buffer) TakeWindow() (window Window, n int) {
 	window, n = b.window, b.credit
 	b.window, b.credit = nil, 0

@@ -39,10 +39,10 @@ const (
 	defaultFrame        = 16 << 10         // RFC 9113, 6.5.2
 )
 
-// SettingTunnel is an HTTP/2 setting that the client sends to allow the server to open streams too, each a
-// CONNECT (RFC 9113, 8.5). No standard defines it, and implementations ignore unknown settings (RFC 9113,
-// 6.5.2). A setting applies to one connection, so it does not pass through a proxy, which would not forward
-// such streams either.
+// SettingTunnel is an HTTP/2 setting that the client sends to allow the server to open streams too, each a CONNECT
+// (RFC 9113, 8.5). No standard defines it, and implementations ignore unknown settings (RFC 9113, 6.5.2). A
+// setting applies to one connection. It therefore does not reach a server behind a proxy, which would not forward
+// such streams.
 const SettingTunnel http2.SettingID = 0xf0c1
 
 var (
@@ -70,8 +70,8 @@ func now() int64 { return int64(time.Since(clockStart)) }
 
 // Options configure a connection.
 type Options struct {
-	// Accept returns the Receiver of a stream that the peer has opened. nil refuses the stream. If Accept is
-	// nil, all streams are refused. Accept must not block.
+	// Accept returns the Receiver of a stream that the peer has opened. A nil Receiver refuses the stream. If the
+	// field Accept is nil, all streams are refused. Accept must not block.
 	Accept func(s *Stream, header []hpack.HeaderField) Receiver
 	// MaxStreams is the maximum number of streams that the peer may have open. 0 means no limit.
 	MaxStreams uint32
@@ -84,8 +84,8 @@ type Options struct {
 type Receiver interface {
 	// Header receives a header. end reports whether the peer has ended the stream.
 	Header(s *Stream, fields []hpack.HeaderField, end bool)
-	// Data receives data in a Buffer that the Receiver owns, or nil if there is none. Releasing the Buffer
-	// allows the peer to send as many bytes again. end reports whether the peer has ended the stream.
+	// Data receives data in a Buffer that the Receiver owns. The Buffer is nil if there is no data. Releasing the
+	// Buffer allows the peer to send as many bytes again. end reports whether the peer has ended the stream.
 	Data(s *Stream, b *Buffer, end bool)
 	// Ended reports that the peer has reset the stream or that the connection has ended. It is the last call
 	// for the stream.
@@ -323,17 +323,17 @@ func (c *Conn) Retire() {
 	c.closeIfIdle()
 }
 
-// closeIfIdle wakes the writer to close a retired connection without streams, after it has written the queued
-// data or has timed out. The caller must hold mu.
+// closeIfIdle makes the writer close a retired connection that has no streams. The writer first writes the queued
+// data, for at most lingerTimeout. The caller must hold mu.
 func (c *Conn) closeIfIdle() {
 	if c.retired && len(c.streams) == 0 {
-		_ = c.netConn.SetWriteDeadline(time.Now().Add(lingerTimeout)) // if this fails, the next write fails too
+		_ = c.netConn.SetWriteDeadline(time.Now().Add(lingerTimeout)) // if this fails, the next write also fails
 		c.work.Signal()
 	}
 }
 
-// Open opens a stream. bind returns the Receiver of the stream. It is called before any event of the stream,
-// and must only store the stream. end reports that the header is all that this side sends.
+// Open opens a stream. The function bind returns the Receiver of the stream. Open calls it before any event of the
+// stream. bind must only store the stream. end reports whether this side sends nothing after the header.
 func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -354,9 +354,9 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 	return s, nil
 }
 
-// KeepAlive pings the peer when nothing has arrived for the given interval, and closes the connection if
-// nothing arrives for another interval. A later call replaces the interval. 0 changes nothing. As in gRPC, a
-// connection without streams is not pinged.
+// KeepAlive pings the peer when nothing has arrived for the given interval, and closes the connection if nothing
+// arrives for another interval. A later call replaces the interval. A call with interval 0 has no effect. As in
+// gRPC, a connection without streams is not pinged.
 func (c *Conn) KeepAlive(interval time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

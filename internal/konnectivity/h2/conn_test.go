@@ -315,8 +315,8 @@ func TestShortQueueFirst(t *testing.T) {
 	}
 }
 
-// TestWholeBuffers checks that a Buffer is sent in one frame if the window allows it, and that smaller rests
-// share a frame.
+// TestWholeBuffers checks that a Buffer is split only if the window is too small. The rest of a split Buffer
+// shares a frame with the next Buffer.
 func TestWholeBuffers(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
@@ -453,8 +453,7 @@ func TestLostConnection(t *testing.T) {
 	waitFor(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// TestKeepAlive checks that a peer that does not answer pings is disconnected, and that one that answers is
-// not.
+// TestKeepAlive checks that a peer is disconnected if it does not answer pings, and stays connected if it does.
 func TestKeepAlive(t *testing.T) {
 	a, b := tcpPair(t)
 	server := NewServer(b, Options{Accept: acceptEcho})
@@ -639,7 +638,7 @@ func TestCloseBlockedConn(t *testing.T) {
 	defer certificate.Close()
 	near, far := net.Pipe()
 	m := &blockedConn{Conn: near, closed: make(chan struct{})}
-	certificate.TLS.DynamicRecordSizingDisabled = true // otherwise the first records are small
+	certificate.TLS.DynamicRecordSizingDisabled = true // otherwise the first TLS records are small
 	server := tls.Server(tlsbatch.Conn(m), certificate.TLS)
 	client := tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 	go func() { _ = server.Handshake() }()
@@ -647,7 +646,7 @@ func TestCloseBlockedConn(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, client) }()
 	conn := NewClient(server, Options{})
 	go func() { _ = conn.Run() }()
-	_, err := server.Write(make([]byte, 100<<10)) // tlsbatch accepts it and writes it later
+	_, err := server.Write(make([]byte, 100<<10)) // tlsbatch buffers this write and writes it later
 	must(t, err)
 	ended := make(chan struct{})
 	go func() {

@@ -156,7 +156,7 @@ func TestStreamsAfterGoAway(t *testing.T) {
 	}
 }
 
-// floodStreams is twice the number of streams whose RST_STREAM frames, of 13 bytes each, exceed
+// floodStreams is the number of streams whose RST_STREAM frames, of 13 bytes each, have twice the size of
 // maxControlBytes.
 const floodStreams = 2 * maxControlBytes / 13 * 2
 

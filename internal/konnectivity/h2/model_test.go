@@ -180,8 +180,8 @@ func (m *side) sendSome(e *modelEndpoint, random *rand.Rand) {
 	}
 }
 
-// end ends the sending direction. e.sent becomes the complement of the number of sent bytes, which is
-// negative.
+// end ends the sending direction. It then stores the complement of the number of sent bytes in e.sent. A negative
+// e.sent means that the direction has ended.
 func (m *side) end(e *modelEndpoint, trailer []hpack.HeaderField) {
 	if e.sent >= 0 {
 		e.stream.End(trailer)

@@ -2,19 +2,19 @@ package h2
 
 import "time"
 
-// recvWindow is the receive window of a connection: the number of bytes, of all streams, that may be in flight
-// to this side. It is not meant to slow down streams, which have their own windows. It keeps data queued in the
-// peer's stream queues, where streams take turns, and not in socket buffers behind megabytes of other streams.
-// It therefore grows to twice the bytes that arrive in one round trip, which is enough to keep the connection
-// busy.
+// recvWindow is the receive window of a connection: the number of bytes, of all streams together, that the peer
+// may have in flight. Its purpose is not to slow down single streams, which have their own windows. It makes data
+// wait in the peer's stream queues, where streams take turns, and not in socket buffers behind megabytes of other
+// streams. It therefore grows to twice the bytes that arrive in one round trip, which is enough to keep the
+// connection busy.
 type recvWindow struct {
 	size       int64
-	unacked    int64         // received bytes that no WINDOW_UPDATE has returned yet
+	unacked    int64         // received bytes for which no WINDOW_UPDATE has been sent
 	lastUpdate time.Time     // time of the last WINDOW_UPDATE
 	roundTrip  time.Duration // time from sending the SETTINGS to their acknowledgement; 0 means not yet known
 }
 
-// receive counts n received bytes and returns the increment of a WINDOW_UPDATE. 0 means that no update is due.
+// receive counts n received bytes. It returns the increment for the WINDOW_UPDATE to send, or 0 if none is due.
 func (w *recvWindow) receive(n int64) (grant int64) {
 	if w.unacked += n; w.unacked < w.size/2 {
 		return 0

@@ -40,7 +40,7 @@ type Stream struct {
 	recvWindow    int32 // size of the receive window
 	recvAvailable int32 // part of the receive window that the peer may still use
 	uncredited    int32 // received bytes that Credit has not returned
-	unannounced   int32 // credited bytes that no WINDOW_UPDATE has returned to the peer
+	unannounced   int32 // credited bytes for which no WINDOW_UPDATE has been sent
 	lastUpdate    int64 // time of the last WINDOW_UPDATE, in nanoseconds since clockStart
 	recvEnded     bool  // nothing more is received
 }
@@ -59,7 +59,8 @@ func (c *Conn) newStream(id uint32) *Stream {
 // Conn returns the connection of the stream.
 func (s *Stream) Conn() *Conn { return s.conn }
 
-// Header sends a header: the first one or, with end, a trailer after the queued data.
+// Header sends the first header or, after the queued data, a trailer. end reports whether this side sends nothing
+// after the header. For a trailer, end must be true.
 func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	c := s.conn
 	c.mu.Lock()
@@ -114,7 +115,7 @@ func (s *Stream) endSend(trailer []hpack.HeaderField) {
 	s.conn.schedule(s)
 }
 
-// Close ends the sending direction as End does, and then also the receiving direction, by a reset without an
+// Close ends the sending direction as End does. It then ends the receiving direction with a reset without an
 // error. If the queued data makes no progress for 30 seconds, it is discarded.
 func (s *Stream) Close(trailer []hpack.HeaderField) {
 	c := s.conn
@@ -135,8 +136,8 @@ func (s *Stream) Close(trailer []hpack.HeaderField) {
 	}
 }
 
-// StartExpiry starts a timer that resets the stream, and notifies its Receiver, if the stream still exists and
-// the queued data has made no progress for 30 seconds. While there is progress, the timer restarts.
+// StartExpiry starts a timer of 30 seconds. If some of the queued data has been sent when it expires, the timer
+// starts again. Otherwise the stream is reset, and its Receiver is notified.
 func (s *Stream) StartExpiry() {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
@@ -184,7 +185,8 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 	releaseAll(unsent)
 }
 
-// ResetAfterSend resets the stream after the queued data has been written, or when it makes no progress.
+// ResetAfterSend resets the stream after the queued data has been written, or when the queued data makes no
+// progress.
 func (s *Stream) ResetAfterSend(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
@@ -235,7 +237,7 @@ func (s *Stream) Credit(n int) {
 	at := now()
 	took, limit := time.Duration(at-s.lastUpdate), max(minHalfWindowTime, 2*c.recvWindow.roundTrip)
 	if took < limit && s.uncredited <= s.recvWindow/2 && s.recvWindow < maxStreamWindow {
-		s.unannounced += s.recvWindow // the reader keeps up, so a larger window keeps a faster connection busy
+		s.unannounced += s.recvWindow // the reader keeps up and can use a larger window
 		s.recvWindow *= 2
 	}
 	s.lastUpdate = at

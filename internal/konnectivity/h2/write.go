@@ -15,7 +15,7 @@ import (
 const (
 	batchBytes         = MaxPiece - headroom // approximate size of a write; a full Buffer fits
 	frameHeader        = 9
-	closeNoticeTimeout = time.Second // time to read the reason of a peer that has closed the connection
+	closeNoticeTimeout = time.Second // time to receive the peer's reason after a write has failed
 )
 
 // sliceWriter lets a Framer write to a slice.
@@ -151,9 +151,9 @@ func (c *Conn) write() {
 	}
 }
 
-// fillBatch appends about batchBytes of queued frames to out. First come the frames other than DATA. Then,
-// streams with short queues fill up to half of the batch. The other streams take turns with one Buffer each. It
-// appends the Buffers that are written completely to done, and the caller must release them.
+// fillBatch appends about batchBytes of queued frames to out. First come the frames other than DATA. Then, streams
+// with short queues fill up to half of the batch. The other streams take turns with one Buffer each. When all
+// bytes of a Buffer are in out, fillBatch adds the Buffer to done. The caller must release the Buffers in done.
 func (c *Conn) fillBatch(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	out, c.control, c.pendingReplies = append(out, c.control...), c.control[:0], 0
 	if cap(c.control) > batchBytes {
@@ -171,8 +171,8 @@ func (c *Conn) fillBatch(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	return out, done
 }
 
-// writeStream appends a DATA frame of a stream to out: one large Buffer, or several small ones that fit in a
-// frame. If the stream can send more, it is queued again.
+// writeStream appends a DATA frame of a stream to out. The frame contains one large Buffer, or several small
+// Buffers. If the stream can send more, it is queued again.
 func (c *Conn) writeStream(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	s.inQueue = false
 	if c.streams[s.id] != s {
@@ -208,8 +208,8 @@ func (c *Conn) writeStream(s *Stream, out []byte, done []*Buffer) ([]byte, []*Bu
 	return out, done
 }
 
-// wholeBuffers returns how many of the first n queued bytes consist of whole Buffers, so that the messages of a
-// stream are not split. It returns n if the first Buffer is larger.
+// wholeBuffers returns the size of the Buffers at the start of the queue that fit into n bytes, so that the
+// messages of a stream are not split. If the first Buffer is larger than n bytes, it returns n.
 func (s *Stream) wholeBuffers(n int) int {
 	whole := 0
 	for b := s.firstBuffer; b != nil && whole+b.Len() <= n; b = b.next {
@@ -231,7 +231,7 @@ func appendDataHeader(out []byte, n int, id uint32, end bool) []byte {
 	return binary.BigEndian.AppendUint32(out, id)
 }
 
-// dequeue moves n queued bytes to out and appends the Buffers that are now empty to done.
+// dequeue moves n queued bytes to out. It adds the Buffers that are then empty to done.
 func (s *Stream) dequeue(out []byte, n int, done []*Buffer) ([]byte, []*Buffer) {
 	s.queued -= n
 	for n > 0 {

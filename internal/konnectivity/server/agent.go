@@ -20,15 +20,16 @@ import (
 const (
 	// failureHoldOff is the time for which an agent is avoided after a failed dial.
 	failureHoldOff = 5 * time.Second
-	// settleTime is the time that an agent has to close a second connection to the same server, as it does
-	// behind a load balancer.
+	// settleTime is the age from which a new connection of an agent is preferred. Behind a load balancer, an agent
+	// may connect to the same server twice. It closes the second connection within this time.
 	settleTime = time.Second
-	// maxConnStreams is the number of concurrent streams on a connection to the agent port.
+	// maxConnStreams is the maximum number of concurrent streams on a connection to the agent port.
 	maxConnStreams = 4
-	// maxUnauthenticatedStreams is the total number of streams before one of them must have authenticated an
-	// agent.
+	// maxUnauthenticatedStreams is the total number of streams that a connection may open before one of them has
+	// authenticated an agent.
 	maxUnauthenticatedStreams = 8
-	// authenticationTimeout is the time within which one of the streams must have authenticated an agent.
+	// authenticationTimeout is the time within which one of the streams of a connection must have authenticated an
+	// agent.
 	authenticationTimeout = 30 * time.Second
 )
 
@@ -47,8 +48,8 @@ var errNotAuthenticated = errors.New("no agent has authenticated in time")
 func (s *Server) ServeAgents(l net.Listener) error {
 	rejections := newRejectionLog(s.options.Logger,
 		"closed a connection to the agent port: the client does not speak HTTP/2",
-		"TLS handshake failed at the agent port (check that agents have a certificate of --cluster-ca-cert, if set, "+
-			"and trust --cluster-cert)")
+		"TLS handshake failed at the agent port (check that agents trust --cluster-cert and, if --cluster-ca-cert "+
+			"is set, have a certificate of one of its CAs)")
 	return s.listen(l, func(conn net.Conn) {
 		ac := &agentConn{Server: s, remote: conn.RemoteAddr(), rejections: rejections}
 		c := h2.NewServer(conn, h2.Options{MaxStreams: maxConnStreams, Accept: ac.accept})
@@ -76,8 +77,8 @@ type agentConn struct {
 	onAuthenticated func()      // removes the connection from the unauthenticated ones
 }
 
-// agent is a stream with which an agent has connected. Tunnelled connections are opened in its packets or, with
-// byConnect, as streams of the same connection.
+// agent is a stream with which an agent has connected. Tunnelled connections use the packets of this stream. With
+// byConnect, they use other streams of the same HTTP/2 connection.
 type agent struct {
 	tunnel.Packets
 	conn            *agentConn
@@ -86,7 +87,7 @@ type agent struct {
 	identifiers     identifiers
 	admittedAt      time.Time          // set before the agent is added to the registry, and not changed afterwards
 	byConnect       bool               // each tunnelled connection has its own stream
-	connCount       func() int         // tunnelled connections; with byConnect including unanswered requests
+	connCount       func() int         // number of tunnelled connections; with byConnect, also unanswered requests
 	pendingConnects atomic.Int64       // unanswered requests, with byConnect
 	cancelAuth      context.CancelFunc // cancels the authentication
 	admitted        atomic.Bool
@@ -163,7 +164,7 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 	}
 }
 
-// authenticate reviews the agent's token, after waiting for a free slot. It returns an error if the token is
+// authenticate reviews the agent's token when a slot for the review is free. It returns an error if the token is
 // not accepted.
 func (a *agent) authenticate(ctx context.Context, authorization string) error {
 	authenticate := a.conn.options.Authenticate
@@ -194,8 +195,8 @@ func (a *agent) dial(address string, done func(tunnel.UnpairedEndpoint, error)) 
 	})
 }
 
-// established returns the number of connections that the agent has opened. The result is at least 0, because a
-// failed dial can leave connCount before it leaves pendingConnects.
+// established returns the number of connections that the agent has opened. It never returns a negative number,
+// although a failed dial can be removed from connCount before it is removed from pendingConnects.
 func (a *agent) established() int { return max(0, a.connCount()-int(a.pendingConnects.Load())) }
 
 // recordDial records the result of a dial.

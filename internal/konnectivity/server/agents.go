@@ -12,7 +12,7 @@ import (
 
 // errNoAgent is the error of a dial when no agent is connected, or none serves the destination.
 //
-//lint:ignore ST1005 clients of the reference know the text
+//lint:ignore ST1005 reference clients know the text
 var errNoAgent = errors.New(wire.NoAgent)
 
 // agents is the registry of connected agents.
@@ -64,8 +64,8 @@ func (r *agents) updateMetrics() {
 	}
 }
 
-// candidates returns the number of agents that a strategy can choose or, for DestHost, the number of their
-// hosts.
+// candidates returns the number of agents that a strategy can choose. For DestHost, it returns the number of hosts
+// that agents serve.
 func (r *agents) candidates(s Strategy) int {
 	switch s {
 	case DestHost:
@@ -95,10 +95,11 @@ func (r *agents) established() (n int) {
 	return n
 }
 
-// pick returns the agent's connection for a destination (host:port). It tries the strategies in order and
-// returns the agent with the fewest tunnelled connections. Draining agents are considered only if no strategy
-// has another one. Agents whose last dial failed are considered only if their strategy has no other: they may
-// be the cause of the failure, and would otherwise always have the fewest connections. The error is errNoAgent.
+// pick returns the agent's connection for a destination (host:port). It tries the strategies in order and returns
+// the agent with the fewest tunnelled connections. It returns a draining agent only if all agents that the
+// strategies allow are draining. It returns an agent whose last dial failed only if the strategy allows no other
+// agent: the agent may be the cause of the failure, and would otherwise always have the fewest connections. The
+// error is errNoAgent.
 func (r *agents) pick(address string) (*agent, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -134,10 +135,10 @@ func (r *agents) pool(s Strategy, address string) pool {
 	return r.all
 }
 
-// pool lists agents. Each element holds the connections of one agent, in order of preference. Agents of the
-// reference close all but their first connection to a server, so their connections are ordered from oldest to
-// newest. Agents of Trellis keep one connection, so a new connection means that earlier ones are dead. Their
-// connections are ordered from newest to oldest.
+// pool lists agents. Each element holds the connections of one agent, in order of preference. A reference agent
+// closes all but its first connection to a server, so its connections are ordered from oldest to newest. A Trellis
+// agent keeps one connection to a server, so a new connection means that earlier ones are dead. Its connections
+// are ordered from newest to oldest.
 type pool [][]*agent
 
 // with returns the pool with a connection added.

@@ -59,8 +59,8 @@ func (a *agent) checkPicked(t *testing.T, among *agents, address string) {
 	}
 }
 
-// TestFewestConnectionsFirst checks that the agent with the fewest connections is picked, and that agents with
-// equally few share the load (KON-055).
+// TestFewestConnectionsFirst checks that the agent with the fewest connections is picked. If several agents have
+// the fewest, they share the load (KON-055).
 func TestFewestConnectionsFirst(t *testing.T) {
 	busy, idle, alike := testAgent(t, "busy", 3, ""), testAgent(t, "idle", 1, ""), testAgent(t, "alike", 1, "")
 	a := newRegistry(t, "default", busy, idle, alike)
@@ -79,7 +79,8 @@ func TestFewestConnectionsFirst(t *testing.T) {
 	busy.checkPicked(t, a, "10.0.0.1:80")
 }
 
-// TestNoAgent checks that the error without an agent is the reference's (KON-054).
+// TestNoAgent checks that the error of a dial when no agent is connected equals that of the reference server
+// (KON-054).
 func TestNoAgent(t *testing.T) {
 	a := newRegistry(t, "destHost,default")
 	if _, err := a.pick("10.0.0.1:80"); !errors.Is(err, errNoAgent) || err.Error() != "No agent available" {
@@ -168,10 +169,9 @@ func TestConnectionsOfOneAgent(t *testing.T) {
 	second.checkPicked(t, a, "10.0.0.1:80")
 }
 
-// TestNewestConnectionOfOneAgent checks that the newest connection is used if the agent supports CONNECT
-// streams. Such an agent keeps one session to each server, so an older connection is dead. A connection that was
-// admitted just now is not used yet, because the agent closes it if it already has a session to this server
-// (KON-053, KON-055).
+// TestNewestConnectionOfOneAgent checks that the newest connection is used if the agent supports CONNECT streams.
+// Such an agent keeps one session to each server, so an older connection is dead. A connection that was admitted
+// just now is not used yet: the agent closes it if it already has a session to this server (KON-053, KON-055).
 func TestNewestConnectionOfOneAgent(t *testing.T) {
 	dead, current := testAgent(t, "a", 0, ""), testAgent(t, "a", 5, "")
 	dead.byConnect, current.byConnect = true, true
@@ -216,7 +216,7 @@ func TestAgentMetrics(t *testing.T) {
 # HELP konnectivity_network_proxy_server_ready_backend_connections Number of agents that are connected.
 # TYPE konnectivity_network_proxy_server_ready_backend_connections gauge
 konnectivity_network_proxy_server_ready_backend_connections 3
-# HELP konnectivity_network_proxy_server_ready_backends Number of agents that a strategy can select, or number of their hosts for destHost.
+# HELP konnectivity_network_proxy_server_ready_backends Number of agents that a strategy can select. For destHost, number of hosts that agents serve.
 # TYPE konnectivity_network_proxy_server_ready_backends gauge
 konnectivity_network_proxy_server_ready_backends{proxy_strategy="default"} 3
 konnectivity_network_proxy_server_ready_backends{proxy_strategy="destHost"} 2
@@ -273,9 +273,9 @@ func TestEstablishedConnections(t *testing.T) {
 	waitEstablished(0)
 }
 
-// TestAgentWithoutStreams checks that an agent on whose connection no more streams can be opened receives
-// GOAWAY, so that it reconnects. Open streams continue. The stream IDs may be used up, or the agent may have
-// sent GOAWAY (KON-053).
+// TestAgentWithoutStreams checks that an agent receives GOAWAY if no more streams can be opened on its connection.
+// The agent then reconnects, while open streams continue. The cause may be that the stream IDs are used up, or
+// that the agent has sent GOAWAY (KON-053).
 func TestAgentWithoutStreams(t *testing.T) {
 	s, address := startServer(t, nil, slog.DiscardHandler)
 	accept := func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {

@@ -18,9 +18,9 @@ type Account struct {
 	Audience, Namespace, Name string
 }
 
-// Authenticate returns a function that has the API server review an agent's token. The function returns nil if
-// the token is valid for this ServiceAccount and audience. Otherwise the error is for the log. It does not
-// contain the token.
+// Authenticate returns a function that requests a review of an agent's token from the API server. The function
+// returns nil if the token is valid for this ServiceAccount and audience. Otherwise it returns an error for the
+// log, which does not contain the token.
 func (a Account) Authenticate(reviews clientv1.TokenReviewInterface) func(ctx context.Context, token string) error {
 	return func(ctx context.Context, token string) error {
 		if err := a.review(ctx, reviews, token); err != nil {
@@ -50,18 +50,18 @@ func (a Account) checkStatus(s authenticationv1.TokenReviewStatus) error {
 	if !s.Authenticated {
 		return fmt.Errorf("the token is not valid for the audience %q: %s", a.Audience, s.Error)
 	}
-	if !slices.Contains(s.Audiences, a.Audience) { // a reviewer without support for audiences omits them
+	if !slices.Contains(s.Audiences, a.Audience) { // an API server without support for audiences omits them
 		return fmt.Errorf("the token is for the audiences %q, not for %q", s.Audiences, a.Audience)
 	}
 	account, isAccount := strings.CutPrefix(s.User.Username, "system:serviceaccount:")
 	namespace, name, _ := strings.Cut(account, ":")
 	switch {
 	case !isAccount:
-		return fmt.Errorf("the token is of user %q, not of a ServiceAccount", s.User.Username)
+		return fmt.Errorf("the token belongs to user %q, not to a ServiceAccount", s.User.Username)
 	case namespace != a.Namespace:
-		return fmt.Errorf("the token is of a ServiceAccount in namespace %q, not in %q", namespace, a.Namespace)
+		return fmt.Errorf("the token belongs to a ServiceAccount in namespace %q, not in %q", namespace, a.Namespace)
 	case name != a.Name:
-		return fmt.Errorf("the token is of ServiceAccount %q, not of %q", name, a.Name)
+		return fmt.Errorf("the token belongs to ServiceAccount %q, not to %q", name, a.Name)
 	}
 	return nil
 }

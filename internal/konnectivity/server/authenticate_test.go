@@ -13,7 +13,7 @@ import (
 
 var agentAccount = Account{Audience: "system:konnectivity-server", Namespace: "kube-system", Name: "konnectivity-agent"}
 
-// reviewer is an API server whose review is set by respond.
+// reviewer is an API server. The function respond sets the result of a review.
 type reviewer struct {
 	clientv1.TokenReviewInterface
 	respond func(*authenticationv1.TokenReview) error
@@ -28,9 +28,9 @@ func authenticatorOf(respond func(*authenticationv1.TokenReview) error) func(con
 	return agentAccount.Authenticate(reviewer{respond: respond})
 }
 
-// TestUnusualReviews checks that an agent is rejected if the API server ignores audiences, or returns a user
-// that is not a ServiceAccount. A token that the API server repeats in its error must not appear in the
-// message (KON-045).
+// TestUnusualReviews checks that an agent is rejected if the API server ignores audiences, or returns a user that
+// is not a ServiceAccount. If the API server repeats the token in its error, the message does not contain the
+// token (KON-045).
 func TestUnusualReviews(t *testing.T) {
 	for _, c := range []struct {
 		want    string
@@ -41,7 +41,7 @@ func TestUnusualReviews(t *testing.T) {
 				User: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:konnectivity-agent"}}
 			return nil
 		}},
-		{"not of a ServiceAccount", func(r *authenticationv1.TokenReview) error {
+		{"not to a ServiceAccount", func(r *authenticationv1.TokenReview) error {
 			r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: r.Spec.Audiences,
 				User: authenticationv1.UserInfo{Username: "konnectivity-agent"}}
 			return nil

@@ -38,9 +38,10 @@ func createToken(t *testing.T, c kubernetes.Interface, namespace, name, audience
 	return r.Status.Token
 }
 
-// TestTokensAreReviewed checks the review of agent tokens by an API server, as the user that the documentation
-// binds to system:auth-delegator. A token with another audience, namespace or account is rejected, and without
-// the binding every token is (KON-028, KON-029, KON-030, KON-045, KON-046, KON-049).
+// TestTokensAreReviewed checks that an API server reviews the tokens of agents. The tunnel server has the
+// permissions of the user that the documentation binds to system:auth-delegator. A token with another audience,
+// namespace or account is rejected. Without the binding, every token is rejected (KON-028, KON-029, KON-030,
+// KON-045, KON-046, KON-049).
 func TestTokensAreReviewed(t *testing.T) {
 	s := testserver.Start(t)
 	admin := kubernetes.NewForConfigOrDie(s.Config)
@@ -71,7 +72,7 @@ func TestTokensAreReviewed(t *testing.T) {
 		{"other namespace", createToken(t, admin, "default", "konnectivity-agent", agentAccount.Audience),
 			`in namespace "default", not in "kube-system"`},
 		{"other account", createToken(t, admin, "kube-system", "other", agentAccount.Audience),
-			`ServiceAccount "other", not of "konnectivity-agent"`},
+			`ServiceAccount "other", not to "konnectivity-agent"`},
 	} {
 		err := authenticate(t.Context(), c.token)
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -65,7 +65,7 @@ func (s *Server) serveConnectRequest(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pairWithRequest makes the connection of the request the peer of an Endpoint. It calls done when the tunnelled
+// pairWithRequest pairs the connection of the request with an Endpoint. It calls done when the tunnelled
 // connection ends.
 func pairWithRequest(w http.ResponseWriter, peer tunnel.UnpairedEndpoint, done func()) error {
 	conn, early, err := http.NewResponseController(w).Hijack()
@@ -90,7 +90,8 @@ func rejectConnect(w http.ResponseWriter, err error) {
 	status, text := http.StatusBadGateway, err.Error()
 	switch {
 	case errors.Is(err, errNoAgent):
-		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's message
+		status = http.StatusServiceUnavailable
+		text = "currently no tunnels available: " + text // message of the reference server
 	case errors.Is(err, errShuttingDown):
 		status = http.StatusServiceUnavailable
 	case strings.Contains(text, "timeout"),

@@ -20,9 +20,10 @@ func (s *Server) ServeFrontends(l net.Listener, mode Mode) error {
 		return s.serveConnect(l)
 	}
 	rejections := newRejectionLog(s.options.Logger,
-		"closed a connection of an API server: it does not speak HTTP/2 (--mode=grpc needs proxyProtocol GRPC)",
-		"TLS handshake of an API server failed (check that API servers have a certificate of --server-ca-cert "+
-			"and trust --server-cert)")
+		"closed a connection of an API server: it does not speak HTTP/2 (with --mode=grpc, the API server must use "+
+			"proxyProtocol GRPC)",
+		"TLS handshake of an API server failed (check that API servers trust --server-cert and have a "+
+			"certificate of a CA in --server-ca-cert)")
 	return s.listen(l, func(conn net.Conn) {
 		c := h2.NewServer(conn, h2.Options{Accept: s.acceptFrontend, MaxStreams: maxFrontendStreams})
 		go func() { rejections.log(conn, s.run(c, true, s.options.FrontendKeepaliveTime)) }()

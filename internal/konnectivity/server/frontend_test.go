@@ -73,8 +73,8 @@ func TestSilentFrontend(t *testing.T) {
 	}
 }
 
-// TestConnectTimeout checks that a dial which the agent does not answer in time gets status 504 with the
-// reference's text (KON-051, KON-054).
+// TestConnectTimeout checks that the response has status 504 if the agent does not answer a dial in time. The text
+// equals that of the reference server (KON-051, KON-054).
 func TestConnectTimeout(t *testing.T) {
 	s, agents := startServer(t, nil, slog.DiscardHandler)
 	s.options.DialTimeout = 10 * time.Millisecond

@@ -11,13 +11,13 @@ import (
 
 // identifiers holds the destinations that an agent serves, from its header agentIdentifiers.
 type identifiers struct {
-	hosts        map[string]bool // canonical names and addresses that the agent is close to
+	hosts        map[string]bool // hosts that the agent serves, as canonical names and addresses
 	defaultRoute bool            // the agent serves destinations that no other agent serves
 }
 
 // parseIdentifiers parses a query such as host=a.example&ipv4=192.0.2.1&default-route=true. It ignores unknown
-// types, which later versions may define. It also ignores cidr, which no strategy uses, as in the reference. If
-// default-route is repeated, the first value counts.
+// keys, which later versions may define. Like the reference server, it also ignores cidr, because no strategy uses
+// it. If default-route is repeated, the first value counts.
 func parseIdentifiers(query string) (i identifiers, err error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {

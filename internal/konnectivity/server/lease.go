@@ -21,14 +21,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// The durations are those of the reference, whose agents and servers use the same Leases.
+// These durations equal those of the reference implementation, whose agents and servers use the same Leases.
 const (
 	leaseDuration      = 30 * time.Second
 	leaseRenewInterval = 15 * time.Second
 	leaseCullInterval  = 15 * time.Second
 )
 
-// LeasePrefix and the server's ID form the name of its Lease.
+// LeasePrefix is the prefix of the name of a server's Lease. The server's ID follows it.
 const LeasePrefix = "konnectivity-proxy-server-"
 
 // Lease configures the Lease with which a server announces itself to agents.
@@ -37,11 +37,11 @@ type Lease struct {
 	Namespace string
 	Labels    map[string]string
 	// Addresses lists the addresses for wire.AddressAnnotation, as host or host:port. The default port is the
-	// agent port. It may be empty.
+	// agent port. The list may be empty.
 	Addresses []string
 }
 
-// withPort returns a copy in which addresses without a port have the given port.
+// withPort returns a copy in which each address has a port. An address without a port gets the given one.
 func (l Lease) withPort(port int) Lease {
 	l.Addresses = slices.Clone(l.Addresses)
 	for i, address := range l.Addresses {

@@ -7,14 +7,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// The reasons of failed dials, as in the reference.
+// The reasons of failed dials in metrics, as in the reference server.
 const (
 	noAgent       = "no_agent"
 	errorResponse = "error_response" // the agent has returned an error
 	dialTimedOut  = "backend_dial_timeout"
 )
 
-// metrics holds the metrics of a server. Metrics with the reference's meaning have the reference's names.
+// metrics holds the metrics of a server. Metrics that the reference server also has use its names.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -49,7 +49,7 @@ func newMetrics(established func() int) *metrics {
 		}),
 		backends: factory.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "ready_backends",
-			Help: "Number of agents that a strategy can select, or number of their hosts for destHost.",
+			Help: "Number of agents that a strategy can select. For destHost, number of hosts that agents serve.",
 		}, []string{"proxy_strategy"}),
 		stalled: factory.NewCounter(prometheus.CounterOpts{
 			Name: "stalled_connections_total",

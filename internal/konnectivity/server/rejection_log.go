@@ -18,7 +18,7 @@ import (
 // one line per second, so that unauthenticated clients cannot flood the log.
 type rejectionLog struct {
 	logger                            *slog.Logger
-	notHTTP2Message, handshakeMessage string // messages with a hint at the cause
+	notHTTP2Message, handshakeMessage string // messages that include a hint about the cause
 	limiter                           rate.Sometimes
 }
 
@@ -31,7 +31,7 @@ func newRejectionLog(logger *slog.Logger, notHTTP2Message, handshakeMessage stri
 	}
 }
 
-// log logs why a connection has ended if the cause is a client of another protocol or a failed TLS handshake.
+// log logs why a connection has ended if the client uses another protocol or the TLS handshake has failed.
 func (r *rejectionLog) log(conn net.Conn, err error) {
 	message := r.handshakeMessage
 	switch {

@@ -52,7 +52,7 @@ func startTLSServer(t *testing.T, ca *authority, side string) (s *Server, addres
 	return s, l.Addr().String(), log
 }
 
-// TestHandshakeErrorsAreLogged checks that clients without a certificate, or with one of another CA, are
+// TestHandshakeErrorsAreLogged checks that a client without a certificate, or with a certificate of another CA, is
 // rejected. The log contains the address, the reason and the flag (KON-034).
 func TestHandshakeErrorsAreLogged(t *testing.T) {
 	ca := newAuthority(t)
@@ -92,8 +92,8 @@ func TestHandshakeErrorLogRate(t *testing.T) {
 }
 
 // TestRejectedAgentLogRate checks that many agents rejected without a review cause at most one log line per
-// second. They have no token, get no review slot, or disconnect. The rejection of a reviewed token is always
-// logged (KON-034).
+// second. Such agents have no token, get no review slot, or disconnect. The rejection of a reviewed token is
+// always logged (KON-034).
 func TestRejectedAgentLogRate(t *testing.T) {
 	const clients = 50
 	log, finishReviews := &logBuffer{}, make(chan struct{})

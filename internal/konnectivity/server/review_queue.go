@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	maxReviews        = 16             // concurrent reviews; protects the API server when many agents reconnect at once
-	maxReviewsPerHost = maxReviews / 2 // of one address, so that unknown agents of one address cannot use all slots
+	maxReviews        = 16             // concurrent reviews, limited because many agents may reconnect at once
+	maxReviewsPerHost = maxReviews / 2 // concurrent reviews of unknown agents at one address
 	maxKnownAgents    = 10_000         // size of the cache of known agents
 	knownTimeout      = 15 * time.Second
 	unknownTimeout    = 5 * time.Second
@@ -21,9 +21,9 @@ const (
 var errReviewQueue = errors.New("the token was not reviewed: too many reviews are in progress")
 
 // reviewQueue limits concurrent token reviews. Agents that were admitted before have their own slots, so that
-// other clients cannot keep them out. An agent is recognized by its ID and address, because its token may have
-// changed. This only affects when the token is reviewed. A client with the ID and address of an agent therefore
-// gains nothing but a better place in the queue.
+// other clients cannot delay them. An agent is recognized by its ID and address, because its token may have
+// changed. The recognition only affects when the token is reviewed. A client that imitates the ID and address of
+// an agent therefore only gets an earlier review.
 type reviewQueue struct {
 	knownAgents    *lru.Cache // by ID and address
 	known, unknown reviewLimit
@@ -32,7 +32,7 @@ type reviewQueue struct {
 	hosts map[string]*hostReviews // by address
 }
 
-// hostReviews limits the reviews of unknown agents of one address. There may be many agents behind an address.
+// hostReviews limits the reviews of unknown agents at one address, which many agents may share.
 type hostReviews struct {
 	reviewLimit
 	waiting int // agents that wait or are being reviewed

@@ -46,8 +46,8 @@ type running struct {
 	stopReload        context.CancelFunc // stops reloading the certificate files
 }
 
-// Run serves until ctx is done or a listener fails. It then drains for up to GracePeriod. Errors name the flag
-// of "trellis konnectivity server" that caused them.
+// Run serves until ctx is done or a listener fails. It then drains for up to GracePeriod. If a flag of "trellis
+// konnectivity server" causes an error, the error contains the flag.
 func Run(ctx context.Context, c Config) error {
 	r, err := start(c)
 	if err != nil {
@@ -157,7 +157,7 @@ func (r *running) ready(w http.ResponseWriter, _ *http.Request) {
 	case r.draining.Load():
 		reason = "the server is shutting down"
 	case !r.server.Ready():
-		reason = "no connection to any proxy agent" // the reference's message
+		reason = "no connection to any proxy agent" // message of the reference server
 	}
 	if reason != "ok" {
 		w.WriteHeader(http.StatusInternalServerError)

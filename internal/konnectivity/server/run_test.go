@@ -117,7 +117,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestReady checks that a server with an agent is ready. The texts are the reference's (KON-052).
+// TestReady checks that a server with an agent is ready. The texts equal those of the reference server (KON-052).
 func TestReady(t *testing.T) {
 	r := &running{server: New(Options{Strategies: []Strategy{Default}})}
 	h := admin.HealthHandler(r.server.metrics.registry, r.ready)
@@ -171,8 +171,8 @@ func (e endRecorder) Header(*h2.Stream, []hpack.HeaderField, bool) {
 func (e endRecorder) Data(*h2.Stream, *h2.Buffer, bool) {}
 func (e endRecorder) Ended(_ *h2.Stream, err error)     { e <- err }
 
-// TestRefusedDuringShutdown checks that a request of an API server during shutdown is refused such that it can
-// be retried with another server (KON-053).
+// TestRefusedDuringShutdown checks that a request of an API server during shutdown is refused in a way that allows
+// a retry with another server (KON-053).
 func TestRefusedDuringShutdown(t *testing.T) {
 	s := New(Options{Strategies: []Strategy{Default}})
 	canceled, cancel := context.WithCancel(t.Context())
@@ -197,8 +197,8 @@ func TestRefusedDuringShutdown(t *testing.T) {
 	}
 }
 
-// TestMetrics checks that metrics have the reference's names, and that packets of unknown types are counted
-// (KON-026).
+// TestMetrics checks that metrics have the names of the reference server, and that packets of unknown types are
+// counted (KON-026).
 func TestMetrics(t *testing.T) {
 	s := New(Options{Strategies: []Strategy{Default}})
 	m := s.metrics

@@ -1,6 +1,6 @@
 // Package server implements the Konnectivity tunnel server. API servers request connections into a cluster from
-// it. It has them opened by agents, which run in the cluster and have connected to the server. The package must
-// not import the agent or the client.
+// the tunnel server. Agents open these connections: they run in the cluster and have connected to the tunnel
+// server. The package must not import the agent or the client.
 package server
 
 import (
@@ -26,17 +26,16 @@ import (
 type Options struct {
 	// ID is the server's ID. Agents use it to distinguish servers.
 	ID string
-	// Count is the number of servers, which agents receive.
+	// Count is the number of tunnel servers. The Server sends it to agents.
 	Count int
 	// Strategies select the agent for a connection. They are tried in order.
 	Strategies []Strategy
 	// Authenticate checks an agent's token. nil means that agents authenticate with a client certificate.
 	Authenticate func(ctx context.Context, token string) error
-	// DialTimeout limits the time for an agent to open a connection. 0 means no limit other than that of the
-	// API server.
+	// DialTimeout limits the time for an agent to open a connection. 0 means that only the API server limits it.
 	DialTimeout time.Duration
-	// KeepaliveTime is the silence after which agents are pinged, and FrontendKeepaliveTime that of API
-	// servers.
+	// KeepaliveTime is the silence after which an agent is pinged. FrontendKeepaliveTime is the silence after
+	// which an API server is pinged.
 	KeepaliveTime, FrontendKeepaliveTime time.Duration
 	Logger                               *slog.Logger
 }
@@ -68,7 +67,7 @@ type Server struct {
 	idle        chan struct{} // closed when the server is draining and open is 0
 }
 
-// New returns a Server that serves nothing yet.
+// New returns a Server without listeners.
 func New(o Options) *Server {
 	s := &Server{
 		options:         o,
@@ -83,7 +82,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// Ready reports whether a connected agent can be selected.
+// Ready reports whether a strategy can select a connected agent.
 func (s *Server) Ready() bool { return s.agents.ready() }
 
 // listen accepts connections until the listener is closed, and calls serve for each. serve must not block.
@@ -185,7 +184,7 @@ func (s *Server) dial(address string, done func(tunnel.UnpairedEndpoint, error))
 	return cancel
 }
 
-var errDialTimeout = errors.New("timed out waiting for backend dial") // the reference's message
+var errDialTimeout = errors.New("timed out waiting for backend dial") // message of the reference server
 
 // Shutdown stops accepting agents and connections. It waits until the open connections have ended or ctx is
 // done, and then closes everything.

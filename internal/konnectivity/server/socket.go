@@ -14,14 +14,14 @@ import (
 const (
 	maxSocketPath = 107         // bytes, of sockaddr_un on Linux
 	socketUmask   = 0o177       // umask that allows access only for the server's user
-	socketTimeout = time.Second // for a server at an existing socket to answer
+	socketTimeout = time.Second // time for a server at an existing socket to answer
 )
 
-// listenSocket listens on a Unix socket. With replace, it removes a stale socket. It never removes a socket
-// that a server answers at, or a file that is no socket. Errors name the flags to change.
+// listenSocket listens on a Unix socket. If replace is true, it removes a stale socket. It never removes a socket
+// at which a server answers, or a file that is not a socket. Errors contain the flags to change.
 func listenSocket(path string, replace bool) (l net.Listener, err error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("--uds-name: %s has %d characters: choose a path of at most %d",
+		return nil, fmt.Errorf("--uds-name: %s has %d bytes: choose a path with at most %d bytes",
 			path, len(path), maxSocketPath)
 	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
@@ -37,7 +37,7 @@ func listenSocket(path string, replace bool) (l net.Listener, err error) {
 	return l, nil
 }
 
-// removeStaleSocket removes a socket at which no server listens. Without replace, it returns an error instead.
+// removeStaleSocket removes a socket at which no server listens. If replace is false, it returns an error instead.
 func removeStaleSocket(path string, replace bool) error {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):

@@ -10,7 +10,7 @@ type Strategy string
 
 const (
 	Default      Strategy = "default"      // any agent
-	DestHost     Strategy = "destHost"     // an agent with the destination among its identifiers
+	DestHost     Strategy = "destHost"     // an agent whose identifiers include the destination
 	DefaultRoute Strategy = "defaultRoute" // an agent with the identifier default-route=true
 )
 

@@ -14,10 +14,11 @@ type TLS struct {
 	CertFile, KeyFile string   // PEM
 	ClientCAFile      string   // clients need a certificate of these CAs; "" means that none is requested
 	MinVersion        uint16   // of crypto/tls
-	CipherSuites      []uint16 // up to TLS 1.2; nil means Go's default
+	CipherSuites      []uint16 // for TLS 1.2 and older; nil means Go's default
 }
 
-// config reads the files, and reloads them until ctx is done. Errors name the flags, which start with side.
+// config reads the files, and reloads them until ctx is done. Errors contain the names of the flags, which begin
+// with side: "cluster" or "server".
 func (t TLS) config(ctx context.Context, side string, protocols ...string) (*tls.Config, error) {
 	base := &tls.Config{MinVersion: t.MinVersion, CipherSuites: t.CipherSuites, NextProtos: protocols}
 	pair, err := dynamiccertificates.NewDynamicServingContentFromFiles(side, t.CertFile, t.KeyFile)

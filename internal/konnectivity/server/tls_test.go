@@ -33,7 +33,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue returns a certificate for 127.0.0.1, valid for servers and clients. The first one is the certificate
+// issue returns a certificate for 127.0.0.1, valid for servers and clients. The first call returns the certificate
 // of the authority itself.
 func (a *authority) issue(name string) *tls.Certificate {
 	a.t.Helper()

@@ -8,15 +8,15 @@ import (
 	"syscall"
 )
 
-// unauthenticatedShare divides the process's limit of open files: the result is the maximum number of
-// unauthenticated connections to the agent port. The rest is reserved for agents, API servers and health
+// unauthenticatedShare is the divisor of the process's limit of open files. The quotient is the maximum number of
+// unauthenticated connections to the agent port. The other files are reserved for agents, API servers and health
 // checks.
 const unauthenticatedShare = 4
 
 var errTooManyUnauthenticated = errors.New("too many unauthenticated connections")
 
-// unauthenticatedConns tracks the connections to the agent port that have not authenticated an agent.
-// Authentication takes only a moment. Above the limit, the oldest connection is therefore closed.
+// unauthenticatedConns tracks the connections to the agent port that have not authenticated an agent. If there are
+// too many, it closes the oldest one, because authentication takes only a moment.
 type unauthenticatedConns struct {
 	limit int
 
@@ -26,11 +26,11 @@ type unauthenticatedConns struct {
 
 func newUnauthenticatedConns() *unauthenticatedConns {
 	files := syscall.Rlimit{Cur: 1024}
-	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) // on failure, keep the common limit
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) // the limit stays 1024 if this fails
 	return &unauthenticatedConns{limit: int(min(files.Cur/unauthenticatedShare, math.MaxInt32))}
 }
 
-// add adds a connection until remove is called: when an agent has authenticated, or the connection has ended.
+// add adds a connection. The caller must call remove when an agent has authenticated or the connection has ended.
 // remove may be called several times.
 func (s *unauthenticatedConns) add(closeConn func(error)) (remove func()) {
 	s.mu.Lock()

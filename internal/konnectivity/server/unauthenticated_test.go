@@ -21,8 +21,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// fakeAgent is a client that connects as an agent. It sends the status of its stream to answered: nil means
-// that it is admitted.
+// fakeAgent is a client that connects as an agent. It sends the status of its stream to answered. A nil status
+// means that the agent is admitted.
 type fakeAgent struct {
 	conn     *h2.Conn
 	stream   *h2.Stream
@@ -146,7 +146,7 @@ func TestRejectionMessages(t *testing.T) {
 	reviewed := false
 	_, address := startServer(t, func(context.Context, string) error {
 		reviewed = true
-		return errors.New(`the token is of ServiceAccount "other", and not of "konnectivity-agent"`)
+		return errors.New(`the token belongs to ServiceAccount "other", not to "konnectivity-agent"`)
 	}, slog.NewTextHandler(&log, nil))
 	for _, token := range []string{"", "Bearer ", "Bearer a.b", "Bearer a.b.c.d", "Bearer a.b.c d", "Basic a.b.c",
 		"a.b.c"} {
@@ -160,7 +160,7 @@ func TestRejectionMessages(t *testing.T) {
 		!strings.Contains(err.Error(), "see the log of the tunnel server") {
 		t.Errorf("got error %v", err)
 	}
-	if !strings.Contains(log.String(), `not of \"konnectivity-agent\"`) {
+	if !strings.Contains(log.String(), `not to \"konnectivity-agent\"`) {
 		t.Errorf("the log does not contain the reason: %s", log.String())
 	}
 }
@@ -184,7 +184,7 @@ func TestReviewsPerHost(t *testing.T) {
 		all = append(all, connectAgent(t, address, fmt.Sprint("unknown", i), "Bearer unknown.token.x"))
 		<-reviewed
 	}
-	for i := range 2 * maxReviews { // these wait for a slot or are rejected
+	for i := range 2 * maxReviews { // these agents wait for a slot or are rejected
 		all = append(all, connectAgent(t, address, fmt.Sprint("more", i), "Bearer unknown.token.x"))
 	}
 	if err := connectAgentFrom(t, "127.0.0.2", address, h2.Options{}, wire.AgentID, "agent", wire.Authorization,

@@ -88,9 +88,9 @@ func maxBuffered(t *testing.T, message []byte) (buffered int, closed bool) {
 	return buffered, closed
 }
 
-// TestStallAfterNormalEnd checks that a reader which stalls after the normal end of its connection is closed
-// with an error and counted. It must not block the other connections longer than the reader of an open
-// connection (KON-050, KON-053).
+// TestStallAfterNormalEnd checks a reader that stalls after the normal end of its connection. The connection is
+// closed with an error and counted. It must not block other connections for longer than a stalled connection that
+// is still open (KON-050, KON-053).
 func TestStallAfterNormalEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const stalledBytes, otherBytes = holdBackBytes + 700<<10, 1 << 20 // more than half a window is withheld
@@ -111,7 +111,7 @@ func TestStallAfterNormalEnd(t *testing.T) {
 		})
 		conn := openPackets(t, api, &Packets{}).connect(t, "stalls:1")
 		defer conn.Close()
-		synctest.Wait() // until all data is received or blocked
+		synctest.Wait() // wait until all data is received or blocked
 		if requester.ConnCount() != 0 {
 			t.Fatal("the connection has not ended")
 		}

@@ -54,10 +54,10 @@ func closedChannel() <-chan struct{} {
 	return c
 }
 
-// TestResponseBeforeReset checks that a response is delivered completely when the destination then resets the
-// connection, as in TCP. The client may read it much later (KON-053).
+// TestResponseBeforeReset checks a destination that sends a response and then resets the connection. As in TCP,
+// the response is delivered completely. The client may read it much later (KON-053).
 func TestResponseBeforeReset(t *testing.T) {
-	const all = 200 << 10 // more than a Socket sends without credit
+	const all = 200 << 10 // larger than the amount that a Socket sends without credit
 	dial := func(_ string, answered func(UnpairedEndpoint, error)) func() {
 		near, _ := net.Pipe()
 		answered(NewSocket(&earlyResponder{Conn: near, read: closedChannel(), response: all}, func() {}), nil)
@@ -107,7 +107,7 @@ func TestResponseBeforeReset(t *testing.T) {
 			t.Run(frontend+", agent "+agent, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					conn := open(t, newDialer(t))
-					synctest.Wait() // until all data is received or blocked
+					synctest.Wait() // wait until all data is received or blocked
 					n, err := io.Copy(io.Discard, conn)
 					if n != all || frontend == "GRPC" && err == nil {
 						t.Errorf("received %d of %d bytes, error %v", n, all, err)

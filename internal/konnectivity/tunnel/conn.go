@@ -47,7 +47,7 @@ type tunnelAddr string
 func (tunnelAddr) Network() string  { return "tcp" }
 func (a tunnelAddr) String() string { return string(a) }
 
-// connEndpoint is the Conn as an Endpoint for its peer.
+// connEndpoint implements the Endpoint of a Conn, which the peer calls.
 type connEndpoint Conn
 
 // Send implements Endpoint.

@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// holdBackBytes is the number of buffered bytes of one connection above which the whole stream is held
-	// back.
+	// holdBackBytes is the number of buffered bytes of one connection above which credit for the whole stream is
+	// withheld.
 	holdBackBytes = 4 << 20
 	// maxBufferedBytes is the number of buffered bytes above which the connection is closed at once. Only
 	// messages of several hundred KiB, much larger than a Buffer, reach this limit: most of their credit is
 	// granted before they are complete.
 	maxBufferedBytes = 2 * holdBackBytes
-	// minProgress is the number of bytes that the reader must consume in each stallTimeout while the stream is
-	// held back. Otherwise the connection is closed. It is about as much as the peer may have in flight.
+	// minProgress is the number of bytes that the reader must consume in each stallTimeout while credit is
+	// withheld. Otherwise the connection is closed. It is about as much as the peer may have in flight.
 	minProgress  = 512 << 10
 	stallTimeout = 5 * time.Second
-	// stallCheckInterval is the interval of the checks.
+	// stallCheckInterval is the interval at which checkStall is called.
 	stallCheckInterval = time.Second
 )
 
-var errStalled = fmt.Errorf("connection stalled: too little has been read of more than %d MiB", holdBackBytes>>20)
+var errStalled = fmt.Errorf("connection stalled: more than %d MiB are buffered because the reader is too slow",
+	holdBackBytes>>20)
 
 // packetConn is the Endpoint of one connection in the packets of a stream.
 type packetConn struct {
@@ -70,8 +71,8 @@ func (c *packetConn) Send(b *h2.Buffer) {
 	c.packets.stream.Send(b)
 }
 
-// CloseWrite implements Endpoint. The reference does not support half-closed connections: there, it ends the
-// connection.
+// CloseWrite implements Endpoint. If HalfClose is false, it ends the whole connection, as the reference
+// implementation does.
 func (c *packetConn) CloseWrite() {
 	if !c.packets.HalfClose {
 		c.Close(nil)
@@ -90,7 +91,7 @@ func (c *packetConn) Close(err error) {
 	p := c.packets
 	known := p.removeConn(c.id) != nil
 	switch {
-	case !p.Shared && abortsNow(err): // even if the connection has ended and its data is still queued
+	case !p.Shared && abortsNow(err): // even if the connection has ended, because its data may still be queued
 		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
 		p.Close(err)
 	case !known:
@@ -102,7 +103,7 @@ func (c *packetConn) Close(err error) {
 	case p.Shared || p.Dialer != nil:
 		p.send(p.closePacket(c.id, ""))
 		p.endStream()
-	default: // the peer's answer ends the stream, or this timeout
+	default: // the peer's answer ends the stream, or the timer does
 		p.send(p.closePacket(c.id, ""))
 		p.stream.StartExpiry()
 	}
@@ -137,9 +138,10 @@ func (c *packetConn) scheduleStallCheck() {
 	c.timer = timer
 }
 
-// Credit implements h2.Window. It returns withheld credit in proportion to the released part of the excess over
-// holdBackBytes. The other connections of the stream therefore progress at least at the pace of this reader. No
-// more than holdBackBytes and one window of data is buffered.
+// Credit implements h2.Window. It returns withheld credit step by step: when the reader has released half of the
+// bytes above holdBackBytes, half of the withheld credit has been returned. The other connections of the stream
+// therefore progress at least at the pace of this reader. No more than holdBackBytes and one window of data is
+// buffered.
 func (c *packetConn) Credit(n int) {
 	c.mu.Lock()
 	window, credit, excess := c.window, c.withheld, c.buffered-holdBackBytes
@@ -148,8 +150,8 @@ func (c *packetConn) Credit(n int) {
 	}
 	c.withheld -= credit
 	c.progress += n
-	// The limit is half of holdBackBytes: at holdBackBytes, each moment without withheld credit would restart the
-	// timer.
+	// The limit is half of holdBackBytes. If it were holdBackBytes, the timer would restart whenever no credit is
+	// withheld for a moment.
 	if c.buffered <= holdBackBytes/2 && c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
@@ -161,8 +163,8 @@ func (c *packetConn) Credit(n int) {
 }
 
 // checkStall closes the connection if its reader has made too little progress for stallTimeout and credit was
-// withheld since the last check. It does not require that credit is withheld right now: even with a slow
-// reader, there are moments without withheld credit.
+// withheld since the last check. It does not matter whether credit is withheld right now: even with a slow reader,
+// there are moments when no credit is withheld.
 func (c *packetConn) checkStall(timer **time.Timer) {
 	c.mu.Lock()
 	if c.timer != *timer { // the timer was replaced or stopped

@@ -37,11 +37,11 @@ type Packets struct {
 	Dialer DialFunc
 	// Shared is true if the stream has many connections, which therefore share one window.
 	Shared bool
-	// HalfClose is true if both sides treat empty data as the end of one direction. With the reference, the end
-	// of one direction ends the connection.
+	// HalfClose is true if both sides treat empty data as the end of one direction. If it is false, as with a
+	// reference program, the end of one direction ends the connection.
 	HalfClose bool
-	// ConnIDs holds the last connection ID that was assigned, shared with other Packets. nil means that this
-	// Packets has its own counter.
+	// ConnIDs is a counter that several Packets share: the last connection ID that was assigned. nil means that
+	// this Packets has its own counter.
 	ConnIDs *atomic.Int64
 	// OnPacket is called for each packet, and OnStall for each connection that is closed because its reader is
 	// too slow. Both may be nil.
@@ -268,7 +268,7 @@ func (p *Packets) addConn(c *packetConn) error {
 // handleDialCls ends a dial that the other side has closed. Either side may have requested it.
 func (p *Packets) handleDialCls(random int64) {
 	if done := p.takePendingDial(random); done != nil {
-		done(nil, errors.New("dial closed")) // the reference's message
+		done(nil, errors.New("dial closed")) // message of the reference implementation
 	}
 	p.mu.Lock()
 	cancel := p.dialCancels[random]

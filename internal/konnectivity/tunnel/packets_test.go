@@ -146,7 +146,7 @@ func (r *side) pendingRandom(fallback byte) int64 {
 	return int64(fallback % 8)
 }
 
-// packet returns data that the peer sends: a packet of any type, or an invalid one.
+// packet returns data that the peer sends: a packet of any type, or an invalid packet.
 func (r *side) packet(kind, id, size byte) *h2.Buffer {
 	p := wire.Packet{Type: wire.Type(kind % 8), ConnectID: int64(id % 4)}
 	switch p.Type {
@@ -235,7 +235,7 @@ func (r *side) finish(t *testing.T) {
 		}
 	}
 	waitFor(t, "sent packets are released", func() bool { return r.queuedControl.Load() == 0 })
-	if n := r.unreleased.Load(); n > 7*255*100 || n < 0 { // an incomplete message may still hold some
+	if n := r.unreleased.Load(); n > 7*255*100 || n < 0 { // an incomplete message may still hold some bytes
 		t.Errorf("%d bytes were not released", n)
 	}
 }
@@ -338,7 +338,7 @@ func TestImmediateHalfClose(t *testing.T) {
 	agentSide, frontend := newSide(t, false, true, false), &Packets{HalfClose: true}
 	frontend.Dialer = agentSide.Dial
 	frontend.OnPacket = func(typ wire.Type, received bool) {
-		if typ == wire.DialRsp && !received { // as another goroutine could at this moment
+		if typ == wire.DialRsp && !received { // another goroutine could do this now
 			if err := frontend.handlePacket(wire.Packet{Type: wire.Data, ConnectID: 1}, nil); err != nil {
 				t.Error(err)
 			}

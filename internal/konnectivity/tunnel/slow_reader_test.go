@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// connectedPackets connects two sides of a stream of packets and returns the requesting side. The other side
-// opens a Socket for each connection, and serve handles its peer.
+// connectedPackets connects two sides of a stream of packets and returns the requesting side. For each connection,
+// the other side opens a Socket to a destination, which calls the function serve.
 func connectedPackets(t testing.TB, shared bool, serve func(address string, c net.Conn)) (requester *Packets) {
 	requester, dialer := &Packets{Shared: shared}, &Packets{Shared: shared}
 	dialer.Dialer = func(address string, answered func(UnpairedEndpoint, error)) (cancel func()) {
@@ -216,9 +216,9 @@ func checkSlowReader(t *testing.T, rate int, closed bool) {
 	}
 }
 
-// TestSlowReaderWithoutWithheldCredit checks that a reader which consumes too little is closed, even if no
-// credit is withheld when it is checked. A reader that no longer blocks the
-// others stays connected (KON-050).
+// TestSlowReaderWithoutWithheldCredit checks that a reader which consumes too little is closed, even if no credit
+// is withheld at the time of the check. A reader that no longer blocks other connections stays connected
+// (KON-050).
 func TestSlowReaderWithoutWithheldCredit(t *testing.T) {
 	for name, more := range map[string]bool{"more data arrives": true, "no more data arrives": false} {
 		t.Run(name, func(t *testing.T) {
@@ -272,8 +272,8 @@ type discardWindow struct{}
 
 func (*discardWindow) Credit(int) {}
 
-// TestSmallBuffers checks that small buffered pieces count with their length, and not with the memory of their
-// Buffers (KON-044).
+// TestSmallBuffers checks that the limit on buffered data counts the length of small pieces, and not the memory of
+// their Buffers (KON-044).
 func TestSmallBuffers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pieces, size = holdBackBytes / 512, 60 // a Buffer uses at least 512 bytes of memory

@@ -20,7 +20,7 @@ const (
 	socketWindow = 256 << 10 // bytes read from a socket that the peer has not sent yet
 	minRead      = 4 << 10
 	maxRead      = h2.MaxPiece - 64 // fits in one frame with its prefixes
-	maxWrite     = h2.MaxPiece      // of several Buffers; small enough that credit follows the reader closely
+	maxWrite     = h2.MaxPiece      // bytes of one write; a small limit lets credit follow the reader
 
 	// halfCloseTimeout is the maximum silence of the remote side after this side has closed its direction. The
 	// remote side may be gone: with TLS and Unix sockets, a closed connection looks like a half-closed one.
@@ -48,8 +48,8 @@ type Socket struct {
 	writeEnded      bool  // the end of the sent data has been written
 }
 
-// NewSocket returns the Endpoint of a connection, which it owns. Reading starts when the Socket is paired. done
-// is called once, when the Socket is closed.
+// NewSocket returns a Socket that owns the connection. It starts to read when it is paired. done is called once,
+// when the Socket is closed.
 func NewSocket(conn net.Conn, done func()) *Socket {
 	s := &Socket{conn: conn, done: done}
 	s.changed.L = &s.mu
@@ -91,7 +91,8 @@ func (s *Socket) read() {
 	}
 }
 
-// finishRead ends reading. io.EOF is a normal end. If an earlier write has failed, its error is the reason.
+// finishRead ends reading because of an error. io.EOF is a normal end. If an earlier write has failed, finishRead
+// uses the error of the write instead.
 func (s *Socket) finishRead(err error) {
 	s.mu.Lock()
 	if s.writeErr != nil {
@@ -254,8 +255,8 @@ func (s *Socket) write(batch ...*h2.Buffer) {
 	}
 }
 
-// writeFailed ends the sending direction after a failed write. Reading continues for data that the remote side
-// has sent before: it may be a response that did not wait for the whole request.
+// writeFailed ends the sending direction after a failed write. Reading continues, because the remote side may have
+// sent a response before it received the whole request.
 func (s *Socket) writeFailed(err error) {
 	s.mu.Lock()
 	reading := s.peer != nil && !s.readEnded && !s.closeAfterQueue && !s.closed

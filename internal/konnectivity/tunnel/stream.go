@@ -22,7 +22,7 @@ type Stream struct {
 
 	mu     sync.Mutex
 	peer   Endpoint
-	done   func(UnpairedEndpoint, error) // callback of the side that requested the connection, until it is called
+	done   func(UnpairedEndpoint, error) // the callback of the dial, until it is called
 	cancel func()                        // cancels the dial on the other side, until it is done
 	ended  bool                          // the stream has been reset
 }
@@ -111,7 +111,7 @@ func (s *Stream) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	peer := s.currentPeer()
 	switch {
 	case peer != nil:
-		peer.Close(errors.New("unexpected header in the midst of a connection"))
+		peer.Close(errors.New("unexpected header within a connection"))
 	case status == "200" && !end:
 		s.finishDial(nil)
 		return

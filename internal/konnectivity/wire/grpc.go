@@ -15,11 +15,12 @@ const (
 	ConnectMethod = "/AgentService/Connect"
 )
 
-// NoAgent is the error message of a dial when no agent is connected, or none serves the destination. Clients of
-// the reference recognize the text.
+// NoAgent is the error message of a dial when no agent is connected, or none serves the destination. Reference
+// clients recognize this text.
 const NoAgent = "No agent available"
 
-// The metadata that agents and servers exchange (proto/header in the reference), in the lower case of HTTP/2.
+// The metadata that agents and servers exchange, in the lower case of HTTP/2. The reference implementation defines
+// it in proto/header.
 const (
 	AgentID          = "agentid"
 	AgentIdentifiers = "agentidentifiers"
@@ -30,8 +31,8 @@ const (
 	// the server answers with the one that it has chosen.
 	Tunnel = "tunnel"
 	// HalfClose is specific to Trellis. An API server sends it to announce that it supports half-closed
-	// connections, and the tunnel server confirms it. Without it, the end of either direction is the end of the
-	// connection.
+	// connections, and the tunnel server confirms it. Unless both send it, the end of either direction is the end
+	// of the connection.
 	HalfClose = "half-close"
 	// TunnelByConnect is a value of Tunnel. For each connection, the server opens an HTTP/2 stream with CONNECT
 	// (RFC 9113, 8.5).
@@ -124,7 +125,7 @@ func StatusError(fields []hpack.HeaderField) error {
 	return fmt.Errorf("server responded with gRPC status %s: %s", quoted(code), quoted(message))
 }
 
-// quoted escapes and truncates a text of the peer for an error message.
+// quoted escapes and truncates a text that the peer has sent, for an error message.
 func quoted(s string) string {
 	quoted := strconv.Quote(s[:min(len(s), 512)])
 	return quoted[1 : len(quoted)-1]

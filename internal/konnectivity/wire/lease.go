@@ -6,12 +6,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// AddressAnnotation is an annotation on a tunnel server's Lease. It lists the addresses at which agents reach
-// that server and no other, as host:port, separated by commas.
+// AddressAnnotation is an annotation on a tunnel server's Lease. It lists addresses, as host:port, separated by
+// commas. At each of these addresses, agents reach only the server of this Lease.
 const AddressAnnotation = "konnectivity.trellis.io/address"
 
-// LeaseValid reports whether a server's Lease has not expired at now. The Lease expires its duration after its
-// renewal or, if it was never renewed, its acquisition. The reference uses the same rule.
+// LeaseValid reports whether a server's Lease is valid at the time now. A Lease is valid for its duration after
+// its renewal or, if it was never renewed, after its acquisition. The reference implementation uses the same rule.
 func LeaseValid(spec coordinationv1.LeaseSpec, now time.Time) bool {
 	renewed := spec.RenewTime
 	if renewed == nil {

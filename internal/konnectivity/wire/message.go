@@ -35,14 +35,14 @@ type PacketReader struct {
 	credit  int        // the number of bytes to credit to window
 }
 
-// Read consumes a piece of the stream and calls each for every packet that it completes. each owns the packet's
-// data, which is nil if the packet has none. Data larger than a Buffer is passed in several calls. After an
-// error, of a packet or of each, the PacketReader must not be used again.
-func (r *PacketReader) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
+// Read consumes a piece of the stream. It calls handle for every packet that this piece completes. handle owns the
+// packet's data, which is nil if the packet has none. Data larger than a Buffer is passed in several calls. If a
+// packet is invalid or handle fails, Read returns an error, and the PacketReader must not be used again.
+func (r *PacketReader) Read(b *h2.Buffer, handle func(Packet, *h2.Buffer) error) error {
 	for b.Len() > 0 {
 		n, err := messageLength(b.Bytes())
 		if err == nil && r.buffer == nil && n >= 0 && b.Len() == prefixBytes+n {
-			return deliver(b, each)
+			return deliver(b, handle)
 		}
 		before := b.Len()
 		done, err := r.appendPartial(b)
@@ -55,7 +55,7 @@ func (r *PacketReader) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) e
 			}
 			return err
 		}
-		if err = r.deliverPartial(each); err != nil {
+		if err = r.deliverPartial(handle); err != nil {
 			b.Release()
 			return err
 		}
@@ -114,20 +114,20 @@ func (r *PacketReader) appendPartial(b *h2.Buffer) (done bool, err error) {
 	}
 }
 
-// deliverPartial passes the completed message to each. The last Buffer of its data carries the credit for the
+// deliverPartial passes the completed message to handle. The last Buffer of its data carries the credit for the
 // whole message.
-func (r *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error {
+func (r *PacketReader) deliverPartial(handle func(Packet, *h2.Buffer) error) error {
 	message, buffer, window, credit := r.partial, r.buffer, r.window, r.credit
 	r.partial, r.buffer, r.credit = nil, nil, 0
 	if len(message) <= cap(buffer.Bytes()) {
 		buffer.Truncate(len(message))
 		buffer.SetWindow(window, credit)
-		return deliver(buffer, each)
+		return deliver(buffer, handle)
 	}
 	buffer.Release()
 	p, data, err := parse(message[prefixBytes:])
 	for len(data) > h2.MaxPiece && err == nil {
-		err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
+		err = handle(p, h2.BufferOf(data[:h2.MaxPiece]))
 		data = data[h2.MaxPiece:]
 	}
 	if err != nil {
@@ -139,27 +139,27 @@ func (r *PacketReader) deliverPartial(each func(Packet, *h2.Buffer) error) error
 		last.Release()
 		last = nil
 	}
-	return each(p, last)
+	return handle(p, last)
 }
 
-// deliver decodes the single message that b holds. It passes the data to each in b itself, without copying,
-// unless the data is less than half of the message.
-func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
+// deliver decodes the single message in b and passes it to handle. If the data is less than half of the message,
+// deliver copies it. Otherwise it passes the data in b itself.
+func deliver(b *h2.Buffer, handle func(Packet, *h2.Buffer) error) error {
 	p, data, err := parse(b.Bytes()[prefixBytes:])
 	if err != nil || len(data) == 0 {
 		b.Release()
 		if err != nil {
 			return err
 		}
-		return each(p, nil)
+		return handle(p, nil)
 	}
 	if len(data) < b.Len()/2 { // keeping b would retain the memory of the whole message
 		small := h2.BufferOf(data)
 		small.SetWindow(b.TakeWindow())
 		b.Release()
-		return each(p, small)
+		return handle(p, small)
 	}
 	b.Skip(cap(b.Bytes()) - cap(data))
 	b.Truncate(len(data))
-	return each(p, b)
+	return handle(p, b)
 }

@@ -55,8 +55,8 @@ var layouts = [...]payloadLayout{
 	Drain:    {},
 }
 
-// Packet is a packet of any type. Fields that its type does not have are zero. The bytes of a Data packet are
-// not part of it: they are passed in a separate Buffer.
+// Packet is a packet of any type. Fields that its type does not have are zero. The data of a Data packet is passed
+// separately, in a Buffer.
 type Packet struct {
 	Type              Type
 	Random, ConnectID int64
@@ -174,8 +174,8 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 
 func truncated(value []byte) string { return string(value[:min(len(value), maxStringBytes)]) }
 
-// parseFields calls number for each varint field of a protobuf message and value for each length-delimited
-// field. It skips fields of other types.
+// parseFields calls the function number for each varint field of a protobuf message, and the function value for
+// each length-delimited field. It skips fields of other types.
 func parseFields(message []byte, number func(protowire.Number, uint64), value func(protowire.Number, []byte)) error {
 	for len(message) > 0 {
 		field, kind, n := protowire.ConsumeTag(message)

@@ -53,8 +53,8 @@ var samples = []Packet{
 	{Type: Drain},
 }
 
-// TestPacketEncoding checks that packets are encoded to the same bytes as by the reference, and decoded from
-// them (KON-050).
+// TestPacketEncoding checks that packets are encoded to the same bytes as in the reference implementation, and can
+// be decoded from these bytes (KON-050).
 func TestPacketEncoding(t *testing.T) {
 	for _, p := range samples {
 		want, err := proto.MarshalOptions{Deterministic: true}.Marshal(referencePacket(p, nil))
@@ -207,14 +207,14 @@ func bufferWithCredit(p []byte, window h2.Window) *h2.Buffer {
 	return b
 }
 
-// FuzzMessages decodes arbitrary bytes. It checks that each packet which the reference can decode is decoded
-// to the same values.
+// FuzzMessages decodes arbitrary bytes. It checks that each packet which the reference implementation can decode
+// is decoded to the same values.
 func FuzzMessages(f *testing.F) {
 	for _, p := range samples {
 		f.Add(p.Append(nil), 3)
 	}
 	f.Add([]byte{0x08, 4, 0x22, 3, 0x1a, 1, 'x'}, 1)
-	f.Add([]byte("\b\x01\n\x1100000000000000000"), 10) // repeats a field number with the type bytes
+	f.Add([]byte("\b\x01\n\x1100000000000000000"), 10) // uses one field number with different wire types
 	f.Fuzz(func(t *testing.T, message []byte, cut int) {
 		if len(message) > 32<<10 {
 			return
@@ -239,7 +239,7 @@ func FuzzMessages(f *testing.F) {
 		}
 		ref := &client.Packet{}
 		if err := proto.Unmarshal(message, ref); err != nil {
-			return // PacketReader may accept it, as it accepts invalid UTF-8
+			return // PacketReader may accept a packet that the reference implementation rejects
 		}
 		if readErr != nil || len(got) != 1 || int(credit) != len(whole) {
 			t.Fatalf("packets %v, error %v, credit for %d of %d bytes", got, readErr, credit, len(whole))
@@ -284,8 +284,8 @@ func BenchmarkReadData(b *testing.B) {
 	}
 }
 
-// TestInvalidStrings checks that the reference can decode packets whose strings are too long or not valid
-// UTF-8 (KON-050).
+// TestInvalidStrings checks that the reference implementation can decode packets whose strings were too long or
+// not valid UTF-8 (KON-050).
 func TestInvalidStrings(t *testing.T) {
 	for _, text := range []string{"x" + strings.Repeat("é", maxStringBytes), "broken \xff"} {
 		var got client.Packet
