@@ -25,8 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// workersManifest creates a custom kind with the subresource scale, and an APIService for external metrics with a
-// backend on this machine.
+// workersManifest contains the custom kind Worker with the subresource scale, and one object of this kind. It also
+// contains an APIService for external metrics, whose backend listens on localhost.
 const workersManifest = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -69,7 +69,7 @@ spec: {replicas: 1}
 status: {replicas: 1, selector: app=queue}
 `
 
-// serveMetrics serves the API of external metrics, with the metric queue_length of value 35.
+// serveMetrics serves the API for external metrics. Its only metric is queue_length, which has the value 35.
 func serveMetrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path != "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/queue_length" {
@@ -83,8 +83,8 @@ func serveMetrics(w http.ResponseWriter, r *http.Request) {
 			{"metricName": "queue_length", "metricLabels": {}, "timestamp": "2026-01-01T00:00:00Z", "value": "35"}]}`)
 }
 
-// TestAutoscalingOfCustomKinds checks that a HorizontalPodAutoscaler scales objects of a custom kind by a metric of an
-// aggregated API. SUB-025
+// TestAutoscalingOfCustomKinds checks that a HorizontalPodAutoscaler scales an object of a custom kind by a metric
+// from an aggregated API. SUB-025
 func TestAutoscalingOfCustomKinds(t *testing.T) {
 	f := newFixture(t, 0, testserver.LocalServices("default/metrics"))
 	backend := httptest.NewTLSServer(http.HandlerFunc(serveMetrics))
@@ -118,8 +118,8 @@ func TestAutoscalingOfCustomKinds(t *testing.T) {
 	})
 }
 
-// TestBudgetOfCustomKinds checks that a PodDisruptionBudget expects as many Pods of a custom kind as its /scale
-// specifies, and that evictions beyond the budget fail. SUB-028
+// TestBudgetOfCustomKinds checks that a PodDisruptionBudget reads the expected number of Pods from the subresource
+// scale of their custom owner. It also checks that evictions beyond the budget fail. SUB-028
 func TestBudgetOfCustomKinds(t *testing.T) {
 	f := newFixture(t, 1)
 	f.must(manifests.Apply(t.Context(), f.server.Config,

@@ -17,7 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// startUp starts trellis-cluster up without nodes, with flags for its controllers.
+// startUp starts the command `trellis-cluster up` with --nodes=0. The parameter flags contains flags for the
+// controllers.
 func (f *fixture) startUp(flags ...string) *process {
 	f.Helper()
 	args := []string{
@@ -49,9 +50,9 @@ func endSuccessfully(p *corev1.Pod) {
 
 func objectMeta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// TestUp checks that each kind with a Pod template gets its Pods, that they are bound and run, and that a deleted Pod
-// is replaced. It checks that a PodDisruptionBudget permits the right number of disruptions, and that all parts release
-// their Leases and exit with code 0 when up is interrupted. SCD-008
+// TestUp checks that each kind with a Pod template gets its Pods, that these Pods are bound and run, and that a
+// deleted Pod is replaced. It checks how many disruptions a PodDisruptionBudget permits. When `trellis-cluster up` is
+// interrupted, it must release all its Leases and exit with code 0. SCD-008
 func TestUp(t *testing.T) {
 	f := newFixture(t, 2)
 	p := f.startUp()
@@ -110,8 +111,8 @@ func TestUp(t *testing.T) {
 	}
 }
 
-// TestInvalidFlagsOfParts checks that the command up prints an error and exits with code 1 if the flags of a part are
-// invalid.
+// TestInvalidFlagsOfParts checks that `trellis-cluster up` prints an error and exits with code 1 if the flags for the
+// controllers, the scheduler or the nodes are invalid.
 func TestInvalidFlagsOfParts(t *testing.T) {
 	f := newFixture(t, 0)
 	for flag, want := range map[string]string{
@@ -148,7 +149,7 @@ func TestJobs(t *testing.T) {
 	waitFor(f, jobs, "", func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "yearly-") && complete(j) })
 }
 
-// TestUnreachableNode checks that a node without heartbeats is tainted and that its Pods are evicted.
+// TestUnreachableNode checks that a node without heartbeats gets a taint and that its Pods are evicted.
 func TestUnreachableNode(t *testing.T) {
 	f := newFixture(t, 1)
 	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")},
@@ -176,8 +177,8 @@ func TestUnreachableNode(t *testing.T) {
 	waitFor(f, f.CoreV1().Pods("default"), "a", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
-// TestControllerElection checks that only one of two instances runs its controllers. The second one runs them when the
-// first exits.
+// TestControllerElection starts `trellis-cluster controllers` twice. It checks that only the first process runs
+// controllers. The second process must run them after the first has exited.
 func TestControllerElection(t *testing.T) {
 	f := newFixture(t, 1)
 	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1",
@@ -201,8 +202,8 @@ func TestControllerElection(t *testing.T) {
 	waitFor(f, sets, "web", func(s *appsv1.ReplicaSet) bool { return s.Status.Replicas == 1 })
 }
 
-// TestControllersOfServer checks that trellis-cluster does not run the controllers that the API server runs, even if
-// its flags name them, and that it runs the other ones.
+// TestControllersOfServer starts trellis-cluster with a list of controllers. It checks that trellis-cluster skips the
+// controllers that the API server already runs, and that it runs the rest of the list.
 func TestControllersOfServer(t *testing.T) {
 	for serverFlag, runs := range map[string]bool{"*": false, "-*": true} {
 		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{serverFlag} }))
@@ -228,8 +229,8 @@ func TestControllersOfServer(t *testing.T) {
 	}
 }
 
-// TestServiceAccountCredentials checks that each controller uses the service account of its role with
-// --use-service-account-credentials.
+// TestServiceAccountCredentials checks that with --use-service-account-credentials, each controller uses its own
+// service account.
 func TestServiceAccountCredentials(t *testing.T) {
 	f := newFixture(t, 1)
 	f.startUp("--use-service-account-credentials")

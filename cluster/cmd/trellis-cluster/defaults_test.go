@@ -11,7 +11,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// promisesScript checks the promises of docs/security.md.
+// promisesScript is the script that checks the promises of docs/security.md.
 const promisesScript = "testdata/defaults/promises.txtar"
 
 // TestDefaults starts a server and a cluster with the commands of README.md, and checks the promises of
@@ -54,9 +54,9 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
-// TestPromisesAreChecked checks that the script covers exactly the promises of docs/security.md. A promise is
-// identified by the first test that the page names for it. The script checks the promise, or its file "elsewhere"
-// explains why not.
+// TestPromisesAreChecked checks that promisesScript covers exactly the promises of docs/security.md. A promise is
+// identified by the first test that the page names for it. For each promise, the script contains a check, or its file
+// "elsewhere" explains why there is none.
 func TestPromisesAreChecked(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// documents returns the files of the Kubernetes documentation that match a pattern. It looks for them in a folder
-// beside this checkout. Without that folder, it returns files of the same names in testdata/documents with equivalent
-// objects.
+// documents returns the files of the Kubernetes documentation that match a pattern. It searches a folder beside this
+// checkout. If nothing matches there, it searches testdata/documents, which has files with the same names and
+// equivalent objects.
 func documents(t *testing.T, pattern string) []string {
 	t.Helper()
 	for _, folder := range []string{"../../../../shared/spec/examples", "testdata/documents"} {

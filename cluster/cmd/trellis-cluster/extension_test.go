@@ -11,7 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// runSteps runs the steps of the documentation with the given numbers.
+// runSteps runs steps of the documentation about extension API servers. The parameter numbers contains the numbers
+// with which the files of these steps begin.
 func (t *terminal) runSteps(numbers ...string) {
 	t.Helper()
 	for _, n := range numbers {
@@ -27,11 +28,11 @@ func (t *terminal) runSteps(numbers ...string) {
 	}
 }
 
-// TestExtensionServerPod follows the steps of the documentation with its unchanged files, on two nodes. It checks that
-// the extension server runs as the Pod of a Deployment and has only the rights that the steps grant. It checks the
-// certificate from a Secret, the Service, the restart after a failure, and kubectl commands for the Pod. EXT-005
-// EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019 EXT-020
-// EXT-021 EXT-022 EXT-023 EXT-024 EXT-025 EXT-026 CRD-035
+// TestExtensionServerPod follows the steps of the documentation about extension API servers, with its unchanged files,
+// on two nodes. It checks that the extension server runs as the Pod of a Deployment and has only the rights that the
+// steps grant. It checks the certificate from a Secret, the Service, the restart after a failure, and kubectl commands
+// for the Pod. EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018
+// EXT-019 EXT-020 EXT-021 EXT-022 EXT-023 EXT-024 EXT-025 EXT-026 CRD-035
 func TestExtensionServerPod(t *testing.T) {
 	f := newFullFixture(t)
 	at := f.newTerminal(f.TempDir(), "./examples/extension-server")
@@ -59,7 +60,7 @@ func TestExtensionServerPod(t *testing.T) {
 	at.checkExtensionPod(f)
 }
 
-// checkExtensionPod checks the extension server's Pod with the commands for any Pod.
+// checkExtensionPod checks that the usual kubectl commands work for the extension server's Pod.
 func (t *terminal) checkExtensionPod(f *fixture) {
 	t.Helper()
 	pods, err := f.CoreV1().Pods("wardle").List(t.Context(), metav1.ListOptions{LabelSelector: "app=wardle-server"})
@@ -83,7 +84,8 @@ func (t *terminal) checkExtensionPod(f *fixture) {
 	}
 	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'",
 		"--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
-	// The server behind the Service presents the certificate of the volume, which the CA of step 02 has signed.
+	// The server behind the Service presents the certificate in its volume. The CA of step 02 has signed this
+	// certificate.
 	t.expect("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+
 		":8443 https://wardle-server.wardle.svc/readyz", "ok")
 	t.expect("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat "+
@@ -97,8 +99,8 @@ func (t *terminal) checkExtensionPod(f *fixture) {
 		"kubectl get flunders", "No resources found in default namespace.")
 }
 
-// TestUpstreamSamplePod checks that upstream's sample-apiserver and its etcd run as the Pod of a Deployment, from
-// upstream's manifests. EXT-003, EXT-009, EXT-018, EXT-019, EXT-021
+// TestUpstreamSamplePod checks that upstream's manifests for the sample-apiserver work. They run it in the Pod of a
+// Deployment, together with etcd. EXT-003, EXT-009, EXT-018, EXT-019, EXT-021
 func TestUpstreamSamplePod(t *testing.T) {
 	peers := os.Getenv("TEST_PEERS")
 	if peers == "" {
@@ -122,8 +124,8 @@ func TestUpstreamSamplePod(t *testing.T) {
 		`deployment "wardle-server" successfully rolled out`)
 	at.expect("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && "+
 		"kubectl get flunders", "No resources found in default namespace.")
-	// Since release 1.37 the server also watches these kinds and rejects all writes without them, but its role lacks
-	// them.
+	// Since release 1.37, the server must watch these kinds, or it rejects all writes. The role in the manifests does
+	// not permit this watch.
 	const group = ".admissionregistration.k8s.io"
 	at.expect("kubectl create clusterrole policies --verb=get,list,watch "+
 		"--resource=mutatingadmissionpolicies"+group+",mutatingadmissionpolicybindings"+group+`

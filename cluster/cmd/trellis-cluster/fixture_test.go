@@ -22,7 +22,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// testTimeout bounds each wait of a test. The tests do not check durations.
+// testTimeout is the maximum duration of each wait in a test.
 const testTimeout = time.Minute
 
 // fixture is an API server with simulated nodes, which report bound Pods as running.
@@ -32,7 +32,8 @@ type fixture struct {
 	server *testserver.Server
 }
 
-// withoutNodeTaints disables the taint of new nodes, which only a controller removes.
+// withoutNodeTaints disables the admission plugin that adds a taint to each new node. Only a controller could remove
+// this taint.
 var withoutNodeTaints = testserver.With(func(c *apiserver.Config) {
 	c.Admission.Disable = append(c.Admission.Disable,
 		"TaintNodesByCondition")
@@ -60,8 +61,8 @@ func (f *fixture) writeFile(name, text string) string {
 	return path
 }
 
-// startScheduler starts a kube-scheduler without a port. It uses the kubeconfig of the configuration, or else that of
-// the administrator.
+// startScheduler starts a kube-scheduler that does not listen on a port. If the configuration names no kubeconfig, the
+// scheduler uses the administrator's kubeconfig.
 func (f *fixture) startScheduler(configuration string, args ...string) *process {
 	f.Helper()
 	var c map[string]any
@@ -87,7 +88,7 @@ func (f *fixture) writeKubeconfig(token string) string {
 	return path
 }
 
-// createPod creates a Pod in namespace default after applying the changes.
+// createPod prepares a Pod with the functions in change, and creates it in namespace default.
 func (f *fixture) createPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	f.Helper()
 	pod := &corev1.Pod{
@@ -116,13 +117,13 @@ func withNodeSelector(label, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{label: value} }
 }
 
-// watcher is implemented by typed and dynamic clients.
+// watcher is the common part of typed and dynamic clients that waitFor needs.
 type watcher interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// waitFor waits until done returns true for an object, and returns that object. If name is not "", only the object of
-// that name counts. The watch starts with the existing objects.
+// waitFor watches objects until the function done returns true for one of them, and returns this object. If name is
+// not "", waitFor watches only the object with this name. The watch starts with the existing objects.
 func waitFor[T runtime.Object](f *fixture, of watcher, name string, done func(T) bool) T {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testTimeout)
@@ -148,7 +149,8 @@ func waitFor[T runtime.Object](f *fixture, of watcher, name string, done func(T)
 	return last
 }
 
-// waitForDeletion waits until an object does not exist. exists reports whether it exists now.
+// waitForDeletion waits until an object no longer exists. The function exists reports whether the object currently
+// exists.
 func waitForDeletion(f *fixture, of watcher, name string, exists func() bool) {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testTimeout)
@@ -173,7 +175,7 @@ func (f *fixture) waitForBinding(name string) *corev1.Pod {
 	return waitFor(f, f.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 }
 
-// waitForUnscheduled waits until the condition PodScheduled of a Pod is False for the given reason, and returns the
+// waitForUnscheduled waits until the condition PodScheduled of a Pod is False with the given reason, and returns the
 // message of the condition.
 func (f *fixture) waitForUnscheduled(name, reason string) (message string) {
 	f.Helper()
@@ -200,7 +202,7 @@ func (f *fixture) waitForEvent(pod, reason string) *corev1.Event {
 	})
 }
 
-// updateNode applies change to the metadata, spec and status of a node.
+// updateNode changes the metadata, spec and status of a node with the function change.
 func (f *fixture) updateNode(name string, change func(*corev1.Node)) {
 	f.Helper()
 	nodes := f.CoreV1().Nodes()
@@ -216,8 +218,8 @@ func (f *fixture) updateNode(name string, change func(*corev1.Node)) {
 	f.must(err)
 }
 
-// insecureConfig returns the administrator's client configuration for another host, without verification of its
-// certificate.
+// insecureConfig returns a copy of the administrator's client configuration with another host. Its clients do not
+// verify the certificate of this host.
 func (f *fixture) insecureConfig(host string) *rest.Config {
 	c := rest.CopyConfig(f.server.Config)
 	c.Host, c.TLSClientConfig.Insecure, c.TLSClientConfig.CAData, c.TLSClientConfig.CAFile = host, true, nil, ""

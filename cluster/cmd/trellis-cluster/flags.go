@@ -9,7 +9,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// helpWidth is the number of columns at which the help of grouped flags is wrapped.
+// helpWidth is the maximum line length in the help of grouped flags.
 const helpWidth = 120
 
 // padding matches the spaces that PrintSections writes at the ends of lines.

@@ -24,8 +24,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// killableCluster is a cluster of separate processes, which tests can kill: trellis serve, and trellis-cluster up with
-// its parts.
+// killableCluster is a cluster whose processes a test can kill. They are `trellis serve`, and `trellis-cluster up`
+// with its child processes.
 type killableCluster struct {
 	*fixture
 	dir                     string
@@ -44,7 +44,7 @@ func newKillableCluster(t *testing.T) *killableCluster {
 	m.startServer = func() *process {
 		p := startCommand(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve",
 			"--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
-		p.waitForOutput(1, "api-resources") // the last line of the output at the start
+		p.waitForOutput(1, "api-resources") // the last line that the server prints when it starts
 		return p
 	}
 	m.startParts = func() *process {
@@ -54,7 +54,7 @@ func newKillableCluster(t *testing.T) *killableCluster {
 			"--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
 	m.serverProcess = m.startServer()
-	m.serverProcess.kill() // the parts start before the server
+	m.serverProcess.kill() // the parts must be able to start before the server
 	m.partsProcess = m.startParts()
 	m.partsProcess.waitForOutput(1, "Waiting for the API server")
 	m.serverProcess = m.startServer()
@@ -86,7 +86,7 @@ func (m *killableCluster) scale(replicas int32) {
 	m.must(err)
 }
 
-// waitForPodEvent calls do, and waits for the first event of a Pod for which match returns true.
+// waitForPodEvent calls the function do. It then waits until the function match returns true for an event of a Pod.
 func (m *killableCluster) waitForPodEvent(do func(), match func(watch.EventType, *corev1.Pod) bool) {
 	m.Helper()
 	now, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
@@ -111,7 +111,8 @@ func isBound(t watch.EventType, p *corev1.Pod) bool {
 	return t == watch.Modified && p.Spec.NodeName != "" && len(p.Status.ContainerStatuses) == 0
 }
 
-// killPart kills a part of up, and releases its Lease, which would otherwise expire only after some time.
+// killPart kills a child process of `trellis-cluster up`, and releases its Lease. Otherwise the test would have to
+// wait until the Lease expires.
 func (m *killableCluster) killPart(name, lease string) {
 	m.Helper()
 	for _, p := range processes(m.T) {
@@ -133,7 +134,7 @@ func (m *killableCluster) releaseLease(lease string) {
 	m.must(err)
 }
 
-// runningPods returns the process of each Pod by the UID of the Pod.
+// runningPods maps the UID of each running Pod to its process.
 func (m *killableCluster) runningPods() map[types.UID]processID {
 	m.Helper()
 	all := map[types.UID]processID{}
@@ -148,9 +149,9 @@ func (m *killableCluster) runningPods() map[types.UID]processID {
 	return all
 }
 
-// waitForReplicas waits until the Deployment web and the StatefulSet db have the given numbers of Pods, and returns the
-// processes of all Pods. It checks that all Pods in before still exist, and that their processes still run, except for
-// Pods of the Job. It also checks that no container was started twice.
+// waitForReplicas waits until the Deployment web and the StatefulSet db have the given numbers of Pods, and returns
+// the processes of all Pods. The parameter before is the result of an earlier call: its Pods must still exist and have
+// the same processes. Only Pods of the Job may have ended. No container may have been started twice.
 func (m *killableCluster) waitForReplicas(before map[types.UID]processID, web, db int32) map[types.UID]processID {
 	m.Helper()
 	waitFor(m.fixture, m.AppsV1().Deployments("default"), "web",
@@ -240,14 +241,15 @@ func processes(t *testing.T) (all []processInfo) {
 	return all
 }
 
-// TestKilledParts checks that the cluster recovers when a part or the API server is killed during its work (issue 16).
-// Running containers continue as the same processes, no container is started twice, and unfinished work is completed.
-// Parts that lose their Leases while the server is down restart, and nodes do not.
+// TestKilledParts checks that the cluster recovers when the API server, `trellis-cluster up` or one of its child
+// processes is killed (issue 16). Running containers must keep their processes, no container may be started twice, and
+// unfinished work must be completed. While the server is down, the controllers and the scheduler lose their Leases and
+// restart. Nodes must not restart.
 func TestKilledParts(t *testing.T) {
 	m := newKillableCluster(t)
 	gate := filepath.Join(m.dir, "gate")
 	m.must(syscall.Mkfifo(gate, 0o600))
-	gateFile, err := os.OpenFile(gate, os.O_RDWR, 0) // each line lets one Pod of the Job complete
+	gateFile, err := os.OpenFile(gate, os.O_RDWR, 0) // each line in this pipe lets one Pod of the Job complete
 	m.must(err)
 	defer gateFile.Close()
 	const jobs = 4

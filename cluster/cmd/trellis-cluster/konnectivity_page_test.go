@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// konnectivityBlock matches a block of the page: commands on the control plane that succeed or fail, commands on the
-// machine of the nodes, or a part of the output.
+// konnectivityBlock matches a code block of docs/reach.md. It contains commands on the control plane that must
+// succeed, commands there that must fail, commands on the machine of the nodes, or a part of the output.
 var konnectivityBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh nodes|text)\n(.*?)^```$")
 
 // TestKonnectivityPage runs all commands of the section about Konnectivity in docs/reach.md, with the files of the
@@ -40,8 +40,9 @@ func TestKonnectivityPage(t *testing.T) {
 	}
 }
 
-// runKonnectivityBlock runs a block of commands and returns its output. It checks a block of text against output, which
-// is the output of the preceding commands.
+// runKonnectivityBlock runs a block of commands and returns its output. If kind is "text", it instead checks that the
+// output of the preceding commands contains the lines of the block. The parameter output is the output of these
+// commands.
 func (f *twoMachines) runKonnectivityBlock(kind, block, output string) string {
 	f.Helper()
 	if kind == "text" {

@@ -16,15 +16,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The address of the control plane and the images in the documentation.
+// The documentation uses this address for the control plane, and these images.
 const (
 	controlAddress = "35.225.206.7"
 	serverImage    = "registry.k8s.io/kas-network-proxy/proxy-server:v0.0.37"
 	agentImage     = "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37"
 )
 
-// newTunnelCluster returns two machines with an API server and the files of the documentation. The kubeconfig of
-// Konnectivity's server does not exist yet.
+// newTunnelCluster returns two machines with a running API server and the files of the documentation. The kubeconfig
+// of the Konnectivity server does not exist yet.
 func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	t.Helper()
 	f := newTwoMachines(t, controlAddress, packages...)
@@ -35,15 +35,15 @@ func newTunnelCluster(t *testing.T, packages ...string) *twoMachines {
 	return f
 }
 
-// waitForServerLog waits until the log of Konnectivity's server contains the text. It reads the file, because kubectl
-// logs requires a tunnel.
+// waitForServerLog waits until the log of the Konnectivity server contains the text. It reads the log file, because
+// `kubectl logs` would require a tunnel.
 func (f *twoMachines) waitForServerLog(text string) {
 	f.Helper()
 	f.expectEventually("cat .trellis-cluster/control-plane/kubelet/logs/"+
 		"kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", text)
 }
 
-// createBox creates a Pod that runs a shell command on a node, and waits until it is ready.
+// createBox creates a Pod that runs a shell command on a node, and waits until the Pod is ready.
 func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	f.Helper()
 	f.createPod(name, func(p *corev1.Pod) {
@@ -52,8 +52,9 @@ func (f *twoMachines) createBox(name, command string) *corev1.Pod {
 	return f.waitForPod("default", name)
 }
 
-// TestKonnectivity follows the documentation's page about Konnectivity with its unchanged manifests and script. The API
-// server cannot dial the nodes. The requirements of each part are at its function. KON-001 KON-002 KON-009
+// TestKonnectivity follows the documentation's page about Konnectivity with its unchanged manifests and script. The
+// API server cannot dial the nodes. The comment of each called function names the requirements that it checks. KON-001
+// KON-002 KON-009
 func TestKonnectivity(t *testing.T) {
 	f := newTunnelCluster(t, "./examples/extension-server", "./examples/conversion-webhook")
 	for _, name := range []string{"web", "refuses"} {
@@ -85,8 +86,8 @@ func TestKonnectivity(t *testing.T) {
 
 // checkKubeconfigScript runs the documentation's script and checks its result:
 //   - The certificate is signed by the cluster's CA and valid for 375 days. KON-013
-//   - The address of the server is that of the administrator's kubeconfig. KON-014
-//   - The kubeconfig has the context of the documentation. KON-015
+//   - The kubeconfig has the same server address as the administrator's kubeconfig. KON-014
+//   - The kubeconfig has the context that the documentation shows. KON-015
 //   - The API server authenticates the user system:konnectivity-server. KON-016
 //   - The script leaves no other files. KON-017
 func (f *twoMachines) checkKubeconfigScript() {
@@ -104,11 +105,11 @@ func (f *twoMachines) checkKubeconfigScript() {
 	f.expect("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
 }
 
-// checkServerStart runs the documentation's server as a static Pod and checks its ports:
+// checkServerStart runs the Konnectivity server of the documentation as a static Pod and checks its ports:
 //   - It listens on the socket in the API server's egress configuration. KON-007 KON-020
-//   - It accepts connections of the API server on no other address. KON-023 KON-024
-//   - It responds on its other ports. KON-026 KON-027
-//   - It is alive but not ready, because it has no agents. KON-052
+//   - It accepts connections of the API server only on this socket. KON-023 KON-024
+//   - Its ports for health and metrics respond. KON-026 KON-027
+//   - It is alive but not ready, because no agent is connected. KON-052
 func (f *twoMachines) checkServerStart() {
 	f.Helper()
 	f.expect("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule",
@@ -130,8 +131,8 @@ func (f *twoMachines) checkServerStart() {
 	f.expect("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // connection refused
 }
 
-// checkMissingBinding starts agents while the server may not create TokenReviews:
-//   - The reviews fail with 403, and the server accepts no agent. KON-049
+// checkMissingBinding starts agents while the Konnectivity server is not permitted to create TokenReviews:
+//   - The TokenReviews fail with 403, and the Konnectivity server accepts no agent. KON-049
 //   - Requests through the tunnel fail with a clear error, and other requests succeed. KON-054 KON-029 KON-046
 func (f *twoMachines) checkMissingBinding() {
 	f.Helper()
@@ -150,9 +151,9 @@ func (f *twoMachines) checkMissingBinding() {
 	f.expect("kubectl get pod box", "box 1/1 Running")
 }
 
-// checkServerPod checks that the server's Pod has the node's network and the priority of the system, and that its ports
-// are reserved. It checks that the Pod has the files of the host, and can write only to the volume of the socket.
-// KON-018 KON-019 KON-031 KON-032
+// checkServerPod checks that the Pod of the Konnectivity server uses the node's network, has the priority of system
+// components, and reserves its ports. It checks that the Pod sees the files of the host, and can write only to the
+// volume of the socket. KON-018 KON-019 KON-031 KON-032
 func (f *twoMachines) checkServerPod() {
 	f.Helper()
 	pod := f.waitForPod("kube-system", "konnectivity-server-control-plane")
@@ -178,8 +179,8 @@ func (f *twoMachines) checkServerPod() {
 	}
 }
 
-// checkAgents checks that agents run on each node whose taints they tolerate, including a node for critical add-ons
-// only. KON-035 KON-036 KON-047 KON-048
+// checkAgents checks that agents run on all nodes except the control plane, whose taint they do not tolerate. They
+// must also run on a node with the taint CriticalAddonsOnly. KON-035 KON-036 KON-047 KON-048
 func (f *twoMachines) checkAgents() {
 	f.Helper()
 	waitFor(f.fixture, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent",
@@ -217,7 +218,7 @@ func (f *twoMachines) checkAgents() {
 
 // checkAgent checks one agent:
 //   - It is connected and ready, and serves metrics. KON-037 KON-039 KON-040 KON-052
-//   - It has a token that is bound to its Pod and valid only for the audience of Konnectivity. KON-042 KON-056
+//   - Its token is bound to its Pod and valid only for the audience of the Konnectivity server. KON-042 KON-056
 func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	f.Helper()
 	if *pod.Spec.Priority != 2_000_000_000 {
@@ -239,8 +240,8 @@ func (f *twoMachines) checkAgent(pod *corev1.Pod) {
 	f.checkToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
-// checkToken checks by TokenReviews that a token is bound to the Pod and valid only for the audience of Konnectivity's
-// server.
+// checkToken checks that a token is bound to the Pod and is valid only for the audience of the Konnectivity server. It
+// creates TokenReviews for this.
 func (f *fixture) checkToken(token string, pod *corev1.Pod, lifetime time.Duration) {
 	f.Helper()
 	var claims struct{ Iat, Exp int64 }

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// streamCommands are commands with streams in both directions.
+// streamCommands are kubectl commands that transfer data in both directions.
 const streamCommands = `printf 'one\ntwo\n' | kubectl exec -i box -- sort -r | tr '\n' ' '; echo
 kubectl exec box -- sh -c 'exit 7' || echo ended with $?
 printf 'three\nfour\n' | kubectl run once -i --rm --restart=Never --image=busybox --command -- \
@@ -30,7 +30,7 @@ curl -sS http://$(grep -o -m1 "127.0.0.1:[0-9]*" forward.txt)/port
 
 // checkConnectionsToPods sends requests of all kinds to nodes, Pods and Services:
 //   - The requests arrive through the tunnel. KON-011
-//   - Streams work in both directions, and the end of one direction arrives at the other side. KON-044
+//   - Data is transferred in both directions, and each side receives the end of the data. KON-044
 //   - The control plane cannot dial the destinations directly. KON-043
 func (f *twoMachines) checkConnectionsToPods() {
 	f.Helper()
@@ -57,8 +57,8 @@ func (f *twoMachines) checkConnectionsToPods() {
 	f.expect("head -c 20000000 /dev/zero | kubectl exec -i box -- wc -c", "20000000")
 }
 
-// createCertificate creates a self-signed certificate for a Service of namespace default, and a Secret of that name
-// with it.
+// createCertificate creates a self-signed certificate for a Service of namespace default. It stores the certificate in
+// a Secret with the name of the Service.
 func (f *twoMachines) createCertificate(service string) {
 	f.Helper()
 	f.expect(fmt.Sprintf("openssl req -x509 -newkey rsa:2048 -nodes -days 9 -subj /CN=%[1]s -addext "+
@@ -66,7 +66,7 @@ func (f *twoMachines) createCertificate(service string) {
 		"kubectl create secret tls %[1]s --cert=%[1]s.crt --key=%[1]s.key", service), "created")
 }
 
-// serveDenyingWebhook is the program of an admission webhook that denies all requests.
+// serveDenyingWebhook serves an admission webhook that denies all requests. A Pod runs it.
 func serveDenyingWebhook() {
 	fmt.Println(http.ListenAndServeTLS(":8443", "/tls/tls.crt", "/tls/tls.key",
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -132,7 +132,7 @@ kubectl get crontabs.v1.example.com c -o jsonpath='{.host} {.port}'`, "localhost
 }
 
 // checkExtensionServer checks that the API server proxies requests to an extension server on the nodes. Only the nodes
-// route the address of its Service. KON-011 AGG-062
+// can route the address of the Service of the extension server. KON-011 AGG-062
 func (f *twoMachines) checkExtensionServer() {
 	f.Helper()
 	f.runSteps("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
@@ -143,10 +143,10 @@ func (f *twoMachines) checkExtensionServer() {
 	f.expect("kubectl get flunders", "my-first-flunder")
 }
 
-// checkForeignTokens checks that the server rejects agents with invalid tokens:
+// checkForeignTokens checks that the Konnectivity server rejects agents with invalid tokens:
 //   - Tokens of another audience, service account or namespace are rejected. The server logs the reason, and the agent
 //     gets no tunnel. KON-028 KON-030 KON-045
-//   - Apart from the token, the agents connect like valid ones. KON-022 KON-025 KON-038 KON-041
+//   - These agents differ from accepted agents only in the token. KON-022 KON-025 KON-038 KON-041
 func (f *twoMachines) checkForeignTokens() {
 	f.Helper()
 	f.expect("kubectl -n kube-system create serviceaccount other && kubectl -n default create serviceaccount "+
@@ -176,8 +176,8 @@ const killServerScript = `for p in /proc/[0-9]*; do
   fi
 done 2>/dev/null`
 
-// checkServerCrash kills the server while a request uses the tunnel:
-//   - That request ends, the agents reconnect, and later requests succeed. KON-053
+// checkServerCrash kills the Konnectivity server while a request uses the tunnel:
+//   - The request ends, the agents reconnect, and later requests succeed. KON-053
 //   - The socket that the crash leaves behind does not prevent the restart. KON-021
 func (f *twoMachines) checkServerCrash() {
 	f.Helper()
@@ -217,7 +217,8 @@ func (f *twoMachines) checkSharedSocket() {
 	f.expect("ls /etc/kubernetes/konnectivity-server", "written")
 }
 
-// checkAgentDeployment checks that agents of a Deployment, in place of the DaemonSet, keep the tunnel working. KON-035
+// checkAgentDeployment replaces the DaemonSet of the agents by a Deployment. It checks that the tunnel still works.
+// KON-035
 func (f *twoMachines) checkAgentDeployment() {
 	f.Helper()
 	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-agent.yaml"))
@@ -237,7 +238,8 @@ func (f *twoMachines) checkAgentDeployment() {
 	f.expect("kubectl logs box --tail=1", "started")
 }
 
-// serverDaemonSet is the head of a DaemonSet, to which the spec of the documentation's Pod of the server is appended.
+// serverDaemonSet is the first part of a manifest. The second part is the spec of the Konnectivity server's Pod in the
+// documentation.
 const serverDaemonSet = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: konnectivity-server, namespace: kube-system}
@@ -249,8 +251,8 @@ spec:
       nodeSelector: {kubernetes.io/hostname: control-plane}
       tolerations: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]`
 
-// checkServerDaemonSet replaces the static Pod of the server by a DaemonSet. It checks that the agent connects to it,
-// and that the API server uses it through the same socket. KON-018
+// checkServerDaemonSet replaces the static Pod of the Konnectivity server by a DaemonSet. It checks that the agent
+// connects to the new Pod, and that the API server connects to it through the same socket. KON-018
 func (f *twoMachines) checkServerDaemonSet() {
 	f.Helper()
 	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-server.yaml"))

@@ -10,8 +10,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// addLogging returns the logging flags of Kubernetes' programs, and applies them before cmd runs. The caller adds them
-// to the flags of cmd.
+// addLogging returns the logging flags of Kubernetes' programs. The caller must add these flags to cmd. Their values
+// are applied before cmd runs.
 func addLogging(cmd *cobra.Command) *pflag.FlagSet {
 	options, flags := logs.NewOptions(), pflag.NewFlagSet("logging", pflag.ContinueOnError)
 	logsapi.AddFlags(options, flags)

@@ -26,8 +26,9 @@ const (
 	replyTable   = 8132           // routing table for packets from the address of the control plane
 )
 
-// twoMachines is a cluster of two machines, which are namespaces: the control plane, and a machine with the nodes. The
-// nodes can dial the address of the control plane. The control plane cannot dial the nodes or their Pods.
+// twoMachines is a cluster of two simulated machines: the control plane, and a machine with the nodes. Each machine
+// consists of namespaces of the kernel. The nodes can dial the address of the control plane. The control plane cannot
+// dial the nodes or their Pods.
 type twoMachines struct {
 	*terminal // on the control plane
 	address   string
@@ -36,8 +37,8 @@ type twoMachines struct {
 	serve     *process
 }
 
-// controlPlaneScript makes /etc a writable overlay in the mount namespace of the control plane, for the files below
-// /etc/kubernetes. It then keeps the namespace alive.
+// controlPlaneScript makes /etc a writable overlay in the mount namespace of the control plane, so that tests can
+// write files below /etc/kubernetes. It then waits forever, which keeps the namespace alive.
 const controlPlaneScript = `mount -t tmpfs none "$0"
 mkdir "$0/upper" "$0/work"
 mount -t overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" none /etc
@@ -45,14 +46,14 @@ mkdir -p /etc/kubernetes
 echo ready
 exec sleep infinity`
 
-// newTwoMachines creates both machines and connects them. It starts no programs there.
+// newTwoMachines creates both machines and connects them. It does not start the API server or the nodes.
 func newTwoMachines(t *testing.T, address string, packages ...string) *twoMachines {
 	t.Helper()
 	w := &fixture{T: t}
 	if os.Geteuid() != 0 {
 		t.Skip("it makes network and mount namespaces: run the tests as root")
 	}
-	dir, err := os.MkdirTemp("", "far") // a short name: there are sockets in it
+	dir, err := os.MkdirTemp("", "far") // the path must be short, because it contains sockets
 	w.must(err)
 	w.server = &testserver.Server{Kubeconfig: filepath.Join(dir, "admin.kubeconfig")}
 	f := &twoMachines{terminal: w.newTerminal(dir, packages...), address: address}
@@ -69,7 +70,8 @@ func newTwoMachines(t *testing.T, address string, packages ...string) *twoMachin
 	return f
 }
 
-// enterCommand returns the command that runs the following command in a folder on a machine.
+// enterCommand returns the first words of a command. The caller appends another command, which then runs in a folder
+// on a machine.
 func enterCommand(machine int, dir string) []string {
 	return []string{"nsenter", fmt.Sprintf("--target=%d", machine), "--mount", "--net", "--wdns=" + dir}
 }
@@ -81,8 +83,8 @@ func (f *twoMachines) startOn(machine int, args ...string) *process {
 	return startCommand(f.T, exec.Command(line[0], line[1:]...))
 }
 
-// connectMachines connects the machines by a veth pair. On the control plane, only packets from its address, which are
-// replies, have a route to the nodes.
+// connectMachines connects the machines by a veth pair. On the control plane, only replies have a route to the nodes.
+// The source of a reply is the address of the control plane.
 func (f *twoMachines) connectMachines() {
 	f.Helper()
 	namespace, err := netns.GetFromPid(f.nodes)
@@ -125,7 +127,7 @@ func ipNet(text string) *net.IPNet {
 	return n
 }
 
-// setAddress sets the address of one end of the veth pair and enables it and the loopback interface.
+// setAddress sets the address of one end of the veth pair. It enables this end and the loopback interface.
 func setAddress(f *fixture, at *netlink.Handle, name string, address *net.IPNet) netlink.Link {
 	f.Helper()
 	for _, n := range []string{"lo", name} {
@@ -139,9 +141,9 @@ func setAddress(f *fixture, at *netlink.Handle, name string, address *net.IPNet)
 	return l
 }
 
-// startServer starts an API server with its files where kubeadm has them, and waits until it is ready. The server calls
-// aggregated APIs by the addresses of their Services, as kube-apiserver does. Only kube-proxy on the nodes routes
-// these.
+// startServer starts an API server whose files are at the paths that kubeadm uses, and waits until the server is
+// ready. As in kube-apiserver, requests to aggregated APIs use the addresses of Services. Only kube-proxy on the nodes
+// can route these addresses.
 func (f *twoMachines) startServer() {
 	f.Helper()
 	f.serve = f.startOn(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes",
@@ -151,7 +153,8 @@ func (f *twoMachines) startServer() {
 	f.loadKubeconfig()
 }
 
-// loadKubeconfig copies the kubeconfig of the API server for the machines, and connects the test to the server.
+// loadKubeconfig copies the administrator's kubeconfig from the control plane, and creates the client of the test from
+// it.
 func (f *twoMachines) loadKubeconfig() {
 	f.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/kubernetes/admin.kubeconfig", f.control))
@@ -162,8 +165,8 @@ func (f *twoMachines) loadKubeconfig() {
 	f.Interface = kubernetes.NewForConfigOrDie(rest.AddUserAgent(f.server.Config, "test"))
 }
 
-// startRemoteNodes starts the controllers, the scheduler and two nodes on the machine of the nodes. images has the
-// values of --image.
+// startRemoteNodes starts the controllers, the scheduler and two nodes on the machine of the nodes. The parameter
+// images contains the values of the flag --image.
 func (f *twoMachines) startRemoteNodes(images ...string) {
 	f.Helper()
 	for n := range 2 {
@@ -174,7 +177,7 @@ func (f *twoMachines) startRemoteNodes(images ...string) {
 	f.waitForTwoNodes()
 }
 
-// clusterProgram returns the path of trellis-cluster.
+// clusterProgram returns the path of trellis-cluster in the folder of the test. It creates this link if necessary.
 func (f *twoMachines) clusterProgram() string {
 	f.Helper()
 	link := filepath.Join(f.dir, "path", "trellis-cluster")

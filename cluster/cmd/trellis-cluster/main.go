@@ -1,5 +1,5 @@
 // Command trellis-cluster runs the controllers, the scheduler, the kubelet and kube-proxy of Kubernetes as clients of
-// any API server. If the name of its file, or of a link to it, is kube-scheduler, it is kube-scheduler.
+// any API server. If the program is started under the name kube-scheduler, it behaves like kube-scheduler.
 package main
 
 import (
@@ -24,8 +24,8 @@ func main() {
 		os.Exit(1)
 	}
 	setVersion()
-	// Run the hooks of the root command, which initialize logging, and also those of upstream's commands, which set
-	// feature gates.
+	// Run the hooks of the root command and also the hooks of upstream's commands. The root command initializes
+	// logging, and upstream's commands set feature gates.
 	cobra.EnableTraverseRunHooks = true
 	cmd := command(os.Args[0])
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -43,7 +43,7 @@ func command(program string) *cobra.Command {
 		Short: "Run controllers, a scheduler and nodes for an API server",
 		Long: `Run the controllers, the scheduler, the kubelet and kube-proxy of Kubernetes for any API server.
 
-If the file or a link to it is named kube-scheduler, this program is kube-scheduler.`,
+If the program is started under the name kube-scheduler, for example through a link, it behaves like kube-scheduler.`,
 		Example: `  # Run all parts and one node for the server in this folder
   trellis-cluster up --kubeconfig .trellis/admin.kubeconfig --image gcr.io/my/app:1.0=./bin/app`,
 	}

@@ -14,12 +14,13 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// isolatedVariable is the environment variable of a test process in a separate network namespace.
+// isolatedVariable is an environment variable. It is set if this test process runs in a separate network namespace.
 const isolatedVariable = "CLUSTER_TEST_APART"
 
-// isolateNetwork runs the tests again in a separate network namespace, and exits with their exit code. In that process
-// it configures the network and returns. The namespace has one address and a default route to nowhere. kube-proxy has
-// one set of rules per network namespace, and the tests must not change the rules of the machine or of another run.
+// isolateNetwork starts this program again in a separate network namespace, and exits with the exit code of the new
+// process. In the new process, isolateNetwork only configures the network. The namespace has one address, and a
+// default route to a gateway that does not exist. kube-proxy has one set of rules per network namespace, and the tests
+// must not change the rules of the machine or of another run.
 func isolateNetwork() {
 	if os.Getenv(isolatedVariable) != "" {
 		if err := configureNetwork(); err != nil {
@@ -65,8 +66,8 @@ func configureNetwork() error {
 	return errors.Join(errs...)
 }
 
-// runInHostNetwork runs a command in the network namespace in which the tests were started. The go command may download
-// a module.
+// runInHostNetwork runs a command in the network namespace of the parent process. The go command needs this network to
+// download modules.
 func runInHostNetwork(t *testing.T, c *exec.Cmd) (out []byte, err error) {
 	t.Helper()
 	if os.Getenv(isolatedVariable) == "" {

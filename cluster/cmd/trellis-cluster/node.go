@@ -27,35 +27,38 @@ type nodeFlags struct {
 	allowPrivileged bool
 }
 
-// bind adds the flags to groups.
+// bind adds the flags to the flag sets in groups.
 func (n *nodeFlags) bind(groups *cliflag.NamedFlagSets) {
 	images := groups.FlagSet("images")
-	images.StringArrayVar(&n.images, "image", nil, "program or folder of this machine for an image, as `NAME=PATH`, "+
-		"for example gcr.io/my/app:1.0=./bin/app. * in NAME matches any characters, and * in PATH repeats them. "+
-		"Can be repeated; the first match wins")
-	images.StringArrayVar(&n.imageFiles, "images", nil, "file with one NAME=PATH per line; can be repeated")
+	images.StringArrayVar(&n.images, "image", nil, "mapping of an image to a program or folder of this machine, as "+
+		"`NAME=PATH`, for example gcr.io/my/app:1.0=./bin/app. A * in NAME matches any characters, and a * in PATH is "+
+		"replaced by them. Can be repeated. The first mapping that matches an image is used")
+	images.StringArrayVar(&n.imageFiles, "images", nil, "file with mappings of images, one NAME=PATH per line. "+
+		"Can be repeated")
 
 	flags := groups.FlagSet("nodes")
 	flags.StringVar(&n.dir, "root-dir", ".trellis-cluster",
-		"folder of all state of the nodes; its path must be short, because it contains sockets")
+		"folder for the state of the nodes. Its path must be short, because the folder contains sockets")
 	flags.StringVar(&n.network, "network", "",
-		"network of Pods: bridge, a separate network that requires root; or host, "+
-			"the network of the node (empty means bridge if possible)")
+		"network of Pods. With bridge, each Pod has its own network and address, which requires root. "+
+			"With host, Pods use the network of the node (empty means bridge if possible, otherwise host)")
 	flags.StringVar(&n.podCIDR, "pod-cidr", "10.85.0.0/16",
-		"address range of Pods; the bridge of each node uses a free /24 of it")
+		"address range of Pods. The bridge of each node uses a free /24 range in it")
 	flags.Int64Var(&n.maxPIDs, "pod-max-pids", 4096,
-		"maximum number of processes and threads of a container; requires cgroups (0 means no limit)")
+		"maximum number of processes and threads of a container (0 means no limit). The limit requires cgroups")
 	flags.BoolVar(&n.streamsByMethod, "authorize-streams-by-method", false,
-		"authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet "+
-			"does: "+
-			"get on nodes/proxy is enough for a WebSocket (false means create on nodes/proxy is required)")
+		"authorize exec, run, attach and portForward requests to the kubelet by their HTTP method, as upstream does. "+
+			"Then a WebSocket request requires only the verb get on nodes/proxy (false means that all these requests "+
+			"require the verb create)")
 	flags.BoolVar(&n.allowPrivileged, "allow-privileged", false,
-		"execution of privileged containers (false means that their Pods do not start, and an Event names this flag)")
+		"permit privileged containers (false means that Pods with such containers do not start. "+
+			"Each of them then gets an Event that names this flag)")
 	flags.StringVar(&n.endpoint, "container-runtime-endpoint", "",
-		"socket of a container runtime, such as containerd or CRI-O (empty means the process runtime)")
+		"CRI socket of a container runtime, such as containerd or CRI-O "+
+			"(empty means that the node itself runs each container as a process)")
 }
 
-// args returns the flags for another process, without --root-dir.
+// args returns the arguments that pass the flags to a child process. They do not include --root-dir.
 func (n *nodeFlags) args() []string {
 	args := []string{
 		"--network=" + n.network, "--pod-cidr=" + n.podCIDR, "--container-runtime-endpoint=" + n.endpoint,
@@ -81,11 +84,12 @@ func newNode() *cobra.Command {
 	var k nodeCommand
 	cmd := &cobra.Command{
 		Use:   "node",
-		Short: "Run only one node: the kubelet, with processes as containers",
+		Short: "Run only one node, which is a kubelet",
 		Long: `Run the kubelet in this process.
 
 A container is a process of this machine in separate namespaces. --image maps an image to a program or folder of this
-machine. Containers continue when the node stops. A node that starts again in the same folder manages them again.
+machine. Containers continue when the node stops. When the node starts again with the same --root-dir, it manages them
+again.
 
 A node requires root or user namespaces.`,
 		Args: cobra.NoArgs,
@@ -98,17 +102,17 @@ A node requires root or user namespaces.`,
 	}
 	var groups cliflag.NamedFlagSets
 	flags := groups.FlagSet("node")
-	flags.StringVar(&k.node.Kubeconfig, "kubeconfig", "", "kubeconfig of the node, or of a user who may request its "+
-		"certificate, such as an administrator (empty means the same file as with up)")
+	flags.StringVar(&k.node.Kubeconfig, "kubeconfig", "", "kubeconfig of the node, or of a user who may request the "+
+		"node's certificate, such as an administrator. "+emptyKubeconfig)
 	flags.StringVar(&k.node.Name, "hostname-override", "", "name of the Node (empty means the host name)")
 	flags.StringVar(&k.node.StaticPods, "pod-manifest-path", "",
-		"folder with manifests of static Pods, which the node runs without the scheduler (empty means none)")
+		"folder with manifests of static Pods, which run without the scheduler (empty means no static Pods)")
 	flags.IPVar(&k.node.Address, "node-ip", nil,
-		"address of the node, which must be an address of this machine (empty means the address on the default "+
-			"route, or "+
-			"the first one that is not loopback)")
+		"address of the node. It must be an address of this machine (empty means the address on the default route, "+
+			"or else the first address that is not loopback)")
 	flags.IntVar(&k.node.Port, "port", 10250, "port of the kubelet's API (0 means a free port)")
-	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels of a new Node, as `NAME=VALUE,...`")
+	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels that the Node gets when it is "+
+		"created, as `NAME=VALUE,...`")
 	k.bind(&groups)
 	groups.FlagSet("logs").AddFlagSet(addLogging(cmd))
 	groupFlags(cmd, &groups)
@@ -138,7 +142,7 @@ func (k *nodeCommand) run(ctx context.Context) error {
 	return node.Run(ctx, o)
 }
 
-// openRuntime opens the process runtime of the node, and sets the fields Runtime, Images and Address of o.
+// openRuntime opens the node's own container runtime, and sets the fields Runtime, Images and Address of o.
 func (k *nodeCommand) openRuntime(o *node.Options) (*runtime.Runtime, error) {
 	root := filepath.Join(k.dir, "runtime")
 	images, err := runtime.NewImages(root, k.images...)

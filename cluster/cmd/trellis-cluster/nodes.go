@@ -7,7 +7,7 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 )
 
-// nodeParts returns the nodes of this machine.
+// nodeParts returns the processes that run the nodes of this machine.
 func (u *upCommand) nodeParts() (parts []part) {
 	confined := node.Rootless()
 	for i := range u.nodeCount {

@@ -29,8 +29,8 @@ func newFullFixture(t *testing.T, options ...testserver.Option) *fixture {
 	return newFixture(t, 0, append(options, all)...)
 }
 
-// newNodesDir returns a new folder for nodes. The end of the test removes their containers, their bridges and the rules
-// of kube-proxy. newNodesDir skips the test without root.
+// newNodesDir returns a new folder for nodes. When the test ends, the containers and bridges of these nodes and the
+// rules of kube-proxy are removed. Without root, newNodesDir skips the test.
 func (f *fixture) newNodesDir(nodes int) string {
 	f.Helper()
 	if os.Geteuid() != 0 {
@@ -39,7 +39,7 @@ func (f *fixture) newNodesDir(nodes int) string {
 	dir, err := os.MkdirTemp("", "up") // the path must be short, because it contains sockets
 	f.must(err)
 	f.Cleanup(func() { removeNodesDir(f, dir) })
-	// fails if the table does not exist
+	// nft fails if the table does not exist
 	f.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "ip", "kube-proxy").Run() })
 	for n := range nodes {
 		name := fmt.Sprintf("node-%d", n+1)
@@ -56,7 +56,7 @@ func (f *fixture) startNodes(nodes int, images ...string) *process {
 	return startProgram(f.T, "trellis-cluster", f.upArgs(f.newNodesDir(nodes), nodes, images...)...)
 }
 
-// upArgs returns the arguments of trellis-cluster for nodes in a folder of newNodesDir.
+// upArgs returns the arguments of `trellis-cluster up` for nodes in a folder from newNodesDir.
 func (f *fixture) upArgs(folder string, nodes int, images ...string) []string {
 	args := []string{"up", "--kubeconfig=" + f.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
 		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" +
@@ -67,7 +67,7 @@ func (f *fixture) upArgs(folder string, nodes int, images ...string) []string {
 	return args
 }
 
-// removeNodesDir removes a folder of nodes, and unmounts the volumes in memory.
+// removeNodesDir unmounts all file systems below a folder of nodes, and removes the folder.
 func removeNodesDir(f *fixture, dir string) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	f.must(err)
@@ -132,10 +132,10 @@ func isReady(p *corev1.Pod) bool {
 	return false
 }
 
-// TestSecondSchedulerPod checks that the documentation's second scheduler runs as a Pod on one of two nodes and becomes
-// ready by its probes. It checks that this scheduler binds the pending third Pod, and that kubectl prints what the
-// documentation shows. SCD-006 SCD-007 SCD-008 SCD-012 SCD-013 SCD-017 SCD-018 SCD-020 SCD-033 SCD-035 SCD-036 SCD-037
-// SCD-039 CRD-035
+// TestSecondSchedulerPod checks that the documentation's second scheduler runs as a Pod on one of two nodes, and that
+// its probes succeed. It checks that this scheduler binds the third Pod of the documentation, and that kubectl prints
+// the documented output. SCD-006 SCD-007 SCD-008 SCD-012 SCD-013 SCD-017 SCD-018 SCD-020 SCD-033 SCD-035 SCD-036
+// SCD-037 SCD-039 CRD-035
 func TestSecondSchedulerPod(t *testing.T) {
 	f := newFullFixture(t)
 	at := f.newTerminal(t.TempDir())
@@ -174,7 +174,7 @@ func TestSecondSchedulerPod(t *testing.T) {
 	}
 }
 
-// expectedOutput returns the output of a command in the documentation.
+// expectedOutput returns the output that the documentation shows for a command.
 func (f *fixture) expectedOutput(name string) string {
 	f.Helper()
 	text, err := os.ReadFile(document(f.T, "12-schedulers/"+name))
@@ -182,9 +182,9 @@ func (f *fixture) expectedOutput(name string) string {
 	return string(text)
 }
 
-// TestPodReachesServer checks that a Pod with a separate network and a Pod of the host's network reach an API server
-// that listens only on loopback. The Pods use their environment, CA certificate and token. It also checks that the API
-// server reaches the kubelet for the logs. EXT-023
+// TestPodReachesServer checks that Pods reach an API server that listens only on loopback. One Pod has a separate
+// network, and the other one uses the host's network. Both use the address, the CA certificate and the token that the
+// node provides. The test also checks that the API server can read the logs of Pods from the kubelet. EXT-023
 func TestPodReachesServer(t *testing.T) {
 	f := newFullFixture(t)
 	f.startNodes(1, "busybox=/bin")
@@ -192,8 +192,8 @@ func TestPodReachesServer(t *testing.T) {
 	f.checkPodReachesServer("client-on-host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 }
 
-// checkPodReachesServer creates a Pod that sends a request to the API server, and checks that the log has the status
-// 200.
+// checkPodReachesServer creates a Pod that sends a request to the API server. It checks that the Pod logs the status
+// 200 of the response.
 func (f *fixture) checkPodReachesServer(name string, change ...func(*corev1.Pod)) {
 	f.Helper()
 	const request = `d=/var/run/secrets/kubernetes.io/serviceaccount

@@ -57,13 +57,14 @@ func TestReadme(t *testing.T) {
 // SCD-033 SCD-037
 func TestSchedulersPage(t *testing.T) {
 	at := newFullFixture(t).newPageTerminal()
-	// The editor makes the change that the page describes.
+	// `kubectl edit` starts this editor, which makes the change that the page describes.
 	at.env = append(at.env, "EDITOR=sed -i 's/^\\( *\\)- kube-scheduler$/&\\n\\1- my-scheduler/'")
 	at.runPage("schedulers.md", "", strings.NewReplacer())
 }
 
-// TestReachPage runs all commands of the first section of docs/reach.md with the real kubectl and curl, on a free port
-// and for the fixture's server. HPX-001 HPX-002 HPX-003 HPX-004 HPX-005 HPX-006 HPX-008 HPX-009 HPX-010 HPX-011
+// TestReachPage runs all commands of the first section of docs/reach.md with the real kubectl and curl. It replaces
+// the ports and addresses on the page by a free port and the address of the fixture's server. HPX-001 HPX-002 HPX-003
+// HPX-004 HPX-005 HPX-006 HPX-008 HPX-009 HPX-010 HPX-011
 func TestReachPage(t *testing.T) {
 	at := newFullFixture(t).newPageTerminal()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -91,7 +92,8 @@ func (f *fixture) pageSection(page, name string) string {
 	return text
 }
 
-// runPage runs the blocks of a section of a page of docs. replacer replaces addresses and ports by those of the test.
+// runPage runs the blocks of a section of a page of docs. Before this, it applies replacer to the page, for example to
+// replace addresses and ports.
 func (at *terminal) runPage(name, section string, replacer *strings.Replacer) {
 	at.Helper()
 	t := at.T

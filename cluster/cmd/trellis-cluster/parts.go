@@ -14,24 +14,25 @@ import (
 
 const (
 	// minUptime is the uptime after which a part counts as started. A part cannot lose its Lease earlier, because it
-	// tries to renew the Lease for this time.
+	// tries to renew the Lease for 10 seconds.
 	minUptime = 10 * time.Second
 	// initialDelay and maxDelay bound the delay before a restart.
 	initialDelay = time.Second
 	maxDelay     = 30 * time.Second
 )
 
-// part is a process of up: this program with other arguments. Parts are separate processes, because upstream's code can
-// start only once per process, and a part that exits must not end the others.
+// part is a child process of `trellis-cluster up`. It runs this program with other arguments. Parts are separate
+// processes, because upstream's code can start only once per process, and because the exit of one part must not end
+// the others.
 type part struct {
 	name     string
 	args     []string
 	confined bool // runs in separate user and mount namespaces
 }
 
-// supervise runs a part until ctx ends, and restarts it whenever it exits. The delay before a restart grows if the part
-// exits within minUptime. If the first process exits within minUptime without being killed, its flags are probably
-// invalid: supervise then returns the error and does not restart it.
+// supervise runs a part until ctx ends, and restarts it whenever it exits. The delay before a restart grows if the
+// part exits within minUptime. If the first process of the part exits within minUptime and no signal has killed it,
+// its flags are probably invalid. Then supervise returns the error and does not restart the part.
 func (p part) supervise(ctx context.Context) error {
 	delay := initialDelay
 	for first := true; ; first = false {

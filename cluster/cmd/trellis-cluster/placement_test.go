@@ -65,7 +65,7 @@ func withZone(zone string) func(*corev1.Pod) {
 	}
 }
 
-// affinityTerms returns the terms of affinity to Pods with a label, by host name.
+// affinityTerms returns affinity terms for Pods with a label. Their topology key is the host name.
 func affinityTerms(key, value string) []corev1.PodAffinityTerm {
 	return []corev1.PodAffinityTerm{{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{key: value}},
 		TopologyKey: corev1.LabelHostname}}
@@ -95,7 +95,8 @@ func withZoneSpread(p *corev1.Pod) {
 }
 
 // TestPlacement checks that the scheduler respects resources, selectors, affinity, taints, ports and spreading. It
-// creates one Pod after the other. Each is bound to the expected node, or has the reason why no node fits. SCD-041
+// creates the Pods one after the other. Each Pod must be bound to the expected node, or its condition must contain the
+// expected reasons why no node fits. SCD-041
 func TestPlacement(t *testing.T) {
 	f := newFourNodeFixture(t)
 	for _, c := range []struct {
@@ -169,8 +170,8 @@ func TestSchedulingGates(t *testing.T) {
 	f.waitForBinding("gated")
 }
 
-// TestPreemption checks that a Pod of higher priority preempts others, and that the system's classes have the highest
-// priority. SCD-041
+// TestPreemption checks that a Pod of higher priority preempts other Pods, and that the priority classes of the system
+// have the highest priority. SCD-041
 func TestPreemption(t *testing.T) {
 	f := newFourNodeFixture(t)
 	for _, name := range []string{"system-cluster-critical", "system-node-critical"} {

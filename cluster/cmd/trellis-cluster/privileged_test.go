@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestPrivilegedPods checks that a node runs privileged Pods only with --allow-privileged. Without the flag an Event of
-// the Pod names the flag.
+// TestPrivilegedPods checks that a node runs privileged Pods only with --allow-privileged. Without this flag, the Pod
+// must get an Event that names the flag.
 func TestPrivilegedPods(t *testing.T) {
 	f := newFullFixture(t)
 	dir := f.newNodesDir(2)
@@ -30,7 +30,7 @@ func TestPrivilegedPods(t *testing.T) {
 	}
 	f.waitForPod("default", "on-node-2")
 	if e := f.waitForEvent("on-node-1", "FailedCreatePodSandBox"); !strings.Contains(e.Message,
-		"start it with --allow-privileged") {
+		"start the node with --allow-privileged") {
 		t.Errorf("got message %q, want one that names --allow-privileged", e.Message)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// TestMain runs the tests. Under another file name, the test binary is trellis-cluster, kube-scheduler, or a program
-// that Pods run.
+// TestMain runs the tests. If the test binary is started under another name, it instead runs trellis-cluster,
+// kube-scheduler or a program for Pods.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
@@ -40,15 +40,15 @@ func TestMain(m *testing.M) {
 type process struct {
 	*testing.T
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when the program has exited and lines has all its output
+	ended chan struct{} // closed when the program has exited and the field lines contains all its output
 
 	mu      sync.Mutex
 	lines   []string
 	changed chan struct{} // closed when a line is added
 }
 
-// program returns the file to run as trellis-cluster or kube-scheduler. This is the test binary, or upstream's
-// scheduler if TEST_PEERS is set.
+// program returns the file to run as trellis-cluster or kube-scheduler. This is the test binary. If TEST_PEERS is set,
+// it is upstream's binary for kube-scheduler.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" {
@@ -117,7 +117,7 @@ func (p *process) output() string {
 	return strings.Join(p.lines, "\n")
 }
 
-// waitForOutput waits until the given number of lines contain all the words.
+// waitForOutput waits until the output has a given number of lines that contain all the words.
 func (p *process) waitForOutput(times int, words ...string) {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), testTimeout)

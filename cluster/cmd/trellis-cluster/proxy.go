@@ -17,8 +17,8 @@ func newProxy() *cobra.Command {
 	return cmd
 }
 
-// runProxy runs kube-proxy until ctx ends. kube-proxy treats this machine as its first node. Without an address for
-// NodePorts, runProxy logs the reason and returns nil.
+// runProxy runs kube-proxy until ctx ends. kube-proxy uses the name of the first node of this machine. If this machine
+// has no address for NodePorts, runProxy logs the reason and returns nil.
 func (u *upCommand) runProxy(ctx context.Context) error {
 	client, err := clientcmd.BuildConfigFromFlags("", u.kubeconfig)
 	if err != nil {
@@ -27,7 +27,7 @@ func (u *upCommand) runProxy(ctx context.Context) error {
 	client.QPS, client.Burst = u.qps, int(u.burst)
 	address, err := node.GlobalAddress()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "No kube-proxy: this machine has no address for NodePorts")
+		klog.FromContext(ctx).Error(err, "kube-proxy does not run: this machine has no address for NodePorts")
 		return nil
 	}
 	return proxy.Run(ctx, proxy.Options{Client: client, Node: nodeName(0), Address: address, PodCIDR: u.podCIDR})

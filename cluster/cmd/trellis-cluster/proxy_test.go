@@ -26,10 +26,11 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// bridgeNetfilter is the sysctl that applies netfilter's rules to packets between ports of a bridge.
+// bridgeNetfilter is the file of a sysctl. The value 1 applies netfilter's rules also to packets between ports of a
+// bridge.
 const bridgeNetfilter = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 
-// echoServer is the image and the program name of Pods that run serveEcho.
+// echoServer is the name of an image. Its program has the same name and runs serveEcho.
 const echoServer = "echo-server"
 
 // serveEcho serves HTTP on port 8080. It responds with its host name and the client's address. The path /fetch returns
@@ -47,7 +48,7 @@ func serveEcho() {
 	os.Exit(1)
 }
 
-// fetch returns the body of the response from a URL over a new connection, or the error.
+// fetch sends a GET request over a new connection. It returns the body of the response, or the text of the error.
 func fetch(url string) string {
 	c := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
@@ -98,8 +99,8 @@ func (f *fixture) createService(name, app string, change ...func(*corev1.Service
 	return created
 }
 
-// waitForResponse waits until a request from a Pod, or from the host if from is nil, gets a response with the given
-// text.
+// waitForResponse sends requests to target from a Pod until a response contains the given text. If from is nil, the
+// host sends the requests.
 func (f *fixture) waitForResponse(from *corev1.Pod, target, text string) {
 	f.Helper()
 	request := target
@@ -121,13 +122,13 @@ func serviceURL(s *corev1.Service) string { return "http://" + s.Spec.ClusterIP 
 
 // proxyRules returns kube-proxy's rules in the kernel, or "" if there are none.
 func proxyRules() string {
-	out, _ := exec.Command("nft", "list", "table", "ip", "kube-proxy").Output() // fails if the table does not exist
+	out, _ := exec.Command("nft", "list", "table", "ip", "kube-proxy").Output() // nft fails if the table does not exist
 	return string(out)
 }
 
 // TestServiceAddresses checks that cluster IPs and NodePorts work from the host and from Pods, including the Pods of
-// the Service. Pods see the address of the caller. Connections to a Service without endpoints are refused. The rules
-// remain when kube-proxy stops, as Pods do.
+// the Service. Pods must see the address of the caller. Connections to a Service without endpoints must be refused.
+// The rules must remain when kube-proxy stops.
 func TestServiceAddresses(t *testing.T) {
 	requireNft(t)
 	f := newFullFixture(t)
@@ -143,7 +144,7 @@ func TestServiceAddresses(t *testing.T) {
 	f.waitForResponse(nil, serviceURL(other), "two ")
 	f.waitForResponse(one, serviceURL(mine), "one ")
 	f.waitForResponse(nil, fmt.Sprintf("http://%s:%d/", two.Status.HostIP, other.Spec.Ports[0].NodePort), "two ")
-	// the relay responds, and kube-proxy must not reject the connection
+	// The relay of the node must respond. kube-proxy must not reject the connection.
 	f.waitForResponse(one, "https://"+f.kubernetesIP()+"/version", `"gitVersion"`)
 
 	f.createService("headless", "two", func(s *corev1.ServiceSpec) { s.ClusterIP = corev1.ClusterIPNone })
@@ -179,7 +180,7 @@ func (f *fixture) kubernetesIP() string {
 	return s.Spec.ClusterIP
 }
 
-// TestServiceAddressesWithoutBridgeNetfilter checks that cluster IPs work if the kernel does not apply the rules to
+// TestServiceAddressesWithoutBridgeNetfilter checks that cluster IPs also work if the kernel cannot apply the rules to
 // packets within a bridge. kube-proxy then masquerades all connections.
 func TestServiceAddressesWithoutBridgeNetfilter(t *testing.T) {
 	requireNft(t)
@@ -198,8 +199,8 @@ func TestServiceAddressesWithoutBridgeNetfilter(t *testing.T) {
 	f.waitForResponse(one, serviceURL(mine), "one ")
 }
 
-// TestKubernetesServiceAddress checks that a server on all interfaces is an endpoint of the Service kubernetes, whose
-// address then works from Pods and the host through kube-proxy.
+// TestKubernetesServiceAddress starts an API server that listens on all interfaces, so that it is an endpoint of the
+// Service kubernetes. It checks that Pods and the host reach the address of this Service through kube-proxy.
 func TestKubernetesServiceAddress(t *testing.T) {
 	requireNft(t)
 	f := newFullFixture(t, testserver.With(func(c *apiserver.Config) { c.Address = ":0" }))
@@ -211,19 +212,19 @@ func TestKubernetesServiceAddress(t *testing.T) {
 	f.waitForResponse(f.createEchoPod("one"), version, `"gitVersion"`)
 }
 
-// TestNoKubeProxy checks that up without the program nft logs the reason and runs no kube-proxy. Pods still reach the
-// API server.
+// TestNoKubeProxy runs `trellis-cluster up` with a PATH that does not contain nft. It checks that the command logs the
+// reason and runs no kube-proxy. Pods must still reach the API server.
 func TestNoKubeProxy(t *testing.T) {
 	f := newFullFixture(t)
 	path := t.TempDir()
-	for _, program := range []string{"mount", "umount", "cat", "curl"} { // used by the node and its Pod
+	for _, program := range []string{"mount", "umount", "cat", "curl"} { // programs that the node and its Pod use
 		at, err := exec.LookPath(program)
 		f.must(err)
 		f.must(os.Symlink(at, filepath.Join(path, program)))
 	}
 	t.Setenv("PATH", path)
 	up := f.startNodes(1, "busybox=/bin")
-	up.waitForOutput(1, "No kube-proxy: cluster IPs of Services are not routed", "could not find nftables binary",
-		"the package nftables")
+	up.waitForOutput(1, "kube-proxy does not run: cluster IPs of Services are not routed",
+		"could not find nftables binary", "the package nftables")
 	f.checkPodReachesServer("client")
 }

@@ -23,10 +23,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/socks5"
 )
 
-// remoteServerName is a name of the API server that only the test's proxies resolve.
+// remoteServerName is a host name for the API server. Only the proxies of the tests can resolve it.
 const remoteServerName = "kubernetes-remote-server.example"
 
-// useRemoteName sets the URL of the fixture's kubeconfig to remoteServerName, and its proxy-url to proxy.
+// useRemoteName changes the fixture's kubeconfig. The URL of the server then contains remoteServerName, and the
+// proxy-url is the parameter proxy.
 func (f *fixture) useRemoteName(proxy string) {
 	f.Helper()
 	c, err := clientcmd.LoadFromFile(f.server.Kubeconfig)
@@ -40,7 +41,7 @@ func (f *fixture) useRemoteName(proxy string) {
 	f.must(clientcmd.WriteToFile(*c, f.server.Kubeconfig))
 }
 
-// dialServer connects to the API server if address is its remote name, as the proxies do.
+// dialServer is the dialer of the proxies. It connects to the API server if the host in address is remoteServerName.
 func (f *fixture) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
 	at, err := url.Parse(f.server.Config.Host)
 	if err != nil {
@@ -52,8 +53,8 @@ func (f *fixture) dialServer(ctx context.Context, network, address string) (net.
 	return (&net.Dialer{}).DialContext(ctx, network, at.Host)
 }
 
-// checkDeployment checks that the Pod of a Deployment becomes available and that a Pod reaches the API server. This
-// requires the scheduler, the controllers and a node.
+// checkDeployment checks that the Pod of a Deployment becomes available and that a Pod reaches the API server. Both
+// require the scheduler, the controllers and a node.
 func (f *fixture) checkDeployment() {
 	f.Helper()
 	one := int32(1)
@@ -93,7 +94,8 @@ func TestSOCKS5Proxy(t *testing.T) {
 	f.checkDeployment()
 }
 
-// TestHTTPProxy checks the same with an HTTP proxy in the environment variable HTTPS_PROXY. SOX-013
+// TestHTTPProxy checks that all parts of trellis-cluster, and the Pods of its nodes, reach the API server through the
+// HTTP proxy in the environment variable HTTPS_PROXY. SOX-013
 func TestHTTPProxy(t *testing.T) {
 	f := newFullFixture(t)
 	var connections atomic.Int64
@@ -125,7 +127,8 @@ func TestHTTPProxy(t *testing.T) {
 	f.useRemoteName("")
 	link := filepath.Join(t.TempDir(), "trellis-cluster")
 	f.must(os.Symlink(program(t, ""), link))
-	// In the environment of this process, the variable would also affect the API server.
+	// The program env sets the variable only for this command. In the environment of the test, the variable would also
+	// affect the API server.
 	startCommand(t, exec.Command("env", append([]string{"HTTPS_PROXY=" + at.String(), "NO_PROXY=other.example", link},
 		f.upArgs(f.newNodesDir(1), 1, "busybox=/bin")...)...))
 	f.checkDeployment()
@@ -134,7 +137,7 @@ func TestHTTPProxy(t *testing.T) {
 	}
 }
 
-// proxyAuthorization returns the credentials of the Proxy-Authorization header.
+// proxyAuthorization returns the credentials in the header Proxy-Authorization.
 func proxyAuthorization(r *http.Request) (name, password string, ok bool) {
 	basic := &http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
 	return basic.BasicAuth()

@@ -77,8 +77,8 @@ func TestThreePods(t *testing.T) {
 		"write apiVersion: kubescheduler.config.k8s.io/v1")
 }
 
-// applyScheduler applies the documentation's manifest of a second scheduler. For upstream's kube-scheduler it replaces
-// the version of the configuration, which upstream has removed.
+// applyScheduler applies the documentation's manifest of a second scheduler. If the tests run upstream's
+// kube-scheduler, it changes the version of the configuration, because upstream has removed that version.
 func (f *fixture) applyScheduler() {
 	f.Helper()
 	manifest, err := os.ReadFile(document(f.T, "12-schedulers/my-scheduler.yaml"))
@@ -93,7 +93,7 @@ func (f *fixture) applyScheduler() {
 	f.must(manifests.Apply(f.Context(), f.server.Config, []string{f.writeFile("my-scheduler.yaml", text)}, io.Discard))
 }
 
-// configVersions returns the versions of configurations to test. Upstream's kube-scheduler supports only the last one.
+// configVersions returns the versions of the configuration to test. Upstream's kube-scheduler supports only v1.
 func configVersions() []string {
 	if os.Getenv("TEST_PEERS") != "" {
 		return []string{"v1"}
@@ -124,8 +124,8 @@ func TestConfigurationVersions(t *testing.T) {
 	}
 }
 
-// TestStaticFile checks that the program is one statically linked file, which is kube-scheduler under that name.
-// SCD-004 SCD-005
+// TestStaticFile checks that trellis-cluster is one statically linked file. Under the name kube-scheduler, this file
+// must behave like kube-scheduler. SCD-004 SCD-005
 func TestStaticFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kube-scheduler")
 	build := exec.Command("go", "build", "-trimpath", "-o", file, ".")
@@ -150,8 +150,8 @@ func TestStaticFile(t *testing.T) {
 	}
 }
 
-// TestSchedulerServing checks the flags of kube-scheduler for its HTTPS port. It serves health to anonymous clients,
-// and metrics and the configuration only to authorized ones. SCD-019 SCD-017 SCD-044
+// TestSchedulerServing checks the flags of kube-scheduler for its HTTPS port. The port must serve health to anonymous
+// clients. It must serve metrics and the configuration only to authorized clients. SCD-019 SCD-017 SCD-044
 func TestSchedulerServing(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	port := freePort(t)
@@ -161,7 +161,7 @@ func TestSchedulerServing(t *testing.T) {
 		"--leader-elect=false", "--secure-port="+port, "--bind-address=127.0.0.1", "-v=2")
 	f.createPod("a")
 	f.waitForBinding("a")
-	// Until it has read the client CA from the API server, it treats all clients as anonymous.
+	// Until the scheduler has read the client CA from the API server, it treats all clients as anonymous.
 	p.waitForOutput(1, "Loaded client CA", "client-ca-file", `"kubernetes"`)
 	admin := f.insecureConfig("https://127.0.0.1:" + port)
 	for path, want := range map[string]struct {
@@ -237,8 +237,8 @@ profiles:
 	}
 }
 
-// TestInvalidConfigurations checks that a scheduler with an invalid configuration exits at its start with an error that
-// names the field. SCD-043
+// TestInvalidConfigurations checks that a scheduler with an invalid configuration exits immediately, with an error
+// that names the field. SCD-043
 func TestInvalidConfigurations(t *testing.T) {
 	f := newFixture(t, 0, withoutNodeTaints)
 	for _, c := range []struct{ version, fields, want string }{
@@ -264,7 +264,8 @@ func TestInvalidConfigurations(t *testing.T) {
 	}
 }
 
-// electionConfig returns the configuration of a scheduler with leader election by a Lease. more is appended to it.
+// electionConfig returns the configuration of a scheduler with leader election by a Lease. It ends with the text in
+// more.
 func electionConfig(namespace, name, more string) string {
 	return fmt.Sprintf(`
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -275,8 +276,8 @@ leaderElection: {leaderElect: true, resourceNamespace: %s, resourceName: %s}
 %s`, namespace, name, more)
 }
 
-// TestElection checks that only the scheduler that holds the Lease schedules, and that another one acquires the Lease
-// after the first has been killed. SCD-021 SCD-022 SCD-023 SCD-029
+// TestElection checks that only the scheduler with the Lease schedules Pods. When this scheduler is killed, another
+// scheduler must acquire the Lease. SCD-021 SCD-022 SCD-023 SCD-029
 func TestElection(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	quick := []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s",
@@ -309,8 +310,9 @@ func TestElection(t *testing.T) {
 	}
 }
 
-// TestElectionRequiresRole checks that a second scheduler with the documentation's rights cannot acquire a Lease of its
-// own name, and schedules nothing, until that name is added to the role. SCD-024 SCD-025 SCD-027 SCD-029
+// TestElectionRequiresRole starts a second scheduler with the documentation's role and a Lease with its own name. It
+// checks that the scheduler acquires the Lease, and schedules Pods, only after the role contains that name. SCD-024
+// SCD-025 SCD-027 SCD-029
 func TestElectionRequiresRole(t *testing.T) {
 	f := newFixture(t, 1, withoutNodeTaints)
 	f.applyScheduler()

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestScripts runs testdata/script: commands of users of a cluster with two nodes. The scripts share one cluster, and
-// each has a separate namespace.
+// TestScripts runs the scripts in testdata/script, which contain commands of users. All scripts share a cluster with
+// two nodes, and each script has a separate namespace.
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds kubectl: run the tests without -short")
@@ -41,8 +41,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// setUp creates the namespace of a script, which is kubectl's default namespace and the variable NAMESPACE. The
-// variable NODES is the parent of the folders of the nodes.
+// setUp creates a namespace for a script. It is the default namespace of kubectl, and the variable NAMESPACE contains
+// its name. The variable NODES contains the path of the folder in which each node has a folder.
 func (f *fixture) setUp(env *testscript.Env, dir string) error {
 	namespace, err := f.CoreV1().Namespaces().Create(f.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
@@ -72,7 +72,8 @@ func (f *fixture) setUp(env *testscript.Env, dir string) error {
 	return clientcmd.WriteToFile(*config, kubeconfig)
 }
 
-// eventually runs a command until it succeeds and its output matches: eventually PATTERN COMMAND…
+// eventually implements the command `eventually PATTERN COMMAND…` of scripts. It repeats COMMAND until COMMAND
+// succeeds and its output matches PATTERN.
 func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: eventually pattern command...")

@@ -9,9 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// mainSchedulerManifest is kubeadm's manifest of the scheduler on a control-plane node, with another port. Its
-// parameters are the path of the kubeconfig, the port, the image, more flags, more volume mounts, the kubeconfig on the
-// host, and more volumes.
+// mainSchedulerManifest is kubeadm's manifest of the scheduler on a control-plane node, with another port. The
+// parameters of this format are the path of the kubeconfig, the port, the image, additional flags, additional volume
+// mounts, the path of the kubeconfig on the host, and additional volumes.
 const mainSchedulerManifest = `apiVersion: v1
 kind: Pod
 metadata:
@@ -61,8 +61,8 @@ spec:
 status: {}
 `
 
-// TestMainSchedulerStaticPod checks that the main scheduler can run as a static Pod of the control-plane node. A change
-// of its manifest is enough to change its image and its configuration. SCD-038
+// TestMainSchedulerStaticPod checks that the main scheduler can run as a static Pod of the control-plane node. When
+// the manifest changes, the image and the configuration of the scheduler must also change. SCD-038
 func TestMainSchedulerStaticPod(t *testing.T) {
 	f := newFullFixture(t)
 	dir, port := f.newNodesDir(1), freePort(t)

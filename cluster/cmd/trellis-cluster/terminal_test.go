@@ -23,11 +23,11 @@ type terminal struct {
 	*fixture
 	dir    string
 	env    []string
-	prefix []string // command that runs the following command on another machine; empty for this machine
+	prefix []string // first words of each command, which run the rest on another machine; empty for this machine
 }
 
-// newTerminal returns a terminal for a folder. It builds kubectl and the given packages of the main module for its
-// PATH.
+// newTerminal returns a terminal for a folder. It builds trellis, kubectl and the given packages of the main module,
+// and adds them to PATH.
 func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
 	f.Helper()
 	bin := filepath.Join(dir, "path")
@@ -51,7 +51,7 @@ func (f *fixture) buildPrograms(into string, packages ...string) {
 	}
 }
 
-// link creates a symbolic link to a file in the folder.
+// link creates the symbolic link name to a file. The link is in the terminal's folder.
 func (t *terminal) link(name, file string) {
 	t.Helper()
 	_, err := os.Stat(file)
@@ -62,7 +62,7 @@ func (t *terminal) link(name, file string) {
 	t.must(os.Symlink(file, filepath.Join(t.dir, name)))
 }
 
-// run runs commands in a shell, which ends at the first failure.
+// run runs commands in a shell. The shell exits when a command fails.
 func (t *terminal) run(commands string) (output string, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*testTimeout)
 	defer cancel()
@@ -73,8 +73,8 @@ func (t *terminal) run(commands string) (output string, err error) {
 	return string(out), err
 }
 
-// runBlock runs a block of a page. The folder and the exported variables at its end apply to the next block, as in one
-// shell.
+// runBlock runs a block of commands from a page. The current folder and the exported variables are kept for the next
+// block, as if one shell ran all blocks.
 func (t *terminal) runBlock(block string) (output string, err error) {
 	session := filepath.Join(t.dir, ".session")
 	return t.run(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s",
@@ -119,7 +119,7 @@ func mask(text string) string {
 	return text
 }
 
-// expectEventually repeats a command until its output contains the text. The exit code does not matter.
+// expectEventually repeats a command until its output contains the text. The command may fail.
 func (t *terminal) expectEventually(command, text string) {
 	t.Helper()
 	output := ""

@@ -16,6 +16,10 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
 
+// emptyKubeconfig is the part of the help that explains the default of --kubeconfig.
+const emptyKubeconfig = "Empty means $KUBECONFIG or ~/.kube/config. If that file does not exist, this command uses " +
+	"the service account of the Pod in which it runs"
+
 // upCommand holds the flags of the command up.
 type upCommand struct {
 	kubeconfig     string
@@ -36,12 +40,14 @@ func newUp() *cobra.Command {
 		Short: "Run all parts: controllers, scheduler, nodes and kube-proxy",
 		Long: `Run the controllers, the scheduler and the nodes in separate processes, and restart a process that exits.
 
-The controllers and the scheduler use leader election, so a second up with --nodes=0 on another machine can stand
-by. --image maps an image to a program or folder of this machine. Containers continue when this command stops.
+The controllers and the scheduler use leader election. So this command can also run with --nodes=0 on a second machine,
+which takes over if the first one fails.
 
-As root, the controllers serve health and metrics on port 10257 and the scheduler on port 10259, or on a free port if
-that port is in use. Without root they serve neither, because Pods share the ports of the machine and a Pod may be a
-scheduler that uses port 10259.`,
+--image maps an image to a program or folder of this machine. Containers continue when this command stops.
+
+As root, the controllers serve health and metrics on port 10257, and the scheduler on port 10259. If a port is in use,
+a free port replaces it. Without root, both ports are disabled. Pods then share the ports of the machine, and a
+scheduler in a Pod may need port 10259.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return u.run(cmd.Context())
@@ -49,18 +55,20 @@ scheduler that uses port 10259.`,
 	}
 	var groups cliflag.NamedFlagSets
 	flags := groups.FlagSet("cluster")
-	flags.StringVar(&u.kubeconfig, "kubeconfig", "", "kubeconfig of an administrator (empty means $KUBECONFIG or "+
-		"~/.kube/config, or else the service account of the Pod that runs this command)")
+	flags.StringVar(&u.kubeconfig, "kubeconfig", "", "kubeconfig of an administrator. "+emptyKubeconfig)
 	flags.Float32Var(&u.qps, "kube-api-qps", -1,
-		"maximum number of requests per second from each part to the API server (negative means no limit)")
-	flags.Int32Var(&u.burst, "kube-api-burst", 0, "number of requests that each part can send at once above that rate")
+		"maximum number of requests per second to the API server, for the controllers, the scheduler and kube-proxy "+
+			"each (negative means no limit)")
+	flags.Int32Var(&u.burst, "kube-api-burst", 0,
+		"maximum number of requests in a short burst, which may exceed --kube-api-qps")
 	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil,
-		"`FLAG` for the controllers, for example --concurrent-job-syncs=10; can be repeated")
-	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "`FLAG` for the scheduler; can be repeated")
-	flags.IntVar(&u.nodeCount, "nodes", 1, "number of nodes on this machine, which are named node-1, node-2 and so on")
+		"`FLAG` for the controllers, for example --concurrent-job-syncs=10. Can be repeated")
+	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "`FLAG` for the scheduler. Can be repeated")
+	flags.IntVar(&u.nodeCount, "nodes", 1, "number of nodes on this machine. Their names are node-1, node-2 "+
+		"and so on")
 	flags.BoolVar(&u.kubeProxy, "kube-proxy", true,
-		"routing of the addresses of Services on this machine by kube-proxy; "+
-			"requires root and has no effect with --network=host")
+		"run kube-proxy, which routes the addresses of Services on this machine. "+
+			"It requires root, and does not run with --network=host")
 	u.bind(&groups)
 	u.logging = addLogging(cmd)
 	groups.FlagSet("logs").AddFlagSet(u.logging)
@@ -68,7 +76,8 @@ scheduler that uses port 10259.`,
 	return cmd
 }
 
-// run runs the parts until ctx ends. It returns an error if a part cannot start.
+// run runs the controllers, the scheduler, the nodes and kube-proxy until ctx ends. It returns an error if one of them
+// cannot start.
 func (u *upCommand) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = defaultKubeconfig()
@@ -88,7 +97,8 @@ func (u *upCommand) run(ctx context.Context) error {
 	return running.Wait()
 }
 
-// electedParts returns the controllers and the scheduler. Only one instance of each is active in a cluster.
+// electedParts returns the controllers and the scheduler. Leader election ensures that only one instance of each is
+// active in a cluster.
 func (u *upCommand) electedParts() []part {
 	args := []string{
 		"--kubeconfig=" + u.kubeconfig,
@@ -115,8 +125,9 @@ const (
 	schedulerPort   = 10259
 )
 
-// servingPort returns the flag for the port of health and metrics. This is the standard port, or a free one if the
-// standard port is in use, for example by another cluster on this machine. Without root, the flag disables the port.
+// servingPort returns the flag for the port of health and metrics. The parameter standard is the usual port. If that
+// port is in use, for example by another cluster on this machine, the flag contains a free port. Without root, the
+// flag disables the port.
 func servingPort(standard int) []string {
 	if os.Geteuid() != 0 {
 		return []string{"--secure-port=0"}

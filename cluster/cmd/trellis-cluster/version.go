@@ -8,8 +8,8 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// gitVersion is the version that nodes and user agents report. Kubernetes' own build sets this variable. After go build
-// it is a placeholder.
+// gitVersion is the version that nodes and user agents report. Kubernetes' build scripts set this variable. A build by
+// the go command leaves a placeholder in it.
 //
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string
@@ -23,7 +23,7 @@ func setVersion() {
 	for _, dep := range info.Deps {
 		if dep.Path == "k8s.io/kubernetes" {
 			gitVersion = dep.Version
-			_ = version.SetDynamicVersion(gitVersion) // rejects only versions that differ from gitVersion
+			_ = version.SetDynamicVersion(gitVersion) // fails only for versions that differ from gitVersion
 		}
 	}
 }

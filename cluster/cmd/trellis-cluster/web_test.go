@@ -15,12 +15,13 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// pagesDir is the folder of the web server's pages. If it contains the file "sick", the server fails all requests.
+// pagesDir is the folder of the web server's pages. If this folder contains the file "sick", all requests fail.
 const pagesDir = "/usr/share/nginx/html"
 
-// serveWeb is the program for the images of web servers. It serves HTTP on ports 80 and 8080, HTTPS on port 443, and
-// the health protocol of gRPC on port 9000. It responds with the requested page, or else with its host name and
-// VERSION. It prints each request, and exits with code 0 after SIGTERM.
+// serveWeb is the program for images of web servers, such as nginx. It serves HTTP on ports 80 and 8080, HTTPS on port
+// 443, and the health protocol of gRPC on port 9000. Its response is the requested page. If the page does not exist,
+// the response is its host name and the variable VERSION. serveWeb prints each request, and exits with code 0 after
+// SIGTERM.
 func serveWeb() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

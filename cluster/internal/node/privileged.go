@@ -16,8 +16,8 @@ func (u unprivileged) RunPodSandbox(
 	ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string,
 ) (string, error) {
 	if config.GetLinux().GetSecurityContext().GetPrivileged() {
-		return "", fmt.Errorf("pod %s/%s has a privileged container, and this node runs none; "+
-			"to change that, start it with --allow-privileged", config.GetMetadata().GetNamespace(),
+		return "", fmt.Errorf("pod %s/%s has a privileged container, which this node does not permit: "+
+			"start the node with --allow-privileged", config.GetMetadata().GetNamespace(),
 			config.GetMetadata().GetName())
 	}
 	return u.RuntimeService.RunPodSandbox(ctx, config, handler)
@@ -29,8 +29,8 @@ func (u unprivileged) CreateContainer(
 	ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig,
 ) (string, error) {
 	if config.GetLinux().GetSecurityContext().GetPrivileged() {
-		return "", fmt.Errorf("container %s is privileged, and this node runs no such container; "+
-			"to change that, start it with --allow-privileged", config.GetMetadata().GetName())
+		return "", fmt.Errorf("container %s is privileged, which this node does not permit: "+
+			"start the node with --allow-privileged", config.GetMetadata().GetName())
 	}
 	return u.RuntimeService.CreateContainer(ctx, sandbox, config, sandboxConfig)
 }

@@ -1,5 +1,6 @@
-// Package proxy runs upstream's kube-proxy, which makes the addresses of Services reachable on this machine by rules in
-// the kernel. Other parts can run in the same process. The package must not import other packages of this module.
+// Package proxy runs upstream's kube-proxy. Its rules in the kernel make the addresses of Services reachable on this
+// machine. Other parts of a cluster can run in the same process. The package must not import other packages of this
+// module.
 package proxy
 
 import (
@@ -27,8 +28,8 @@ import (
 
 const name = "kube-proxy"
 
-// Command returns upstream's command of kube-proxy, with nftables as the default mode. No other part may run in the
-// same process, because the command exits the process when its Node changes.
+// Command returns upstream's command of kube-proxy, with nftables as the default mode. No other part of a cluster may
+// run in the same process, because the command exits the process when its Node changes.
 func Command() *cobra.Command {
 	cmd := app.NewProxyCommand()
 	mode := cmd.Flags().Lookup("proxy-mode")
@@ -48,8 +49,8 @@ type Options struct {
 	PodCIDR string // address range of the Pods on this machine
 }
 
-// Run maintains the rules until ctx ends. The rules remain after that, as do Pods. If this machine does not support the
-// rules, Run logs the reason and returns nil. While another process holds the lock, Run waits.
+// Run maintains kube-proxy's rules in the kernel until ctx ends. The rules remain after that. If this machine does not
+// support the rules, Run logs the reason and returns nil. While another kube-proxy holds the lock, Run waits.
 func Run(ctx context.Context, o Options) error {
 	server, err := o.newServer(ctx)
 	for errors.Is(err, errLocked) {
@@ -62,9 +63,10 @@ func Run(ctx context.Context, o Options) error {
 		server, err = o.newServer(ctx)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "No kube-proxy: cluster IPs of Services are not routed, "+
+		klog.FromContext(ctx).Error(err, "kube-proxy does not run: cluster IPs of Services are not routed, "+
 			"but Pods still reach the API server through KUBERNETES_SERVICE_HOST. kube-proxy requires root, "+
-			"nft 1.0.1 (the package nftables), Linux 5.13 with nf_tables, and no other kube-proxy on this machine")
+			"nft 1.0.1 or later (the package nftables), and Linux 5.13 or later with nf_tables. "+
+			"No other kube-proxy may run on this machine")
 		return nil
 	}
 	ended := make(chan error, 1)
@@ -77,7 +79,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
-// lockRetryInterval is the interval between attempts to acquire the lock of a machine.
+// lockRetryInterval is the interval between attempts to acquire the lock of the network namespace.
 const lockRetryInterval = 5 * time.Second
 
 // newServer returns upstream's server without its NodeManager. The NodeManager waits for a Node, and exits the process
@@ -117,11 +119,12 @@ func (o *Options) newServer(ctx context.Context) (_ *app.ProxyServer, err error)
 	}, nil
 }
 
-// bridgeNetfilter is the sysctl that applies netfilter's rules to packets between ports of a bridge.
+// bridgeNetfilter is the file of a sysctl. The value 1 applies netfilter's rules also to packets between ports of a
+// bridge.
 const bridgeNetfilter = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 
-// config returns upstream's default configuration. It removes the settings that affect more than the rules: the ports
-// for metrics and health, and the OOM score of the process.
+// config returns upstream's default configuration in the mode nftables. It disables the settings that do not concern
+// the rules: the ports for metrics and health, and the OOM score of the process.
 func (o *Options) config() (*proxyconfig.KubeProxyConfiguration, error) {
 	var defaults proxyv1alpha1.KubeProxyConfiguration
 	scheme.Scheme.Default(&defaults)
