@@ -23,8 +23,8 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
-// leaseName is the default name of the Lease for the leader election between managers. It differs from the name that
-// kube-controller-manager uses, because Trellis servers with a shared store hold that Lease.
+// leaseName is the default name of the Lease for leader election. It is not the default name of
+// kube-controller-manager, because Trellis servers with a shared store hold the Lease of that name.
 const leaseName = "trellis-cluster-controllers"
 
 // defaultControllers are the controllers that run by default.
@@ -68,7 +68,7 @@ func New() *Manager {
 	return m
 }
 
-// AddFlags adds the flags of m to cmd, and prints them in groups in its help.
+// AddFlags adds the flags of m to cmd. The help of cmd then lists the flags in groups.
 func (m *Manager) AddFlags(cmd *cobra.Command) {
 	for _, set := range m.flags.FlagSets {
 		cmd.Flags().AddFlagSet(set)
@@ -78,7 +78,7 @@ func (m *Manager) AddFlags(cmd *cobra.Command) {
 
 // configureProcess applies the flags for logging and feature gates, which affect the whole process.
 func (m *Manager) configureProcess() error {
-	// Without this feature gate, upstream exits the process when Run ends.
+	// Without this feature gate, upstream's code exits the process when Run ends.
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
 		string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true,
 	})
@@ -91,8 +91,8 @@ func (m *Manager) configureProcess() error {
 	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
 }
 
-// serverControllers returns the names of the controllers that the API server runs. It waits for the server. Upstream's
-// own first request does not wait, so Run calls serverControllers before upstream's code.
+// serverControllers returns the names of the controllers that the API server runs. It waits until the server is ready.
+// Upstream's code does not wait, so Run calls serverControllers first.
 func (m *Manager) serverControllers(ctx context.Context) ([]string, error) {
 	config, err := clientcmd.BuildConfigFromFlags(m.options.Master, m.options.Generic.ClientConnection.Kubeconfig)
 	if err != nil {
@@ -105,7 +105,8 @@ func (m *Manager) serverControllers(ctx context.Context) ([]string, error) {
 	return controllersOfServer(ctx, client)
 }
 
-// Run runs the controllers until ctx is done, and then returns nil. It returns an error if it loses its Lease.
+// Run runs the controllers until ctx is done, and then returns nil. It returns an error if the manager loses its
+// Lease.
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.configureProcess(); err != nil {
 		return err
@@ -116,14 +117,14 @@ func (m *Manager) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		return fmt.Errorf("controllers: query the controllers of the API server: %w", err)
+		return fmt.Errorf("controllers: cannot get the list of controllers that the API server runs: %w", err)
 	}
 	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(),
 		app.ControllerAliases())
 	if err != nil {
 		return fmt.Errorf("controllers: %w", err)
 	}
-	klog.FromContext(ctx).Info("Controllers that the API server runs", "controllers", running)
+	klog.FromContext(ctx).Info("Disabled the controllers that the API server already runs", "controllers", running)
 	chosen := &config.ComponentConfig.Generic.Controllers
 	for _, name := range running {
 		*chosen = slices.Insert(*chosen, 0, "-"+name) // the first entry for a name wins

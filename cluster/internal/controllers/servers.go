@@ -17,13 +17,14 @@ import (
 const (
 	// serverLease is the name of the Lease in kube-system that running Trellis API servers hold.
 	serverLease = "trellis-serve"
-	// controllersAnnotation is the annotation of that Lease with the names of the controllers that the servers run.
+	// controllersAnnotation is an annotation of serverLease. It contains the names of the controllers that these
+	// servers run.
 	controllersAnnotation = "trellis.dev/controllers"
 	pollInterval          = time.Second
 )
 
 // controllersOfServer returns the names of the controllers that the API server runs. It blocks until the server is
-// ready. It returns an error if the server does not authenticate the client or forbids it to read the Lease.
+// ready. It returns an error if the server does not authenticate the client, or does not permit it to read the Lease.
 func controllersOfServer(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
 	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		ready, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)

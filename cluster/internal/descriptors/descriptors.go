@@ -15,8 +15,9 @@ import (
 // firstExtra is the first descriptor after the standard streams.
 const firstExtra = 3
 
-// CloseAllOnExec marks all descriptors of this process close-on-exec, except the standard streams. A command then
-// inherits only the files that its exec.Cmd lists. This includes files that a library has opened without the mark.
+// CloseAllOnExec marks all descriptors of this process close-on-exec, except the standard streams. It also marks the
+// files that libraries have opened without close-on-exec. Then a command inherits only the files that its exec.Cmd
+// lists.
 func CloseAllOnExec() error {
 	err := unix.CloseRange(firstExtra, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // Linux before 5.11
@@ -28,9 +29,9 @@ func CloseAllOnExec() error {
 	return nil
 }
 
-// CloseInherited closes the inherited descriptors of this process from first on. An inherited descriptor is not marked
-// close-on-exec, because exec would have closed it. So descriptors with the mark, which this process has opened, stay
-// open.
+// CloseInherited closes the descriptors that this process has inherited and whose number is at least first. Inherited
+// descriptors are not marked close-on-exec, because exec would have closed them. Descriptors with this mark stay open,
+// because this process has opened them.
 func CloseInherited(first int) error {
 	err := each(first, func(fd int) {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
@@ -43,7 +44,7 @@ func CloseInherited(first int) error {
 	return nil
 }
 
-// each calls do with every open descriptor from first on.
+// each calls the function do for each open descriptor whose number is at least first.
 func each(first int, do func(fd int)) error {
 	open, err := os.ReadDir("/proc/self/fd")
 	for _, entry := range open {

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKeep checks that a command inherits only the standard streams, and no file that was opened without close-on-exec.
+// TestKeep opens a file without close-on-exec. It checks that after CloseAllOnExec, a command inherits only the
+// standard streams.
 func TestKeep(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, nil, 0o600); err != nil {
@@ -39,7 +40,8 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestDrop checks that an inherited descriptor is closed, and that a descriptor with close-on-exec stays open.
+// TestDrop checks that CloseInherited closes an inherited descriptor, and does not close a descriptor with
+// close-on-exec.
 func TestDrop(t *testing.T) {
 	pipe := make([]int, 2)
 	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {

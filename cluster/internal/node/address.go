@@ -9,8 +9,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// GlobalAddress returns the address of this host on its default route, or else its first global address. API validation
-// rejects loopback addresses for Pods, Endpoints and nodes.
+// GlobalAddress returns the address of this host on the default route. Without a default route, it returns the first
+// global address of this host. API validation rejects loopback addresses for Pods, Endpoints and nodes.
 func GlobalAddress() (net.IP, error) {
 	if ip, err := utilnet.ChooseHostInterface(); err == nil {
 		return ip, nil
@@ -24,12 +24,12 @@ func GlobalAddress() (net.IP, error) {
 			return n.IP, nil
 		}
 	}
-	return nil, errors.New("this host has only loopback addresses, which Pods and nodes cannot have: " +
-		"add an address, for example on an interface of type dummy")
+	return nil, errors.New("this host has only loopback addresses, but nodes and Pods need another address: " +
+		"add an address to the host, for example on an interface of type dummy")
 }
 
-// nameservers returns the name servers of the host for the Pods. They do not resolve names of the cluster, but without
-// name servers the kubelet logs a warning for each Pod.
+// nameservers returns the name servers of the host, which the Pods also use. They cannot resolve names of the cluster.
+// But without name servers, the kubelet would log a warning for each Pod.
 func nameservers(file string) (all []string) {
 	data, _ := os.ReadFile(file) // the file is optional
 	for line := range strings.Lines(string(data)) {

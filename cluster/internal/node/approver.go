@@ -61,8 +61,8 @@ func (a *approver) review(ctx context.Context, request *certificatesv1.Certifica
 	}}
 	_, err := a.client.UpdateApproval(ctx, approved.Name, approved, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Cannot approve the node's certificate; another user must approve it",
-			"request", request.Name)
+		klog.FromContext(ctx).Error(err,
+			"Cannot approve the certificate request of the node. Another user must approve it", "request", request.Name)
 	}
 }
 
@@ -87,7 +87,7 @@ func (a *approver) matches(spec *certificatesv1.CertificateSigningRequestSpec) b
 	return false
 }
 
-// hasNodeNames reports whether a request contains only the node's name and address.
+// hasNodeNames reports whether a request contains no names and addresses except those of the node.
 func (a *approver) hasNodeNames(request *x509.CertificateRequest) bool {
 	otherIP := func(ip net.IP) bool { return !ip.Equal(a.address) }
 	otherName := func(name string) bool { return name != a.nodeName }

@@ -13,7 +13,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// TestApprover checks that only requests of the node's kubelet match, with the name and the address of the node.
+// TestApprover checks that the approver approves only requests that the kubelet of the node needs. These requests
+// contain only the name and the address of the node.
 func TestApprover(t *testing.T) {
 	a := approver{nodeName: "mine", user: "admin", address: net.IPv4(192, 0, 2, 1)}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -14,12 +14,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
-// dialTimeout is the timeout of a connection to the API server for a Pod, including a proxy.
+// dialTimeout is the timeout for connecting a Pod to the API server, including the connection to a proxy.
 const dialTimeout = 10 * time.Second
 
-// apiServerDialer returns a function that connects to the API server as clients with this configuration do. It uses the
-// proxy of the kubeconfig's proxy-url or of the environment. The TLS settings of the kubeconfig also apply to an HTTPS
-// proxy, as in net/http.
+// apiServerDialer returns a function that connects to the API server in the same way as clients with the given
+// configuration. The function uses the proxy in the kubeconfig's proxy-url or in the environment. As in net/http, the
+// TLS settings of the kubeconfig also apply to an HTTPS proxy.
 func apiServerDialer(client *rest.Config) (func(context.Context) (net.Conn, error), error) {
 	base, _, err := rest.DefaultServerUrlFor(client)
 	if err != nil {
@@ -37,8 +37,8 @@ func apiServerDialer(client *rest.Config) (func(context.Context) (net.Conn, erro
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", withPort(base)) }, err
 }
 
-// proxyFor returns the proxy of a kubeconfig, or else the proxy of the environment (HTTPS_PROXY, NO_PROXY) as net/http
-// selects it. nil means no proxy.
+// proxyFor returns the proxy for the API server. This is the proxy of the kubeconfig, or else the proxy that net/http
+// selects by HTTPS_PROXY and NO_PROXY. nil means no proxy.
 func proxyFor(client *rest.Config, server *url.URL) (*url.URL, error) {
 	if client.Proxy != nil {
 		return client.Proxy(&http.Request{URL: server})

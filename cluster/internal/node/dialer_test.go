@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// startHTTPSProxy starts an HTTPS proxy. It requires a client certificate of keys.CA, and connects every client to the
-// same server.
+// startHTTPSProxy starts an HTTPS proxy. It requires a client certificate of keys.CA. It connects every client to the
+// address in the parameter to, whatever address the client requests.
 func startHTTPSProxy(t *testing.T, keys *pki.Bundle, to string) *url.URL {
 	t.Helper()
 	p := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -108,7 +108,7 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 // proxy-url of the kubeconfig, as in client-go.
 // SOX-013
 func TestNoProxy(t *testing.T) {
-	cancelled, cancel := context.WithCancel(t.Context()) // so that no connection is made
+	cancelled, cancel := context.WithCancel(t.Context()) // prevents connections
 	cancel()
 	t.Setenv("HTTPS_PROXY", "http://proxy.example:3128")
 	named := http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy.example:3128"})

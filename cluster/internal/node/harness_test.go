@@ -27,10 +27,11 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// optionsVariable is a variable with Options. It makes the test program a node, because a node is a process.
+// optionsVariable is an environment variable with Options in JSON. If it is set, the test program runs a node. Each
+// node needs a process, because the kubelet has global state.
 const optionsVariable = "NODE_TEST_OPTIONS"
 
-// spawnVariable makes the test program start a node with Spawn.
+// spawnVariable is an environment variable. If it is also set, the test program starts the node with Spawn.
 const spawnVariable = "NODE_TEST_SPAWN"
 
 // TestMain runs the tests, or a node if optionsVariable is set.
@@ -115,7 +116,7 @@ type nodeProcess struct {
 	out *bytes.Buffer
 }
 
-// start starts a node. change may change its command.
+// start starts a node in a new process. The functions in change may change its command.
 func (f *fixture) start(o Options, change ...func(*exec.Cmd)) *nodeProcess {
 	f.t.Helper()
 	text, err := json.Marshal(o)
@@ -157,7 +158,7 @@ func (p *nodeProcess) stop() {
 	}
 }
 
-// csrUsers returns the users of the CertificateSigningRequests for a signer.
+// csrUsers returns the users that have created CertificateSigningRequests for a signer.
 func (f *fixture) csrUsers(signer string) (users []string) {
 	f.t.Helper()
 	requests, err := f.kube.CertificatesV1().CertificateSigningRequests().List(f.t.Context(), metav1.ListOptions{})
@@ -220,8 +221,8 @@ func (f *fixture) runningPod(name string) *corev1.Pod {
 	return pod
 }
 
-// fakeRuntime is a container runtime on a CRI socket. It records the containers without starting a process, and
-// outlives the nodes.
+// fakeRuntime is a container runtime on a CRI socket. It records the containers but starts no processes. It continues
+// to run when nodes stop.
 type fakeRuntime struct {
 	*fake.RemoteRuntime
 	endpoint string

@@ -24,10 +24,10 @@ import (
 // nodeUser returns the user name of a node.
 func nodeUser(name string) string { return "system:node:" + name }
 
-// nodeClientConfig returns the client configuration of the node. If user is the node's user, nodeClientConfig returns
-// it. Otherwise the node requests a certificate, which is stored in dir and renewed. If user may approve requests, it
-// approves those of the client certificate and of the kubelet's serving certificate. nodeClientConfig blocks until the
-// certificate is issued.
+// nodeClientConfig returns the client configuration of the node. If the configuration user authenticates as the node,
+// nodeClientConfig returns user. Otherwise the node requests a certificate, stores it in the folder dir, and renews
+// it. If user may approve requests, nodeClientConfig approves the requests for the client certificate and for the
+// kubelet's serving certificate. nodeClientConfig blocks until the certificate is issued.
 func nodeClientConfig(ctx context.Context, user *rest.Config, name, dir string, address net.IP) (*rest.Config, error) {
 	userClient, err := kubernetes.NewForConfig(user)
 	if err != nil {
@@ -40,7 +40,7 @@ func nodeClientConfig(ctx context.Context, user *rest.Config, name, dir string, 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot get the user of the kubeconfig from %s: %w", user.Host, err)
+		return nil, fmt.Errorf("cannot get the user name for the kubeconfig from the API server %s: %w", user.Host, err)
 	}
 	if review.Status.UserInfo.Username == nodeUser(name) {
 		return user, nil
@@ -78,8 +78,8 @@ func nodeClientConfig(ctx context.Context, user *rest.Config, name, dir string, 
 	return node, nil
 }
 
-// retryUntilResponse repeats a request until the API server responds. It returns the result of the response, which may
-// be an error.
+// retryUntilResponse repeats a request until the API server responds. If the response is an error, it returns that
+// error.
 func retryUntilResponse(ctx context.Context, request func() error) (err error) {
 	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		if err = request(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
@@ -91,8 +91,9 @@ func retryUntilResponse(ctx context.Context, request func() error) (err error) {
 	return err
 }
 
-// writeClientCA writes the CA of clients to a file. The kubelet authenticates clients with it, including the API
-// server. It is the CA that the server publishes for extension API servers, or else the CA of the kubeconfig.
+// writeClientCA writes the client CA to a file. With this CA, the kubelet authenticates its clients, including the API
+// server. The API server publishes the CA for extension API servers. If it does not, writeClientCA uses the CA of the
+// kubeconfig.
 func writeClientCA(ctx context.Context, config *rest.Config, file string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -105,7 +106,7 @@ func writeClientCA(ctx context.Context, config *rest.Config, file string) error 
 	case err == nil && authentication.Data["client-ca-file"] != "":
 		ca = []byte(authentication.Data["client-ca-file"])
 	case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return fmt.Errorf("cannot get the CA of clients: %w", err)
+		return fmt.Errorf("cannot get the client CA of the cluster: %w", err)
 	}
 	return os.WriteFile(file, ca, 0o600)
 }

@@ -33,9 +33,9 @@ import (
 	"k8s.io/kubernetes/pkg/volume/util/subpath"
 )
 
-// kubeletServer returns the flags and the configuration of the kubelet. They are its defaults, except that the kubelet
-// changes nothing of the host outside of its folder: no cgroups, sysctls, iptables rules or swap. It does not evict
-// Pods because of a full disk, which other programs may fill.
+// kubeletServer returns the flags and the configuration of the kubelet. They differ from the defaults in two points.
+// The kubelet changes nothing on the host outside of its folder, such as cgroups, sysctls, iptables rules and swap. It
+// does not evict Pods when the disk is full, because other programs may have filled it.
 func (o *Options) kubeletServer(client *rest.Config) (*options.KubeletServer, error) {
 	flags := options.NewKubeletFlags()
 	config, err := options.NewKubeletConfiguration()
@@ -50,7 +50,8 @@ func (o *Options) kubeletServer(client *rest.Config) (*options.KubeletServer, er
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	// The API server would reject certificates of another cluster or node from an earlier start in this folder.
+	// An earlier start in this folder may have stored certificates for another cluster or node. The API server would
+	// reject them, so each cluster and node has a separate folder.
 	cluster := sha256.Sum256(append([]byte(o.Name+"\n"), client.CAData...))
 	flags.CertDirectory = filepath.Join(o.Root, "pki", hex.EncodeToString(cluster[:4]))
 	if err := os.MkdirAll(flags.CertDirectory, 0o700); err != nil {
@@ -79,7 +80,8 @@ func (o *Options) kubeletServer(client *rest.Config) (*options.KubeletServer, er
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *config}, nil
 }
 
-// dependencies returns the parts of the kubelet that its caller provides. node is the client configuration of the node.
+// dependencies returns the objects that the kubelet needs from its caller. The parameter node is the client
+// configuration of the node.
 func (o *Options) dependencies(
 	ctx context.Context, settings *options.KubeletServer, node *rest.Config,
 ) (*kubelet.Dependencies, error) {
@@ -161,8 +163,8 @@ func setClients(deps *kubelet.Dependencies, settings *options.KubeletServer, nod
 	return err
 }
 
-// createCounters creates the counters of upstream's volume manager. Otherwise the manager would race with their
-// registration, which runs in another goroutine.
+// createCounters creates the counters of upstream's volume manager. Otherwise the manager could use them while another
+// goroutine registers them, which is a race.
 func createCounters() {
 	for _, c := range []*basemetrics.Counter{
 		metrics.ReconstructVolumeOperationsTotal, metrics.ReconstructVolumeOperationsErrorsTotal,

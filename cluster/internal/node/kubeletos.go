@@ -34,22 +34,23 @@ func (m mounter) MountSensitiveWithoutSystemd(source, target, kind string, optio
 	return m.Interface.MountSensitiveWithoutSystemd(source, target, kind, options, secret)
 }
 
-// hostUtil is upstream's HostUtils without the mount of the node's folder, which would remain after the node ends. Only
-// volume drivers need the mount, and there are none.
+// hostUtil is upstream's HostUtils, except that it does not mount the node's folder. The mount would remain after the
+// node ends. Only volume drivers need it, and this node has none.
 type hostUtil struct{ hostutil.HostUtils }
 
 // MakeRShared does nothing.
 func (hostUtil) MakeRShared(string) error { return nil }
 
-// logOS is upstream's OSInterface with two differences. The links of /var/log/containers are in the node's folder,
-// because several nodes share the host and users may not write there. Glob finds nothing for a relative pattern. The
-// kubelet uses one to clean up a container without a log path, and would remove all files of the working directory.
+// logOS is upstream's OSInterface with two differences. It creates the links of /var/log/containers in the node's
+// folder, because several nodes share the host, and users other than root may not write to /var/log. Its Glob finds no
+// files for a relative pattern. The kubelet uses such a pattern to clean up a container without a log path, and would
+// then remove all files of the working directory.
 type logOS struct {
 	container.RealOS
 	root string
 }
 
-// nodePath replaces the folder /var/log/containers in path by a folder of the node.
+// nodePath returns path in a folder of the node if path is in /var/log/containers, or else path itself.
 func (l logOS) nodePath(path string) string {
 	if rest, ok := strings.CutPrefix(path, kubelet.DefaultContainerLogsDir); ok {
 		return filepath.Join(l.root, "containers") + rest
@@ -57,12 +58,12 @@ func (l logOS) nodePath(path string) string {
 	return path
 }
 
-// MkdirAll is os.MkdirAll with nodePath.
+// MkdirAll is os.MkdirAll for nodePath(path).
 func (l logOS) MkdirAll(path string, mode os.FileMode) error {
 	return l.RealOS.MkdirAll(l.nodePath(path), mode)
 }
 
-// Symlink is os.Symlink with nodePath. It creates the folder of the link.
+// Symlink is os.Symlink for nodePath(path). It creates the folder of the link.
 func (l logOS) Symlink(to, path string) error {
 	if err := l.RealOS.MkdirAll(filepath.Dir(l.nodePath(path)), 0o755); err != nil {
 		return err
@@ -70,13 +71,13 @@ func (l logOS) Symlink(to, path string) error {
 	return l.RealOS.Symlink(to, l.nodePath(path))
 }
 
-// Stat is os.Stat with nodePath.
+// Stat is os.Stat for nodePath(path).
 func (l logOS) Stat(path string) (os.FileInfo, error) { return l.RealOS.Stat(l.nodePath(path)) }
 
-// Remove is os.Remove with nodePath.
+// Remove is os.Remove for nodePath(path).
 func (l logOS) Remove(path string) error { return l.RealOS.Remove(l.nodePath(path)) }
 
-// Glob is filepath.Glob with nodePath. It returns nothing for a relative pattern.
+// Glob is filepath.Glob for nodePath(pattern). It returns no files for a relative pattern.
 func (l logOS) Glob(pattern string) ([]string, error) {
 	if !filepath.IsAbs(pattern) {
 		return nil, nil

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLogs checks that the links to logs are in the node's folder. A relative pattern must find no files, because the
-// kubelet removes the files that it finds.
+// TestLogs checks that the links to logs are in the node's folder. It checks that a relative pattern matches no files,
+// because the kubelet removes the files that such a pattern matches.
 func TestLogs(t *testing.T) {
 	root := t.TempDir()
 	l := logOS{root: root}

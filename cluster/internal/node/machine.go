@@ -107,7 +107,7 @@ func (m *machine) GetRequestedContainersInfo(
 // RootFsInfo returns the file system of the kubelet's folder.
 func (m *machine) RootFsInfo() (model.FsInfo, error) { return m.GetDirFsInfo(m.root) }
 
-// ImagesFsInfo returns RootFsInfo: images are existing files of the machine.
+// ImagesFsInfo returns RootFsInfo, because images are existing files of the machine and have no separate file system.
 func (m *machine) ImagesFsInfo(context.Context) (model.FsInfo, error) { return m.RootFsInfo() }
 
 // ContainerFsInfo returns RootFsInfo.
@@ -117,7 +117,7 @@ func (m *machine) ContainerFsInfo(context.Context) (model.FsInfo, error) { retur
 func (m *machine) GetDirFsInfo(path string) (model.FsInfo, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
-		return model.FsInfo{}, fmt.Errorf("cannot read the file system of %s: %w", path, err)
+		return model.FsInfo{}, fmt.Errorf("cannot get the size and usage of the file system of %s: %w", path, err)
 	}
 	block := uint64(fs.Bsize)
 	return model.FsInfo{
@@ -169,7 +169,8 @@ func readMeminfo() (map[string]uint64, error) {
 	return values, nil
 }
 
-// ticksPerSecond is the number of clock ticks in a second in /proc/stat, on every architecture that Go supports.
+// ticksPerSecond is the number of clock ticks per second in /proc/stat. It is the same on every architecture that Go
+// supports.
 const ticksPerSecond = 100
 
 // readCPU returns the busy time of all CPUs in nanoseconds: user, nice, system, irq, softirq and steal of /proc/stat.

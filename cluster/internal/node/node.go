@@ -1,5 +1,6 @@
-// Package node runs the kubelet of k8s.io/kubernetes in this process. The container runtime is a Go value or a CRI
-// socket. The package uses the API server of a cluster and must not import a runtime or other parts of a cluster.
+// Package node runs the kubelet of k8s.io/kubernetes in this process. The container runtime is a Go value or listens
+// on a CRI socket. The package connects to the API server of a cluster. It must not import a runtime or other parts of
+// a cluster.
 package node
 
 import (
@@ -31,12 +32,13 @@ type Options struct {
 	Root string
 	// StaticPods is a folder with manifests of static Pods. "" means no static Pods.
 	StaticPods string
-	// Address is the address of the node, an address of this host that is not loopback. nil means GlobalAddress.
+	// Address is the address of the node. It must be an address of this host, but no loopback address. nil means the
+	// result of GlobalAddress.
 	Address net.IP
 	// Port is the port of the kubelet's API. 0 means a free port.
 	Port int
-	// StreamsByMethod makes the kubelet authorize commands and connections by the HTTP method, as upstream does. If
-	// false, they need create on nodes/proxy.
+	// If StreamsByMethod is true, the kubelet authorizes commands in containers and connections to containers by the
+	// HTTP method, as upstream does. If it is false, they require the verb create on nodes/proxy.
 	StreamsByMethod bool
 	// AllowPrivileged permits privileged containers.
 	AllowPrivileged bool
@@ -47,26 +49,28 @@ type Options struct {
 	Runtime  internalapi.RuntimeService
 	Images   internalapi.ImageManagerService
 	Endpoint string
-	// KubernetesService is the address of the API server in KUBERNETES_SERVICE_HOST and _PORT of Pods, for nodes
-	// without kube-proxy. "" means the values of the kubelet.
+	// KubernetesService is the address of the API server for Pods on nodes without kube-proxy. The Pods get it in
+	// KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT. "" means that these variables have the values of the
+	// kubelet.
 	KubernetesService string
-	// NonRootAnnotation is the annotation of a container whose Pod has no runAsUser: true if the Pod has runAsNonRoot,
-	// otherwise false. The runtime then selects the user. "" means no annotation.
+	// NonRootAnnotation is the name of an annotation that containers without runAsUser get. Its value is true if
+	// runAsNonRoot is true, otherwise false. The runtime selects the user by this value. "" means no annotation.
 	NonRootAnnotation string
-	// RelayDevice is a network device of this host. It gets the address of the Service `kubernetes`, and the node
-	// forwards connections to it. KubernetesService then applies only to Pods in the host's network. "" means no relay.
+	// RelayDevice is a network device of this host. The node adds the address of the Service `kubernetes` to the
+	// device. It forwards connections to this address to the API server. KubernetesService then applies only to Pods
+	// in the host's network. "" means that the node does not forward connections.
 	RelayDevice string
 }
 
 // runCalled is set by the first Run. The kubelet has global state, such as metrics and feature gates, so a process can
-// run only one.
+// run only one kubelet.
 var runCalled atomic.Bool
 
-// Run runs a node until ctx ends. Then the process should exit, because parts of the kubelet end only with the process.
-// The Pods continue, and the next Run in the same folder adopts them.
+// Run runs a node until ctx ends. After that the process should exit, because parts of the kubelet end only with the
+// process. The Pods continue, and the next Run in the same folder adopts them.
 func Run(ctx context.Context, o Options) error {
 	if runCalled.Swap(true) {
-		return errors.New("node: this process already runs a node: start another process")
+		return errors.New("node: a process can run only one node: start another process")
 	}
 	if err := errors.Join(checkMounts(), o.complete()); err != nil {
 		return fmt.Errorf("node: %w", err)

@@ -17,8 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
-// Rootless reports whether this process may not mount file systems or read the kernel's log, which a node needs. Then
-// the node must run in a confined process, see Spawn.
+// Rootless reports whether this process lacks a right that a node needs. A node must be able to mount file systems and
+// to read the kernel's log. If Rootless returns true, the node must run in a confined process, see Spawn.
 func Rootless() bool {
 	if !canMount() {
 		return true
@@ -44,9 +44,9 @@ func canMount() bool {
 // terminationTimeout is the time between SIGTERM and SIGKILL for a node.
 const terminationTimeout = 30 * time.Second
 
-// Spawn runs this program with other arguments in a child process, until the child or ctx ends. out is the child's
-// output, and the child inherits no other files. The child also ends when this process ends for any reason. If
-// confined, the child is root in a new user and mount namespace. This is necessary if Rootless returns true.
+// Spawn runs this program with other arguments in a child process, until the child exits or ctx ends. The child writes
+// its output to out, and inherits no other files. The child also ends when this process ends for any reason. If
+// confined is true, the child is root in a new user and mount namespace. This is necessary if Rootless returns true.
 func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -55,8 +55,8 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 	c := exec.CommandContext(ctx, self, args...)
 	c.Stdout, c.Stderr = out, out
 	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, terminationTimeout
-	// With another process group, the child does not get an interrupt from the terminal in addition to the signal from
-	// here.
+	// The child gets a separate process group. Otherwise an interrupt from the terminal would reach the child too, in
+	// addition to the signal that this process sends.
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if confined {
 		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
@@ -80,17 +80,17 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 	return nil
 }
 
-// Killed reports whether err, an error of Spawn, means that a signal ended the child.
+// Killed reports whether a signal ended the child. The parameter err is an error of Spawn.
 func Killed(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && !exit.Exited()
 }
 
-var errNoNamespaces = errors.New("a node needs root or user namespaces, which this system does not permit: " +
+var errNoNamespaces = errors.New("a node without root needs user namespaces, but this system does not permit them: " +
 	"check the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and " +
 	"kernel.apparmor_restrict_unprivileged_userns")
 
-// checkMounts returns an error if this process is in a user namespace in which the system does not permit mounts.
+// checkMounts returns an error if this process is in a user namespace and the system does not permit mounts there.
 func checkMounts() error {
 	if !userns.RunningInUserNS() {
 		return nil

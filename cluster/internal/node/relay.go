@@ -71,7 +71,7 @@ func relayService(ctx context.Context, client *rest.Config, device string) error
 	}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, bits)}}
 	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("cannot add the address %s of the Service kubernetes: %w", ip, err)
+		return fmt.Errorf("cannot add the address %s of the Service kubernetes to %s: %w", ip, device, err)
 	}
 	// The listener is bound to the device, so other machines with a route to the address cannot connect.
 	listenConfig := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -88,8 +88,8 @@ func relayService(ctx context.Context, client *rest.Config, device string) error
 	return nil
 }
 
-// kubernetesService returns the Service `kubernetes`. It blocks until the API server returns the Service, denies
-// access, or ctx ends.
+// kubernetesService returns the Service `kubernetes`. It blocks until the API server returns the Service or denies
+// access, or until ctx ends.
 func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Service, err error) {
 	c, err := kubernetes.NewForConfig(client)
 	if err != nil {
@@ -106,7 +106,8 @@ func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Serv
 	return s, err
 }
 
-// relay forwards the connections of a listener until it is closed. dial connects to the API server.
+// relay forwards the connections of a listener to the API server until the listener is closed. The function dial
+// connects to the API server.
 func relay(ctx context.Context, l net.Listener, dial func(context.Context) (net.Conn, error)) {
 	for {
 		conn, err := l.Accept()
@@ -125,14 +126,15 @@ func relay(ctx context.Context, l net.Listener, dial func(context.Context) (net.
 	}
 }
 
-// forward copies data between a Pod's connection and the API server until one of them is closed, and closes both.
+// forward copies data between a Pod's connection and the API server until one side closes its connection. It then
+// closes both connections.
 func forward(ctx context.Context, pod net.Conn, dial func(context.Context) (net.Conn, error)) {
 	defer pod.Close()
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	server, err := dial(dialCtx)
 	cancel()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot reach the API server for a Pod")
+		klog.FromContext(ctx).Error(err, "Cannot connect a Pod to the API server")
 		return
 	}
 	defer context.AfterFunc(ctx, func() { server.Close() })()

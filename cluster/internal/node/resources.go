@@ -14,11 +14,12 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// reservedMemory is the memory that is not allocatable. Pods are evicted if less is free. It is the kubelet's default.
+// reservedMemory is the amount of memory that Pods cannot request. The kubelet evicts Pods if less memory is free. The
+// value is the kubelet's default.
 const reservedMemory = "100Mi"
 
-// resources implements cm.ContainerManager without cgroups of Pods, device plugins and exclusive CPUs. The runtime sets
-// the limits.
+// resources implements cm.ContainerManager. It supports no cgroups of Pods, no device plugins and no exclusive CPUs.
+// The runtime sets the limits of containers.
 type resources struct {
 	cm.ContainerManager
 	machine           *machine
@@ -29,8 +30,8 @@ func newResources(m *machine, nonRootAnnotation string) resources {
 	return resources{ContainerManager: cm.NewStubContainerManager(), machine: m, nonRootAnnotation: nonRootAnnotation}
 }
 
-// GetResources returns the options with which a container is created. CRI has no field for runAsNonRoot, so it adds an
-// annotation for a container without runAsUser.
+// GetResources returns the options with which a container is created. CRI has no field for runAsNonRoot, so
+// GetResources adds an annotation for a container without runAsUser.
 func (r resources) GetResources(
 	ctx context.Context, pod *corev1.Pod, container *corev1.Container,
 ) (*kubecontainer.RunContainerOptions, error) {
@@ -65,10 +66,11 @@ func (r resources) NewPodContainerManager() cm.PodContainerManager {
 	return noCgroups{r.ContainerManager.NewPodContainerManager()}
 }
 
-// noCgroups implements cm.PodContainerManager for Pods without cgroups. A resize changes only the containers.
+// noCgroups implements cm.PodContainerManager for Pods without cgroups. A resize of a Pod changes only its containers.
 type noCgroups struct{ cm.PodContainerManager }
 
-// GetPodCgroupConfig returns a configuration without limits. It is not nil, because a resize compares with it.
+// GetPodCgroupConfig returns a configuration without limits. It does not return nil, because a resize of a Pod reads
+// the configuration.
 func (noCgroups) GetPodCgroupConfig(*corev1.Pod, corev1.ResourceName) (*cm.ResourceConfig, error) {
 	return &cm.ResourceConfig{
 		Memory: new(int64), CPUShares: new(uint64), CPUQuota: new(int64), CPUPeriod: new(uint64),

@@ -115,9 +115,9 @@ func TestGitRepoIsRefused(t *testing.T) {
 	}
 }
 
-// TestEveryPathNeedsARight checks that a node listens only on the kubelet's port, without a read-only or health port
-// (CVE-2020-8551, CVE-2019-11248). Every path there needs a credential and a right, including debug handlers, logs and
-// checkpoints (CVE-2025-0426).
+// TestEveryPathNeedsARight checks that a node listens only on the kubelet's port. There must be no read-only port and
+// no health port (CVE-2020-8551, CVE-2019-11248). Every path of the kubelet must require authentication and
+// authorization, including debug handlers, logs and checkpoints (CVE-2025-0426).
 func TestEveryPathNeedsARight(t *testing.T) {
 	f := newFixture(t)
 	p := f.start(f.options("paths"))

@@ -10,12 +10,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// serviceEnvironment is a runtime that sets the address of the API server in the environment of containers. The address
-// that the kubelet sets is that of the Service `kubernetes`, which may not be reachable on this node.
+// serviceEnvironment is a runtime that sets the address of the API server in the environment of containers. The
+// kubelet sets the address of the Service `kubernetes` instead, which may not be reachable on this node.
 type serviceEnvironment struct {
 	internalapi.RuntimeService
 	host, port      string
-	hostNetworkOnly bool // change only Pods in the host's network, because the others reach the relay
+	hostNetworkOnly bool // change only Pods in the host's network: other Pods reach the relay of the node
 }
 
 func newServiceEnvironment(
@@ -28,7 +28,8 @@ func newServiceEnvironment(
 	return serviceEnvironment{r, host, port, hostNetworkOnly}, nil
 }
 
-// CreateContainer implements internalapi.RuntimeService. It changes the variables unless the Pod sets them.
+// CreateContainer implements internalapi.RuntimeService. It changes the variables that contain the address, unless the
+// Pod sets them.
 func (s serviceEnvironment) CreateContainer(
 	ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig,
 ) (string, error) {
@@ -45,7 +46,8 @@ func (s serviceEnvironment) CreateContainer(
 			v.Value = []byte(value)
 		}
 	}
-	// KUBERNETES_PORT_443_TCP_* contain the kubelet's values, so a variable with another value comes from the Pod.
+	// KUBERNETES_PORT_443_TCP_* contain the kubelet's values. If a variable below has another value, the Pod has set
+	// it.
 	set("KUBERNETES_SERVICE_HOST", "KUBERNETES_PORT_443_TCP_ADDR", s.host)
 	set("KUBERNETES_SERVICE_PORT", "KUBERNETES_PORT_443_TCP_PORT", s.port)
 	set("KUBERNETES_SERVICE_PORT_HTTPS", "KUBERNETES_PORT_443_TCP_PORT", s.port)

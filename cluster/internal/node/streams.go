@@ -11,13 +11,13 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/server"
 )
 
-// streamPaths are the first segments of the kubelet's paths that run a command in a container or open a connection to
-// one.
+// streamPaths are the first segments of those paths of the kubelet that run a command in a container or open a
+// connection to a container.
 var streamPaths = []string{"attach", "exec", "portForward", "run"}
 
-// streamAuthorization authorizes requests to the kubelet as upstream does, except for commands and connections to a
-// container. These need create on nodes/proxy for every HTTP method. Upstream derives the verb from the method. A
-// WebSocket starts with a GET, so a user with get on nodes/proxy could run commands.
+// streamAuthorization authorizes requests to the kubelet as upstream does, except for commands in a container and
+// connections to a container. They require the verb create on nodes/proxy for every HTTP method. Upstream derives the
+// verb from the method. A WebSocket starts with a GET, so in upstream, a user with the verb get could run commands.
 type streamAuthorization struct{ server.AuthInterface }
 
 // GetRequestAttributes returns the attributes that must be authorized for a request.
@@ -33,7 +33,7 @@ func (s streamAuthorization) GetRequestAttributes(ctx context.Context, u user.In
 	return attributes
 }
 
-// createAttributes are the attributes of a request with the verb create.
+// createAttributes are the attributes of a request with the verb changed to create.
 type createAttributes struct{ authorizer.Attributes }
 
 // GetVerb returns create.

@@ -63,8 +63,9 @@ func (f *fixture) kubeletCaller(node *corev1.Node) func(token, method, path stri
 	}
 }
 
-// TestStreamsNeedCreate checks that commands and connections to a container need create on nodes/proxy, for every HTTP
-// method. get on nodes/proxy permits the other paths, except those with a separate subresource.
+// TestStreamsNeedCreate checks that commands in a container and connections to a container require the verb create on
+// nodes/proxy, for every HTTP method. The verb get must permit the other paths, except paths that have their own
+// subresource.
 func TestStreamsNeedCreate(t *testing.T) {
 	f := newFixture(t)
 	f.start(f.options("streams"))

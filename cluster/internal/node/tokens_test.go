@@ -18,12 +18,11 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// TestTokenIsRenewed checks that a token in a volume is replaced before it expires, by one for the same audience and
-// Pod.
-// KON-042 EXT-022
+// TestTokenIsRenewed checks that a token in a volume is replaced before it expires. The new token must have the same
+// audience and Pod. KON-042 EXT-022
 func TestTokenIsRenewed(t *testing.T) {
-	// The flag does not permit such a short lifetime. The node renews a token after four fifths of its lifetime, or up
-	// to 10 seconds earlier.
+	// The flag for this maximum does not permit 30 seconds, so the test sets the field. The node renews a token after
+	// four fifths of its lifetime, or up to 10 seconds earlier.
 	f := newFixture(t, func(c *apiserver.Config) { c.Authentication.Accounts.MaxExpiration = 30 * time.Second })
 	f.start(f.options("tokens"))
 	f.readyNode("tokens")

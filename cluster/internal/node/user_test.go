@@ -9,8 +9,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestNonRootAnnotation checks the annotation of containers without runAsUser, with and without runAsNonRoot. Init
-// containers, sidecars and ephemeral containers have it too. The fields of a container override those of its Pod.
+// TestNonRootAnnotation checks the annotation that containers without runAsUser get. Its value depends on
+// runAsNonRoot. Init containers, sidecars and ephemeral containers must have it too. The fields of a container must
+// override those of its Pod.
 func TestNonRootAnnotation(t *testing.T) {
 	const annotation = "example.com/non-root"
 	f := newFixture(t)

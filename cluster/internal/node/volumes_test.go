@@ -121,7 +121,7 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-// hostPath returns the path on the host of a path in a container.
+// hostPath converts a path in a container to the path on the host.
 func hostPath(t *testing.T, config *runtimeapi.ContainerConfig, path string) string {
 	t.Helper()
 	for _, m := range config.Mounts {

@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// nodeFolder is a variable that makes the test program a node with this folder.
+// nodeFolder is an environment variable with a folder. If it is set, the test program is a node in this folder.
 const nodeFolder = "TRELLIS_TEST_NODE"
 
 // runTestNode creates a Pod with three containers, prints their IDs, and blocks until it is killed.
@@ -150,7 +150,7 @@ func TestReusedPID(t *testing.T) {
 	s := f.sandbox(f.pod)
 	pause := s.PauseProcess
 	pause.Signal(unix.SIGKILL)
-	// the start times must differ, but may have the same clock tick
+	// both processes may have started in the same clock tick, so the test changes the start time
 	s.PauseProcess = process.ID{PID: other.PID, Start: pause.Start + "0"}
 	if s.ready() {
 		t.Error("a Pod is ready whose pause process has ended")
@@ -176,7 +176,8 @@ func (f *fixture) shimPID(id string) (pid int) {
 	return pid
 }
 
-// TestKilledShim checks that a container ends with its shim and has the reason Unknown.
+// TestKilledShim checks that a container ends when its shim is killed, and that its exit status has the reason
+// Unknown.
 func TestKilledShim(t *testing.T) {
 	f := newFixture(t, nil)
 	id := f.start(sh("sleep 1000"))
@@ -188,8 +189,8 @@ func TestKilledShim(t *testing.T) {
 	f.eventually("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
 }
 
-// TestFullDisk checks that a full disk does not lose the exit status of a container, for the running node and the next
-// one.
+// TestFullDisk checks that no exit status of a container is lost when the disk is full. The running node and the next
+// node must return it.
 func TestFullDisk(t *testing.T) {
 	var o Options
 	f := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) {

@@ -27,8 +27,8 @@ type bridge struct {
 const bridgeFile = "bridge.json"
 
 // openBridge returns the bridge of the runtime in root. If the bridge does not exist, openBridge creates it with a /24
-// of podCIDR that no address of this machine is in. After a reboot another runtime may have the name and the range. So
-// the alias of each bridge is the folder of its runtime.
+// range in podCIDR. This range contains no address of the machine. After a reboot, another runtime may use the same
+// name and range. So the alias of each bridge is the folder of its runtime.
 func openBridge(root string, podCIDR netip.Prefix) (*bridge, error) {
 	file := filepath.Join(root, bridgeFile)
 	b := &bridge{}
@@ -64,10 +64,11 @@ func openBridge(root string, podCIDR netip.Prefix) (*bridge, error) {
 			break
 		}
 	}
-	return nil, fmt.Errorf("all ranges of %s are in use on this machine", podCIDR)
+	return nil, fmt.Errorf("no free address range for a bridge: all ranges in %s are in use on this machine", podCIDR)
 }
 
-// nextSubnet returns the range of the same size after p, or an invalid prefix at the end of the address space.
+// nextSubnet returns the range after p, which has the same size. At the end of the address space, it returns an
+// invalid prefix.
 func nextSubnet(p netip.Prefix) netip.Prefix {
 	a := p.Addr().As4()
 	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
@@ -105,10 +106,11 @@ func (b *bridge) setUp(link netlink.Link) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) // for Pods of other nodes on this machine
+	// Pods can reach the Pods of other nodes on this machine only with IP forwarding.
+	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// allocate returns an address that is not in used.
+// allocate returns a free address of the bridge. The map used contains the addresses that are not free.
 func (b *bridge) allocate(used map[string]bool) (netip.Addr, error) {
 	if !b.last.IsValid() {
 		b.last = b.gateway()
@@ -123,13 +125,13 @@ func (b *bridge) allocate(used map[string]bool) (netip.Addr, error) {
 			return a, nil
 		}
 	}
-	return a, fmt.Errorf("all addresses of %s are in use", b.Subnet)
+	return a, fmt.Errorf("no free address for a pod: all addresses of %s are in use", b.Subnet)
 }
 
 // vethName returns the name of the node's end of a Pod's veth pair.
 func vethName(id string) string { return "trl" + id[:10] }
 
-// connect connects a Pod, whose namespaces the process pause holds, to the bridge.
+// connect connects a Pod to the bridge. The process pause holds the namespaces of the Pod.
 func (b *bridge) connect(id string, pause process.ID, address string) error {
 	if err := b.addVeth(id, pause, address); err != nil {
 		return fmt.Errorf("connecting a pod to the bridge %s: %w", b.Name, err)
@@ -149,7 +151,7 @@ func (b *bridge) addVeth(id string, pause process.ID, address string) error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return err
 	}
-	if err := netlink.LinkSetHairpin(veth, true); err != nil { // for a Pod that calls a Service of its own
+	if err := netlink.LinkSetHairpin(veth, true); err != nil { // lets a Pod reach itself through its Service
 		return err
 	}
 	if err := netlink.LinkSetUp(veth); err != nil {

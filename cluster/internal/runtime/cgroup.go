@@ -10,11 +10,11 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// cgroup is the cgroup of a container. The zero value is for a container without limits, on a machine where the node
-// may not create cgroups.
+// cgroup is the cgroup of a container. The zero value means that the container has no limits, because the node may not
+// create cgroups.
 type cgroup struct {
 	Path    string
-	Folders []string // one folder with cgroup v2, one for each hierarchy with v1
+	Folders []string // one folder in cgroup v2; one folder for each hierarchy in v1
 }
 
 // createCgroup creates the cgroup of a container. If the node may not create cgroups, createCgroup logs the reason and
@@ -31,7 +31,7 @@ func (r *Runtime) createCgroup(s *sandbox, id string, limits *v1.LinuxContainerR
 	}
 	if err == nil {
 		for _, folder := range manager.GetPaths() {
-			if exists(folder) { // some hierarchies get no folder without a limit
+			if exists(folder) { // some hierarchies get a folder only if the container has a limit
 				group.Folders = append(group.Folders, folder)
 			}
 		}
@@ -48,7 +48,8 @@ func (r *Runtime) createCgroup(s *sandbox, id string, limits *v1.LinuxContainerR
 	return group
 }
 
-// manager returns the manager of the cgroup. It returns nil with an error, for example if no hierarchy is mounted.
+// manager returns the manager of the cgroup. If it returns an error, the manager is nil. This happens, for example, if
+// no hierarchy is mounted.
 func (g cgroup) manager() (cgroups.Manager, error) {
 	config := &cgroups.Cgroup{Path: g.Path, Resources: &cgroups.Resources{SkipDevices: true}}
 	if cgroups.IsCgroup2UnifiedMode() {
@@ -65,7 +66,7 @@ func managerOrNil(m cgroups.Manager, err error) (cgroups.Manager, error) {
 	return m, nil
 }
 
-// setLimits sets the limits of the container. Limits that l does not contain stay unchanged.
+// setLimits sets the limits of the container. Limits that are missing in l stay unchanged.
 func (g cgroup) setLimits(l *v1.LinuxContainerResources, pids int64) error {
 	if g.Path == "" || len(g.Folders) == 0 {
 		return nil
@@ -77,7 +78,7 @@ func (g cgroup) setLimits(l *v1.LinuxContainerResources, pids int64) error {
 	return manager.Set(cgroupResources(l, pids))
 }
 
-// cgroupResources converts the limits of a container from CRI. 0 for pids means no limit.
+// cgroupResources converts the limits of a container from CRI. If pids is 0, the number of processes has no limit.
 func cgroupResources(l *v1.LinuxContainerResources, pids int64) *cgroups.Resources {
 	shares := uint64(max(l.GetCpuShares(), 0))
 	limits := &cgroups.Resources{

@@ -80,9 +80,11 @@ func (r *Runtime) CreateContainer(
 		return "", notFound("sandbox", sandboxID)
 	}
 	if s.PauseProcess.InOtherUserNamespace() {
-		// The containers of the Pod have run until now. The kubelet recreates a Pod whose sandbox has stopped.
+		// The running containers of the Pod have continued until now. The kubelet recreates a Pod whose sandbox has
+		// stopped.
 		r.terminate(s)
-		return "", errors.New("cannot start a container in a pod of another user namespace: the pod will be recreated")
+		return "", errors.New(
+			"cannot start a container, because its pod is in another user namespace: the pod will be recreated")
 	}
 	img, err := r.Images.resolve(cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()))
 	if err != nil {
@@ -110,7 +112,7 @@ func (r *Runtime) CreateContainer(
 	return c.ID, nil
 }
 
-// storeContainer adds c to the containers and writes its file. r.mu must be held.
+// storeContainer adds c to the map of containers and writes its file. r.mu must be held.
 func (r *Runtime) storeContainer(c *container) error {
 	r.containers[c.ID] = c
 	return process.WriteFile(filepath.Join(c.Spec.Folder, containerFile), c)
@@ -150,7 +152,7 @@ func (r *Runtime) watchContainer(c *container) {
 		if !reported { // the shim may have written the file before it ended
 			exit = process.Exit{
 				Code: 255, Reason: "Unknown", At: time.Now(),
-				Message: "the container's shim has ended without a report",
+				Message: "the shim process of the container ended before it reported an exit status",
 			}
 			process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
 		}
@@ -217,12 +219,12 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 		select {
 		case <-c.done:
 			return nil
-		case <-ctx.Done(): // the kubelet calls again if the Pod's grace period gets shorter
+		case <-ctx.Done(): // the kubelet calls StopContainer again if the Pod's grace period gets shorter
 			return ctx.Err()
 		case <-timer.C:
 		}
 	}
-	err := c.shim().Signal(unix.SIGKILL) // fails if the container has just ended
+	err := c.shim().Signal(unix.SIGKILL) // returns an error if the container has just ended
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
 	select {
@@ -308,7 +310,7 @@ func (r *Runtime) ListContainers(_ context.Context, f *v1.ContainerFilter) ([]*v
 	return list, nil
 }
 
-// matches reports whether the container matches a filter. "" and nil match all containers.
+// matches reports whether the container matches a filter. An empty parameter matches all containers.
 func (c *container) matches(id, sandbox string, labels map[string]string) bool {
 	return (id == "" || id == c.ID) && (sandbox == "" || sandbox == c.Sandbox) &&
 		labelsMatch(labels, c.Config.GetLabels())

@@ -80,10 +80,10 @@ func (i *Images) AddFile(file string) error {
 func (i *Images) add(text, folder string) error {
 	name, path, ok := strings.Cut(text, "=")
 	if name, path = strings.TrimSpace(name), strings.TrimSpace(path); !ok || name == "" || path == "" {
-		return fmt.Errorf("image %q: want NAME=PATH, for example gcr.io/my/app:1.0=./bin/app", text)
+		return fmt.Errorf("invalid image mapping %q: want NAME=PATH, for example gcr.io/my/app:1.0=./bin/app", text)
 	}
 	if strings.Count(path, "*") > strings.Count(name, "*") {
-		return fmt.Errorf("image %q: the path has more * than the name", text)
+		return fmt.Errorf("invalid image mapping %q: PATH contains more * than NAME", text)
 	}
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(folder, path)
@@ -101,7 +101,8 @@ func (i *Images) add(text, folder string) error {
 	return err
 }
 
-// resolve returns the program or folder of an image. name is a name or the ID of a resolved image.
+// resolve returns the program or folder of an image. The parameter name is the name of the image. It may also be the
+// ID of an image that was resolved before.
 func (i *Images) resolve(name string) (image, error) {
 	i.mu.Lock()
 	found, known := i.resolved[name]
@@ -125,11 +126,13 @@ func (i *Images) resolve(name string) (image, error) {
 		"image %q is not mapped to a program: map it with trellis-cluster up --image %s=PATH", name, name)
 }
 
-// inspect completes img with the file of a mapping. stars are the texts that the * of the name have matched.
+// inspect completes img with the file at path. Each * in path is replaced by one of the texts in stars, which the * in
+// the name of the mapping have matched.
 func (i *Images) inspect(img image, path string, stars []string) (image, error) {
 	for _, star := range stars {
 		if strings.Contains(star, "..") {
-			return img, fmt.Errorf("image %q: the name must not put .. into the path of the mapping", img.name)
+			return img, fmt.Errorf("image %q: the text for a * in the mapping must not contain .., "+
+				"because it becomes part of the path", img.name)
 		}
 		path = strings.Replace(path, "*", star, 1)
 	}
@@ -155,7 +158,7 @@ func (img image) id() string {
 	return "file://" + img.path
 }
 
-// criImage returns the image as CRI describes it.
+// criImage converts the image to the type of CRI.
 func (img image) criImage() *v1.Image {
 	return &v1.Image{
 		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)),
@@ -173,7 +176,8 @@ func (img image) command(command, args []string) (program string, argv []string,
 	case img.path == "" || img.folder:
 		if len(argv) == 0 {
 			return "", nil, fmt.Errorf(
-				"image %q is the folder %s: set the command of the container", img.name, img.path)
+				"image %q is the folder %s, which has no default command: set the command of the container",
+				img.name, img.path)
 		}
 		return "", argv, nil
 	case len(command) == 0:
@@ -195,8 +199,8 @@ func (i *Images) ListImages(context.Context, *v1.ImageFilter) ([]*v1.Image, erro
 	return list, nil
 }
 
-// ImageStatus returns the status of an image, without an image if it cannot be resolved. Then the kubelet pulls the
-// image, and PullImage returns the reason.
+// ImageStatus returns the status of an image. If the image cannot be resolved, the response contains no image. The
+// kubelet then pulls the image, and PullImage returns the reason.
 func (i *Images) ImageStatus(_ context.Context, spec *v1.ImageSpec, _ bool) (*v1.ImageStatusResponse, error) {
 	img, err := i.resolve(spec.GetImage())
 	if err != nil {
@@ -213,14 +217,14 @@ func (i *Images) PullImage(
 	return img.id(), err
 }
 
-// RemoveImage does nothing: the runtime does not own the programs.
+// RemoveImage does nothing, because the files of images do not belong to the runtime.
 func (i *Images) RemoveImage(context.Context, *v1.ImageSpec) error { return nil }
 
-// ImageFsInfo reports the file system of the runtime. Images use no space on it.
+// ImageFsInfo returns the file system of the runtime's folder. Images use no space on it.
 func (i *Images) ImageFsInfo(context.Context) (*v1.ImageFsInfoResponse, error) {
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(i.root, &stat); err != nil {
-		return nil, fmt.Errorf("reading the file system of %s: %w", i.root, err)
+		return nil, fmt.Errorf("cannot get the usage of the file system of %s: %w", i.root, err)
 	}
 	usage := []*v1.FilesystemUsage{{
 		Timestamp: time.Now().UnixNano(), FsId: &v1.FilesystemIdentifier{Mountpoint: i.root},

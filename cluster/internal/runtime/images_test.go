@@ -41,7 +41,7 @@ func TestImages(t *testing.T) {
 		{"gcr.io/my/app2", "",
 			`image "gcr.io/my/app2" is not mapped to a program: map it with trellis-cluster up --image gcr.io/my/app2=PATH`},
 		{"gcr.io/star/wide:v1", "wide.sh", ""},
-		{"gcr.io/star/../text:v1", "", "must not put .. into the path"},
+		{"gcr.io/star/../text:v1", "", "must not contain .."},
 		{"nginx:latest", "app", ""},
 		{"docker.io/library/nginx:1.2", "app", ""},
 		{"from.file/x:latest", "app", ""},
@@ -75,7 +75,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestCommands checks the argv of a container: command and args, or the program's name and args without command (SCD).
+// TestCommands checks the argv of a container. It consists of command and args. Without command, it consists of the
+// program's name and args.
 func TestCommands(t *testing.T) {
 	program := image{name: "x", path: "/opt/kube-scheduler-1"}
 	folder := image{name: "x", path: "/opt", folder: true}

@@ -16,7 +16,8 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// echoServer is a name that makes the test program an echo server. Its argument is the address.
+// echoServer is a program name. If the test program is started under this name, it is an echo server. Its argument is
+// the address to listen on.
 const echoServer = "echo-server"
 
 func serveEcho(address string) {
@@ -134,8 +135,8 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestForeignBridge checks that a runtime does not use a bridge that another runtime has created with the same name and
-// range after a reboot. The test deletes the bridge and the Pod as a reboot does.
+// TestForeignBridge checks that a runtime does not use a bridge of another runtime. The other bridge has the same name
+// and range, as is possible after a reboot. The test deletes the bridge and the Pod like a reboot.
 func TestForeignBridge(t *testing.T) {
 	requireRoot(t)
 	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
@@ -266,7 +267,8 @@ func TestMissingNodeIP(t *testing.T) {
 	}
 }
 
-// TestBridgeAddresses checks the order in which a bridge allocates addresses, and the next range.
+// TestBridgeAddresses checks the order in which a bridge allocates addresses. It also checks the range that nextSubnet
+// returns.
 func TestBridgeAddresses(t *testing.T) {
 	b := &bridge{Subnet: netip.MustParsePrefix("10.0.0.0/29")}
 	used := map[string]bool{}

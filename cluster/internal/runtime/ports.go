@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// checkPorts returns an error if a Pod requires a port of the node that another Pod has. All ports of Pods without a
-// separate network are ports of the node. r.mu must be held.
+// checkPorts returns an error if a Pod requires a port of the node that another Pod already uses. If a Pod has no
+// separate network, all its ports are ports of the node. r.mu must be held.
 func (r *Runtime) checkPorts(s *sandbox) error {
 	for _, other := range r.sandboxes {
 		if other.Stopped {
@@ -31,7 +31,7 @@ func (r *Runtime) checkPorts(s *sandbox) error {
 	return nil
 }
 
-// port is a port of the node. The zero ip means all addresses of the node.
+// port is a port of the node. The zero value of ip means all addresses of the node.
 type port struct {
 	protocol v1.Protocol
 	number   int32

@@ -30,7 +30,7 @@ func requireCgroups(t *testing.T, f *fixture, id string) *container {
 	return c
 }
 
-// readCgroupFile returns the content of the first of the files that a container's cgroup has.
+// readCgroupFile returns the content of a file of a container's cgroup. It reads the first file in names that exists.
 func readCgroupFile(t *testing.T, c *container, names ...string) string {
 	t.Helper()
 	for _, folder := range c.Cgroup.Folders {
@@ -44,8 +44,8 @@ func readCgroupFile(t *testing.T, c *container, names ...string) string {
 	return ""
 }
 
-// TestLimits checks that the limits of a container are set in its cgroup, can be changed, and that the cgroup is
-// removed with the container.
+// TestLimits checks that the limits of a container are set in its cgroup and can be changed. It also checks that the
+// cgroup is removed with the container.
 func TestLimits(t *testing.T) {
 	f := newFixture(t, func(o *Options, _ *v1.PodSandboxConfig) { o.PIDs = 77 })
 	c := sh("exec sleep 1000")
@@ -86,10 +86,10 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// noHierarchy is a variable that makes TestNoHierarchy unmount the cgroups of its mount namespace.
+// noHierarchy is an environment variable. If it is set, TestNoHierarchy unmounts the cgroups of its mount namespace.
 const noHierarchy = "TEST_NO_HIERARCHY"
 
-// TestNoHierarchy checks that a container has no limits, and its creation succeeds, if no cgroup hierarchy is mounted.
+// TestNoHierarchy checks that a container without limits is created if no cgroup hierarchy is mounted.
 func TestNoHierarchy(t *testing.T) {
 	if os.Getenv(noHierarchy) == "" {
 		if os.Geteuid() != 0 {
@@ -97,7 +97,7 @@ func TestNoHierarchy(t *testing.T) {
 		}
 		cmd := exec.Command(os.Args[0], "-test.run=^TestNoHierarchy$", "-test.v")
 		cmd.Env = append(os.Environ(), noHierarchy+"=1")
-		// Go then makes the mounts private
+		// With this flag, Go makes the mounts private.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
@@ -115,8 +115,8 @@ func TestNoHierarchy(t *testing.T) {
 	}
 }
 
-// TestUnified checks the limits that are written to cgroup v2 and the statistics that are read from it. Plain files
-// replace those of the kernel.
+// TestUnified checks the limits that are written to cgroup v2 and the statistics that are read from it. The test uses
+// plain files instead of the files of the kernel.
 func TestUnified(t *testing.T) {
 	cgroups.TestMode = true
 	defer func() { cgroups.TestMode = false }()

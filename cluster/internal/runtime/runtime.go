@@ -30,11 +30,11 @@ type Options struct {
 	Images *Images
 
 	Network Network
-	PodCIDR netip.Prefix // the bridge uses a free /24 of it; the zero value means 10.85.0.0/16
+	PodCIDR netip.Prefix // the bridge uses a free /24 range in it; the zero value means 10.85.0.0/16
 	NodeIP  netip.Addr   // address of Pods without a separate network
 
-	CgroupParent string // path in each hierarchy; "" means /trellis
-	PIDs         int64  // limit of processes of a container; 0 means no limit
+	CgroupParent string // path of the parent of all cgroups; "" means /trellis
+	PIDs         int64  // maximum number of processes of a container; 0 means no limit
 	Log          *slog.Logger
 }
 
@@ -162,7 +162,7 @@ func (r *Runtime) Version(context.Context, string) (*v1.VersionResponse, error) 
 		RuntimeApiVersion: "v1"}, nil
 }
 
-// Status reports that the runtime and its network are ready. A Runtime exists only if both are.
+// Status reports that the runtime and its network are ready. New returns a Runtime only if both are ready.
 func (r *Runtime) Status(context.Context, bool) (*v1.StatusResponse, error) {
 	conditions := []*v1.RuntimeCondition{{Type: v1.RuntimeReady, Status: true}, {Type: v1.NetworkReady, Status: true}}
 	return &v1.StatusResponse{
@@ -180,7 +180,7 @@ func (r *Runtime) RuntimeConfig(context.Context) (*v1.RuntimeConfigResponse, err
 // UpdateRuntimeConfig ignores the Pod CIDR of the kubelet. The range of the bridge never changes.
 func (r *Runtime) UpdateRuntimeConfig(context.Context, *v1.RuntimeConfig) error { return nil }
 
-// UpdatePodSandboxResources does nothing: only containers have limits.
+// UpdatePodSandboxResources does nothing, because only containers have limits.
 func (r *Runtime) UpdatePodSandboxResources(
 	context.Context, *v1.UpdatePodSandboxResourcesRequest,
 ) (*v1.UpdatePodSandboxResourcesResponse, error) {

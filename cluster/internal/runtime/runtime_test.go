@@ -22,8 +22,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
 
-// TestMain runs the tests. Under another name or with one of the variables, this program is a server or a node for a
-// test.
+// TestMain runs the tests. If this program is started as echoServer, or if nodeFolder or confinedFolder is set, it
+// runs a server or a node for a test.
 func TestMain(m *testing.M) {
 	if os.Args[0] == echoServer {
 		serveEcho(os.Args[1])
@@ -71,7 +71,7 @@ func requireRoot(t *testing.T) {
 	}
 }
 
-// newFixture starts a runtime with one Pod. change may change the options and the Pod before the start.
+// newFixture starts a runtime with one Pod. The function change may change the options and the Pod before the start.
 func newFixture(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *fixture {
 	t.Helper()
 	requireRoot(t)
@@ -409,8 +409,8 @@ func TestVolumeOverOthers(t *testing.T) {
 	}
 }
 
-// TestUser checks that a container runs as the user of its Pod. Its image may be readable only by the node, and it may
-// open its standard output. A container ends with its shim.
+// TestUser checks that a container runs as the user of its Pod, even if only the node may read the image. The
+// container must be able to open its standard output, and must end when its shim ends.
 func TestUser(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Chmod(base, 0o700); err != nil {
@@ -430,7 +430,7 @@ func TestUser(t *testing.T) {
 	})
 	const printUser = "echo $(id -u) $(id -g) $(id -G) $HOME"
 	volume := t.TempDir()
-	owned := t.TempDir() // gets a mount point inside, and keeps its owner
+	owned := t.TempDir() // must keep its owner although a mount point is created in it
 	if err := errors.Join(os.Chown(volume, 0, 90), os.Chmod(volume, 0o770), os.Chown(owned, 1234, 5678),
 		os.Chmod(owned, 0o700|os.ModeSticky), os.Chmod(filepath.Dir(owned), 0o755)); err != nil {
 		t.Fatal(err)
@@ -463,7 +463,7 @@ func TestUser(t *testing.T) {
 		t.Errorf("as the largest user: %s", log)
 	}
 	c = sh(printUser)
-	// the kubelet sends the user of the image for a Pod without a user
+	// If a Pod sets no user, the kubelet sends the user of the image.
 	c.Linux.SecurityContext.RunAsUser = &v1.Int64Value{Value: nonRootUser}
 	c.Annotations = map[string]string{NonRootAnnotation: "false"}
 	if log := f.run(c); log != "stdout F 0 0 0 "+os.Getenv("HOME")+"\n" {
@@ -504,7 +504,7 @@ func TestStop(t *testing.T) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	stopped := make(chan error)
 	go func() { stopped <- f.StopContainer(ctx, interrupted, 30) }()
-	for f.logText(interrupted) == "" { // until it has received the signal
+	for f.logText(interrupted) == "" { // until the container has received the signal
 		goruntime.Gosched()
 	}
 	cancel()
@@ -571,7 +571,7 @@ func TestSharedProcesses(t *testing.T) {
 	ready, receive := fifo(t)
 	prefix := "setsid"
 	if probe, _ := f.container(f.start(shared(""))); len(probe.Cgroup.Folders) == 0 {
-		prefix = "" // without a cgroup the container of that process is unknown
+		prefix = "" // without a cgroup, StopContainer cannot find a process in another session
 	}
 	first := f.start(shared(prefix + " sleep 1000 & sleep 1000 & echo >" + ready + "; exec sleep 1000"))
 	receive()

@@ -18,7 +18,7 @@ import (
 )
 
 // sandbox is the state of a Pod: its configuration and the namespaces that its containers share. All fields are stored
-// in sandboxFile. Runtime.mu protects them.
+// in sandboxFile. Runtime.mu protects the fields.
 type sandbox struct {
 	ID           string
 	Config       *v1.PodSandboxConfig
@@ -174,7 +174,7 @@ func (r *Runtime) terminate(s *sandbox) {
 		delete(r.sandboxes, s.ID)
 		return
 	}
-	if err := r.storeSandbox(s); err != nil { // load also detects a stopped Pod by its dead pause process
+	if err := r.storeSandbox(s); err != nil { // load still recognizes the stopped Pod by its dead pause process
 		r.Log.Error("Cannot store that a Pod has ended", "sandbox", s.ID, "error", err)
 	}
 }
@@ -242,9 +242,9 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, id string) error {
 	return nil
 }
 
-// PodSandboxStatus returns the status of a Pod without the statuses of its containers. If a response contains both, the
-// kubelet (v1.37.1, kuberuntime_manager.go, GetPodStatus) does not assign the containers to the current sandbox. Then
-// it starts init containers repeatedly.
+// PodSandboxStatus returns the status of a Pod without the statuses of its containers. If a response contained these
+// statuses too, the kubelet (v1.37.1, kuberuntime_manager.go, GetPodStatus) would not assign the containers to the
+// current sandbox. It would then start init containers repeatedly.
 func (r *Runtime) PodSandboxStatus(_ context.Context, id string, _ bool) (*v1.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

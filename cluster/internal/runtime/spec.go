@@ -73,7 +73,7 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	if s.Namespaces&unix.CLONE_NEWUTS == 0 {
 		host, _ = os.Hostname()
 	}
-	// Programs of this machine need the same PATH as outside of a container.
+	// The programs of images are programs of this machine, so they need the PATH of the machine.
 	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	home := "/"
 	if u := containerUser(config); u == nil || u.UID == 0 {
@@ -89,17 +89,18 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	return (&exec.Cmd{Env: env}).Environ() // removes duplicates: programs differ in which duplicate they use
 }
 
-// nonRootUser is the user and group of a container whose Pod has runAsNonRoot without runAsUser. Images of this runtime
-// have no user, so the kubelet gets nonRootUser as the user of each image. It sends that user for a Pod without
-// runAsUser.
+// nonRootUser is the ID of the user and group for containers with runAsNonRoot and without runAsUser. Images of this
+// runtime specify no user, so the runtime returns nonRootUser as the user of each image. The kubelet then sends this
+// user for a Pod without runAsUser.
 const nonRootUser = 65532
 
-// NonRootAnnotation is the annotation of a container whose Pod has no runAsUser. Its value is true if the Pod has
-// runAsNonRoot, otherwise false. Package node sets it.
+// NonRootAnnotation is the annotation of a container without runAsUser. Its value is true if runAsNonRoot is true,
+// otherwise false. Package node sets it.
 const NonRootAnnotation = "trellis.dev/run-as-non-root"
 
-// containerUser returns the user of a container. nil means the user of the node. Only a Pod that allows root gets the
-// user of the node, so a container without the annotation has the user that the kubelet sent.
+// containerUser returns the user of a container. nil means the user of the node. Only a container that may run as root
+// gets this user. The annotation is "false" for such a container. A container without the annotation gets the user
+// that the kubelet sent.
 func containerUser(config *v1.ContainerConfig) *process.User {
 	c := config.GetLinux().GetSecurityContext()
 	u := &process.User{UID: int(c.GetRunAsUser().GetValue()), GID: int(c.GetRunAsGroup().GetValue())}
@@ -120,7 +121,7 @@ func containerUser(config *v1.ContainerConfig) *process.User {
 	return u
 }
 
-// mounts returns the mounts of a container. It creates the sources that do not exist.
+// mounts returns the mounts of a container. It creates missing source folders.
 func (r *Runtime) mounts(s *sandbox, config *v1.ContainerConfig) (list []process.Mount, err error) {
 	if dns := filepath.Join(r.sandboxFolder(s.ID), "resolv.conf"); exists(dns) {
 		list = append(list, process.Mount{Source: dns, Target: "/etc/resolv.conf"})

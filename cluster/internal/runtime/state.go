@@ -32,7 +32,8 @@ func (r *Runtime) load() error {
 		}
 		r.containers[id] = c
 	}
-	for _, c := range r.containers { // after all have been read, because an event of one container contains the others
+	// An event of a container contains the state of all containers of its Pod, so all must have been read before.
+	for _, c := range r.containers {
 		r.adopt(c)
 	}
 	return nil
@@ -62,9 +63,9 @@ func (r *Runtime) adopt(c *container) {
 		close(c.done)
 	case stored(process.StartedFile):
 		r.watchContainer(c)
-	case stored(process.SpecFile): // its shim has no permission to run the command and ends
+	case stored(process.SpecFile): // the node did not permit the shim to run the command, so the shim ends
 		r.recordExit(c, process.Exit{
-			Code: 128, Reason: "StartError", Message: "the node ended during the start of the container",
+			Code: 128, Reason: "StartError", Message: "the node ended while it started the container",
 			At: time.Now(),
 		})
 	}

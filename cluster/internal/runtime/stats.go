@@ -18,8 +18,8 @@ import (
 // usage is the resource usage of a container: CPU time in nanoseconds, memory in bytes and the number of processes.
 type usage struct{ cpu, memory, working, rss, processes uint64 }
 
-// usage returns the usage of a container from its cgroup. Without a cgroup it adds up the running processes, so
-// processes that have ended do not count.
+// usage returns the usage of a container from its cgroup. Without a cgroup, it adds up the usage of the running
+// processes. It then ignores processes that have ended.
 func (c *container) usage(init process.ID) (usage, error) {
 	if len(c.Cgroup.Folders) == 0 {
 		return measureProcesses(init)
@@ -192,7 +192,7 @@ func (r *Runtime) ListPodSandboxStats(ctx context.Context, f *v1.PodSandboxStats
 	return list, nil
 }
 
-// ListMetricDescriptors returns none: all measurements are in the stats.
+// ListMetricDescriptors returns no descriptors, because the stats contain all measurements.
 func (r *Runtime) ListMetricDescriptors(context.Context) ([]*v1.MetricDescriptor, error) {
 	return nil, nil
 }

@@ -105,7 +105,8 @@ func (r *Runtime) PortForward(_ context.Context, request *v1.PortForwardRequest)
 	return r.streams.server.GetPortForward(request)
 }
 
-// ExecSync runs a command in a container and returns its output after it has ended. 0 means no timeout.
+// ExecSync runs a command in a container and returns its output after it has ended. If timeout is 0, the command may
+// run forever.
 func (r *Runtime) ExecSync(
 	ctx context.Context, id string, command []string, timeout time.Duration,
 ) (stdout, stderr []byte, err error) {
@@ -172,7 +173,7 @@ func (c *streamingRuntime) Exec(
 	if errs != nil {
 		streams.Err = errs
 	}
-	// continues without its client, as in other runtimes
+	// As in other runtimes, the command continues when its client disconnects.
 	return c.run(context.WithoutCancel(ctx), id, command, tty, streams)
 }
 

@@ -31,7 +31,7 @@ func TestExecSync(t *testing.T) {
 	c := sh("exec sleep 1000")
 	c.Envs, c.WorkingDir = []*v1.KeyValue{{Key: "A", Value: []byte("b")}}, "/usr"
 	id := f.start(c)
-	// The command sees the container's processes, and is one of them.
+	// The command is in the container's namespaces, so process 1 is that of the container.
 	if out := f.exec(id, `echo "$A $(pwd) $(hostname) $(cat /proc/1/comm) $(cat /proc/$$/comm)"`); out !=
 		"b /usr web-host sleep sh\n" {
 		t.Errorf("out: %s", out)
@@ -52,7 +52,7 @@ func TestExecSync(t *testing.T) {
 		t.Errorf("a command that takes too long: %v", err)
 	}
 	if _, _, err = f.ExecSync(f.ctx, f.start(sh("")), []string{"true"}, 0); err == nil {
-		// The container may have run until the command started.
+		// This is no error, because the container may still have been running when the command started.
 		t.Log("the command ran before the container ended")
 	}
 	if err := f.StopContainer(f.ctx, id, 0); err != nil {
@@ -115,7 +115,7 @@ func TestExecStreams(t *testing.T) {
 	}
 }
 
-// TestTerm checks that a command with a terminal has TERM, as in other runtimes.
+// TestTerm checks that a command with a terminal has the variable TERM, as in other runtimes.
 func TestTerm(t *testing.T) {
 	f := newFixture(t, nil)
 	for name, want := range map[string]string{"": "xterm", "TERM": "dumb"} {
@@ -138,7 +138,7 @@ func TestTerm(t *testing.T) {
 	}
 }
 
-// queue is a TerminalSizeQueue of the sizes in a channel.
+// queue is a TerminalSizeQueue that reads the sizes from a channel.
 type queue struct {
 	c chan remotecommand.TerminalSize
 }
@@ -203,7 +203,7 @@ func TestAttachDisconnect(t *testing.T) {
 			}
 			return n
 		}
-		const before = 2 // the listener, and the node that waits for the exit
+		const before = 2 // the listener, and the connection on which the node waits for the exit status
 		f.eventually("the node waits", func() bool { return connections() == before })
 		response, err := f.Attach(f.ctx, &v1.AttachRequest{ContainerId: id, Stdin: stdin, Stdout: true, Stderr: true})
 		if err != nil {
@@ -230,7 +230,8 @@ func TestAttachDisconnect(t *testing.T) {
 	}
 }
 
-// relayConnection listens on a new address and forwards one connection to the address to. cut closes the connection.
+// relayConnection listens on a new address and forwards one connection to the address in the parameter to. The
+// function cut closes this connection.
 func (f *fixture) relayConnection(to string) (address string, cut func()) {
 	f.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,9 +14,9 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestRunAsNonRoot checks the user of containers. With runAsNonRoot and without runAsUser, a container and its commands
-// run as an unprivileged user at each start (CVE-2019-11245). Other Pods without runAsUser have the node's user. The
-// user and the groups of a Pod are applied.
+// TestRunAsNonRoot checks the user of containers. With runAsNonRoot and without runAsUser, a container and its
+// commands must run as an unprivileged user at each start (CVE-2019-11245). Other Pods without runAsUser must have the
+// node's user. The user and the groups in a Pod must be applied.
 func TestRunAsNonRoot(t *testing.T) {
 	f := newFixture(t, nil)
 	image, err := f.Images.ImageStatus(f.ctx, &v1.ImageSpec{Image: "shell"}, false)
@@ -87,8 +87,8 @@ func TestNoNewPrivs(t *testing.T) {
 	}
 }
 
-// TestSysctls checks that a Pod changes the sysctls of its namespaces and none of the machine, neither through the name
-// nor through the value of a sysctl (CVE-2022-0811).
+// TestSysctls checks that a Pod can change the sysctls of its namespaces, but no sysctls of the machine. Neither the
+// name nor the value of a sysctl may permit this (CVE-2022-0811).
 func TestSysctls(t *testing.T) {
 	f := newFixture(t, nil)
 	const pattern, forced = "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/shm_rmid_forced"
@@ -126,8 +126,8 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// confinedFolder is a variable that makes the test program a node with this folder, which starts one container with
-// runAsNonRoot.
+// confinedFolder is an environment variable with a folder. If it is set, the test program is a node in this folder,
+// which starts one container with runAsNonRoot.
 const confinedFolder = "TRELLIS_TEST_CONFINED"
 
 func runConfined(root string) error {
@@ -155,7 +155,7 @@ func runConfined(root string) error {
 }
 
 // TestRunAsNonRootWithoutRoot checks that a container with runAsNonRoot does not start on a node without root, which
-// has only one user. The error lists the fields to omit.
+// has only one user. The error must list the fields to omit.
 func TestRunAsNonRootWithoutRoot(t *testing.T) {
 	requireRoot(t)
 	node := exec.Command("/proc/self/exe")

@@ -1,5 +1,5 @@
-// Package scheduler runs upstream's kube-scheduler, which also reads configurations of versions that upstream has
-// removed. It must not import other packages of this module.
+// Package scheduler runs upstream's kube-scheduler. In addition, it supports versions of the configuration that
+// upstream has removed. It must not import other packages of this module.
 package scheduler
 
 import (
@@ -12,8 +12,8 @@ import (
 // Name is the file name of upstream's program.
 const Name = "kube-scheduler"
 
-// Command returns upstream's command. It handles signals, and exits the process when it loses its Lease. Only one call
-// per process is permitted, because Command changes upstream's global scheme.
+// Command returns upstream's command. The command handles signals, and exits the process when it loses its Lease. A
+// process may call Command only once, because Command changes upstream's global scheme.
 func Command() *cobra.Command {
 	addRemovedVersions(scheme.Scheme, warn)
 	return app.NewSchedulerCommand()

@@ -48,21 +48,21 @@ func (c *v1beta3Configuration) DeepCopyObject() runtime.Object {
 	return &next
 }
 
-// removedPlugins maps the plugins that v1 does not have to an explanation of their replacement.
+// removedPlugins contains the plugins that are missing in v1. Each value explains the replacement.
 var removedPlugins = map[string]string{
-	"SelectorSpread":      "PodTopologySpread spreads Pods and is enabled by default",
-	"NodePreferAvoidPods": "taints keep Pods away from nodes",
-	"AzureDiskLimits":     "NodeVolumeLimits counts these volumes",
-	"CinderLimits":        "NodeVolumeLimits counts these volumes",
-	"EBSLimits":           "NodeVolumeLimits counts these volumes",
-	"GCEPDLimits":         "NodeVolumeLimits counts these volumes",
+	"SelectorSpread":      "PodTopologySpread spreads Pods instead and is enabled by default",
+	"NodePreferAvoidPods": "Use taints to keep Pods away from nodes",
+	"AzureDiskLimits":     "NodeVolumeLimits limits these volumes instead",
+	"CinderLimits":        "NodeVolumeLimits limits these volumes instead",
+	"EBSLimits":           "NodeVolumeLimits limits these volumes instead",
+	"GCEPDLimits":         "NodeVolumeLimits limits these volumes instead",
 }
 
 // reweightedPlugins are the plugins whose default weight is 1 in v1beta2 and larger in v1.
 var reweightedPlugins = []string{names.InterPodAffinity, names.NodeAffinity, names.TaintToleration}
 
-// addRemovedVersions adds the versions v1beta2 and v1beta3 of the configuration to the scheme. It converts them so that
-// their meaning is preserved. It calls warn for each change that the user has to make for v1.
+// addRemovedVersions adds the versions v1beta2 and v1beta3 of the configuration to the scheme. The conversion
+// preserves their meaning. It calls the function warn for each change that the user has to make for v1.
 func addRemovedVersions(s *runtime.Scheme, warn func(string)) {
 	s.AddKnownTypeWithName(v1beta2.WithKind(kind), &v1beta2Configuration{})
 	s.AddKnownTypeWithName(v1beta3.WithKind(kind), &v1beta3Configuration{})
@@ -115,17 +115,19 @@ func checkAddresses(c *v1beta2Configuration, warn func(string)) error {
 		if *address != "" && *address != "0" && !strings.HasSuffix(*address, ":0") {
 			return field.Invalid(field.NewPath(name), *address, "must be empty or with an explicit 0 port")
 		}
-		warn(name + " is ignored: remove it; --secure-port and --bind-address set the address of health and metrics")
+		warn(name + " is ignored: remove it. " +
+			"The flags --secure-port and --bind-address set the address for health and metrics")
 	}
 	return nil
 }
 
-// dropRemovedPlugins removes the plugins that v1 does not have from a profile.
+// dropRemovedPlugins removes the plugins that are missing in v1 from a profile.
 func dropRemovedPlugins(p *configv1.KubeSchedulerProfile, path *field.Path, warn func(string)) {
 	drop := func(path *field.Path, name string) bool {
 		replacement, ok := removedPlugins[name]
 		if ok {
-			warn(fmt.Sprintf("%s: the plugin %s has been removed: delete it here; %s", path, name, replacement))
+			warn(fmt.Sprintf(
+				"%s: the plugin %s has been removed: delete it from this list. %s", path, name, replacement))
 		}
 		return ok
 	}
@@ -162,8 +164,8 @@ func keepDefaultWeights(p *configv1.KubeSchedulerProfile, path *field.Path, warn
 		}
 	}
 	if len(changed) > 0 {
-		warn(fmt.Sprintf("%s: %s have weight 1, as in %s: "+
-			"add them here with this weight, or use the larger weights of v1",
+		warn(fmt.Sprintf("%s: the plugins %s have weight 1, as in %s: "+
+			"add them to this list with weight 1, or use the larger weights of v1",
 			path.Child("plugins", "multiPoint", "enabled"), strings.Join(changed, ", "), v1beta2))
 	}
 }

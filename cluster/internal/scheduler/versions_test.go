@@ -41,7 +41,7 @@ func TestRemovedVersions(t *testing.T) {
 	for _, c := range []struct {
 		name, version string
 		old, now      string
-		warnings      []string // prefixes, without the warning about the version
+		warnings      []string // starts of the expected warnings, except the warning about the version
 	}{
 		{"empty, v1beta3", "v1beta3", "", "", nil},
 		{"profiles, v1beta3", "v1beta3",
@@ -57,8 +57,8 @@ func TestRemovedVersions(t *testing.T) {
 			"profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {ignoredResources: [example.com/a]}}]}]",
 			"profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {ignoredResources: [example.com/a]}}], " +
 				"plugins: {" + weights + "}}]",
-			[]string{"profiles[0].plugins.multiPoint.enabled: InterPodAffinity, NodeAffinity, TaintToleration have " +
-				"weight 1"}},
+			[]string{"profiles[0].plugins.multiPoint.enabled: the plugins InterPodAffinity, NodeAffinity, " +
+				"TaintToleration have weight 1"}},
 		{"weights", "v1beta2", "profiles: [{plugins: {score: {enabled: [{name: NodeAffinity, weight: 9}]}}}]",
 			"profiles: [{plugins: {score: {enabled: [{name: NodeAffinity, weight: 9}]}, " + weights + "}}]",
 			[]string{"profiles[0].plugins.multiPoint.enabled: "}},
@@ -69,8 +69,8 @@ func TestRemovedVersions(t *testing.T) {
 				"pluginConfig: []}]",
 			[]string{"profiles[0].pluginConfig: the plugin NodePreferAvoidPods has been removed",
 				"profiles[0].plugins.filter.enabled: the plugin EBSLimits has been removed",
-				"profiles[0].plugins.score.enabled: the plugin SelectorSpread has been removed: delete it here; " +
-					"PodTopologySpread"}},
+				"profiles[0].plugins.score.enabled: the plugin SelectorSpread has been removed: " +
+					"delete it from this list. PodTopologySpread"}},
 		{"addresses", "v1beta2",
 			"healthzBindAddress: 0.0.0.0:0\nprofiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]",
 			"profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]",

@@ -20,7 +20,8 @@ func joinCgroups(folders []string) error {
 	return nil
 }
 
-// killCgroup kills all processes in a cgroup. Kernels without cgroup.kill get a signal for each process.
+// killCgroup kills all processes in a cgroup. If the kernel does not support cgroup.kill, killCgroup sends a signal to
+// each process.
 func killCgroup(folder string) {
 	if os.WriteFile(filepath.Join(folder, "cgroup.kill"), []byte("1"), 0) == nil {
 		return

@@ -17,9 +17,10 @@ const (
 	failedByte = '-' // an error message follows
 )
 
-// startChild starts a role of this program in two steps. First the child reports that it exists and record stores its
-// PID, then the child continues. If this process ends before that, the child ends too, so no unrecorded child
-// continues. startChild returns when the child has reported its result or has executed another program.
+// startChild starts a role of this program in two steps. First the child reports that it exists, and the function
+// record stores its PID. Then the child continues. If this process ends before record returns, the child also ends, so
+// every child that continues is recorded. startChild returns when the child has reported its result or has executed
+// another program.
 func startChild(cmd *exec.Cmd, record func(pid int) error) error {
 	childGate, proceed, err1 := os.Pipe()
 	report, result, err2 := os.Pipe()
@@ -59,7 +60,7 @@ type childPipes struct {
 	result  *os.File
 }
 
-// inheritPipes opens the pipes that this process has from startChild.
+// inheritPipes opens the pipes that startChild has passed to this process.
 func inheritPipes() childPipes {
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
@@ -79,7 +80,7 @@ func (p childPipes) waitForParent() error {
 }
 
 // setParentDeathSignal makes the kernel kill this process when its parent ends. It returns an error if the parent has
-// already ended. A change of the user clears the setting.
+// already ended. The kernel clears this setting when the process changes its user.
 func (p childPipes) setParentDeathSignal() error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 )
 
 // TestNodeEndsDuringStart checks that a container's command never runs if the node ends before it has recorded the
-// container. Otherwise the next node would start it twice.
+// container. Otherwise the next node would start the command again.
 func TestNodeEndsDuringStart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make a mount namespace")
@@ -55,7 +55,7 @@ func TestNodeEndsDuringStart(t *testing.T) {
 	}
 }
 
-// TestIDs checks that an ID with the PID of a running process and another start time identifies no process.
+// TestIDs checks that an ID identifies no process if the process with its PID has another start time.
 func TestIDs(t *testing.T) {
 	self, err := Identify(os.Getpid())
 	if err != nil || !self.Alive() {
@@ -68,7 +68,7 @@ func TestIDs(t *testing.T) {
 	if _, err := other.Open(); err == nil {
 		t.Error("Open succeeds for a process with another start time")
 	}
-	if err := other.Signal(unix.SIGKILL); err != nil { // must not reach this process, which has that PID
+	if err := other.Signal(unix.SIGKILL); err != nil { // must not reach this process, although it has the same PID
 		t.Error(err)
 	}
 }

@@ -33,7 +33,7 @@ func (s Shim) dial(r request) (net.Conn, error) {
 		return nil, err
 	}
 	defer folder.Close()
-	// The path leads through the descriptor because the length of a socket's path is limited.
+	// The path goes through the descriptor of the folder, because the length of the path of a socket is limited.
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), socketFile)
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -100,9 +100,9 @@ func (s Shim) Resize(width, height uint16) error {
 	return s.do(request{Do: "resize", Width: width, Height: height})
 }
 
-// Attach copies in to the container's standard input, and its output from now on to stdout and stderr. Each of the
-// three may be nil. Attach returns when the container or ctx has ended. Input and output use separate connections, so
-// each side detects the end of the other independently.
+// Attach copies data from in to the container's standard input. It copies the container's output from now on to stdout
+// and stderr. Each of the three parameters may be nil. Attach returns when the container or ctx has ended. Input and
+// output use separate connections, so that one can end while the other continues.
 func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer) error {
 	conn, err := s.dial(request{Do: "attach"})
 	if err != nil {
@@ -155,7 +155,8 @@ func (c *attachedClients) add(conn net.Conn) {
 		c.conns = map[net.Conn]bool{}
 	}
 	c.conns[conn] = true
-	conn.Write([]byte{readyByte}) // the client sends input only after this, so it misses no output caused by its input
+	// The client sends input only after this byte, so it receives all output for its input.
+	conn.Write([]byte{readyByte})
 }
 
 func (c *attachedClients) remove(conn net.Conn) {

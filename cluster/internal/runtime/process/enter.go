@@ -74,8 +74,9 @@ func (e Enter) Run(ctx context.Context, streams Streams) (code int, err error) {
 	return cmd.ProcessState.ExitCode(), ctx.Err()
 }
 
-// connectStreams sets the standard streams of cmd. The caller must call started with the result of the start. The
-// channel that started returns is closed after all output of a terminal has been read.
+// connectStreams sets the standard streams of cmd. After the start of cmd, the caller must call the returned function
+// started with the error of the start. This function returns a channel, which is closed after all output of a terminal
+// has been read.
 func (e Enter) connectStreams(cmd *exec.Cmd, streams Streams) (started func(error) <-chan struct{}, err error) {
 	ended := make(chan struct{})
 	if e.TTY {

@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
-// openImageFile opens the file of the image for a command of the Pod, before mounts can hide the file. It returns nil
-// if the image has no such file.
+// openImageFile opens the file of the image that a command of the Pod runs. This is necessary before mounts can hide
+// the file. openImageFile returns nil if the image has no such file.
 func (s *Spec) openImageFile(word string) (*imageFile, error) {
 	path := s.Program
 	if path == "" || path == Pause || len(s.Args) > 0 && word != s.Args[0] {
@@ -41,11 +41,11 @@ func (s *Spec) openImageFile(word string) (*imageFile, error) {
 // imageFile is an open executable of an image.
 type imageFile struct {
 	*os.File
-	interpreted bool // its interpreter opens the file by its path
+	interpreted bool // the file has an interpreter, which opens it by its path
 }
 
-// interpreted reports whether the kernel runs a file through an interpreter, as it does for scripts. ELF files need
-// none.
+// interpreted reports whether the kernel runs a file through an interpreter, as it does for scripts. ELF files have no
+// interpreter in this sense.
 func interpreted(path string) bool {
 	f, err := os.Open(path)
 	if err != nil { // the interpreter cannot read it either
@@ -57,8 +57,9 @@ func interpreted(path string) bool {
 	return err != nil || string(magic) != "\x7fELF"
 }
 
-// launch calls run with each path of a program in turn until one succeeds. If all fail, it returns the first error. The
-// program inherits only the standard streams. A script that runs through its descriptor also keeps this descriptor.
+// launch calls the function run with each path of a program until run succeeds. If run fails for all paths, launch
+// returns the first error. The program inherits only the standard streams. If a script runs through its descriptor, it
+// also inherits this descriptor.
 func (s *Spec) launch(word string, image *imageFile, run func(path string) error) error {
 	paths, err := s.paths(word, image)
 	if err != nil {
@@ -82,9 +83,9 @@ func (s *Spec) launch(word string, image *imageFile, run func(path string) error
 	return err
 }
 
-// paths returns the paths of a program in the container, in the order to try. A file of the image has its path on the
-// host, unless a mount hides it there. The path of its descriptor always works: also if a mount hides the file, and if
-// the container's user may not enter its folder.
+// paths returns the paths at which a program may be found in the container, in the order to try. The first path of an
+// image's file is its path on the host, unless a mount hides the file. The second path goes through the descriptor of
+// the file and always works. It works even if the container's user may not enter the folder of the file.
 func (s *Spec) paths(word string, image *imageFile) (list []string, err error) {
 	if image == nil {
 		path, err := s.lookUp(word)
@@ -114,14 +115,14 @@ func (s *Spec) lookUp(word string) (string, error) {
 	return path, err
 }
 
-// User is the user of a container. nil is the user of the node.
+// User is the user of a container. A nil *User means the user of the node.
 type User struct {
 	UID, GID int
 	Groups   []int
 }
 
-// switchUser changes the user of this process to the container's user, and then enters the working directory. With the
-// rights of root, the process could enter folders that the user may not enter.
+// switchUser changes the user of this process to the container's user, and then enters the working directory. The
+// order is important: as root, the process could enter folders that are forbidden for the user.
 func (s *Spec) switchUser() error {
 	if err := s.User.apply(); err != nil {
 		return err
@@ -131,7 +132,8 @@ func (s *Spec) switchUser() error {
 			return fmt.Errorf("cannot forbid new privileges: %w", err)
 		}
 	}
-	dir, err := securejoin.SecureJoin("/", s.Dir) // resolves links of /proc as text and never follows their descriptors
+	// SecureJoin resolves links in /proc as text, so it never follows a link to a descriptor.
+	dir, err := securejoin.SecureJoin("/", s.Dir)
 	if err == nil {
 		err = os.Chdir(dir)
 	}

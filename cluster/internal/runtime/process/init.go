@@ -14,14 +14,14 @@ func runInit() error {
 	return shim.reportResult(execCommand(shim))
 }
 
-// execCommand sets up the namespaces and the user of this process and executes the container's command. It returns only
-// on errors, or for the pause image when a signal ends it.
+// execCommand sets up the namespaces and the user of this process and executes the container's command. It returns
+// only if this fails. For the pause image, it also returns when a signal ends the container.
 func execCommand(shim childPipes) error {
 	var s Spec
 	if err := ReadFile(SpecFile, &s); err != nil {
 		return err
 	}
-	if err := shim.setParentDeathSignal(); err != nil { // no orphan remains if the shim dies before it records the PID
+	if err := shim.setParentDeathSignal(); err != nil { // ends this process if the shim dies before it records the PID
 		return err
 	}
 	if err := shim.waitForParent(); err != nil {

@@ -12,7 +12,7 @@ import (
 const maxLogLine = 16 << 10
 
 // logFile is a container's log in the format of the kubelet. Each line has the time, the stream, a tag and the text.
-// The tag is F for a full line and P for a part of one.
+// The tag F means that the text is a full line. P means that it is a part of a line.
 type logFile struct {
 	path string
 
@@ -48,7 +48,7 @@ type logStream struct {
 	partial []byte // start of a line without its newline
 }
 
-// write logs the full lines of data, and keeps the rest until its end arrives.
+// write logs the full lines in data. It keeps the start of an incomplete line until the rest of the line arrives.
 func (s *logStream) write(data []byte) {
 	var out []byte
 	s.partial = append(s.partial, data...)
@@ -74,8 +74,7 @@ func (s *logStream) appendLine(out []byte, tag string, text []byte) []byte {
 	return append(append(out, text...), '\n')
 }
 
-// flush writes the rest of an incomplete line as a part, so that readers see no newline that the container did not
-// write.
+// flush logs an incomplete line with the tag P. So readers of the log see no newline that the container did not write.
 func (s *logStream) flush() {
 	if len(s.partial) > 0 {
 		s.writeLines(s.appendLine(nil, "P", s.partial))
@@ -86,6 +85,6 @@ func (s *logStream) writeLines(lines []byte) {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 	if s.log.file != nil && len(lines) > 0 {
-		s.log.file.Write(lines) // on a full disk the log loses lines, and the container continues
+		s.log.file.Write(lines) // if the disk is full, lines are lost and the container continues
 	}
 }

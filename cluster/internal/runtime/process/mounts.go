@@ -28,7 +28,7 @@ func (s *Spec) mount() error {
 	}
 	sort.SliceStable(s.Mounts, func(i, j int) bool { return depth(s.Mounts[i].Target) < depth(s.Mounts[j].Target) })
 	trees := make([]int, len(s.Mounts))
-	for i, m := range s.Mounts { // clone all before the first mount, which may hide another source
+	for i, m := range s.Mounts { // clone all sources before the first mount, because a mount may hide a source
 		var err error
 		if trees[i], err = cloneTree(unix.AT_FDCWD, m.Source); err != nil {
 			return fmt.Errorf("mounting %s at %s: %w", m.Source, m.Target, err)
@@ -140,7 +140,8 @@ func touch(path string) error {
 	return f.Close()
 }
 
-// writable reports whether mount points may be created in folder: it is on a covering tmpfs or in a writable volume.
+// writable reports whether mount points may be created in folder. They may be created on a tmpfs of coverFolder and in
+// a writable volume.
 func (b *mountBuilder) writable(folder string) bool {
 	var stat unix.Stat_t
 	if err := unix.Stat(folder, &stat); err == nil && b.covers[stat.Dev] {
@@ -154,7 +155,7 @@ func (b *mountBuilder) writable(folder string) bool {
 	return false
 }
 
-// coverFolder mounts a tmpfs over folder and mounts every entry of the folder in it.
+// coverFolder mounts a tmpfs over folder, and mounts every entry of the covered folder in this tmpfs.
 func (b *mountBuilder) coverFolder(folder string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(folder, &stat); err != nil {
@@ -180,7 +181,7 @@ func (b *mountBuilder) coverFolder(folder string) error {
 	if folder != "/" {
 		return nil
 	}
-	if err := unix.Fchdir(cover); err != nil { // no path leads to a mount over the root
+	if err := unix.Fchdir(cover); err != nil { // the path / still leads to the covered root
 		return err
 	}
 	return unix.Chroot(".")

@@ -19,7 +19,8 @@ type PauseProcess struct {
 	Sysctls    map[string]string
 }
 
-// Start starts the process. It calls record with the ID of the process before the process sets up its namespaces.
+// Start starts the process. It calls the function record with the ID of the process before the process sets up its
+// namespaces.
 func (p PauseProcess) Start(record func(ID) error) error {
 	cmd := selfCommand(pauseName)
 	cmd.Dir, cmd.Env = p.Folder, p.environment()
@@ -65,8 +66,8 @@ func notifySignals() <-chan os.Signal {
 	return signals
 }
 
-// waitForSignal returns at SIGTERM or SIGINT. Until then it reaps orphans, which the first process of a PID namespace
-// inherits.
+// waitForSignal waits for SIGTERM or SIGINT. Until then it reaps orphans. They become children of the first process of
+// a PID namespace.
 func waitForSignal(signals <-chan os.Signal) error {
 	for s := range signals {
 		if s != unix.SIGCHLD {
@@ -99,5 +100,6 @@ func configureNamespaces(settings []string) error {
 	return nil
 }
 
-// Pause is the program of the built-in pause image. The container's init runs it without another executable.
+// Pause is the program of the built-in pause image. It is a part of this program, so the container's init executes no
+// other file.
 const Pause = pauseName

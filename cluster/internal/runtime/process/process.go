@@ -1,6 +1,6 @@
-// Package process implements the processes that the process runtime starts: the pause process of a Pod, and the shim,
-// the init and the commands of a container. Each is the executable of the node, started under another name. The package
-// uses the kernel and the files in a container's folder. It must not import CRI.
+// Package process implements the processes that the process runtime starts. These are the pause process of a Pod, and
+// the shim, the init and the commands of a container. All of them run the executable of the node under another name.
+// The package uses the kernel and the files in a container's folder. It must not import CRI.
 package process
 
 import (
@@ -25,15 +25,15 @@ const (
 )
 
 // A role runs during the initialization of this package, before the packages of the node initialize. So each process
-// uses 4 MiB instead of 10 for the lifetime of its Pod.
+// uses only 4 MiB of memory instead of 10 MiB.
 var _ = runRole()
 
-// inheritedDescriptors is the number of descriptors that a role has from its parent: the standard streams and two
+// inheritedDescriptors is the number of descriptors that a role inherits from its parent: the standard streams and two
 // pipes.
 const inheritedDescriptors = 5
 
-// runRole runs the role that the first argument of this process names, and then exits. Without such a name it returns
-// false.
+// runRole runs the role that the first argument of this process names, and then exits. If the argument names no role,
+// it returns false.
 func runRole() bool {
 	roles := map[string]func() error{pauseName: runPause, shimName: runShim, initName: runInit, enterName: runEnter}
 	role, ok := roles[os.Args[0]]
@@ -54,7 +54,7 @@ func runRole() bool {
 	return true
 }
 
-// selfCommand returns a command that runs this program in the role name.
+// selfCommand returns a command that runs this program. The parameter name is the role of the new process.
 func selfCommand(name string) *exec.Cmd {
 	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{name}, Env: []string{}}
 }
@@ -97,7 +97,7 @@ func (id ID) InOtherUserNamespace() bool {
 	return err == nil && namespace != own
 }
 
-// Open returns a pidfd of the process. An operation on it never affects another process.
+// Open returns a pidfd of the process. Operations on the pidfd never affect another process.
 func (id ID) Open() (*os.File, error) {
 	fd, err := unix.PidfdOpen(id.PID, 0)
 	if err != nil {

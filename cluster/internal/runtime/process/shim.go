@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Launch starts the container whose Spec is stored in the folder, with a shim that outlives this process. When Launch
-// returns without an error, the command runs. If this process ends before StartedFile exists, the command never runs.
+// Launch starts a container and its shim, which continues when this process ends. The Spec of the container must be
+// stored in folder. When Launch returns without an error, the command runs. If this process ends before StartedFile
+// exists, the command never runs.
 func Launch(folder string) error {
 	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -55,7 +56,7 @@ func runShim() error {
 	output, err := s.startContainer(node)
 	if err != nil {
 		s.terminate()
-		// A reader of ExitFile may see the error before the node does, so both contain the same message.
+		// The node and the readers of ExitFile must see the same message. A reader may see it earlier than the node.
 		exit := Exit{Code: startErrorCode, Reason: "StartError", Message: err.Error(), At: time.Now()}
 		return errors.Join(node.reportResult(err), WriteFile(ExitFile, exit))
 	}
@@ -70,9 +71,9 @@ func runShim() error {
 	return s.report(exit)
 }
 
-// report stores the exit status of the container and sends it to all waiting clients. If the file cannot be written,
-// for example on a full disk, report retries until it exists or the node has removed the container. No other process
-// has the exit status.
+// report stores the exit status of the container and sends it to all waiting clients. No other process knows the exit
+// status. So if the file cannot be written, for example on a full disk, report retries until the file exists or the
+// node has removed the container.
 func (s *supervisor) report(exit Exit) error {
 	err := WriteFile(ExitFile, exit)
 	s.exit = exit
@@ -132,7 +133,8 @@ func listen() (net.Listener, error) {
 	return net.Listen("unix", socketFile) // relative, because the length of a socket's path is limited
 }
 
-// joinNamespaces moves this thread, the parent of init, into the namespaces of the Pod.
+// joinNamespaces moves this thread into the namespaces of the Pod. The container's init, which this thread starts,
+// inherits them.
 func (s *supervisor) joinNamespaces() error {
 	if s.PIDOf != nil {
 		if err := s.PIDOf.join(unix.CLONE_NEWPID); err != nil {
@@ -200,8 +202,8 @@ func (s *supervisor) copyOutput(to *logStream, from *os.File) {
 	}
 }
 
-// wait waits until init ends and kills the remaining processes of the container. init stays a zombie until then, so the
-// kernel cannot reuse its PID.
+// wait waits until init ends, kills the remaining processes of the container, and returns the exit status. Until these
+// processes are killed, init stays a zombie, so the kernel cannot reuse its PID.
 func (s *supervisor) wait() Exit {
 	for {
 		if err := unix.Waitid(unix.P_PID, s.init, nil, unix.WEXITED|unix.WNOWAIT, nil); err != unix.EINTR {
@@ -325,7 +327,7 @@ func (s *supervisor) handle(conn *net.UnixConn) {
 	conn.Close()
 }
 
-// waitForExit blocks until the container has ended or the client has disconnected, and reports whether the container
+// waitForExit blocks until the container has ended or the client has disconnected. It returns true if the container
 // has ended. It discards further data of the client.
 func (s *supervisor) waitForExit(conn net.Conn) (ended bool) {
 	disconnected := make(chan struct{})

@@ -23,17 +23,17 @@ type Spec struct {
 
 	Sandbox ID  // pause process of the Pod
 	Join    int // namespaces of the sandbox to join (CLONE_NEW…)
-	PIDOf   *ID // process whose PID namespace to join instead of the sandbox's
+	PIDOf   *ID // process whose PID namespace the container joins, instead of that of the sandbox
 	New     int // new namespaces of the container (CLONE_NEW…)
 
-	Program string // executable to run, independent of Args[0]
+	Program string // file to execute; it may differ from Args[0]
 	Images  string // folder in which the command is looked up first
 	Args    []string
 	Env     []string
 	Dir     string
 
 	User       *User
-	NoNewPrivs bool // no program gains rights, for example by its setuid bit
+	NoNewPrivs bool // no program can gain rights, for example by its setuid bit
 
 	Mounts []Mount
 	Shm    string // source of /dev/shm
@@ -76,7 +76,7 @@ func WriteFile(name string, value any) error {
 	if err != nil {
 		return err
 	}
-	// The PID keeps apart the temporary files of processes that write the same file.
+	// Several processes may write the same file. The PID makes the name of the temporary file unique.
 	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid()))
 	if err := os.WriteFile(next, data, 0o600); err != nil {
 		_ = os.Remove(next)
