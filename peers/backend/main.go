@@ -29,7 +29,7 @@ const (
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8443", "`address` to listen on")
-	to := flag.String("to", "", "`address` to proxy to (empty means no proxy)")
+	to := flag.String("to", "", "`address` of the server to proxy to (empty means to serve constant responses)")
 	certificate := flag.String("cert", "", "PEM `file` of the certificate")
 	key := flag.String("key", "", "PEM `file` of the key")
 	flag.Parse()

@@ -1,5 +1,6 @@
 // Command cert-manager prints the objects of cert-manager's chart, as Helm renders them. Its argument is the folder of
-// cert-manager's module. There the chart is unreleased: Chart.yaml is a template, and the CRDs are in another folder.
+// cert-manager's Go module. This folder does not contain the released chart: Chart.yaml is a template, and the CRDs
+// are in another folder.
 package main
 
 import (
@@ -47,7 +48,8 @@ func render(module fs.FS) error {
 	if err != nil {
 		return fmt.Errorf("load the chart: %w", err)
 	}
-	// startupapicheck is a Job that waits until the webhook is ready. The test waits for that itself.
+	// startupapicheck is a Job that waits until the webhook is ready. The test that uses this program waits for the
+	// webhook in another way.
 	values, err := chartutil.ToRenderValues(chart, map[string]any{"startupapicheck": map[string]any{"enabled": false}},
 		chartutil.ReleaseOptions{Name: "cert-manager", Namespace: "cert-manager", Revision: 1,
 			IsInstall: true}, chartutil.DefaultCapabilities)

@@ -56,8 +56,8 @@ func main() {
 	report("response")
 
 	<-time.After(20 * time.Second) // until all parts are idle
-	fmt.Printf("idle: trellis serve %.0f MiB anonymous, trellis-cluster up and its processes %.0f\n", memory(serve),
-		memory(up))
+	fmt.Printf("anonymous memory when idle: trellis serve %.0f MiB, "+
+		"trellis-cluster up with its child processes %.0f MiB\n", memory(serve), memory(up))
 	check(client.AppsV1().Deployments("default").Delete(ctx, "web", metav1.DeleteOptions{}))
 	<-time.After(5 * time.Second) // until its Pod is deleted
 	for _, c := range []*exec.Cmd{up, serve} {

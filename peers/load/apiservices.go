@@ -68,7 +68,7 @@ func silentPort() int {
 		log.Fatal(err)
 	}
 	go func() {
-		var open []net.Conn // prevents that the garbage collector closes the connections
+		var open []net.Conn // keeps the connections, so that the garbage collector does not close them
 		for {
 			conn, err := l.Accept()
 			if err != nil {
@@ -90,7 +90,8 @@ func closedPort() int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// register creates the APIServices. The first of them have the given ports, and all others have the port backend.
+// register creates the APIServices. The parameter first contains the ports of the first ones. All others have the port
+// in the parameter backend.
 func (s *side) register(backend int, first ...int) {
 	s.send("POST", core+"services", jsonType,
 		`{"metadata":{"name":"backend"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
@@ -132,7 +133,8 @@ func (s *side) read(path, accept string) (spent time.Duration, latencies []time.
 	return processorTime(s.pid) - before, latencies
 }
 
-// compare reads alternately from two servers. Only the first has APIServices whose backends are unreachable or silent.
+// compare reads alternately from two servers. Only the server broken has APIServices whose backends are unreachable or
+// silent.
 func compare(broken, working *side, backend int) {
 	var ports []int
 	for range 5 {
@@ -159,13 +161,13 @@ func compare(broken, working *side, backend int) {
 		for _, s := range []*side{broken, working} {
 			slices.Sort(latencies[s])
 			n := len(latencies[s])
-			fmt.Printf("%-14s %-16s %8d times %8.4f ms of processor time each, p99 %v\n", request[0], s.name, n,
-				spent[s].Seconds()*1000/float64(n), latencies[s][n*99/100])
+			fmt.Printf("%-14s %-16s %8d requests %8.4f ms of processor time each, p99 latency %v\n",
+				request[0], s.name, n, spent[s].Seconds()*1000/float64(n), latencies[s][n*99/100])
 		}
 	}
 	before := []time.Duration{processorTime(broken.pid), processorTime(working.pid)}
 	<-time.After(time.Minute)
 	for i, s := range []*side{broken, working} {
-		fmt.Printf("idle           %-16s %v of processor time a minute\n", s.name, processorTime(s.pid)-before[i])
+		fmt.Printf("idle           %-16s %v of processor time per minute\n", s.name, processorTime(s.pid)-before[i])
 	}
 }

@@ -33,7 +33,8 @@ import (
 // workload is a kind of request to measure.
 type workload struct {
 	name string
-	// prepare returns an object to create for each client before the measurement. nil means none.
+	// prepare returns an object that each client needs before the measurement. A nil function means that no object is
+	// needed.
 	prepare func(client int) (path, body string)
 	// request returns the n-th request of a client.
 	request func(client, n int) (method, path, contentType, body string)
@@ -49,7 +50,7 @@ func pod(name string) string {
 		`"env":[{"name":"A","value":"b"}]}]}}`
 }
 
-// workloads returns all kinds of writes. run is part of the names of their objects.
+// workloads returns all kinds of writes. The names of the created objects contain the parameter run.
 func workloads(run string) []workload {
 	id := func(prefix string, client, n int) string { return fmt.Sprintf("%s-%s-%d-%d", prefix, run, client, n) }
 	create := func(path string, body func(client, n int) string) func(int, int) (string, string, string, string) {
@@ -93,12 +94,12 @@ func main() {
 	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of an administrator")
 	pid := flag.Int("pid", 0, "PID of the server")
 	clients := flag.Int("clients", 64, "number of concurrent clients")
-	seconds := flag.Int("seconds", 10, "duration of each kind of request")
-	get := flag.String("get", "", "`path` to read (empty means writes)")
-	watches := flag.Int("watches", 0, "number of watches of that path")
-	beside := flag.String("beside", "", "kubeconfig `file` of a second server")
+	seconds := flag.Int("seconds", 10, "duration of the measurement of each kind of request in seconds")
+	get := flag.String("get", "", "`path` to read (empty means that writes are measured)")
+	watches := flag.Int("watches", 0, "number of watches of the path in -get (0 means that reads are measured)")
+	beside := flag.String("beside", "", "kubeconfig `file` of a second server to compare with (empty means none)")
 	besidePID := flag.Int("beside-pid", 0, "PID of the second server")
-	backend := flag.Int("backend", 0, "port of the backend of APIServices on localhost")
+	backend := flag.Int("backend", 0, "port on localhost at which the backend of the APIServices listens")
 	flag.Parse()
 	if *beside != "" {
 		compare(newSide("10 broken", *kubeconfig, *pid), newSide("none broken", *beside, *besidePID), *backend)
@@ -165,7 +166,7 @@ func main() {
 		group.Wait()
 		stop()
 		n := float64(done.Load())
-		fmt.Printf("%-18s %8.0f /s %8.3f ms of the server's processor time each\n", w.name,
+		fmt.Printf("%-18s %8.0f requests/s %8.3f ms of the server's processor time each\n", w.name,
 			n/time.Since(start).Seconds(),
 			(processorTime(*pid)-before).Seconds()*1000/n)
 	}
@@ -205,7 +206,7 @@ func watch(client *http.Client, url string, n, pid int) {
 		open.Go(func() { _, _ = io.Copy(io.Discard, resp.Body) })
 	}
 	<-time.After(10 * time.Second)
-	fmt.Printf("%d watches: %d KiB of anonymous memory more\n", n, memory(pid)-before)
+	fmt.Printf("%d watches use %d KiB of additional anonymous memory\n", n, memory(pid)-before)
 }
 
 // memory returns the anonymous memory of a process in KiB.

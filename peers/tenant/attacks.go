@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// attack sends requests until its context ends, and returns the numbers of responses by status.
+// attack sends requests until its context ends. It returns the number of responses for each status.
 type attack struct {
 	name string
 	run  func(ctx context.Context, host string) string
@@ -40,7 +40,7 @@ const (
 	workers = 32
 )
 
-// attacks returns the most expensive requests known. The user stranger has no rights.
+// attacks returns the most expensive requests that are known. The user stranger has no rights.
 func attacks() []attack {
 	list := strings.Repeat(`{},`, largeBody/3-200)
 	return []attack{
@@ -88,7 +88,7 @@ func attacks() []attack {
 	}
 }
 
-// prepared returns the objects that attacks read and patch. Each one follows the path to which it is posted.
+// prepared returns the objects that attacks read and patch. Each key is the path to which the object is posted.
 func prepared() iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		yield(own+"configmaps", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"large"},"data":{"x":"`+
@@ -196,7 +196,8 @@ func podInProtobuf() []byte {
 	})
 }
 
-// elementOrder returns a strategic merge patch with an order for more than 100,000 containers that do not exist.
+// elementOrder returns a strategic merge patch that sets the order of more than 100,000 containers. Only one of these
+// containers exists.
 func elementOrder() []byte {
 	var b strings.Builder
 	b.WriteString(`{"spec":{"template":{"spec":{"$setElementOrder/containers":[{"name":"c"}`)
@@ -207,7 +208,7 @@ func elementOrder() []byte {
 	return []byte(b.String())
 }
 
-// operations returns a JSON patch with almost the maximum number of operations, each of which copies a large value.
+// operations returns a JSON patch with almost the maximum number of operations. Each operation copies a large value.
 func operations() []byte {
 	var b strings.Builder
 	b.WriteString(`[{"op":"test","path":"/data/none","value":"x"}`)

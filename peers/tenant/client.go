@@ -76,7 +76,8 @@ func prepare(host string) {
 			log.Fatalf("create at %s: %d %s", path, code, out)
 		}
 	}
-	// The default role edit cannot be used: a controller fills it, which kube-apiserver does not run.
+	// The default ClusterRole edit cannot be used. A controller adds its rules, but kube-apiserver does not run this
+	// controller.
 	post("/apis/rbac.authorization.k8s.io/v1/clusterroles",
 		`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"tenant"},`+
 			`"rules":[{"apiGroups":["","apps"],"resources":["configmaps","pods","deployments"],"verbs":["*"]}]}`)
@@ -101,8 +102,8 @@ func configMap(name string) string {
 		string(bytes.Repeat([]byte("d"), 500)) + `"}}`
 }
 
-// result holds the measurement of the victim's requests. Latencies are in milliseconds, from the time at which a
-// request was due.
+// result holds the measurement of the victim's requests. The latency of a request starts at the time at which it was
+// due, and is in milliseconds.
 type result struct {
 	mu           sync.Mutex
 	done, failed int

@@ -20,7 +20,8 @@ func dial(ctx context.Context, host, protocol string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", host)
 }
 
-// connections holds n connections until ctx ends, and replaces each one that breaks. It returns the counts of results.
+// connections keeps n connections open until ctx ends. It calls the function use for each connection, and replaces
+// each connection that ends. It returns the number of results of each kind.
 func connections(ctx context.Context, host, protocol string, n int, use func(context.Context, net.Conn) error) string {
 	raiseLimit()
 	var counts counter
@@ -44,7 +45,7 @@ func connections(ctx context.Context, host, protocol string, n int, use func(con
 	return counts.String()
 }
 
-// watches holds 1000 watches that start with all objects, and replaces each one that ends.
+// watches keeps 1000 watches open, and replaces each one that ends. Each watch starts with the existing objects.
 func watches(ctx context.Context, host string) string {
 	var counts counter
 	var all sync.WaitGroup

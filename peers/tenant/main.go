@@ -1,11 +1,11 @@
 // Command tenant measures how well an API server protects one tenant from another. A client creates ConfigMaps at a
-// steady rate in its own namespace while a second client, with another identity, sends the most expensive requests
-// known. The same attacks run against Trellis and, for comparison, against kube-apiserver with etcd. Both servers run
-// with their default flags, except for addresses, folders and static tokens.
+// steady rate in its own namespace. At the same time a second client, with another identity, sends the most expensive
+// requests that are known. The same attacks run against Trellis and, for comparison, against kube-apiserver with etcd.
+// Both servers run with their default flags, except for addresses, folders and static tokens.
 //
 //	taskset -c 1 go run ./tenant -trellis ../bin/trellis [-peers ../bin/peers] [-seconds 15] [-only NAME,NAME]
 //
-// The program starts the servers on processor 0 and itself has to run on another one.
+// The program starts the servers on processor 0. It must itself run on another processor.
 package main
 
 import (
@@ -24,11 +24,12 @@ import (
 
 func main() {
 	trellis := flag.String("trellis", "../bin/trellis", "`path` of trellis")
-	peers := flag.String("peers", "", "`folder` of kube-apiserver and etcd (empty means only Trellis is measured)")
+	peers := flag.String("peers", "", "`folder` of kube-apiserver and etcd (empty means that only Trellis is measured)")
 	seconds := flag.Int("seconds", 15, "duration of each attack")
 	only := flag.String("only", "", "comma-separated `names` of attacks (empty means all)")
-	role := flag.String("attack", "", "name of the attack to send; only for the program itself")
-	host := flag.String("host", "", "address to attack; only for the program itself")
+	role := flag.String("attack", "",
+		"name of the attack to send. The program sets this flag in the process that it starts for an attack")
+	host := flag.String("host", "", "address to attack. The program sets this flag like -attack")
 	flag.Parse()
 	if *role != "" {
 		send(*role, *host)
@@ -44,7 +45,8 @@ func main() {
 	}
 }
 
-// chosen returns the names of the attacks to run. The first one is none, a measurement without an attack.
+// chosen returns the names of the attacks to run. The first name is always "none", which means a measurement without
+// an attack.
 func chosen(only string) (names []string) {
 	names = append(names, "none")
 	for _, a := range attacks() {
@@ -95,7 +97,7 @@ func startAttacker(attack, host string) *exec.Cmd {
 	return cmd
 }
 
-// stopAttacker stops the attack and returns its numbers of responses by status.
+// stopAttacker stops the attack and returns the number of responses for each status.
 func stopAttacker(cmd *exec.Cmd) string {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	killer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
@@ -104,7 +106,7 @@ func stopAttacker(cmd *exec.Cmd) string {
 	return strings.TrimSpace(cmd.Stdout.(*strings.Builder).String())
 }
 
-// send runs one attack until SIGTERM, and prints its numbers of responses by status.
+// send runs one attack until SIGTERM, and prints the number of responses for each status.
 func send(name, host string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()

@@ -27,8 +27,8 @@ attacker,attacker,
 victim,victim,
 `
 
-// maxData is the limit of a server's private memory in bytes. It protects the machine if the memory grows without bound
-// in an attack.
+// maxData is the maximum size of a server's private memory in bytes. It protects this machine if an attack makes the
+// memory grow without bound.
 const maxData = 8 << 30
 
 // server is a server to measure.
@@ -147,8 +147,8 @@ func (p *processes) processorTime() (sum time.Duration) {
 	return sum
 }
 
-// followMemory samples the total resident memory of all processes until ctx ends. The channel then receives the peak in
-// MiB.
+// followMemory samples the total resident memory of all processes until ctx ends. The returned channel then receives
+// the peak in MiB.
 func (p *processes) followMemory(ctx context.Context) <-chan int {
 	result := make(chan int, 1)
 	go func() {
