@@ -184,7 +184,7 @@ func TestConversionWebhookDemandsCertificate(t *testing.T) {
 func TestUnusableConversionKubeconfig(t *testing.T) {
 	m := newMutual(t)
 	for file, want := range map[string]string{
-		m.kubeconfig("wildcard", "", "*"): `user "*": ignored: wildcards do not apply to conversion webhooks`,
+		m.kubeconfig("wildcard", "", "*"): `user "*": ignored: a wildcard does not apply to conversion webhooks`,
 		m.dir + "/none":                   "no such file or directory",
 	} {
 		s, err := apiserver.Start(t.Context(), apiserver.Config{ConversionKubeconfig: file})
@@ -202,7 +202,7 @@ func TestUnusableConversionKubeconfig(t *testing.T) {
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	if want := `level=WARN msg="--conversion-webhook-kubeconfig: user \"*\": ignored: wildcards do not apply`; !strings.Contains(log.String(), want) {
+	if want := `level=WARN msg="--conversion-webhook-kubeconfig: user \"*\": ignored: a wildcard does not apply`; !strings.Contains(log.String(), want) {
 		t.Errorf("logged: %s; want %s", log.String(), want)
 	}
 }

@@ -272,10 +272,10 @@ func (c *comparison) valueValidations(path string, old, now object.Tree) {
 	}
 }
 
-// containsAll reports whether the list all contains every element of the list part.
-func containsAll(all, part []any) bool {
-	return !slices.ContainsFunc(part, func(p any) bool {
-		return !slices.ContainsFunc(all, func(a any) bool { return object.Equal(a, p) })
+// containsAll reports whether list contains every one of the elements.
+func containsAll(list, elements []any) bool {
+	return !slices.ContainsFunc(elements, func(e any) bool {
+		return !slices.ContainsFunc(list, func(v any) bool { return object.Equal(v, e) })
 	})
 }
 

@@ -90,23 +90,23 @@ func (c *comparison) names(old, now object.Tree) {
 	}
 }
 
-// removed returns the elements of the list was that are missing in the list is.
-func removed(was, is []string) []string {
-	return slices.DeleteFunc(slices.Clone(was), func(s string) bool { return slices.Contains(is, s) })
+// removed returns the elements of the old list that are missing in the current list.
+func removed(old, current []string) []string {
+	return slices.DeleteFunc(slices.Clone(old), func(s string) bool { return slices.Contains(current, s) })
 }
 
 // conversion compares the conversion between versions.
 func (c *comparison) conversion(before, after object.Tree) {
-	was, is := converterName(before), converterName(after)
+	from, to := converterName(before), converterName(after)
 	switch {
-	case was == is || len(versionsOf(after)) < 2:
-	case is == "None":
+	case from == to || len(versionsOf(after)) < 2:
+	case to == "None":
 		c.add(Breaking, "spec.conversion",
 			"conversion was %s and is now None: reads and writes drop the fields that the schema of the requested "+
-				"version does not have", was)
+				"version does not have", from)
 	default:
 		c.add(Compatible, "spec.conversion",
-			"conversion was %s: reads and writes at a version other than the storage version now need %s", was, is)
+			"conversion was %s: reads and writes at a version other than the storage version now need %s", from, to)
 	}
 }
 

@@ -176,12 +176,12 @@ func convertedFields(t object.Tree) object.Tree {
 	return out
 }
 
-// firstDifference returns the path of the first value in the tree was that is missing or different in the tree is. It
-// returns "" if there is no such value. Empty objects may be missing.
-func firstDifference(was, is any, path string) string {
-	switch a := was.(type) {
+// firstDifference returns the path of the first value in a sample that is missing or different in the converted sample.
+// It returns "" if there is no such value. Empty objects may be missing.
+func firstDifference(sample, converted any, path string) string {
+	switch a := sample.(type) {
 	case object.Tree:
-		b, _ := is.(object.Tree)
+		b, _ := converted.(object.Tree)
 		for _, name := range slices.Sorted(maps.Keys(a)) {
 			if p := firstDifference(a[name], b[name], path+"."+name); p != "" {
 				return p
@@ -189,7 +189,7 @@ func firstDifference(was, is any, path string) string {
 		}
 		return ""
 	case []any:
-		b, _ := is.([]any)
+		b, _ := converted.([]any)
 		if len(a) != len(b) {
 			return path
 		}
@@ -200,7 +200,7 @@ func firstDifference(was, is any, path string) string {
 		}
 		return ""
 	}
-	if !object.Equal(was, is) {
+	if !object.Equal(sample, converted) {
 		return path
 	}
 	return ""

@@ -100,11 +100,11 @@ func (r *reachability) unreachableCRDs(c *webhookClient) (crds []string) {
 	return crds
 }
 
-// forget removes the state of a CRD that no longer uses the webhook of the client was.
-func (r *reachability) forget(crd string, was *webhookClient) {
+// forget removes the state of a CRD that no longer uses the webhook of the given client.
+func (r *reachability) forget(crd string, c *webhookClient) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.crds[crd].client == was {
+	if r.crds[crd].client == c {
 		delete(r.crds, crd)
 	}
 }
@@ -158,16 +158,16 @@ func (r *reachability) recordConnection(c *webhookClient) {
 // the webhook.
 func (w *Webhooks) HalfOpen(crd string) { w.updateWebhook(crd, nil) }
 
-// updateWebhook updates the state of a CRD if it no longer uses the webhook of the client was.
-func (w *Webhooks) updateWebhook(crd string, was *webhookClient) {
+// updateWebhook updates the state of a CRD if it no longer uses the webhook of the given client.
+func (w *Webhooks) updateWebhook(crd string, old *webhookClient) {
 	if w.config.WebhookOf == nil {
 		return
 	}
 	text := w.config.WebhookOf(crd)
-	if was != nil && text == was.text {
+	if old != nil && text == old.text {
 		return
 	}
-	w.reach.forget(crd, was)
+	w.reach.forget(crd, old)
 	if text == "" {
 		w.config.Report(crd, nil)
 	} else if now, err := w.clientFor(text); err == nil {

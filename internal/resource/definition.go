@@ -329,13 +329,13 @@ type Behavior struct {
 	Warnings func(obj, old object.Tree) []string
 	// Guards returns guards for the commit that writes obj.
 	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
-	// RelatedWrites returns writes of other objects in the commit of a write. was is the stored object, nil on a
-	// create. obj is the object to store, nil for a delete.
-	RelatedWrites func(was *storage.Record, obj object.Tree) []RelatedWrite
-	// ReserveCapacity returns additional writes for the commit of a write, based on the state at the time of the
-	// commit. was is the stored object and old is its tree. Both are nil on a create. obj is the object to store,
-	// nil for a delete. stored is the JSON of obj.
-	ReserveCapacity func(was *storage.Record, old, obj object.Tree, stored []byte) (ExtraWrites, error)
+	// RelatedWrites returns writes of other objects, which are committed together with obj. The record is the stored
+	// object, or nil on a create. obj is the object to store, or nil for a delete.
+	RelatedWrites func(record *storage.Record, obj object.Tree) []RelatedWrite
+	// ReserveCapacity returns additional writes, which are committed together with obj. It uses the state at the time
+	// of the commit. The record is the stored object and old is its tree. Both are nil on a create. obj is the object
+	// to store, or nil for a delete. js is the JSON of obj.
+	ReserveCapacity func(record *storage.Record, old, obj object.Tree, js []byte) (ExtraWrites, error)
 	// BeforeDelete may reject a delete. It may also change the object when deletion starts, for example to set a
 	// phase. obj is a copy.
 	BeforeDelete func(ctx context.Context, obj object.Tree) error

@@ -49,8 +49,8 @@ func crdJSON(versions string) []byte {
 		`"status":{"acceptedNames":{"plural":"as","kind":"A"},"conditions":[{"type":"Established","status":"True"}]}}`)
 }
 
-// orderOf returns the order of versions in the Definition of a CRD with these versions, and the CRD's group in
-// discovery.
+// orderOf compiles a CRD with the named versions. It returns the order of the versions in its Definition, and its group
+// in discovery.
 func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 	t.Helper()
 	var versions []string

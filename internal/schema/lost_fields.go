@@ -16,14 +16,13 @@ type LostField struct {
 const maxLostFields = 20
 
 // LostFields returns the fields that are lost when an object is converted from one schema to the other. The
-// parameters set and read hold paths of field names: the fields that expressions compute, and those that expressions
-// read. A field that an expression reads is kept. Any other field is kept if no expression computes it and the new
+// parameters computed and read contain the paths of the fields that expressions compute and read. A field that an expression reads is kept. Any other field is kept if no expression computes it and the new
 // schema has the field with a type that accepts all its values. The metadata is ignored.
-func LostFields(from, to *Schema, set, read [][]string) []LostField {
+func LostFields(from, to *Schema, computed, read [][]string) []LostField {
 	if from.root == nil || to.root == nil {
 		return []LostField{{".", "a version has no schema"}}
 	}
-	w := lossFinder{set: set, read: read}
+	w := lossFinder{computed: computed, read: read}
 	if w.keeps(from.root, to.root, nil) {
 		w.properties(from.root, to.root, nil)
 	}
@@ -31,8 +30,8 @@ func LostFields(from, to *Schema, set, read [][]string) []LostField {
 }
 
 type lossFinder struct {
-	set, read [][]string
-	found     []LostField
+	computed, read [][]string
+	found          []LostField
 }
 
 func (w *lossFinder) add(path []string, reason string) {
@@ -60,7 +59,7 @@ func (w *lossFinder) value(src, dst *node, path []string) {
 	if src == nil || isUnder(path, w.read) {
 		return
 	}
-	replaced := isUnder(path, w.set)
+	replaced := isUnder(path, w.computed)
 	switch {
 	case (dst == nil || replaced) && src.types == isObject && len(src.properties) > 0:
 		w.properties(src, &node{}, path)

@@ -84,7 +84,7 @@ func newNode() *cobra.Command {
 	var k nodeCommand
 	cmd := &cobra.Command{
 		Use:   "node",
-		Short: "Run only one node, which is a kubelet",
+		Short: "Run one node (a kubelet) without the other parts",
 		Long: `Run the kubelet in this process.
 
 A container is a process of this machine in separate namespaces. --image maps an image to a program or folder of this

@@ -175,7 +175,7 @@ func (r *Runtime) terminate(s *sandbox) {
 		return
 	}
 	if err := r.storeSandbox(s); err != nil { // load still recognizes the stopped Pod by its dead pause process
-		r.Log.Error("Cannot store that a Pod has ended", "sandbox", s.ID, "error", err)
+		r.Log.Error("Cannot store the end of a Pod", "sandbox", s.ID, "error", err)
 	}
 }
 

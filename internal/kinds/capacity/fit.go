@@ -74,22 +74,22 @@ type shortage struct {
 	reason   string
 }
 
-// shortages returns the resources and ports in the load want that a node cannot provide. The parameter has contains
-// the allocatable amounts of the node, and all contains the Pods on the node.
-func (all nodePods) shortages(want *load, has corev1.ResourceList) (short []shortage) {
-	for _, r := range want.requests {
-		quantity, reported := has[r.resource]
+// shortages returns the resources and ports of a load that a node cannot provide beside its Pods. The parameter
+// allocatable contains the amounts of the node.
+func (pods nodePods) shortages(l *load, allocatable corev1.ResourceList) (short []shortage) {
+	for _, r := range l.requests {
+		quantity, reported := allocatable[r.resource]
 		if !reported {
 			continue
 		}
 		total := amountOf(r.resource, quantity)
-		if left := total - all.sum(r.resource); r.amount > left {
+		if left := total - pods.sum(r.resource); r.amount > left {
 			short = append(short, shortage{r.resource, total, fmt.Sprintf("%s: %s requested, %s left", r.resource,
 				formatAmount(r.resource, r.amount, quantity), formatAmount(r.resource, max(left, 0), quantity))})
 		}
 	}
-	for _, port := range want.ports {
-		for p := range all {
+	for _, port := range l.ports {
+		for p := range pods {
 			if slices.ContainsFunc(p.load.ports, port.conflictsWith) {
 				short = append(short, shortage{total: 1, reason: "host port " + port.String() + " is taken"})
 				break
@@ -101,8 +101,8 @@ func (all nodePods) shortages(want *load, has corev1.ResourceList) (short []shor
 
 // sum returns the total amount of a resource that the Pods request. If the total exceeds the largest int64, sum
 // returns the largest int64.
-func (all nodePods) sum(name corev1.ResourceName) (sum int64) {
-	for p := range all {
+func (pods nodePods) sum(name corev1.ResourceName) (sum int64) {
+	for p := range pods {
 		amount := p.load.amount(name)
 		if amount > math.MaxInt64-sum {
 			return math.MaxInt64
@@ -139,10 +139,10 @@ func amountOf(name corev1.ResourceName, q resource.Quantity) int64 {
 	return in()
 }
 
-// formatAmount formats an amount of a resource. It uses the format of the quantity in the parameter like.
-func formatAmount(name corev1.ResourceName, amount int64, like resource.Quantity) string {
+// formatAmount formats an amount of a resource in the same format as the given quantity.
+func formatAmount(name corev1.ResourceName, amount int64, quantity resource.Quantity) string {
 	if name == corev1.ResourceCPU {
-		return resource.NewMilliQuantity(amount, like.Format).String()
+		return resource.NewMilliQuantity(amount, quantity.Format).String()
 	}
-	return resource.NewQuantity(amount, like.Format).String()
+	return resource.NewQuantity(amount, quantity.Format).String()
 }

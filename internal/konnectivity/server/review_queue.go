@@ -69,8 +69,8 @@ func (q *reviewQueue) review(ctx context.Context, id, address string, review fun
 	return err
 }
 
-// enterHost returns the limit of unknown agents of an address. The limit exists until the last of them calls
-// leaveHost.
+// enterHost returns the limit that all unknown agents of an address share. Each caller calls leaveHost at the end. The
+// last call removes the limit.
 func (q *reviewQueue) enterHost(address string) reviewLimit {
 	q.mu.Lock()
 	defer q.mu.Unlock()

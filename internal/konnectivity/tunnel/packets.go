@@ -265,7 +265,8 @@ func (p *Packets) addConn(c *packetConn) error {
 	return p.err
 }
 
-// handleDialCls ends a dial that the other side has closed. Either side may have requested it.
+// handleDialCls ends a pending dial because the other end of the tunnel has closed it. Both ends can close a dial,
+// whichever requested it.
 func (p *Packets) handleDialCls(random int64) {
 	if done := p.takePendingDial(random); done != nil {
 		done(nil, errors.New("dial closed")) // message of the reference implementation
