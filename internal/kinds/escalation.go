@@ -136,8 +136,8 @@ func (r ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.Role
 	return rules, err
 }
 
-// RulesFor implements validation.AuthorizationRuleResolver. When upstream calls it, the number of combinations in the
-// granted rules is known.
+// RulesFor implements validation.AuthorizationRuleResolver. It returns an error if the comparison of the granted rules
+// with the user's rules is too expensive. Upstream has read the granted rules before it calls RulesFor.
 func (r ruleResolver) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	rules, err := r.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
 	if e := costOf(ctx); !e.affordable(rules) {

@@ -130,8 +130,8 @@ func Unpack(js []byte) Packed {
 	return p
 }
 
-// scan finds apiVersion, which must precede the metadata, and the offset for resourceVersion, which must not be
-// present.
+// scan reads the apiVersion, and finds the offset at which a resourceVersion can be inserted. It returns false if the
+// apiVersion does not precede the metadata, or if the metadata already has a resourceVersion.
 func (h *Header) scan(s *scanner) bool {
 	located := false
 	for !located || h.size == 0 {

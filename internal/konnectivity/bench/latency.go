@@ -54,7 +54,7 @@ func (l *latencies) sendRequests(c net.Conn) {
 }
 
 // samples returns the p50 and p99 of the durations. If the current operation has taken longer than limit, both
-// values report a stopped tunnel.
+// samples have the value stopped.
 func (l *latencies) samples(name string, limit time.Duration) []sample {
 	l.mu.Lock()
 	defer l.mu.Unlock()
