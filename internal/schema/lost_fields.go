@@ -15,9 +15,10 @@ type LostField struct {
 // maxLostFields limits the number of fields that LostFields returns.
 const maxLostFields = 20
 
-// LostFields returns the fields that are lost when an object is converted from one schema to the other. The
-// parameters computed and read contain the paths of the fields that expressions compute and read. A field that an expression reads is kept. Any other field is kept if no expression computes it and the new
-// schema has the field with a type that accepts all its values. The metadata is ignored.
+// LostFields returns the fields that are lost when an object is converted from one schema to the other. The parameters
+// computed and read contain the paths of the fields that expressions compute and read. A field that an expression reads
+// is kept. Any other field is kept if no expression computes it and the new schema has the field with a type that
+// accepts all its values. The metadata is ignored.
 func LostFields(from, to *Schema, computed, read [][]string) []LostField {
 	if from.root == nil || to.root == nil {
 		return []LostField{{".", "a version has no schema"}}
