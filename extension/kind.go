@@ -221,7 +221,7 @@ func converter(convert func(*unstructured.Unstructured, string) (*unstructured.U
 			return nil, err
 		}
 		if out == nil {
-			return nil, errors.New("Convert returned no object")
+			return nil, errors.New("the function Convert returned no object")
 		}
 		return out.Object, nil
 	}
