@@ -79,7 +79,8 @@ type Write interface {
 	// WillBlock announces that the plugin is about to wait for a remote server. Other writes of the same object then
 	// no longer wait for this write.
 	WillBlock()
-	// OnEnd registers a function to call when this attempt at the write ends, successful or not.
+	// OnEnd registers a function to call when the write ends, successful or not. All attempts at the write have then
+	// ended.
 	OnEnd(func())
 	// Warn adds a Warning header to the response.
 	Warn(text string)

@@ -294,7 +294,7 @@ func (a pluginWrite) Traced() bool { return a.w.caller.Trace != nil }
 func (a pluginWrite) WillBlock() { a.w.leaveQueue() }
 
 // OnEnd implements admission.Write.
-func (a pluginWrite) OnEnd(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
+func (a pluginWrite) OnEnd(do func()) { a.w.afterAll = append(a.w.afterAll, do) }
 
 // atVersion converts t to a version of the kind. It may modify t.
 func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {

@@ -108,7 +108,7 @@ func (e *Engine) deleteTogether(
 		if err != nil {
 			return false, err
 		}
-		defer w.endAttempt()
+		defer w.end()
 		switch err := w.attempt(commitStage); {
 		case apierrors.IsNotFound(err):
 			continue

@@ -14,7 +14,7 @@ var serverCaller = Caller{
 // changes are part of the same commit.
 func (w *write) deleteParent() error {
 	d := w.parentWrite(opDelete)
-	defer d.endAttempt()
+	defer d.end()
 	if err := d.find(); err != nil {
 		return err
 	}

@@ -388,3 +388,29 @@ func TestEvictionCallsEnded(t *testing.T) {
 		}
 	}
 }
+
+// TestWriteEndsAfterAllAttempts checks that a write that is attempted again has not ended between its attempts. A
+// ResourceQuota that is charged by the first attempt would otherwise be recounted without the object.
+func TestWriteEndsAfterAllAttempts(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`)
+	attempts, open := 0, 0
+	f.Admission = admission.Plugins{&plugin{validate: func(_ context.Context, r *admission.Request) error {
+		if r.Resource.Resource != "configmaps" {
+			return nil
+		}
+		equal(t, "writes that have not ended", open, attempts)
+		attempts++
+		open++
+		r.OnEnd(func() { open-- })
+		return nil
+	}}}
+	onceBeforeCommit(f, func() {
+		f.mustPatch(f.namespace("n"), mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
+	})
+	if _, err := f.create(f.target("", "v1", "configmaps", "n"), `{"metadata":{"name":"m"}}`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "attempts", attempts, 2)
+	equal(t, "writes that have not ended", open, 0)
+}

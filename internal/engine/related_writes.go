@@ -57,7 +57,7 @@ func (w *write) addRelated(c *resource.RelatedWrite) error {
 	o.outer, o.createOnly = w, c.Create != nil
 	o.change = func(o *write) (object.Tree, error) { return o.applyRelated(c) }
 	err = w.engine.upToCommit(o)
-	w.afterAttempt = append(w.afterAttempt, o.afterAttempt...) // both attempts end together
+	w.afterAll = append(w.afterAll, o.afterAll...) // both writes end together
 	switch {
 	case c.Delete && apierrors.IsNotFound(err):
 		return nil

@@ -56,8 +56,8 @@ type write struct {
 	reader reader
 
 	attemptState
-	request      admission.Request // the write in the form that plugins receive
-	afterAttempt []func()          // called when the attempt has ended
+	request  admission.Request // the write in the form that plugins receive
+	afterAll []func()          // called when the write has ended, after its last attempt
 	// validated means that an earlier attempt of this create has passed validating admission.
 	validated bool
 }
@@ -132,9 +132,10 @@ func (w *write) setVersion(v *resource.Version) {
 
 // run makes attempts until none conflicts with another write. The caller gets the warnings of the last attempt.
 func (w *write) run() error {
+	defer w.end()
 	defer w.leaveQueue()
 	for {
-		err := w.attemptAll()
+		err := w.attempt("")
 		if err == nil {
 			break
 		}
@@ -147,17 +148,12 @@ func (w *write) run() error {
 	return nil
 }
 
-func (w *write) attemptAll() error {
-	defer w.endAttempt()
-	return w.attempt("")
-}
-
-// endAttempt calls the functions that plugins have registered for the end of the attempt.
-func (w *write) endAttempt() {
-	for _, do := range w.afterAttempt {
+// end calls the functions that plugins have registered for the end of the write.
+func (w *write) end() {
+	for _, do := range w.afterAll {
 		do()
 	}
-	w.afterAttempt = nil
+	w.afterAll = nil
 }
 
 // beginAttempt resets the attempt's state. The attempt uses the newest snapshot.

@@ -56,7 +56,8 @@ type Quotas struct {
 	charges map[string]map[*charge]bool // the charges in progress, by namespace
 }
 
-// charge is an attempt at a write that is charged to a quota.
+// charge is a write that is charged to a quota. It lasts until all attempts at the write have ended, because only one
+// attempt changes the quota.
 type charge struct{ ended chan struct{} }
 
 // beginCharge records that a write is being charged. The caller calls end when the write has ended.
