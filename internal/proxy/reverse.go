@@ -41,12 +41,16 @@ func Reverse(
 // flushAfter is the flush interval for responses of a known length. Other responses are flushed immediately.
 const flushAfter = 200 * time.Millisecond
 
-// modifyResponse returns a function that prepares the backend's response. It rejects redirects, because they could
-// lead a client of this server to any other server (CVE-2022-3172). The backend's Cache-Control header replaces the
-// one in responseHeader. The backend's Audit-Id header is removed.
+// modifyResponse returns a function that prepares the backend's response. It rejects a response after the deadline,
+// because the backend may only have noticed that the transport closes the connection. It also rejects redirects,
+// because they could lead a client of this server to any other server (CVE-2022-3172). The backend's Cache-Control
+// header replaces the one in responseHeader. The backend's Audit-Id header is removed.
 func modifyResponse(responseHeader http.Header) func(*http.Response) error {
 	id, control := responseHeader["Audit-Id"], responseHeader["Cache-Control"]
 	return func(resp *http.Response) error {
+		if err := context.Cause(resp.Request.Context()); err != nil {
+			return err
+		}
 		switch resp.StatusCode {
 		case http.StatusSwitchingProtocols:
 			want, got := resp.Request.Header.Get("Upgrade"), resp.Header.Get("Upgrade")
