@@ -121,7 +121,7 @@ EOF`, `admission webhook "refuses.example.com" denied the request: refused on a 
 	f.must(err)
 	f.expect("kubectl apply -f "+manifests+"/service.yaml -f "+manifests+
 		"/deployment.yaml && kubectl rollout status deployment "+name+" --timeout=60s", "successfully rolled out")
-	f.expect(`sed "s|# put caBundle.*|caBundle: $(base64 -w0 `+name+`.crt)|" `+manifests+
+	f.expect(`sed "s|# Set caBundle.*|caBundle: $(base64 -w0 `+name+`.crt)|" `+manifests+
 		`/crd.yaml | kubectl apply -f - && kubectl wait --for=condition=Established crd/crontabs.example.com`,
 		"condition met")
 	f.expectEventually(`kubectl apply -f - <<EOF

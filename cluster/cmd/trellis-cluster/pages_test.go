@@ -47,7 +47,7 @@ func TestReadme(t *testing.T) {
 		t.Fatalf("got %d blocks of commands, want 1", len(blocks))
 	}
 	out, err := at.run("trap 'kill $!; wait' EXIT\n" + blocks[0][1])
-	if err != nil || !strings.Contains(out, "\nhello\n") || !strings.Contains(out, "node/node-1 ") {
+	if err != nil || !strings.Contains(out, "job.batch/hello condition met\nhello\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
