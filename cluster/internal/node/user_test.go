@@ -24,7 +24,7 @@ func TestNonRootAnnotation(t *testing.T) {
 		return &corev1.SecurityContext{RunAsNonRoot: nonRoot, RunAsUser: user}
 	}
 	yes, no := ptr.To(true), ptr.To(false)
-	pod := f.createPod("users", "main", func(s *corev1.PodSpec) {
+	f.createPod("users", "main", func(s *corev1.PodSpec) {
 		s.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: yes}
 		add := func(list *[]corev1.Container, name string, c *corev1.SecurityContext) {
 			*list = append(*list, corev1.Container{Name: name, Image: "example.com/main:1", SecurityContext: c})

@@ -191,6 +191,20 @@ func TestKeyFiles(t *testing.T) {
 	fx.expect(fx.newAuthenticators(Config{Accounts: Accounts{KeyFiles: []string{file}}}), "/apis", token,
 		"system:serviceaccount:default:robot")
 	fx.expect(fx.newAuthenticators(Config{}), "/apis", token, "")
+
+	// A new signing key does not invalidate tokens if the old key is still listed.
+	der, err = x509.MarshalECPrivateKey(newFixture(t).key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rotated := fx.file("new.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
+	a = fx.newAuthenticators(Config{Accounts: Accounts{SigningKeyFile: rotated, KeyFiles: []string{rotated, file}}})
+	fx.expect(a, "/apis", token, "system:serviceaccount:default:robot")
+	if token, err = a.Issuer.GenerateToken(t.Context(), public, private); err != nil {
+		t.Fatal(err)
+	}
+	fx.expect(a, "/apis", token, "system:serviceaccount:default:robot")
+	fx.expect(fx.newAuthenticators(Config{Accounts: Accounts{KeyFiles: []string{file}}}), "/apis", token, "")
 }
 
 // issuer is an OpenID Connect issuer that signs arbitrary claims.

@@ -2,10 +2,15 @@ package webhook_test
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admission/v1"
+
+	"github.com/trellis-k8s/trellis/testserver"
 )
 
 const namespaces = "/api/v1/namespaces"
@@ -292,4 +297,30 @@ func TestValidatingConcurrently(t *testing.T) {
 		})
 	}
 	fx.must("POST", widgets, widget("a", `{}`))
+}
+
+// TestIgnoredFailureIsAudited checks that the audit event of a write names the webhook whose failure was ignored, as in
+// kube-apiserver.
+func TestIgnoredFailureIsAudited(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "audit.log")
+	fx := newFixture(t, testserver.Audit(log, `{"apiVersion":"audit.k8s.io/v1","kind":"Policy",`+
+		`"rules":[{"level":"Metadata"}]}`))
+	fx.handle("guard", func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		http.Error(w, "unavailable", http.StatusInternalServerError)
+	})
+	for kind, annotation := range map[string]string{
+		mutatings:   "failed-open.mutation.webhook.admission.k8s.io/round_0_index_0",
+		validatings: "failed-open.validating.webhook.admission.k8s.io/round_0_index_0",
+	} {
+		fx.configure(t, kind, "guard", fx.hook("guard", tree{"failurePolicy": "Ignore"}))
+		fx.must("POST", widgets, widget("a", `{}`))
+		fx.must("DELETE", widgets+"/a", "")
+		events, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strconv.Quote(annotation) + `:"guard.example.com"`; !strings.Contains(string(events), want) {
+			t.Errorf("no event has the annotation %s:\n%s", want, events)
+		}
+	}
 }

@@ -56,8 +56,8 @@ type fixture struct {
 	handlers map[string]handler
 }
 
-func newFixture(t testing.TB) *fixture {
-	server := testserver.Start(t, testserver.LocalServices("default/hook"))
+func newFixture(t testing.TB, options ...testserver.Option) *fixture {
+	server := testserver.Start(t, append(options, testserver.LocalServices("default/hook"))...)
 	client, err := rest.HTTPClientFor(server.Config)
 	if err != nil {
 		t.Fatal(err)
