@@ -24,7 +24,7 @@ connects to the cluster through these connections.`,
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newKonnectivityServer(), newKonnectivityAgent(), newKonnectivityBench())
+	cmd.AddCommand(newKonnectivityServer(), newKonnectivityAgent())
 	return cmd
 }
 

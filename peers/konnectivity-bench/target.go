@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"crypto/tls"
@@ -24,11 +24,11 @@ const (
 
 type netDialFunc func(network, address string) (net.Conn, error)
 
-// RunTarget serves the target of the measurements, in a process started by Run. The target consists of a
+// runTarget serves the target of the measurements, in a process started by runBenchmark. The target consists of a
 // destination and two chains of two relays that lead to the destination. The relays of one chain use plain TCP,
-// those of the other chain use TLS between them. cert is a file with the certificate for TLS. RunTarget inherits
+// those of the other chain use TLS between them. cert is a file with the certificate for TLS. runTarget inherits
 // its listeners and returns when in is closed.
-func RunTarget(cert string, in io.Reader) error {
+func runTarget(cert string, in io.Reader) error {
 	certificate, err := tls.LoadX509KeyPair(cert, cert)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func RunTarget(cert string, in io.Reader) error {
 	var listeners [targetListeners]net.Listener
 	for i := range listeners {
 		if listeners[i], err = net.FileListener(os.NewFile(uintptr(firstListenerFD+i), "listener")); err != nil {
-			return fmt.Errorf("no listeners inherited (only trellis konnectivity bench starts this command): %w", err)
+			return fmt.Errorf("no listeners inherited (only konnectivity-bench starts this command): %w", err)
 		}
 	}
 	go accept(listeners[0], serveTarget)

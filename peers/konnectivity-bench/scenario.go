@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"context"
@@ -45,8 +45,8 @@ var scenarios = []scenario{
 	{"dial", true, dials},
 }
 
-// Scenarios returns the names of all scenarios.
-func Scenarios() (names []string) {
+// scenarioNames returns the names of all scenarios.
+func scenarioNames() (names []string) {
 	for _, s := range scenarios {
 		names = append(names, s.name)
 	}
@@ -127,7 +127,7 @@ func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
 	}
 }
 
-// rate measures the throughput and the CPU time per byte during Options.Window, after a quarter of that time for
+// rate measures the throughput and the CPU time per byte during options.Window, after a quarter of that time for
 // warm-up. If a counter does not move in the second half, the tunnel has stopped.
 func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int64) []sample {
 	pause(ctx, t.Window/4)

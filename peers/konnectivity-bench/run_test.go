@@ -1,4 +1,4 @@
-package bench_test
+package main
 
 import (
 	"os"
@@ -8,16 +8,11 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
-
-	"github.com/trellis-k8s/trellis/internal/konnectivity/bench"
 )
 
-// targetArg is the argument with which the test binary runs as the destination of the tunnels.
-const targetArg = "target"
-
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == targetArg {
-		if err := bench.RunTarget(os.Args[2], os.Stdin); err != nil {
+	if len(os.Args) == 3 && os.Args[1] == targetCommand {
+		if err := runTarget(os.Args[2], os.Stdin); err != nil {
 			panic(err)
 		}
 		return
@@ -26,18 +21,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func run(t *testing.T, o bench.Options) bench.Report {
+func runOnce(t *testing.T, o options) benchReport {
 	t.Helper()
 	executable, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Self, o.Rounds, o.Progress = []string{executable, targetArg}, 1, t.Output()
-	report, err := bench.Run(t.Context(), o)
+	o.Self, o.Rounds, o.Progress = []string{executable, targetCommand}, 1, t.Output()
+	report, err := runBenchmark(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := report.Table(t.Output()); err != nil {
+	if err := report.table(t.Output()); err != nil {
 		t.Fatal(err)
 	}
 	return report
@@ -48,7 +43,7 @@ var untunnelled = []string{"direct", "two relays", "two relays, TLS"}
 
 // TestUntunnelledColumns checks that the columns without a tunnel are measured.
 func TestUntunnelledColumns(t *testing.T) {
-	report := run(t, bench.Options{Scenarios: []string{"stream", "bulk", "dial"}, Window: time.Second / 2})
+	report := runOnce(t, options{Scenarios: []string{"stream", "bulk", "dial"}, Window: time.Second / 2})
 	if len(report) != 7 {
 		t.Errorf("%d metrics, want 7: one stream in each direction, 100 streams with small requests, and dials",
 			len(report))
@@ -71,9 +66,9 @@ func TestRun(t *testing.T) {
 		t.Skip("REFERENCE_KONNECTIVITY is not set: build cmd/server and cmd/agent of " +
 			"kubernetes-sigs/apiserver-network-proxy as proxy-server and proxy-agent, and set it to their directory")
 	}
-	report := run(t, bench.Options{
+	report := runOnce(t, options{
 		Server: []string{reference + "/proxy-server"}, Agent: []string{reference + "/proxy-agent"},
-		Reference: reference, Protocols: []string{bench.GRPC, bench.HTTPConnect}, Scenarios: bench.Scenarios(),
+		Reference: reference, Protocols: []string{grpcMode, connectMode}, Scenarios: scenarioNames(),
 		Window: time.Second, Idle: 100,
 	})
 	if want := 2 * (6 + 5 + 3 + 2 + 2); len(report) != want { // a stalled stream has no metric of CPU time
@@ -102,12 +97,12 @@ func TestNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := []string{"/bin/sh", "-c", "echo unknown flag; exit 1"}
-	_, err = bench.Run(t.Context(), bench.Options{
-		Server: script, Agent: script, Self: []string{executable, targetArg}, Protocols: []string{bench.GRPC},
+	_, err = runBenchmark(t.Context(), options{
+		Server: script, Agent: script, Self: []string{executable, targetCommand}, Protocols: []string{grpcMode},
 		Scenarios: []string{"dial"}, Rounds: 1, Progress: t.Output(),
 	})
 	if err == nil || !strings.Contains(err.Error(), "unknown flag") {
-		t.Errorf("Run: error %v, want the program's output", err)
+		t.Errorf("runBenchmark: error %v, want the program's output", err)
 	}
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {
 		t.Errorf("files left: %v, error %v", left, err)

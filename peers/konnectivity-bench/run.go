@@ -1,7 +1,4 @@
-// Package bench measures a Konnectivity server and agent, which run as processes. It compares them with other
-// programs that accept the same flags, and with baselines: direct connections and plain relays. It supports
-// only Linux.
-package bench
+package main
 
 import (
 	"context"
@@ -16,13 +13,13 @@ import (
 
 const scenarioTimeout = 2 * time.Minute // for one scenario with one subject, in addition to the measurement itself
 
-// Options configure a benchmark.
-type Options struct {
-	Server, Agent []string      // command lines; Run appends flags that the reference programs also have
+// options configure a benchmark.
+type options struct {
+	Server, Agent []string      // command lines; runBenchmark appends flags that the reference programs also have
 	Reference     string        // directory with proxy-server and proxy-agent to compare with; "" means none
-	Self          []string      // command line of a program that calls RunTarget
-	Protocols     []string      // GRPC, HTTPConnect or both
-	Scenarios     []string      // names of scenarios, from the function Scenarios
+	Self          []string      // command line of a program that calls runTarget
+	Protocols     []string      // grpcMode, connectMode or both
+	Scenarios     []string      // names of scenarios, from the function scenarioNames
 	Rounds        int           // number of measurements; the report contains the medians
 	Window        time.Duration // length of a measurement, after a quarter of it for warm-up
 	Idle          int           // number of streams in the scenario "idle"
@@ -31,27 +28,27 @@ type Options struct {
 
 // environment is shared by all measurements.
 type environment struct {
-	Options
+	options
 	dir, cert string
 	// targetAddresses lists the addresses of the target, of two relays to it, and of two relays with TLS
 	// between them.
 	targetAddresses []string
 }
 
-// Run measures the selected scenarios and returns the report. It leaves no processes or files behind. A tunnel
-// that stops moving data is reported as a result and not as an error. Run returns an error if a process cannot be
-// started or ctx is done.
-func Run(ctx context.Context, options Options) (Report, error) {
-	if limit := raiseFiles() - spareFiles; slices.Contains(options.Scenarios, idle) && options.Idle > limit {
+// runBenchmark measures the selected scenarios and returns the report. It leaves no processes or files behind. A tunnel
+// that stops moving data is reported as a result and not as an error. The function returns an error if a process cannot
+// be started or ctx is done.
+func runBenchmark(ctx context.Context, o options) (benchReport, error) {
+	if limit := raiseFiles() - spareFiles; slices.Contains(o.Scenarios, idle) && o.Idle > limit {
 		return nil, fmt.Errorf("cannot open %d idle streams: the limit of open files allows %d (raise ulimit -n)",
-			options.Idle, limit)
+			o.Idle, limit)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	env := &environment{Options: options, dir: dir, cert: filepath.Join(dir, "cert.pem")}
+	env := &environment{options: o, dir: dir, cert: filepath.Join(dir, "cert.pem")}
 	if err := writeCert(env.cert); err != nil {
 		return nil, err
 	}
@@ -85,7 +82,7 @@ func (env *environment) startTarget(ctx context.Context) (*process, error) {
 
 // report runs all scenarios, rounds and subjects. The subjects of a round are measured one after the other, so
 // that compared results are close in time.
-func (env *environment) report(ctx context.Context) (report Report, err error) {
+func (env *environment) report(ctx context.Context) (report benchReport, err error) {
 	for _, s := range scenarios {
 		for round := 1; round <= env.Rounds && slices.Contains(env.Scenarios, s.name); round++ {
 			for _, subject := range env.subjects(s.withBaselines) {
@@ -103,7 +100,7 @@ func (env *environment) report(ctx context.Context) (report Report, err error) {
 		}
 	}
 	if len(report) == 0 {
-		err = fmt.Errorf("no known scenario is selected: want at least one of %q", Scenarios())
+		err = fmt.Errorf("no known scenario is selected: want at least one of %q", scenarioNames())
 	}
 	return report, err
 }

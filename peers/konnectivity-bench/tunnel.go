@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
-// The protocols between the API server and the tunnel server. With GRPC, kube-apiserver opens a connection to
+// The protocols between the API server and the tunnel server. With grpcMode, kube-apiserver opens a connection to
 // the tunnel server for each dial, and Trellis uses one connection for all dials. Each subject is measured with
 // the client of its API server.
 const (
-	GRPC        = "grpc"
-	HTTPConnect = "http-connect"
+	grpcMode        = "grpc"
+	connectMode = "http-connect"
 )
 
 // columns lists the names of the subjects: two tunnels and the baselines.
@@ -110,13 +110,13 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 func newFrontend(ctx context.Context, protocol, socket string, reference bool) (dialFunc, error) {
 	unix := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
 	switch {
-	case protocol == GRPC && !reference:
+	case protocol == grpcMode && !reference:
 		c := ours.New(unix)
 		context.AfterFunc(ctx, c.Close)
 		return func(dialCtx context.Context, address string) (net.Conn, error) {
 			return c.DialContext(dialCtx, "tcp", address)
 		}, nil
-	case protocol == GRPC:
+	case protocol == grpcMode:
 		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return unix(ctx) })}
 		return func(dialCtx context.Context, address string) (net.Conn, error) {
@@ -126,7 +126,7 @@ func newFrontend(ctx context.Context, protocol, socket string, reference bool) (
 			}
 			return t.DialContext(dialCtx, "tcp", address)
 		}, nil
-	case protocol == HTTPConnect:
+	case protocol == connectMode:
 		return func(dialCtx context.Context, address string) (net.Conn, error) {
 			c, err := unix(dialCtx)
 			if err != nil {
@@ -135,7 +135,7 @@ func newFrontend(ctx context.Context, protocol, socket string, reference bool) (
 			return proxydial.Connect(dialCtx, c, socket, address, nil)
 		}, nil
 	}
-	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, GRPC, HTTPConnect)
+	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, grpcMode, connectMode)
 }
 
 // dialDirect returns a function that dials without a tunnel. With relays, it waits until the last relay has

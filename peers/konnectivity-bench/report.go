@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"fmt"
@@ -8,12 +8,12 @@ import (
 	"text/tabwriter"
 )
 
-// Report holds the results of a benchmark.
-type Report []*Row
+// benchReport holds the results of a benchmark.
+type benchReport []*row
 
-// Row is one metric with one protocol. Its values are keyed by subject: "ours" for Trellis, "reference", and
+// row is one metric with one protocol. Its values are keyed by subject: "ours" for Trellis, "reference", and
 // the baselines. -1 means that the tunnel stopped moving data.
-type Row struct {
+type row struct {
 	Metric   string               `json:"metric"`
 	Unit     string               `json:"unit"`
 	Protocol string               `json:"protocol"`
@@ -22,17 +22,17 @@ type Row struct {
 }
 
 // add adds a result. A result without a protocol is added to the rows of all protocols.
-func (r *Report) add(subject subject, sample sample, protocols []string) {
+func (r *benchReport) add(subject subject, sample sample, protocols []string) {
 	if subject.protocol != "" || len(protocols) == 0 {
 		protocols = []string{subject.protocol}
 	}
 	for _, protocol := range protocols {
-		i := slices.IndexFunc(*r, func(row *Row) bool {
+		i := slices.IndexFunc(*r, func(row *row) bool {
 			return row.Metric == sample.metric && row.Protocol == protocol
 		})
 		if i < 0 {
 			i = len(*r)
-			*r = append(*r, &Row{sample.metric, sample.unit, protocol, map[string]float64{}, map[string][]float64{}})
+			*r = append(*r, &row{sample.metric, sample.unit, protocol, map[string]float64{}, map[string][]float64{}})
 		}
 		row := (*r)[i]
 		row.Rounds[subject.name] = append(row.Rounds[subject.name], sample.value)
@@ -42,8 +42,8 @@ func (r *Report) add(subject subject, sample sample, protocols []string) {
 	}
 }
 
-// Table writes the medians as a table.
-func (r *Report) Table(w io.Writer) error {
+// table writes the medians as a table.
+func (r *benchReport) table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, strings.ToUpper("metric\tunit\tprotocol\t"+strings.Join(columns, "\t")+"\tours/reference"))
 	for _, row := range *r {

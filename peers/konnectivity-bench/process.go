@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"context"
@@ -39,7 +39,7 @@ func start(ctx context.Context, dir string, commandLine []string, files ...*os.F
 	defer log.Close()
 	p := &process{exec.CommandContext(ctx, commandLine[0], commandLine[1:]...), log.Name(), make(chan struct{})}
 	p.Stdout, p.Stderr, p.ExtraFiles = log, log, files
-	if _, err := p.StdinPipe(); err != nil { // RunTarget ends when its stdin is closed, even if this process is killed
+	if _, err := p.StdinPipe(); err != nil { // runTarget ends when its stdin is closed, even if this process is killed
 		return nil, err
 	}
 	if err := p.Start(); err != nil {
