@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -91,7 +92,7 @@ func (q *request) acquireBody(data []byte) error {
 	if err := q.takeSlot(len(data)); err != nil {
 		return err
 	}
-	q.inWebhookShare = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
+	q.inWebhookShare = q.v != nil && conversion.UsesWebhook(q.v.Definition)
 	return q.acquireMemory(min(n, b.size))
 }
 

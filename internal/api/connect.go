@@ -2,6 +2,7 @@ package api
 
 import (
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	slashes "path"
@@ -17,15 +18,14 @@ import (
 )
 
 // connect proxies a request for a subresource to its target: a container, a node or a Pod.
-func (q *request) connect(c *resource.Connect) {
+func (q *request) connect(c *resource.Connect) error {
 	defer q.startLongRunning()()
 	defer q.server.metrics.countLongRunning(q).running.Dec()
 	handler, err := q.connectHandler(c)
-	if err != nil {
-		q.fail(err)
-		return
+	if err == nil {
+		handler.ServeHTTP(&responseRecorder{q.w, q}, q.r)
 	}
-	handler.ServeHTTP(&responseRecorder{q.w, q}, q.r)
+	return err
 }
 
 // connectHandler returns the handler that proxies the request to its target.
@@ -33,15 +33,14 @@ func (q *request) connectHandler(c *resource.Connect) (http.Handler, error) {
 	query := q.query()
 	switch {
 	case q.server.config.Connect == nil:
-		return nil, pageNotFound()
-	case c.Reads:
-		if err := q.negotiate(); err != nil {
-			return nil, err
-		}
-	case query.Has("dryRun"):
+		return nil, pageNotFound(q)
+	case !c.Reads && query.Has("dryRun"):
 		return nil, apierrors.NewBadRequest("dryRun is not supported")
 	}
 	if c.Subpath != "" {
+		if query = maps.Clone(query); query == nil {
+			query = url.Values{}
+		}
 		query[c.Subpath] = []string{q.subpath()}
 	}
 	options, err := q.connectOptions(c, query)
@@ -83,9 +82,7 @@ func (q *request) opensStream(c *resource.Connect) bool {
 // requireCreate returns an error if the caller may not create the subresource. To run a command, read access is not
 // enough (https://issue.k8s.io/133515).
 func (q *request) requireCreate() error {
-	a := q.attributes
-	a.Verb = verbCreate
-	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a)
+	_, decision, reason, err := q.authorizeCreate()
 	if err == nil && decision != authorizer.DecisionAllow {
 		err = apierrors.NewForbidden(q.v.GroupResource(), q.name, errors.New(reason))
 	}

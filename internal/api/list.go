@@ -24,9 +24,6 @@ var chunks = sync.Pool{New: func() any { b := make([]byte, 0, chunk+64<<10); ret
 
 // list writes a collection.
 func (q *request) list() error {
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	o, err := q.listOptions()
 	if err != nil {
 		return err
@@ -154,7 +151,7 @@ func (q *request) listTail(l *engine.List) []byte {
 	if q.media.view == viewPartialList {
 		kind = "PartialObjectMetadataList"
 	}
-	unstructured := q.media.view != viewPartialList && l.Version.Definition.Custom != nil
+	unstructured := q.media.view != viewPartialList && l.Version.Definition.Unstructured
 	_, closing := q.brackets(l)
 	tail := append([]byte(closing+`,"kind":"`+kind+`","metadata":`),
 		listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)

@@ -174,15 +174,26 @@ func (c *mediaCache) find(header string, offers []offer, v *resource.Version) (m
 	return m, ok
 }
 
-// negotiate sets the media type of the response.
-func (q *request) negotiate() error {
-	m, ok := q.server.mediaCache.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
-	if !ok {
-		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, false))
+// negotiate chooses the media type of the response. It rejects a patch of an unsupported type.
+func (q *request) negotiate() bool {
+	if q.v == nil || q.connectTo != nil && !q.connectTo.Reads {
+		return true // another handler chooses the media type
 	}
-	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
+	var err error
+	if q.verb == verbPatch && q.connectTo == nil {
+		err = q.checkPatchType()
+	}
+	m, ok := q.server.mediaCache.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
+	if !ok && err == nil {
+		err = negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, false))
+	}
+	if err != nil {
+		q.fail(err)
+		return false
+	}
+	m.pretty = (m.pretty || q.pretty()) && m.format == formatJSON
 	q.media = m
-	return nil
+	return true
 }
 
 func mediaTypes(offers []offer, stream bool) []string {
@@ -223,14 +234,14 @@ func bodyFormat(r *http.Request, offers []offer) (format, error) {
 }
 
 // pretty reports whether the response should be indented for a human reader.
-func pretty(r *http.Request) bool {
-	if strings.Contains(r.URL.RawQuery, "pretty") {
-		if p := r.URL.Query().Get("pretty"); p != "" {
+func (q *request) pretty() bool {
+	if strings.Contains(q.r.URL.RawQuery, "pretty") {
+		if p := q.query().Get("pretty"); p != "" {
 			on, _ := strconv.ParseBool(p) // like upstream, an invalid value means false
 			return on
 		}
 	}
-	agent := r.UserAgent()
+	agent := q.r.UserAgent()
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") ||
 		strings.HasPrefix(agent, "Mozilla/5.0")
 }

@@ -34,9 +34,9 @@ func (q *request) serveNonResource() {
 	case service != nil:
 		q.proxy(service)
 	case q.invalid || !strings.HasPrefix(q.r.URL.Path, "/"):
-		q.serveNotFound()
+		q.fail(q.notFound())
 	case local && !served:
-		q.fail(pageNotFound())
+		q.fail(pageNotFound(q))
 	case q.r.Method != http.MethodGet && (local || issuer || p == "/api" || p == "/version"):
 		q.fail(methodNotAllowed())
 	case first == "api" || first == "apis":
@@ -59,7 +59,7 @@ func (q *request) serveNonResource() {
 	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
 	default:
-		q.serveNotFound()
+		q.fail(q.notFound())
 	}
 }
 

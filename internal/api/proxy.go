@@ -13,6 +13,7 @@ import (
 // proxy forwards a request to the API server of an APIService. An upgrade request has a deadline until the
 // connection is upgraded. The Upgrade header alone does not remove the deadline.
 func (q *request) proxy(service *resource.APIService) {
+	q.slot.Release() // the other API server does the work
 	if q.server.config.Aggregator == nil {
 		http.Error(&responseRecorder{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return

@@ -39,13 +39,16 @@ type request struct {
 	w      http.ResponseWriter
 	r      *http.Request
 	path
-	attributes access.Attributes // input of the authorizer
-	v          *resource.Version // resource in the path; nil until it is known
-	media      media             // negotiated form of the response; not set before negotiate
-	auditState *auditState
-	trace      *Traced          // set for a traced dry run; otherwise nil
-	seat       flowcontrol.Seat // seat of API Priority and Fairness, if the request holds one
-	onUpgrade  func()           // called when an upgrade request is upgraded; nil for other requests
+	parsedQuery url.Values           // result of query; nil before its first call
+	attributes  access.Attributes    // input of the authorizer
+	v           *resource.Version    // resource in the path; nil until it is known
+	service     *resource.APIService // API server that serves the path; nil if this server does
+	connectTo   *resource.Connect    // set if the subresource connects requests to another server
+	media       media                // negotiated form of the response; not set before negotiate
+	auditState  *auditState
+	trace       *Traced          // set for a traced dry run; otherwise nil
+	seat        flowcontrol.Seat // seat of API Priority and Fairness, if the request holds one
+	onUpgrade   func()           // called when an upgrade request is upgraded; nil for other requests
 	warnings
 
 	began           time.Time
@@ -74,8 +77,9 @@ var steps = [...]func(*request) bool{
 	(*request).takeSeat,         // API Priority and Fairness
 	(*request).takeSlotForQuery, // before a long selector is parsed
 	(*request).authorize,        // 403 without permission
-	(*request).route,            // kind or handler
-	(*request).serveVerb,        // the verb, which writes the response
+	(*request).route,            // kind or aggregated API server, and errors of the path
+	(*request).negotiate,        // media types
+	(*request).serve,            // the verb or another handler, which writes the response
 }
 
 // ServeHTTP serves one request.
@@ -116,7 +120,7 @@ func (q *request) requestInfo() bool {
 	q.parse(q.r.Method, q.r.URL.Path)
 	var fieldSelector, labelSelector string
 	if q.resource && q.r.URL.RawQuery != "" && (q.verb == verbList || q.verb == verbDeleteCollection) {
-		query := q.r.URL.Query()
+		query := q.query()
 		fieldSelector, labelSelector = query.Get("fieldSelector"), query.Get("labelSelector")
 		if q.verb == verbList {
 			q.listVerb(query)
@@ -246,18 +250,24 @@ func (q *request) internalError(message string, err error) {
 	http.Error(q.w, access.Escape(fmt.Sprintf("Internal Server Error: %q: %v", q.r.RequestURI, err)), q.status)
 }
 
-// serveVerb serves the verb of the request.
-func (q *request) serveVerb() bool {
-	if q.r.ContentLength != 0 {
+// serve serves a request whose path, verb and media types are valid.
+func (q *request) serve() bool {
+	if q.r.ContentLength != 0 && q.v != nil {
 		growStack(0)
 	}
 	var err error
-	switch q.verb {
-	case verbGet:
+	switch {
+	case !q.resource:
+		q.serveNonResource()
+	case q.service != nil:
+		q.proxy(q.service)
+	case q.connectTo != nil:
+		err = q.connect(q.connectTo)
+	case q.verb == verbGet:
 		err = q.get()
-	case verbList:
+	case q.verb == verbList:
 		err = q.list()
-	case verbWatch:
+	case q.verb == verbWatch:
 		err = q.watch()
 	default:
 		err = q.serveWrite()
@@ -288,10 +298,8 @@ func (q *request) dispatchWrite() error {
 		return q.patch()
 	case verbDelete:
 		return q.delete()
-	case verbDeleteCollection:
-		return q.deleteCollection()
 	}
-	return q.unsupported()
+	return q.deleteCollection()
 }
 
 // growStack grows the stack once for all functions that a write calls. net/http starts a goroutine for each
@@ -349,16 +357,22 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 // mayCreate returns an error if the caller has no right to create the object. An update or an apply needs this
 // right if the object does not exist.
 func (q *request) mayCreate() error {
-	a := q.attributes
-	a.Verb = verbCreate
-	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a)
+	a, decision, reason, err := q.authorizeCreate()
 	switch {
 	case decision == authorizer.DecisionAllow:
 		return nil
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
-	return access.Forbidden(&a, reason)
+	return access.Forbidden(a, reason)
+}
+
+// authorizeCreate authorizes the creation of the resource in the path. a is the authorized request.
+func (q *request) authorizeCreate() (a *access.Attributes, _ authorizer.Decision, reason string, err error) {
+	create := q.attributes
+	create.Verb = verbCreate
+	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &create)
+	return &create, decision, reason, err
 }
 
 // writeContext returns the context of a write, with its timeout.
@@ -366,7 +380,13 @@ func (q *request) writeContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(q.r.Context(), q.server.writeTimeout())
 }
 
-func (q *request) query() url.Values { return q.r.URL.Query() }
+// query returns the query of the URL. It is parsed once. The caller must not modify it.
+func (q *request) query() url.Values {
+	if q.parsedQuery == nil && q.r.URL.RawQuery != "" {
+		q.parsedQuery = q.r.URL.Query()
+	}
+	return q.parsedQuery
+}
 
 // complete ends every request. It turns a panic into a 500, releases resources and records metrics and the audit
 // event. Metrics exclude paths that are not served, because a client can request any number of them.

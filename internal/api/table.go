@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/duration"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -52,8 +52,8 @@ func (q *request) newTable() (*table, error) {
 	}
 	v := q.v
 	if q.subresource == "scale" {
-		if v = engine.ScaleVersion; q.v.Definition.Custom == nil {
-			v = engine.BuiltinScale
+		if v = engine.BuiltinScale; q.v.Scale.ByPath {
+			v = engine.ScaleVersion
 		}
 	}
 	return newTable(v, q.media.version, &o), nil
@@ -178,9 +178,8 @@ func (t *table) appendObject(dst []byte, o engine.Object) []byte {
 
 // appendField appends the cell of a column that is a plain field. raw is the JSON of the field, or nil.
 func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
-	builtin := t.version.Definition.Custom == nil
 	switch {
-	case c.Age && builtin && (raw == nil || raw[0] == 'n'):
+	case c.Age && c.Type == "string" && (raw == nil || raw[0] == 'n'): // custom kinds have the type date
 		return append(dst, `"\u003cunknown\u003e"`...)
 	case raw == nil && c.Format == "name":
 		return append(dst, `""`...)
@@ -200,12 +199,10 @@ func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
 		return append(dst, raw...)
 	}
 	var v any
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	if d.Decode(&v) != nil {
+	if kjson.UnmarshalCaseSensitivePreserveInts(raw, &v) != nil {
 		return append(dst, "null"...)
 	}
-	return t.appendCell(dst, c, c.Value(treeNumbers(v)))
+	return t.appendCell(dst, c, c.Value(v))
 }
 
 // isInteger reports whether raw is a JSON integer of at most 18 characters, which always fits in an int64.
@@ -219,30 +216,6 @@ func isInteger(raw []byte) bool {
 		}
 	}
 	return true
-}
-
-// treeNumbers converts the numbers in v to the number types of an object.Tree.
-func treeNumbers(v any) any {
-	switch typed := v.(type) {
-	case json.Number:
-		if i, err := strconv.ParseInt(typed.String(), 10, 64); err == nil {
-			return i
-		}
-		f, err := typed.Float64()
-		if err != nil {
-			return nil
-		}
-		return f
-	case map[string]any:
-		for k := range typed {
-			typed[k] = treeNumbers(typed[k])
-		}
-	case []any:
-		for i := range typed {
-			typed[i] = treeNumbers(typed[i])
-		}
-	}
-	return v
 }
 
 // appendCell appends the value of a computed column.

@@ -18,9 +18,6 @@ import (
 
 // get serves one object.
 func (q *request) get() error {
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	revision := ""
 	if q.r.URL.RawQuery != "" {
 		o, err := q.getOptions()
@@ -40,12 +37,6 @@ func (q *request) get() error {
 func (q *request) create() error {
 	ctx, cancel := q.writeContext()
 	defer cancel()
-	if err := q.negotiate(); err != nil {
-		return err
-	}
-	if _, err := bodyFormat(q.r, q.server.offers); err != nil {
-		return err
-	}
 	o := &metav1.CreateOptions{}
 	b, err := q.readObject(o, func() error {
 		return invalidOptions("CreateOptions", validation.ValidateCreateOptions(o))
@@ -82,9 +73,6 @@ func (q *request) postSubresource(ctx context.Context, b engine.Body, c engine.C
 func (q *request) update() error {
 	ctx, cancel := q.writeContext()
 	defer cancel()
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	o := &metav1.UpdateOptions{}
 	b, err := q.readObject(o, func() error {
 		return invalidOptions("UpdateOptions", validation.ValidateUpdateOptions(o))
@@ -101,8 +89,12 @@ func (q *request) update() error {
 }
 
 // readObject reads and decodes the object of a create or an update. It reads the body, decodes and checks the
-// options, and then decodes the body. Upstream reports errors in this order.
+// options, and then decodes the body. Upstream reports errors in this order. Only a create checks the format first.
 func (q *request) readObject(options runtime.Object, check func() error) (b engine.Body, err error) {
+	f, formatErr := bodyFormat(q.r, q.server.offers)
+	if formatErr != nil && q.verb == verbCreate {
+		return b, formatErr
+	}
 	data, err := q.readBudgetedBody()
 	if err != nil {
 		return b, err
@@ -114,9 +106,8 @@ func (q *request) readObject(options runtime.Object, check func() error) (b engi
 	if err := check(); err != nil {
 		return b, err
 	}
-	f, err := bodyFormat(q.r, q.server.offers)
-	if err != nil {
-		return b, err
+	if formatErr != nil {
+		return b, formatErr
 	}
 	return q.decode(f, data)
 }
@@ -128,34 +119,37 @@ func writeCode(created bool) int {
 	return http.StatusOK
 }
 
-// patchTypes returns the media types of the patches that the resource supports.
-func (q *request) patchTypes() []string {
+// patchType returns the media type of a patch.
+func (q *request) patchType() types.PatchType {
+	contentType := q.r.Header.Get("Content-Type")
+	if i := strings.IndexByte(contentType, ';'); i > 0 {
+		contentType = contentType[:i]
+	}
+	return types.PatchType(contentType)
+}
+
+// checkPatchType returns an error if the resource does not support the type of the patch.
+func (q *request) checkPatchType() error {
 	all := []string{string(types.JSONPatchType), string(types.MergePatchType)}
-	if q.v.Definition.Custom == nil || q.v.Type != nil {
+	if q.v.Type != nil {
 		all = append(all, string(types.StrategicMergePatchType))
 	}
 	all = append(all, string(types.ApplyYAMLPatchType))
 	if q.server.config.EnableCBOR {
 		all = append(all, string(types.ApplyCBORPatchType))
 	}
-	return all
+	sent := q.patchType()
+	q.apply = sent == types.ApplyYAMLPatchType
+	if !slices.Contains(all, string(sent)) {
+		return negotiation.NewUnsupportedMediaTypeError(all)
+	}
+	return nil
 }
 
 // patch modifies an object with a patch.
 func (q *request) patch() error {
 	ctx, cancel := q.writeContext()
 	defer cancel()
-	contentType := q.r.Header.Get("Content-Type")
-	if i := strings.IndexByte(contentType, ';'); i > 0 {
-		contentType = contentType[:i]
-	}
-	q.apply = contentType == string(types.ApplyYAMLPatchType)
-	if all := q.patchTypes(); !slices.Contains(all, contentType) {
-		return negotiation.NewUnsupportedMediaTypeError(all)
-	}
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	data, err := q.readBudgetedBody()
 	if err != nil {
 		return err
@@ -163,7 +157,7 @@ func (q *request) patch() error {
 	if q.apply {
 		q.trace.recordSent(data)
 	}
-	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}
+	o, p := &metav1.PatchOptions{}, engine.Patch{Type: q.patchType(), Data: data}
 	if err := decodeOptions(q.query(), o); err != nil {
 		return err
 	}
@@ -201,9 +195,6 @@ func patchJSON(p engine.Patch) ([]byte, error) {
 func (q *request) delete() error {
 	ctx, cancel := q.writeContext()
 	defer cancel()
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	o, err := q.deleteOptions()
 	if err != nil {
 		return err
@@ -244,9 +235,6 @@ func (q *request) respondStatus(code int, s *metav1.Status) error {
 
 // deleteCollection deletes a collection and writes the deleted objects.
 func (q *request) deleteCollection() error {
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	lo, err := q.listOptions()
 	if err != nil {
 		return err

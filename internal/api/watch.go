@@ -29,12 +29,6 @@ const (
 
 // watch streams the changes of a collection.
 func (q *request) watch() error {
-	if q.r.Method != http.MethodGet { // a path below /watch/ has the verb watch with any method
-		return q.unsupported()
-	}
-	if err := q.negotiate(); err != nil {
-		return err
-	}
 	o, err := q.listOptions()
 	if err != nil {
 		return err

@@ -62,6 +62,10 @@ var statusType = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 
 // fail writes an error.
 func (q *request) fail(err error) {
+	if err == errNoHandler {
+		q.writeNoHandler()
+		return
+	}
 	s := statusOf(err)
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		q.w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
@@ -78,7 +82,7 @@ func (q *request) writeStatus(code int, s *metav1.Status) {
 	} else {
 		m = media{offer: q.server.offers[0], pretty: true}
 	}
-	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
+	m.pretty = (m.pretty || q.pretty()) && m.format == formatJSON
 	body, err := encodeStatus(m, s)
 	if err != nil {
 		q.status = http.StatusInternalServerError

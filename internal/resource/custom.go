@@ -34,11 +34,13 @@ func FromCRD(r *storage.Record) *Definition {
 		return nil
 	}
 	d := &Definition{
-		Group:      h.group,
-		Names:      h.names,
-		Namespaced: h.namespaced,
-		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
-		Verbs:      customVerbs,
+		Group:        h.group,
+		Names:        h.names,
+		Namespaced:   h.namespaced,
+		Prefix:       "/registry/" + h.group + "/" + h.names.Plural + "/",
+		Verbs:        customVerbs,
+		Routing:      HandlerPerKind,
+		Unstructured: true,
 		Custom: &Custom{
 			Key: r.Key, Revision: r.Modified,
 			Established: h.established, Terminating: h.terminating, Migrating: h.migrating,

@@ -62,7 +62,7 @@ func TestDefinitionFromCRD(t *testing.T) {
 	v1, beta, alpha := d.Versions[1], d.Versions[2], d.Versions[3]
 	scale := &Scale{
 		SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"},
-		LabelSelector: []string{"status", "selector"},
+		LabelSelector: []string{"status", "selector"}, ByPath: true,
 	}
 	if d.Storage != v1 || !v1.Status || !reflect.DeepEqual(v1.Scale, scale) {
 		t.Errorf("got v1 %+v", v1)

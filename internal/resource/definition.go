@@ -46,9 +46,23 @@ type Definition struct {
 	// PostsTo is the subresource to which a POST of this kind is redirected. The name of the posted object selects
 	// the target object. nil means that there is no redirection.
 	PostsTo *Endpoint
+	Routing Routing
+	// Unstructured specifies that lists have the form of upstream's unstructured lists, which contain an empty
+	// continue token.
+	Unstructured bool
 
 	Custom *Custom // nil for a built-in kind
 }
+
+// Routing specifies which requests to the paths of a kind are rejected, and with which errors.
+type Routing uint8
+
+// HandlerPerPath is the routing of kube-apiserver's own kinds, which have a handler for each path and each method.
+// HandlerPerKind is the routing of apiextensions-apiserver, which has one handler for all paths of custom kinds.
+const (
+	HandlerPerPath Routing = iota
+	HandlerPerKind
+)
 
 // Stored reports whether objects of the kind are stored. Reviews, computed kinds, and kinds with PostsTo are not
 // stored.
@@ -305,6 +319,8 @@ type Scale struct {
 	SpecReplicas, StatusReplicas, LabelSelector []string
 	// Selector converts the value at LabelSelector to text. nil means that the value is text.
 	Selector func(any) (string, error)
+	// ByPath specifies that the Table of the Scale has the columns of a custom kind, which are defined by JSONPaths.
+	ByPath bool
 }
 
 // Behavior defines the kind-specific steps of a write. Every field may be nil. Functions may modify obj but not

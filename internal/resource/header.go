@@ -193,7 +193,7 @@ func (v *versionHeader) subresource(c *object.Cursor, key string) {
 	case "status":
 		v.status = true
 	case "scale":
-		v.scale = &Scale{}
+		v.scale = &Scale{ByPath: true}
 		c.Members(func(key string) {
 			switch key {
 			case "specReplicasPath":
