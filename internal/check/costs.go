@@ -9,9 +9,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
 const (
@@ -69,7 +70,7 @@ func (c *checker) costs(d *document) {
 			continue // the schema is invalid
 		}
 		w := costEstimation{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
-		w.walk(s.RootRuleNode(), root, nil)
+		w.walk(cel.NewRuleNode(s.Schema.Root), root, nil)
 		for _, r := range w.found {
 			r.File = d.file
 			r.Line, r.Column = d.position(r.Path)
@@ -80,18 +81,18 @@ func (c *checker) costs(d *document) {
 	c.report.Rules = append(c.report.Rules, found...)
 }
 
-func compile(root object.Tree) (*schema.Schema, error) {
-	return schema.Compile(object.AppendJSON(nil, root), false)
+func compile(root object.Tree) (*crd.Compiled, error) {
+	return crd.Compile(object.AppendJSON(nil, root), false)
 }
 
-func newRules(root object.Tree) *schema.RuleChecker {
-	return schema.NewRuleChecker([][]byte{object.AppendJSON(nil, root)}, func(string, bool) bool { return false })
+func newRules(root object.Tree) *cel.RuleChecker {
+	return cel.NewRuleChecker([][]byte{object.AppendJSON(nil, root)}, func(string, bool) bool { return false })
 }
 
 // costEstimation estimates the costs of the rules of one schema.
 type costEstimation struct {
 	root  object.Tree
-	rules *schema.RuleChecker // checks rules against the original root
+	rules *cel.RuleChecker // checks rules against the original root
 	path  string
 	found []Rule
 }
@@ -114,7 +115,7 @@ func (s schemaStep) schema(t object.Tree) object.Tree {
 	return below
 }
 
-func (s schemaStep) ruleNode(p *schema.RuleNode) *schema.RuleNode {
+func (s schemaStep) ruleNode(p *cel.RuleNode) *cel.RuleNode {
 	switch s.keyword {
 	case "items":
 		return p.Items()
@@ -133,7 +134,7 @@ func steps(t object.Tree) (all []schemaStep) {
 	return append(all, schemaStep{"items", ""}, schemaStep{"additionalProperties", ""})
 }
 
-func (w *costEstimation) walk(p *schema.RuleNode, t object.Tree, at []schemaStep) {
+func (w *costEstimation) walk(p *cel.RuleNode, t object.Tree, at []schemaStep) {
 	if p == nil || t == nil {
 		return
 	}
@@ -220,7 +221,7 @@ func (w *costEstimation) cost(at []schemaStep) (Estimate, bool) {
 	if err != nil {
 		return 0, false
 	}
-	p := s.RootRuleNode()
+	p := cel.NewRuleNode(s.Schema.Root)
 	for _, step := range at {
 		p = step.ruleNode(p)
 	}

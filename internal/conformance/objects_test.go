@@ -11,7 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/schema"
+	ourcrd "github.com/trellis-k8s/trellis/internal/crd"
 )
 
 // testObjects compares custom objects of the CRD widgets and of the CRDs in the corpus.
@@ -88,7 +88,7 @@ func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
 		if !nested[bool](v, "storage") {
 			continue
 		}
-		s, err := schema.Compile([]byte(text(nested[any](v, "schema", "openAPIV3Schema"))), false)
+		s, err := ourcrd.Compile([]byte(text(nested[any](v, "schema", "openAPIV3Schema"))), false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,9 +9,10 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
 // A CRD can declare the conversion between its versions in an annotation (resource.ConversionAnnotation). The
@@ -36,7 +37,7 @@ type versionPair struct{ from, to string }
 
 // declaration is the compiled annotation.
 type declaration struct {
-	conversions map[versionPair][]*schema.Derivation
+	conversions map[versionPair][]*cel.Derivation
 	err         error // if set, every conversion fails with this error
 }
 
@@ -106,7 +107,7 @@ func (c *declaration) step(ctx context.Context, t object.Tree, from, to *resourc
 	found := make([]bool, len(fields))
 	for i, f := range fields {
 		if values[i], found[i], err = f.Value(ctx, t, budget); err != nil {
-			return fmt.Errorf("%s: %w", schema.PathText(f.Target), err)
+			return fmt.Errorf("%s: %w", crd.PathText(f.Target), err)
 		}
 	}
 	for i, f := range fields {
@@ -160,7 +161,7 @@ func annotation() *field.Path {
 }
 
 func (c *compiler) compile() {
-	c.result.conversions = map[versionPair][]*schema.Derivation{}
+	c.result.conversions = map[versionPair][]*cel.Derivation{}
 	js := c.definition.Custom.Conversion.Declared
 	text := object.NewCursor([]byte(js)).Text()
 	var ways []declaredConversion
@@ -200,7 +201,7 @@ func (c *compiler) version(name string, path *field.Path) *resource.Version {
 }
 
 func (c *compiler) fields(all []declaredField, from, to *resource.Version,
-	path *field.Path) (out []*schema.Derivation) {
+	path *field.Path) (out []*cel.Derivation) {
 	a, err := from.Schema()
 	b, toErr := to.Schema()
 	if err != nil || toErr != nil {
@@ -214,7 +215,7 @@ func (c *compiler) fields(all []declaredField, from, to *resource.Version,
 			c.errs = append(c.errs, field.Invalid(at.Child("path"), f.Path, problem))
 			continue
 		}
-		d, err := schema.NewDerivation(a, b, f.Value, target, c.stored)
+		d, err := cel.NewDerivation(a.Schema, b.Schema, f.Value, target, c.stored)
 		if err != nil {
 			c.errs = append(c.errs, field.Invalid(at.Child("value"), f.Value, err.Error()))
 			continue
@@ -227,7 +228,7 @@ func (c *compiler) fields(all []declaredField, from, to *resource.Version,
 
 // target parses the path of a computed field. The field must not overlap with a field that another expression
 // computes.
-func target(text string, others []*schema.Derivation) (path []string, problem string) {
+func target(text string, others []*cel.Derivation) (path []string, problem string) {
 	rest, ok := strings.CutPrefix(text, ".")
 	path = strings.Split(rest, ".")
 	switch {
@@ -239,7 +240,7 @@ func target(text string, others []*schema.Derivation) (path []string, problem st
 	}
 	for _, o := range others {
 		if n := min(len(path), len(o.Target)); strings.Join(path[:n], ".") == strings.Join(o.Target[:n], ".") {
-			return nil, "overlaps with " + schema.PathText(o.Target)
+			return nil, "overlaps with " + crd.PathText(o.Target)
 		}
 	}
 	return path, ""

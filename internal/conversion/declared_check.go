@@ -10,9 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
 // Limits of the samples on which a declared conversion is tested when a CRD is written.
@@ -63,7 +64,7 @@ func (c *compiler) checkReads(_ context.Context, from, to *resource.Version) {
 	for _, d := range c.result.conversions[versionPair{versionName(from), versionName(to)}] {
 		set, read = append(set, d.Target), append(read, d.Reads...)
 	}
-	for _, l := range schema.LostFields(a, b, set, read) {
+	for _, l := range crd.LostFields(a.Schema, b.Schema, set, read) {
 		c.reject(from, to, l.Path, l.Reason)
 	}
 }
@@ -75,7 +76,7 @@ func (c *compiler) reject(from, to *resource.Version, path, reason string) {
 
 // separators returns the short string literals in the expressions, because these may be separators for splitting or
 // joining strings.
-func separators(ways ...[]*schema.Derivation) []string {
+func separators(ways ...[]*cel.Derivation) []string {
 	seen := map[string]bool{}
 	for _, w := range ways {
 		for _, d := range w {
@@ -128,7 +129,7 @@ func (c *compiler) checkSamples(ctx context.Context, from, to *resource.Version)
 			}
 			path, reason, decided := c.roundTrip(ctx, t, from, to)
 			if reason != "" && len(without) > 0 {
-				reason = "in an object without " + schema.PathText(without) + ", " + reason
+				reason = "in an object without " + crd.PathText(without) + ", " + reason
 			}
 			if c.budget <= 0 {
 				return

@@ -9,9 +9,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/schema"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -54,7 +54,7 @@ func fingerprint(v *resource.Version) (uint64, error) {
 }
 
 // schemaOf returns the schema of a custom version.
-func schemaOf(v *resource.Version) (*schema.Schema, error) {
+func schemaOf(v *resource.Version) (*crd.Compiled, error) {
 	s, err := v.Schema()
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)

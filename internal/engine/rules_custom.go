@@ -9,9 +9,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
 // customRules are the rules of a kind that a CRD defines. They work on objects at the version of the request.
@@ -157,7 +157,7 @@ func (r customRules) validate(w *write) (field.ErrorList, error) {
 	}
 	ctx := w.ctx
 	if w.caller.Trace != nil {
-		ctx = schema.CountCost(ctx, &w.caller.Trace.cost)
+		ctx = cel.CountCost(ctx, &w.caller.Trace.cost)
 	}
 	return s.ValidateExtensions(ctx, w.obj, w.old, status, func(text string) { w.warn(text) }, errs), nil
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 	"weak"
 
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	"github.com/trellis-k8s/trellis/internal/crd"
 )
 
 // schemaRetention is the minimum time for which an unused compiled schema is retained. Compilation takes one to two
@@ -24,12 +24,12 @@ type compiledSchema struct {
 }
 
 type compilation struct {
-	schema *ourschema.Schema
+	schema *crd.Compiled
 	err    error
 }
 
 // get returns the schema. The caller may retain the schema after its eviction.
-func (c *compiledSchema) get() (*ourschema.Schema, error) {
+func (c *compiledSchema) get() (*crd.Compiled, error) {
 	if k := c.compiled.Load(); k != nil {
 		if !c.used.Load() { // the check avoids repeated writes, for which processors would contend
 			c.used.Store(true)
@@ -41,7 +41,7 @@ func (c *compiledSchema) get() (*ourschema.Schema, error) {
 	if k := c.compiled.Load(); k != nil {
 		return k.schema, k.err
 	}
-	s, err := ourschema.Compile(bytesOf(c.raw), c.preserveUnknownFields)
+	s, err := crd.Compile(bytesOf(c.raw), c.preserveUnknownFields)
 	c.used.Store(true)
 	c.compiled.Store(&compilation{s, err})
 	c.scheduleEviction()

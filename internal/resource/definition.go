@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
+	"github.com/trellis-k8s/trellis/internal/crd"
 	"github.com/trellis-k8s/trellis/internal/object"
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -170,7 +170,7 @@ type Version struct {
 	OpenAPIV3Schema func() []byte
 	// Schema returns the compiled schema of a custom kind. It is cheap after the first call and safe for concurrent
 	// use. The function is nil for a built-in kind, which uses its Go type instead.
-	Schema func() (*ourschema.Schema, error)
+	Schema func() (*crd.Compiled, error)
 	// Parseable returns the schema in the form that structured-merge-diff needs.
 	Parseable func() (typed.ParseableType, error)
 

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	crdschema "github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
 func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options,
@@ -60,7 +60,7 @@ type target struct {
 // resolve follows a JSON path from the schema s. If brackets is true, the path may have names in brackets.
 func resolve(path string, s *schema, brackets bool) (target, error) {
 	t := target{schema: s}
-	err := ourschema.WalkFieldPath(path, brackets, func(name string) (err error) {
+	err := crdschema.WalkFieldPath(path, brackets, func(name string) (err error) {
 		t, err = t.below(name)
 		return err
 	})
@@ -73,13 +73,13 @@ func (t target) below(name string) (target, error) {
 	case t.schema != nil && len(t.schema.Properties) > 0:
 		p, ok := t.schema.Properties[name]
 		if !ok {
-			return t, ourschema.ErrNoField
+			return t, crdschema.ErrNoField
 		}
 		next.schema = &p
 	case t.schema != nil && t.schema.AdditionalProperties != nil:
 		next.schema = t.schema.AdditionalProperties.Schema
 	default:
-		return t, ourschema.ErrNoField
+		return t, crdschema.ErrNoField
 	}
 	return next, nil
 }

@@ -8,7 +8,8 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 )
 
 // options selects the requirements that the schemas of a CRD must meet. For an update, requirements that the stored
@@ -20,7 +21,7 @@ type options struct {
 	listMapKeys    bool
 	contradictions bool            // reject contradictions that upstream's validation accepts
 	manySelectable map[string]bool // versions that may have more than validation.MaxSelectableFields selectable fields
-	checker        *ourschema.RuleChecker
+	checker        *cel.RuleChecker
 	unchanged      func(version string) bool // reports whether the schema of the version is unchanged
 	costly         func() bool               // reports whether expressions of any cost are allowed
 	prunedDefaults bool                      // reject defaults with unknown fields
@@ -33,7 +34,7 @@ func strictOptions(crd CRD) options {
 	return options{
 		propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true,
 		prunedDefaults: true,
-		schemas:        schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has),
+		schemas:        schemas, checker: cel.NewRuleChecker(schemas.all(), expressions{}.has),
 	}
 }
 
@@ -53,7 +54,7 @@ func ratchetedOptions(crd, old CRD) options {
 		prunedDefaults: !old.hasUnprunedDefaults(),
 		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
 		schemas:        schemas,
-		checker:        ourschema.NewRuleChecker(schemas.all(), expressionsIn(&old.Spec).has),
+		checker:        cel.NewRuleChecker(schemas.all(), expressionsIn(&old.Spec).has),
 	}
 }
 
@@ -69,7 +70,7 @@ func (c CRD) hasUnprunedDefaults() bool {
 			isNonStructural(v.OpenAPIV3Schema) {
 			continue
 		}
-		if s, err := ourschema.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
+		if s, err := crd.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
 			return true
 		}
 	}

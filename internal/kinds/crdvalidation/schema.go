@@ -10,7 +10,8 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/cel"
 )
 
 type schema = apiextensions.JSONSchemaProps
@@ -128,13 +129,13 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 // compile validates the defaults of the schema js. If they are valid, it sets at.rules, which enables the compilation
 // of rules.
 func (w *walker) compile(js []byte, path *field.Path, at *schemaContext) field.ErrorList {
-	s, err := ourschema.Compile(js, false)
+	s, err := crd.Compile(js, false)
 	if err != nil {
 		return field.ErrorList{field.InternalError(path, err)}
 	}
 	errs := s.CheckDefaults(context.Background(), path, w.prunedDefaults)
 	if len(errs) == 0 {
-		at.rules = s.RootRuleNode()
+		at.rules = cel.NewRuleNode(s.Schema.Root)
 	}
 	return errs
 }
@@ -177,8 +178,8 @@ type schemaContext struct {
 	meta      bool   // inside apiVersion, kind or metadata of an object
 	noDefault string // reason why defaults are forbidden; "" means that they are allowed
 
-	rules          *ourschema.RuleNode // nil means that rules are not compiled
-	uncorrelatable *field.Path         // path of the first enclosing list whose items have no keys
+	rules          *cel.RuleNode // nil means that rules are not compiled
+	uncorrelatable *field.Path   // path of the first enclosing list whose items have no keys
 }
 
 func (w *walker) add(errs ...*field.Error) { w.errs = append(w.errs, errs...) }

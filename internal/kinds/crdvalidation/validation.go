@@ -2,7 +2,7 @@
 // storage or the serving of kinds.
 //
 // Upstream's own validation checks everything in a CRD except its schemas (validation.go). This package checks the
-// schemas, in less time and memory than upstream. It compiles them with the package internal/schema, which also
+// schemas, in less time and memory than upstream. It compiles them with the package internal/crd, which also
 // validates objects.
 //
 // The checks use upstream's internal form of a CRD, because its paths appear in errors for clients. In the

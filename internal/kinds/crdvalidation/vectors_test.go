@@ -10,13 +10,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestRuleVectorsCompile creates a CRD for each rule of internal/schema/testdata/rules.yaml. It checks that the CRD
+// TestRuleVectorsCompile creates a CRD for each rule of internal/crd/cel/testdata/rules.yaml. It checks that the CRD
 // is accepted if the file specifies no compilation error for the rule, and is rejected with that error otherwise.
 // VAL-048 VAL-054 VAL-055 VAL-056 VAL-057
 // VAL-058 VAL-059 VAL-060 VAL-061 VAL-063 VAL-064 VAL-065 VAL-066 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081
 // VAL-082 VAL-083.
 func TestRuleVectorsCompile(t *testing.T) {
-	data, err := os.ReadFile("../../schema/testdata/rules.yaml")
+	data, err := os.ReadFile("../../crd/cel/testdata/rules.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
