@@ -73,9 +73,9 @@ func randomValue(r *rand.Rand, n *schema.Node, depth int) any {
 			"https://a.b:80/c?d=e", "A_B", "50%", "a.b.c"}[r.IntN(12)]
 	}
 	switch {
-	case n.Enum != "" && r.IntN(10) > 0:
+	case n.Checked().Enum != nil && r.IntN(10) > 0:
 		var all []any
-		c := object.NewCursor([]byte(n.Enum))
+		c := object.NewCursor([]byte(n.Checks.Enum.Text))
 		c.Elements(func(int) {
 			if c.Kind() == '"' {
 				all = append(all, c.Text())

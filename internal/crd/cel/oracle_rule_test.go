@@ -82,7 +82,7 @@ func compareRules(t *testing.T, what string, c *ruleCompiler, n, seen *schema.No
 		g, w := &got[i], &want[i]
 		same := func(name string, a, b any) {
 			if a != b {
-				t.Errorf("%s: %s of %q\nours     %v\nupstream %v", what, name, g.rule.rule, a, b)
+				t.Errorf("%s: %s of %q\nours     %v\nupstream %v", what, name, g.Rule.Rule, a, b)
 			}
 		}
 		text := func(err *apicel.Error) string {
@@ -96,9 +96,9 @@ func compareRules(t *testing.T, what string, c *ruleCompiler, n, seen *schema.No
 		same("oldSelf", g.usesOldSelf, w.UsesOldSelf)
 		same("cost", g.cost, w.MaxCost)
 		if o := &ours[i]; o.cost > g.cost || o.messageCost > g.messageCost || o.cost < g.cost &&
-			!lowerCost.MatchString(g.rule.rule) || o.messageCost < g.messageCost &&
-			!lowerCost.MatchString(g.messageExpression) {
-			t.Errorf("%s: %q %q costs %d and %d, upstream %d and %d", what, g.rule.rule, g.messageExpression, o.cost,
+			!lowerCost.MatchString(g.Rule.Rule) || o.messageCost < g.messageCost &&
+			!lowerCost.MatchString(g.MessageExpression) {
+			t.Errorf("%s: %q %q costs %d and %d, upstream %d and %d", what, g.Rule.Rule, g.MessageExpression, o.cost,
 				o.messageCost, g.cost, g.messageCost)
 		}
 		same("message cost", g.messageCost, w.MessageExpressionMaxCost)

@@ -19,46 +19,12 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 
 	"github.com/trellis-k8s/trellis/internal/crd/schema"
-	"github.com/trellis-k8s/trellis/internal/object"
 )
-
-// rule is one entry of x-kubernetes-validations.
-type rule struct {
-	rule, message, messageExpression string
-	reason, fieldPath                string
-	optionalOldSelf                  bool
-}
-
-// readRules decodes the JSON of x-kubernetes-validations.
-func readRules(js string) (all []rule) {
-	c := object.NewCursor([]byte(js))
-	c.Elements(func(int) {
-		var r rule
-		c.Members(func(key string) {
-			switch key {
-			case "rule":
-				r.rule = c.Text()
-			case "message":
-				r.message = c.Text()
-			case "messageExpression":
-				r.messageExpression = c.Text()
-			case "reason":
-				r.reason = c.Text()
-			case "fieldPath":
-				r.fieldPath = c.Text()
-			case "optionalOldSelf":
-				r.optionalOldSelf = c.Bool()
-			}
-		})
-		all = append(all, r)
-	})
-	return all
-}
 
 // compiledRule is a compiled rule. If the rule is not empty, either program or err is set. If it has a
 // messageExpression, either message or messageErr is set.
 type compiledRule struct {
-	rule
+	schema.Rule
 	program     cel.Program // returns a bool
 	message     cel.Program // returns a string
 	usesOldSelf bool
@@ -201,36 +167,37 @@ func newRuleCompiler(js ...[]byte) *ruleCompiler {
 
 // all compiles the rules of n. celNode is n as rules see it.
 func (c *ruleCompiler) all(n, celNode *schema.Node) ([]compiledRule, error) {
-	rules := readRules(n.Rules)
+	rules := n.Rules.All()
 	if len(rules) > 0 && celNode == nil {
 		return nil, errNoType
 	}
 	scopes := map[*language]*scope{}
 	out := make([]compiledRule, len(rules))
 	for i, r := range rules {
-		out[i] = compiledRule{rule: r}
+		out[i] = compiledRule{Rule: r}
 		c.compile(&out[i], celNode, scopes)
-		if r.fieldPath != "" && out[i].err == nil && out[i].messageErr == nil {
-			out[i].path = schema.NormalizedFieldPath(r.fieldPath, n)
+		if r.FieldPath != "" && out[i].err == nil && out[i].messageErr == nil {
+			out[i].path = schema.NormalizedFieldPath(r.FieldPath, n)
 		}
 	}
 	return out, nil
 }
 
 func (c *ruleCompiler) compile(r *compiledRule, celNode *schema.Node, scopes map[*language]*scope) {
-	if strings.TrimSpace(r.rule.rule) == "" {
+	if strings.TrimSpace(r.Rule.Rule) == "" {
 		return
 	}
-	x := c.expression(exprKey{c.language(r.rule.rule, false), r.rule.rule, r.optionalOldSelf, false}, celNode, scopes)
+	x := c.expression(exprKey{c.language(r.Rule.Rule, false), r.Rule.Rule, r.IsOldSelfOptional(), false}, celNode,
+		scopes)
 	r.program, r.usesOldSelf, r.err = x.program, x.usesOldSelf, x.err
 	if r.err != nil {
 		return
 	}
 	r.cost, r.err = c.cost(x, celNode)
-	if r.messageExpression == "" {
+	if r.MessageExpression == "" {
 		return
 	}
-	m := c.expression(exprKey{c.language(r.messageExpression, true), r.messageExpression, r.optionalOldSelf, true},
+	m := c.expression(exprKey{c.language(r.MessageExpression, true), r.MessageExpression, r.IsOldSelfOptional(), true},
 		celNode, scopes)
 	if r.messageErr = m.err; m.err == nil {
 		r.message, r.messageFails = m.program, new(sync.Once)

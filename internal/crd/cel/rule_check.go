@@ -151,7 +151,7 @@ func (c *RuleChecker) Check(p *RuleNode) ([]CheckedRule, error) {
 	}
 	out := make([]CheckedRule, len(rules))
 	for i, r := range rules {
-		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.messageExpression != "",
+		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.MessageExpression != "",
 			r.usesOldSelf, multiply(r.cost, *count), r.messageCost}
 	}
 	return out, nil

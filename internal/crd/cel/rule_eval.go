@@ -15,6 +15,7 @@ import (
 	"github.com/google/cel-go/common/types/ref"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/crd/ratchet"
 	"github.com/trellis-k8s/trellis/internal/crd/schema"
@@ -130,7 +131,7 @@ func (e *evaluation) runRules(t *ruleTree, l *valuePair) {
 		case r.err != nil:
 			e.fail(t, l, "rule compile error: %v", r.err)
 		case r.program == nil: // the rule is empty
-		case r.usesOldSelf && l.old == nil && !r.optionalOldSelf:
+		case r.usesOldSelf && l.old == nil && !r.IsOldSelfOptional():
 		case e.holds(t, l, r, vars):
 		default:
 			e.reportFailure(t, l, r, vars)
@@ -239,7 +240,7 @@ func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 	case err != nil && strings.HasPrefix(err.Error(), callLimit):
 		e.budget = -1
 		return "", fmt.Errorf("no further validation rules will be run due to call cost exceeds limit for "+
-			"messageExpression: %q", r.messageExpression)
+			"messageExpression: %q", r.MessageExpression)
 	case err != nil:
 		return "", fmt.Errorf("messageExpression evaluation failed due to: %w", err)
 	}
@@ -261,22 +262,22 @@ func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 
 // displayText returns the text that identifies a rule in errors.
 func (r *compiledRule) displayText() string {
-	if r.rule.message != "" {
-		return strings.TrimSpace(r.rule.message)
+	if r.Rule.Message != "" {
+		return strings.TrimSpace(r.Rule.Message)
 	}
-	return strings.TrimSpace(r.rule.rule)
+	return strings.TrimSpace(r.Rule.Rule)
 }
 
 // messageText returns the message of a rule without messageExpression.
 func (r *compiledRule) messageText() string {
-	if r.rule.message != "" {
-		return strings.TrimSpace(r.rule.message)
+	if r.Rule.Message != "" {
+		return strings.TrimSpace(r.Rule.Message)
 	}
 	return "failed rule: " + r.displayText()
 }
 
 func (r *compiledRule) fieldError(path *field.Path, value any, detail string) *field.Error {
-	switch r.reason {
+	switch ptr.Deref(r.Reason, "") {
 	case "FieldValueForbidden":
 		return field.Forbidden(path, detail)
 	case "FieldValueRequired":

@@ -323,11 +323,11 @@ func maxStringSize(n *schema.Node) int64 {
 		return max(0, *most)
 	case most != nil:
 		return 4 * max(0, *most)
-	case n.Enum == "" || n.Format == "byte":
+	case n.Checked().Enum == nil || n.Format == "byte":
 		return maxRequest - len64(`""`)
 	}
 	longest := int64(0)
-	c := object.NewCursor([]byte(n.Enum))
+	c := object.NewCursor([]byte(n.Checks.Enum.Text))
 	c.Elements(func(int) {
 		if c.Kind() == '"' {
 			longest = max(longest, len64(c.Text()))

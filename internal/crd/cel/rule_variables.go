@@ -45,7 +45,7 @@ func newRuleVariables(t *ruleTree, l *valuePair, rules []compiledRule) *ruleVari
 
 // of returns the variables for the rule r.
 func (v *ruleVariables) of(r *compiledRule) *variables {
-	if r.optionalOldSelf {
+	if r.IsOldSelfOptional() {
 		return &v.optional
 	}
 	return &v.plain

@@ -1,270 +1,135 @@
 package schema
 
-import (
-	"encoding/json"
-	"fmt"
-	"math"
-	"regexp"
-	"regexp/syntax"
-	"strings"
-	"sync"
-	"unicode/utf8"
+// keyword is a keyword of schemas.
+type keyword struct {
+	name string
+	// field returns a pointer to the field of a Node that holds the keyword. The type of the pointer determines how
+	// the keyword is read, written and compared.
+	field func(n *Node) any
+}
 
-	kjson "sigs.k8s.io/json"
+// keywords lists all keywords. A new keyword needs a row here, a field of Node, and code that uses the field.
+var keywords = []keyword{
+	{"$ref", func(n *Node) any { return (*optionalText)(&n.ensureRare().Ref) }},
+	{"$schema", func(n *Node) any { return &n.ensureRare().Schema }},
+	{"additionalItems", func(n *Node) any { return &n.ensureRare().AdditionalItems }},
+	{"additionalProperties", func(n *Node) any { return &n.Additional }},
+	{"allOf", func(n *Node) any { return &n.EnsureChecks().AllOf }},
+	{"anyOf", func(n *Node) any { return &n.EnsureChecks().AnyOf }},
+	{"default", func(n *Node) any { return &n.Default }},
+	{"definitions", func(n *Node) any { return &n.ensureRare().Definitions }},
+	{"dependencies", func(n *Node) any { return &n.ensureRare().Dependencies }},
+	{"description", func(n *Node) any { return &n.Description }},
+	{"enum", func(n *Node) any { return &n.EnsureChecks().Enum }},
+	{"example", func(n *Node) any { return &n.ensureRare().Example }},
+	{"exclusiveMaximum", func(n *Node) any { return &n.EnsureChecks().ExclusiveMaximum }},
+	{"exclusiveMinimum", func(n *Node) any { return &n.EnsureChecks().ExclusiveMinimum }},
+	{"externalDocs", func(n *Node) any { return &n.ensureRare().ExternalDocs }},
+	{"format", func(n *Node) any { return &n.Format }},
+	{"id", func(n *Node) any { return &n.ensureRare().ID }},
+	{"items", func(n *Node) any { return (*items)(n) }},
+	{"maxItems", func(n *Node) any { return &n.MaxItems }},
+	{"maxLength", func(n *Node) any { return &n.MaxLength }},
+	{"maxProperties", func(n *Node) any { return &n.MaxProperties }},
+	{"maximum", func(n *Node) any { return &n.EnsureChecks().Maximum }},
+	{"minItems", func(n *Node) any { return &n.EnsureChecks().MinItems }},
+	{"minLength", func(n *Node) any { return &n.EnsureChecks().MinLength }},
+	{"minProperties", func(n *Node) any { return &n.EnsureChecks().MinProperties }},
+	{"minimum", func(n *Node) any { return &n.EnsureChecks().Minimum }},
+	{"multipleOf", func(n *Node) any { return &n.EnsureChecks().MultipleOf }},
+	{"not", func(n *Node) any { return &n.EnsureChecks().Not }},
+	{"nullable", func(n *Node) any { return &n.Nullable }},
+	{"oneOf", func(n *Node) any { return &n.EnsureChecks().OneOf }},
+	{"pattern", func(n *Node) any { return &n.EnsureChecks().Pattern }},
+	{"patternProperties", func(n *Node) any { return &n.ensureRare().PatternProperties }},
+	{"properties", func(n *Node) any { return &n.Properties }},
+	{"required", func(n *Node) any { return &n.Required }},
+	{"title", func(n *Node) any { return &n.ensureRare().Title }},
+	{"type", func(n *Node) any { return &n.Type }},
+	{"uniqueItems", func(n *Node) any { return &n.ensureRare().UniqueItems }},
+	{"x-kubernetes-embedded-resource", func(n *Node) any { return &n.Embedded }},
+	{"x-kubernetes-int-or-string", func(n *Node) any { return &n.IntOrString }},
+	{"x-kubernetes-list-map-keys", func(n *Node) any { return &n.ListMapKeys }},
+	{"x-kubernetes-list-type", func(n *Node) any { return (*optionalText)(&n.ListType) }},
+	{"x-kubernetes-map-type", func(n *Node) any { return (*optionalText)(&n.MapType) }},
+	{"x-kubernetes-preserve-unknown-fields", func(n *Node) any { return (*optionalFlag)(&n.Preserve) }},
+	{"x-kubernetes-validations", func(n *Node) any { return &n.Rules }},
+}
 
-	"github.com/trellis-k8s/trellis/internal/object"
+// Types of fields for which the type of the Go field is not sufficient.
+type (
+	items        Node   // a Node whose keyword items is a schema or a list of schemas
+	optionalText string // a string for which "" differs from a missing keyword
+	optionalFlag bool   // a boolean for which false differs from a missing keyword
 )
 
-// TypeSet is a set of JSON types.
-type TypeSet uint8
+// Keywords is a set of keywords. Bit i stands for keywords[i].
+type Keywords uint64
 
-const (
-	Object TypeSet = 1 << iota
-	Array
-	String
-	Integer
-	Number
-	Boolean
-	UnknownType
-)
+var keywordIndex = func() map[string]int {
+	index := map[string]int{}
+	for i := range keywords {
+		index[keywords[i].name] = i
+	}
+	return index
+}()
 
-// TypesOf returns the types that n allows. 0 means any type.
-func TypesOf(n *Node) TypeSet {
-	if n.IntOrString {
-		return Integer | String
+// SetOf returns the set of the keywords with the given names, which must exist.
+func SetOf(names ...string) (set Keywords) {
+	for _, name := range names {
+		i, ok := keywordIndex[name]
+		if !ok {
+			panic("schema: unknown keyword " + name)
+		}
+		set |= 1 << i
 	}
-	switch n.Type {
-	case "":
-		return 0
-	case "object":
-		return Object
-	case "array":
-		return Array
-	case "string":
-		return String
-	case "integer":
-		return Integer
-	case "number":
-		return Number
-	case "boolean":
-		return Boolean
-	}
-	return UnknownType
+	return set
 }
 
-// TypeText returns n's type as errors print it.
-func TypeText(n *Node) string {
-	if n.IntOrString {
-		return "integer,string"
+// Names returns the sorted names of the keywords in the set.
+func (set Keywords) Names() (names []string) {
+	for i := range keywords {
+		if set&(1<<i) != 0 {
+			names = append(names, keywords[i].name)
+		}
 	}
-	return n.Type
+	return names
 }
 
-// TypeOf returns the type of a value other than null.
-func TypeOf(v any) TypeSet {
-	switch v.(type) {
-	case string:
-		return String
-	case object.Tree:
-		return Object
-	case []any:
-		return Array
-	case int64:
-		return Integer
-	case bool:
-		return Boolean
+// NonEmpty returns the keywords of n whose values are not empty, as upstream's Go type encodes them.
+func (n *Node) NonEmpty() Keywords {
+	set := n.Set
+	for i := range keywords {
+		if set&(1<<i) != 0 && isEmpty(keywords[i].field(n)) {
+			set &^= 1 << i
+		}
 	}
-	return Number
+	return set
 }
 
-// String returns the name of a single type.
-func (t TypeSet) String() string {
-	switch t {
-	case Object:
-		return "object"
-	case Array:
-		return "array"
-	case String:
-		return "string"
-	case Integer:
-		return "integer"
-	case Boolean:
-		return "boolean"
-	}
-	return "number"
-}
-
-// GoFormat returns the name of the format that upstream derives from the Go type of a number.
-func (t TypeSet) GoFormat() string {
-	switch t {
-	case Integer:
-		return "int64"
-	case Number:
-		return "float64"
-	}
-	return ""
-}
-
-// NumberFits reports whether v is a number that is also a value of one of the types in t. Each integer is a
-// number, and each whole float is an integer.
-func NumberFits(v any, t TypeSet) bool {
-	switch v := v.(type) {
-	case int64:
-		return t&Number != 0
-	case float64:
-		return t&Integer != 0 && IsWhole(v)
+// isEmpty reports whether the Go type of upstream omits the keyword in the given field.
+func isEmpty(field any) bool {
+	switch p := field.(type) {
+	case *string:
+		return *p == ""
+	case *bool:
+		return !*p
+	case *[]string:
+		return len(*p) == 0
+	case *Rules:
+		return *p == ""
+	case **Enumeration:
+		return *p == nil
+	case **Pattern:
+		return *p == nil
+	case *[]*Node:
+		return len(*p) == 0
+	case *map[string]*Node:
+		return len(*p) == 0
+	case *map[string]*Dependency:
+		return len(*p) == 0
+	case *items:
+		return p.Items == nil && len((*Node)(p).Others().ItemSchemas) == 0
 	}
 	return false
-}
-
-// Pattern is a regular expression that is compiled on first use.
-type Pattern struct {
-	Text string
-	once sync.Once
-	re   *regexp.Regexp
-	err  error
-	cost int
-}
-
-// Compile compiles the pattern. cost is the number of steps for one byte of a matched text.
-func (p *Pattern) Compile() (re *regexp.Regexp, cost int, err error) {
-	p.once.Do(func() {
-		p.re, p.err = regexp.Compile(p.Text)
-		p.cost = instructions(p.Text)
-	})
-	return p.re, p.cost, p.err
-}
-
-// instructions estimates the number of instructions in the program of a regular expression.
-func instructions(pattern string) int {
-	if !strings.Contains(pattern, "{") {
-		return len(pattern)
-	}
-	re, err := syntax.Parse(pattern, syntax.Perl)
-	if err != nil {
-		return len(pattern)
-	}
-	prog, err := syntax.Compile(re.Simplify())
-	if err != nil {
-		return len(pattern)
-	}
-	return len(prog.Inst)
-}
-
-// Enumeration is an enum that is decoded on first use.
-type Enumeration struct {
-	Text string // a JSON array
-	once sync.Once
-	list []any
-
-	scalars map[any]bool // the scalars of a long list, for fast lookups
-
-	printOnce sync.Once
-	printed   string
-	names     []string
-}
-
-// Values returns the values of the enumeration.
-func (e *Enumeration) Values() []any {
-	e.once.Do(func() {
-		var v any
-		if kjson.UnmarshalCaseSensitivePreserveInts([]byte(e.Text), &v) == nil {
-			e.list, _ = v.([]any)
-		}
-		if len(e.list) <= shortEnum {
-			return
-		}
-		e.scalars = map[any]bool{}
-		for _, v := range e.list {
-			switch v.(type) {
-			case string, int64, float64, bool:
-				e.scalars[v] = true
-			}
-		}
-	})
-	return e.list
-}
-
-// shortEnum is the maximum length of a list that is faster to scan than to index.
-const shortEnum = 16
-
-// Has reports whether v is in the enumeration. As upstream does, it converts values between Go types before it
-// compares them. Therefore 65 equals "A", and 1.5 equals 1. Null is in no enumeration.
-func (e *Enumeration) Has(v any) bool {
-	list := e.Values()
-	if e.scalars != nil {
-		switch x := v.(type) {
-		case string, bool:
-			return e.scalars[v]
-		case int64:
-			return e.scalars[v] || e.scalars[float64(x)] || e.scalars[runeText(x)]
-		case float64:
-			return e.scalars[v] || e.scalars[int64(x)]
-		}
-	}
-	for _, allowed := range list {
-		if enumEqual(v, allowed) {
-			return true
-		}
-	}
-	return false
-}
-
-func enumEqual(v, allowed any) bool {
-	if v == nil {
-		return false
-	}
-	switch allowed := allowed.(type) {
-	case string:
-		switch v := v.(type) {
-		case string:
-			return v == allowed
-		case int64:
-			return runeText(v) == allowed
-		}
-		return false
-	case int64:
-		if f, ok := v.(float64); ok {
-			return int64(f) == allowed
-		}
-	case float64:
-		if i, ok := v.(int64); ok {
-			return float64(i) == allowed
-		}
-	}
-	return allowed != nil && object.Equal(v, allowed)
-}
-
-func runeText(i int64) string {
-	if i < 0 || i > utf8.MaxRune {
-		return string(utf8.RuneError)
-	}
-	return string(rune(i))
-}
-
-// MessageTexts returns the values in two forms: as upstream's internal message prints them, and as errors list them.
-func (e *Enumeration) MessageTexts() (printed string, names []string) {
-	e.printOnce.Do(func() {
-		e.printed = fmt.Sprint(e.Values())
-		for _, v := range e.Values() {
-			if s, ok := v.(string); ok {
-				e.names = append(e.names, s)
-				continue
-			}
-			js, _ := json.Marshal(v)
-			e.names = append(e.names, string(js))
-		}
-	})
-	return e.printed, e.names
-}
-
-// IsWhole reports whether a float counts as an integer. It must fit in 53 bits and may differ from a whole number
-// by a relative error of 1e-9.
-func IsWhole(f float64) bool {
-	const most, epsilon = 1<<53 - 1, 1e-9
-	if math.IsNaN(f) || f < -most || f > most {
-		return false
-	}
-	rounded := math.Round(f)
-	return f == rounded || math.Abs(f-rounded) < epsilon*math.Abs(rounded)
 }

@@ -32,8 +32,7 @@ func Parse(js []byte, preserveUnknownFields bool) (*Schema, error) {
 	default:
 		return nil, errNotObject
 	}
-	s.NonStructural = preserveUnknownFields && !structural(object.NewCursor(js))
-	s.Root.collectTraits()
+	s.NonStructural = preserveUnknownFields && s.Root.Has(Unsupported)
 	return s, nil
 }
 
