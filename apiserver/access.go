@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
-	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/accounts"
 )
 
 // openAuthentication creates the authenticators and starts the goroutine that reloads their files.
@@ -20,8 +20,8 @@ func (s *Server) openAuthentication() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopAuthReload = cancel
 	keys := s.keys.Load()
-	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.TokenGetter(s.store.Head),
-		secrets{s})
+	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey,
+		accounts.TokenGetter(s.store.Head), secrets{s})
 	if err != nil {
 		return err
 	}

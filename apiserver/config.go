@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/controllers"
-	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
@@ -162,10 +162,10 @@ func (c Config) withDefaults() Config {
 		c.CompactionInterval = 5 * time.Minute
 	}
 	if len(c.ServiceClusterIPRanges) == 0 {
-		c.ServiceClusterIPRanges = []netip.Prefix{kinds.DefaultServiceRange()}
+		c.ServiceClusterIPRanges = []netip.Prefix{services.DefaultRange()}
 	}
 	if c.ServiceNodePortRange.Size == 0 {
-		c.ServiceNodePortRange = kinds.DefaultNodePorts()
+		c.ServiceNodePortRange = services.DefaultNodePorts()
 	}
 	if f := &c.Fairness; !f.Disabled && f.MaxReads+f.MaxWrites == 0 {
 		f.MaxReads, f.MaxWrites = 400, 200

@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
-	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
@@ -17,7 +17,7 @@ import (
 func (s *Server) openKeys() error {
 	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc",
 		"kubernetes.default.svc.cluster.local",
-		kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is the cluster IP of the Service kubernetes
+		services.ServerIP(s.config.ServiceClusterIPRanges[0])} // the last is the cluster IP of the Service kubernetes
 	// as in kube-apiserver; an unspecified address means one of Hosts
 	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() {
 		others = append(others, ip.String())

@@ -25,7 +25,7 @@ import (
 	apidiscovery "github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 )
 
 // services returns functions that read Services and EndpointSlices from the store. They are used to resolve Services.
@@ -78,7 +78,7 @@ const repairInterval = 3 * time.Minute
 // repairAddresses creates missing IPAddresses of Services and deletes wrong IPAddresses, because clients can delete
 // and change them.
 func (s *Server) repairAddresses(ctx context.Context) error {
-	wrong, missing := kinds.RepairAddresses(s.store.Head())
+	wrong, missing := services.RepairAddresses(s.store.Head())
 	if len(wrong)+len(missing) == 0 {
 		return nil
 	}
@@ -110,13 +110,14 @@ func (s *Server) publishService(ctx context.Context) error {
 		return err
 	}
 	port := int32(s.listener.Addr().(*net.TCPAddr).Port)
-	services := core.Services(metav1.NamespaceDefault)
+	client := core.Services(metav1.NamespaceDefault)
 	spec := coreapply.ServiceSpec().
 		WithType(corev1.ServiceTypeClusterIP).
 		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).
 			WithPort(servicePort).WithTargetPort(intstr.FromInt32(port)))
-	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		spec.WithClusterIP(kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])) // an existing Service keeps its address
+	if _, err := client.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		// an existing Service keeps its address
+		spec.WithClusterIP(services.ServerIP(s.config.ServiceClusterIPRanges[0]))
 	}
 	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
 	address := s.advertisedIP()
@@ -124,7 +125,7 @@ func (s *Server) publishService(ctx context.Context) error {
 		labels[proxyName] = "trellis"
 	}
 	service := coreapply.Service(serviceName, metav1.NamespaceDefault).WithLabels(labels).WithSpec(spec)
-	if _, err := services.Apply(ctx, service, applyOptions()); err != nil {
+	if _, err := client.Apply(ctx, service, applyOptions()); err != nil {
 		return err
 	}
 	return publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault),
@@ -173,13 +174,13 @@ func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterfa
 // advertised address, or the listening address if no other machine can reach the server. Clients with an IP address in
 // the Service range also get the address of the Service kubernetes.
 func (s *Server) discoveryAddresses() apidiscovery.Addresses {
-	address, services := strings.TrimPrefix(s.URL(), "https://"), s.config.ServiceClusterIPRanges[0]
+	address, ips := strings.TrimPrefix(s.URL(), "https://"), s.config.ServiceClusterIPRanges[0]
 	if ip := s.advertisedIP(); ip != nil {
 		address = net.JoinHostPort(ip.String(), strconv.Itoa(s.listener.Addr().(*net.TCPAddr).Port))
 	}
 	return apidiscovery.Addresses{
 		Default: address,
-		Range:   services, InRange: net.JoinHostPort(kinds.ServiceIP(services), strconv.Itoa(servicePort)),
+		Range:   ips, InRange: net.JoinHostPort(services.ServerIP(ips), strconv.Itoa(servicePort)),
 	}
 }
 

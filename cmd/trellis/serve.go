@@ -28,6 +28,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
 	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 )
 
 // serveFlags holds the values of the flags of serve.
@@ -112,10 +113,10 @@ func (f *serveFlags) bindGeneric(flags *pflag.FlagSet) {
 		"IP address at which other machines reach the server. Empty means the value of --bind-address, or an address "+
 			"of this machine if that value is 0.0.0.0 or ::")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour, "retention time of Events")
-	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", kinds.DefaultServiceRange().String(),
+	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", services.DefaultRange().String(),
 		"range of the cluster IPs of Services. For dual-stack: an IPv4 range and an IPv6 range, separated by a "+
 			"comma, the default family first. ServiceCIDRs add more ranges")
-	c.ServiceNodePortRange = kinds.DefaultNodePorts()
+	c.ServiceNodePortRange = services.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
 		"range of the node ports of Services of type NodePort and LoadBalancer, including both ends")
 	flags.BoolVar(&f.privileged, "allow-privileged", true,
@@ -277,7 +278,7 @@ func serviceRanges(text string) (all []netip.Prefix, err error) {
 		r, err := netip.ParsePrefix(strings.TrimSpace(word))
 		if err != nil {
 			return nil, fmt.Errorf("--service-cluster-ip-range: %q is not a CIDR range such as %s", word,
-				kinds.DefaultServiceRange())
+				services.DefaultRange())
 		}
 		if r.Addr().BitLen()-r.Bits() < 3 {
 			return nil, errors.New("--service-cluster-ip-range: the service cluster IP range must be at least 8 IP " +

@@ -55,9 +55,6 @@ func (c Config) storageStatus() object.Tree {
 // leaseProblem returns the reason why the holder of a Lease is unhealthy, or "" for a healthy holder. exists is false
 // if there is no such Lease.
 func (c Config) leaseProblem(name string) (reason string, exists bool) {
-	if c.Head == nil {
-		return "", false
-	}
 	rec := c.Head().Get("/registry/leases/kube-system/" + name)
 	if rec == nil {
 		return "", false

@@ -10,6 +10,7 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/core"
 
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -45,7 +46,7 @@ func nodeProxy() resource.Subresource {
 // connect returns a subresource for CONNECT requests. options is the kind of its options, in the core group.
 func connect(name, options string, c resource.Connect, verbs ...string) resource.Subresource {
 	gv := corev1.SchemeGroupVersion
-	v := postOnly(gv, resource.Names{Kind: options})
+	v := define.PostOnly(gv, resource.Names{Kind: options})
 	v.Type.Internal, v.Type.External = nil, nil // options have no metadata
 	c.Options = v
 	c.Decode = func(query url.Values) (object.Tree, error) {

@@ -26,6 +26,9 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 	"k8s.io/utils/clock"
 
+	"github.com/trellis-k8s/trellis/internal/kinds/crd"
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
+	"github.com/trellis-k8s/trellis/internal/kinds/pods"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -39,11 +42,11 @@ type Config struct {
 	// Head returns the stored objects, because some kinds depend on other objects. nil means that no objects are
 	// stored.
 	Head func() *storage.Snapshot
-	// ServiceRanges are the ranges for cluster IPs of Services until the ServiceCIDR named DefaultServiceCIDR exists.
+	// ServiceRanges are the ranges for cluster IPs of Services until the ServiceCIDR named services.DefaultCIDR exists.
 	// Their IP families are the families of the cluster, and the family of the first range is the default. nil means
-	// DefaultServiceRange.
+	// services.DefaultRange.
 	ServiceRanges []netip.Prefix
-	NodePorts     utilnet.PortRange // node ports of Services; the zero value means DefaultNodePorts
+	NodePorts     utilnet.PortRange // node ports of Services; the zero value means services.DefaultNodePorts
 	// UnguardedBindings disables the check of the capacity of a node when a Pod is bound to it.
 	UnguardedBindings bool
 	// AllowPrivileged accepts Pods with privileged containers and with Windows hostProcess containers.
@@ -78,18 +81,22 @@ type Config struct {
 // Definitions returns the definitions of all built-in kinds. Expensive parts are computed on first use.
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
-	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
-	for _, entries := range [][]entry{
+	all := []*resource.Definition{
+		crd.Definition(crd.Config{Catalog: c.Catalog, Now: c.Now, NoFieldSelectors: c.NoFieldSelectors}),
+		pods.LegacyBindings(),
+	}
+	for _, entries := range [][]define.Entry{
 		coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c),
 	} {
 		for i := range entries {
 			if c.AllowPrivileged {
-				entries[i].ignoreError = isPrivilegedError
+				entries[i].IgnoreError = isPrivilegedError
 			}
-			all = append(all, entries[i].define())
+			all = append(all, entries[i].Definition())
 		}
 	}
 	for _, d := range all {
+		d.ItemLimits = limits(d.Names.Kind)
 		for _, v := range d.Versions {
 			v.Served = v.Served && (c.Enabled == nil || c.Enabled(v.GroupVersion.WithResource(d.Names.Plural)))
 		}
@@ -99,6 +106,9 @@ func Definitions(c Config) []*resource.Definition {
 
 // withDefaults returns c with defaults for its nil fields. Strategies can then call these fields without a nil check.
 func (c Config) withDefaults() Config {
+	if c.Head == nil {
+		c.Head, c.UnguardedBindings = func() *storage.Snapshot { return new(storage.Snapshot) }, true
+	}
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -24,7 +24,7 @@ func SystemNamespaces() []object.Tree {
 // namespaceBehavior delays the deletion of a namespace until its finalizers are removed, after its objects are deleted.
 var namespaceBehavior = resource.Behavior{
 	BeforeDelete: terminateNamespace,
-	Deletable:    func(obj object.Tree) bool { return len(list(obj, "spec", "finalizers")) == 0 },
+	Deletable:    func(obj object.Tree) bool { return len(object.ListAt(obj, "spec", "finalizers")) == 0 },
 
 	PreconditionFailed: "Precondition failed",
 }
@@ -33,6 +33,6 @@ var namespaceBehavior = resource.Behavior{
 func terminateNamespace(_ context.Context, obj object.Tree) error {
 	// upstream's separate implementation of this delete does the same
 	delete(object.Metadata(obj), "deletionGracePeriodSeconds")
-	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
+	object.EnsureTree(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil
 }

@@ -10,11 +10,13 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/registry/core/resourcequota"
+
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
 )
 
 // upstreamQuotaStrategy includes the optional methods of upstream's strategy of ResourceQuotas.
 type upstreamQuotaStrategy interface {
-	strategy
+	define.Strategy
 	rest.DeclarativeValidationStrategy
 	rest.ResetFieldsStrategy
 }
@@ -26,7 +28,9 @@ type quotaStrategy struct {
 	groups func(context.Context) map[string][]string // groups by plural name of a resource
 }
 
-func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.Strategy, c.groups} }
+func (c Config) quotaStrategy() define.Strategy {
+	return quotaStrategy{resourcequota.Strategy, c.groups}
+}
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (s quotaStrategy) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {

@@ -69,7 +69,7 @@ func TestReviews(t *testing.T) {
 			t.Errorf("%s %s: %v", q.kind, q.body, err)
 			continue
 		}
-		got := status(review)
+		got := object.TreeAt(review, "status")
 		if u, ok := got["userInfo"].(object.Tree); ok {
 			delete(u, "extra")
 		}

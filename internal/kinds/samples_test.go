@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -29,13 +31,16 @@ var tester = &user.DefaultInfo{Name: "tester", UID: "u", Groups: []string{"syste
 
 // cluster is a server of all built-in kinds that has the namespace "ns".
 type cluster struct {
-	*server
+	*fixture.Env
 	user user.Info
+
+	mu       sync.Mutex
+	warnings []string
 }
 
 func serveCluster(t testing.TB, c kinds.Config) *cluster {
 	t.Helper()
-	s := &cluster{serveKinds(t, c), tester}
+	s := &cluster{Env: fixture.Open(t, c), user: tester}
 	s.mustCreate(s.version("v1", "Namespace"), "ns", "{metadata: {name: ns}}")
 	return s
 }
@@ -63,9 +68,20 @@ func (c *cluster) at(v *resource.Version, name, subresource string) engine.Targe
 }
 
 func (c *cluster) by() engine.Caller {
-	by := c.caller()
-	by.User = c.user
-	return by
+	return engine.Caller{User: c.user, FieldManager: "test", Validation: "Strict", Warn: func(text string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.warnings = append(c.warnings, text)
+	}}
+}
+
+func (c *cluster) tree(o engine.Object) object.Tree {
+	c.Helper()
+	t, err := o.Tree()
+	if err != nil {
+		c.Fatal(err)
+	}
+	return t
 }
 
 // body decodes YAML to a request body.

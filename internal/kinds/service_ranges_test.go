@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -74,7 +75,7 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	take("unready", "10.3.0.7", refused)
 	take("unknown", "10.4.0.7", refused)
 	take("still-own", "10.0.0.8", "")
-	c.createRange(kinds.DefaultServiceCIDR, "True", `[10.5.0.0/24]`)
+	c.createRange(services.DefaultCIDR, "True", `[10.5.0.0/24]`)
 	take("no-longer-own", "10.0.0.9", refused)
 	take("default", "10.5.0.7", "")
 	take("of-two-ranges", "10.5.0.7", "provided IP is already allocated")
@@ -164,7 +165,7 @@ func TestAddressesAreRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if wrong, missing := kinds.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
+	if wrong, missing := services.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
 		t.Errorf("correct store: got wrong %q, missing %v", wrong, missing)
 	}
 	remove("/registry/ipaddresses/10.0.0.2") // deleted
@@ -176,7 +177,7 @@ func TestAddressesAreRepaired(t *testing.T) {
 		`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
 	// belongs to a Gateway, so RepairAddresses does not return it
 	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`)
-	wrong, missing := kinds.RepairAddresses(c.Store.Head())
+	wrong, missing := services.RepairAddresses(c.Store.Head())
 	slices.Sort(wrong)
 	if !slices.Equal(wrong, []string{"10.0.0.3", "10.0.0.4", "10.0.0.9"}) {
 		t.Errorf("got wrong %q", wrong)
@@ -207,7 +208,7 @@ func TestRepairOfSharedAddress(t *testing.T) {
 		[]storage.Write{{Key: "/registry/services/specs/ns/a", Value: object.Pack(tree, 0).JSON()}}); err != nil {
 		t.Fatal(err)
 	}
-	if wrong, missing := kinds.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
+	if wrong, missing := services.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
 		t.Errorf("got wrong %q, missing %v; want none", wrong, missing)
 	}
 }

@@ -7,17 +7,18 @@ import (
 	"k8s.io/kube-aggregator/pkg/registry/apiservice"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // aggregation returns APIService, the kind that registers another server for a group version.
-func aggregation() []entry {
-	return []entry{{
-		kind: "APIService", plural: "apiservices", versions: versions{apiregistrationv1.SchemeGroupVersion},
-		categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
-		main: apiservice.NewStrategy(aggregator), status: apiservice.NewStatusStrategy(aggregator),
-		columns: apiServiceColumns,
+func aggregation() []define.Entry {
+	return []define.Entry{{
+		Kind: "APIService", Plural: "apiservices", Versions: versions{apiregistrationv1.SchemeGroupVersion},
+		Categories: extensions, Prefix: "apiregistration.k8s.io/apiservices",
+		Main: apiservice.NewStrategy(aggregator), Status: apiservice.NewStatusStrategy(aggregator),
+		Columns: apiServiceColumns,
 	}}
 }
 
@@ -29,31 +30,29 @@ var aggregator = func() *runtime.Scheme {
 }()
 
 func apiServiceColumns() []resource.Column {
+	service := func(t object.Tree) any {
+		if s := object.TreeAt(t, "spec", "service"); object.String(s, "name") != "" {
+			return object.String(s, "namespace") + "/" + object.String(s, "name")
+		}
+		return "Local"
+	}
 	return []resource.Column{
-		nameColumn(),
-		cellColumn("Service", "The reference to the service that hosts this API endpoint.", func(t object.Tree) any {
-			if name := text(t, "spec", "service", "name"); name != "" {
-				return text(t, "spec", "service", "namespace") + "/" + name
-			}
-			return "Local"
-		}),
-		cellColumn("Available", "Whether this service is available.", available),
-		ageColumn(),
+		define.NameColumn(),
+		define.CellColumn("Service", "The reference to the service that hosts this API endpoint.", service),
+		define.CellColumn("Available", "Whether this service is available.", available),
+		define.AgeColumn(),
 	}
 }
 
 // available returns the status of the condition Available, followed by the reason if the status is not True.
 func available(t object.Tree) any {
-	for _, c := range list(t, "status", "conditions") {
-		c, _ := c.(object.Tree)
-		if text(c, "type") != string(apiregistrationv1.Available) {
-			continue
-		}
-		status, reason := text(c, "status"), text(c, "reason")
-		if status != string(apiregistrationv1.ConditionTrue) && reason != "" {
-			status += " (" + reason + ")"
-		}
-		return status
+	c := object.Condition(object.TreeAt(t, "status"), string(apiregistrationv1.Available))
+	if c == nil {
+		return string(apiregistrationv1.ConditionUnknown)
 	}
-	return string(apiregistrationv1.ConditionUnknown)
+	status, reason := object.String(c, "status"), object.String(c, "reason")
+	if status != string(apiregistrationv1.ConditionTrue) && reason != "" {
+		status += " (" + reason + ")"
+	}
+	return status
 }

@@ -33,58 +33,61 @@ import (
 	"k8s.io/kubernetes/pkg/registry/storage/volumeattachment"
 	"k8s.io/kubernetes/pkg/registry/storage/volumeattributesclass"
 	"k8s.io/kubernetes/pkg/registry/storagemigration/storagemigration"
+
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
+	"github.com/trellis-k8s/trellis/internal/kinds/rbac"
 )
 
 // cluster returns the kinds for networking, storage, certificates, flow control, RBAC and other parts of a cluster.
-func cluster(c Config) []entry {
+func cluster(c Config) []define.Entry {
 	certs, flow := versions{certificatesv1.SchemeGroupVersion}, versions{flowcontrolv1.SchemeGroupVersion}
 	network := versions{networkingv1.SchemeGroupVersion}
-	rbac, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
-	authorize := c.escalation()
-	return []entry{
-		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", versions: certs, short: "csr",
-			main: certificates.Strategy, status: certificates.StatusStrategy,
-			subresources: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
-		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", versions: certs, main: clustertrustbundle.Strategy,
-			fields: []string{"spec.signerName"}},
-		{kind: "Lease", plural: "leases", versions: versions{coordinationv1.SchemeGroupVersion}, main: lease.Strategy},
-		{kind: "EndpointSlice", plural: "endpointslices", versions: versions{discoveryv1.SchemeGroupVersion},
-			main: endpointslice.Strategy},
-		{kind: "FlowSchema", plural: "flowschemas", versions: flow, main: flowschema.Strategy,
-			status: flowschema.StatusStrategy},
-		{kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations", versions: flow,
-			main: prioritylevelconfiguration.Strategy, status: prioritylevelconfiguration.StatusStrategy},
-		{kind: "Ingress", plural: "ingresses", versions: network, short: "ing", main: ingress.Strategy,
-			status: ingress.StatusStrategy, prefix: "ingress"},
-		{kind: "IngressClass", plural: "ingressclasses", versions: network, main: ingressclass.Strategy},
-		{kind: "IPAddress", plural: "ipaddresses", versions: network, short: "ip", main: ipaddress.Strategy},
-		{kind: "NetworkPolicy", plural: "networkpolicies", versions: network, short: "netpol",
-			main: networkpolicy.Strategy},
-		{kind: "ServiceCIDR", plural: "servicecidrs", versions: network, main: servicecidr.Strategy,
-			status: servicecidr.StatusStrategy},
-		{kind: "RuntimeClass", plural: "runtimeclasses", versions: versions{nodev1.SchemeGroupVersion},
-			main: runtimeclass.Strategy},
-		{kind: "ClusterRole", plural: "clusterroles", versions: rbac, main: clusterrole.Strategy, plainTable: true,
-			authorize: authorize.clusterRole},
-		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", versions: rbac, main: clusterrolebinding.Strategy,
-			authorize: authorize.clusterRoleBinding},
-		{kind: "Role", plural: "roles", versions: rbac, main: role.Strategy, plainTable: true,
-			authorize: authorize.role},
-		{kind: "RoleBinding", plural: "rolebindings", versions: rbac, main: rolebinding.Strategy,
-			authorize: authorize.roleBinding},
-		{kind: "CSIDriver", plural: "csidrivers", versions: storage, main: csidriver.Strategy, returnsDeleted: true},
-		{kind: "CSINode", plural: "csinodes", versions: storage, main: csinode.Strategy, status: csinode.StatusStrategy,
-			returnsDeleted: true},
-		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", versions: storage,
-			main: csistoragecapacity.Strategy, plainTable: true},
-		{kind: "StorageClass", plural: "storageclasses", versions: storage, short: "sc", main: storageclass.Strategy,
-			returnsDeleted: true},
-		{kind: "VolumeAttachment", plural: "volumeattachments", versions: storage, main: volumeattachment.Strategy,
-			status: volumeattachment.StatusStrategy, returnsDeleted: true},
-		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", versions: storage, short: "vac",
-			main: volumeattributesclass.Strategy, returnsDeleted: true},
-		{kind: "StorageVersionMigration", plural: "storageversionmigrations",
-			versions: versions{storagemigrationv1.SchemeGroupVersion}, main: storagemigration.Strategy,
-			status: storagemigration.StatusStrategy, columns: migrationColumns},
+	roles, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
+	escalation := rbac.NewEscalation(c.Authorizer, c.RoleRules)
+	return []define.Entry{
+		{Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests", Versions: certs, Short: "csr",
+			Main: certificates.Strategy, Status: certificates.StatusStrategy,
+			Subresources: updates{"approval": certificates.ApprovalStrategy}, Fields: []string{"spec.signerName"}},
+		{Kind: "ClusterTrustBundle", Plural: "clustertrustbundles", Versions: certs, Main: clustertrustbundle.Strategy,
+			Fields: []string{"spec.signerName"}},
+		{Kind: "Lease", Plural: "leases", Versions: versions{coordinationv1.SchemeGroupVersion}, Main: lease.Strategy},
+		{Kind: "EndpointSlice", Plural: "endpointslices", Versions: versions{discoveryv1.SchemeGroupVersion},
+			Main: endpointslice.Strategy},
+		{Kind: "FlowSchema", Plural: "flowschemas", Versions: flow, Main: flowschema.Strategy,
+			Status: flowschema.StatusStrategy},
+		{Kind: "PriorityLevelConfiguration", Plural: "prioritylevelconfigurations", Versions: flow,
+			Main: prioritylevelconfiguration.Strategy, Status: prioritylevelconfiguration.StatusStrategy},
+		{Kind: "Ingress", Plural: "ingresses", Versions: network, Short: "ing", Main: ingress.Strategy,
+			Status: ingress.StatusStrategy, Prefix: "ingress"},
+		{Kind: "IngressClass", Plural: "ingressclasses", Versions: network, Main: ingressclass.Strategy},
+		{Kind: "IPAddress", Plural: "ipaddresses", Versions: network, Short: "ip", Main: ipaddress.Strategy},
+		{Kind: "NetworkPolicy", Plural: "networkpolicies", Versions: network, Short: "netpol",
+			Main: networkpolicy.Strategy},
+		{Kind: "ServiceCIDR", Plural: "servicecidrs", Versions: network, Main: servicecidr.Strategy,
+			Status: servicecidr.StatusStrategy},
+		{Kind: "RuntimeClass", Plural: "runtimeclasses", Versions: versions{nodev1.SchemeGroupVersion},
+			Main: runtimeclass.Strategy},
+		{Kind: "ClusterRole", Plural: "clusterroles", Versions: roles, Main: clusterrole.Strategy, PlainTable: true,
+			Authorize: escalation.ClusterRole},
+		{Kind: "ClusterRoleBinding", Plural: "clusterrolebindings", Versions: roles, Main: clusterrolebinding.Strategy,
+			Authorize: escalation.ClusterRoleBinding},
+		{Kind: "Role", Plural: "roles", Versions: roles, Main: role.Strategy, PlainTable: true,
+			Authorize: escalation.Role},
+		{Kind: "RoleBinding", Plural: "rolebindings", Versions: roles, Main: rolebinding.Strategy,
+			Authorize: escalation.RoleBinding},
+		{Kind: "CSIDriver", Plural: "csidrivers", Versions: storage, Main: csidriver.Strategy, ReturnsDeleted: true},
+		{Kind: "CSINode", Plural: "csinodes", Versions: storage, Main: csinode.Strategy, Status: csinode.StatusStrategy,
+			ReturnsDeleted: true},
+		{Kind: "CSIStorageCapacity", Plural: "csistoragecapacities", Versions: storage,
+			Main: csistoragecapacity.Strategy, PlainTable: true},
+		{Kind: "StorageClass", Plural: "storageclasses", Versions: storage, Short: "sc", Main: storageclass.Strategy,
+			ReturnsDeleted: true},
+		{Kind: "VolumeAttachment", Plural: "volumeattachments", Versions: storage, Main: volumeattachment.Strategy,
+			Status: volumeattachment.StatusStrategy, ReturnsDeleted: true},
+		{Kind: "VolumeAttributesClass", Plural: "volumeattributesclasses", Versions: storage, Short: "vac",
+			Main: volumeattributesclass.Strategy, ReturnsDeleted: true},
+		{Kind: "StorageVersionMigration", Plural: "storageversionmigrations",
+			Versions: versions{storagemigrationv1.SchemeGroupVersion}, Main: storagemigration.Strategy,
+			Status: storagemigration.StatusStrategy, Columns: migrationColumns},
 	}
 }

@@ -23,6 +23,11 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/service"
 	"k8s.io/kubernetes/pkg/registry/core/serviceaccount"
 
+	"github.com/trellis-k8s/trellis/internal/kinds/accounts"
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
+	"github.com/trellis-k8s/trellis/internal/kinds/pods"
+	"github.com/trellis-k8s/trellis/internal/kinds/pods/capacity"
+	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -32,52 +37,58 @@ type (
 )
 
 // coreKinds returns the kinds of the core group, and Event, which also belongs to events.k8s.io.
-func coreKinds(c Config) []entry {
-	v1, addresses := versions{corev1.SchemeGroupVersion}, newPool(c)
-	var pods, nodes resource.Behavior
-	guardBindings(c, &pods, &nodes)
-	return []entry{
-		{kind: "ComponentStatus", plural: "componentstatuses", versions: v1, short: "cs", compute: c.components,
-			warning: "v1 ComponentStatus is deprecated in v1.19+"},
-		{kind: "ConfigMap", plural: "configmaps", versions: v1, short: "cm", main: configmap.Strategy},
-		{kind: "Endpoints", plural: "endpoints", versions: v1, short: "ep", main: endpoint.Strategy,
-			warning: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
-			prefix:  "services/endpoints"},
-		{kind: "Event", plural: "events", versions: versions{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion},
-			short: "ev", main: event.Strategy, fields: eventFields,
-			behavior: resource.Behavior{TTL: int64(c.EventTTL / time.Second)}},
-		{kind: "LimitRange", plural: "limitranges", versions: v1, short: "limits", main: limitrange.Strategy,
-			plainTable: true},
-		{kind: "Namespace", plural: "namespaces", versions: v1, short: "ns", main: namespace.Strategy,
-			status: namespace.StatusStrategy, subresources: updates{"finalize": namespace.FinalizeStrategy},
-			fields: []string{"status.phase"}, behavior: namespaceBehavior, returnsDeleted: true,
-			noDeleteCollection: true},
-		{kind: "Node", plural: "nodes", versions: v1, short: "no", main: node.Strategy, status: node.StatusStrategy,
-			fields: []string{"spec.unschedulable:false"}, actions: []resource.Subresource{nodeProxy()}, behavior: nodes,
-			prefix: "minions"},
-		{kind: "PersistentVolume", plural: "persistentvolumes", versions: v1, short: "pv",
-			main: persistentvolume.Strategy, status: persistentvolume.StatusStrategy, returnsDeleted: true},
-		{kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims", versions: v1, short: "pvc",
-			main: persistentvolumeclaim.Strategy, status: persistentvolumeclaim.StatusStrategy, returnsDeleted: true},
-		{kind: "Pod", plural: "pods", versions: v1, short: "po", categories: "all", main: pod.Strategy,
-			status: pod.StatusStrategy, subresources: updates{
+func coreKinds(c Config) []define.Entry {
+	v1 := versions{corev1.SchemeGroupVersion}
+	addresses := services.NewPool(c.Head, c.ServiceRanges, c.NodePorts)
+	var onPod, onNode resource.Behavior
+	if !c.UnguardedBindings {
+		usage := capacity.New(c.Head)
+		onPod.ReserveCapacity, onNode.ReserveCapacity = usage.ReserveForPod, usage.ReserveForNode
+	}
+	return []define.Entry{
+		{Kind: "ComponentStatus", Plural: "componentstatuses", Versions: v1, Short: "cs", Compute: c.components,
+			Warning: "v1 ComponentStatus is deprecated in v1.19+"},
+		{Kind: "ConfigMap", Plural: "configmaps", Versions: v1, Short: "cm", Main: configmap.Strategy},
+		{Kind: "Endpoints", Plural: "endpoints", Versions: v1, Short: "ep", Main: endpoint.Strategy,
+			Warning: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+			Prefix:  "services/endpoints"},
+		{Kind: "Event", Plural: "events", Versions: versions{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion},
+			Short: "ev", Main: event.Strategy, Fields: eventFields,
+			Behavior: resource.Behavior{TTL: int64(c.EventTTL / time.Second)}},
+		{Kind: "LimitRange", Plural: "limitranges", Versions: v1, Short: "limits", Main: limitrange.Strategy,
+			PlainTable: true},
+		{Kind: "Namespace", Plural: "namespaces", Versions: v1, Short: "ns", Main: namespace.Strategy,
+			Status: namespace.StatusStrategy, Subresources: updates{"finalize": namespace.FinalizeStrategy},
+			Fields: []string{"status.phase"}, Behavior: namespaceBehavior, ReturnsDeleted: true,
+			NoDeleteCollection: true},
+		{Kind: "Node", Plural: "nodes", Versions: v1, Short: "no", Main: node.Strategy, Status: node.StatusStrategy,
+			Fields: []string{"spec.unschedulable:false"}, Actions: []resource.Subresource{nodeProxy()},
+			Behavior: onNode, Prefix: "minions"},
+		{Kind: "PersistentVolume", Plural: "persistentvolumes", Versions: v1, Short: "pv",
+			Main: persistentvolume.Strategy, Status: persistentvolume.StatusStrategy, ReturnsDeleted: true},
+		{Kind: "PersistentVolumeClaim", Plural: "persistentvolumeclaims", Versions: v1, Short: "pvc",
+			Main: persistentvolumeclaim.Strategy, Status: persistentvolumeclaim.StatusStrategy, ReturnsDeleted: true},
+		{Kind: "Pod", Plural: "pods", Versions: v1, Short: "po", Categories: "all", Main: pod.Strategy,
+			Status: pod.StatusStrategy, Subresources: updates{
 				"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy,
-			}, actions: append(podConnects(), binding(), c.eviction()),
-			fields: podFields, behavior: pods, returnsDeleted: true},
-		{kind: "PodTemplate", plural: "podtemplates", versions: v1, main: podtemplate.Strategy, returnsDeleted: true},
-		{kind: "ReplicationController", plural: "replicationcontrollers", versions: v1, short: "rc", categories: "all",
-			main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy,
-			scale: replicasScale(formatLabelSet), fields: []string{"status.replicas:0"}, prefix: "controllers"},
-		{kind: "ResourceQuota", plural: "resourcequotas", versions: v1, short: "quota", main: c.quotaStrategy(),
-			status: resourcequota.StatusStrategy, returnsDeleted: true},
-		{kind: "Secret", plural: "secrets", versions: v1, main: secret.Strategy, fields: []string{"type"}},
-		{kind: "Service", plural: "services", versions: v1, short: "svc", categories: "all", main: service.Strategy,
-			status: service.StatusStrategy, actions: []resource.Subresource{proxy("ServiceProxyOptions")},
-			fields: []string{"spec.clusterIP spec.type"}, prepare: addresses.prepare,
-			behavior:       resource.Behavior{Guards: addresses.guards, RelatedWrites: addresses.relatedWrites},
-			returnsDeleted: true, prefix: "services/specs"},
-		{kind: "ServiceAccount", plural: "serviceaccounts", versions: v1, short: "sa", main: serviceaccount.Strategy,
-			returnsDeleted: true, actions: c.serviceAccountActions()},
+			}, Actions: append(podConnects(), pods.Binding(), pods.Eviction(c.Now, c.Head)),
+			Fields: podFields, Behavior: onPod, ReturnsDeleted: true},
+		{Kind: "PodTemplate", Plural: "podtemplates", Versions: v1, Main: podtemplate.Strategy, ReturnsDeleted: true},
+		{Kind: "ReplicationController", Plural: "replicationcontrollers", Versions: v1, Short: "rc", Categories: "all",
+			Main: replicationcontroller.Strategy, Status: replicationcontroller.StatusStrategy,
+			Scale: replicasScale(formatLabelSet), Fields: []string{"status.replicas:0"}, Prefix: "controllers"},
+		{Kind: "ResourceQuota", Plural: "resourcequotas", Versions: v1, Short: "quota", Main: c.quotaStrategy(),
+			Status: resourcequota.StatusStrategy, ReturnsDeleted: true},
+		{Kind: "Secret", Plural: "secrets", Versions: v1, Main: secret.Strategy, Fields: []string{"type"}},
+		{Kind: "Service", Plural: "services", Versions: v1, Short: "svc", Categories: "all", Main: service.Strategy,
+			Status: service.StatusStrategy, Actions: []resource.Subresource{proxy("ServiceProxyOptions")},
+			Fields: []string{"spec.clusterIP spec.type"}, Prepare: addresses.Prepare,
+			Behavior:       resource.Behavior{Guards: addresses.Guards, RelatedWrites: addresses.RelatedWrites},
+			ReturnsDeleted: true, Prefix: "services/specs"},
+		{Kind: "ServiceAccount", Plural: "serviceaccounts", Versions: v1, Short: "sa", Main: serviceaccount.Strategy,
+			ReturnsDeleted: true, Actions: accounts.Subresources(accounts.Tokens{
+				Now: c.Now, Head: c.Head, Issuer: c.Issuer, Audiences: c.Audiences, MaxExpiration: c.MaxTokenExpiration,
+			})},
 	}
 }
 

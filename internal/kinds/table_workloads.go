@@ -18,35 +18,36 @@ import (
 	"k8s.io/kubernetes/pkg/registry/policy/poddisruptionbudget"
 	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
 
+	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // workloads returns the kinds that run Pods, and those that configure scaling, disruption and priority of Pods.
-func workloads() []entry {
+func workloads() []define.Entry {
 	apps, batch := versions{appsv1.SchemeGroupVersion}, versions{batchv1.SchemeGroupVersion}
-	return []entry{
-		{kind: "ControllerRevision", plural: "controllerrevisions", versions: apps, main: controllerrevision.Strategy},
-		{kind: "DaemonSet", plural: "daemonsets", versions: apps, short: "ds", categories: "all",
-			main: daemonset.Strategy, status: daemonset.StatusStrategy,
-			behavior: resource.Behavior{HiddenAnnotation: appsv1.DeprecatedTemplateGeneration}},
-		{kind: "Deployment", plural: "deployments", versions: apps, short: "deploy", categories: "all",
-			main: deployment.Strategy, status: deployment.StatusStrategy, scale: replicasScale(formatLabelSelector)},
-		{kind: "ReplicaSet", plural: "replicasets", versions: apps, short: "rs", categories: "all",
-			main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: replicasScale(formatLabelSelector)},
-		{kind: "StatefulSet", plural: "statefulsets", versions: apps, short: "sts", categories: "all",
-			main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: replicasScale(formatLabelSelector)},
-		{kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers",
-			versions: versions{autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion}, short: "hpa",
-			categories: "all", main: horizontalpodautoscaler.Strategy, status: horizontalpodautoscaler.StatusStrategy},
-		{kind: "CronJob", plural: "cronjobs", versions: batch, short: "cj", categories: "all", main: cronjob.Strategy,
-			status: cronjob.StatusStrategy},
-		{kind: "Job", plural: "jobs", versions: batch, categories: "all", main: job.Strategy,
-			status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"},
-			behavior: resource.Behavior{OrphanWarning: orphanedPods}},
-		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", versions: versions{policyv1.SchemeGroupVersion},
-			short: "pdb", main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
-		{kind: "PriorityClass", plural: "priorityclasses", versions: versions{schedulingv1.SchemeGroupVersion},
-			short: "pc", main: priorityclass.Strategy},
+	return []define.Entry{
+		{Kind: "ControllerRevision", Plural: "controllerrevisions", Versions: apps, Main: controllerrevision.Strategy},
+		{Kind: "DaemonSet", Plural: "daemonsets", Versions: apps, Short: "ds", Categories: "all",
+			Main: daemonset.Strategy, Status: daemonset.StatusStrategy,
+			Behavior: resource.Behavior{HiddenAnnotation: appsv1.DeprecatedTemplateGeneration}},
+		{Kind: "Deployment", Plural: "deployments", Versions: apps, Short: "deploy", Categories: "all",
+			Main: deployment.Strategy, Status: deployment.StatusStrategy, Scale: replicasScale(formatLabelSelector)},
+		{Kind: "ReplicaSet", Plural: "replicasets", Versions: apps, Short: "rs", Categories: "all",
+			Main: replicaset.Strategy, Status: replicaset.StatusStrategy, Scale: replicasScale(formatLabelSelector)},
+		{Kind: "StatefulSet", Plural: "statefulsets", Versions: apps, Short: "sts", Categories: "all",
+			Main: statefulset.Strategy, Status: statefulset.StatusStrategy, Scale: replicasScale(formatLabelSelector)},
+		{Kind: "HorizontalPodAutoscaler", Plural: "horizontalpodautoscalers",
+			Versions: versions{autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion}, Short: "hpa",
+			Categories: "all", Main: horizontalpodautoscaler.Strategy, Status: horizontalpodautoscaler.StatusStrategy},
+		{Kind: "CronJob", Plural: "cronjobs", Versions: batch, Short: "cj", Categories: "all", Main: cronjob.Strategy,
+			Status: cronjob.StatusStrategy},
+		{Kind: "Job", Plural: "jobs", Versions: batch, Categories: "all", Main: job.Strategy,
+			Status: job.StatusStrategy, Fields: []string{"status.successful=status.succeeded:0"},
+			Behavior: resource.Behavior{OrphanWarning: orphanedPods}},
+		{Kind: "PodDisruptionBudget", Plural: "poddisruptionbudgets", Versions: versions{policyv1.SchemeGroupVersion},
+			Short: "pdb", Main: poddisruptionbudget.Strategy, Status: poddisruptionbudget.StatusStrategy},
+		{Kind: "PriorityClass", Plural: "priorityclasses", Versions: versions{schedulingv1.SchemeGroupVersion},
+			Short: "pc", Main: priorityclass.Strategy},
 	}
 }
 

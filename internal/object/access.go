@@ -13,14 +13,7 @@ func Metadata(t Tree) Tree {
 }
 
 // EnsureMetadata returns the metadata of t. It sets the metadata to an empty object if Metadata returns nil.
-func EnsureMetadata(t Tree) Tree {
-	m := Metadata(t)
-	if m == nil {
-		m = Tree{}
-		t[keyMetadata] = m
-	}
-	return m
-}
+func EnsureMetadata(t Tree) Tree { return EnsureTree(t, keyMetadata) }
 
 // String returns the string at key, or "" if there is no string.
 func String(t Tree, key string) string {
@@ -149,13 +142,7 @@ func Annotation(t Tree, key string) (string, bool) {
 // SetMapEntry sets one entry of metadata[field], a map of strings such as "labels" or "annotations". It creates the
 // map if necessary.
 func SetMapEntry(t Tree, field, key, value string) {
-	meta := EnsureMetadata(t)
-	m, ok := meta[field].(Tree)
-	if !ok || m == nil {
-		m = Tree{}
-		meta[field] = m
-	}
-	m[key] = value
+	EnsureTree(EnsureMetadata(t), field)[key] = value
 }
 
 // OwnerReferences returns metadata.ownerReferences, or nil if the field is not a list of objects.
