@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -9,13 +8,11 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 
 	"github.com/trellis-k8s/trellis/internal/aggregation"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/apiservice"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -36,7 +33,7 @@ type Aggregation struct {
 func (s *Server) openAggregation(out *egress.Dialer) {
 	services := s.services()
 	services.ByClusterIP = s.config.Aggregation.ByClusterIP
-	s.apiServices = controllers.NewAPIServices(s.engine.Live.Load)
+	s.apiServices = apiservice.New(s.engine.Live.Load)
 	s.aggregator = aggregation.New(aggregation.Config{
 		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
 		Headers: s.headers().Default(), Report: s.apiServices.Report,
@@ -48,14 +45,6 @@ func (s *Server) openAggregation(out *egress.Dialer) {
 	}
 	s.engine.Live.OnUpdate(follow)
 	follow(nil)
-}
-
-// runAPIServices runs the controller of APIServices, unless --runtime-config disables their kind.
-func (s *Server) runAPIServices(ctx context.Context, c *rest.Config) error {
-	if !s.serves(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")) {
-		return nil
-	}
-	return s.apiServices.Run(ctx, c)
 }
 
 // headers returns the configured front-proxy headers, or the defaults.
@@ -106,19 +95,8 @@ func (s *Server) openClientCertificates() (err error) {
 	return err
 }
 
-// runTrust keeps the ConfigMap extension-apiserver-authentication up to date. Aggregated API servers authenticate
-// this server with the CA in this ConfigMap.
-func (s *Server) runTrust(ctx context.Context, c *rest.Config) error {
-	if s.proxyClient != nil {
-		s.loops.Go(func() { s.proxyClient.Run(ctx, 1) })
-	}
-	info, err := s.trustInfo()
-	if err != nil {
-		return err
-	}
-	return controllers.RunAuthenticationTrust(ctx, c, info)
-}
-
+// trustInfo returns the content of the ConfigMap extension-apiserver-authentication. Aggregated API servers
+// authenticate this server with the CA in this ConfigMap.
 func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {
 	if c := s.config; (c.Authentication.RequestHeader.CAFile == "") != (c.Aggregation.ProxyClientCertFile == "") {
 		c.Logger.Warn("--requestheader-client-ca-file and --proxy-client-cert-file should be set together: " +

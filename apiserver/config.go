@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
@@ -116,7 +116,7 @@ type Config struct {
 	// client that finalizes the namespace itself within this time gets no conflict.
 	NamespaceDelay time.Duration
 	// ClusterSigning configures the CAs that sign CertificateSigningRequests. The zero value means the server's own CA.
-	ClusterSigning controllers.Signing
+	ClusterSigning upstream.Signing
 	// AutoMigrateStorage rewrites the objects of a CRD at its storage version after the storage version has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR enables the media type application/cbor.

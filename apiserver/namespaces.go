@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
 // namespacesInterval is the interval of the system namespaces controller, as in kube-apiserver.
@@ -15,10 +14,7 @@ const namespacesInterval = time.Minute
 
 // systemNamespaces creates the missing system namespaces.
 func (s *Server) systemNamespaces(ctx context.Context) error {
-	client, err := corev1client.NewForConfig(s.Loopback())
-	if err != nil {
-		return err
-	}
+	client := s.client.CoreV1()
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic,
 		corev1.NamespaceNodeLease} {
 		_, err := client.Namespaces().Get(ctx, name, metav1.GetOptions{})

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -31,6 +32,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/apiservice"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
+	"github.com/trellis-k8s/trellis/internal/controllers/crd"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/egress/credentials"
@@ -70,8 +75,9 @@ type Server struct {
 	engine                     *engine.Engine
 	// reachability tracks the conversion webhooks that cannot be reached. apiServices tracks the availability of
 	// APIServices.
-	reachability *controllers.Reachability
-	apiServices  *controllers.APIServices
+	reachability *crd.Reachability
+	apiServices  *apiservice.Controller
+	client       kubernetes.Interface    // a client of this server; nil until connect
 	aggregator   *aggregation.Aggregator // nil until connect, like nodes
 	nodes        *nodes.Proxy
 	migrating    []string // names of the CRDs whose storage migration an earlier server did not finish
@@ -97,7 +103,7 @@ type Server struct {
 func Start(ctx context.Context, c Config) (*Server, error) {
 	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}),
 		drained: make(chan struct{}), stopLoops: func() {}, closeWebhooks: func() {}, stopAuthReload: func() {},
-		reachability: controllers.NewReachability()}
+		reachability: crd.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -127,6 +133,11 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
+	loopback := s.Loopback()
+	loopback.WarningHandler = rest.NoWarnings{}
+	if s.client, err = kubernetes.NewForConfig(loopback); err != nil {
+		return fmt.Errorf("create client for default objects and controllers: %w", err)
+	}
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("create system namespaces: %w", err)
 	}
@@ -137,10 +148,12 @@ func (s *Server) start(ctx context.Context) (err error) {
 			addresses <- nil
 			return
 		}
-		addresses <- errors.Join(controllers.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges),
+		addresses <- errors.Join(
+			bootstrap.EnsureServiceCIDR(ctx, s.client.NetworkingV1(), s.config.ServiceClusterIPRanges),
 			s.repairAddresses(ctx))
 	}()
-	if err := errors.Join(controllers.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
+	err = bootstrap.Reconcile(ctx, s.client, controllers.Running(s.config.Controllers))
+	if err := errors.Join(err, <-addresses); err != nil {
 		return fmt.Errorf("bootstrap default objects and Service addresses: %w", err)
 	}
 	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
@@ -158,55 +171,62 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
-	ctx = controllers.WithLogger(ctx, s.config.Logger)
+	ctx = upstream.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
 		if err := s.feed.Run(ctx); ctx.Err() == nil {
 			s.fail(fmt.Errorf("send changes to the controllers: %w", err))
 		}
 	})
-	upstream := s.upstream()
-	loops := func(ctx context.Context, c *rest.Config) error {
-		return controllers.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices, upstream)
-	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
 	s.loops.Go(func() { s.egressSelector.Run(ctx) })
-	if s.kubeletClient != nil {
-		s.loops.Go(func() { s.kubeletClient.Run(ctx, 1) })
+	for _, certificate := range []*dynamiccertificates.DynamicCertKeyPairContent{s.proxyClient, s.kubeletClient} {
+		if certificate != nil {
+			s.loops.Go(func() { certificate.Run(ctx, 1) })
+		}
 	}
 	s.runPeriodically(ctx, serving.RenewalCheck, "cannot renew the server's own certificates", s.renewKeys)
-	ranges := func(ctx context.Context, c *rest.Config) error {
-		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
-			return nil
-		}
-		s.runPeriodically(ctx, repairInterval, "cannot repair the addresses of Services",
-			func() error { return s.repairAddresses(ctx) })
-		return controllers.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
-	}
 	s.runPeriodically(ctx, priorityInterval, "cannot reconcile the flow control objects",
-		func() error { return controllers.ReconcileFlowControl(ctx, s.Loopback()) })
+		func() error { return bootstrap.ReconcileFlowControl(ctx, s.client) })
 	s.runPeriodically(ctx, namespacesInterval, "cannot create the system namespaces",
 		func() error { return s.systemNamespaces(ctx) })
-	for _, loop := range []struct {
-		run   func(context.Context, *rest.Config) error
-		hooks []string // start tasks that are done when the loop runs
-	}{
-		{loops, []string{hookCRDControllers}},
-		{ranges, []string{hookServiceCIDRs}},
-		{upstream.Run, nil},
-		{s.reachability.Run, nil},
-		{s.runAPIServices, []string{hookLocalAvailable, hookRemoteAvailable, hookAutoregistration}},
-		{s.runTrust, []string{hookTrust}},
-		{controllers.RunTokenTracking, []string{hookTokenTracking}},
-	} {
-		s.hooks.done(nil, loop.hooks...)
-		s.loops.Go(func() {
-			if err := loop.run(ctx, s.Loopback()); err != nil {
-				s.config.Logger.Error("cannot run a controller", "error", err)
-				s.hooks.done(err, loop.hooks...)
-			}
-		})
+	s.runControllers(ctx)
+}
+
+// runControllers starts the controllers, which run until ctx is done.
+func (s *Server) runControllers(ctx context.Context) {
+	c := controllers.Config{
+		Client: s.client, Feed: s.feed.Follow, APIServices: s.apiServices, Reachability: s.reachability,
+		Dangling: !s.config.Fairness.Disabled, NamespaceDelay: s.config.NamespaceDelay,
+		AutoMigrate: s.config.AutoMigrateStorage, Migrating: s.migrating,
+		Upstream: upstream.Config{
+			Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer,
+			Signing: s.config.ClusterSigning, QuotaObjects: s.quotas.Objects,
+			LeaderElection: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+		},
 	}
+	c.Upstream.Signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
+	if s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
+		c.ServiceCIDRs = s.config.ServiceClusterIPRanges
+		s.runPeriodically(ctx, repairInterval, "cannot repair the addresses of Services",
+			func() error { return s.repairAddresses(ctx) })
+	}
+	trust, err := s.trustInfo()
+	if err != nil {
+		s.config.Logger.Error("cannot run a controller", "error", err)
+	} else {
+		c.Trust = &trust
+	}
+	s.hooks.done(err, hookTrust)
+	all := []string{hookCRDControllers, hookServiceCIDRs, hookLocalAvailable, hookRemoteAvailable,
+		hookAutoregistration, hookTokenTracking}
+	s.hooks.done(nil, all...)
+	s.loops.Go(func() {
+		if err := controllers.Run(ctx, s.Loopback(), c); err != nil {
+			s.config.Logger.Error("cannot run a controller", "error", err)
+			s.hooks.done(err, all...)
+		}
+	})
 }
 
 // writeDangling updates the condition Dangling of all FlowSchemas. It does nothing if API Priority and Fairness is
@@ -215,22 +235,11 @@ func (s *Server) writeDangling(ctx context.Context) error {
 	if s.config.Fairness.Disabled {
 		return nil
 	}
-	return controllers.ReconcileDangling(ctx, s.Loopback())
+	return bootstrap.WriteDangling(ctx, s.client.FlowcontrolV1())
 }
 
 // priorityInterval is the interval at which the flow control objects are reconciled, as in kube-apiserver.
 const priorityInterval = time.Minute
-
-// upstream creates the controllers of kube-controller-manager that the server can run.
-func (s *Server) upstream() *controllers.Upstream {
-	signing := s.config.ClusterSigning
-	signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
-	return controllers.NewUpstream(controllers.UpstreamConfig{
-		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
-		NamespaceDelay: s.config.NamespaceDelay, Dangling: !s.config.Fairness.Disabled,
-		QuotaObjects: s.quotas.Objects, LeaderElection: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
-	})
-}
 
 // runPeriodically calls the function do periodically until ctx is done. If the function fails, it logs its error with
 // the message in failure.

@@ -20,10 +20,9 @@ import (
 	discoveryapply "k8s.io/client-go/applyconfigurations/discovery/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
-	"k8s.io/client-go/rest"
 
 	apidiscovery "github.com/trellis-k8s/trellis/internal/api/discovery"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
 )
@@ -84,7 +83,7 @@ func (s *Server) repairAddresses(ctx context.Context) error {
 	}
 	s.config.Logger.Warn("repairing IPAddresses that do not match the Services", "wrong", len(wrong), "missing",
 		len(missing))
-	return controllers.RepairAddresses(ctx, s.Loopback(), wrong, missing)
+	return bootstrap.RepairAddresses(ctx, s.client.NetworkingV1(), wrong, missing)
 }
 
 const (
@@ -99,16 +98,7 @@ const (
 // machines can reach it. Otherwise a label makes kube-proxy ignore the Service. kube-proxy would reject connections to
 // a Service without endpoints, but another program such as trellis-cluster may serve them.
 func (s *Server) publishService(ctx context.Context) error {
-	config := s.Loopback()
-	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated
-	core, err := corev1client.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	discovery, err := discoveryv1client.NewForConfig(config)
-	if err != nil {
-		return err
-	}
+	core, discovery := s.client.CoreV1(), s.client.DiscoveryV1()
 	port := int32(s.listener.Addr().(*net.TCPAddr).Port)
 	client := core.Services(metav1.NamespaceDefault)
 	spec := coreapply.ServiceSpec().

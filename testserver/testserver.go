@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 )
 
 // Server is a running server that is stopped at the end of its test.
@@ -58,7 +58,7 @@ func With(change func(*apiserver.Config)) Option {
 // fails, Start fails the test.
 func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
-	s := &Server{t: t, config: apiserver.Config{Controllers: []string{controllers.ClusterRoleAggregation}}}
+	s := &Server{t: t, config: apiserver.Config{Controllers: []string{upstream.ClusterRoleAggregation}}}
 	s.config.Authentication.Anonymous = true
 	// the controller that creates default service accounts does not run
 	s.config.Admission.Disable = []string{"ServiceAccount"}

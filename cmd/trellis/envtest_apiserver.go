@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 )
 
 // namespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. The
@@ -45,7 +45,7 @@ a real etcd, the objects are stored in etcd.`,
 		},
 	}
 	flags, serveGroups := cmd.Flags(), f.bind()
-	f.config.Controllers, f.config.NamespaceDelay = []string{controllers.ClusterRoleAggregation}, namespaceDelay
+	f.config.Controllers, f.config.NamespaceDelay = []string{upstream.ClusterRoleAggregation}, namespaceDelay
 	for name, group := range serveGroups.FlagSets {
 		group.VisitAll(func(flag *pflag.Flag) {
 			// The data directory is that of the etcd stub, --apply is for development, and envtest has no

@@ -25,8 +25,8 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
-	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
 )
@@ -40,7 +40,7 @@ type serveFlags struct {
 	gates       map[string]string
 	tls         tlsFlags
 	routing     bool // --enable-aggregator-routing
-	signers     map[string]*controllers.CA
+	signers     map[string]*upstream.CA
 	fairness    bool // --enable-priority-and-fairness
 	guards      bool // --guard-bindings
 	privileged  bool // --allow-privileged

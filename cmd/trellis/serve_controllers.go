@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 )
 
 // clusterSigning is the prefix of the flags of the controller that signs certificates.
@@ -18,7 +19,7 @@ const clusterSigning = "cluster-signing-"
 func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.config.Controllers, "controllers", []string{"*"},
 		"controllers of kube-controller-manager to run: names, '*' for all, or '-NAME' to disable one. The names are "+
-			strings.Join(controllers.UpstreamControllers(), ", ")+
+			strings.Join(upstream.Names(), ", ")+
 			". The following also run unless '-NAME' or '-*' disables them: "+
 			strings.Join(controllers.TrellisControllers, ", "))
 	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
@@ -28,9 +29,9 @@ func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 		"file of the CA certificate for all signers (empty means the CA in the data directory)")
 	flags.StringVar(&all.KeyFile, clusterSigning+"key-file", "",
 		"file of the private key of --cluster-signing-cert-file")
-	f.signers = map[string]*controllers.CA{}
-	for name, signer := range controllers.Signers {
-		ca := &controllers.CA{}
+	f.signers = map[string]*upstream.CA{}
+	for name, signer := range upstream.Signers {
+		ca := &upstream.CA{}
 		f.signers[name] = ca
 		flags.StringVar(&ca.CertFile, clusterSigning+name+"-cert-file", "",
 			"file of the CA certificate for the signer "+signer+
@@ -52,7 +53,7 @@ func (f *serveFlags) checkControllers() error {
 	if c.DefaultCA.Incomplete() {
 		return errors.New("--cluster-signing-cert-file and --cluster-signing-key-file must be set together")
 	}
-	c.SignerCAs = map[string]controllers.CA{}
+	c.SignerCAs = map[string]upstream.CA{}
 	for name, ca := range f.signers {
 		switch {
 		case ca.Incomplete():

@@ -1,131 +1,174 @@
-// Package controllers contains the server's controllers. They finish work that a request
-// starts, such as the deletion of a namespace's content, of a CRD's objects, or of dependents.
-// Each controller is a client of the API, so it can run in the server's process or in
-// a separate one. The package must not import the engine or the storage.
+// Package controllers starts the server's controllers. They finish work that a request starts, such as the deletion of
+// a namespace's content, of a CRD's objects, or of dependents. Each controller is a client of the API, so it can run in
+// the server's process or in a separate one. The controllers must not import the engine or the storage.
 package controllers
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	apiregistration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
+	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
+
+	"github.com/trellis-k8s/trellis/internal/controllers/apiservice"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
+	"github.com/trellis-k8s/trellis/internal/controllers/crd"
+	"github.com/trellis-k8s/trellis/internal/controllers/garbage"
+	"github.com/trellis-k8s/trellis/internal/controllers/informer"
+	"github.com/trellis-k8s/trellis/internal/controllers/migration"
+	"github.com/trellis-k8s/trellis/internal/controllers/namespace"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 )
 
-// clients holds the API clients of the controllers.
-type clients struct {
-	discovery discovery.DiscoveryInterface
-	dynamic   dynamic.Interface
-	metadata  metadata.Interface
-	core      typedcorev1.CoreV1Interface
-	feed      Feed // nil: every kind is watched through the API
+// Config configures the controllers.
+type Config struct {
+	Client kubernetes.Interface
+	// Feed sends the changes of objects. The objects of other resources are watched through the API.
+	Feed informer.Feed
+	// Upstream selects and configures the controllers of kube-controller-manager. TrellisControllers run even if
+	// Upstream.Controllers does not name them. "-name" disables one of them, and "-*" disables all that are not named.
+	Upstream     upstream.Config
+	APIServices  *apiservice.Controller
+	Reachability *crd.Reachability
+	// Trust is published to extension API servers, unless it is nil.
+	Trust *clusterauthenticationtrust.ClusterAuthenticationInfo
+	// ServiceCIDRs are the configured ranges of Services. If it is empty, no controller of ServiceCIDRs runs.
+	ServiceCIDRs []netip.Prefix
+	// Dangling enables the controller that writes the condition Dangling of FlowSchemas.
+	Dangling bool
+	// NamespaceDelay is the time between the deletion of a namespace and the first write of the namespace controller.
+	NamespaceDelay time.Duration
+	// AutoMigrate and Migrating are the fields of migration.Config.
+	AutoMigrate bool
+	Migrating   []string
 }
 
-// Feed subscribes to the metadata of the objects that a server in this process stores. A Feed costs far less than a
-// list and a watch through the API. One goroutine calls the functions listed and changed until stop is called. It
-// calls listed first, with all objects at a revision, and again if it has missed changes. It calls changed for each
-// later change. Feed returns false for a resource that the server does not store.
-type Feed func(
-	resource schema.GroupVersionResource,
-	listed func(objects []*metav1.PartialObjectMetadata, revision int64),
-	changed func(object *metav1.PartialObjectMetadata, deleted bool),
-) (stop func(), ok bool)
+// observer receives the changes of all objects.
+type observer interface{ Observe(informer.Change) }
 
-func newClients(config *rest.Config, feed Feed) (*clients, error) {
-	config = rest.CopyConfig(config)
-	config.QPS = -1 // the queues limit the rate of the controllers
-	config.WarningHandler = rest.NoWarnings{}
-	disc, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create discovery client: %w", err)
-	}
-	dyn, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create dynamic client: %w", err)
-	}
-	meta, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create metadata client: %w", err)
-	}
-	core, err := typedcorev1.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create core client: %w", err)
-	}
-	return &clients{disc, dyn, meta, core, feed}, nil
+// controller is a controller that does not depend on upstream's informers.
+type controller interface {
+	observer
+	Run(context.Context)
 }
 
 // Run runs the controllers against the API server of config until ctx is done, and returns when the last one has
 // stopped. It returns an error only for an invalid configuration. A controller retries after an error of the API.
-//
-// Resources that feed does not have are watched through the API. A nil feed has no resources. If autoMigrate is set,
-// objects are migrated automatically after the storage version of their CRD has changed. migrating lists the CRDs
-// whose condition reports a running migration at the start. The process that set the condition may have stopped before
-// the end of the migration.
-//
-// services receives the changes of APIServices, and triggers discovery of the groups that other servers serve.
-// upstream receives the changes of all objects, and specifies which of TrellisControllers run.
-func Run(
-	ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string,
-	services *APIServices, upstream *Upstream,
-) error {
-	c, err := newClients(config, feed)
+func Run(ctx context.Context, config *rest.Config, c Config) error {
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the queues limit the rate of the controllers
+	config.WarningHandler = rest.NoWarnings{}
+	dyn, err := dynamic.NewForConfig(config)
 	if err != nil {
-		return err
+		return fmt.Errorf("create dynamic client: %w", err)
 	}
-	ctx = klog.NewContext(ctx, klog.Background().WithName("controllers"))
-	kinds := newKindWatchers(c)
-	namespaces, all := newNamespaceController(c, services), []controller{newCRDController(c)}
-	namespaces.delay = upstream.NamespaceDelay
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create metadata client: %w", err)
+	}
+	services, err := apiregistration.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create client for APIServices: %w", err)
+	}
+	core, discovery := c.Client.CoreV1(), c.Client.Discovery()
+	manager := upstream.New(c.Upstream)
+	observers := []observer{c.APIServices, manager}
+	kinds := informer.New(discovery, meta, c.Feed, func(ch informer.Change) {
+		for _, o := range observers {
+			o.Observe(ch)
+		}
+	})
+	own := []controller{crd.New(dyn, meta, discovery.RESTClient())}
 	for name, ctrl := range map[string]controller{
-		known.GarbageCollectorController:       newGarbageCollector(c, kinds),
-		known.NamespaceController:              namespaces,
-		known.StorageVersionMigratorController: newMigrationController(c, autoMigrate, migrating),
+		known.GarbageCollectorController: garbage.New(core, meta, kinds),
+		known.NamespaceController: namespace.New(namespace.Config{
+			Discovery: discovery, Dynamic: dyn, Metadata: meta, Events: core,
+			HasNoNamespacedObjects: c.APIServices.HasNoNamespacedObjects, Delay: c.NamespaceDelay,
+		}),
+		known.StorageVersionMigratorController: migration.New(migration.Config{
+			Discovery: discovery, Dynamic: dyn, Metadata: meta, Automatic: c.AutoMigrate, Migrating: c.Migrating,
+		}),
 	} {
-		if upstream.trellisEnabled(name) {
-			all = append(all, ctrl)
+		if trellisEnabled(c.Upstream.Controllers, name) {
+			own = append(own, ctrl)
 		}
 	}
-	if upstream.Dangling {
-		d, err := newDanglingController(config)
-		if err != nil {
-			return err
-		}
-		all = append(all, d)
-	}
-	services.onRegistered = kinds.markDirty
-	kinds.onChange = func(ch change) {
-		services.observe(ch)
-		upstream.observe(ch)
-		for _, ctrl := range all {
-			ctrl.observe(ch)
-		}
+	if c.Dangling {
+		own = append(own, bootstrap.NewDangling(c.Client.FlowcontrolV1()))
 	}
 
 	var running sync.WaitGroup
-	running.Go(func() { kinds.run(ctx) })
-	for _, ctrl := range all {
-		running.Go(func() { ctrl.run(ctx) })
+	defer running.Wait()
+	ownCtx := klog.NewContext(ctx, klog.Background().WithName("controllers"))
+	for _, ctrl := range own {
+		observers = append(observers, ctrl)
+		running.Go(func() { ctrl.Run(ownCtx) })
 	}
-	running.Wait()
+	running.Go(func() { kinds.Run(ownCtx) })
+	running.Go(func() { c.APIServices.Run(ctx, services) })
+	running.Go(func() { c.Reachability.Run(ctx, dyn, core) })
+	running.Go(func() {
+		if err := manager.Run(ctx, config); err != nil {
+			c.Upstream.Logger.Error("cannot run a controller", "error", err)
+		}
+	})
+	running.Go(func() { upstream.RunTokenTracking(ctx, c.Client) })
+	if c.Trust != nil {
+		running.Go(func() { apiservice.RunTrust(ctx, c.Client, *c.Trust) })
+	}
+	if len(c.ServiceCIDRs) > 0 {
+		running.Go(func() { upstream.RunServiceCIDRs(ctx, c.Client, c.ServiceCIDRs) })
+	}
 	return nil
 }
 
-// controller is one of the controllers of this package. observe receives the changes of all objects.
-type controller interface {
-	observe(change)
-	run(context.Context)
-}
-
-// TrellisControllers are the names of the controllers of this package that replace a controller of
-// kube-controller-manager with the same name.
+// TrellisControllers are the names of the controllers that replace a controller of kube-controller-manager with the
+// same name.
 var TrellisControllers = []string{
 	known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController,
+}
+
+// CheckControllers returns an error if chosen contains the name of an unknown controller.
+func CheckControllers(chosen []string) error {
+	all := append(upstream.Names(), TrellisControllers...)
+	for _, c := range chosen {
+		if name := strings.TrimPrefix(c, "-"); name != "*" && !slices.Contains(all, name) {
+			return fmt.Errorf("%q is not in the list of known controllers", name)
+		}
+	}
+	return nil
+}
+
+// Running returns the sorted names of the controllers that run if upstream.Config.Controllers is chosen.
+func Running(chosen []string) []string {
+	names := []string{known.ServiceCIDRController} // it cannot be disabled
+	for _, name := range upstream.Names() {
+		if upstream.IsEnabled(chosen, name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range TrellisControllers {
+		if trellisEnabled(chosen, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// trellisEnabled reports whether one of TrellisControllers is enabled. If it is disabled, a kube-controller-manager
+// that connects to the server may run its own implementation.
+func trellisEnabled(chosen []string, name string) bool {
+	return slices.Contains(chosen, name) || !slices.Contains(chosen, "-"+name) && !slices.Contains(chosen, "-*")
 }

@@ -84,9 +84,7 @@ func TestTrellisControllerEnabled(t *testing.T) {
 	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true},
 		{[]string{"*", "-" + name}, false}, {[]string{"-*"}, false}, {[]string{"-*", name}, true},
 		{[]string{"-garbage-collector-controller"}, true}} {
-		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).TrellisEnabled(
-			name,
-		); got != c.want {
+		if got := controllers.TrellisEnabled(c.names, name); got != c.want {
 			t.Errorf("%v: got %v, want %v", c.names, got, c.want)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -167,7 +167,7 @@ func TestReconcileFlowControl(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := controllers.ReconcileFlowControl(t.Context(), s.Config); err != nil {
+	if err := bootstrap.ReconcileFlowControl(t.Context(), kubernetes.NewForConfigOrDie(s.Config)); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{

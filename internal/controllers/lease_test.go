@@ -9,6 +9,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -16,7 +18,8 @@ import (
 // Lease only if the names have changed.
 func TestControllersLease(t *testing.T) {
 	s := testserver.Start(t)
-	leases := kubernetes.NewForConfigOrDie(s.Config).CoordinationV1().Leases(metav1.NamespaceSystem)
+	client := kubernetes.NewForConfigOrDie(s.Config)
+	leases := client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	published := func() (names []string, version string) {
 		t.Helper()
 		l, err := leases.Get(t.Context(), "trellis-serve", metav1.GetOptions{})
@@ -28,12 +31,12 @@ func TestControllersLease(t *testing.T) {
 	own := append([]string{"service-cidr-controller"}, controllers.TrellisControllers...)
 	for _, c := range []struct{ chosen, want []string }{
 		// the configuration of testserver
-		{[]string{controllers.ClusterRoleAggregation}, append(slices.Clone(own), controllers.ClusterRoleAggregation)},
-		{[]string{"*"}, append(slices.Clone(own), controllers.UpstreamControllers()...)},
+		{[]string{upstream.ClusterRoleAggregation}, append(slices.Clone(own), upstream.ClusterRoleAggregation)},
+		{[]string{"*"}, append(slices.Clone(own), upstream.Names()...)},
 		{[]string{"-*"}, own[:1]},
 	} {
 		for range 2 {
-			if err := controllers.Bootstrap(t.Context(), s.Config, c.chosen); err != nil {
+			if err := bootstrap.Reconcile(t.Context(), client, controllers.Running(c.chosen)); err != nil {
 				t.Fatal(err)
 			}
 			want := slices.Sorted(slices.Values(c.want))
@@ -43,7 +46,7 @@ func TestControllersLease(t *testing.T) {
 		}
 	}
 	_, before := published()
-	if err := controllers.Bootstrap(t.Context(), s.Config, []string{"-*"}); err != nil {
+	if err := bootstrap.Reconcile(t.Context(), client, controllers.Running([]string{"-*"})); err != nil {
 		t.Fatal(err)
 	}
 	if _, after := published(); after != before {

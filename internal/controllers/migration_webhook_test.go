@@ -2,9 +2,7 @@ package controllers_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 	"github.com/trellis-k8s/trellis/testserver"
@@ -338,27 +335,6 @@ func TestMigrationOfUnknownResource(t *testing.T) {
 	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
 		return condition(o, "Failed") == "True/StorageVersionMigrationFailed/there is no resource nothing.example.com"
 	})
-}
-
-// TestIsPermanent checks which errors make a migration fail without a retry.
-func TestIsPermanent(t *testing.T) {
-	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
-	for err, want := range map[error]bool{
-		apierrors.NewForbidden(widgets, "a", errors.New("no")):              true,
-		apierrors.NewInvalid(schema.GroupKind{}, "a", nil):                  true,
-		apierrors.NewBadRequest("no"):                                       true,
-		apierrors.NewMethodNotSupported(widgets, "patch"):                   true,
-		apierrors.NewRequestEntityTooLargeError("no"):                       true,
-		apierrors.NewInternalError(errors.New("conversion webhook failed")): false,
-		apierrors.NewServiceUnavailable("later"):                            false,
-		apierrors.NewTooManyRequests("later", 1):                            false,
-		apierrors.NewTimeoutError("later", 1):                               false,
-		io.ErrUnexpectedEOF:                                                 false,
-	} {
-		if got := controllers.IsPermanent(fmt.Errorf("default/a: %w", err)); got != want {
-			t.Errorf("%v: got %t, want %t", err, got, want)
-		}
-	}
 }
 
 // TestHangingWebhookBlocksNoOtherMigration checks that a webhook that does not respond blocks only the migration of

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
 
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -65,7 +65,7 @@ func TestBootstrapPriorities(t *testing.T) {
 	if err := classes.Delete(t.Context(), "system-node-critical", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := controllers.Bootstrap(t.Context(), s.Config, nil); err != nil {
+	if err := bootstrap.Reconcile(t.Context(), kubernetes.NewForConfigOrDie(s.Config), nil); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := schemas.Get(t.Context(), "exempt", metav1.GetOptions{}); err != nil ||

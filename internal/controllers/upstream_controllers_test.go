@@ -28,11 +28,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/informer"
+	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -217,7 +219,7 @@ func TestControllersStartOnFirstObject(t *testing.T) {
 			t.Fatalf("got running controllers %v, want %v", got, want)
 		}
 	}
-	if !slices.Equal(want, controllers.UpstreamControllers()) {
+	if !slices.Equal(want, upstream.Names()) {
 		t.Errorf("the test does not cover all controllers, only %v", want)
 	}
 }
@@ -377,15 +379,19 @@ func TestKubeletCertificates(t *testing.T) {
 }
 
 // runStandalone runs controllers as in a separate process until the test ends or stop is called.
-func runStandalone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (stop func()) {
+func runStandalone(t *testing.T, config *rest.Config, c upstream.Config) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	manager := upstream.New(c)
+	kinds := informer.New(kubernetes.NewForConfigOrDie(config).Discovery(), metadata.NewForConfigOrDie(config), nil,
+		manager.Observe)
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := controllers.NewUpstream(c).RunStandalone(ctx, config); err != nil {
+		if err := manager.Run(ctx, config); err != nil {
 			t.Error(err)
 		}
 	})
+	running.Go(func() { kinds.Run(ctx) })
 	stop = func() { cancel(); running.Wait() }
 	t.Cleanup(stop)
 	return stop
@@ -408,7 +414,7 @@ func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 	runStandalone(
 		t,
 		c.server.Config,
-		controllers.UpstreamConfig{
+		upstream.Config{
 			Controllers: []string{"certificatesigningrequest-cleaner-controller"},
 			Logger:      slog.New(c.log),
 		},
@@ -531,9 +537,9 @@ func TestOneProcessLeads(t *testing.T) {
 		})
 		return holder
 	}
-	config := func(j *startLog) controllers.UpstreamConfig {
-		return controllers.UpstreamConfig{
-			Controllers:    []string{controllers.ClusterRoleAggregation},
+	config := func(j *startLog) upstream.Config {
+		return upstream.Config{
+			Controllers:    []string{upstream.ClusterRoleAggregation},
 			LeaderElection: true,
 			Logger:         slog.New(j),
 		}

@@ -95,19 +95,20 @@ var restricted = map[string][]string{
 	"k8s.io/kubernetes": {"internal/kinds", "internal/access", "internal/admission"},
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names": {"internal/controllers"},
 	// controllers, as clients
-	"k8s.io/kubernetes/pkg/controller":        {"internal/controllers"},
+	"k8s.io/kubernetes/pkg/controller":        {"internal/controllers/upstream", "internal/controllers/bootstrap"},
 	"k8s.io/kubernetes/pkg/generated/openapi": {"internal/kinds"},
-	"k8s.io/kubernetes/pkg/quota/v1/install": {"internal/controllers",
+	"k8s.io/kubernetes/pkg/quota/v1/install": {"internal/controllers/upstream",
 		"internal/admission"},
 	// checks the types of expressions
-	"k8s.io/apiserver/pkg/admission/plugin/policy/validating": {"internal/controllers",
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating": {"internal/controllers/upstream",
 		"internal/admission"},
-	"k8s.io/kubernetes/pkg/apis/scheduling/v1": {"internal/controllers"},
+	"k8s.io/kubernetes/pkg/apis/scheduling/v1": {"internal/controllers/bootstrap"},
 	// controllers, as clients
-	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/controllers"},
-	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/controllers"},
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer": {"internal/controllers/bootstrap"},
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr": {"internal/controllers/upstream",
+		"internal/controllers/bootstrap"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/controllers", "apiserver"},
-	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/controllers"},
+	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/controllers/upstream"},
 	// conditions and phases
 	"k8s.io/kubernetes/pkg/api/v1/pod":           {"testserver", "internal/kinds"},
 	"k8s.io/apiserver/pkg/registry/generic/rest": {"internal/proxy/nodes"}, // reads logs
@@ -124,7 +125,7 @@ var restricted = map[string][]string{
 		"internal/controllers"},
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":           {"internal/kinds"},
 	"k8s.io/kube-aggregator/pkg/registry/apiservice":                    {"internal/kinds"},
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":         {"internal/controllers"},
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":         {"internal/controllers/apiservice"},
 	"k8s.io/kube-aggregator/pkg/client":                                 {"internal/controllers"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/controllers", "internal/access"},
 	// an argument of strategies

@@ -1,0 +1,85 @@
+package apiservice
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// TestServersReportDifferentAvailability checks two servers with the same storage. Only one of them can reach the API
+// server of an APIService. Each writes a changed availability at once, and repeats an unchanged one at most every 30
+// seconds.
+func TestServersReportDifferentAvailability(t *testing.T) {
+	const name = "v1alpha1.wardle.example.com"
+	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1"},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group:   "wardle.example.com",
+			Version: "v1alpha1",
+			Service: &apiregistrationv1.ServiceReference{Namespace: "wardle", Name: "server"},
+		},
+	})
+	clock := clocktesting.NewFakePassiveClock(time.Now())
+	catalog := fixture.Open(t, kinds.Config{}).Live.Load
+	one, two := New(catalog), New(catalog)
+	one.clock, two.clock = clock, clock
+	one.CatalogChanged()
+	two.CatalogChanged()
+	writes := func() (n int) {
+		store.ClearActions()
+		for range 50 {
+			for _, s := range []*Controller{one, two} {
+				if err := s.sync(t.Context(), store.ApiregistrationV1().APIServices(), name); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, action := range store.Actions() {
+			if action.GetSubresource() == "status" {
+				n++
+			}
+		}
+		return n
+	}
+	is := func() bool {
+		s, err := store.ApiregistrationV1().APIServices().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available)
+	}
+	report := func(s *Controller, available bool) {
+		s.Report(&resource.APIService{Name: name, UID: "1"}, aggregation.Condition{Available: available, Reason: "R"})
+	}
+	report(one, true)
+	report(two, false)
+	if n := writes(); n != 2 || is() {
+		t.Errorf("different reports: got %d writes, available %v, want 2, false", n, is())
+	}
+	clock.SetTime(clock.Now().Add(29 * time.Second))
+	if n := writes(); n != 0 {
+		t.Errorf("after 29 seconds: got %d writes, want none", n)
+	}
+	clock.SetTime(clock.Now().Add(time.Second))
+	if n := writes(); n != 2 {
+		t.Errorf("after 30 seconds: got %d writes, want 2", n)
+	}
+	report(two, true)
+	if n := writes(); n != 1 || !is() {
+		t.Errorf("equal reports: got %d writes, available %v, want 1, true", n, is())
+	}
+	report(one, false)
+	if n := writes(); n != 1 || is() {
+		t.Errorf("changed report: got %d writes, available %v, want 1, false", n, is())
+	}
+}
