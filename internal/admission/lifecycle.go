@@ -39,7 +39,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if r.Operation == Delete {
 		return deletable(gr, r.Name)
 	}
-	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
+	if r.Operation == Create && r.Version.Definition.Terminating {
 		return apierrors.NewForbidden(gr, r.ObjectName(ctx), errTerminating)
 	}
 	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Review != nil {

@@ -76,11 +76,15 @@ func (c *Catalog) Route(group, version, plural string) (local *Version, aggregat
 // Definition returns the kind with the given group and plural, or nil. The kind may be a CRD that is not
 // established.
 func (c *Catalog) Definition(group, plural string) *Definition {
-	i, ok := c.groups.find(group)
+	return kindIn(c.groups, group, plural)
+}
+
+func kindIn(groups byName[*group], group, plural string) *Definition {
+	i, ok := groups.find(group)
 	if !ok {
 		return nil
 	}
-	kinds := c.groups[i].value.kinds
+	kinds := groups[i].value.kinds
 	if i, ok = kinds.find(plural); !ok {
 		return nil
 	}
@@ -97,7 +101,7 @@ func (c *Catalog) LocalGroup(group, version string) (builtin, served bool) {
 	for _, kind := range c.groups[i].value.kinds {
 		for _, v := range kind.value.Versions {
 			if v.Served && v.GroupVersion.Group == group {
-				builtin = builtin || kind.value.Custom == nil
+				builtin = builtin || kind.value.Routing == HandlerPerPath
 				served = served || v.GroupVersion.Version == version
 			}
 		}
@@ -235,12 +239,18 @@ func (e *edit) apply(key string, r *storage.Record) {
 	}
 	name := strings.TrimPrefix(key, CRDPrefix)
 	plural, groupName, _ := strings.Cut(name, ".")
+	old := kindIn(e.groups, groupName, plural)
+	if old != nil && old.Custom == nil {
+		return // a CRD never replaces a built-in kind
+	}
 	var d *Definition
 	if r != nil {
 		d = FromCRD(r)
 	}
 	if d == nil || d.Group != groupName || d.Names.Plural != plural {
-		e.removeKind(groupName, plural)
+		if old != nil {
+			e.removeKind(groupName, plural)
+		}
 		return
 	}
 	if e.noSelectable {
@@ -249,40 +259,24 @@ func (e *edit) apply(key string, r *storage.Record) {
 		}
 	}
 	d.Custom.ConversionSince = r.Modified
-	if old := e.customKind(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
-		d.Custom.ConversionSince = old.ConversionSince
+	if old != nil && old.Custom.Conversion == d.Custom.Conversion {
+		d.Custom.ConversionSince = old.Custom.ConversionSince
 	}
 	e.setKind(groupName, d)
 }
 
-// customKind returns the custom kind in a group, or nil if the kind is unknown or built-in.
-func (e *edit) customKind(groupName, plural string) *Custom {
-	if i, ok := e.groups.find(groupName); ok {
-		if at, ok := e.groups[i].value.kinds.find(plural); ok {
-			return e.groups[i].value.kinds[at].value.Custom
-		}
-	}
-	return nil
-}
-
-// setKind adds a kind to a group or replaces the kind with the same plural. A custom kind never replaces a built-in
-// one.
+// setKind adds a kind to a group or replaces the kind with the same plural.
 func (e *edit) setKind(groupName string, d *Definition) {
 	g := e.mutableGroup(groupName)
 	i, ok := g.kinds.find(d.Names.Plural)
 	e.reorder = e.reorder || len(g.aggregated) > 0
-	switch {
-	case !ok:
-		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{d.Names.Plural, d})
-	case d.Custom == nil || g.kinds[i].value.Custom != nil:
-		g.kinds[i].value = d
+	if !ok {
+		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{})
 	}
+	g.kinds[i] = named[*Definition]{d.Names.Plural, d}
 }
 
 func (e *edit) removeKind(groupName, plural string) {
-	if e.customKind(groupName, plural) == nil {
-		return
-	}
 	g := e.mutableGroup(groupName)
 	at, _ := g.kinds.find(plural)
 	g.kinds = slices.Delete(g.kinds, at, at+1)
@@ -331,22 +325,26 @@ func (c *Catalog) NameOwners(groupName string) iter.Seq[NameOwner] {
 			return
 		}
 		for _, kind := range c.groups[i].value.kinds {
-			d := kind.value
-			owner := NameOwner{Names: d.Names}
-			if d.Custom != nil {
-				owner = NameOwner{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
-			}
-			if !yield(owner) {
+			if !yield(kind.value.nameOwner()) {
 				return
 			}
 		}
 	}
 }
 
+func (d *Definition) nameOwner() NameOwner {
+	if c := d.Custom; c != nil {
+		return NameOwner{c.accepted, c.Key, c.Revision}
+	}
+	return NameOwner{Names: d.Names}
+}
+
 // AcceptedNames returns the accepted names of a CRD. The result is empty if the CRD does not exist.
 func (c *Catalog) AcceptedNames(group, plural string) Names {
-	if d := c.Definition(group, plural); d != nil && d.Custom != nil {
-		return d.Custom.accepted
+	if d := c.Definition(group, plural); d != nil {
+		if o := d.nameOwner(); o.Key != "" {
+			return o.Names
+		}
 	}
 	return Names{}
 }

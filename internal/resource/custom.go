@@ -41,9 +41,10 @@ func FromCRD(r *storage.Record) *Definition {
 		Verbs:        customVerbs,
 		Routing:      HandlerPerKind,
 		Unstructured: true,
+		Terminating:  h.terminating,
 		Custom: &Custom{
 			Key: r.Key, Revision: r.Modified,
-			Established: h.established, Terminating: h.terminating, Migrating: h.migrating,
+			Migrating:             h.migrating,
 			ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(),
 			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }),
 			accepted: h.accepted,

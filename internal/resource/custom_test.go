@@ -138,7 +138,7 @@ func TestOnlyEstablishedIsServed(t *testing.T) {
 	if v := c.Find("example.com", "v1", "renames"); v == nil || v.Definition.Names.Singular != "renamesx" {
 		t.Error("the kind is not served or has a name that is not accepted")
 	}
-	if v := c.Find("example.com", "v1", "ends"); v == nil || !v.Definition.Custom.Terminating { // CRD-044
+	if v := c.Find("example.com", "v1", "ends"); v == nil || !v.Definition.Terminating { // CRD-044
 		t.Error("a terminating CRD is not served, or not known to be terminating")
 	}
 	if c.Revision() != 3 {

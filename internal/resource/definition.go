@@ -51,7 +51,8 @@ type Definition struct {
 	// continue token.
 	Unstructured bool
 
-	Custom *Custom // nil for a built-in kind
+	Terminating bool    // the CRD of the kind is being deleted, so no objects can be created
+	Custom      *Custom // nil for a built-in kind
 }
 
 // Routing specifies which requests to the paths of a kind are rejected, and with which errors.
@@ -74,10 +75,8 @@ func (d *Definition) Stored() bool {
 type Custom struct {
 	Key                   string // storage key of the CRD, "" for a CRD that is not stored and never changes
 	Revision              int64  // revision of the CRD's last change
-	Established           bool
-	Terminating           bool // the CRD is being deleted, so no objects can be created
-	Migrating             bool // the condition StorageMigrating is True
-	ConversionUnavailable bool // the condition WebhookReachable is False
+	Migrating             bool   // the condition StorageMigrating is True
+	ConversionUnavailable bool   // the condition WebhookReachable is False
 
 	PreserveUnknownFields bool // spec.preserveUnknownFields, which only old CRDs set
 

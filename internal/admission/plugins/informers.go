@@ -102,7 +102,7 @@ type cachedObject struct {
 func versionOf(c *resource.Catalog, goType reflect.Type) *resource.Version {
 	for d := range c.Definitions() {
 		for _, v := range d.Versions {
-			if d.Custom == nil && v.Type != nil && reflect.TypeOf(v.Type.New()) == goType {
+			if d.Strategy != nil && reflect.TypeOf(v.Type.New()) == goType {
 				return v
 			}
 		}

@@ -50,7 +50,7 @@ func subresources(v *resource.Version) []subresource {
 
 // verbs returns the supported verbs. A custom kind whose CRD is being deleted supports only reads and deletions.
 func verbs(d *resource.Definition) []string {
-	if d.Custom != nil && d.Custom.Terminating {
+	if d.Terminating {
 		return []string{"delete", "deletecollection", "get", "list", "watch"}
 	}
 	return d.Verbs
