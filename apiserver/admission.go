@@ -22,12 +22,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Admission holds the flags of kube-apiserver that select and configure admission plugins.
-type Admission struct {
-	Enable, Disable []string // plugin names: --enable-admission-plugins, --disable-admission-plugins
-	ConfigFile      string   // --admission-control-config-file; "" means none
-}
-
 // admission creates the admission plugins. They send no requests before the server serves.
 func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: lazyLoopback{s}, QPS: -1,
@@ -41,7 +35,7 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	s.quotas = &plugins.Quotas{Informers: informers, Stop: s.stopping}
 	s.warnNodeRestriction()
 	c := plugins.Config{
-		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
+		Options:        s.config.Admission,
 		NodeAuthorizer: s.authorizer.Nodes(),
 		Informers:      informers,
 		Quotas:         s.quotas,

@@ -11,9 +11,12 @@ import (
 	"k8s.io/client-go/util/cert"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 
+	"github.com/spf13/pflag"
+
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/controllers/apiservice"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -27,6 +30,19 @@ type Aggregation struct {
 	// ByClusterIP makes the server dial the cluster IP of the Service. Then kube-proxy must route the connection to
 	// an endpoint. By default the server dials an endpoint directly.
 	ByClusterIP bool
+}
+
+// AddFlags declares the flags.
+func (a *Aggregation) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&a.ProxyClientCertFile, "proxy-client-cert-file", "",
+		"file of the client certificate for requests to aggregated API servers (empty means a certificate of a "+
+			"separate CA in the data directory)")
+	fs.StringVar(&a.ProxyClientKeyFile, "proxy-client-key-file", "",
+		"file of the private key of --proxy-client-cert-file")
+	flags.Pair(fs, "proxy-client-cert-file", "proxy-client-key-file")
+	flags.Negated(fs, &a.ByClusterIP, "enable-aggregator-routing",
+		"connect to aggregated API servers at the endpoints of their Services. If false, connect to the cluster IP, "+
+			"which needs a program such as kube-proxy")
 }
 
 // openAggregation creates the proxy to aggregated API servers and subscribes it to updates of the catalog.

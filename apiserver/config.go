@@ -16,9 +16,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
 	"github.com/trellis-k8s/trellis/internal/serving"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
 const (
@@ -30,20 +32,15 @@ const (
 	CustomResourceFieldSelectors = "CustomResourceFieldSelectors"
 )
 
-// TLS holds the values of kube-apiserver's --tls-* flags.
-type TLS = serving.TLS
-
-// SNICertKey is one value of kube-apiserver's --tls-sni-cert-key.
-type SNICertKey = serving.SNICertKey
-
 // Config is the configuration of a server. The zero value describes a server that stores everything in memory, listens
 // on a free port of the loopback interface and refuses anonymous requests.
 type Config struct {
 	// DataDir is the directory of all persistent state. It is created if it does not exist. "" means that all state is
 	// in memory.
 	DataDir string
-	// Etcd stores the objects in an etcd cluster instead of DataDir. Only one server may use it.
-	Etcd Etcd
+	// Etcd stores the objects in an etcd cluster instead of DataDir, if Servers is not empty. Only one server may
+	// use it. Prefix "" means /registry.
+	Etcd etcd.Cluster
 	// Address is the IP address and port to listen on. "" means 127.0.0.1:0, and port 0 selects a free port.
 	Address string
 	// AdvertiseAddress is the address at which other machines reach the server, for discovery and the Service
@@ -53,7 +50,7 @@ type Config struct {
 	// system's limit.
 	OpenFiles uint64
 	// TLS is the TLS configuration of the server: its certificates, the minimum version and the cipher suites.
-	TLS TLS
+	TLS serving.TLS
 	// Clock is the clock of periodic work, such as the renewal of the server's own certificates. nil means the real
 	// clock.
 	Clock clock.WithTicker
@@ -65,7 +62,7 @@ type Config struct {
 	// 400 reads and 200 writes.
 	Fairness flowcontrol.Config
 	// Admission configures the admission plugins.
-	Admission Admission
+	Admission plugins.Options
 	// Aggregation configures the proxy to aggregated API servers.
 	Aggregation Aggregation
 	// LocalServices lists the Services of type ExternalName that may resolve to a loopback address. Each item has the
@@ -137,15 +134,6 @@ type Config struct {
 	ConversionKubeconfig string
 	// Logger receives messages for the operator. nil means that they are discarded.
 	Logger *slog.Logger
-}
-
-// Etcd configures the connection to an etcd cluster. If Servers is empty, the server does not use etcd.
-type Etcd struct {
-	Servers  []string // URLs
-	CAFile   string   // CA that signed the certificates of the etcd servers
-	CertFile string   // client certificate of this server, with KeyFile
-	KeyFile  string
-	Prefix   string // prefix of all keys; "" means /registry
 }
 
 func (c Config) withDefaults() Config {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 )
 
 // TestQuotaOfExtendedResource checks a ResourceQuota of an extended resource. It also counts the devices of
@@ -22,7 +23,7 @@ import (
 func TestQuotaOfExtendedResource(t *testing.T) {
 	ctx := t.Context()
 	c := kubernetes.NewForConfigOrDie(start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"},
-		Admission: apiserver.Admission{Disable: []string{"ServiceAccount"}}}).Loopback())
+		Admission: plugins.Options{Disable: []string{"ServiceAccount"}}}).Loopback())
 	const name = "requests.example.com/copper"
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
 		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("1")}}}

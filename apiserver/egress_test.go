@@ -23,6 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
@@ -283,7 +284,7 @@ func TestEtcdThroughTunnel(t *testing.T) {
 	file, far := tunnel.Select(t, "etcd")
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(e.URL, "http://"))
 	e.URL = "http://203.0.113.9:" + port
-	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, EgressSelectorFile: file,
+	s := start(t, apiserver.Config{Etcd: etcd.Cluster{Servers: []string{e.URL}}, EgressSelectorFile: file,
 		Controllers: []string{"clusterrole-aggregation-controller"}})
 	resp, err := client(t, s).Post(s.URL()+"/api/v1/namespaces/default/configmaps", "application/json",
 		strings.NewReader(`{"metadata":{"name":"m"}}`))
@@ -297,7 +298,7 @@ func TestEtcdThroughTunnel(t *testing.T) {
 	far.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if s, err := apiserver.Start(ctx, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}},
+	if s, err := apiserver.Start(ctx, apiserver.Config{Etcd: etcd.Cluster{Servers: []string{e.URL}},
 		EgressSelectorFile: file}); err == nil {
 		_ = s.Shutdown()
 		t.Error("the server started without the tunnel")
@@ -316,7 +317,7 @@ func TestEtcdDialsThroughTunnel(t *testing.T) {
 	defer cancel()
 	started := make(chan error, 1)
 	go func() {
-		s, err := apiserver.Start(ctx, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{"http://" +
+		s, err := apiserver.Start(ctx, apiserver.Config{Etcd: etcd.Cluster{Servers: []string{"http://" +
 			l.Addr().String()}}, EgressSelectorFile: file})
 		if err == nil {
 			_ = s.Shutdown()

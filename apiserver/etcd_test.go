@@ -29,7 +29,7 @@ import (
 func onEtcd(t *testing.T, e *storagetest.Etcd) (*apiserver.Server, corev1client.ConfigMapInterface) {
 	t.Helper()
 	// no controller that creates ConfigMaps
-	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}},
+	s := start(t, apiserver.Config{Etcd: etcd.Cluster{Servers: []string{e.URL}},
 		Controllers: []string{"clusterrole-aggregation-controller"}})
 	config := s.ClientConfig()
 	config.QPS = -1
@@ -56,7 +56,8 @@ func TestEtcdRestart(t *testing.T) {
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{e.URL}, Prefix: "/registry/"})
+	raw, err := etcd.Open(t.Context(), etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL},
+		Prefix: "/registry/"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestEtcdOverTLS(t *testing.T) {
 	file := func(name string) string { return filepath.Join(dir, name) }
 	e := storagetest.StartEtcd(t, "--client-cert-auth", "--trusted-ca-file="+file("ca.crt"),
 		"--cert-file="+file("apiserver.crt"), "--key-file="+file("apiserver.key"))
-	c := apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}, CAFile: file("ca.crt"),
+	c := apiserver.Config{Etcd: etcd.Cluster{Servers: []string{e.URL}, CAFile: file("ca.crt"),
 		CertFile: file("admin.crt"), KeyFile: file("admin.key")}}
 	s := start(t, c)
 	resp, err := client(t, s).Get(s.URL() + "/readyz")
@@ -102,7 +103,7 @@ func TestEtcdOverTLS(t *testing.T) {
 		_ = s.Shutdown()
 		t.Error("the server started without a client certificate")
 	}
-	for _, lacks := range []apiserver.Etcd{{CAFile: file("none")}, {CAFile: file("ca.key")},
+	for _, lacks := range []etcd.Cluster{{CAFile: file("none")}, {CAFile: file("ca.key")},
 		{CertFile: file("admin.crt"), KeyFile: file("none")}} {
 		lacks.Servers = c.Etcd.Servers
 		if s, err := apiserver.Start(t.Context(), apiserver.Config{Etcd: lacks}); err == nil ||
@@ -118,7 +119,7 @@ func TestEtcdOverTLS(t *testing.T) {
 // TestControllersAreElectedOnEtcd checks that controllers use the Lease of kube-controller-manager only if another
 // server may use the same etcd.
 func TestControllersAreElectedOnEtcd(t *testing.T) {
-	for _, c := range []apiserver.Config{{}, {Etcd: apiserver.Etcd{Servers: []string{storagetest.StartEtcd(t).URL}}}} {
+	for _, c := range []apiserver.Config{{}, {Etcd: etcd.Cluster{Servers: []string{storagetest.StartEtcd(t).URL}}}} {
 		config := start(t, c).ClientConfig()
 		client := kubernetes.NewForConfigOrDie(config)
 		w, err := client.CoreV1().ServiceAccounts("default").Watch(t.Context(), metav1.ListOptions{})
@@ -310,7 +311,8 @@ func compact(t *testing.T, e *storagetest.Etcd, resourceVersion string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{e.URL}, Prefix: "/registry/"})
+	s, err := etcd.Open(t.Context(), etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL},
+		Prefix: "/registry/"}})
 	if err != nil {
 		t.Fatal(err)
 	}

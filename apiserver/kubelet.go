@@ -11,8 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/spf13/pflag"
+
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 )
 
@@ -34,6 +37,19 @@ type Kubelet struct {
 func KubeletAddressTypes() []string {
 	return []string{string(corev1.NodeInternalIP), string(corev1.NodeExternalIP), string(corev1.NodeHostName),
 		string(corev1.NodeInternalDNS), string(corev1.NodeExternalDNS)}
+}
+
+// AddFlags declares the flags.
+func (k *Kubelet) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&k.CAFile, "kubelet-certificate-authority", "",
+		"file of CAs for the serving certificates of kubelets (empty means the CA in the data directory)")
+	fs.StringVar(&k.CertFile, "kubelet-client-certificate", "",
+		"file of the client certificate for kubelets (empty means a certificate of the CA in the data directory)")
+	fs.StringVar(&k.KeyFile, "kubelet-client-key", "", "file of the private key of --kubelet-client-certificate")
+	flags.Pair(fs, "kubelet-client-certificate", "kubelet-client-key")
+	fs.StringSliceVar(&k.PreferredAddressTypes, "kubelet-preferred-address-types", KubeletAddressTypes(),
+		"types of the node addresses to connect to, in order of preference")
+	fs.DurationVar(&k.Timeout, "kubelet-timeout", 5*time.Second, "timeout for a connection to a kubelet")
 }
 
 // openNodes creates the proxy to kubelets, Pods and Services.

@@ -17,12 +17,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 )
 
 // TestCVE20208554 checks that a user cannot intercept traffic of other addresses with spec.externalIPs (CVE-2020-8554).
 func TestCVE20208554(t *testing.T) {
 	open := start(t, apiserver.Config{DataDir: t.TempDir(),
-		Admission: apiserver.Admission{Disable: []string{"DenyServiceExternalIPs"}}})
+		Admission: plugins.Options{Disable: []string{"DenyServiceExternalIPs"}}})
 	for _, c := range []struct {
 		server *apiserver.Server
 		denied bool

@@ -31,6 +31,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 )
 
 // kubelets is a server with default flags and two nodes. Each node has a client certificate from a
@@ -296,7 +297,7 @@ func TestNodeRestrictionComesWithTheNodeAuthorizer(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	disabled := apiserver.Admission{Disable: []string{"NodeRestriction"}}
+	disabled := plugins.Options{Disable: []string{"NodeRestriction"}}
 	for name, c := range map[string]struct {
 		apiserver.Config
 		on, warned bool
@@ -311,7 +312,7 @@ func TestNodeRestrictionComesWithTheNodeAuthorizer(t *testing.T) {
 		"no Node, and disabled": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}},
 			Admission: disabled}, false, false},
 		"no Node, but enabled": {apiserver.Config{Authorization: authz.Config{Modes: []string{"AlwaysAllow"}},
-			Admission: apiserver.Admission{Enable: []string{"NodeRestriction"}}}, true, false},
+			Admission: plugins.Options{Enable: []string{"NodeRestriction"}}}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer

@@ -295,11 +295,11 @@ func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 
 // openEtcd connects to etcd.
 func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
-	c := &s.config.Etcd
+	cluster := s.config.Etcd
+	cluster.Prefix = path.Join("/", cluster.Prefix) + "/"
 	store, err := etcd.Open(ctx, etcd.Options{
-		Servers: c.Servers, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile,
-		Dial: s.egressSelector.Dialer(egressselector.Etcd),
-		Base: "/registry/", Prefix: path.Join("/", c.Prefix) + "/",
+		Cluster: cluster, Base: "/registry/",
+		Dial:         s.egressSelector.Dialer(egressselector.Etcd),
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,
 	})
@@ -359,7 +359,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Profiling:  s.config.Profiling,
 		Audit:      s.audit.Audit,
 	})
-	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.OpenFiles,
+	s.http = serving.New(s.listener, s.handler, s.certificates.Config, s.config.OpenFiles,
 		s.config.Logger)
 	s.resumeFromConditions(s.engine.Live.Load())
 	return nil

@@ -15,10 +15,12 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
 const day = 24 * time.Hour
@@ -60,9 +62,9 @@ func certificateIn(t *testing.T, cert, key string) *x509.Certificate {
 func TestCertificateFilesAreReloaded(t *testing.T) {
 	dir, cert, key := certificate(t, "main.example.com")
 	sniDir, sniCert, sniKey := certificate(t, "other.example.com")
-	s := start(t, apiserver.Config{TLS: apiserver.TLS{
+	s := start(t, apiserver.Config{TLS: serving.TLS{
 		CertFile: cert, KeyFile: key,
-		SNI: []apiserver.SNICertKey{{CertFile: sniCert, KeyFile: sniKey}},
+		SNI: []cliflag.NamedCertKey{{CertFile: sniCert, KeyFile: sniKey}},
 	}})
 	old := client(t, s)
 	resp, err := old.Get(s.URL() + "/readyz")
@@ -97,7 +99,7 @@ func TestSNIMatchesUpstream(t *testing.T) {
 	_, cert2, key2 := certificate(t, "both.example.com", "second.example.com", "fourth.example.com")
 	_, cert3, key3 := certificate(t, "third.example.com")
 	for _, typed := range [][]string{{"second.example.com", "*.typed.example.com", "*"}, {"127.0.0.1"}} {
-		c := apiserver.TLS{CertFile: mainCert, KeyFile: mainKey, SNI: []apiserver.SNICertKey{
+		c := serving.TLS{CertFile: mainCert, KeyFile: mainKey, SNI: []cliflag.NamedCertKey{
 			// not by the names in the certificate
 			{CertFile: cert0, KeyFile: key0, Names: []string{"zero.example.com"}},
 			{CertFile: cert1, KeyFile: key1}, {CertFile: cert2, KeyFile: key2}, {CertFile: cert3, KeyFile: key3,
@@ -128,7 +130,7 @@ func TestSNIMatchesUpstream(t *testing.T) {
 }
 
 // upstream starts a TLS server that uses upstream's certificate controller, and returns its address.
-func upstream(t *testing.T, c apiserver.TLS) string {
+func upstream(t *testing.T, c serving.TLS) string {
 	t.Helper()
 	serving, err := dynamiccertificates.NewDynamicServingContentFromFiles("test", c.CertFile, c.KeyFile)
 	if err != nil {
@@ -170,19 +172,19 @@ func upstream(t *testing.T, c apiserver.TLS) string {
 func TestVersionsAndCipherSuites(t *testing.T) {
 	const suite, other = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
 	for _, c := range []struct {
-		server  apiserver.TLS
+		server  serving.TLS
 		client  *tls.Config
 		refused string
 	}{
-		{apiserver.TLS{}, &tls.Config{MaxVersion: tls.VersionTLS12}, ""},
-		{apiserver.TLS{}, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
+		{serving.TLS{}, &tls.Config{MaxVersion: tls.VersionTLS12}, ""},
+		{serving.TLS{}, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
 			"protocol version not supported"},
-		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{}, ""},
-		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{MaxVersion: tls.VersionTLS12},
+		{serving.TLS{MinVersion: "VersionTLS13"}, &tls.Config{}, ""},
+		{serving.TLS{MinVersion: "VersionTLS13"}, &tls.Config{MaxVersion: tls.VersionTLS12},
 			"protocol version not supported"},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12,
+		{serving.TLS{CipherSuites: []string{tls.CipherSuiteName(suite)}}, &tls.Config{MaxVersion: tls.VersionTLS12,
 			CipherSuites: []uint16{suite}}, ""},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12,
+		{serving.TLS{CipherSuites: []string{tls.CipherSuiteName(suite)}}, &tls.Config{MaxVersion: tls.VersionTLS12,
 			CipherSuites: []uint16{other}}, "handshake failure"},
 	} {
 		s := start(t, apiserver.Config{TLS: c.server})
@@ -203,12 +205,12 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 func TestInvalidTLSFiles(t *testing.T) {
 	_, cert, key := certificate(t, "one.example.com")
 	_, _, foreignKey := certificate(t, "two.example.com")
-	for flag, c := range map[string]apiserver.TLS{
+	for flag, c := range map[string]serving.TLS{
 		"--tls-cert-file":        {CertFile: cert, KeyFile: foreignKey},
 		"--tls-private-key-file": {CertFile: cert},
-		"--tls-sni-cert-key": {SNI: []apiserver.SNICertKey{{CertFile: cert, KeyFile: key},
+		"--tls-sni-cert-key": {SNI: []cliflag.NamedCertKey{{CertFile: cert, KeyFile: key},
 			{CertFile: cert, KeyFile: "missing"}}},
-		"--tls-cipher-suites": {CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}},
+		"--tls-cipher-suites": {CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}},
 	} {
 		dir := filepath.Join(t.TempDir(), "data")
 		s, err := apiserver.Start(context.Background(), apiserver.Config{DataDir: dir, TLS: c})

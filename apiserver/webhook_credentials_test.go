@@ -31,6 +31,7 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -353,7 +354,7 @@ func TestInvalidAdmissionWebhookSettings(t *testing.T) {
 			file := m.write("admission.yaml", `apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins: [{name: `+plugin+`, configuration: {apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, `+settings+`}}]`)
-			s, err := apiserver.Start(t.Context(), apiserver.Config{Admission: apiserver.Admission{ConfigFile: file}})
+			s, err := apiserver.Start(t.Context(), apiserver.Config{Admission: plugins.Options{ConfigFile: file}})
 			if err == nil {
 				_ = s.Shutdown()
 			}

@@ -106,7 +106,7 @@ func (s *Server) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	certificates, err := serving.NewCertificates(s.tls())
+	certificates, err := serving.NewCertificates(serving.TLS{CertFile: s.config.CertFile, KeyFile: s.config.KeyFile})
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (s *Server) start(ctx context.Context) error {
 			discovery.Addresses{Default: strings.TrimPrefix(s.URL(), "https://")}),
 		OpenAPI: openapi.Handler(s.engine.Live, nil),
 	})
-	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), 0, s.config.Logger)
+	s.http = serving.New(s.listener, s.handler, certificates.Config, 0, s.config.Logger)
 	s.loops.Go(func() { s.namespaces.watch.RunWithContext(s.running) })
 	s.loops.Go(func() {
 		if err := s.http.Serve(); err != nil {
@@ -149,10 +149,6 @@ func (s *Server) start(ctx context.Context) error {
 		}
 	})
 	return nil
-}
-
-func (s *Server) tls() serving.TLS {
-	return serving.TLS{CertFile: s.config.CertFile, KeyFile: s.config.KeyFile}
 }
 
 // open opens the store and the engine.

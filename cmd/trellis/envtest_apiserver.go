@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
+	"github.com/trellis-k8s/trellis/internal/flags"
 )
 
 // namespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. The
@@ -23,7 +24,7 @@ const namespaceDelay = 3 * time.Second
 
 // newKubeAPIServer returns the command that runs under the name kube-apiserver.
 func newKubeAPIServer() *cobra.Command {
-	var f serveFlags
+	f := serveFlags{Options: newOptions()}
 	var certDir string
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
@@ -34,8 +35,7 @@ a real etcd, the objects are stored in etcd.`,
 		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.useUpstreamPlugins()
-			if err := errors.Join(f.checkAuthorization(cmd.Flags()), f.complete(),
-				f.serveCertDir(certDir)); err != nil {
+			if err := errors.Join(f.Complete(cmd.Flags()), f.serveCertDir(certDir)); err != nil {
 				return err
 			}
 			if err := f.chooseStore(cmd.Context()); err != nil {
@@ -44,29 +44,29 @@ a real etcd, the objects are stored in etcd.`,
 			return serve(cmd.Context(), &f, io.Discard)
 		},
 	}
-	flags, serveGroups := cmd.Flags(), f.bind()
-	f.config.Controllers, f.config.NamespaceDelay = []string{upstream.ClusterRoleAggregation}, namespaceDelay
+	fs, serveGroups := cmd.Flags(), f.bind()
+	f.Controllers, f.NamespaceDelay = []string{upstream.ClusterRoleAggregation}, namespaceDelay
 	for name, group := range serveGroups.FlagSets {
 		group.VisitAll(func(flag *pflag.Flag) {
 			// The data directory is that of the etcd stub, --apply is for development, and envtest has no
 			// controllers.
 			if flag.Name != "data-dir" && flag.Name != "apply" && name != "controllers" {
-				flags.AddFlag(flag)
+				fs.AddFlag(flag)
 			}
 		})
 	}
-	flags.StringVar(&certDir, "cert-dir", "",
+	fs.StringVar(&certDir, "cert-dir", "",
 		"folder that can contain the serving certificate apiserver.crt and its key apiserver.key. They are used if "+
 			"they exist and --tls-cert-file is not set")
-	privileged := flags.Lookup("allow-privileged")
+	privileged := fs.Lookup("allow-privileged")
 	privileged.DefValue = "false"
 	_ = privileged.Value.Set(privileged.DefValue) // cannot fail: the text is a boolean
-	fix(flags, "watch-cache", "bool", "true", "serve reads and watches from memory")
-	fix(flags, "endpoint-reconciler-type", "string", "none",
+	flags.Fixed(fs, "watch-cache", "bool", "true", "serve reads and watches from memory")
+	flags.Fixed(fs, "endpoint-reconciler-type", "string", "none",
 		"method to update the endpoints of the Service default/kubernetes")
-	fix(flags, "storage-backend", "string", "etcd3", "API of the storage backend")
-	fix(flags, "storage-media-type", "string", "application/json", "format of stored objects")
-	klogFlags(flags)
+	flags.Fixed(fs, "storage-backend", "string", "etcd3", "API of the storage backend")
+	flags.Fixed(fs, "storage-media-type", "string", "application/json", "format of stored objects")
+	klogFlags(fs)
 	return cmd
 }
 
@@ -74,7 +74,7 @@ a real etcd, the objects are stored in etcd.`,
 // flag can enable the plugin.
 func (f *serveFlags) useUpstreamPlugins() {
 	const plugin = "DenyServiceExternalIPs"
-	admission := &f.config.Admission
+	admission := &f.Admission
 	if !slices.Contains(admission.Enable, plugin) && !slices.Contains(admission.Disable, plugin) {
 		admission.Disable = append(admission.Disable, plugin)
 	}
@@ -82,7 +82,7 @@ func (f *serveFlags) useUpstreamPlugins() {
 
 // serveCertDir sets the certificate in dir as the serving certificate if it exists and --tls-cert-file is not set.
 func (f *serveFlags) serveCertDir(dir string) error {
-	if dir == "" || f.config.TLS.CertFile != "" {
+	if dir == "" || f.TLS.CertFile != "" {
 		return nil
 	}
 	certificate, key := filepath.Join(dir, "apiserver.crt"), filepath.Join(dir, "apiserver.key")
@@ -91,14 +91,14 @@ func (f *serveFlags) serveCertDir(dir string) error {
 			return nil
 		}
 	}
-	f.config.TLS.CertFile, f.config.TLS.KeyFile = certificate, key
+	f.TLS.CertFile, f.TLS.KeyFile = certificate, key
 	return nil
 }
 
 // chooseStore sets the store. With an etcd stub, all state is in the stub's data directory. With a real etcd, objects
 // are in etcd and all other state is in memory.
 func (f *serveFlags) chooseStore(ctx context.Context) error {
-	c := &f.config
+	c := &f.Config
 	c.DataDir = ""
 	switch len(c.Etcd.Servers) {
 	case 0:

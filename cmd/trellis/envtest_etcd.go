@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/trellis-k8s/trellis/internal/flags"
 )
 
 // stubVersion is the response of the etcd stub at /version. It holds the version of Trellis and the folder in which
@@ -45,22 +47,22 @@ folder. It can also use a real etcd instead of this stub.`,
 			return runEtcdStub(cmd.Context(), dataDir, clientURLs, peerURLs)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "folder in which kube-apiserver stores its state")
-	flags.StringSliceVar(&clientURLs, "listen-client-urls", nil, "URLs to listen on, http://HOST:PORT")
-	flags.StringSliceVar(&advertised, "advertise-client-urls", nil,
+	fs := cmd.Flags()
+	fs.StringVar(&dataDir, "data-dir", "", "folder in which kube-apiserver stores its state")
+	fs.StringSliceVar(&clientURLs, "listen-client-urls", nil, "URLs to listen on, http://HOST:PORT")
+	fs.StringSliceVar(&advertised, "advertise-client-urls", nil,
 		"URLs at which clients reach the stub. They must be equal to --listen-client-urls")
-	flags.StringSliceVar(&peerURLs, "listen-peer-urls", nil,
+	fs.StringSliceVar(&peerURLs, "listen-peer-urls", nil,
 		"URLs to listen on for peers, http://HOST:PORT. The stub has no peers and responds with 404")
-	flags.Bool("unsafe-no-fsync", false, "omit fsync. This flag has no effect, because the stub writes no files")
-	flags.Var(&level, "log-level",
+	fs.Bool("unsafe-no-fsync", false, "omit fsync. This flag has no effect, because the stub writes no files")
+	fs.Var(&level, "log-level",
 		"lowest level of logged messages: debug, info, warn, error, panic or fatal. This flag has no effect, because "+
 			"the stub logs nothing")
-	fix(flags, "logger", "string", "zap", "name of the logger")
-	fix(flags, "name", "string", "default", "name of this member")
-	fix(flags, "max-request-bytes", "uint", "1572864", "maximum size of a request in bytes")
-	fix(flags, "quota-backend-bytes", "int", "0", "maximum size of the store in bytes (0 means no limit)")
-	fix(flags, "snapshot-count", "uint", "10000", "number of writes between snapshots")
+	flags.Fixed(fs, "logger", "string", "zap", "name of the logger")
+	flags.Fixed(fs, "name", "string", "default", "name of this member")
+	flags.Fixed(fs, "max-request-bytes", "uint", "1572864", "maximum size of a request in bytes")
+	flags.Fixed(fs, "quota-backend-bytes", "int", "0", "maximum size of the store in bytes (0 means no limit)")
+	flags.Fixed(fs, "snapshot-count", "uint", "10000", "number of writes between snapshots")
 	return cmd
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 	"github.com/trellis-k8s/trellis/testserver"
 )
@@ -22,7 +23,7 @@ func TestScriptsOnEtcd(t *testing.T) {
 	for _, name := range onEtcd {
 		t.Run(name, func(t *testing.T) {
 			server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
-				c.Etcd = apiserver.Etcd{Servers: []string{e.URL}, Prefix: "/" + name}
+				c.Etcd = etcd.Cluster{Servers: []string{e.URL}, Prefix: "/" + name}
 			}))
 			testscript.Run(t, testscript.Params{
 				Files:               []string{filepath.Join("testdata", "script", name+".txtar")},
@@ -38,7 +39,7 @@ func TestScriptsOnEtcd(t *testing.T) {
 
 // TestEtcdFlags checks that the flags about etcd have the same meaning as in kube-apiserver.
 func TestEtcdFlags(t *testing.T) {
-	var f serveFlags
+	f := serveFlags{Options: newOptions()}
 	cmd := newServe()
 	cmd.ResetFlags()
 	groupFlags(cmd, f.bind())
@@ -46,16 +47,16 @@ func TestEtcdFlags(t *testing.T) {
 		"--etcd-certfile c --etcd-keyfile k --etcd-prefix /p")); err != nil {
 		t.Fatal(err)
 	}
-	got := f.config.Etcd
+	got := f.Etcd
 	if len(got.Servers) != 2 || got.Servers[1] != "http://b:2379" || got.CAFile != "ca" || got.CertFile != "c" ||
 		got.KeyFile != "k" || got.Prefix != "/p" {
 		t.Errorf("%+v", got)
 	}
-	if err := f.complete(); err != nil {
+	if err := f.Complete(cmd.Flags()); err != nil {
 		t.Error(err)
 	}
-	f.config.Etcd.KeyFile = ""
-	if err := f.complete(); err == nil || !strings.Contains(err.Error(), "--etcd-keyfile") {
+	f.Etcd.KeyFile = ""
+	if err := f.Complete(cmd.Flags()); err == nil || !strings.Contains(err.Error(), "--etcd-keyfile") {
 		t.Errorf("a certificate without a key: %v", err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
+
+	"github.com/trellis-k8s/trellis/internal/flags"
 )
 
 func newKonnectivity() *cobra.Command {
@@ -33,21 +35,21 @@ const maxVerbosity = 7
 
 // klogFlags declares klog's flags, as the reference programs do. It returns a function that returns the logger that
 // the flags configure. Callers must parse the flags before they call this function.
-func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
-	flags.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // accepts - and _ in names
+func klogFlags(fs *pflag.FlagSet) (logger func() *slog.Logger) {
+	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // accepts - and _ in names
 	klogSet := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogSet)
 	klogSet.VisitAll(func(f *flag.Flag) {
 		if f.Name == "vmodule" {
-			fix(flags, f.Name, "string", "",
+			flags.Fixed(fs, f.Name, "string", "",
 				"log verbosity for each source file. With other values, client-go could log tokens")
 			return
 		}
 		added := pflag.PFlagFromGoFlag(f)
 		added.Name = strings.ReplaceAll(added.Name, "_", "-")
-		flags.AddFlag(added)
+		fs.AddFlag(added)
 	})
-	v := flags.Lookup("v")
+	v := fs.Lookup("v")
 	v.Usage += ", at most " + strconv.Itoa(maxVerbosity)
 	return func() *slog.Logger {
 		if n, err := strconv.Atoi(v.Value.String()); err == nil && n > maxVerbosity {

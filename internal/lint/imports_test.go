@@ -42,6 +42,7 @@ var layers = []string{
 	"internal/weight",
 	"internal/compute",
 	"conversionwebhook",
+	"internal/flags",
 	"internal/tlsbatch",
 	"internal/specialip",
 	"internal/ownership",
@@ -52,11 +53,13 @@ var layers = []string{
 // restricted maps an import path to the folders that may import it. Comments give the reasons that are not obvious.
 var restricted = map[string][]string{
 	"github.com/cockroachdb/pebble": {"internal/storage"}, // stores on disk
-	// flags are parsed only in main
+	// commands are only in main
 	"github.com/spf13/cobra":    {"cmd/trellis"},
 	"k8s.io/kubectl":            {"cmd/trellis"},
 	"k8s.io/cli-runtime":        {"cmd/trellis"},
 	"k8s.io/component-base/cli": {"cmd/trellis"},
+	// types of flags
+	"k8s.io/component-base/cli/flag": {"cmd/trellis", "apiserver", "internal/serving", "internal/konnectivity/server"},
 	// controllers and webhook callers are clients
 	"k8s.io/client-go/rest": {"cmd/trellis", "testserver",
 		"apiserver", "extension", "internal/controllers", "internal/admission/webhook", "internal/egress/credentials",

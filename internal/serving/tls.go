@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	cliflag "k8s.io/component-base/cli/flag"
 )
 
 // LoopbackName is the server name with which clients request the server's own certificate. It equals upstream's. The
@@ -23,46 +24,42 @@ const LoopbackName = "apiserver-loopback-client"
 // TLS holds the values of kube-apiserver's --tls-* flags. The zero value uses a certificate of the cluster's own CA.
 type TLS struct {
 	CertFile, KeyFile string // PEM files of a certificate to use instead, reloaded when they change
-	SNI               []SNICertKey
-	MinVersion        uint16   // 0 means TLS 1.2
-	CipherSuites      []uint16 // for TLS 1.2; nil means Go's default
-}
-
-// SNICertKey is a certificate for clients that request one of its names. Names may be patterns. If there are none, the
-// names in the certificate are used.
-type SNICertKey struct {
-	CertFile, KeyFile string
-	Names             []string
+	// SNI lists certificates for clients that request one of their names. Names may be patterns. If there are none,
+	// the names in the certificate are used.
+	SNI          []cliflag.NamedCertKey
+	MinVersion   string   // "" means VersionTLS12
+	CipherSuites []string // for TLS 1.2; nil means Go's default
 }
 
 // IsSet reports whether there are certificates other than the server's own.
 func (t TLS) IsSet() bool { return t.CertFile != "" || len(t.SNI) > 0 }
 
-// check returns an error for cipher suites that HTTP/2 does not permit (RFC 9113, section 9.2.2).
-func (t TLS) check() error {
-	if t.CipherSuites == nil || t.MinVersion >= tls.VersionTLS13 ||
-		slices.Contains(t.CipherSuites, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256) ||
-		slices.Contains(t.CipherSuites, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256) {
-		return nil
-	}
-	return errors.New("--tls-cipher-suites: HTTP/2 requires TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or " +
-		"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+// Validate returns an error if a flag has an invalid value.
+func (t TLS) Validate() error {
+	_, err := t.config()
+	return err
 }
 
-// Config returns the TLS configuration for connections. Client certificates are requested but neither required nor
+// config returns the TLS configuration for connections without certificates. It returns an error for cipher suites
+// that HTTP/2 does not permit (RFC 9113, section 9.2.2). Client certificates are requested but neither required nor
 // verified, because the handler authenticates requests.
-func (t TLS) Config(c *Certificates) *tls.Config {
-	config := &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		CipherSuites:   t.CipherSuites,
-		GetCertificate: c.get,
-		ClientAuth:     tls.RequestClientCert,
-		NextProtos:     []string{"h2", "http/1.1"},
+func (t TLS) config() (*tls.Config, error) {
+	version, err := cliflag.TLSVersion(t.MinVersion)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-min-version: %w", err)
 	}
-	if t.MinVersion != 0 {
-		config.MinVersion = t.MinVersion
+	suites, err := cliflag.TLSCipherSuites(t.CipherSuites)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cipher-suites: %w", err)
 	}
-	return config
+	if len(suites) > 0 && version < tls.VersionTLS13 &&
+		!slices.Contains(suites, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256) &&
+		!slices.Contains(suites, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256) {
+		return nil, errors.New("--tls-cipher-suites: HTTP/2 requires TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or " +
+			"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+	}
+	return &tls.Config{MinVersion: version, CipherSuites: suites, ClientAuth: tls.RequestClientCert,
+		NextProtos: []string{"h2", "http/1.1"}}, nil
 }
 
 // Certificates selects the certificate for each connection by upstream's rules. After a change, new connections use
@@ -70,6 +67,8 @@ func (t TLS) Config(c *Certificates) *tls.Config {
 type Certificates struct {
 	main *dynamiccertificates.DynamicCertKeyPairContent // nil means the server's own
 	sni  []*dynamiccertificates.DynamicFileSNIContent
+	// Config is the TLS configuration for connections with these certificates.
+	Config *tls.Config
 
 	changing sync.Mutex
 	own      *tls.Certificate
@@ -85,9 +84,10 @@ type choice struct {
 // NewCertificates reads the files of t. The caller must call SetOwn to add the server's own certificate.
 func NewCertificates(t TLS) (c *Certificates, err error) {
 	c = &Certificates{}
-	if err := t.check(); err != nil {
+	if c.Config, err = t.config(); err != nil {
 		return nil, err
 	}
+	c.Config.GetCertificate = c.get
 	if t.CertFile != "" || t.KeyFile != "" {
 		if c.main, err = dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", t.CertFile,
 			t.KeyFile); err != nil {

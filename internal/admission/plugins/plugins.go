@@ -25,15 +25,14 @@ import (
 
 // Config specifies which plugins are enabled, and their dependencies.
 type Config struct {
-	Enable, Disable []string // names of plugins, in addition to the defaults
-	NodeAuthorizer  bool     // the Node authorizer is configured, so NodeRestriction is enabled by default
-	File            string   // path of an AdmissionConfiguration of apiserver.config.k8s.io; "" means none
-	Informers       Informers
-	Client          kubernetes.Interface
-	Authorizer      authorizer.Authorizer
-	Mapper          meta.RESTMapper
-	Quotas          *Quotas
-	Stop            <-chan struct{} // closed when the server stops
+	Options
+	NodeAuthorizer bool // the Node authorizer is configured, so NodeRestriction is enabled by default
+	Informers      Informers
+	Client         kubernetes.Interface
+	Authorizer     authorizer.Authorizer
+	Mapper         meta.RESTMapper
+	Quotas         *Quotas
+	Stop           <-chan struct{} // closed when the server stops
 	// ServerPlugins are the plugins that this server implements itself. The order of plugins is that of their names
 	// in the table.
 	ServerPlugins []admission.Plugin
@@ -50,28 +49,6 @@ func Names() (all, on []string) {
 	return all, on
 }
 
-// Check returns an error if Enable or Disable contains an unknown name, or if both contain the same name.
-func (c *Config) Check() error {
-	all, _ := Names()
-	for _, name := range c.Enable {
-		if !slices.Contains(all, name) {
-			return fmt.Errorf("enable-admission-plugins plugin %q is unknown", name)
-		}
-		if slices.Contains(c.Disable, name) {
-			return fmt.Errorf("enable-admission-plugins and --disable-admission-plugins both contain %s", name)
-		}
-	}
-	for _, name := range c.Disable {
-		if name == (admission.Lifecycle{}).Name() {
-			return fmt.Errorf("disable-admission-plugins: %s cannot be disabled", name)
-		}
-		if !slices.Contains(all, name) {
-			return fmt.Errorf("disable-admission-plugins plugin %q is unknown", name)
-		}
-	}
-	return nil
-}
-
 // enabled returns the enabled entries of the table and their names.
 func (c *Config) enabled() (on []*entry, names []string) {
 	for i := range table {
@@ -86,11 +63,11 @@ func (c *Config) enabled() (on []*entry, names []string) {
 
 // Open returns the enabled plugins.
 func Open(c Config) (all admission.Plugins, err error) {
-	if err := c.Check(); err != nil {
+	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	on, names := c.enabled()
-	files, err := upstream.ReadAdmissionConfiguration(names, c.File, configScheme())
+	files, err := upstream.ReadAdmissionConfiguration(names, c.ConfigFile, configScheme())
 	if err != nil {
 		return nil, fmt.Errorf("admission-control-config-file: %w", err)
 	}

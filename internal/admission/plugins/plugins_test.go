@@ -51,7 +51,7 @@ func TestTableIsUpstreams(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	for want, c := range map[string]Config{
+	for want, c := range map[string]Options{
 		"": {Enable: []string{"NodeRestriction"}, Disable: []string{"Priority"}},
 		`enable-admission-plugins plugin "X" is unknown`:  {Enable: []string{"X"}},
 		`disable-admission-plugins plugin "X" is unknown`: {Disable: []string{"X"}},
@@ -59,7 +59,7 @@ func TestCheck(t *testing.T) {
 		"both contain Priority": {Enable: []string{"Priority"},
 			Disable: []string{"Priority"}},
 	} {
-		err := c.Check()
+		err := c.Validate()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want %q", err, want)
 		}
@@ -185,7 +185,7 @@ func TestSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := config(t)
-		c.File, c.Enable = file, []string{"EventRateLimit"}
+		c.ConfigFile, c.Enable = file, []string{"EventRateLimit"}
 		if plugin != "EventRateLimit" {
 			c.Enable = nil
 		}

@@ -2,12 +2,19 @@ package upstream
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	"k8s.io/kubernetes/pkg/controller/certificates/signer"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/flags"
 )
 
 // Signing configures the CAs that sign CertificateSigningRequests.
@@ -19,15 +26,12 @@ type Signing struct {
 	DefaultCA CA
 	// SignerCAs holds a separate CA for each signer. Its keys are names in Signers. If SignerCAs is set, a signer
 	// that is not in it signs nothing.
-	SignerCAs map[string]CA
+	SignerCAs map[string]*CA
 	Duration  time.Duration // maximum validity of certificates; 0 means a year
 }
 
 // CA holds the paths of the files of a CA's certificate and key.
 type CA struct{ CertFile, KeyFile string }
-
-// Incomplete reports whether only one of the two files is set.
-func (c CA) Incomplete() bool { return (c.CertFile == "") != (c.KeyFile == "") }
 
 // Signers maps the names in kube-controller-manager's flags --cluster-signing-* to the signers of Kubernetes.
 var Signers = map[string]string{
@@ -35,6 +39,40 @@ var Signers = map[string]string{
 	"kubelet-client":        certificatesv1.KubeAPIServerClientKubeletSignerName,
 	"kube-apiserver-client": certificatesv1.KubeAPIServerClientSignerName,
 	"legacy-unknown":        certificatesv1beta1.LegacyUnknownSignerName,
+}
+
+// AddFlags declares the flags, which are those of kube-controller-manager.
+func (s *Signing) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&s.Duration, "cluster-signing-duration", 365*24*time.Hour,
+		"maximum lifetime of the certificates that are issued for CertificateSigningRequests")
+	s.DefaultCA.addFlags(fs, "cluster-signing", " for all signers (empty means the CA in the data directory)")
+	s.SignerCAs = map[string]*CA{}
+	for name, signer := range Signers {
+		s.SignerCAs[name] = &CA{}
+		s.SignerCAs[name].addFlags(fs, "cluster-signing-"+name, " for the signer "+signer+
+			". If any signer has its own CA, signers that have none sign nothing")
+	}
+}
+
+func (c *CA) addFlags(fs *pflag.FlagSet, prefix, purpose string) {
+	fs.StringVar(&c.CertFile, prefix+"-cert-file", "", "file of the CA certificate"+purpose)
+	fs.StringVar(&c.KeyFile, prefix+"-key-file", "", "file of the private key of --"+prefix+"-cert-file")
+	flags.Pair(fs, prefix+"-cert-file", prefix+"-key-file")
+}
+
+// Validate returns an error if a flag has an invalid value.
+func (s *Signing) Validate() error {
+	if s.Duration <= 0 {
+		return errors.New("--cluster-signing-duration must be greater than 0")
+	}
+	maps.DeleteFunc(s.SignerCAs, func(_ string, ca *CA) bool { return *ca == CA{} })
+	for name := range s.SignerCAs {
+		if s.DefaultCA.CertFile != "" {
+			return fmt.Errorf("--cluster-signing-cert-file, --cluster-signing-%s-cert-file: cannot specify default "+
+				"and per controller certs at the same time", name)
+		}
+	}
+	return nil
 }
 
 // openSigners creates the controller that signs approved requests.
@@ -53,7 +91,7 @@ func openSigners(ctx context.Context, u *Manager) (run func(context.Context), er
 	for name, signerName := range Signers {
 		ca := all
 		if len(u.Signing.SignerCAs) > 0 {
-			ca = u.Signing.SignerCAs[name]
+			ca = ptr.Deref(u.Signing.SignerCAs[name], CA{})
 		}
 		if ca == (CA{}) {
 			continue

@@ -28,16 +28,12 @@ import (
 
 // Options configures the connection to etcd and the part of etcd that the store uses.
 type Options struct {
-	Servers  []string // URLs
-	CAFile   string   // CA of the servers' certificates; "" means the system's CAs
-	CertFile string   // client certificate, with KeyFile; "" means none
-	KeyFile  string
+	Cluster
 
 	// Dial connects to a server. nil means the dialer of package net.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Prefix replaces Base at the beginning of all keys in etcd.
-	Prefix, Base string
+	Base string // Prefix replaces it at the beginning of all keys in etcd
 
 	Codecs       storage.Codecs
 	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes

@@ -63,7 +63,8 @@ func put(t *testing.T, s storage.Store, w storage.Write) *storage.Event {
 func TestPrefix(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	c := newClient(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{e.URL}, Base: "/registry/", Prefix: "/mine/"})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}, Prefix: "/mine/"},
+		Base: "/registry/"})
 	made := put(t, s, storage.Write{Key: "/registry/a/b", Value: []byte("1")})
 	got, err := c.Get(t.Context(), "/mine/a/b")
 	if err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "1" || got.Kvs[0].ModRevision != made.Revision {
@@ -85,7 +86,7 @@ func TestPrefix(t *testing.T) {
 func TestLeases(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	c := newClient(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{e.URL}})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}})
 	lease := func(key string) int64 {
 		got, err := c.Get(t.Context(), "/registry/"+key)
 		if err != nil || len(got.Kvs) != 1 {
@@ -140,7 +141,7 @@ func TestCodec(t *testing.T) {
 			return []byte(value), nil
 		},
 	}
-	o := etcd.Options{Servers: []string{e.URL}, Codecs: storage.Codecs{"secrets/": seal}}
+	o := etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}, Codecs: storage.Codecs{"secrets/": seal}}
 	s := open(t, o)
 	known := new(int)
 	made := put(t, s, storage.Write{Key: "secrets/a", Value: []byte("1"), Derived: known})
@@ -168,7 +169,7 @@ func TestCodec(t *testing.T) {
 func TestCompactedWhileDisconnected(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	p := newProxy(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{p.url}})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}})
 	first := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	same := put(t, s, storage.Write{Key: "same", Value: []byte("1")}).Record
 	w, err := s.Watch(t.Context(), "", first.Revision)
@@ -224,9 +225,9 @@ func TestCompactedWhileDisconnected(t *testing.T) {
 // nothing was written.
 func TestLostResponse(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	direct := open(t, etcd.Options{Servers: []string{e.URL}})
+	direct := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}})
 	p := newProxy(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{p.url}})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}})
 	made := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	for _, w := range []storage.Write{
 		{Key: "a", Value: []byte("2"), Expected: made.Revision},
@@ -273,8 +274,8 @@ func TestLostResponse(t *testing.T) {
 // TestDisconnected checks that calls return ErrUnavailable within the timeout while etcd is unreachable.
 func TestDisconnected(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	put(t, open(t, etcd.Options{Servers: []string{e.URL}}), storage.Write{Key: "a", Value: []byte("1")})
-	s := open(t, etcd.Options{Servers: []string{e.URL}, Timeout: time.Second})
+	put(t, open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}}), storage.Write{Key: "a", Value: []byte("1")})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}, Timeout: time.Second})
 	put(t, s, storage.Write{Key: "a", Value: []byte("2")})
 	e.Kill()
 	if _, err := s.Fresh(t.Context()); !errors.Is(err, storage.ErrUnavailable) {
@@ -304,7 +305,8 @@ func TestDisconnected(t *testing.T) {
 		t.Error(err)
 	}
 	put(t, s, storage.Write{Key: "a", Value: []byte("3")})
-	o := etcd.Options{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/", Timeout: 100 * time.Millisecond}
+	o := etcd.Options{Cluster: etcd.Cluster{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/"},
+		Timeout: 100 * time.Millisecond}
 	if _, err := etcd.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
 		t.Errorf("Open without etcd: %v", err)
 	}
@@ -315,7 +317,7 @@ func TestDisconnected(t *testing.T) {
 func TestRestored(t *testing.T) {
 	e, empty := storagetest.StartEtcd(t), storagetest.StartEtcd(t)
 	p := newProxy(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{p.url}, Timeout: 4 * time.Second})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}, Timeout: 4 * time.Second})
 	for range 5 {
 		put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	}

@@ -24,7 +24,8 @@ func FromEnv(t testing.TB) storage.Store {
 		return NewLog(rand.Uint64()).Open()
 	default:
 		s, err := etcd.Open(t.Context(), etcd.Options{
-			Servers: []string{value}, Base: "/registry/", Prefix: fmt.Sprintf("/world%x/", rand.Uint64()),
+			Cluster: etcd.Cluster{Servers: []string{value}, Prefix: fmt.Sprintf("/world%x/", rand.Uint64())},
+			Base:    "/registry/",
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -57,7 +57,8 @@ func backends(t *testing.T) map[string]func(t *testing.T) backend {
 			n++
 			prefix := fmt.Sprintf("/suite%d/", n)
 			return backend{limits: true, open: func(t *testing.T) storage.Store {
-				s, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{server.URL}, Prefix: prefix})
+				s, err := etcd.Open(t.Context(), etcd.Options{Cluster: etcd.Cluster{Servers: []string{server.URL},
+					Prefix: prefix}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,6 @@
-package main
+// Package flags declares flags that the package pflag does not offer: flags that accept only one value, negated flags,
+// and pairs of flags that must be set together.
+package flags
 
 import (
 	"fmt"
@@ -23,10 +25,10 @@ func (f *fixed) Set(value string) error {
 	return nil
 }
 
-// fix declares a flag that accepts only its default. The help of the flag starts with the text in meaning.
-func fix(flags *pflag.FlagSet, name, kind, value, meaning string) {
-	flags.Var(&fixed{value, kind}, name, meaning+". Only the default is supported")
+// Fixed declares a flag that accepts only its default. The help of the flag starts with the text in meaning.
+func Fixed(fs *pflag.FlagSet, name, kind, value, meaning string) {
+	fs.Var(&fixed{value, kind}, name, meaning+". Only the default is supported")
 	if kind == "bool" {
-		flags.Lookup(name).NoOptDefVal = "true"
+		fs.Lookup(name).NoOptDefVal = "true"
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"cmp"
@@ -16,17 +16,17 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 
-	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
+	"github.com/trellis-k8s/trellis/internal/flags"
 )
 
-// complete validates the flags and completes the Config. An error contains the name of the flag and how to correct
+// Complete validates the flags and completes the Config. An error contains the name of the flag and how to correct
 // it.
-func (f *konnectivityServer) complete() (err error) {
-	c := &f.config
-	c.ID, c.Mode = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString()), server.Mode(f.mode)
+func (f *Flags) Complete() (err error) {
+	c := &f.Config
+	c.ID = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString())
 	c.FrontendAddress, c.AgentAddress = f.front.address(), f.agent.address()
 	c.AdminAddress, c.HealthAddress = f.admin.address(), f.health.address()
-	if c.Strategies, err = server.ParseStrategies(f.strategies); err != nil {
+	if c.Strategies, err = ParseStrategies(f.strategies); err != nil {
 		return fmt.Errorf("--proxy-strategies: %w", err)
 	}
 	for _, step := range []func() error{f.check, f.checkFiles, f.completeTLS, f.completeLease, f.completeClient} {
@@ -43,18 +43,18 @@ func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
 
 // check validates numbers and combinations of flags. The API server connects through a socket or with a client
 // certificate. Agents authenticate with tokens or with client certificates.
-func (f *konnectivityServer) check() error {
+func (f *Flags) check() error {
 	const together = "must be set: to authenticate agents with tokens, set --agent-namespace, " +
 		"--agent-service-account, --authentication-audience and --kubeconfig"
 	const noTLS = "must be empty when --uds-name is set, because a Unix socket does not use TLS"
 	const needsTLS = "must be set: the API server connects with TLS when --uds-name is not set"
-	c, front, agent := &f.config, f.config.FrontendTLS, f.config.AgentTLS
+	c, front, agent := &f.Config, f.FrontendTLS, f.AgentTLS
 	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	for _, w := range []struct {
 		invalid      bool
 		flag, reason string
 	}{
-		{c.Mode != server.ModeGRPC && c.Mode != server.ModeHTTPConnect, "mode", "must be grpc or http-connect"},
+		{c.Mode != ModeGRPC && c.Mode != ModeHTTPConnect, "mode", "must be grpc or http-connect"},
 		{socket && f.front.number != 0, "server-port", "must be 0 when --uds-name is set"},
 		{!socket && f.front.number == 0, "server-port", "must be a port when --uds-name is not set"},
 		{f.front.invalid(), "server-port", "must be between 0 and 65535"},
@@ -89,7 +89,7 @@ func (f *konnectivityServer) check() error {
 		{c.ContentionProfiling && !c.Profiling, "enable-contention-profiling", "requires --enable-profiling"},
 	} {
 		if w.invalid {
-			return fmt.Errorf("--%s %q %s", w.flag, f.flags.Lookup(w.flag).Value, w.reason)
+			return fmt.Errorf("--%s %q %s", w.flag, f.fs.Lookup(w.flag).Value, w.reason)
 		}
 	}
 	return nil
@@ -97,24 +97,17 @@ func (f *konnectivityServer) check() error {
 
 // tokens reports whether agents authenticate with tokens. A kubeconfig without the lease controller also means
 // tokens. So a server whose token flags were forgotten does not start, instead of accepting every agent.
-func (f *konnectivityServer) tokens() bool {
-	return f.account != (server.Account{}) || f.kubeconfig != "" && !f.lease
+func (f *Flags) tokens() bool {
+	return f.account != (Account{}) || f.kubeconfig != "" && !f.lease
 }
 
 // checkFiles checks that the files exist.
-func (f *konnectivityServer) checkFiles() error {
-	for _, flag := range []string{
-		"server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key", "cluster-ca-cert", "kubeconfig",
-	} {
-		file := f.flags.Lookup(flag).Value.String()
-		if _, err := os.Stat(file); file != "" && err != nil {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
-	}
-	return nil
+func (f *Flags) checkFiles() error {
+	return flags.CheckFiles(f.fs, "server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key",
+		"cluster-ca-cert", "kubeconfig")
 }
 
-func (f *konnectivityServer) completeTLS() error {
+func (f *Flags) completeTLS() error {
 	version, err := cliflag.TLSVersion(f.minVersion)
 	if err != nil {
 		return fmt.Errorf("--tls-min-version: %w; known versions: %s", err,
@@ -132,23 +125,23 @@ func (f *konnectivityServer) completeTLS() error {
 		}
 	}
 	if version < tls.VersionTLS12 {
-		f.config.Logger.Warn("TLS versions before 1.2 are insecure: set --tls-min-version to VersionTLS12 or "+
+		f.Logger.Warn("TLS versions before 1.2 are insecure: set --tls-min-version to VersionTLS12 or "+
 			"VersionTLS13",
 			"tls-min-version", f.minVersion)
 	}
-	for _, t := range []*server.TLS{&f.config.FrontendTLS, &f.config.AgentTLS} {
+	for _, t := range []*TLS{&f.FrontendTLS, &f.AgentTLS} {
 		t.MinVersion, t.CipherSuites = version, suites
 	}
 	return nil
 }
 
 // completeLease validates and sets the contents of the Lease.
-func (f *konnectivityServer) completeLease() error {
+func (f *Flags) completeLease() error {
 	if !f.lease {
 		return nil
 	}
-	if problems := validation.IsDNS1123Subdomain(server.LeasePrefix + f.config.ID); len(problems) > 0 {
-		return fmt.Errorf("--server-id %q cannot be used in the name of a Lease: %s", f.config.ID, problems[0])
+	if problems := validation.IsDNS1123Subdomain(LeasePrefix + f.ID); len(problems) > 0 {
+		return fmt.Errorf("--server-id %q cannot be used in the name of a Lease: %s", f.ID, problems[0])
 	}
 	f.leases.Labels = map[string]string{}
 	for pair := range strings.SplitSeq(f.leaseLabel, ",") {
@@ -166,12 +159,12 @@ func (f *konnectivityServer) completeLease() error {
 				"port, --agent-port is used", address)
 		}
 	}
-	f.config.Lease = &f.leases
+	f.Lease = &f.leases
 	return nil
 }
 
 // clientConfig returns the client configuration of --kubeconfig, or of the Pod's ServiceAccount.
-func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
+func (f *Flags) clientConfig() (*rest.Config, error) {
 	if f.kubeconfig != "" {
 		return clientcmd.BuildConfigFromFlags("", f.kubeconfig)
 	}
@@ -184,9 +177,9 @@ func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
 }
 
 // completeClient creates the client for TokenReviews and the Lease, if one of them needs it.
-func (f *konnectivityServer) completeClient() error {
-	if !f.tokens() && f.config.AgentTLS.ClientCAFile == "" {
-		f.config.Logger.Warn("agents are not authenticated, so every client that can connect to --agent-port can act " +
+func (f *Flags) completeClient() error {
+	if !f.tokens() && f.AgentTLS.ClientCAFile == "" {
+		f.Logger.Warn("agents are not authenticated, so every client that can connect to --agent-port can act " +
 			"as an agent: set --cluster-ca-cert or --agent-namespace")
 	}
 	if !f.tokens() && !f.lease {
@@ -204,7 +197,7 @@ func (f *konnectivityServer) completeClient() error {
 	}
 	f.leases.Client = client
 	if f.tokens() {
-		f.config.Authenticate = f.account.Authenticate(client.AuthenticationV1().TokenReviews())
+		f.Authenticate = f.account.Authenticate(client.AuthenticationV1().TokenReviews())
 	}
 	return nil
 }

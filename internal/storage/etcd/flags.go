@@ -1,0 +1,29 @@
+package etcd
+
+import (
+	"github.com/spf13/pflag"
+
+	"github.com/trellis-k8s/trellis/internal/flags"
+)
+
+// Cluster identifies an etcd cluster and the part of it that the store uses.
+type Cluster struct {
+	Servers  []string // URLs
+	CAFile   string   // CA of the servers' certificates; "" means the system's CAs
+	CertFile string   // client certificate, with KeyFile; "" means none
+	KeyFile  string
+	Prefix   string // replaces Options.Base at the beginning of all keys in etcd
+}
+
+// AddFlags declares the flags.
+func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.Servers, "etcd-servers", nil,
+		"URLs of an etcd cluster that stores the objects instead of the data directory. Only one server may use the "+
+			"cluster (experimental)")
+	fs.StringVar(&c.CAFile, "etcd-cafile", "",
+		"file of the CA that signed the serving certificates of etcd (experimental)")
+	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
+	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile (experimental)")
+	flags.Pair(fs, "etcd-certfile", "etcd-keyfile")
+	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd (experimental)")
+}
