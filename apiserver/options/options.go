@@ -1,4 +1,4 @@
-// Package options declares the flags of an API server. If kube-apiserver also has a flag, the flag has the same meaning.
+// Package options declares the flags of an API server. A flag that kube-apiserver also has has the same meaning.
 package options
 
 import (
