@@ -48,7 +48,8 @@ func (e *engine) stopOnError(operation, name string, err error) {
 
 // shut waits for running uses of the disk by a failed engine. It then closes the engine's files. The disk space of
 // deleted files becomes free.
-func (b *barrier) shut() {
+func (e *engine) shut() {
+	b := &e.barrier
 	b.uses.Lock() // later calls of enter see that the engine has failed
 	defer b.uses.Unlock()
 	b.mu.Lock()

@@ -55,9 +55,14 @@ func (t *tally) count(e *storage.Event) {
 		t.digest ^= fingerprint(e.Key, e.Previous.Modified)
 	}
 	if e.Record != nil {
-		t.live++
-		t.digest ^= fingerprint(e.Key, e.Revision)
+		t.add(e.Key, e.Revision)
 	}
+}
+
+// add adds a live key, whose state was written at the given revision.
+func (t *tally) add(key string, revision int64) {
+	t.live++
+	t.digest ^= fingerprint(key, revision)
 }
 
 // fingerprint returns a hash of a key and the revision of its state. It uses the finaliser of SplitMix64.

@@ -89,31 +89,3 @@ func (l *disk) cut(s *survey) error {
 	}
 	return nil
 }
-
-// restart drops the history before the newest revision and continues the history at the given revision. Clients
-// that have seen a later revision than the newest must list again.
-func (e *engine) restart(next int64) error {
-	_, newest, err := e.scanIndex()
-	if err != nil {
-		return err
-	}
-	for oldest := int64(0); oldest < newest.revision; {
-		c, err := e.compactStep(newest.revision)
-		if err != nil {
-			return err
-		}
-		oldest = c.revision
-	}
-	c := change{tally: newest.tally}
-	c.revision = next
-	key, value := appendIndexKey(nil, next), appendChange(nil, &c)
-	seal(key, value)
-	batch := e.db.NewBatch()
-	if err := batch.DeleteRange(appendIndexKey(nil, 0), key, nil); err != nil {
-		return err
-	}
-	if err := batch.Set(key, value, nil); err != nil {
-		return err
-	}
-	return e.commit(batch)
-}

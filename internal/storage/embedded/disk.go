@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,16 +17,11 @@ import (
 
 // disk is a log in a directory.
 type disk struct {
-	dir      string
-	fs       vfs.FS
-	lock     io.Closer
-	logger   *slog.Logger
-	memTable uint64 // size of the engine's memtables
-	codecs   storage.Codecs
-	after    func(time.Duration) <-chan time.Time
-	now      func() time.Time
-	space    *space
-	health   *Health
+	engineConfig
+	lock   io.Closer
+	now    func() time.Time
+	space  *space
+	health *Health
 
 	tail tally // totals of the durable history; only Append uses them
 
@@ -58,24 +52,17 @@ type disk struct {
 
 func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	l := &disk{
-		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, codecs: o.Codecs,
-		after: o.diskAfter, health: o.Health,
+		engineConfig: engineConfig{dir: dir, fs: fs, logger: o.Logger, memTable: o.memTable, after: o.diskAfter},
+		lock:         lock, health: o.Health,
 		replaced: make(chan struct{}), lowSpace: make(chan struct{}, 1),
 		written: make(chan struct{}, 1), rotated: make(chan struct{}, 1), acceptLossAfter: o.AcceptLossAfter,
 		now: o.Now, backoff: backoff{now: o.Now},
 	}
 	l.lifetime, l.end = context.WithCancel(context.Background())
 	l.space = newSpace(o, fs, dir)
-	l.current = l.newEngine()
+	l.onNewLog = func() { signal(l.rotated) }
+	l.current = newEngine(l.engineConfig)
 	return l
-}
-
-func (l *disk) newEngine() *engine {
-	return &engine{
-		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, codecs: l.codecs, after: l.after,
-		onNewLog: func() { l.signal(l.rotated) },
-		fatal:    make(chan struct{}), closing: make(chan struct{}),
-	}
 }
 
 // engine returns the current engine, which may have failed.
@@ -144,7 +131,7 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	l.mu.Lock()
 	l.tail, l.durable, l.pending = tail, tail, tally{}
 	l.mu.Unlock()
-	l.signal(l.written)
+	signal(l.written)
 	return nil
 }
 
@@ -156,7 +143,12 @@ func (l *disk) unavailableError(failed *engine) error {
 	if l.finalErr != nil {
 		return l.finalErr
 	}
-	return unavailable(failed.cause)
+	return unavailable(failed.failure())
+}
+
+// unavailable returns the storage.ErrUnavailable of an operation on a failed engine.
+func unavailable(cause error) error {
+	return fmt.Errorf("%w: %w", storage.ErrUnavailable, cause)
 }
 
 // setPending records the totals that the next engine finds if the running Append succeeds.
@@ -175,29 +167,25 @@ func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, 
 			return nil, tail, fmt.Errorf("revision %d does not follow revision %d", e.Revision, tail.revision)
 		}
 		tail.count(e)
-		var sealed []byte
-		if e.Record != nil {
-			var err error
-			if sealed, err = l.codecs.Seal(e.Key, e.Record.Value); err != nil {
-				return nil, tail, fmt.Errorf("%w: %w", storage.ErrUnavailable, err) // nothing has been written
-			}
-		}
-		if err := putEvent(batch, e, sealed, tail, &key, &value); err != nil {
+		if err := putEvent(batch, e, tail, &key, &value); err != nil {
 			return nil, tail, err
 		}
 	}
 	return batch, tail, nil
 }
 
-// putEvent adds an event's version and index entry to batch. sealed is the value as encoded by the codecs. key
-// and value are scratch buffers.
-func putEvent(batch *pebble.Batch, e *storage.Event, sealed []byte, t tally, key, value *[]byte) error {
+// putEvent adds an event's version and index entry to batch. key and value are scratch buffers.
+func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte) error {
 	*key = appendVersionKey((*key)[:0], e.Key, e.Revision)
 	*value = appendVersion((*value)[:0], e.Record)
-	op := batch.SetDeferred(len(*key), len(*value)+len(sealed))
+	var object []byte
+	if e.Record != nil {
+		object = e.Record.Value
+	}
+	op := batch.SetDeferred(len(*key), len(*value)+len(object))
 	copy(op.Key, *key)
 	n := copy(op.Value, *value)
-	copy(op.Value[n:], sealed)
+	copy(op.Value[n:], object)
 	seal(op.Key, op.Value)
 	if err := op.Finish(); err != nil {
 		return err

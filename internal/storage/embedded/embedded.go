@@ -18,8 +18,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // Options configures a Store.
@@ -34,8 +32,7 @@ type Options struct {
 	Reserve int64
 	// DiskUsage returns the number of free bytes of the disk and its size. nil means the file system's values.
 	DiskUsage func() (free, size uint64, err error)
-	Health    *Health        // receives the state of the log; may be nil
-	Codecs    storage.Codecs // of the values on disk
+	Health    *Health // receives the state of the log; may be nil
 
 	// AcceptLossAfter is the last remaining revision of a store that has lost acknowledged revisions. If the
 	// history ends exactly there, Open accepts the loss. New revisions then start above all lost ones. With 0, Open

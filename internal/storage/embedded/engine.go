@@ -11,20 +11,12 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // engine is one opening of the Pebble store in the directory. A failed write makes it unusable. Its barrier then
 // blocks its use of the disk, and another engine replaces it.
 type engine struct {
-	dir      string // the log's directory, which contains Pebble's
-	fs       vfs.FS
-	logger   *slog.Logger
-	memTable uint64
-	codecs   storage.Codecs
-	after    func(time.Duration) <-chan time.Time
-
+	engineConfig
 	db    *pebble.DB
 	found tally // totals when it was opened
 
@@ -33,12 +25,26 @@ type engine struct {
 	once  sync.Once
 	cause error
 
-	newestLog atomic.Uint64 // number of the newest log file
-	onNewLog  func()        // called when Pebble has created another log file
+	newest atomic.Uint64 // number of the newest log file
 
 	closing           chan struct{} // closed by close
 	barrier           barrier
 	compactionBackoff compactionBackoff
+}
+
+// engineConfig configures an engine.
+type engineConfig struct {
+	dir      string // the log's directory, which contains Pebble's
+	fs       vfs.FS
+	logger   *slog.Logger
+	memTable uint64                               // size of Pebble's memtables
+	after    func(time.Duration) <-chan time.Time // timer of compactions
+	onNewLog func()                               // called when Pebble has created another log file
+}
+
+// newEngine returns an engine that must be opened.
+func newEngine(c engineConfig) *engine {
+	return &engine{engineConfig: c, fatal: make(chan struct{}), closing: make(chan struct{})}
 }
 
 func (e *engine) path() string { return e.fs.PathJoin(e.dir, engineDir) }
@@ -118,14 +124,11 @@ func (e *engine) fail(err error) {
 	})
 }
 
-// decode decodes the record under Pebble key k with decodeVersion, and its value with the codecs.
-func (e *engine) decode(k, v []byte) (*storage.Record, error) {
-	r, err := decodeVersion(k, v)
-	if r != nil {
-		r.Value, err = e.codecs.Open(r.Key, r.Value)
-	}
-	return r, err
-}
+// newestLog returns the number of the newest log file.
+func (e *engine) newestLog() uint64 { return e.newest.Load() }
+
+// failed returns a channel that is closed when the engine has failed.
+func (e *engine) failed() <-chan struct{} { return e.fatal }
 
 // failure returns the cause passed to fail, or nil.
 func (e *engine) failure() error {
@@ -163,14 +166,9 @@ func (e *engine) close() error {
 	}
 	if err != nil {
 		e.fail(err)
-		e.barrier.shut()
+		e.shut()
 	}
 	return err
-}
-
-// unavailable returns the storage.ErrUnavailable of an operation on a failed engine.
-func unavailable(cause error) error {
-	return fmt.Errorf("%w: %w", storage.ErrUnavailable, cause)
 }
 
 // pebbleOptions returns Pebble's options. Caches are small: all live data are in the tree in memory, and Pebble
@@ -199,7 +197,7 @@ func (e *engine) pebbleOptions() *pebble.Options {
 			// The directory has been synced, so HEAD may refer to the file.
 			WALCreated: func(i pebble.WALCreateInfo) {
 				if i.Err == nil {
-					e.newestLog.Store(uint64(i.FileNum))
+					e.newest.Store(uint64(i.FileNum))
 					e.onNewLog()
 				}
 			},

@@ -4,15 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
-	"errors"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // valueV1 returns an object's value as the previous version stored it, and the object's JSON.
@@ -93,76 +88,4 @@ func TestPreviousFormat(t *testing.T) {
 			_ = closer.Close()
 		}
 	})
-}
-
-// keyBoundCodec returns a codec that binds values to their keys.
-func keyBoundCodec() storage.Codec {
-	return storage.Codec{
-		Seal: func(key string, value []byte) ([]byte, error) {
-			sealed := []byte(key + "\x00" + string(value))
-			slices.Reverse(sealed)
-			return sealed, nil
-		},
-		Open: func(key string, data []byte) ([]byte, error) {
-			data = bytes.Clone(data)
-			slices.Reverse(data)
-			value, ok := strings.CutPrefix(string(data), key+"\x00")
-			if !ok {
-				return nil, errors.New("not a value of " + key)
-			}
-			return []byte(value), nil
-		},
-	}
-}
-
-// TestCodec checks that values below a prefix with a codec are stored encoded, and that readers get the original
-// values.
-func TestCodec(t *testing.T) {
-	codecs := storage.Codecs{"secrets/": keyBoundCodec(), "": {}}
-	o := Options{Dir: "data", FS: vfs.NewMem(), recentBytes: 1, Codecs: codecs}
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, s, "secrets/a", "hidden")
-	put(t, s, "secrets/a", "hidden too")
-	put(t, s, "plain/a", "visible")
-	check := func(s *Store) {
-		t.Helper()
-		want(t, list(s.Head(), "", ""), "plain/a=visible@4/4", "secrets/a=hidden too@2/3")
-		old, err := s.At(context.Background(), 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want(t, list(old, "", ""), "secrets/a=hidden@2/2")
-	}
-	check(s)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	engineDo(t, o.FS, func(db *pebble.DB) {
-		for key, revision := range map[string]int64{"secrets/a": 2, "plain/a": 4} {
-			v, closer, err := db.Get(appendVersionKey(nil, key, revision))
-			if err != nil {
-				t.Fatal(err)
-			}
-			readable := key != "plain/a" || bytes.HasSuffix(v, []byte("visible"))
-			if bytes.Contains(v, []byte("hidden")) || !readable {
-				t.Errorf("%s is stored as %q", key, v)
-			}
-			_ = closer.Close()
-		}
-	})
-	if s, err = Open(o); err != nil {
-		t.Fatal(err)
-	}
-	check(s)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	noKey := func(string, []byte) ([]byte, error) { return nil, errors.New("no key") }
-	o.Codecs = storage.Codecs{"secrets/": {Open: noKey}}
-	if _, err := Open(o); err == nil || !strings.Contains(err.Error(), "no key") {
-		t.Errorf("open without the key: got %v", err)
-	}
 }

@@ -3,46 +3,28 @@ package embedded
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-)
-
-// Formats of HEAD without its checksum. The previous version did not record a log file.
-const (
-	headFormat   = "revision %d records %d digest %016x log %06d"
-	headFormatV1 = "revision %d records %d digest %016x"
 )
 
 // headInterval is the time between two writes of HEAD while commits continue. HEAD is at most one second behind the
 // newest commit, including the time for the write of HEAD.
 const headInterval = 750 * time.Millisecond
 
-// head is the content of HEAD, a small file beside the engine. It contains a durable revision and the number of
-// the engine's newest log file. Both a crash and a damaged disk leave a torn record at the end of a log. HEAD
-// distinguishes the two, because everything up to its revision was synced before HEAD was written.
-type head struct {
-	tally        // the field bytes is not stored and therefore 0
-	log   uint64 // number of the log file; 0 means none is recorded
-}
-
 // writeHead writes HEAD unless it is up to date.
 func (l *disk) writeHead() error {
 	l.headMu.Lock()
 	defer l.headMu.Unlock()
 	l.mu.Lock()
-	h := head{l.durable, l.current.newestLog.Load()}
+	h := head{l.durable, l.current.newestLog()}
 	l.mu.Unlock()
 	if h.revision == 0 || h.revision <= l.head.revision && h.log <= l.head.log {
 		return nil
 	}
-	text := fmt.Sprintf(headFormat, h.revision, h.live, h.digest, h.log)
-	text += fmt.Sprintf(" checksum %08x\n", crc32.Checksum([]byte(text), castagnoli))
-	if err := l.replace("HEAD", []byte(text)); err != nil {
+	if err := l.replace("HEAD", h.encode()); err != nil {
 		return fmt.Errorf("write HEAD: %w", err)
 	}
 	l.head = h
@@ -70,21 +52,13 @@ func (l *disk) headLoop() {
 		}
 		err := l.writeHead()
 		if err != nil {
-			l.signal(l.written) // try again
+			signal(l.written) // try again
 			if !failed {
 				l.logger.Warn("cannot write the file HEAD: lost revisions cannot be detected until it is written",
 					"err", err)
 			}
 		}
 		failed = err != nil
-	}
-}
-
-// signal sends to c, a channel with a buffer of one, unless the buffer is full.
-func (l *disk) signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 
@@ -121,19 +95,6 @@ func (l *disk) readHead() (head, error) {
 		return head{}, l.damage("HEAD", err)
 	}
 	return h, nil
-}
-
-func parseHead(text string) (h head, err error) {
-	body, sum, _ := strings.Cut(text, " checksum ")
-	if sum != fmt.Sprintf("%08x\n", crc32.Checksum([]byte(body), castagnoli)) {
-		return head{}, errChecksum
-	}
-	format, fields := headFormat, []any{&h.revision, &h.live, &h.digest, &h.log}
-	if !strings.Contains(body, " log ") {
-		format, fields = headFormatV1, fields[:3]
-	}
-	_, err = fmt.Sscanf(body, format, fields...)
-	return h, err
 }
 
 // checkHead returns a *DamageError if HEAD contains a later revision than the loaded history, or other totals for

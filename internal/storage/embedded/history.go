@@ -1,7 +1,6 @@
 package embedded
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -16,19 +15,6 @@ const (
 	replayRevisions = 4096
 	replayBytes     = 2 << 20
 )
-
-// useHistory runs work, which reads or compacts the history.
-func (l *disk) useHistory(work func(*engine) error) error {
-	e := l.engine()
-	err := e.read("the history", func() error { return work(e) })
-	if e.failure() != nil {
-		return l.unavailableError(e)
-	}
-	if damage := (*DamageError)(nil); errors.As(err, &damage) {
-		l.logger.Error("cannot read the history", "err", err)
-	}
-	return err
-}
 
 // walkIndex calls yield for the index entries in (after, until] of a Pebble snapshot, until it returns false.
 func (e *engine) walkIndex(snap *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
@@ -78,27 +64,14 @@ func (e *engine) version(snap *pebble.Snapshot, key string, revision int64) (*st
 		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d", key, revision), err)
 	}
 	defer closer.Close()
-	r, err := e.decode(k, v)
+	r, err := decodeVersion(k, v)
 	if err != nil {
 		return nil, e.damage(fmt.Sprintf("the value of key %s at revision %d", key, revision), err)
 	}
 	return r, nil
 }
 
-// Replay implements storage.HistoryReader.
-func (l *disk) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
-	var events []*storage.Event
-	var reached int64
-	err := l.useHistory(func(e *engine) (err error) {
-		events, reached, err = e.replay(prefix, after, until)
-		return err
-	})
-	if err != nil {
-		return nil, after, err
-	}
-	return events, reached, nil
-}
-
+// replay returns the events below prefix in (after, until], and the last revision it has read.
 func (e *engine) replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
 	snap := e.db.NewSnapshot()
 	defer snap.Close()
@@ -141,14 +114,8 @@ func (e *engine) event(snap *pebble.Snapshot, c change) (*storage.Event, error) 
 	return ev, nil
 }
 
-// ReadAt implements storage.HistoryReader. The first change of a key after target contains the revision of its
-// state at target.
-func (l *disk) ReadAt(
-	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
-) error {
-	return l.useHistory(func(e *engine) error { return e.readAt(target, base.Revision(), put) })
-}
-
+// readAt calls put for each key that changed in (target, from], with its state at target. The first change of a key
+// after target contains the revision of this state.
 func (e *engine) readAt(target, from int64, put func(string, *storage.Record)) error {
 	snap := e.db.NewSnapshot()
 	defer snap.Close()
@@ -170,28 +137,18 @@ func (e *engine) readAt(target, from int64, put func(string, *storage.Record)) e
 	})
 }
 
-// compactRevisions is the number of revisions that one batch of Compact removes.
+// compactRevisions is the number of revisions that one batch of compact removes.
 const compactRevisions = 2048
 
-// Compact implements log. It removes superseded versions and index entries in several batches. Each batch leaves a
-// consistent, shorter history. The batches are not synced, because a compaction lost in a crash is repeated.
-func (l *disk) Compact(revision int64) error {
-	err := l.useHistory(func(e *engine) error {
-		for oldest := int64(0); oldest < revision; {
-			c, err := e.compactStep(revision)
-			if err != nil {
-				return err
-			}
-			oldest = c.revision
+// compact removes the history before revision in several batches. Each batch leaves a consistent, shorter history. The
+// batches are not synced, because a compaction lost in a crash is repeated.
+func (e *engine) compact(revision int64) error {
+	for oldest := int64(0); oldest < revision; {
+		c, err := e.compactStep(revision)
+		if err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	l.compacted.Store(revision)
-	if err := l.writeHead(); err != nil {
-		l.logger.Warn("cannot record the newest revision in the file HEAD", "err", err)
+		oldest = c.revision
 	}
 	return nil
 }
@@ -241,4 +198,28 @@ func deleteSuperseded(batch *pebble.Batch, c change) error {
 		return batch.Delete(appendVersionKey(nil, c.key, c.revision), nil)
 	}
 	return nil
+}
+
+// restart drops the history before the newest revision and continues the history at the given revision. Clients
+// that have seen a later revision than the newest must list again.
+func (e *engine) restart(next int64) error {
+	_, newest, err := e.scanIndex()
+	if err != nil {
+		return err
+	}
+	if err := e.compact(newest.revision); err != nil {
+		return err
+	}
+	c := change{tally: newest.tally}
+	c.revision = next
+	key, value := appendIndexKey(nil, next), appendChange(nil, &c)
+	seal(key, value)
+	batch := e.db.NewBatch()
+	if err := batch.DeleteRange(appendIndexKey(nil, 0), key, nil); err != nil {
+		return err
+	}
+	if err := batch.Set(key, value, nil); err != nil {
+		return err
+	}
+	return e.commit(batch)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -36,8 +37,7 @@ func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change
 	}()
 	var found tally
 	err = e.scanRecords(func(r *storage.Record) error {
-		found.live++
-		found.digest ^= fingerprint(r.Key, r.Modified)
+		found.add(r.Key, r.Modified)
 		return add(r)
 	})
 	if err := errors.Join(<-index, err); err != nil {
@@ -172,7 +172,7 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 		if err != nil {
 			return e.damage("the records", err)
 		}
-		r, err := e.decode(k, v)
+		r, err := decodeVersion(k, v)
 		if err != nil {
 			return e.damage(fmt.Sprintf("the record at %q", k), err)
 		}
@@ -186,6 +186,21 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 	}
 	if err := it.Error(); err != nil {
 		return e.damage("the records", err)
+	}
+	return nil
+}
+
+// checkContains returns a *DamageError unless the history contains a revision with the totals t.
+func (e *engine) checkContains(t tally) error {
+	key := appendIndexKey(nil, t.revision)
+	value, closer, err := e.db.Get(key)
+	if err != nil {
+		return e.damage(fmt.Sprintf("revision %d", t.revision), err)
+	}
+	defer closer.Close()
+	c, err := decodeChange(slices.Clone(key), value)
+	if err != nil || c.tally != t {
+		return e.damage(fmt.Sprintf("the data of revision %d differ from the data that were written", t.revision), err)
 	}
 	return nil
 }

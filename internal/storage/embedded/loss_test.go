@@ -56,7 +56,7 @@ func (r *recordedStore) waitForHead() {
 		l.headMu.Lock()
 		recorded := l.head.log
 		l.headMu.Unlock()
-		if recorded == l.engine().newestLog.Load() {
+		if recorded == l.engine().newestLog() {
 			return
 		}
 	}
@@ -132,7 +132,7 @@ func contents(t testing.TB, fs vfs.FS, dir string) map[string]string {
 }
 
 func content(t testing.TB, fs vfs.FS, name string) []byte {
-	text, err := (&disk{fs: fs, dir: path.Dir(name)}).read(path.Base(name))
+	text, err := (&disk{engineConfig: engineConfig{fs: fs, dir: path.Dir(name)}}).read(path.Base(name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,8 @@ func removeFile(t testing.TB, fs vfs.FS, name string) {
 }
 
 func replaceFile(t testing.TB, fs vfs.FS, name string, text []byte) {
-	if err := (&disk{fs: fs, dir: path.Dir(name)}).replace(path.Base(name), text); err != nil {
+	l := &disk{engineConfig: engineConfig{fs: fs, dir: path.Dir(name)}}
+	if err := l.replace(path.Base(name), text); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -419,7 +420,7 @@ func TestHeadIsWritten(t *testing.T) {
 	}
 	<-heads // without a tick
 	l := s.log.(*disk)
-	if h, err := l.readHead(); err != nil || h.revision != s.Head().Revision() || h.log != l.engine().newestLog.Load() {
+	if h, err := l.readHead(); err != nil || h.revision != s.Head().Revision() || h.log != l.engine().newestLog() {
 		t.Errorf("after a rotation HEAD contains %+v, %v", h, err)
 	}
 }

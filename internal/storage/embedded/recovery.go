@@ -30,7 +30,7 @@ func (l *disk) monitor() {
 		select {
 		case <-l.lifetime.Done():
 			return
-		case <-e.fatal:
+		case <-e.failed():
 			if !l.replaceEngine(e) {
 				return
 			}
@@ -45,10 +45,7 @@ func (l *disk) checkSpace() {
 	if !l.space.check() {
 		return
 	}
-	select {
-	case l.lowSpace <- struct{}{}:
-	default:
-	}
+	signal(l.lowSpace)
 	l.compactFiles()
 }
 
@@ -56,10 +53,7 @@ func (l *disk) checkSpace() {
 func (l *disk) admit(events []*storage.Event) error {
 	err := l.space.admit(events)
 	if err != nil {
-		select {
-		case l.lowSpace <- struct{}{}:
-		default:
-		}
+		signal(l.lowSpace)
 	}
 	return err
 }
@@ -68,7 +62,7 @@ func (l *disk) admit(events []*storage.Event) error {
 // damage.
 func (l *disk) replaceEngine(failed *engine) bool {
 	l.logger.Error("a write to the disk has failed: reads continue, and writes continue after the store is reopened",
-		"err", failed.cause)
+		"err", failed.failure())
 	l.health.setFailed(errFailedWrite)
 	if !l.shutBarrier(failed) {
 		return false
@@ -124,7 +118,7 @@ func (p *backoff) next() time.Duration {
 func (l *disk) shutBarrier(failed *engine) bool {
 	done := make(chan struct{})
 	go func() { // a pending write may block
-		failed.barrier.shut()
+		failed.shut()
 		close(done)
 	}()
 	select {
@@ -159,14 +153,14 @@ func (l *disk) await(ctx context.Context, failed *engine) (*engine, error) {
 		select {
 		case <-replaced:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the store was closed before it could be reopened: %w", failed.cause)
+			return nil, fmt.Errorf("the store was closed before it could be reopened: %w", failed.failure())
 		}
 	}
 }
 
 // reopen opens another engine and checks that it contains all acknowledged revisions.
 func (l *disk) reopen() (_ *engine, err error) {
-	e := l.newEngine()
+	e := newEngine(l.engineConfig)
 	defer func() {
 		if err != nil {
 			_ = e.close() // the first error is more specific
@@ -191,19 +185,4 @@ func (l *disk) reopen() (_ *engine, err error) {
 	}
 	return nil, l.damage(fmt.Sprintf("the log ends at revision %d, but revision %d was written",
 		e.found.revision, durable.revision), nil)
-}
-
-// checkContains returns a *DamageError unless the history contains a revision with the totals t.
-func (e *engine) checkContains(t tally) error {
-	key := appendIndexKey(nil, t.revision)
-	value, closer, err := e.db.Get(key)
-	if err != nil {
-		return e.damage(fmt.Sprintf("revision %d", t.revision), err)
-	}
-	defer closer.Close()
-	c, err := decodeChange(slices.Clone(key), value)
-	if err != nil || c.tally != t {
-		return e.damage(fmt.Sprintf("the data of revision %d differ from the data that were written", t.revision), err)
-	}
-	return nil
 }

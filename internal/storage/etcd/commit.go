@@ -82,11 +82,7 @@ func (s *Store) transaction(
 				return t, err
 			}
 		}
-		value, err := s.options.Codecs.Seal(w.Key, w.Value)
-		if err != nil {
-			return t, err
-		}
-		t.changes = append(t.changes, clientv3.OpPut(key, string(value), clientv3.WithLease(lease)))
+		t.changes = append(t.changes, clientv3.OpPut(key, string(w.Value), clientv3.WithLease(lease)))
 	}
 	return t, nil
 }
@@ -100,11 +96,7 @@ func (t *transaction) expect(key string, revision int64) {
 // conflict returns the *storage.ConflictError of a transaction whose conditions did not hold.
 func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, guards []storage.Guard) error {
 	for i, r := range resp.Responses {
-		c, holds, err := s.checkCondition(r.GetResponseRange(), i, writes, guards)
-		if err != nil {
-			return err
-		}
-		if !holds {
+		if c, holds := s.checkCondition(r.GetResponseRange(), i, writes, guards); !holds {
 			c.Revision = resp.Header.Revision
 			return c
 		}
@@ -115,23 +107,21 @@ func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, gua
 // checkCondition reports whether the i-th condition holds for the records that its read has found.
 func (s *Store) checkCondition(
 	found *pb.RangeResponse, i int, writes []storage.Write, guards []storage.Guard,
-) (c *storage.ConflictError, holds bool, err error) {
+) (c *storage.ConflictError, holds bool) {
 	c = &storage.ConflictError{}
 	var modified int64
 	if len(found.GetKvs()) > 0 {
-		if c.Current, err = s.record(found.Kvs[0]); err != nil {
-			return nil, false, err
-		}
+		c.Current = s.record(found.Kvs[0])
 		modified = c.Current.Modified
 	}
 	if i < len(guards) {
 		g := &guards[i]
 		c.Key, c.Guard = g.Key, true
-		return c, modified == g.Revision || g.Prefix && modified < g.Revision, nil
+		return c, modified == g.Revision || g.Prefix && modified < g.Revision
 	}
 	w := &writes[i-len(guards)]
 	c.Key = w.Key
-	return c, modified == w.Expected, nil
+	return c, modified == w.Expected
 }
 
 // expectedRecords returns the records that writes expect, or nil for those that the head does not contain.

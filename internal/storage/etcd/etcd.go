@@ -35,7 +35,6 @@ type Options struct {
 
 	Base string // Prefix replaces it at the beginning of all keys in etcd
 
-	Codecs       storage.Codecs
 	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
 	Logger       *slog.Logger  // nil means none
 

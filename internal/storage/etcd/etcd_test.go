@@ -128,42 +128,6 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// TestCodec checks that etcd contains the encoded values.
-func TestCodec(t *testing.T) {
-	e := storagetest.StartEtcd(t)
-	seal := storage.Codec{
-		Seal: func(key string, value []byte) ([]byte, error) { return []byte(key + "!" + string(value)), nil },
-		Open: func(key string, data []byte) ([]byte, error) {
-			value, ok := strings.CutPrefix(string(data), key+"!")
-			if !ok {
-				return nil, errors.New("not encoded")
-			}
-			return []byte(value), nil
-		},
-	}
-	o := etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}, Codecs: storage.Codecs{"secrets/": seal}}
-	s := open(t, o)
-	known := new(int)
-	made := put(t, s, storage.Write{Key: "secrets/a", Value: []byte("1"), Derived: known})
-	if string(made.Record.Value) != "1" || made.Record.Derived.Load() != any(known) {
-		t.Errorf("%+v", made.Record)
-	}
-	got, err := newClient(t, e.URL).Get(t.Context(), "/registry/secrets/a")
-	if err != nil || string(got.Kvs[0].Value) != "secrets/a!1" {
-		t.Errorf("%v, %v", got, err)
-	}
-	if r := open(t, o).Head().Get("secrets/a"); string(r.Value) != "1" {
-		t.Errorf("%s", r.Value)
-	}
-	if _, err := newClient(t, e.URL).Put(t.Context(), "/registry/secrets/b", "plain"); err != nil {
-		t.Fatal(err)
-	}
-	o.Prefix = "/registry/"
-	if _, err := etcd.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "secrets/b") {
-		t.Errorf("Open with an unencoded value: got %v, want an error with its key", err)
-	}
-}
-
 // TestCompactedWhileDisconnected checks a store that reconnects after etcd has compacted changes that the store has
 // not seen. Its cursors end, and its state is correct.
 func TestCompactedWhileDisconnected(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -53,11 +52,7 @@ func (s *Store) load(ctx context.Context, before *storage.Snapshot) (*storage.Sn
 				return l.Add(known)
 			}
 		}
-		r, err := s.record(kv)
-		if err != nil {
-			return err
-		}
-		return l.Add(r)
+		return l.Add(s.record(kv))
 	})
 	if err != nil {
 		return nil, err
@@ -71,16 +66,11 @@ func (s *Store) storageKey(key []byte) string {
 }
 
 // record converts a key-value pair of etcd.
-func (s *Store) record(kv *mvccpb.KeyValue) (*storage.Record, error) {
-	key := s.storageKey(kv.Key)
-	value, err := s.options.Codecs.Open(key, kv.Value)
-	if err != nil {
-		return nil, fmt.Errorf("decode the value of %s: %w", key, err)
-	}
+func (s *Store) record(kv *mvccpb.KeyValue) *storage.Record {
 	return &storage.Record{
-		Key: key, Value: value, Created: kv.CreateRevision, Modified: kv.ModRevision,
+		Key: s.storageKey(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision,
 		Expires: s.leases.expiry(clientv3.LeaseID(kv.Lease)),
-	}, nil
+	}
 }
 
 // reconnectDelay is the pause before an ended watch is started again.
@@ -127,12 +117,7 @@ func (s *Store) watch() error {
 		}
 		switch n := len(resp.Events); {
 		case n > 0:
-			events, err := s.events(resp.Events)
-			if err != nil {
-				s.fail(err)
-				<-s.lifetime.Done()
-				return nil
-			}
+			events := s.events(resp.Events)
 			s.Apply(events, events[n-1].Revision)
 		case resp.IsProgressNotify():
 			s.Apply(nil, resp.Header.Revision)
@@ -147,24 +132,19 @@ func (s *Store) watchContext(ctx context.Context) context.Context {
 }
 
 // events converts events of etcd. Their Previous is set only if the watch has requested it.
-func (s *Store) events(received []*clientv3.Event) ([]*storage.Event, error) {
+func (s *Store) events(received []*clientv3.Event) []*storage.Event {
 	events := make([]*storage.Event, len(received))
 	for i, e := range received {
 		events[i] = &storage.Event{Revision: e.Kv.ModRevision, Key: s.storageKey(e.Kv.Key)}
-		var err error
 		if e.Type == clientv3.EventTypePut {
-			if events[i].Record, err = s.record(e.Kv); err != nil {
-				return nil, err
-			}
+			events[i].Record = s.record(e.Kv)
 			s.inFlight.attachDerived(events[i].Record)
 		}
 		if e.PrevKv != nil {
-			if events[i].Previous, err = s.record(e.PrevKv); err != nil {
-				return nil, err
-			}
+			events[i].Previous = s.record(e.PrevKv)
 		}
 	}
-	return events, nil
+	return events
 }
 
 // inFlight holds the writes of running commits by key. The watch reuses their values and derived data when etcd

@@ -61,11 +61,7 @@ func (s *Store) Replay(
 			if err := resp.Err(); err != nil {
 				return nil, after, s.readError(err, after)
 			}
-			more, err := s.events(resp.Events)
-			if err != nil {
-				return nil, after, err
-			}
-			for _, e := range more {
+			for _, e := range s.events(resp.Events) {
 				if e.Revision > until {
 					return events, until, nil
 				}
@@ -96,11 +92,8 @@ func (s *Store) ReadAt(
 		if now := base.Get(key); now != nil && now.Modified == kv.ModRevision {
 			return nil
 		}
-		r, err := s.record(kv)
-		if err == nil {
-			put(key, r)
-		}
-		return err
+		put(key, s.record(kv))
+		return nil
 	})
 	if err != nil {
 		return s.readError(err, target)
