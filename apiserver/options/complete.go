@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
@@ -27,7 +27,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 		o.Fairness.Validate(), o.TLS.Validate())...); err != nil {
 		return err
 	}
-	if err := upstream.CheckControllers(o.Controllers); err != nil {
+	if err := controllers.CheckControllers(o.Controllers); err != nil {
 		return fmt.Errorf("--controllers: %w", err)
 	}
 	if err := o.ClusterSigning.Validate(); err != nil {

@@ -10,6 +10,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
@@ -96,7 +97,7 @@ func (o *Options) addControllers(fs *pflag.FlagSet) {
 		"controllers of kube-controller-manager to run: names, '*' for all, or '-NAME' to disable one. The names are "+
 			strings.Join(upstream.Names(), ", ")+
 			". The following also run unless '-NAME' or '-*' disables them: "+
-			strings.Join(upstream.TrellisControllers, ", "))
+			strings.Join(controllers.TrellisControllers, ", "))
 	o.ClusterSigning.AddFlags(fs)
 }
 
