@@ -19,17 +19,11 @@ func findDuplicates(s string) []string {
 
 type duplicateFinder struct {
 	d     decoder
-	path  []step
+	path  []byte // of the current value
+	below bool   // the current object is not the root
 	found []string
 	seen  map[string]bool
 	bytes int
-}
-
-// step is one part of a path: a key or an index.
-type step struct {
-	key     string
-	index   int
-	isIndex bool
 }
 
 func (f *duplicateFinder) full() bool {
@@ -48,17 +42,21 @@ func (f *duplicateFinder) value() {
 }
 
 func (f *duplicateFinder) object() {
-	keys := map[string]int{}
+	keys, base, below := map[string]int{}, len(f.path), f.below
+	f.below = true
 	for f.d.pos++; f.d.peek() != '}' && !f.full(); {
 		key, _ := f.d.str()
+		if below {
+			f.path = append(f.path, '.')
+		}
+		f.path = append(f.path, key...)
 		if keys[key]++; keys[key] == 2 {
-			f.report(key)
+			f.report()
 		}
 		f.d.peek()
 		f.d.pos++
-		f.path = append(f.path, step{key: key})
 		f.value()
-		f.path = f.path[:len(f.path)-1]
+		f.path = f.path[:base]
 		if f.d.peek() == ',' {
 			f.d.pos++
 			f.d.peek()
@@ -69,10 +67,11 @@ func (f *duplicateFinder) object() {
 
 func (f *duplicateFinder) array() {
 	f.d.pos++
+	base := len(f.path)
 	for i := 0; f.d.peek() != ']' && !f.full(); i++ {
-		f.path = append(f.path, step{index: i, isIndex: true})
+		f.path = append(strconv.AppendInt(append(f.path, '['), int64(i), 10), ']')
 		f.value()
-		f.path = f.path[:len(f.path)-1]
+		f.path = f.path[:base]
 		if f.d.peek() == ',' {
 			f.d.pos++
 		}
@@ -80,22 +79,9 @@ func (f *duplicateFinder) array() {
 	f.d.pos++
 }
 
-func (f *duplicateFinder) report(key string) {
-	var p []byte
-	for i, s := range append(f.path, step{key: key}) {
-		if s.isIndex {
-			p = append(p, '[')
-			p = strconv.AppendInt(p, int64(s.index), 10)
-			p = append(p, ']')
-			continue
-		}
-		if i > 0 {
-			p = append(p, '.')
-		}
-		p = append(p, s.key...)
-	}
-	f.bytes += len(p)
-	if path := string(p); !f.seen[path] {
+func (f *duplicateFinder) report() {
+	f.bytes += len(f.path)
+	if path := string(f.path); !f.seen[path] {
 		f.seen[path] = true
 		f.found = append(f.found, path)
 	}
