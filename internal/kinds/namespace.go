@@ -9,18 +9,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// SystemNamespaces returns the namespaces that every cluster has, in the form in which a client would send them. The
-// caller may modify the result.
-func SystemNamespaces() []object.Tree {
-	var all []object.Tree
-	for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
-		all = append(all, object.Tree{
-			"apiVersion": "v1", "kind": "Namespace", "metadata": object.Tree{"name": name},
-		})
-	}
-	return all
-}
-
 // namespaceBehavior delays the deletion of a namespace until its finalizers are removed, after its objects are deleted.
 var namespaceBehavior = resource.Behavior{
 	BeforeDelete: terminateNamespace,

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/kinds"
-	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 func (c *cluster) namespace(name string) *corev1.Namespace {
@@ -31,9 +30,8 @@ func (c *cluster) namespace(name string) *corev1.Namespace {
 func TestNamespaceLife(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	v := c.version("v1", "Namespace")
-	for _, sent := range kinds.SystemNamespaces() {
-		name := object.Name(sent)
-		c.mustCreate(v, name, string(object.AppendJSON(nil, sent)))
+	for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
+		c.mustCreate(v, name, `{metadata: {name: `+name+`}}`)
 		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" ||
 			!slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
 			t.Errorf("got namespace %+v, want a labeled active one with the finalizer", n)

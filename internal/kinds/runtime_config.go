@@ -8,12 +8,13 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	crdinstall "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/resourceconfig"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/trellis-k8s/trellis/internal/kinds/crd"
 )
 
 // ParseRuntimeConfig parses the settings of --runtime-config, such as apps/v1=false, batch/v1/jobs=false and
@@ -23,9 +24,7 @@ func ParseRuntimeConfig(settings map[string]string) (func(schema.GroupVersionRes
 	if len(settings) == 0 {
 		return nil, nil
 	}
-	crds := runtime.NewScheme()
-	crdinstall.Install(crds)
-	groups := []*runtime.Scheme{legacyscheme.Scheme, crds}
+	groups := []*runtime.Scheme{legacyscheme.Scheme, crd.Scheme()}
 	settings, err := normalizeRuntimeConfig(settings, groups)
 	if err != nil {
 		return nil, err

@@ -40,10 +40,10 @@ func Definition(c Config) *resource.Definition {
 			Kind: "CustomResourceDefinition", ListKind: "CustomResourceDefinitionList",
 			ShortNames: []string{"crd", "crds"}, Categories: []string{"api-extensions"},
 		},
-		Prefix:   resource.CRDPrefix,
-		Verbs:    []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
-		Behavior: behavior(c),
+		Prefix: resource.CRDPrefix,
+		Verbs:  []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
 	}
+	d.Behavior = behavior(c, d)
 	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{},
 		&apiextensionsv1.CustomResourceDefinitionList{})
 	d.Storage.Validate = validateCRD
@@ -62,8 +62,8 @@ func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtim
 	}
 }
 
-func behavior(c Config) resource.Behavior {
-	s := crdStatus{catalog: c.Catalog, now: c.Now, managers: crdManagedFields()}
+func behavior(c Config, d *resource.Definition) resource.Behavior {
+	s := crdStatus{catalog: c.Catalog, now: c.Now, managers: crdManagedFields(d)}
 	b := resource.Behavior{
 		Default:       defaultCRD,
 		PrepareCreate: s.prepareCreate,

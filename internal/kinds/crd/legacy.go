@@ -2,11 +2,15 @@ package crd
 
 import (
 	"fmt"
+	"maps"
+	"sync"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	v1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
@@ -61,58 +65,46 @@ func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 
 // fromLegacyCRD converts a CRD from v1beta1 to v1, in which each version has all of its settings.
 func fromLegacyCRD(t object.Tree) (object.Tree, error) {
-	var legacy v1beta1.CustomResourceDefinitionSpec
-	var internal apiextensions.CustomResourceDefinitionSpec
-	var v1 apiextensionsv1.CustomResourceDefinitionSpec
-	err := readSpec(t, &legacy)
-	if err == nil {
-		err = v1beta1.Convert_v1beta1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(
-			&legacy, &internal, nil)
-	}
-	if err == nil {
-		err = apiextensionsv1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1_CustomResourceDefinitionSpec(
-			&internal, &v1, nil)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("convert CustomResourceDefinition to v1: %w", err)
-	}
-	return withSpec(t, apiextensionsv1.SchemeGroupVersion.String(), &v1)
+	return convertSpec(t, apiextensionsv1.SchemeGroupVersion, &v1beta1.CustomResourceDefinitionSpec{},
+		&apiextensionsv1.CustomResourceDefinitionSpec{})
 }
 
 // toLegacyCRD converts a CRD from v1 to v1beta1. In the result, settings that all versions share are specified once.
 func toLegacyCRD(t object.Tree) (object.Tree, error) {
-	var v1 apiextensionsv1.CustomResourceDefinitionSpec
+	return convertSpec(t, v1beta1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinitionSpec{},
+		&v1beta1.CustomResourceDefinitionSpec{})
+}
+
+// Scheme returns upstream's types, defaults and conversions of CustomResourceDefinition. It must not be modified.
+var Scheme = sync.OnceValue(func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	install.Install(s)
+	return s
+})
+
+// convertSpec returns a copy of t at another version. The specs at both versions, in and out, are empty. Metadata and
+// status are the same in both versions.
+func convertSpec(t object.Tree, to schema.GroupVersion, in, out any) (object.Tree, error) {
 	var internal apiextensions.CustomResourceDefinitionSpec
-	var legacy v1beta1.CustomResourceDefinitionSpec
-	err := readSpec(t, &v1)
+	err := readSpec(t, in)
 	if err == nil {
-		err = apiextensionsv1.Convert_v1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(
-			&v1, &internal, nil)
+		err = Scheme().Convert(in, &internal, nil)
 	}
 	if err == nil {
-		err = v1beta1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1beta1_CustomResourceDefinitionSpec(
-			&internal, &legacy, nil)
+		err = Scheme().Convert(&internal, out, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("convert CustomResourceDefinition to v1beta1: %w", err)
+		return nil, fmt.Errorf("convert CustomResourceDefinition to %s: %w", to.Version, err)
 	}
-	return withSpec(t, v1beta1.SchemeGroupVersion.String(), &legacy)
+	spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(out)
+	if err != nil {
+		return nil, fmt.Errorf("convert %T to a tree: %w", out, err)
+	}
+	t = maps.Clone(t)
+	t["apiVersion"], t["spec"] = to.String(), object.NormalizeNumbers(spec)
+	return t, nil
 }
 
 func readSpec(t object.Tree, into any) error {
 	return kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, object.TreeAt(t, "spec")), into)
-}
-
-// withSpec returns a copy of t with another version and spec. Metadata and status are the same in both versions.
-func withSpec(t object.Tree, apiVersion string, spec any) (object.Tree, error) {
-	converted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec)
-	if err != nil {
-		return nil, fmt.Errorf("convert %T to a tree: %w", spec, err)
-	}
-	out := make(object.Tree, len(t))
-	for k, v := range t {
-		out[k] = v
-	}
-	out["apiVersion"], out["spec"] = apiVersion, object.NormalizeNumbers(converted)
-	return out, nil
 }

@@ -3,15 +3,12 @@ package crd
 import (
 	"fmt"
 	"maps"
-	"reflect"
-	"sync"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
-	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -24,32 +21,24 @@ var exceptSpec = merge.Except("spec")
 
 // crdManagedFields returns settings for updates of the managed fields of a CRD when the server writes the status of
 // the CRD.
-func crdManagedFields() merge.ManagedFields {
-	types := map[string]func() (typed.ParseableType, error){
-		apiextensionsv1.SchemeGroupVersion.String():      parseableCRD(apiextensionsv1.CustomResourceDefinition{}),
-		apiextensionsv1beta1.SchemeGroupVersion.String(): parseableCRD(apiextensionsv1beta1.CustomResourceDefinition{}),
-	}
+func crdManagedFields(d *resource.Definition) merge.ManagedFields {
 	return merge.ManagedFields{
 		APIVersion:  apiextensionsv1.SchemeGroupVersion.String(),
 		Kind:        "CustomResourceDefinition",
 		Subresource: "status",
 		Parseable: func(apiVersion string) (typed.ParseableType, bool) {
-			derive := types[apiVersion]
-			if derive == nil {
-				return typed.ParseableType{}, false
+			for _, v := range d.Versions {
+				if v.APIVersion == apiVersion {
+					p, err := v.Parseable()
+					return p, err == nil
+				}
 			}
-			p, err := derive()
-			return p, err == nil
+			return typed.ParseableType{}, false
 		},
 		Convert:     convertCRD,
 		Reset:       func(string) fieldpath.Filter { return exceptSpec },
 		AtomicLists: []string{"spec.versions"},
 	}
-}
-
-func parseableCRD(of any) func() (typed.ParseableType, error) {
-	g := &resource.GoType{New: define.Constructor(reflect.TypeOf(of))}
-	return sync.OnceValues(g.Parseable)
 }
 
 // convertCRD returns t at another version. It does not modify t.

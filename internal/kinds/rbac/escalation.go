@@ -35,18 +35,10 @@ type authorizeFunc = func(ctx context.Context, obj, old resource.Internal) error
 func NewEscalation(a authorizer.UnconditionalAuthorizer, rules validation.AuthorizationRuleResolver) Escalation {
 	rules = ruleResolver{rules}
 	return Escalation{
-		Role: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
-			return rolepolicy.NewStorage(s, a, rules)
-		}),
-		ClusterRole: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
-			return clusterrolepolicy.NewStorage(s, a, rules)
-		}),
-		RoleBinding: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
-			return rolebindingpolicy.NewStorage(s, a, rules)
-		}),
-		ClusterRoleBinding: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
-			return clusterrolebindingpolicy.NewStorage(s, a, rules)
-		}),
+		Role:               authorizeWith(rolepolicy.NewStorage, a, rules),
+		ClusterRole:        authorizeWith(clusterrolepolicy.NewStorage, a, rules),
+		RoleBinding:        authorizeWith(rolebindingpolicy.NewStorage, a, rules),
+		ClusterRoleBinding: authorizeWith(clusterrolebindingpolicy.NewStorage, a, rules),
 	}
 }
 
@@ -58,7 +50,10 @@ type upstreamStorage interface {
 
 // authorizeWith returns a check that writes the object to upstream's storage. Below that storage is a discardStorage,
 // so nothing is stored.
-func authorizeWith(newStorage func(rest.StandardStorage) upstreamStorage) authorizeFunc {
+func authorizeWith[S upstreamStorage](
+	newStorage func(rest.StandardStorage, authorizer.UnconditionalAuthorizer, validation.AuthorizationRuleResolver) S,
+	a authorizer.UnconditionalAuthorizer, rules validation.AuthorizationRuleResolver,
+) authorizeFunc {
 	return func(ctx context.Context, obj, old resource.Internal) (err error) {
 		e := &escalationCost{name: obj.GetName()}
 		ctx = context.WithValue(ctx, costKey{}, e)
@@ -70,7 +65,7 @@ func authorizeWith(newStorage func(rest.StandardStorage) upstreamStorage) author
 				err = e.err
 			}
 		}()
-		s := newStorage(discardStorage{old: old})
+		s := newStorage(discardStorage{old: old}, a, rules)
 		if old == nil {
 			_, err = s.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		} else {
