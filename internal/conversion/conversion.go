@@ -4,7 +4,9 @@ package conversion
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -17,24 +19,119 @@ import (
 // is for clients, in upstream's words.
 type Webhook func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error)
 
-// UsesWebhook reports whether a webhook converts the objects of a kind. Such objects are converted in batches, and
-// the results are cached.
-func UsesWebhook(d *resource.Definition) bool {
-	return d.Custom != nil && d.Custom.Conversion.Webhook != ""
+// Converter converts objects between the versions of their kind.
+type Converter struct {
+	Webhook Webhook // nil means that objects of kinds with a conversion webhook cannot be converted
 }
 
-// Convert converts t from one version of a Definition to another, through the storage version. The kind must not use
-// a webhook. If the version of t no longer exists, from is nil, and t is converted like an object at the storage
-// version. Convert may modify t, and the result may share memory with t.
+// Convert replaces the objects, which are of one kind, by their conversions to a version. A webhook receives all of
+// them in one call. Unknown fields of custom kinds are pruned, and results of a webhook get defaults. Convert may
+// modify the objects. Objects that are already at the version stay unchanged.
+func (c Converter) Convert(ctx context.Context, objects []object.Tree, to *resource.Version) (err error) {
+	if UsesWebhook(to.Definition) {
+		return c.callWebhook(ctx, objects, to)
+	}
+	for i, t := range objects {
+		from := versionOf(t, to.Definition)
+		if from == to {
+			continue
+		}
+		if objects[i], err = convert(ctx, t, from, to); err != nil {
+			return err
+		}
+		if err = prune(objects[i], to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// callWebhook implements Convert for a kind with a webhook.
+func (c Converter) callWebhook(ctx context.Context, objects []object.Tree, to *resource.Version) error {
+	var indices []int
+	var in []object.Tree
+	for i, t := range objects {
+		if object.String(t, "apiVersion") != to.APIVersion {
+			indices, in = append(indices, i), append(in, withoutResourceVersion(t))
+		}
+	}
+	if len(in) == 0 {
+		return nil
+	}
+	if c.Webhook == nil {
+		return errors.New("cannot convert object: this server does not call conversion webhooks")
+	}
+	out, err := c.Webhook(ctx, to, in)
+	if err != nil {
+		return err
+	}
+	s, err := to.Schema()
+	if err != nil {
+		return err
+	}
+	for i, at := range indices {
+		if err := prune(out[i], to); err != nil {
+			return err
+		}
+		s.FillDefaults(out[i])
+		if rv := object.ResourceVersion(objects[at]); rv != "" {
+			object.SetResourceVersion(out[i], rv)
+		}
+		objects[at] = out[i]
+	}
+	return nil
+}
+
+// withoutResourceVersion returns t without its resourceVersion, because webhooks do not receive it. It does not
+// modify t.
+func withoutResourceVersion(t object.Tree) object.Tree {
+	if object.ResourceVersion(t) == "" {
+		return t
+	}
+	t = object.ShallowCopy(t)
+	delete(object.Metadata(t), "resourceVersion")
+	return t
+}
+
+// prune prunes the result of a conversion to a custom version.
+func prune(t object.Tree, to *resource.Version) error {
+	if to.Schema == nil {
+		return nil
+	}
+	s, err := to.Schema()
+	if err != nil {
+		return err
+	}
+	if _, invalid := s.PruneAndCoerce(t); invalid != nil {
+		return invalid
+	}
+	return nil
+}
+
+// UsesWebhook reports whether a webhook converts the objects of a kind. Such objects are converted in batches, and
+// the results are cached.
+func UsesWebhook(d *resource.Definition) bool { return d.Conversion().Webhook != "" }
+
+// versionOf returns the version of the object t, or nil if the kind no longer has it.
+func versionOf(t object.Tree, d *resource.Definition) *resource.Version {
+	return d.Version(object.String(t, "apiVersion"))
+}
+
+// convert converts t from one version of its kind, which does not use a webhook, to another, through the storage
+// version. If from is nil, t is converted like an object at the storage version. convert does not modify t, but the
+// result may share memory with t.
 //
 // A version that has Go conversion functions uses them. The strategy None only sets apiVersion, unless the CRD
 // declares a conversion in an annotation.
-func Convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
+func convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	if from == to {
 		return t, nil
 	}
 	if c := declarationOf(to.Definition); c != nil {
 		return c.convert(ctx, t, from, to)
+	}
+	if Trivial(from, to) {
+		t = maps.Clone(t)
 	}
 	if from != nil && from.ConvertTo != nil {
 		out, err := from.ConvertTo(t)

@@ -37,12 +37,12 @@ func TestConvert(t *testing.T) {
 		if c.to == other {
 			want = "note"
 		}
-		out, err := Convert(t.Context(), object.Tree{c.key: "x", "apiVersion": "before", "kind": "Event"}, c.from, c.to)
+		out, err := convert(t.Context(), object.Tree{c.key: "x", "apiVersion": "before", "kind": "Event"}, c.from, c.to)
 		if err != nil || out[want] != "x" || c.from != c.to && out["apiVersion"] != c.to.APIVersion {
 			t.Errorf("%v, %v", out, err)
 		}
 	}
-	if _, err := Convert(t.Context(), object.Tree{}, other, hub); err == nil {
+	if _, err := convert(t.Context(), object.Tree{}, other, hub); err == nil {
 		t.Error("an error was lost")
 	}
 }

@@ -43,7 +43,7 @@ type declaration struct {
 
 // declarationOf returns the declaration of a kind, or nil if it has none.
 func declarationOf(d *resource.Definition) *declaration {
-	if d.Custom == nil || d.Custom.Conversion.Declared == "" {
+	if d.Conversion().Declared == "" {
 		return nil
 	}
 	return d.Custom.Compiled.Get(func() any {

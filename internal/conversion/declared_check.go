@@ -31,7 +31,7 @@ const (
 //
 // An expression can still lose part of a value that no sample contains.
 func CheckDeclared(ctx context.Context, d *resource.Definition) ([]Cost, field.ErrorList) {
-	if d.Custom == nil || d.Custom.Conversion.Declared == "" {
+	if d.Conversion().Declared == "" {
 		return nil, nil
 	}
 	c := compiler{definition: d, budget: celconfig.RuntimeCELCostBudget}

@@ -40,12 +40,12 @@ func TestDeclaredRoundTrip(t *testing.T) {
 			for i := range 200 {
 				from, to := d.Versions[i%2], d.Versions[1-i%2]
 				was := randomObject(r, i%2 == 1)
-				there, err := Convert(t.Context(), object.Copy(was), from, to)
+				there, err := convert(t.Context(), object.Copy(was), from, to)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				back, err := Convert(t.Context(), there, to, from)
+				back, err := convert(t.Context(), there, to, from)
 				if err != nil || !object.Equal(was, back) {
 					t.Errorf("%s became %s: %v", object.AppendJSON(nil, was), object.AppendJSON(nil, back), err)
 					return
@@ -77,7 +77,7 @@ func FuzzDeclared(f *testing.F) {
 		_, _ = CheckDeclared(t.Context(), d)
 		before := object.Copy(in)
 		for i := range d.Versions {
-			_, _ = Convert(t.Context(), in, d.Versions[i], d.Versions[1-i])
+			_, _ = convert(t.Context(), in, d.Versions[i], d.Versions[1-i])
 		}
 		if !object.Equal(in, before) {
 			t.Error("the object was modified")
@@ -90,7 +90,7 @@ func BenchmarkDeclared(b *testing.B) {
 	in := randomObject(rand.New(rand.NewPCG(1, 1)), false)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Convert(b.Context(), in, d.Versions[0], d.Versions[1]); err != nil {
+		if _, err := convert(b.Context(), in, d.Versions[0], d.Versions[1]); err != nil {
 			b.Fatal(err)
 		}
 	}

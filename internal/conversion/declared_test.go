@@ -190,7 +190,7 @@ func TestDeclared(t *testing.T) {
 	}
 	in := objectAt(t, `spec: {hostPort: "localhost:1234", cron: x}`)
 	before := object.Copy(in)
-	out, err := Convert(t.Context(), in, v1beta1, v1)
+	out, err := convert(t.Context(), in, v1beta1, v1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,27 +202,27 @@ func TestDeclared(t *testing.T) {
 	if !object.Equal(in, before) {
 		t.Error("the object was modified")
 	}
-	back, err := Convert(t.Context(), out, v1, v1beta1)
+	back, err := convert(t.Context(), out, v1, v1beta1)
 	if err != nil || !object.Equal(back, before) {
 		t.Errorf("%v, %v", back, err)
 	}
-	none, err := Convert(t.Context(), objectAt(t, `spec: {cron: x}`), v1beta1, v1)
+	none, err := convert(t.Context(), objectAt(t, `spec: {cron: x}`), v1beta1, v1)
 	if spec := none["spec"].(object.Tree); err != nil || len(spec) != 1 || spec["cron"] != "x" {
 		t.Errorf("%v, %v", none, err)
 	}
-	_, err = Convert(t.Context(), objectAt(t, `spec: {hostPort: localhost}`), v1beta1, v1)
+	_, err = convert(t.Context(), objectAt(t, `spec: {hostPort: localhost}`), v1beta1, v1)
 	if want := `convert CronTab "default/x" from example.com/v1beta1 to example.com/v1: .spec.port: index out of ` +
 		`bounds: 1`; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	if _, err = Convert(t.Context(), objectAt(t, `spec: 1`), v1beta1, v1); err == nil {
+	if _, err = convert(t.Context(), objectAt(t, `spec: 1`), v1beta1, v1); err == nil {
 		t.Error("a spec of a wrong type was converted")
 	}
 }
 
 func TestDeclaredBroken(t *testing.T) {
 	d := declaredKind(t, "nonsense", hostAndPort, hostPort)
-	_, err := Convert(t.Context(), objectAt(t, `spec: {hostPort: "a:1"}`), d.Versions[1], d.Versions[0])
+	_, err := convert(t.Context(), objectAt(t, `spec: {hostPort: "a:1"}`), d.Versions[1], d.Versions[0])
 	if err == nil || !strings.Contains(err.Error(),
 		"annotation trellis.dev/conversion of the CustomResourceDefinition: ") {
 		t.Error(err)
@@ -239,13 +239,13 @@ func TestDeclaredBudget(t *testing.T) {
 		l = append(l, int64(1))
 	}
 	in["spec"].(object.Tree)["l"] = l
-	if _, err := Convert(t.Context(), in, d.Versions[1], d.Versions[0]); err == nil ||
+	if _, err := convert(t.Context(), in, d.Versions[1], d.Versions[0]); err == nil ||
 		!strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Convert(ctx, in, d.Versions[1], d.Versions[0]); err == nil {
+	if _, err := convert(ctx, in, d.Versions[1], d.Versions[0]); err == nil {
 		t.Error("a canceled request was converted")
 	}
 	costs, _ := CheckDeclared(t.Context(), d)

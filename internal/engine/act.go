@@ -35,7 +35,7 @@ func (e *Engine) PostSubresource(
 		if err == nil && w.target.Subresource == "" {
 			wipeSystemFields(object.EnsureMetadata(body))
 		}
-		return shallowCopy(body), err
+		return object.ShallowCopy(body), err
 	}
 	if err = w.run(); err == nil && w.deletion != nil && w.deletion.deleteAfterMark {
 		err = w.deletion.deleteMarked()

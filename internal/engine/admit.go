@@ -136,13 +136,10 @@ func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree
 		return nil, nil
 	}
 	if at == ScaleVersion {
-		return a.w.asScale(ctx, t)
+		return a.w.asScale(t)
 	}
-	out, err := a.w.atVersion(ctx, object.Copy(t), at)
-	if a.w.reader.remote {
-		out = object.Copy(out) // w.conversions may share out
-	}
-	return out, err
+	out, err := a.w.at(t, at)
+	return object.Copy(out), err
 }
 
 // Old implements admission.Write.
@@ -152,7 +149,7 @@ func (a pluginWrite) Old(ctx context.Context, at *resource.Version) (object.Tree
 	}
 	if at == ScaleVersion {
 		if a.w.obj != nil {
-			return a.w.asScale(ctx, a.w.live)
+			return a.w.asScale(a.w.live)
 		}
 		return object.Copy(a.w.scale.live), nil
 	}
@@ -170,11 +167,11 @@ func (a pluginWrite) Replace(ctx context.Context, t object.Tree, at *resource.Ve
 		a.w.desired, err = a.w.withScale(t)
 		return err
 	}
-	if a.w.def.Custom != nil {
+	if at.Schema != nil {
 		dropInvalidMetadata(t)
 	}
 	if t, err = rulesOf(at).fillDefaults(a.w, t); err == nil {
-		a.w.desired, err = a.w.atVersion(ctx, t, a.w.v)
+		a.w.desired, err = a.w.at(t, a.w.v)
 	}
 	return err
 }
@@ -222,7 +219,7 @@ func (w *write) applyPluginObject() error {
 	if err != nil {
 		return asInternalError(err)
 	}
-	carryOver(object.EnsureMetadata(t), object.Metadata(w.desired), "managedFields")
+	object.CopyField(object.EnsureMetadata(t), object.Metadata(w.desired), "managedFields")
 	w.typed.pluginObj, w.typed.decoded, w.desired = nil, obj, t
 	return nil
 }
@@ -295,15 +292,3 @@ func (a pluginWrite) WillBlock() { a.w.leaveQueue() }
 
 // OnEnd implements admission.Write.
 func (a pluginWrite) OnEnd(do func()) { a.w.afterAll = append(a.w.afterAll, do) }
-
-// atVersion converts t to a version of the kind. It may modify t.
-func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
-	from := versionOf(w.def, object.String(t, "apiVersion"))
-	if from == to {
-		return t, nil
-	}
-	if w.reader.remote {
-		return w.convertByWebhook(t, to)
-	}
-	return w.engine.convert(ctx, t, from, to)
-}

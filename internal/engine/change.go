@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"maps"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -62,18 +61,8 @@ func bodyChange(b Body) changeFunc {
 			}
 		}
 		w.pendingWarnings = warned[:len(warned):len(warned)]
-		return shallowCopy(accepted), nil
+		return object.ShallowCopy(accepted), nil
 	}
-}
-
-// shallowCopy copies t and its metadata, but shares the values in them. An attempt modifies only these two maps in
-// place.
-func shallowCopy(t object.Tree) object.Tree {
-	out := maps.Clone(t)
-	if md := object.Metadata(t); md != nil {
-		out["metadata"] = maps.Clone(md)
-	}
-	return out
 }
 
 // decode builds the desired object.

@@ -123,15 +123,15 @@ func (w *write) identify() error {
 	}
 	live := object.Metadata(w.live)
 	if object.String(md, "uid") == "" {
-		carryOver(md, live, "uid")
+		object.CopyField(md, live, "uid")
 	}
 	for _, key := range []string{"creationTimestamp", "deletionTimestamp"} {
 		if object.String(live, key) != "" {
-			carryOver(md, live, key)
+			object.CopyField(md, live, key)
 		}
 	}
 	if _, ok := md["deletionGracePeriodSeconds"]; !ok {
-		carryOver(md, live, "deletionGracePeriodSeconds")
+		object.CopyField(md, live, "deletionGracePeriodSeconds")
 	}
 	return nil
 }
@@ -183,13 +183,4 @@ func (w *write) checkVersion() error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: gr.Group, Kind: gr.Resource}, w.target.Name, field.ErrorList{
 		field.Invalid(field.NewPath("metadata", "resourceVersion"), uint64(0), "must be specified for an update"),
 	})
-}
-
-// carryOver sets a field of t to its value in old. If old does not have the field, carryOver deletes it from t.
-func carryOver(t, old object.Tree, key string) {
-	if v, ok := old[key]; ok {
-		t[key] = v
-	} else {
-		delete(t, key)
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -43,7 +42,7 @@ func (e *Engine) readerOf(t Target) reader {
 // fingerprint identifies the rules for pruning and defaulting at v. It is 0 for built-in kinds, whose Go type does
 // not change while the server runs.
 func fingerprint(v *resource.Version) (uint64, error) {
-	if v.Definition.Custom == nil {
+	if v.Schema == nil {
 		return 0, nil
 	}
 	s, err := schemaOf(v)
@@ -70,8 +69,7 @@ const (
 
 // mayFail reports whether reading an object at r's version may fail.
 func (r reader) mayFail() bool {
-	c := r.version.Definition.Custom
-	return r.remote || c != nil && c.Conversion.Declared != ""
+	return r.version.Definition.Conversion() != resource.Conversion{}
 }
 
 // read returns the object in rec at r's version.
@@ -128,7 +126,7 @@ func (r reader) servesAsStored(rec *storage.Record) bool {
 		return true
 	}
 	p := packed(rec)
-	if p.Fingerprint() == fingerprintUnknown && r.version.Definition.Custom != nil && !r.asStored {
+	if p.Fingerprint() == fingerprintUnknown && r.version.Schema != nil && !r.asStored {
 		p = checkCanonical(rec, r.version.Definition)
 	}
 	if !r.unchanged(p) {
@@ -175,7 +173,7 @@ func (r reader) unchanged(p object.Packed) bool {
 	if err != nil || p.Fingerprint() != want {
 		return false
 	}
-	if r.version.Definition.Custom == nil || p.HasAPIVersion(r.version.APIVersion) {
+	if r.version.Schema == nil || p.HasAPIVersion(r.version.APIVersion) {
 		return true
 	}
 	for _, v := range r.version.Definition.Versions {
@@ -193,11 +191,7 @@ func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*stor
 	if err != nil {
 		return nil, err
 	}
-	objects := make([]object.Packed, len(recs))
-	for i, rec := range recs {
-		objects[i] = packed(rec)
-	}
-	trees, err := r.trees(ctx, objects)
+	trees, err := r.trees(ctx, recs)
 	if err != nil {
 		return nil, err
 	}
@@ -211,114 +205,46 @@ func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*stor
 
 // tree decodes p at r's version and sets resourceVersion to revision. If revision is 0, it sets no resourceVersion.
 func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (object.Tree, error) {
-	if r.remote {
-		trees, err := r.trees(ctx, []object.Packed{p})
-		if err != nil {
-			return nil, err
-		}
-		object.SetResourceVersion(trees[0], strconv.FormatInt(revision, 10))
-		return trees[0], nil
-	}
-	t, from, err := r.decode(p, revision)
-	if err != nil || from == r.version || r.asStored {
+	t, err := r.decode(p, revision)
+	if err != nil || r.asStored || object.String(t, "apiVersion") == r.version.APIVersion {
 		return t, err
 	}
-	return r.engine.convert(ctx, t, from, r.version)
+	objects := []object.Tree{t}
+	err = r.engine.converter().Convert(ctx, objects, r.version)
+	return objects[0], storageError(err)
 }
 
-// trees decodes objects at r's version, without a resourceVersion. If the kind has a webhook, it converts the
-// objects in one call.
-func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tree, error) {
-	out := make([]object.Tree, len(objects))
-	var unconverted []int
-	for i, p := range objects {
-		var from *resource.Version
-		var err error
-		if !r.remote {
-			out[i], err = r.tree(ctx, p, 0)
-		} else if out[i], from, err = r.decode(p, 0); from != r.version {
-			unconverted = append(unconverted, i)
-		}
-		if err != nil {
+// trees decodes the objects in recs at r's version, without a resourceVersion. If the kind has a webhook, it converts
+// the objects in one call.
+func (r reader) trees(ctx context.Context, recs []*storage.Record) (out []object.Tree, err error) {
+	out = make([]object.Tree, len(recs))
+	for i, rec := range recs {
+		if out[i], err = r.decode(packed(rec), 0); err != nil {
 			return nil, err
 		}
 	}
-	if len(unconverted) == 0 {
-		return out, nil
-	}
-	return out, r.engine.convertByWebhook(ctx, out, unconverted, r.version)
-}
-
-// decode decodes p at the version at which it is stored, and applies that version's defaults. It also returns this
-// version, or nil if the kind no longer has it. The defaults of r's version apply only to request bodies and to the
-// results of a webhook.
-func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.Version, error) {
-	t, err := p.Tree(revision)
-	if err != nil {
-		return nil, nil, apierrors.NewInternalError(err)
-	}
-	from := versionOf(r.version.Definition, object.String(t, "apiVersion"))
-	if r.version.Definition.Custom == nil || from == nil || r.unchanged(p) {
-		return t, from, nil
-	}
-	s, err := schemaOf(from)
-	if err != nil {
-		return nil, nil, err
-	}
-	s.NormalizeStored(t)
-	return t, from, nil
-}
-
-// withoutResourceVersion returns t without its resourceVersion, because webhooks do not receive it. It does not
-// modify t.
-func withoutResourceVersion(t object.Tree) object.Tree {
-	if object.ResourceVersion(t) == "" {
-		return t
-	}
-	t = shallowCopy(t)
-	delete(object.Metadata(t), "resourceVersion")
-	return t
-}
-
-// convertByWebhook converts the objects at the given indices to the version to. It replaces them in objects.
-func (e *Engine) convertByWebhook(
-	ctx context.Context, objects []object.Tree, indices []int, to *resource.Version,
-) error {
-	if e.Webhook == nil {
-		return apierrors.NewInternalError(
-			errors.New("cannot convert object: this server does not call conversion webhooks"))
-	}
-	in := make([]object.Tree, len(indices))
-	for i, at := range indices {
-		in[i] = withoutResourceVersion(objects[at])
-	}
-	out, err := e.Webhook(ctx, to, in)
-	if err != nil {
-		return storageError(err)
-	}
-	for i, at := range indices {
-		if err := pruneConverted(to, out[i]); err != nil {
-			return err
-		}
-		if _, err := fillDefaults(to, out[i]); err != nil {
-			return err
-		}
-		objects[at] = out[i]
-	}
-	return nil
-}
-
-// convert converts an object of a kind without a webhook, and prunes the result if the kind is custom. from is
-// nil if the kind no longer has the version.
-func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
-	out, err := conversion.Convert(ctx, t, from, to)
-	if err != nil {
-		return nil, asInternalError(err)
-	}
-	if to.Definition.Custom != nil && from != to {
-		err = pruneConverted(to, out)
+	if !r.asStored {
+		err = storageError(r.engine.converter().Convert(ctx, out, r.version))
 	}
 	return out, err
+}
+
+// decode decodes p at the version at which it is stored, and applies that version's defaults. The defaults of r's
+// version apply only to request bodies and to the results of a webhook.
+func (r reader) decode(p object.Packed, revision int64) (object.Tree, error) {
+	t, err := p.Tree(revision)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	from := r.version.Definition.Version(object.String(t, "apiVersion"))
+	if from == nil || from.Schema == nil || r.unchanged(p) {
+		return t, nil
+	}
+	s, err := schemaOf(from)
+	if err == nil {
+		s.NormalizeStored(t)
+	}
+	return t, err
 }
 
 // asInternalError converts an error without a Status to a 500. It returns other errors unchanged.
@@ -330,32 +256,4 @@ func asInternalError(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// pruneConverted prunes the result of a conversion to v.
-func pruneConverted(v *resource.Version, t object.Tree) error {
-	s, err := schemaOf(v)
-	if err != nil {
-		return err
-	}
-	if _, typeErr := s.PruneAndCoerce(t); typeErr != nil {
-		return apierrors.NewInternalError(typeErr)
-	}
-	return nil
-}
-
-// fillDefaults applies the defaults of a custom kind's version.
-func fillDefaults(v *resource.Version, t object.Tree) (object.Tree, error) {
-	s, err := schemaOf(v)
-	if err == nil {
-		s.FillDefaults(t)
-	}
-	return t, err
-}
-
-func versionOf(d *resource.Definition, apiVersion string) *resource.Version {
-	for _, v := range d.Versions {
-		if v.APIVersion == apiVersion {
-			return v
-		}
-	}
-	return nil
-}
+func (e *Engine) converter() conversion.Converter { return conversion.Converter{Webhook: e.Webhook} }

@@ -73,7 +73,7 @@ func (w *write) addRelated(c *resource.RelatedWrite) error {
 // applyRelated returns the object that c creates, or the live object after the change by c.
 func (w *write) applyRelated(c *resource.RelatedWrite) (object.Tree, error) {
 	if c.Create != nil {
-		return shallowCopy(c.Create), nil
+		return object.ShallowCopy(c.Create), nil
 	}
 	if err := w.load(); err != nil {
 		return nil, err

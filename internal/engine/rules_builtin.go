@@ -48,16 +48,12 @@ func (r builtinRules) fillDefaults(w *write, t object.Tree) (object.Tree, error)
 		fill(t)
 		return t, nil
 	}
-	stored, err := r.toStorage(w, t)
+	stored, err := w.at(t, w.def.Storage)
 	if err != nil {
 		return nil, err
 	}
 	fill(stored)
-	return w.engine.convert(w.ctx, stored, r.v.Definition.Storage, r.v)
-}
-
-func (r builtinRules) toStorage(w *write, t object.Tree) (object.Tree, error) {
-	return w.engine.convert(w.ctx, t, r.v, r.v.Definition.Storage)
+	return w.at(stored, r.v)
 }
 
 func (r builtinRules) ownableFields(subresource string) func(string) fieldpath.Filter {
@@ -78,7 +74,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 	if w.old, err = w.liveAtStorage(); err != nil {
 		return err
 	}
-	if w.obj, err = r.toStorage(w, w.desired); err != nil {
+	if w.obj, err = w.at(w.desired, w.def.Storage); err != nil {
 		return err
 	}
 	object.SetGeneration(w.obj, object.Generation(w.old))
@@ -87,10 +83,10 @@ func (r builtinRules) prepare(w *write) (err error) {
 	case sub == "status":
 		from := w.obj
 		w.obj = maps.Clone(w.old)
-		carryOver(w.obj, from, "status")
-		carryOver(w.obj, from, "metadata")
+		object.CopyField(w.obj, from, "status")
+		object.CopyField(w.obj, from, "metadata")
 	case r.v.Status:
-		carryOver(w.obj, w.old, "status")
+		object.CopyField(w.obj, w.old, "status")
 	}
 	if prepare := r.behavior().PrepareUpdate; prepare != nil {
 		w.obj = object.Copy(w.obj) // the next attempt needs the unmodified body
@@ -109,7 +105,7 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 		delete(w.desired, "status")
 	}
 	object.SetGeneration(w.desired, 1)
-	if w.obj, err = r.toStorage(w, w.desired); err != nil {
+	if w.obj, err = w.at(w.desired, w.def.Storage); err != nil {
 		return err
 	}
 	if prepare := r.behavior().PrepareCreate; prepare != nil {

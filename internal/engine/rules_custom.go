@@ -8,7 +8,6 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -65,7 +64,12 @@ func (r customRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) 
 	if err != nil {
 		return nil, err
 	}
-	return fillDefaults(r.v, t)
+	s, err := schemaOf(r.v)
+	if err != nil {
+		return nil, err
+	}
+	s.FillDefaults(t)
+	return t, nil
 }
 
 // ownableFields excludes the status from the fields that a write of the main resource may own. As in upstream, it
@@ -99,7 +103,7 @@ func (r customRules) prepare(w *write) error {
 	case w.target.Subresource == "status":
 		w.obj = statusOnly(w.obj, w.old)
 	case r.v.Status:
-		carryOver(w.obj, w.old, "status")
+		object.CopyField(w.obj, w.old, "status")
 	}
 	if w.target.Subresource != "status" && generationChanged(w.obj, w.old, r.v.Status) {
 		object.SetGeneration(w.obj, object.Generation(w.old)+1)
@@ -109,9 +113,9 @@ func (r customRules) prepare(w *write) error {
 
 // statusOnly returns old with the status and the managedFields of t.
 func statusOnly(t, old object.Tree) object.Tree {
-	out := shallowCopy(old)
-	carryOver(out, t, "status")
-	carryOver(object.EnsureMetadata(out), object.Metadata(t), "managedFields")
+	out := object.ShallowCopy(old)
+	object.CopyField(out, t, "status")
+	object.CopyField(object.EnsureMetadata(out), object.Metadata(t), "managedFields")
 	return out
 }
 
@@ -207,15 +211,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	if err != nil {
 		return object.Packed{}, err
 	}
-	t := w.obj
-	switch {
-	case r.v == to:
-	case conversion.UsesWebhook(w.def):
-		t, err = w.convertByWebhook(t, to)
-	default:
-		// Copy is needed because the next attempt uses the unmodified t if the storage version changes.
-		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
-	}
+	t, err := w.at(w.obj, to)
 	if err != nil {
 		return object.Packed{}, err
 	}

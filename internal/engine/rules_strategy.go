@@ -141,7 +141,7 @@ func toInternal(convert func(object.Tree) (resource.Internal, error), t object.T
 
 // withoutManagedFields returns t without managedFields.
 func withoutManagedFields(t object.Tree) object.Tree {
-	t = shallowCopy(t)
+	t = object.ShallowCopy(t)
 	delete(object.Metadata(t), "managedFields")
 	return t
 }
@@ -195,7 +195,7 @@ func (r strategyRules) canonicalize(w *write) (err error) {
 	managed := len(obj.GetManagedFields()) > 0
 	obj.SetManagedFields(nil)
 	if w.obj, err = r.v.Definition.Storage.Type.Stored(obj); err == nil && managed {
-		carryOver(object.EnsureMetadata(w.obj), object.Metadata(w.desired), "managedFields")
+		object.CopyField(object.EnsureMetadata(w.obj), object.Metadata(w.desired), "managedFields")
 	}
 	return asInternalError(err)
 }

@@ -83,7 +83,7 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 	}
 	md := object.Tree{}
 	for _, key := range []string{"name", "namespace", "uid", "resourceVersion", "creationTimestamp"} {
-		carryOver(md, object.Metadata(parent), key)
+		object.CopyField(md, object.Metadata(parent), key)
 	}
 	spec, status := object.Tree{}, object.Tree{"replicas": current}
 	if replicas != 0 {
@@ -246,8 +246,8 @@ func (w *write) setScaleOwners(scale object.Tree, entries []any) {
 }
 
 // asScale returns the Scale of the object t.
-func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error) {
-	t, err := w.atVersion(ctx, object.Copy(t), w.v)
+func (w *write) asScale(t object.Tree) (object.Tree, error) {
+	t, err := w.at(t, w.v)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +262,7 @@ func (w *write) withScale(scale object.Tree) (object.Tree, error) {
 	if err := w.checkScale(scale, object.Int64(spec, "replicas")); err != nil {
 		return nil, err
 	}
-	t := shallowCopy(w.live)
+	t := object.ShallowCopy(w.live)
 	if err := setCopyOnWrite(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
 		return nil, unknownError(err.Error())
 	}

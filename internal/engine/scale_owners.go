@@ -26,7 +26,7 @@ func scaleManagedFields() merge.ManagedFields {
 // replicasPath returns the path of the replicas at a version of the kind. It returns nil if the version has no
 // scale subresource. known is false if the kind no longer has the version.
 func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
-	v := versionOf(w.def, apiVersion)
+	v := w.def.Version(apiVersion)
 	if v == nil || v.Scale == nil {
 		return nil, v != nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -36,7 +35,7 @@ type write struct {
 	wantUID        string                // the required UID of the live object; "" allows any
 	deleteOptions  metav1.DeleteOptions  // options of an opDelete
 	now            time.Time
-	conversions    writeConversions
+	conversions    conversion.Memo
 	outer          *write        // the write that contains this write, or nil
 	queued         chan struct{} // the queue if this write is at its head, or nil
 	generatedNames int           // how many names have been generated
@@ -114,7 +113,8 @@ func (e *Engine) clock() time.Time {
 
 // setVersion sets the version of the kind that w uses.
 func (w *write) setVersion(v *resource.Version) {
-	w.v, w.def, w.conversions = v, v.Definition, nil
+	w.v, w.def = v, v.Definition
+	w.conversions = conversion.Memo{Converter: w.engine.converter()}
 	w.rules = rulesOf(v)
 	w.fields = merge.ManagedFields{
 		APIVersion:  v.APIVersion,
@@ -191,7 +191,7 @@ func (w *write) load() error {
 	}
 	w.op = admission.Update
 	if w.target.AsStored {
-		if at := versionOf(w.def, apiVersion(w.rec)); at != nil {
+		if at := w.def.Version(apiVersion(w.rec)); at != nil {
 			w.setVersion(at)
 		}
 	}
@@ -225,8 +225,8 @@ func (w *write) readLive() (object.Tree, error) {
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	stored, _, err := w.reader.decode(packed(w.rec), 0)
-	w.conversions = writeConversions{{in: live, out: stored}}
+	stored, err := w.reader.decode(packed(w.rec), 0)
+	w.conversions.Add(live, stored)
 	return live, err
 }
 
@@ -329,7 +329,7 @@ func (w *write) sendWarnings() {
 func (w *write) key() string { return w.def.Key(w.target.Namespace, w.name()) }
 
 func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
-	v := versionOf(w.def, apiVersion)
+	v := w.def.Version(apiVersion)
 	if v == nil || v.Parseable == nil {
 		return typed.ParseableType{}, false
 	}
@@ -339,17 +339,16 @@ func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
 
 // convertTo converts t for field management. It does not modify t.
 func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error) {
-	to := versionOf(w.def, apiVersion)
+	to := w.def.Version(apiVersion)
 	if to == nil {
 		return nil, errors.New("cannot convert object: unknown version " + apiVersion)
 	}
-	from := versionOf(w.def, object.String(t, "apiVersion"))
-	if from == to {
-		return t, nil
-	}
-	if conversion.UsesWebhook(w.def) {
-		return w.convertByWebhook(t, to)
-	}
-	out, err := conversion.Convert(w.ctx, maps.Clone(t), from, to)
-	return out, asInternalError(err)
+	out, err := w.conversions.ConvertUnpruned(w.ctx, t, to)
+	return out, storageError(err)
+}
+
+// at returns t at a version of the kind. It does not modify t. The result may share memory with t.
+func (w *write) at(t object.Tree, to *resource.Version) (object.Tree, error) {
+	out, err := w.conversions.Convert(w.ctx, t, to)
+	return out, storageError(err)
 }

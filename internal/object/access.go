@@ -1,6 +1,8 @@
 package object
 
 import (
+	"maps"
+
 	"k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -174,4 +176,22 @@ func boolPointer(t Tree, key string) *bool {
 		return &b
 	}
 	return nil
+}
+
+// ShallowCopy copies t and its metadata, but shares the values in them.
+func ShallowCopy(t Tree) Tree {
+	out := maps.Clone(t)
+	if md := Metadata(t); md != nil {
+		out["metadata"] = maps.Clone(md)
+	}
+	return out
+}
+
+// CopyField sets a field of t to its value in from. If from does not have the field, CopyField deletes it from t.
+func CopyField(t, from Tree, key string) {
+	if v, ok := from[key]; ok {
+		t[key] = v
+	} else {
+		delete(t, key)
+	}
 }

@@ -71,6 +71,33 @@ func (d *Definition) Stored() bool {
 	return d.Behavior.Review == nil && d.PostsTo == nil && d.Behavior.Compute == nil
 }
 
+// Version returns the version with an apiVersion, or nil.
+func (d *Definition) Version(apiVersion string) *Version {
+	for _, v := range d.Versions {
+		if v.APIVersion == apiVersion {
+			return v
+		}
+	}
+	return nil
+}
+
+// Conversion returns the conversion that the CRD of a custom kind specifies.
+func (d *Definition) Conversion() Conversion {
+	if d.Custom == nil {
+		return Conversion{}
+	}
+	return d.Custom.Conversion
+}
+
+// CRD returns the storage key of the CRD of a custom kind and the revision of its last change. The key is "" if the
+// kind has no stored CRD.
+func (d *Definition) CRD() (key string, revision int64) {
+	if d.Custom == nil {
+		return "", 0
+	}
+	return d.Custom.Key, d.Custom.Revision
+}
+
 // Custom holds the parts of a Definition that only CRDs have.
 type Custom struct {
 	Key                   string // storage key of the CRD, "" for a CRD that is not stored and never changes
