@@ -18,7 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission/policy"
 	"github.com/trellis-k8s/trellis/internal/admission/webhook"
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -70,15 +71,15 @@ type policyObjects struct{ s *Server }
 
 // Get implements policy.Objects.
 func (o policyObjects) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
-	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "0")
+	found, err := o.s.engine.Get(ctx, verb.Target{Version: v, Namespace: namespace, Name: name}, "0")
 	return policy.Object{Record: found.Record, Tree: found.Tree}, err
 }
 
 // List implements policy.Objects.
 func (o policyObjects) List(ctx context.Context, v *resource.Version, namespace string,
 	selector labels.Selector) ([]policy.Object, error) {
-	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace},
-		engine.ListOptions{Labels: selector, ResourceVersion: "0"})
+	list, err := o.s.engine.List(ctx, verb.Target{Version: v, Namespace: namespace},
+		read.ListOptions{Labels: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}

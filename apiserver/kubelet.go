@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 )
@@ -86,7 +86,7 @@ func (s *Server) kubeletCertificate() (*tls.Certificate, error) {
 // coreObject returns the latest state of an object of the core group, in its internal version.
 func (s *Server) coreObject(ctx context.Context, plural, namespace, name string) (runtime.Object, error) {
 	v := s.definition("", plural).Storage
-	found, err := s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
+	found, err := s.engine.Get(ctx, verb.Target{Version: v, Namespace: namespace, Name: name}, "")
 	if err != nil {
 		return nil, err
 	}

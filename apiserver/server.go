@@ -41,6 +41,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
@@ -70,7 +71,7 @@ type Server struct {
 	handler                    *api.Server
 	quotas                     *plugins.Quotas
 	closeWebhooks              func() // closes the admission webhooks' connections
-	feed                       *engine.Feed
+	feed                       *read.Feed
 	webhooks                   *conversion.Webhooks // nil until connect, like engine
 	engine                     *engine.Engine
 	// reachability tracks the conversion webhooks that cannot be reached. apiServices tracks the availability of

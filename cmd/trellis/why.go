@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/api"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/trace"
 )
 
 // whyFlags holds the values of the flags of why.
@@ -175,7 +175,7 @@ func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error
 
 // notable reports whether the first step or one of its substeps changes the object, rejects it, or takes at least a
 // millisecond.
-func notable(steps []*engine.Step) bool {
+func notable(steps []*trace.Step) bool {
 	for i, s := range steps {
 		if i > 0 && s.Depth <= steps[0].Depth {
 			return false
@@ -188,7 +188,7 @@ func notable(steps []*engine.Step) bool {
 }
 
 // formatChange returns a change as one line.
-func formatChange(c engine.Change) string {
+func formatChange(c trace.Change) string {
 	text := func(v any) string {
 		js, err := json.Marshal(v)
 		if err != nil {

@@ -29,7 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 )
 
 // lockedBuffer is a buffer that the server and the test use concurrently.
@@ -376,7 +376,7 @@ func TestDisabledAuditAllocatesNothing(t *testing.T) {
 		q.annotate("a", "b")
 		q.auditStart()
 		q.auditStatus(nil)
-		_ = q.auditResponse(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
+		_ = q.auditResponse(func() ([]byte, error) { return q.encode(nil, record.Object{}) })
 	}); n != 0 {
 		t.Errorf("got %v allocations, want 0", n)
 	}

@@ -16,7 +16,8 @@ import (
 	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/scales"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -83,7 +84,7 @@ func bodyTooLarge() error {
 // Scale.
 func (q *request) bodyVersion() *resource.Version {
 	if q.subresource == "scale" {
-		return engine.ScaleVersion
+		return scales.Version
 	}
 	if s := q.v.Subresource(q.subresource); s != nil && s.Body != nil {
 		return s.Body
@@ -92,49 +93,49 @@ func (q *request) bodyVersion() *resource.Version {
 }
 
 // decode decodes a request body of the format f.
-func (q *request) decode(f format, data []byte) (engine.Body, error) {
+func (q *request) decode(f format, data []byte) (verb.Body, error) {
 	typed := q.bodyVersion().Type
 	switch f {
 	case formatProtobuf:
 		if !q.bodyVersion().HasProtobuf() {
-			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(
+			return verb.Body{}, negotiation.NewUnsupportedMediaTypeError(
 				mediaTypes(withoutProtobuf(q.server.offers), false))
 		}
 		d, err := typed.DecodeProtobuf(data)
 		if err != nil {
-			return engine.Body{}, q.unrecognized(data, err)
+			return verb.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, nil
+		return verb.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, nil
 	case formatYAML:
 		t, repeated, err := object.DecodeYAML(data)
 		if err != nil {
-			return engine.Body{}, q.unrecognized(data, err)
+			return verb.Body{}, q.unrecognized(data, err)
 		}
 		if err := q.reserveDecoded(t); err != nil {
-			return engine.Body{}, err
+			return verb.Body{}, err
 		}
-		return engine.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.checkTypeMeta(data, t)
+		return verb.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.checkTypeMeta(data, t)
 	case formatCBOR:
 		t, err := decodeCBOR(data)
 		if err != nil {
-			return engine.Body{}, q.unrecognized(data, err)
+			return verb.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t}, q.reserveDecoded(t)
+		return verb.Body{Tree: t}, q.reserveDecoded(t)
 	}
 	var decodeErr error // returned after the kind has been checked
 	if typed != nil {
 		d, err := typed.Decode(data)
 		if err == nil {
-			return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
+			return verb.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
 				q.checkTypeMeta(data, d.Tree)
 		}
 		decodeErr = err
 	}
 	t, repeated, err := object.DecodeJSON(data)
 	if err != nil {
-		return engine.Body{}, q.malformed(data, err)
+		return verb.Body{}, q.malformed(data, err)
 	}
-	return engine.Body{Tree: t, Strict: duplicates(repeated), DecodeError: decodeErr, Source: data},
+	return verb.Body{Tree: t, Strict: duplicates(repeated), DecodeError: decodeErr, Source: data},
 		q.checkTypeMeta(data, t)
 }
 

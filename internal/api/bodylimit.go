@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/weight"
@@ -226,7 +226,7 @@ func weightTable(v *resource.Version, b *budget) *weight.Table {
 
 // withMemoryCheck returns c. If only bounds of the body's weight are known, it sets c.CheckMemory, so that the
 // engine weighs the decoded object.
-func (q *request) withMemoryCheck(c engine.Caller) engine.Caller {
+func (q *request) withMemoryCheck(c verb.Caller) verb.Caller {
 	if q.weightEstimated {
 		c.CheckMemory = q.reserveDecoded
 	}

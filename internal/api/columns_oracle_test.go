@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -78,7 +78,7 @@ type decodedTable struct {
 }
 
 // trellis returns Trellis' Table of an object. tableVersion is the version of the Table: v1 or v1beta1.
-func (c *tableComparer) trellis(o engine.Object, tableVersion string) decodedTable {
+func (c *tableComparer) trellis(o record.Object, tableVersion string) decodedTable {
 	c.t.Helper()
 	data, err := newTable(c.version, tableVersion,
 		&metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
@@ -98,7 +98,7 @@ func decodeTable(t testing.TB, data []byte) (s decodedTable) {
 
 // upstream returns the Table of upstream's convertor. Tables of the same object may differ between calls, because the
 // order of Go's maps is random.
-func (c *tableComparer) upstream(o engine.Object) decodedTable {
+func (c *tableComparer) upstream(o record.Object) decodedTable {
 	c.t.Helper()
 	u := &unstructured.Unstructured{}
 	if err := u.UnmarshalJSON(o.AppendJSON(nil)); err != nil {
@@ -118,7 +118,7 @@ func (c *tableComparer) upstream(o engine.Object) decodedTable {
 // compare reports whether Trellis and upstream return the same Table for an object. It fails the test if they differ.
 func (c *tableComparer) compare(tree object.Tree) bool {
 	c.t.Helper()
-	o := engine.ObjectOf(c.version, 7, object.Pack(tree, 0))
+	o := record.NewObject(c.version, 7, object.Pack(tree, 0))
 	got, want := c.trellis(o, "v1"), c.upstream(o)
 	for range 300 { // both sides iterate over a map in random order if the path has a wildcard
 		if reflect.DeepEqual(got, want) {
@@ -296,7 +296,7 @@ func TestColumnsMatchUpstream(t *testing.T) {
 			if !c.compare(tree) {
 				t.Fatalf("the Tables differ with seed %d", seed)
 			}
-			for _, cell := range c.upstream(engine.ObjectOf(c.version, 0, object.Pack(tree, 0))).Rows[0].Cells[1:] {
+			for _, cell := range c.upstream(record.NewObject(c.version, 0, object.Pack(tree, 0))).Rows[0].Cells[1:] {
 				if cell != nil {
 					nonEmpty++
 				}

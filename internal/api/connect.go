@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -61,7 +61,7 @@ func (q *request) connectOptions(c *resource.Connect, query url.Values) (object.
 	if err != nil || c.Reads {
 		return options, err
 	}
-	caller := engine.Caller{User: q.attributes.User, Warn: q.Warn, Annotate: q.annotate}
+	caller := verb.Caller{User: q.attributes.User, Warn: q.Warn, Annotate: q.annotate}
 	options, err = q.server.engine.Connect(q.r.Context(), q.target(), options, caller)
 	if err != nil || !q.opensStream(c) || q.verb == verbCreate {
 		return options, err

@@ -5,7 +5,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -34,7 +35,7 @@ const (
 )
 
 // append appends the encoding of one event to dst.
-func (e *events) append(dst []byte, w engine.WatchEvent) ([]byte, error) {
+func (e *events) append(dst []byte, w read.WatchEvent) ([]byte, error) {
 	o := w.Object
 	if w.Type == "BOOKMARK" {
 		o = bookmark(w)
@@ -72,7 +73,7 @@ func (e *events) recode(dst []byte, start int) ([]byte, error) {
 
 // appendTable appends a Table with the object of the event as its only row. Only the first Table of a stream has
 // column definitions.
-func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) ([]byte, error) {
+func (e *events) appendTable(dst []byte, w read.WatchEvent, o record.Object) ([]byte, error) {
 	include := e.table.include
 	if w.InitialEventsEnd && include == metav1.IncludeNone {
 		// The metadata has the annotation that marks the end of the initial events.
@@ -85,7 +86,7 @@ func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) (
 	return dst, err
 }
 
-func (e *events) appendProtobuf(dst []byte, event string, o engine.Object) ([]byte, error) {
+func (e *events) appendProtobuf(dst []byte, event string, o record.Object) ([]byte, error) {
 	m := &e.request.media
 	var err error
 	if m.view == viewObject {
@@ -122,12 +123,12 @@ func (e *events) appendError(dst []byte, s *metav1.Status) ([]byte, error) {
 
 // bookmark returns the object of a BOOKMARK event. Its metadata contains only the resourceVersion and, at the end
 // of the initial events, an annotation.
-func bookmark(w engine.WatchEvent) engine.Object {
+func bookmark(w read.WatchEvent) record.Object {
 	o, metadata := w.Object, object.Tree{}
 	if w.InitialEventsEnd {
 		metadata["annotations"] = object.Tree{metav1.InitialEventsAnnotationKey: "true"}
 	}
-	return engine.ObjectOf(o.Version, o.Revision, object.Pack(object.Tree{
+	return record.NewObject(o.Version, o.Revision, object.Pack(object.Tree{
 		"apiVersion": o.Version.APIVersion, "kind": o.Version.Definition.Names.Kind, "metadata": metadata,
 	}, 0))
 }

@@ -4,14 +4,15 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 // BenchmarkProtobufEvents encodes the event of a Pod for three watches, as protobuf.
 func BenchmarkProtobufEvents(b *testing.B) {
 	h := newHarness(b)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	o, err := h.server.engine.Get(b.Context(), engine.Target{Version: h.server.live.Load().Find("", "v1", "pods"),
+	o, err := h.server.engine.Get(b.Context(), verb.Target{Version: h.server.live.Load().Find("", "v1", "pods"),
 		Namespace: "default", Name: "p"}, "")
 	if err != nil {
 		b.Fatal(err)
@@ -22,7 +23,7 @@ func BenchmarkProtobufEvents(b *testing.B) {
 	for b.Loop() {
 		o.Revision++
 		for range 3 {
-			if frame, err = watching.append(frame[:0], engine.WatchEvent{Type: "MODIFIED", Object: o}); err != nil {
+			if frame, err = watching.append(frame[:0], read.WatchEvent{Type: "MODIFIED", Object: o}); err != nil {
 				b.Fatal(err)
 			}
 		}

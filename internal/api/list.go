@@ -12,7 +12,8 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -40,7 +41,7 @@ func (q *request) list() error {
 
 // respondList writes a list in the negotiated form. All errors except those of damaged objects occur before the
 // first byte is written.
-func (q *request) respondList(l *engine.List) error {
+func (q *request) respondList(l *read.List) error {
 	if err := q.takeSlotToEncode(l.Items...); err != nil {
 		return err
 	}
@@ -83,8 +84,8 @@ func (q *request) respondList(l *engine.List) error {
 }
 
 // listParts returns the JSON before and after the items of a list, and a function that appends one item.
-func (q *request) listParts(l *engine.List) (
-	head, tail []byte, item func([]byte, engine.Object) ([]byte, error), err error) {
+func (q *request) listParts(l *read.List) (
+	head, tail []byte, item func([]byte, record.Object) ([]byte, error), err error) {
 	switch q.media.view {
 	case viewTable:
 		t, err := q.newTable()
@@ -94,7 +95,7 @@ func (q *request) listParts(l *engine.List) (
 		return t.head(l.Revision, l.Continue, l.Remaining), []byte("]}"), t.appendRow, nil
 	case viewPartialList:
 		version := q.media.version
-		item = func(dst []byte, o engine.Object) ([]byte, error) { return appendPartial(dst, o, version), nil }
+		item = func(dst []byte, o record.Object) ([]byte, error) { return appendPartial(dst, o, version), nil }
 	default:
 		item = appendItem
 	}
@@ -102,7 +103,7 @@ func (q *request) listParts(l *engine.List) (
 }
 
 // listJSON returns the JSON of the whole list.
-func (q *request) listJSON(l *engine.List) ([]byte, error) {
+func (q *request) listJSON(l *read.List) ([]byte, error) {
 	head, tail, item, err := q.listParts(l)
 	if err != nil {
 		return nil, err
@@ -111,9 +112,9 @@ func (q *request) listJSON(l *engine.List) ([]byte, error) {
 	return append(js, tail...), err
 }
 
-func appendItem(dst []byte, o engine.Object) ([]byte, error) { return o.AppendItem(dst), nil }
+func appendItem(dst []byte, o record.Object) ([]byte, error) { return o.AppendItem(dst), nil }
 
-func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Object) ([]byte, error)) ([]byte, error) {
+func appendItems(dst []byte, items []record.Object, item func([]byte, record.Object) ([]byte, error)) ([]byte, error) {
 	var err error
 	for i := range items {
 		if i > 0 {
@@ -128,7 +129,7 @@ func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Obj
 
 // listHead returns the JSON of the list before its first item. Fields are sorted by name, as in upstream's
 // unstructured lists.
-func (q *request) listHead(l *engine.List) []byte {
+func (q *request) listHead(l *read.List) []byte {
 	apiVersion := l.Version.APIVersion
 	if q.media.view == viewPartialList {
 		apiVersion = "meta.k8s.io/" + q.media.version
@@ -139,14 +140,14 @@ func (q *request) listHead(l *engine.List) []byte {
 
 // brackets returns the JSON around the items of a list. Like upstream, it returns null instead
 // of [] for an empty PartialObjectMetadataList.
-func (q *request) brackets(l *engine.List) (opening, closing string) {
+func (q *request) brackets(l *read.List) (opening, closing string) {
 	if q.media.view == viewPartialList && len(l.Items) == 0 {
 		return "null", ""
 	}
 	return "[", "]"
 }
 
-func (q *request) listTail(l *engine.List) []byte {
+func (q *request) listTail(l *read.List) []byte {
 	kind := l.Version.Definition.Names.ListKind
 	if q.media.view == viewPartialList {
 		kind = "PartialObjectMetadataList"
@@ -179,7 +180,7 @@ func listMeta(revision int64, token string, remaining *int64, unstructured bool)
 // streamList writes a list in chunks. It returns an error only before the first chunk is written. Afterwards it
 // aborts the connection if a stored object is damaged and cannot be encoded.
 func (q *request) streamList(
-	items []engine.Object, head, tail []byte, item func([]byte, engine.Object) ([]byte, error)) error {
+	items []record.Object, head, tail []byte, item func([]byte, record.Object) ([]byte, error)) error {
 	p := chunks.Get().(*[]byte)
 	defer func() {
 		if cap(*p) <= 4*chunk {
@@ -257,7 +258,7 @@ func (q *request) closeResponse(out io.Writer) {
 }
 
 // protobufList returns a list of a built-in kind, or of PartialObjectMetadata, as protobuf.
-func (q *request) protobufList(l *engine.List) ([]byte, error) {
+func (q *request) protobufList(l *read.List) ([]byte, error) {
 	meta := &metav1.ListMeta{Continue: l.Continue, RemainingItemCount: l.Remaining}
 	if l.Revision > 0 { // 0 for a computed kind
 		meta.ResourceVersion = strconv.FormatInt(l.Revision, 10)

@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -39,7 +39,7 @@ func compareMetadata(t *testing.T, js string) {
 	if err != nil {
 		return
 	}
-	o := engine.ObjectOf(nil, 42, object.Pack(tree, 0))
+	o := record.NewObject(nil, 42, object.Pack(tree, 0))
 	want := &metav1.PartialObjectMetadata{}
 	wantErr := json.Unmarshal(appendPartial(nil, o, "v1"), want)
 	got, err := partialMetadata(o, "v1")
@@ -77,7 +77,7 @@ func BenchmarkPartialProtobuf(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := engine.ObjectOf(nil, 42, object.Pack(tree, 0))
+	o := record.NewObject(nil, 42, object.Pack(tree, 0))
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {

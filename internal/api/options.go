@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 )
 
 // decodeOptions decodes the options of a verb from the query, by the rules of apimachinery.
@@ -63,8 +63,8 @@ func (q *request) listOptions() (*listOptions, error) {
 	return o, nil
 }
 
-func (o *listOptions) engine() engine.ListOptions {
-	return engine.ListOptions{
+func (o *listOptions) engine() read.ListOptions {
+	return read.ListOptions{
 		Labels:               o.LabelSelector,
 		Fields:               o.FieldSelector,
 		ResourceVersion:      o.ResourceVersion,

@@ -7,14 +7,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // appendPartial appends the PartialObjectMetadata of o as JSON
 // (https://kubernetes.io/docs/reference/using-api/api-concepts). It copies the metadata from the JSON of o.
-func appendPartial(dst []byte, o engine.Object, version string) []byte {
+func appendPartial(dst []byte, o record.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
@@ -27,7 +27,7 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 
 // withoutHiddenAnnotation returns o without the annotation that upstream stores in a field of the internal type.
 // Upstream's PartialObjectMetadata does not contain this annotation.
-func withoutHiddenAnnotation(o engine.Object) engine.Object {
+func withoutHiddenAnnotation(o record.Object) record.Object {
 	hidden := o.Version.Definition.Behavior.HiddenAnnotation
 	t, err := o.Packed().Tree(0)
 	if err != nil {
@@ -38,11 +38,11 @@ func withoutHiddenAnnotation(o engine.Object) engine.Object {
 			delete(object.Metadata(t), "annotations")
 		}
 	}
-	return engine.ObjectOf(o.Version, o.Revision, object.Pack(t, 0))
+	return record.NewObject(o.Version, o.Revision, object.Pack(t, 0))
 }
 
 // partialMetadata returns the PartialObjectMetadata of o. Its strings share the memory of o.
-func partialMetadata(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
+func partialMetadata(o record.Object, version string) (*metav1.PartialObjectMetadata, error) {
 	p := &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"},
 	}
@@ -63,7 +63,7 @@ func partialMetadata(o engine.Object, version string) (*metav1.PartialObjectMeta
 	return p, nil
 }
 
-func appendPartialProtobuf(dst []byte, o engine.Object, version string) ([]byte, error) {
+func appendPartialProtobuf(dst []byte, o record.Object, version string) ([]byte, error) {
 	p, err := partialMetadata(o, version)
 	if err != nil {
 		return dst, err

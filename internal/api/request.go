@@ -22,7 +22,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/conversion"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -312,8 +312,8 @@ func growStack(i int) byte {
 }
 
 // target returns the target of the request for the engine.
-func (q *request) target() engine.Target {
-	t := engine.Target{Version: q.v, Name: q.name, Subresource: q.subresource}
+func (q *request) target() verb.Target {
+	t := verb.Target{Version: q.v, Name: q.name, Subresource: q.subresource}
 	if q.v.Definition.Namespaced {
 		t.Namespace = q.namespace
 	}
@@ -326,12 +326,12 @@ func (q *request) target() engine.Target {
 }
 
 // caller returns the caller of a write for the engine. options are the options of the verb.
-func (q *request) caller(options runtime.Object, manager, validation string, dryRun []string) engine.Caller {
+func (q *request) caller(options runtime.Object, manager, validation string, dryRun []string) verb.Caller {
 	if validation == "" {
 		validation = metav1.FieldValidationWarn
 	}
 	q.dryRun = len(dryRun) > 0
-	c := engine.Caller{
+	c := verb.Caller{
 		User:         q.attributes.User,
 		FieldManager: fieldManager(manager, q.r.UserAgent()),
 		Validation:   validation,

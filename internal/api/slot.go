@@ -7,7 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/compute"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 )
 
 // A request that exceeds one of these sizes is expensive. It needs a slot of Server.slots while it computes.
@@ -79,7 +79,7 @@ func (q *request) takeSlotForList(o *listOptions) error {
 }
 
 // takeSlotToEncode takes a slot for objects that are converted to a format other than the stored one.
-func (q *request) takeSlotToEncode(objects ...engine.Object) error {
+func (q *request) takeSlotToEncode(objects ...record.Object) error {
 	if m := &q.media; m.format == formatJSON && !m.pretty && m.view == viewObject {
 		return nil
 	}

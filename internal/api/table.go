@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	kjson "sigs.k8s.io/json"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/scales"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -52,8 +53,8 @@ func (q *request) newTable() (*table, error) {
 	}
 	v := q.v
 	if q.subresource == "scale" {
-		if v = engine.BuiltinScale; q.v.Scale.ByPath {
-			v = engine.ScaleVersion
+		if v = scales.BuiltinVersion; q.v.Scale.ByPath {
+			v = scales.Version
 		}
 	}
 	return newTable(v, q.media.version, &o), nil
@@ -96,7 +97,7 @@ func (t *table) head(revision int64, token string, remaining *int64) []byte {
 }
 
 // appendSingle appends a Table of one row.
-func (t *table) appendSingle(dst []byte, o engine.Object) ([]byte, error) {
+func (t *table) appendSingle(dst []byte, o record.Object) ([]byte, error) {
 	dst = append(dst, t.head(o.Revision, "", nil)...)
 	dst, err := t.appendRow(dst, o)
 	return append(dst, "]}"...), err
@@ -108,7 +109,7 @@ func (t *table) refresh() {
 }
 
 // appendRow appends the row of one object.
-func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
+func (t *table) appendRow(dst []byte, o record.Object) ([]byte, error) {
 	if t.version.Printer != nil {
 		return t.appendPrinted(dst, o)
 	}
@@ -136,7 +137,7 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 }
 
 // appendPrinted appends the row that the Printer of the kind returns.
-func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
+func (t *table) appendPrinted(dst []byte, o record.Object) ([]byte, error) {
 	row, err := metav1.TableRow{}, error(nil)
 	if t.emptyRow {
 		row, err = t.version.EmptyRow()
@@ -163,7 +164,7 @@ func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
 }
 
 // appendObject ends a row with the part of the object that the client requests.
-func (t *table) appendObject(dst []byte, o engine.Object) []byte {
+func (t *table) appendObject(dst []byte, o record.Object) []byte {
 	dst = append(dst, `,"object":`...)
 	switch t.include {
 	case metav1.IncludeNone:

@@ -8,7 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/trace"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -17,7 +17,7 @@ const TraceParameter = "trace"
 
 // Traced is the result of a traced dry run. It holds the effect of each step of the write, and the usual response.
 type Traced struct {
-	engine.Trace
+	trace.Trace
 	Code   int             `json:"code"`
 	Answer json.RawMessage `json:"answer,omitempty"` // set only if the response is JSON
 }

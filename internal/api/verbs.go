@@ -13,7 +13,8 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 // get serves one object.
@@ -56,7 +57,7 @@ func (q *request) create() error {
 }
 
 // postSubresource serves a POST to a subresource.
-func (q *request) postSubresource(ctx context.Context, b engine.Body, c engine.Caller) error {
+func (q *request) postSubresource(ctx context.Context, b verb.Body, c verb.Caller) error {
 	obj, hasObject, err := q.server.engine.PostSubresource(ctx, q.target(), b, c)
 	if err != nil {
 		return err
@@ -90,7 +91,7 @@ func (q *request) update() error {
 
 // readObject reads and decodes the object of a create or an update. It reads the body, decodes and checks the
 // options, and then decodes the body. Upstream reports errors in this order. Only a create checks the format first.
-func (q *request) readObject(options runtime.Object, check func() error) (b engine.Body, err error) {
+func (q *request) readObject(options runtime.Object, check func() error) (b verb.Body, err error) {
 	f, formatErr := bodyFormat(q.r, q.server.offers)
 	if formatErr != nil && q.verb == verbCreate {
 		return b, formatErr
@@ -157,7 +158,7 @@ func (q *request) patch() error {
 	if q.apply {
 		q.trace.recordSent(data)
 	}
-	o, p := &metav1.PatchOptions{}, engine.Patch{Type: q.patchType(), Data: data}
+	o, p := &metav1.PatchOptions{}, verb.Patch{Type: q.patchType(), Data: data}
 	if err := decodeOptions(q.query(), o); err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (q *request) patch() error {
 }
 
 // patchJSON returns a patch as JSON for the audit event.
-func patchJSON(p engine.Patch) ([]byte, error) {
+func patchJSON(p verb.Patch) ([]byte, error) {
 	switch p.Type {
 	case types.ApplyYAMLPatchType:
 		return utilyaml.ToJSON(p.Data)
@@ -215,7 +216,7 @@ func (q *request) delete() error {
 }
 
 // respondDeleted writes the Status of a completed deletion.
-func (q *request) respondDeleted(obj engine.Object) error {
+func (q *request) respondDeleted(obj record.Object) error {
 	gr := q.v.GroupResource()
 	return q.respondStatus(http.StatusOK, &metav1.Status{
 		TypeMeta: statusType, Status: metav1.StatusSuccess,

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 )
 
 const (
@@ -102,13 +102,13 @@ type sink interface {
 // stream copies events from a watch to its client. It writes all available events at once.
 type stream struct {
 	*request
-	source  *engine.Watch
+	source  *read.Watch
 	events  *events
 	out     sink
 	counter prometheus.Counter // counts the events that are sent
 	watches *atomic.Int64      // number of watches of the same kind
 
-	batch     []engine.WatchEvent
+	batch     []read.WatchEvent
 	buf       []byte
 	frames    []int // offsets in buf at which frames end
 	lastWrite time.Time
@@ -223,7 +223,7 @@ func (s *stream) forward() bool {
 
 // add encodes an event. When the encoded events exceed the size of a chunk, add sends them and takes a slot.
 // forward releases the slot after it has sent all events.
-func (s *stream) add(e engine.WatchEvent) bool {
+func (s *stream) add(e read.WatchEvent) bool {
 	buf, err := s.events.append(s.buf, e)
 	if err != nil {
 		s.addError(err)

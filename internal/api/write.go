@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -164,7 +164,7 @@ func (q *request) write(code int, contentType string, body []byte) {
 }
 
 // respond writes one object in the negotiated form.
-func (q *request) respond(code int, o engine.Object) error {
+func (q *request) respond(code int, o record.Object) error {
 	if q.auditState != nil {
 		if err := q.auditResponse(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
 			return err
@@ -188,7 +188,7 @@ func (q *request) respond(code int, o engine.Object) error {
 }
 
 // encode appends an object in the negotiated form.
-func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
+func (q *request) encode(dst []byte, o record.Object) ([]byte, error) {
 	m := &q.media
 	var err error
 	switch m.view {
@@ -239,7 +239,7 @@ func reorderFields(js []byte, typed runtime.Object) ([]byte, error) {
 }
 
 // appendProtobuf appends the protobuf of an object with its envelope.
-func appendProtobuf(dst []byte, o engine.Object) ([]byte, error) {
+func appendProtobuf(dst []byte, o record.Object) ([]byte, error) {
 	message, err := o.Protobuf()
 	if err != nil {
 		return dst, err

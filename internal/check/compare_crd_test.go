@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 const oldCRD = `apiVersion: apiextensions.k8s.io/v1
@@ -122,7 +122,7 @@ func TestNewScaleRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	caller, _ := newCaller(target.Version)
-	if _, err := s.engine.Create(ctx, target, engine.Body{Tree: thing}, caller); err != nil {
+	if _, err := s.engine.Create(ctx, target, verb.Body{Tree: thing}, caller); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{".spec.count": "Breaking", ".spec.m": ""} {

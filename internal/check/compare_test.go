@@ -10,7 +10,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -210,7 +210,7 @@ func effectInEngine(t *testing.T, old, now, stored string) (Effect, error) {
 		t.Fatal(err)
 	}
 	caller, _ := newCaller(target.Version)
-	created, err := s.engine.Create(ctx, target, engine.Body{Tree: object.Copy(manifest)}, caller)
+	created, err := s.engine.Create(ctx, target, verb.Body{Tree: object.Copy(manifest)}, caller)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func effectInEngine(t *testing.T, old, now, stored string) (Effect, error) {
 	}
 	target.Name = "a"
 	caller, _ = newCaller(target.Version)
-	apply := engine.Patch{Type: types.ApplyYAMLPatchType, Force: true,
+	apply := verb.Patch{Type: types.ApplyYAMLPatchType, Force: true,
 		Data: []byte("{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}, spec: {other: c}}")}
 	if _, _, err := s.engine.Patch(ctx, target, apply, caller); err != nil {
 		return Breaking, err

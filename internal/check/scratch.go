@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -71,7 +72,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	clearServerFields(object.Metadata(t))
 	caller, warnings := newCaller(target.Version)
 	caller.DryRun = !isPrerequisite(target.Version.Definition) // several objects in the files may have the same name
-	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
+	o, err := s.engine.Create(ctx, target, verb.Body{Tree: t}, caller)
 	if err != nil {
 		return nil, *warnings, err
 	}
@@ -106,27 +107,27 @@ func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 	}
 	object.SetResourceVersion(t, fmt.Sprint(current.Revision))
 	caller, warnings := newCaller(target.Version)
-	_, _, err = s.engine.Update(ctx, target, engine.Body{Tree: t}, caller)
+	_, _, err = s.engine.Update(ctx, target, verb.Body{Tree: t}, caller)
 	return *warnings, err
 }
 
 // newCaller returns a caller for one request at version v, and a pointer to the warnings for that request.
-func newCaller(v *resource.Version) (engine.Caller, *[]string) {
+func newCaller(v *resource.Version) (verb.Caller, *[]string) {
 	var warnings []string
 	if v.Deprecated {
 		warnings = append(warnings, v.DeprecationWarning)
 	}
-	return engine.Caller{
+	return verb.Caller{
 		User: &user.DefaultInfo{Name: "check"}, FieldManager: "check", Validation: metav1.FieldValidationWarn,
 		Warn: func(text string) { warnings = append(warnings, text) },
 	}, &warnings
 }
 
 // target returns the endpoint of t's kind. It creates the namespace of t if necessary.
-func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, error) {
+func (s *scratch) target(ctx context.Context, t object.Tree) (verb.Target, error) {
 	catalog, err := s.engine.Live.Current(ctx)
 	if err != nil {
-		return engine.Target{}, err
+		return verb.Target{}, err
 	}
 	gvk := schema.FromAPIVersionAndKind(object.String(t, "apiVersion"), object.String(t, "kind"))
 	for d := range catalog.Definitions() {
@@ -135,16 +136,16 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 		}
 		v := catalog.Find(gvk.Group, gvk.Version, d.Names.Plural)
 		if v == nil {
-			return engine.Target{}, unservedVersion{gvk, d}
+			return verb.Target{}, unservedVersion{gvk, d}
 		}
-		target := engine.Target{Version: v}
+		target := verb.Target{Version: v}
 		if d.Namespaced {
 			target.Namespace = s.namespaceOf(t)
 			err = s.ensureNamespace(ctx, target.Namespace)
 		}
 		return target, err
 	}
-	return engine.Target{}, unknownKind{gvk.GroupKind()}
+	return verb.Target{}, unknownKind{gvk.GroupKind()}
 }
 
 // unservedVersion is the error for objects at a version that their kind does not serve.

@@ -9,12 +9,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // pods returns the target of a Pod, or of all Pods if name is "".
-func (f *fixture) pods(name string) Target {
+func (f *fixture) pods(name string) verb.Target {
 	f.Helper()
 	t := f.target("", "v1", "pods", "default")
 	t.Name = name
@@ -31,8 +32,8 @@ func (f *fixture) createPod(name string) {
 // bind posts a Binding to a Pod.
 func (f *fixture) bind(name, text string) error {
 	f.Helper()
-	t := f.pods(name).sub("binding")
-	body := Body{Tree: decode(f, text)}
+	t := subresource(f.pods(name), "binding")
+	body := verb.Body{Tree: decode(f, text)}
 	body.Tree["apiVersion"], body.Tree["kind"] = "v1", "Binding"
 	_, _, err := f.PostSubresource(f.ctx, t, body, f.caller)
 	return err

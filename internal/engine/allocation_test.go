@@ -9,12 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // crd returns the target of a CRD, or of all CRDs if name is "".
-func (f *fixture) crd(name string) Target {
+func (f *fixture) crd(name string) verb.Target {
 	f.Helper()
 	t := f.target("apiextensions.k8s.io", "v1", "customresourcedefinitions", "")
 	t.Name = name
@@ -136,7 +137,7 @@ func TestAcceptedNamesAreReadOnly(t *testing.T) {
 			}
 			at, body := f.crd("foos.example.com"), f.get(f.crd("foos.example.com"))
 			change(body)
-			_, _, err := f.Update(ctx, at.sub("status"), Body{Tree: body}, f.caller)
+			_, _, err := f.Update(ctx, subresource(at, "status"), verb.Body{Tree: body}, f.caller)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,7 +147,7 @@ func TestAcceptedNamesAreReadOnly(t *testing.T) {
 	}
 }
 
-func (f *fixture) service(name string) Target {
+func (f *fixture) service(name string) verb.Target {
 	f.Helper()
 	t := f.target("", "v1", "services", "default")
 	t.Name = name
@@ -193,9 +194,9 @@ func TestServiceAllocationConflicts(t *testing.T) {
 				})
 				var err error
 				if operation == "create" {
-					_, err = f.Create(f.ctx, f.service(""), Body{Tree: body}, f.caller)
+					_, err = f.Create(f.ctx, f.service(""), verb.Body{Tree: body}, f.caller)
 				} else {
-					_, _, err = f.Update(f.ctx, f.service("late"), Body{Tree: body}, f.caller)
+					_, _, err = f.Update(f.ctx, f.service("late"), verb.Body{Tree: body}, f.caller)
 				}
 				if text != "" {
 					f.expectStatus(err, 422, metav1.StatusReasonInvalid, text)

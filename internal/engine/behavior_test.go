@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -17,11 +18,11 @@ func TestBuiltinKindValidation(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"fixed"},"immutable":true,"data":{"k":"1"}}`)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
 	f.mustCreate(f.crd(""), crdManifest("foos", "Foo", "x"))
-	patch := func(at Target, data string) error {
+	patch := func(at verb.Target, data string) error {
 		_, err := f.patch(at, mergePatch, data)
 		return err
 	}
-	create := func(at Target, data string) error {
+	create := func(at verb.Target, data string) error {
 		_, err := f.create(at, data)
 		return err
 	}
@@ -56,7 +57,7 @@ func TestWritesToInvalidObject(t *testing.T) {
 	f.commit(storage.Write{Key: key, Value: object.Pack(ns, 0).JSON(), Expected: f.Store.Head().Get(key).Modified})
 	for sub, data := range map[string]string{"": `{"metadata":{"labels":{"a":"b"}}}`,
 		"status": `{"status":{"conditions":[{"type":"C","status":"True"}]}}`} {
-		_, err := f.patch(f.namespace("n").sub(sub), mergePatch, data)
+		_, err := f.patch(subresource(f.namespace("n"), sub), mergePatch, data)
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid,
 			"name is neither a standard finalizer name nor is it fully qualified")
 	}
@@ -73,17 +74,17 @@ func TestKindWarnings(t *testing.T) {
 	equal(t, "warnings after the update", f.warnings, []string{warning, warning})
 }
 
-// TestValidationErrorLimit checks that a Status lists at most maxProblems causes.
+// TestValidationErrorLimit checks that a Status lists at most 1,000 causes.
 func TestValidationErrorLimit(t *testing.T) {
 	f := newFixture(t)
 	var bad []string
-	for i := range maxProblems + 1 {
+	for i := range 1001 {
 		bad = append(bad, fmt.Sprintf(`"no good %d"`, i))
 	}
 	_, err := f.create(f.configMap(""), fmt.Sprintf(`{"metadata":{"name":"a","finalizers":[%s]}}`,
 		strings.Join(bad, ",")))
 	s := f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.finalizers")
-	equal(t, "causes", len(s.Details.Causes), maxProblems)
+	equal(t, "causes", len(s.Details.Causes), 1000)
 }
 
 // TestLegacyCRDValidation checks that the server validates a v1beta1 CRD in its v1beta1 form, as the client sent it

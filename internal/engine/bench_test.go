@@ -8,9 +8,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // benchCronTab returns the manifest of a CronTab of about 1.9 KB. The label "shard" has 100 different values.
@@ -46,7 +47,8 @@ func decodeFast(b *testing.B, text string) object.Tree {
 
 func (f *fixture) fillBench(b *testing.B, n int) {
 	for i := range n {
-		if _, err := f.Create(f.ctx, f.cron(""), Body{Tree: decodeFast(b, benchCronTab(i))}, f.caller); err != nil {
+		body := verb.Body{Tree: decodeFast(b, benchCronTab(i))}
+		if _, err := f.Create(f.ctx, f.cron(""), body, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -63,7 +65,7 @@ func BenchmarkCreate(b *testing.B) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for _, body := range bodies {
-		if _, err := f.Create(f.ctx, t, Body{Tree: body}, f.caller); err != nil {
+		if _, err := f.Create(f.ctx, t, verb.Body{Tree: body}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -79,7 +81,7 @@ func benchmarkUpdate(b *testing.B, sub string, change func(t object.Tree, i int)
 		tree := f.get(t)
 		change(tree, i)
 		b.StartTimer()
-		if _, _, err := f.Update(f.ctx, t.sub(sub), Body{Tree: tree}, f.caller); err != nil {
+		if _, _, err := f.Update(f.ctx, subresource(t, sub), verb.Body{Tree: tree}, f.caller); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -97,10 +99,10 @@ func BenchmarkUpdateNothing(b *testing.B) {
 	benchmarkUpdate(b, "", func(object.Tree, int) {})
 }
 
-func benchmarkPatch(b *testing.B, sub string, p func(i int) Patch) {
+func benchmarkPatch(b *testing.B, sub string, p func(i int) verb.Patch) {
 	f := newFixture(b)
 	f.fillBench(b, 1)
-	t := f.cron("c000000").sub(sub)
+	t := subresource(f.cron("c000000"), sub)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := range b.N {
@@ -111,15 +113,15 @@ func benchmarkPatch(b *testing.B, sub string, p func(i int) Patch) {
 }
 
 func BenchmarkPatchStatus(b *testing.B) {
-	benchmarkPatch(b, "status", func(i int) Patch {
-		return Patch{Type: mergePatch, Data: fmt.Appendf(nil, `{"status":{"phase":"Running","replicas":%d}}`, i)}
+	benchmarkPatch(b, "status", func(i int) verb.Patch {
+		return verb.Patch{Type: mergePatch, Data: fmt.Appendf(nil, `{"status":{"phase":"Running","replicas":%d}}`, i)}
 	})
 }
 
 func BenchmarkApply(b *testing.B) {
 	config := benchCronTab(0)
-	benchmarkPatch(b, "", func(i int) Patch {
-		return Patch{Type: applyPatch, Force: true,
+	benchmarkPatch(b, "", func(i int) verb.Patch {
+		return verb.Patch{Type: applyPatch, Force: true,
 			Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
 	})
 }
@@ -151,7 +153,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-func benchmarkList(b *testing.B, o ListOptions, want int) {
+func benchmarkList(b *testing.B, o read.ListOptions, want int) {
 	f := newFixture(b)
 	f.fillBench(b, 10000)
 	t := f.cron("")
@@ -164,32 +166,14 @@ func benchmarkList(b *testing.B, o ListOptions, want int) {
 	}
 }
 
-func BenchmarkList10000(b *testing.B) { benchmarkList(b, ListOptions{}, 10000) }
+func BenchmarkList10000(b *testing.B) { benchmarkList(b, read.ListOptions{}, 10000) }
 
 func BenchmarkListOnePercent(b *testing.B) {
-	benchmarkList(b, ListOptions{Labels: labelSelector(b, "shard=7")}, 100)
+	benchmarkList(b, read.ListOptions{Labels: labelSelector(b, "shard=7")}, 100)
 }
 
 func BenchmarkListByField(b *testing.B) {
-	benchmarkList(b, ListOptions{Fields: fieldSelector(b, "spec.color=blue")}, 0)
-}
-
-// BenchmarkWatchEvent measures how long a watch with a selector takes to evaluate one event.
-func BenchmarkWatchEvent(b *testing.B) {
-	f := newFixture(b)
-	f.fillBench(b, 1)
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Labels: labelSelector(b, "app=bench")})
-	rec := f.Store.Head().Get(f.cron("").Version.Definition.Key("default", "c000000"))
-	buf := make([]WatchEvent, 0, 16)
-	ev := &storage.Event{Revision: rec.Modified + 1, Key: rec.Key, Record: rec, Previous: rec}
-	b.ReportAllocs()
-	b.ResetTimer()
-	for range b.N {
-		var err error
-		if buf, err = watch.appendEvent(buf[:0], ev); err != nil || len(buf) != 1 {
-			b.Fatal(buf, err)
-		}
-	}
+	benchmarkList(b, read.ListOptions{Fields: fieldSelector(b, "spec.color=blue")}, 0)
 }
 
 // BenchmarkListConverted lists 5,000 objects at a version to which a webhook converts them. It measures the list
@@ -202,14 +186,16 @@ func BenchmarkListConverted(b *testing.B) {
 		}
 		return objects, nil
 	}
+	var epoch uint64 // a new epoch drops the cached conversions
+	f.Generation = func(string) uint64 { return epoch }
 	for _, warm := range []bool{false, true} {
 		b.Run(fmt.Sprintf("warm=%t", warm), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if !warm {
-					f.conversions = conversionCache{}
+					epoch++
 				}
-				if l := f.list(now, ListOptions{}); len(l.Items) != 5000 {
+				if l := f.list(now, read.ListOptions{}); len(l.Items) != 5000 {
 					b.Fatal(len(l.Items))
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
@@ -86,13 +87,13 @@ func (b *binder) step() error {
 	case len(b.pods) == 0:
 		return nil
 	case n == 6:
-		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("resize"),
-			Patch{Type: mergePatch, Data: []byte(`{"spec":{"containers":[` + b.randomContainer() + `]}}`)},
+		_, _, err := b.Patch(b.ctx, subresource(b.podTarget(b.randomPod()), "resize"),
+			verb.Patch{Type: mergePatch, Data: []byte(`{"spec":{"containers":[` + b.randomContainer() + `]}}`)},
 			b.quietCaller())
 		return err
 	case n == 7:
-		_, _, err := b.Patch(b.ctx, b.podTarget(b.randomPod()).sub("status"),
-			Patch{Type: mergePatch, Data: []byte(`{"status":{"phase":"` +
+		_, _, err := b.Patch(b.ctx, subresource(b.podTarget(b.randomPod()), "status"),
+			verb.Patch{Type: mergePatch, Data: []byte(`{"status":{"phase":"` +
 				[]string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quietCaller())
 		return err
 	}
@@ -110,7 +111,7 @@ func (b *binder) createPodOnNode(bind bool) error {
 	at := b.podTarget("")
 	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod,
 		b.randomContainer(), spec)
-	if _, err := b.Create(b.ctx, at, Body{Tree: decode(b, text)}, b.quietCaller()); err != nil {
+	if _, err := b.Create(b.ctx, at, verb.Body{Tree: decode(b, text)}, b.quietCaller()); err != nil {
 		return err
 	}
 	b.pods = append(b.pods, pod)
@@ -119,7 +120,7 @@ func (b *binder) createPodOnNode(bind bool) error {
 	}
 	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod,
 		node)
-	_, _, err := b.PostSubresource(b.ctx, b.podTarget(pod).sub("binding"), Body{Tree: decode(b, binding)},
+	_, _, err := b.PostSubresource(b.ctx, subresource(b.podTarget(pod), "binding"), verb.Body{Tree: decode(b, binding)},
 		b.quietCaller())
 	switch {
 	case err == nil:
@@ -141,11 +142,11 @@ func (b *binder) remove(pod string) error {
 
 func (b *binder) randomPod() string { return b.pods[b.r.IntN(len(b.pods))] }
 
-func (b *binder) podTarget(pod string) Target { return b.fixture.pods(pod) }
+func (b *binder) podTarget(pod string) verb.Target { return b.fixture.pods(pod) }
 
 // quietCaller returns the caller without its Warn function. That function appends to f.warnings, which is not safe
 // for concurrent use.
-func (b *binder) quietCaller() Caller {
+func (b *binder) quietCaller() verb.Caller {
 	c := b.caller
 	c.Warn = nil
 	return c

@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -15,7 +17,7 @@ import (
 )
 
 // node returns the target of a Node, or of all Nodes if name is "".
-func (f *fixture) node(name string) Target {
+func (f *fixture) node(name string) verb.Target {
 	f.Helper()
 	t := f.target("", "v1", "nodes", "")
 	t.Name = name
@@ -50,7 +52,7 @@ func (f *fixture) bindTo(pod, node string) error {
 
 func (f *fixture) resize(pod, cpu string) {
 	f.Helper()
-	f.mustPatch(f.pods(pod).sub("resize"), mergePatch, `{"spec":{"containers":[`+containerManifest(cpu)+`]}}`)
+	f.mustPatch(subresource(f.pods(pod), "resize"), mergePatch, `{"spec":{"containers":[`+containerManifest(cpu)+`]}}`)
 }
 
 // disableReservation disables the reservation of capacity, so that bindings behave as in kube-apiserver.
@@ -95,10 +97,10 @@ var capacityConflicts = []struct {
 		}
 	}, "", 1},
 	{"the node's capacity shrinks", func(f *fixture) {
-		f.mustPatch(f.node("n").sub("status"), mergePatch, `{"status":{"allocatable":{"cpu":"500m"}}}`)
+		f.mustPatch(subresource(f.node("n"), "status"), mergePatch, `{"status":{"allocatable":{"cpu":"500m"}}}`)
 	}, "400m", 1},
 	{"the node reports a heartbeat", func(f *fixture) {
-		f.mustPatch(f.node("n").sub("status"), mergePatch,
+		f.mustPatch(subresource(f.node("n"), "status"), mergePatch,
 			`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
 	}, "", 2},
 	{"the node is deleted", func(f *fixture) { f.delete(f.node("n"), metav1.DeleteOptions{}) }, "", 2},
@@ -132,7 +134,8 @@ func TestBindingCapacityConflict(t *testing.T) {
 					equal(t, "bound, error", []any{bound, err}, []any{"n", nil})
 				} else {
 					f.expectStatus(err, 409, metav1.StatusReasonConflict,
-						`Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m `+
+						`Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: `+
+							`cpu: 600m `+
 							`requested, `+c.left+` left`)
 					equal(t, "bound", bound, nil)
 				}
@@ -266,7 +269,7 @@ func TestNodeUsageWrites(t *testing.T) {
 // setAllocated sets the allocated CPU in the Pod's status, as a kubelet does.
 func (f *fixture) setAllocated(pod, cpu string) {
 	f.Helper()
-	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
+	f.mustPatch(subresource(f.pods(pod), "status"), mergePatch,
 		fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"c","image":"i","imageID":"i","ready":true,`+
 			`"restartCount":0,"allocatedResources":{"cpu":%q}}]}}`, cpu))
 }
@@ -282,7 +285,8 @@ func TestNodeUsageDeletedWithNodes(t *testing.T) {
 		f.mustCreate(f.pods(""), podManifest("p"+node, "1m", fmt.Sprintf(`,"nodeName":%q`, node)))
 	}
 	equal(t, "usage records", f.Store.Head().Count("/registry/nodeledgers/", ""), many)
-	if _, err := f.DeleteCollection(f.ctx, f.node(""), metav1.DeleteOptions{}, ListOptions{}, f.caller); err != nil {
+	_, err := f.DeleteCollection(f.ctx, f.node(""), metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
+	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "nodes and usage records", f.Store.Head().Count("/registry/minions/",

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -18,7 +19,7 @@ const aKey = "/registry/stable.example.com/crontabs/default/a"
 func (f *fixture) annotate(storage.Write) {
 	c := f.caller
 	c.FieldManager = "other"
-	if _, _, err := f.Patch(f.ctx, f.cron("a"), Patch{Type: mergePatch,
+	if _, _, err := f.Patch(f.ctx, f.cron("a"), verb.Patch{Type: mergePatch,
 		Data: []byte(`{"metadata":{"annotations":{"other":"yes"}}}`)}, c); err != nil {
 		f.Fatal(err)
 	}
@@ -50,20 +51,20 @@ func TestWriteConflicts(t *testing.T) {
 			}
 			equal(t, "generation", valueAt(got, "metadata.generation"), generation)
 			owned := map[string]int{}
-			for _, e := range managedFields(object.Metadata(got)) {
+			for _, e := range managersOf(got) {
 				owned[e.Manager]++
 			}
-			if owned["other"] != 1 || owned["tester"] != len(managedFields(object.Metadata(got)))-1 {
+			if owned["other"] != 1 || owned["tester"] != len(managersOf(got))-1 {
 				t.Errorf("got %v entries of managedFields, want one of other and the rest of tester", owned)
 			}
 		})
 	}
-	rejected := append(slices.Clone(updateVerbs), verb{name: "patch", do: func(f *fixture, at Target) error {
+	rejected := append(slices.Clone(updateVerbs), verbCase{name: "patch", do: func(f *fixture, at verb.Target) error {
 		_, err := f.patch(at, mergePatch, fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"any":{"n":7}}}`,
 			object.ResourceVersion(f.get(at))))
 		return err
-	}}, verb{name: "scale", do: func(f *fixture, at Target) error {
-		_, err := f.edit(at.sub("scale"), func(o object.Tree) { set(o, "spec.replicas", int64(7)) })
+	}}, verbCase{name: "scale", do: func(f *fixture, at verb.Target) error {
+		_, err := f.edit(subresource(at, "scale"), func(o object.Tree) { set(o, "spec.replicas", int64(7)) })
 		return err
 	}})
 	for _, v := range rejected {
@@ -134,14 +135,14 @@ func TestNameConflict(t *testing.T) {
 	r.expectAttempts(2)
 	equal(t, "objects", f.countStored(), 2)
 	equal(t, "created object", f.get(f.cron(object.Name(created))), created)
-	equal(t, "managers", len(managedFields(object.Metadata(created))), 1)
+	equal(t, "managers", len(managersOf(created)), 1)
 
 	attempts := 0
 	f.beforeCommit = func(write []storage.Write) { attempts++; same(f)(write[0]) }
 	_, err := f.create(f.cron(""), `{"metadata":{"generateName":"gen-"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists,
 		"the server was not able to generate a unique name for the object")
-	equal(t, "generated names", attempts, nameAttempts)
+	equal(t, "generated names", attempts, 8)
 }
 
 // TestUnconditionalUpdateConflict checks that the server retries an update without a resourceVersion on the newest
@@ -177,7 +178,10 @@ func TestUnconditionalUpdateConflict(t *testing.T) {
 	f = newRaceFixture(t, true)
 	uid = string(object.UID(f.get(f.cron("a"))))
 	r = f.raceBeforeCommit(f.recreate)
-	_, err = f.update(f.cron("a").sub("scale"), `{"metadata":{"name":"a","uid":"`+uid+`"},"spec":{"replicas":7}}`)
+	_, err = f.update(
+		subresource(f.cron("a"), "scale"),
+		`{"metadata":{"name":"a","uid":"`+uid+`"},"spec":{"replicas":7}}`,
+	)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: "+uid)
 	r.expectAttempts(1)
 	equal(t, "replicas", valueAt(f.get(f.cron("a")), "spec.replicas"), 2)

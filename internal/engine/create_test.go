@@ -6,6 +6,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -26,7 +28,7 @@ func TestCreate(t *testing.T) {
 		t.Fatalf("unexpected metadata %v", created["metadata"])
 	}
 	equal(t, "object read back", f.get(f.cron("my-cron")), created)
-	list, err := f.List(f.ctx, f.cron(""), ListOptions{})
+	list, err := f.List(f.ctx, f.cron(""), read.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("list: %v, %v", list, err)
 	}
@@ -242,7 +244,7 @@ func TestCreateWhileTerminating(t *testing.T) {
 	stale := f.cron("")
 	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"type":"NamesAccepted"`,
 		`"type":"Terminating","status":"True"},{"type":"NamesAccepted"`, 1))
-	for _, target := range []Target{f.cron(""), stale} { // the guard fails for the stale target
+	for _, target := range []verb.Target{f.cron(""), stale} { // the guard fails for the stale target
 		_, err := f.create(target, cronTab)
 		f.expectStatus(err, 403, metav1.StatusReasonForbidden,
 			`crontabs.stable.example.com "my-cron" is forbidden: create not allowed while custom resource `+

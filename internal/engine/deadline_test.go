@@ -6,6 +6,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 // expiringContext is a context whose deadline passes after a given number of calls of Err.
@@ -29,7 +31,7 @@ func TestWritesEndAtTheirDeadline(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"deleted"}}`)
 	config := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"applied":"k"}}`
-	applyTo := func(target Target, data string) error {
+	applyTo := func(target verb.Target, data string) error {
 		_, err := f.patch(target, applyPatch, data)
 		return err
 	}

@@ -7,6 +7,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -100,18 +103,18 @@ func TestNewDefaultAppliesOnRead(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
 	f.writeCRD(cronTabs(schemaWithDefaults(""), schemaWithDefaults("")))
 	equal(t, "read", valueAt(f.get(f.cron("a")), "spec.color"), "red")
-	list := f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=red")})
+	list := f.list(f.cron(""), read.ListOptions{Fields: fieldSelector(t, "spec.color=red")})
 	equal(t, "selected", len(list.Items), 1)
 	equal(t, "listed", valueAt(treeOf(t, list.Items[0]), "spec.replicas"), 1)
 	yes := true
-	watch := f.watch(f.cron(""), ListOptions{SendInitialEvents: &yes,
+	watch := f.watch(f.cron(""), read.ListOptions{SendInitialEvents: &yes,
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
 	ev, err := watch.next()
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "watched", valueAt(treeOf(t, ev.Object), "spec.color"), "red")
-	equal(t, "scaled", valueAt(f.get(f.cron("a").sub("scale")), "spec.replicas"), 1)
+	equal(t, "scaled", valueAt(f.get(subresource(f.cron("a"), "scale")), "spec.replicas"), 1)
 	equal(t, "stored", f.storedTree("a")["spec"], object.Tree{"image": "i"})
 	before := f.Store.Head().Revision()
 	f.mustEdit(f.cron("a"), func(object.Tree) {})
@@ -128,7 +131,7 @@ func TestStatusWriteStoresDefaults(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
 	f.writeCRD(cronTabs(schemaWithDefaults(""), schemaWithDefaults("")))
-	f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"done"}}`)
+	f.mustPatch(subresource(f.cron("a"), "status"), mergePatch, `{"status":{"phase":"done"}}`)
 	equal(t, "stored", []any{valueAt(f.storedTree("a"), "spec.color"), valueAt(f.storedTree("a"), "status.phase")},
 		[]any{"red", "done"})
 }
@@ -191,7 +194,7 @@ func TestNewDefaultOfStorageVersion(t *testing.T) {
 // apply does not own them (DEF-024).
 func TestDefaultsInManagedFields(t *testing.T) {
 	f := newDefaultingFixture(t)
-	owned := func(o Object) string {
+	owned := func(o record.Object) string {
 		entries, _ := valueAt(treeOf(t, o), "metadata.managedFields").([]any)
 		return string(object.AppendJSON(nil, entries))
 	}
@@ -243,7 +246,7 @@ func TestDryRunShowsDefaults(t *testing.T) {
 func TestScaleCreatesSpec(t *testing.T) {
 	f := newDefaultingFixture(t)
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"}}`)
-	f.mustPatch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":3}}`)
+	f.mustPatch(subresource(f.cron("a"), "scale"), mergePatch, `{"spec":{"replicas":3}}`)
 	equal(t, "read", []any{valueAt(f.get(f.cron("a")), "spec.replicas"), valueAt(f.get(f.cron("a")), "spec.color")},
 		[]any{3, "red"})
 	equal(t, "stored", f.storedTree("a")["spec"], object.Tree{"replicas": 3})
@@ -263,7 +266,7 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 	f.mustPatch(f.cron("a"), mergePatch, `{"spec":{"image":"k"}}`)
 	f.mustPatch(f.cron("a"), applyPatch,
 		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z"}}`)
-	f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"x"}}`)
+	f.mustPatch(subresource(f.cron("a"), "status"), mergePatch, `{"status":{"phase":"x"}}`)
 	_, err = f.edit(f.cron("a"), func(tree object.Tree) { set(tree, "spec.replicas", int64(16)) })
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
 	_, err = f.patch(f.cron("a"), mergePatch, `{"spec":{"image":"long"}}`)
@@ -272,13 +275,13 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"baz":"z",`+
 			`"image":"long"}}`)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict, "")
-	_, _, err = f.Patch(f.ctx, f.cron("a"), Patch{Type: applyPatch, Force: true,
+	_, _, err = f.Patch(f.ctx, f.cron("a"), verb.Patch{Type: applyPatch, Force: true,
 		Data: []byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},` +
 			`"spec":{"image":"long"}}`)}, f.caller)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
-	_, err = f.patch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":7}}`)
+	_, err = f.patch(subresource(f.cron("a"), "status"), mergePatch, `{"status":{"phase":7}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "status.phase")
-	_, err = f.patch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":17}}`)
+	_, err = f.patch(subresource(f.cron("a"), "scale"), mergePatch, `{"spec":{"replicas":17}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
 	_, err = f.patch(f.cron("a"), jsonPatch, `[{"op":"add","path":"/spec/image","value":"long"}]`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -106,7 +107,7 @@ func TestDeleteOptionsAreChecked(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "orphanDependents and deletionPropagation cannot be both set")
 	_, _, err = f.Delete(f.ctx, f.cron("my-cron"), propagationPolicy("Sideways"), f.caller)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
-	_, err = f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy("Sideways"), ListOptions{}, f.caller)
+	_, err = f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy("Sideways"), read.ListOptions{}, f.caller)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
 }
 
@@ -125,7 +126,7 @@ func TestDeleteDryRun(t *testing.T) {
 		t.Fatalf("got deleted %v and deletionTimestamp %q, want only a mark", deleted,
 			object.DeletionTimestamp(treeOf(t, o)))
 	}
-	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
+	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
 	if err != nil || len(all.Items) != 2 {
 		t.Fatalf("got %v, %v; want 2 objects", all, err)
 	}
@@ -142,7 +143,7 @@ func TestDeleteNamespaces(t *testing.T) {
 	f.expectStatus(err, 403, metav1.StatusReasonForbidden,
 		`namespaces "default" is forbidden: this namespace may not be deleted`)
 	ns.Name = ""
-	_, err = f.DeleteCollection(f.ctx, ns, metav1.DeleteOptions{}, ListOptions{}, f.caller)
+	_, err = f.DeleteCollection(f.ctx, ns, metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
 	f.expectStatus(err, 403, metav1.StatusReasonForbidden,
 		`namespaces "default" is forbidden: this namespace may not be deleted`)
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"n"}}`)
@@ -184,7 +185,7 @@ func TestDeleteCollectionBatches(t *testing.T) {
 				}}}
 			store := &countingStore{Store: f.Store}
 			f.Store = store
-			if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{},
+			if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{},
 				f.caller); err != nil {
 				t.Fatal(err)
 			}
@@ -209,25 +210,25 @@ func TestDeleteCollection(t *testing.T) {
 	}
 	wrong := types.UID("x")
 	_, err = f.DeleteCollection(f.ctx, f.cron(""),
-		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, ListOptions{}, f.caller)
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, read.ListOptions{}, f.caller)
 	f.expectStatus(err, 409, metav1.StatusReasonConflict,
 		"the UID in the precondition (x) does not match the UID in record")
-	deleted, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector},
+	deleted, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{Labels: selector},
 		f.caller)
 	if err != nil || len(deleted.Items) != 2 {
 		t.Fatalf("got %v, %v; want 2 objects", deleted, err)
 	}
 	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationOrphan),
-		ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, f.caller); err != nil {
+		read.ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "finalizers", valueAt(f.get(f.cron("c")), "metadata.finalizers"), []string{"orphan"})
 	equal(t, "not selected", valueAt(f.get(f.cron("d")), "metadata.deletionTimestamp"), nil)
 	if _, err := f.DeleteCollection(f.ctx, f.cron(""), propagationPolicy(metav1.DeletePropagationBackground),
-		ListOptions{}, f.caller); err != nil {
+		read.ListOptions{}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	left, err := f.List(f.ctx, f.cron(""), ListOptions{})
+	left, err := f.List(f.ctx, f.cron(""), read.ListOptions{})
 	if err != nil || len(left.Items) != 1 || left.Items[0].Meta().DeletionTimestamp == "" {
 		t.Fatalf("got %v, %v; want 1 terminating object", left, err)
 	}

@@ -5,6 +5,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -15,14 +17,14 @@ func (f *fixture) addFinalizer(storage.Write) {
 }
 
 // deleteVerbs delete the CronTab "a", either by its name or with all CronTabs.
-var deleteVerbs = []verb{
-	{name: "delete", do: func(f *fixture, at Target) error {
+var deleteVerbs = []verbCase{
+	{name: "delete", do: func(f *fixture, at verb.Target) error {
 		_, _, err := f.Delete(f.ctx, at, metav1.DeleteOptions{}, f.caller)
 		return err
 	}},
-	{name: "delete collection", do: func(f *fixture, at Target) error {
+	{name: "delete collection", do: func(f *fixture, at verb.Target) error {
 		at.Name = ""
-		_, err := f.DeleteCollection(f.ctx, at, metav1.DeleteOptions{}, ListOptions{}, f.caller)
+		_, err := f.DeleteCollection(f.ctx, at, metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
 		return err
 	}},
 }

@@ -2,136 +2,91 @@
 // pass decoded objects, and results hold encoded bytes. The package does not use HTTP, and must not import packages
 // that do, such as internal/api.
 //
-// Every error that a client may see is a *StatusError of k8s.io/apimachinery/pkg/api/errors, with the code, reason,
-// causes and message that upstream uses.
+// The packages below it are, from the lowest to the highest: trace and verb (arguments and errors of verbs), record
+// (stored records at any version), scales, read (get, list and watch), strategy (rules of kinds) and write.
 package engine
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apiserver/pkg/authentication/user"
+	"cmp"
+	"context"
+	"fmt"
+	"time"
 
-	"github.com/trellis-k8s/trellis/internal/compute"
-	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/write"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Engine implements the verbs. Open creates it.
+// Engine implements the verbs: those of read.Reader and of write.Writer. Open creates it.
 type Engine struct {
-	Config
-	Live *resource.Live // the served kinds
-
-	// beforeCommit is a hook that tests use to make other writes before a commit. It receives the writes of the
-	// commit. nil means no hook.
-	beforeCommit func([]storage.Write)
-
-	// upToCommit runs a write through all stages before the commit. It is a field because a direct reference from a
-	// stage to the list of stages would be an initialization cycle in Go.
-	upToCommit func(*write) error
-
-	tasks             tasks
-	conversions       conversionCache
-	schemaGenerations schemaGenerations
-	queues            queues
-	indexes           indexes
+	*write.Writer
 }
 
-// Target is the object or collection that a request addresses.
-type Target struct {
-	Version     *resource.Version
-	Namespace   string // "" for all namespaces, or for a cluster-scoped kind
-	Name        string // "" for a collection
-	Subresource string // "", "status" or "scale"
-	// AsStored makes reads and writes use the storage version of each object. Controllers, which need only the
-	// metadata, set it so that a failing conversion cannot block them.
-	AsStored bool
+// Config holds the dependencies and settings of an Engine.
+type Config struct {
+	Store storage.Store // the caller closes it, after the Engine
+	// Kinds returns the built-in kinds. They may use its argument to look up the served kinds.
+	Kinds func(*resource.Live) []*resource.Definition
+	// IgnoreSelectableFields ignores spec.versions[*].selectableFields of all CRDs.
+	IgnoreSelectableFields bool
+	Now                    func() time.Time // nil means the system clock
+	// Webhook converts the objects of kinds with a conversion webhook. nil means that these objects cannot be
+	// converted.
+	Webhook conversion.Webhook
+	// Generation returns a number that changes when the endpoints of a conversion webhook change. The argument is
+	// the JSON of spec.conversion.webhook. Conversions of an earlier generation are not cached. nil means that
+	// endpoints are not tracked.
+	Generation func(webhook string) uint64
+	// RevalidateInterval is the interval between checks of the cached conversions of a webhook. A check converts a
+	// sample again and compares the results. It runs only while the objects are being read. 0 means 30 seconds.
+	RevalidateInterval time.Duration
+	// Admission holds the admission plugins for writes. They run after admission.Lifecycle.
+	Admission admission.Plugins
+	// Failed is called if the Engine can no longer follow the CRDs in the store. It may be nil.
+	Failed func(error)
 }
 
-// Caller describes the sender of a request, and the options of the request.
-type Caller struct {
-	User         user.Info
-	FieldManager string // explicit or derived from the User-Agent; not empty for writes
-	Validation   string // FieldValidation: "Ignore", "Warn" or "Strict"
-	DryRun       bool
-	Warn         func(text string)       // adds a Warning header; nil discards warnings
-	Options      runtime.Object          // the options of the verb, which admission receives
-	Annotate     func(key, value string) // adds an annotation to the audit event; nil means there is no event
-	Trace        *Trace                  // records the steps of the write; nil disables tracing
-	OnDecoded    func(object.Tree)       // receives the decoded body of a create or update, with defaults; may be nil
-	MayCreate    func() error            // authorizes an update or apply that would create the object; nil allows it
-	// CheckMemory returns an error if the result of a patch or apply takes too much memory. nil allows any size.
-	CheckMemory func(object.Tree) error
-	Slot        *compute.Slot // released while the write waits for a webhook; nil for an inexpensive write
-	// hideName is set during a DeleteCollection. As in upstream, admission then does not see the names of the
-	// objects.
-	hideName bool
-}
+// defaultRevalidateInterval is used if Config.RevalidateInterval is 0.
+const defaultRevalidateInterval = 30 * time.Second
 
-// Object is one object at one version. Its bytes are shared and must not be modified.
-type Object struct {
-	Version  *resource.Version
-	Revision int64 // the object's resourceVersion
-	// Record is the stored record of the object, or an equivalent record. It caches the values derived from the
-	// object.
-	Record *storage.Record
-}
-
-// ListOptions are the options of list and watch, with parsed selectors.
-type ListOptions struct {
-	Labels               labels.Selector // nil selects everything
-	Fields               fields.Selector // nil selects everything
-	ResourceVersion      string
-	ResourceVersionMatch metav1.ResourceVersionMatch
-	Limit                int64
-	Continue             string
-	// Options of a watch.
-	AllowWatchBookmarks bool
-	SendInitialEvents   *bool
-}
-
-// List is one page of a consistent list.
-type List struct {
-	Version   *resource.Version
-	Revision  int64
-	Continue  string
-	Remaining *int64
-	Items     []Object
-}
-
-// WatchEvent is one event of a watch.
-type WatchEvent struct {
-	Type   string // "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
-	Object Object // only Revision and Version are set in a BOOKMARK
-	// InitialEventsEnd marks the bookmark that ends the initial events.
-	InitialEventsEnd bool
-}
-
-// Body is a decoded request body at the target's version.
-type Body struct {
-	// Tree is the decoded object. The engine takes ownership of it and modifies it.
-	Tree object.Tree
-	// Typed means that a method of Version.Type (Decode, Normalize or DecodeProtobuf) returned Tree. The engine
-	// then does not normalize it.
-	Typed bool
-	// Internal is the same object in the internal form, or nil. The engine takes ownership of it.
-	Internal resource.Internal
-	// Strict lists the strict decoding errors found so far, such as `duplicate field "spec.foo"` or `unknown
-	// field …`.
-	Strict []string
-	// DecodeError is the error of Version.Type for a body that it cannot decode. nil means that decoding succeeded
-	// or was not tried.
-	DecodeError error
-	// Source is the original body, which errors quote. If it is nil, errors quote Tree.
-	Source []byte
-}
-
-// Patch is a patch and its type. For an apply patch Data is YAML or JSON.
-type Patch struct {
-	Type  types.PatchType
-	Data  []byte
-	Force bool // for an apply: take over fields that other managers own
+// Open returns an Engine that serves every kind in the store and follows changes of CRDs until Close is called. ctx
+// limits only the call of Open.
+func Open(ctx context.Context, c Config) (*Engine, error) {
+	views := record.New(record.Config{
+		Store:              c.Store,
+		Live:               resource.NewLive(c.Store, c.Kinds),
+		Now:                c.Now,
+		Webhook:            c.Webhook,
+		Generation:         c.Generation,
+		RevalidateInterval: cmp.Or(c.RevalidateInterval, defaultRevalidateInterval),
+	})
+	if views.Now == nil {
+		views.Now = time.Now
+	}
+	e := &Engine{write.New(&read.Reader{Views: views}, c.Admission)}
+	if c.IgnoreSelectableFields {
+		e.Live.IgnoreSelectableFields()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	views.Go(func(followCtx context.Context) {
+		err := e.Live.Follow(followCtx)
+		if followCtx.Err() != nil {
+			return // Close was called
+		}
+		err = fmt.Errorf("cannot follow resource definitions: %w", err)
+		cancel(err)
+		if c.Failed != nil {
+			c.Failed(err)
+		}
+	})
+	if _, err := e.Live.Current(ctx); err != nil {
+		e.Close()
+		return nil, fmt.Errorf("cannot read resource definitions: %w", context.Cause(ctx))
+	}
+	return e, nil
 }

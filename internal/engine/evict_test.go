@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -26,12 +27,12 @@ func (f *fixture) createWebPods(names ...string) {
 // setPhase sets the phase and the Ready condition of a Pod.
 func (f *fixture) setPhase(pod, setPhase, ready string) {
 	f.Helper()
-	f.mustPatch(f.pods(pod).sub("status"), mergePatch,
+	f.mustPatch(subresource(f.pods(pod), "status"), mergePatch,
 		fmt.Sprintf(`{"status":{"phase":%q,"conditions":[{"type":"Ready","status":%q}]}}`, setPhase, ready))
 }
 
 // budget returns the target of a PodDisruptionBudget, or of all budgets if name is "".
-func (f *fixture) budget(name string) Target {
+func (f *fixture) budget(name string) verb.Target {
 	f.Helper()
 	t := f.target("policy", "v1", "poddisruptionbudgets", "default")
 	t.Name = name
@@ -44,15 +45,15 @@ func (f *fixture) createBudget(name, spec, status string) {
 	f.Helper()
 	f.mustCreate(f.budget(""), fmt.Sprintf(`{"metadata":{"name":%q},`+
 		`"spec":{"selector":{"matchLabels":{"app":"web"}}%s}}`, name, spec))
-	f.mustPatch(f.budget(name).sub("status"), mergePatch, `{"status":`+status+`}`)
+	f.mustPatch(subresource(f.budget(name), "status"), mergePatch, `{"status":`+status+`}`)
 }
 
 // evict posts an Eviction of a Pod.
 func (f *fixture) evict(pod, options string) error {
 	f.Helper()
-	body := Body{Tree: decode(f, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},`+
+	body := verb.Body{Tree: decode(f, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},`+
 		`"deleteOptions":{%s}}`, pod, options))}
-	_, _, err := f.PostSubresource(f.ctx, f.pods(pod).sub("eviction"), body, f.caller)
+	_, _, err := f.PostSubresource(f.ctx, subresource(f.pods(pod), "eviction"), body, f.caller)
 	return err
 }
 
@@ -66,7 +67,7 @@ func (f *fixture) evictionState(pod string) []any {
 			condition = fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
 		}
 	}
-	return []any{deletionStarted(got), condition}
+	return []any{object.DeletionTimestamp(got) != "", condition}
 }
 
 var (
@@ -229,7 +230,7 @@ func TestEvictionConflict(t *testing.T) {
 		"its budget changes": {
 			func(f *fixture) { f.createBudget("b", "", `{"observedGeneration":1,"disruptionsAllowed":1}`) },
 			func(f *fixture) {
-				f.mustPatch(f.budget("b").sub("status"), mergePatch, `{"status":{"disruptionsAllowed":0}}`)
+				f.mustPatch(subresource(f.budget("b"), "status"), mergePatch, `{"status":{"disruptionsAllowed":0}}`)
 			}, true,
 		},
 		"the Pod becomes ready": {
@@ -310,7 +311,12 @@ func TestInvalidEviction(t *testing.T) {
 	f := newFixture(t)
 	f.createWebPods("p")
 	post := func(text string) error {
-		_, _, err := f.PostSubresource(f.ctx, f.pods("p").sub("eviction"), Body{Tree: decode(t, text)}, f.caller)
+		_, _, err := f.PostSubresource(
+			f.ctx,
+			subresource(f.pods("p"), "eviction"),
+			verb.Body{Tree: decode(t, text)},
+			f.caller,
+		)
 		return err
 	}
 	f.expectStatus(post(`{"metadata":{"name":"q"}}`), 400, metav1.StatusReasonBadRequest,
@@ -339,8 +345,12 @@ func TestLegacyBinding(t *testing.T) {
 	f := newFixture(t)
 	f.createPod("p")
 	post := func(text string) error {
-		_, _, err := f.PostSubresource(f.ctx, f.target("", "v1", "bindings", "default"), Body{Tree: decode(t, text)},
-			f.caller)
+		_, _, err := f.PostSubresource(
+			f.ctx,
+			f.target("", "v1", "bindings", "default"),
+			verb.Body{Tree: decode(t, text)},
+			f.caller,
+		)
 		return err
 	}
 	f.expectStatus(post(`{"target":{"kind":"X","name":"m"}}`), 500, metav1.StatusReasonUnknown,

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -29,7 +30,7 @@ type notifications struct {
 }
 
 // feed returns a running Feed, and stops it at the end of the test.
-func (f *fixture) feed() *Feed {
+func (f *fixture) feed() *read.Feed {
 	f.Helper()
 	feed := f.NewFeed()
 	ctx, cancel := context.WithCancel(f.ctx)
@@ -44,9 +45,9 @@ func (f *fixture) feed() *Feed {
 	return feed
 }
 
-// follow follows a kind. Each line of the result contains the revision of an event as its distance from the store's
+// followFeed follows a kind. Each line of the result contains the revision of an event as its distance from the store's
 // current revision, counted in events.
-func (feed *Feed) follow(f *fixture, r schema.GroupVersionResource) (*notifications, func()) {
+func followFeed(f *fixture, feed *read.Feed, r schema.GroupVersionResource) (*notifications, func()) {
 	f.Helper()
 	t, base := &notifications{f, make(chan string, 100000)}, f.countEvents(f.Store.Head().Revision())
 	line := func(m *metav1.PartialObjectMetadata) string {
@@ -110,7 +111,7 @@ func TestFeed(t *testing.T) {
 	feed := f.feed()
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{}}`)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"other"}}`)
-	crons, stop := feed.follow(f, cronTabResource)
+	crons, stop := followFeed(f, feed, cronTabResource)
 	crons.expect("all [default/a@-1]@+0")
 
 	const owner = `"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"u",` +
@@ -127,9 +128,9 @@ func TestFeed(t *testing.T) {
 	}
 	crons.expect("deleted default/a@+5")
 
-	maps, _ := feed.follow(f, configMapResource)
+	maps, _ := followFeed(f, feed, configMapResource)
 	maps.expect("all [default/other@-5 default/unseen@-3]@+0")
-	again, _ := feed.follow(f, cronTabResource)
+	again, _ := followFeed(f, feed, cronTabResource)
 	again.expect("all []@+0")
 	stop() // stops the replaced follower, and must not affect the new one
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"c"}}`)

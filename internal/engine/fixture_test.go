@@ -11,9 +11,13 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/scales"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -28,9 +32,28 @@ type fixture struct {
 	ctx      context.Context
 	now      time.Time
 	warnings []string
-	caller   Caller
+	caller   verb.Caller
 	start    int64  // the store's revision before the first write
 	onRead   func() // called when a built-in kind reads the catalog or the store; nil disables it
+	// beforeCommit receives the writes of the engine before each commit. It may make other writes. It may be nil.
+	beforeCommit func([]storage.Write)
+	store        storage.Store // does not call beforeCommit
+}
+
+// fixtureStore calls fixture.beforeCommit.
+type fixtureStore struct {
+	storage.Store
+	f *fixture
+}
+
+// Commit implements storage.Store.
+func (s fixtureStore) Commit(
+	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
+) ([]*storage.Event, error) {
+	if s.f.beforeCommit != nil {
+		s.f.beforeCommit(writes)
+	}
+	return s.Store.Commit(ctx, writes, guards...)
 }
 
 // notifyRead calls onRead.
@@ -77,9 +100,9 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 		}
 	})
 	f := &fixture{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC),
-		start: store.Head().Revision()}
+		start: store.Head().Revision(), store: store}
 	var err error
-	f.Engine, err = Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now },
+	f.Engine, err = Open(f.ctx, Config{Store: fixtureStore{store, f}, Now: func() time.Time { return f.now },
 		Kinds: func(live *resource.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{
 				Catalog: func(ctx context.Context) (*resource.Catalog,
@@ -95,7 +118,7 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)
-	f.caller = Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
+	f.caller = verb.Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
 		Warn: func(text string) { f.warnings = append(f.warnings, text) }}
 	f.mustCreate(f.target("", "v1", "namespaces", ""), `{"metadata":{"name":"default"}}`)
 	f.writeCRD(cronTabs(cronTabSchema, cronTabSchema))
@@ -122,7 +145,7 @@ func (f *fixture) writeCRD(manifest string) {
 // commit writes to the store directly, bypassing the engine, and waits until the catalog includes the writes.
 func (f *fixture) commit(writes ...storage.Write) {
 	f.Helper()
-	if _, err := f.Store.Commit(f.ctx, writes); err != nil {
+	if _, err := f.store.Commit(f.ctx, writes); err != nil {
 		f.Fatal(err)
 	}
 	if _, err := f.Live.Current(f.ctx); err != nil {
@@ -176,7 +199,7 @@ func (f *fixture) countEvents(revision int64) (n int) {
 // compact drops the store's history before a revision.
 func (f *fixture) compact(revision int64) {
 	f.Helper()
-	store := f.Store.(interface {
+	store := f.store.(interface {
 		Compact(ctx context.Context, revision int64) error
 	})
 	if err := store.Compact(f.ctx, revision); err != nil {
@@ -194,54 +217,54 @@ func decode(t testing.TB, text string) object.Tree {
 }
 
 // target returns the target of all objects of a built-in or custom kind.
-func (f *fixture) target(group, version, plural, namespace string) Target {
+func (f *fixture) target(group, version, plural, namespace string) verb.Target {
 	f.Helper()
 	v := f.Live.Load().Find(group, version, plural)
 	if v == nil {
 		f.Fatalf("%s.%s/%s is not served", plural, group, version)
 	}
-	return Target{Version: v, Namespace: namespace}
+	return verb.Target{Version: v, Namespace: namespace}
 }
 
 // cron returns the target of a CronTab at v1, or of all CronTabs if name is "".
-func (f *fixture) cron(name string) Target {
+func (f *fixture) cron(name string) verb.Target {
 	f.Helper()
 	t := f.target("stable.example.com", "v1", "crontabs", "default")
 	t.Name = name
 	return t
 }
 
-func (f *fixture) configMap(name string) Target {
+func (f *fixture) configMap(name string) verb.Target {
 	f.Helper()
 	t := f.target("", "v1", "configmaps", "default")
 	t.Name = name
 	return t
 }
 
-func (t Target) sub(name string) Target { t.Subresource = name; return t }
+func subresource(t verb.Target, name string) verb.Target { t.Subresource = name; return t }
 
 // body decodes a request body, and adds apiVersion and kind if they are missing.
-func (f *fixture) body(t Target, text string) Body {
+func (f *fixture) body(t verb.Target, text string) verb.Body {
 	f.Helper()
 	tree := decode(f, text)
 	v := t.Version
 	if t.Subresource == "scale" {
-		v = ScaleVersion
+		v = scales.Version
 	}
 	for key, value := range map[string]string{"apiVersion": v.APIVersion, "kind": v.Definition.Names.Kind} {
 		if tree[key] == nil {
 			tree[key] = value
 		}
 	}
-	return Body{Tree: tree}
+	return verb.Body{Tree: tree}
 }
 
-func (f *fixture) create(t Target, text string) (Object, error) {
+func (f *fixture) create(t verb.Target, text string) (record.Object, error) {
 	f.Helper()
 	return f.Create(f.ctx, t, f.body(t, text), f.caller)
 }
 
-func (f *fixture) mustCreate(t Target, text string) Object {
+func (f *fixture) mustCreate(t verb.Target, text string) record.Object {
 	f.Helper()
 	o, err := f.create(t, text)
 	if err != nil {
@@ -250,14 +273,14 @@ func (f *fixture) mustCreate(t Target, text string) Object {
 	return o
 }
 
-func (f *fixture) update(t Target, text string) (Object, error) {
+func (f *fixture) update(t verb.Target, text string) (record.Object, error) {
 	f.Helper()
 	o, _, err := f.Update(f.ctx, t, f.body(t, text), f.caller)
 	return o, err
 }
 
 // edit reads the target, changes it and updates it.
-func (f *fixture) edit(t Target, change func(object.Tree)) (Object, error) {
+func (f *fixture) edit(t verb.Target, change func(object.Tree)) (record.Object, error) {
 	f.Helper()
 	readTarget := t
 	if t.Subresource != "scale" {
@@ -265,11 +288,11 @@ func (f *fixture) edit(t Target, change func(object.Tree)) (Object, error) {
 	}
 	tree := f.get(readTarget)
 	change(tree)
-	o, _, err := f.Update(f.ctx, t, Body{Tree: tree}, f.caller)
+	o, _, err := f.Update(f.ctx, t, verb.Body{Tree: tree}, f.caller)
 	return o, err
 }
 
-func (f *fixture) mustEdit(t Target, change func(object.Tree)) Object {
+func (f *fixture) mustEdit(t verb.Target, change func(object.Tree)) record.Object {
 	f.Helper()
 	o, err := f.edit(t, change)
 	if err != nil {
@@ -278,13 +301,13 @@ func (f *fixture) mustEdit(t Target, change func(object.Tree)) Object {
 	return o
 }
 
-func (f *fixture) patch(t Target, kind types.PatchType, data string) (Object, error) {
+func (f *fixture) patch(t verb.Target, kind types.PatchType, data string) (record.Object, error) {
 	f.Helper()
-	o, _, err := f.Patch(f.ctx, t, Patch{Type: kind, Data: []byte(data)}, f.caller)
+	o, _, err := f.Patch(f.ctx, t, verb.Patch{Type: kind, Data: []byte(data)}, f.caller)
 	return o, err
 }
 
-func (f *fixture) mustPatch(t Target, kind types.PatchType, data string) object.Tree {
+func (f *fixture) mustPatch(t verb.Target, kind types.PatchType, data string) object.Tree {
 	f.Helper()
 	o, err := f.patch(t, kind, data)
 	if err != nil {
@@ -293,7 +316,7 @@ func (f *fixture) mustPatch(t Target, kind types.PatchType, data string) object.
 	return treeOf(f, o)
 }
 
-func (f *fixture) get(t Target) object.Tree {
+func (f *fixture) get(t verb.Target) object.Tree {
 	f.Helper()
 	o, err := f.Get(f.ctx, t, "")
 	if err != nil {
@@ -302,7 +325,7 @@ func (f *fixture) get(t Target) object.Tree {
 	return treeOf(f, o)
 }
 
-func (f *fixture) delete(t Target, o metav1.DeleteOptions) (Object, bool) {
+func (f *fixture) delete(t verb.Target, o metav1.DeleteOptions) (record.Object, bool) {
 	f.Helper()
 	obj, deleted, err := f.Delete(f.ctx, t, o, f.caller)
 	if err != nil {
@@ -311,7 +334,7 @@ func (f *fixture) delete(t Target, o metav1.DeleteOptions) (Object, bool) {
 	return obj, deleted
 }
 
-func treeOf(t testing.TB, o Object) object.Tree {
+func treeOf(t testing.TB, o record.Object) object.Tree {
 	t.Helper()
 	var tree object.Tree
 	tree, _, err := object.DecodeJSON(o.AppendJSON(nil))
@@ -375,4 +398,9 @@ func (f *fixture) deleteCRD(name string) {
 	f.Helper()
 	key := resource.CRDPrefix + name
 	f.commit(storage.Write{Key: key, Expected: f.Store.Head().Get(key).Modified})
+}
+
+// managersOf returns the managedFields of an object.
+func managersOf(t object.Tree) []metav1.ManagedFieldsEntry {
+	return (&unstructured.Unstructured{Object: t}).GetManagedFields()
 }

@@ -1,12 +1,12 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -55,17 +55,17 @@ func configMapTree(name string) object.Tree {
 func TestReadsNewestState(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	key := func(name string) string { return "/registry/configmaps/default/" + name }
-	for name, read := range map[string]func(name string) error{
+	for name, do := range map[string]func(name string) error{
 		"get": func(name string) error { _, err := f.Get(f.ctx, f.configMap(name), ""); return err },
 		"list": func(name string) error {
-			l, err := f.List(f.ctx, f.configMap(""), ListOptions{})
+			l, err := f.List(f.ctx, f.configMap(""), read.ListOptions{})
 			if err == nil && (len(l.Items) == 0 || f.Store.Head().Get(key(name)) == nil) {
 				err = errors.New("not listed")
 			}
 			return err
 		},
 		"watch": func(name string) error {
-			_, err := f.Watch(f.ctx, f.configMap(""), ListOptions{})
+			_, err := f.Watch(f.ctx, f.configMap(""), read.ListOptions{})
 			if err == nil && f.Store.Head().Get(key(name)) == nil {
 				err = errors.New("the watch starts at an older revision")
 			}
@@ -88,7 +88,7 @@ func TestReadsNewestState(t *testing.T) {
 		if _, err := f.Get(f.ctx, f.configMap(name), "0"); err == nil {
 			t.Fatalf("%s: the store has already seen the write", name)
 		}
-		if err := read(name); err != nil {
+		if err := do(name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -115,15 +115,15 @@ func TestNewestUnavailable(t *testing.T) {
 	const unavailable = "the server's storage is unavailable"
 	_, err := f.Get(f.ctx, f.configMap("a"), "")
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
-	_, err = f.List(f.ctx, f.configMap(""), ListOptions{})
+	_, err = f.List(f.ctx, f.configMap(""), read.ListOptions{})
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
-	_, err = f.Watch(f.ctx, f.configMap(""), ListOptions{})
+	_, err = f.Watch(f.ctx, f.configMap(""), read.ListOptions{})
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.patch(f.configMap("a"), mergePatch, `{}`)
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
 	_, err = f.create(f.configMap(""), `{"metadata":{"name":"a"}}`)
 	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, unavailable)
-	if _, err := f.List(f.ctx, f.configMap(""), ListOptions{ResourceVersion: "0"}); err != nil {
+	if _, err := f.List(f.ctx, f.configMap(""), read.ListOptions{ResourceVersion: "0"}); err != nil {
 		t.Errorf("list at resourceVersion 0: %v", err)
 	}
 	log.SetDisconnected(false)
@@ -145,11 +145,6 @@ func TestConflictWithUnseenWrite(t *testing.T) {
 	elsewhere("/registry/configmaps/default/c", changed)
 	equal(t, "data", f.mustPatch(f.configMap("c"), mergePatch, `{"data":{"a":"b"}}`)["data"],
 		object.Tree{"a": "b", "their": "own"})
-	ended, cancel := context.WithCancel(f.ctx)
-	cancel()
-	if f.catchUp(ended, &storage.ConflictError{Revision: f.Store.Head().Revision() + 1}) == nil {
-		t.Error("catchUp returned before the conflicting write was visible")
-	}
 	elsewhere("/registry/configmaps/default/b", configMapTree("b"))
 	if _, err := f.create(f.configMap(""), `{"metadata":{"name":"b"}}`); err == nil {
 		t.Error("the create replaced another object")

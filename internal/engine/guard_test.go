@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -61,7 +62,7 @@ func (r *race) expectAttempts(attempts int) {
 }
 
 // namespace returns the target of a namespace, or of all namespaces if name is "".
-func (f *fixture) namespace(name string) Target {
+func (f *fixture) namespace(name string) verb.Target {
 	f.Helper()
 	t := f.target("", "v1", "namespaces", "")
 	t.Name = name
@@ -83,25 +84,25 @@ func (f *fixture) removeKey(key string) {
 	f.commit(storage.Write{Key: key, Expected: rec.Modified})
 }
 
-// verb is a write of the CronTab "a", which has one replica and no image.
-type verb struct {
+// verbCase is a write of the CronTab "a", which has one replica and no image.
+type verbCase struct {
 	name string
-	do   func(f *fixture, at Target) error
+	do   func(f *fixture, at verb.Target) error
 	path string // the field that the verb sets to 7
 }
 
 // patchVerb returns a verb function that sends a patch. It replaces the word VERSION in data by the apiVersion of
 // the target.
-func patchVerb(kind types.PatchType, sub, data string) func(*fixture, Target) error {
-	return func(f *fixture, at Target) error {
+func patchVerb(kind types.PatchType, sub, data string) func(*fixture, verb.Target) error {
+	return func(f *fixture, at verb.Target) error {
 		data := strings.Replace(data, "VERSION", at.Version.APIVersion, 1)
-		_, err := f.patch(at.sub(sub), kind, data)
+		_, err := f.patch(subresource(at, sub), kind, data)
 		return err
 	}
 }
 
 // retriedVerbs change the current object. They are retried after every conflict.
-var retriedVerbs = []verb{
+var retriedVerbs = []verbCase{
 	{"merge patch", patchVerb(mergePatch, "", `{"spec":{"any":{"n":7}}}`), "spec.any.n"},
 	{"JSON patch", patchVerb(jsonPatch, "", `[{"op":"add","path":"/spec/any","value":{"n":7}}]`), "spec.any.n"},
 	{"apply", patchVerb(applyPatch, "", `{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},`+
@@ -110,13 +111,13 @@ var retriedVerbs = []verb{
 	{"status apply", patchVerb(applyPatch, "status",
 		`{"apiVersion":"VERSION","kind":"CronTab","metadata":{"name":"a"},"status":{"replicas":7}}`),
 		"status.replicas"},
-	{"scale update", func(f *fixture, at Target) error {
-		_, err := f.update(at.sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":7}}`)
+	{"scale update", func(f *fixture, at verb.Target) error {
+		_, err := f.update(subresource(at, "scale"), `{"metadata":{"name":"a"},"spec":{"replicas":7}}`)
 		return err
 	}, "spec.replicas"},
 	{"scale patch", patchVerb(mergePatch, "scale", `{"spec":{"replicas":7}}`), "spec.replicas"},
-	{"scale apply", func(f *fixture, at Target) error {
-		_, _, err := f.Patch(f.ctx, at.sub("scale"), Patch{Type: applyPatch, Force: true,
+	{"scale apply", func(f *fixture, at verb.Target) error {
+		_, _, err := f.Patch(f.ctx, subresource(at, "scale"), verb.Patch{Type: applyPatch, Force: true,
 			Data: []byte(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"a"},` +
 				`"spec":{"replicas":7}}`)}, f.caller)
 		return err
@@ -124,20 +125,20 @@ var retriedVerbs = []verb{
 }
 
 // updateVerbs replace the object that the caller has read.
-var updateVerbs = []verb{
-	{"update", func(f *fixture, at Target) error {
+var updateVerbs = []verbCase{
+	{"update", func(f *fixture, at verb.Target) error {
 		_, err := f.edit(at, func(o object.Tree) { set(o, "spec.any", object.Tree{"n": int64(7)}) })
 		return err
 	}, "spec.any.n"},
-	{"status update", func(f *fixture, at Target) error {
-		_, err := f.edit(at.sub("status"), func(o object.Tree) { set(o, "status.replicas", int64(7)) })
+	{"status update", func(f *fixture, at verb.Target) error {
+		_, err := f.edit(subresource(at, "status"), func(o object.Tree) { set(o, "status.replicas", int64(7)) })
 		return err
 	}, "status.replicas"},
 }
 
 // createVerbs create the CronTab "a".
-var createVerbs = []verb{
-	{"create", func(f *fixture, at Target) error {
+var createVerbs = []verbCase{
+	{"create", func(f *fixture, at verb.Target) error {
 		at.Name = ""
 		_, err := f.create(at, `{"metadata":{"name":"a"},"spec":{"any":{"n":7}}}`)
 		return err
@@ -184,7 +185,7 @@ func TestNamespaceChangeRetries(t *testing.T) {
 	created := treeOf(t, f.mustCreate(f.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`))
 	r.expectAttempts(2)
 	equal(t, "created object", created, f.get(f.cron("a")))
-	equal(t, "managers", len(managedFields(object.Metadata(created))), 1)
+	equal(t, "managers", len(managersOf(created)), 1)
 }
 
 // TestWarningsAreSentOnce checks that a write that is retried sends each warning once.
@@ -311,11 +312,11 @@ func TestSubresourceRemoved(t *testing.T) {
 // TestRetriesEndWithRequest checks that a write whose guards always fail is retried until its request ends.
 func TestRetriesEndWithRequest(t *testing.T) {
 	f := newRaceFixture(t, true)
-	for i, v := range []verb{{name: "create", do: func(f *fixture, at Target) error {
+	for i, v := range []verbCase{{name: "create", do: func(f *fixture, at verb.Target) error {
 		at.Name = ""
 		_, err := f.create(at, `{"metadata":{"name":"b"}}`)
 		return err
-	}}, retriedVerbs[0], {name: "delete", do: func(f *fixture, at Target) error {
+	}}, retriedVerbs[0], {name: "delete", do: func(f *fixture, at verb.Target) error {
 		_, _, err := f.Delete(f.ctx, at, metav1.DeleteOptions{}, f.caller)
 		return err
 	}}} {
@@ -329,7 +330,7 @@ func TestRetriesEndWithRequest(t *testing.T) {
 			for _, key := range []string{cronTabKey, "/registry/namespaces/default",
 				"/registry/stable.example.com/crontabs/default/a"} {
 				rec := f.Store.Head().Get(key)
-				if _, err := f.Store.Commit(context.Background(),
+				if _, err := f.store.Commit(context.Background(),
 					[]storage.Write{{Key: key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
 					t.Fatal(err)
 				}

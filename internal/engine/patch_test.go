@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -122,7 +123,12 @@ func TestInvalidPatches(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, ` "" is invalid: patch: Invalid value: `)
 	_, err = f.patch(f.cron("none"), mergePatch, `{}`)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
-	_, _, err = f.Patch(f.ctx, f.cron("my-cron"), Patch{Type: mergePatch, Data: []byte(`{}`), Force: true}, f.caller)
+	_, _, err = f.Patch(
+		f.ctx,
+		f.cron("my-cron"),
+		verb.Patch{Type: mergePatch, Data: []byte(`{}`), Force: true},
+		f.caller,
+	)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "force: Forbidden: may not be specified for non-apply patch")
 	f.caller.FieldManager = ""
 	_, err = f.patch(f.cron("my-cron"), applyPatch, `{}`)
@@ -153,7 +159,12 @@ spec:
 // that changes nothing (CRD-056).
 func TestApply(t *testing.T) {
 	f := newFixture(t)
-	o, created, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(applyConfig)}, f.caller)
+	o, created, err := f.Patch(
+		f.ctx,
+		f.cron("applied"),
+		verb.Patch{Type: applyPatch, Data: []byte(applyConfig)},
+		f.caller,
+	)
 	if err != nil || !created {
 		t.Fatalf("created %v, %v", created, err)
 	}
@@ -169,7 +180,7 @@ func TestApply(t *testing.T) {
 		`Apply failed with 1 conflict: conflict with "tester": .spec.image`)
 	equal(t, "causes", s.Details.Causes,
 		[]metav1.StatusCause{{Type: "FieldManagerConflict", Message: `conflict with "tester"`, Field: ".spec.image"}})
-	o, created, err = f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true},
+	o, created, err = f.Patch(f.ctx, f.cron("applied"), verb.Patch{Type: applyPatch, Data: []byte(second), Force: true},
 		f.caller)
 	if err != nil || created {
 		t.Fatalf("created %v, %v", created, err)
@@ -177,7 +188,7 @@ func TestApply(t *testing.T) {
 	equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "two",
 		"ports": []any{map[string]any{"name": "a", "port": 1}, map[string]any{"name": "b", "port": 2}}})
 	before := f.Store.Head().Revision()
-	if _, _, err := f.Patch(f.ctx, f.cron("applied"), Patch{Type: applyPatch, Data: []byte(second), Force: true},
+	if _, _, err := f.Patch(f.ctx, f.cron("applied"), verb.Patch{Type: applyPatch, Data: []byte(second), Force: true},
 		f.caller); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +291,7 @@ func TestApplyMalformedMetadata(t *testing.T) {
 		_, err := f.patch(f.cron("x"), applyPatch, head+field+"}")
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid,
 			`CronTab.stable.example.com "x" is invalid: metadata: Invalid value: `)
-		f.mustPatch(f.cron("x").sub("status"), applyPatch, head+field+"}")
+		f.mustPatch(subresource(f.cron("x"), "status"), applyPatch, head+field+"}")
 	}
 }
 
@@ -300,18 +311,22 @@ func TestApplyBuiltin(t *testing.T) {
 func TestPatchStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
-	next := f.mustPatch(f.cron("my-cron").sub("status"), mergePatch, `{"status":{"phase":"A"},"spec":{"image":"no"}}`)
+	next := f.mustPatch(
+		subresource(f.cron("my-cron"), "status"),
+		mergePatch,
+		`{"status":{"phase":"A"},"spec":{"image":"no"}}`,
+	)
 	equal(t, "after merge", []any{next["status"], valueAt(next, "spec.image")},
 		[]any{map[string]any{"phase": "A"}, "awesome"})
-	next = f.mustPatch(f.cron("my-cron").sub("status"), jsonPatch,
+	next = f.mustPatch(subresource(f.cron("my-cron"), "status"), jsonPatch,
 		`[{"op":"replace","path":"/status/phase","value":"B"}]`)
 	equal(t, "after JSON", next["status"], map[string]any{"phase": "B"})
 	f.caller.FieldManager = "applier"
-	next = f.mustPatch(f.cron("my-cron").sub("status"), applyPatch,
+	next = f.mustPatch(subresource(f.cron("my-cron"), "status"), applyPatch,
 		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"status":{"replicas":3}}`)
 	equal(t, "after apply", next["status"], map[string]any{"phase": "B", "replicas": 3})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 1)
-	_, err := f.patch(f.cron("none").sub("status"), applyPatch,
+	_, err := f.patch(subresource(f.cron("none"), "status"), applyPatch,
 		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"none"}}`)
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "not found")
 }
@@ -326,7 +341,7 @@ func TestConcurrentPatches(t *testing.T) {
 		all.Go(func() {
 			for j := range 10 {
 				data := fmt.Sprintf(`{"metadata":{"annotations":{"k%d-%d":"x"}}}`, i, j)
-				if _, _, err := f.Patch(f.ctx, f.cron("my-cron"), Patch{Type: mergePatch, Data: []byte(data)},
+				if _, _, err := f.Patch(f.ctx, f.cron("my-cron"), verb.Patch{Type: mergePatch, Data: []byte(data)},
 					f.caller); err != nil {
 					t.Error(err)
 				}

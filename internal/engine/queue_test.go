@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -22,7 +23,7 @@ func TestSlowConversionDoesNotBlockQueue(t *testing.T) {
 			f.raceBeforeCommit(func(storage.Write) { f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"two:80"}}`) })
 			bounded, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 			defer cancel()
-			if _, _, err := f.Patch(bounded, now, Patch{Type: mergePatch,
+			if _, _, err := f.Patch(bounded, now, verb.Patch{Type: mergePatch,
 				Data: []byte(`{"metadata":{"annotations":{"second":"yes"}}}`)}, f.caller); err != nil {
 				t.Error(err)
 			}

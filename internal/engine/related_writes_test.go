@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -17,7 +19,7 @@ const (
 )
 
 // ipAddress returns the target of an IPAddress, or of all IPAddresses if name is "".
-func (f *fixture) ipAddress(name string) Target {
+func (f *fixture) ipAddress(name string) verb.Target {
 	f.Helper()
 	t := f.target("networking.k8s.io", "v1", "ipaddresses", "")
 	t.Name = name
@@ -57,7 +59,7 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 			return err
 		},
 		"delete of a collection": func(f *fixture) error {
-			_, err := f.DeleteCollection(f.ctx, f.service(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
+			_, err := f.DeleteCollection(f.ctx, f.service(""), metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
 			return err
 		},
 		"change to ExternalName": func(f *fixture) error {
@@ -73,7 +75,7 @@ func TestIPAddressDeletedWithService(t *testing.T) {
 			if f.countIPAddresses() != 1 {
 				return errors.New("the IPAddress was deleted before the Service")
 			}
-			_, err := f.patch(f.service("a").sub("status"), mergePatch, `{"metadata":{"finalizers":null}}`)
+			_, err := f.patch(subresource(f.service("a"), "status"), mergePatch, `{"metadata":{"finalizers":null}}`)
 			return err
 		},
 	} {

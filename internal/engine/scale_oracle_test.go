@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -126,7 +127,7 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			if r.IntN(3) == 0 { // writes the object itself
 				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},`+
 					`"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
-				_, _, err := f.Patch(f.ctx, f.cron(name), Patch{Type: applyPatch, Data: []byte(data), Force: true},
+				_, _, err := f.Patch(f.ctx, f.cron(name), verb.Patch{Type: applyPatch, Data: []byte(data), Force: true},
 					f.caller)
 				if err != nil {
 					t.Fatal(err)
@@ -141,7 +142,11 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 			var wantErr error
 			if !apply {
 				wantReplicas, want, wantErr = u.write(live, &n, f.caller.FieldManager, false, false)
-				_, err = f.patch(f.cron(name).sub("scale"), mergePatch, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
+				_, err = f.patch(
+					subresource(f.cron(name), "scale"),
+					mergePatch,
+					fmt.Sprintf(`{"spec":{"replicas":%d}}`, n),
+				)
 			} else {
 				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},`+
 					`"spec":{"replicas":%d}}`, name, n), &n
@@ -150,8 +155,8 @@ func TestScaleOwnersMatchUpstream(t *testing.T) {
 						name), nil
 				}
 				wantReplicas, want, wantErr = u.write(live, sent, f.caller.FieldManager, true, force)
-				_, _, err = f.Patch(f.ctx, f.cron(name).sub("scale"),
-					Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
+				_, _, err = f.Patch(f.ctx, subresource(f.cron(name), "scale"),
+					verb.Patch{Type: applyPatch, Data: []byte(data), Force: force}, f.caller)
 			}
 			operation := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed,
 				f.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))

@@ -5,34 +5,9 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utiljson "k8s.io/apimachinery/pkg/util/json"
 
-	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 )
-
-// TestSelectableValues checks that selectable fields are compared in the form in which upstream prints them. This
-// includes stored values that the current schema rejects (PRN-021, PRN-023, PRN-031).
-func TestSelectableValues(t *testing.T) {
-	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`,
-		`2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
-		var v any
-		if err := utiljson.Unmarshal([]byte(raw), &v); err != nil {
-			t.Fatal(err)
-		}
-		want := ""
-		if v != nil {
-			want = fmt.Sprint(v)
-		}
-		tree, _, err := object.DecodeJSON([]byte(`{"v":` + raw + `}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		stored, _ := object.Field(object.AppendJSON(nil, tree), "v")
-		if got := selectorText(stored); got != want {
-			t.Errorf("%s: got %q, want %q", raw, got, want)
-		}
-	}
-}
 
 // TestSelectInWatchAndDelete checks that a watch with a selector sends ADDED when an object starts to match, and
 // DELETED when it no longer matches. DeleteCollection with a selector deletes the selected objects (PRN-021,
@@ -40,7 +15,10 @@ func TestSelectableValues(t *testing.T) {
 func TestSelectInWatchAndDelete(t *testing.T) {
 	f := newFixture(t)
 	f.fillCronTabs(6) // c000 and c003 are red
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")})
+	watch := f.watch(
+		f.cron(""),
+		read.ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")},
+	)
 	f.mustPatch(f.cron("c000"), mergePatch, `{"spec":{"color":"blue"}}`)
 	f.mustPatch(f.cron("c001"), mergePatch, `{"spec":{"color":"red"}}`)
 	f.mustPatch(f.cron("c001"), mergePatch, `{"spec":{"image":"i"}}`)
@@ -62,10 +40,10 @@ func TestSelectInWatchAndDelete(t *testing.T) {
 	}
 	equal(t, "events", seen, []string{"DELETED c000 red", "ADDED c001 red", "MODIFIED c001 red", "DELETED c003 red"})
 	if _, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{},
-		ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
+		read.ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, f.caller); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "remaining objects", names(f.list(f.cron(""), ListOptions{})), []string{"c001"})
-	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
+	equal(t, "remaining objects", names(f.list(f.cron(""), read.ListOptions{})), []string{"c001"})
+	_, err := f.Watch(f.ctx, f.cron(""), read.ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.nope")
 }

@@ -14,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/write"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -110,7 +113,7 @@ var stageEffects = map[string]func(f *fixture) error{
 		if err != nil || deleted {
 			return fmt.Errorf("got %v, deleted %t, want only a mark", err, deleted)
 		}
-		return expectField(f, Object{}, nil, "metadata.deletionTimestamp", "2026-05-06T07:08:09Z")
+		return expectField(f, record.Object{}, nil, "metadata.deletionTimestamp", "2026-05-06T07:08:09Z")
 	},
 	"validate": func(f *fixture) error {
 		_, err := f.create(f.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":0}}`)
@@ -167,7 +170,7 @@ var stageEffects = map[string]func(f *fixture) error{
 			return err
 		}
 		if rec := f.Store.Head().Get(t.Version.Definition.Key("default", "a")); rec == nil ||
-			apiVersion(rec) != "stable.example.com/v1" {
+			!record.Packed(rec).HasAPIVersion("stable.example.com/v1") {
 			return errors.New("not stored at the storage version")
 		}
 		return nil
@@ -190,7 +193,7 @@ var stageEffects = map[string]func(f *fixture) error{
 }
 
 // expectField checks a field of o, the result of a write. If o is empty, it checks the stored CronTab "a".
-func expectField(f *fixture, o Object, err error, path string, want any) error {
+func expectField(f *fixture, o record.Object, err error, path string, want any) error {
 	if err != nil {
 		return err
 	}
@@ -213,7 +216,7 @@ func expectError(err error, text string) error {
 	return nil
 }
 
-func managedFieldsOf(f *fixture, o Object) []any {
+func managedFieldsOf(f *fixture, o record.Object) []any {
 	if o.Version == nil {
 		return nil
 	}
@@ -222,13 +225,13 @@ func managedFieldsOf(f *fixture, o Object) []any {
 }
 
 // runWithStages runs a write in a new fixture with only the given stages. It returns a panic as an error.
-func runWithStages(t *testing.T, effect func(*fixture) error, some []stage) (err error) {
+func runWithStages(t *testing.T, effect func(*fixture) error, some []write.Stage) (err error) {
 	f := newFixture(t)
 	f.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
-	all := stages
-	stages = some
+	all := write.Stages
+	write.Stages = some
 	defer func() {
-		stages = all
+		write.Stages = all
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
 		}
@@ -258,17 +261,17 @@ func TestAdmissionReplacementIsDefaulted(t *testing.T) {
 // TestEachStageIsNeeded checks that every stage is necessary. It removes one stage at a time, and the write in
 // stageEffects must then fail.
 func TestEachStageIsNeeded(t *testing.T) {
-	for i, s := range stages {
-		effect := stageEffects[s.name]
+	for i, s := range write.Stages {
+		effect := stageEffects[s.Name]
 		if effect == nil {
-			t.Errorf("stageEffects has no write for %s", s.name)
+			t.Errorf("stageEffects has no write for %s", s.Name)
 			continue
 		}
-		if err := runWithStages(t, effect, stages); err != nil {
-			t.Errorf("%s: %v", s.name, err)
+		if err := runWithStages(t, effect, write.Stages); err != nil {
+			t.Errorf("%s: %v", s.Name, err)
 		}
-		if err := runWithStages(t, effect, slices.Delete(slices.Clone(stages), i, i+1)); err == nil {
-			t.Errorf("the effect of %s exists without the stage", s.name)
+		if err := runWithStages(t, effect, slices.Delete(slices.Clone(write.Stages), i, i+1)); err == nil {
+			t.Errorf("the effect of %s exists without the stage", s.Name)
 		}
 	}
 }
@@ -338,7 +341,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		return err
 	})
 	verb("status", "UPDATE", "/status a", true, true, func() error {
-		_, err := f.edit(f.cron("a").sub("status"), func(t object.Tree) { set(t, "status.phase", "x") })
+		_, err := f.edit(subresource(f.cron("a"), "status"), func(t object.Tree) { set(t, "status.phase", "x") })
 		return err
 	})
 	verb("patch", "UPDATE", " a", true, true, func() error {
@@ -355,7 +358,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 	verb("apply of a missing object", "CREATE", " b", false, true,
 		func() error { _, err := f.patch(f.cron("b"), applyPatch, fmt.Sprintf(apply, "b")); return err })
 	verb("scale", "UPDATE", "/scale a", true, true, func() error {
-		_, err := f.patch(f.cron("a").sub("scale"), mergePatch, `{"spec":{"replicas":2}}`)
+		_, err := f.patch(subresource(f.cron("a"), "scale"), mergePatch, `{"spec":{"replicas":2}}`)
 		return err
 	})
 	f.caller.DryRun = true
@@ -371,7 +374,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		return err
 	})
 	verb("delete a collection", "DELETE", " ", true, false, func() error {
-		_, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
+		_, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
 		return err
 	})
 }

@@ -10,6 +10,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -32,18 +34,19 @@ func TestResetFieldsHaveNoOwner(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.namespace(""), `{"metadata":{"name":"n"}}`)
 	for _, c := range []struct {
-		at      Target
+		at      verb.Target
 		data    string
 		has, no string
 	}{
 		{f.cron("a"), `{"spec":{"image":"j"},"status":{"phase":"Done"}}`, "f:image", "f:status"},
-		{f.cron("a").sub("status"), `{"spec":{"image":"k"},"status":{"phase":"Done"},"metadata":{"labels":{"x":"y"}}}`,
+		{subresource(f.cron("a"), "status"), `{"spec":{"image":"k"},"status":{"phase":"Done"},` +
+			`"metadata":{"labels":{"x":"y"}}}`,
 			"f:phase", "f:image"},
-		{f.cron("a").sub("status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase",
+		{subresource(f.cron("a"), "status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase",
 			"f:labels"},
 		{f.namespace("n"), `{"metadata":{"labels":{"x":"y"}},"spec":{"finalizers":["example.com/x"]},` +
 			`"status":{"phase":"Odd"}}`, "f:labels", "f:status"},
-		{f.namespace("n").sub("status"),
+		{subresource(f.namespace("n"), "status"),
 			`{"spec":{"finalizers":["example.com/x"]},"status":{"conditions":[{"type":"C","status":"True"}]}}`,
 			"f:conditions", "f:finalizers"},
 	} {
@@ -127,7 +130,7 @@ func TestScaleToZero(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.caller.FieldManager = "scaler"
 	for _, n := range []string{"3", "0"} {
-		if _, err := f.update(f.cron("a").sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":`+n+
+		if _, err := f.update(subresource(f.cron("a"), "scale"), `{"metadata":{"name":"a"},"spec":{"replicas":`+n+
 			`}}`); err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +138,7 @@ func TestScaleToZero(t *testing.T) {
 		equal(t, "owned fields at replicas "+n, ownedFields(f.get(f.cron("a")), "scaler", "scale"), want)
 	}
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"b"}}`)
-	_, err := f.patch(f.cron("b").sub("scale"), applyPatch,
+	_, err := f.patch(subresource(f.cron("b"), "scale"), applyPatch,
 		`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"b"}}`)
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
 }
@@ -191,12 +194,16 @@ func TestScaleNameMismatch(t *testing.T) {
 			"on the request",
 	} {
 		body := `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":` + metadata + `,"spec":{"replicas":7}}`
-		_, err := f.update(f.cron("a").sub("scale"), body)
+		_, err := f.update(subresource(f.cron("a"), "scale"), body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
-		_, err = f.patch(f.cron("a").sub("scale"), mergePatch, body)
+		_, err = f.patch(subresource(f.cron("a"), "scale"), mergePatch, body)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
-		_, _, err = f.Patch(f.ctx, f.cron("a").sub("scale"), Patch{Type: applyPatch, Data: []byte(body), Force: true},
-			f.caller)
+		_, _, err = f.Patch(
+			f.ctx,
+			subresource(f.cron("a"), "scale"),
+			verb.Patch{Type: applyPatch, Data: []byte(body), Force: true},
+			f.caller,
+		)
 		f.expectStatus(err, 400, metav1.StatusReasonBadRequest, text)
 	}
 }
@@ -219,7 +226,7 @@ func TestUpsertIgnoresResourceVersion(t *testing.T) {
 func TestUpdateInvalidMetadata(t *testing.T) {
 	f := newRaceFixture(t, true)
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"}}`)
-	for _, at := range []Target{f.cron("a"), f.configMap("a")} {
+	for _, at := range []verb.Target{f.cron("a"), f.configMap("a")} {
 		_, err := f.patch(at, mergePatch, `{"metadata":{"finalizers":["no good/x"]}}`)
 		f.expectStatus(err, 422, metav1.StatusReasonInvalid, "metadata.finalizers")
 		_, err = f.patch(at, mergePatch, `{"metadata":{"managedFields":[{"manager":"`+strings.Repeat("m", 200)+
@@ -235,7 +242,7 @@ func TestDeleteWithoutGeneration(t *testing.T) {
 	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/x"]}}`)
 	o, _ := f.delete(f.configMap("a"), metav1.DeleteOptions{})
 	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), nil)
-	_, _, err := f.Delete(f.ctx, f.configMap("a").sub("status"), metav1.DeleteOptions{}, f.caller)
+	_, _, err := f.Delete(f.ctx, subresource(f.configMap("a"), "status"), metav1.DeleteOptions{}, f.caller)
 	f.expectStatus(err, 405, metav1.StatusReasonMethodNotAllowed, "delete is not supported on resources of kind")
 }
 
@@ -304,7 +311,7 @@ func TestNoOpWriteStoresUnderNewSchema(t *testing.T) {
 func TestDeleteCollectionLimits(t *testing.T) {
 	f := newFixture(t)
 	var writes []storage.Write
-	for i := range collectionPage + 2 {
+	for i := range 1002 {
 		name := fmt.Sprintf("c%04d", i)
 		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab",
 			"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
@@ -314,13 +321,13 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	for some := range slices.Chunk(writes, 100) {
 		f.commit(some...)
 	}
-	page, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{Limit: 1}, f.caller)
+	page, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{Limit: 1}, f.caller)
 	if err != nil || len(page.Items) != 1 || page.Continue == "" {
 		t.Fatalf("got %v, %v; want 1 object and a continue token", page, err)
 	}
-	equal(t, "remaining objects", f.countStored(), collectionPage+1)
-	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, ListOptions{}, f.caller)
-	if err != nil || len(all.Items) != collectionPage+1 || all.Continue != "" {
+	equal(t, "remaining objects", f.countStored(), 1001)
+	all, err := f.DeleteCollection(f.ctx, f.cron(""), metav1.DeleteOptions{}, read.ListOptions{}, f.caller)
+	if err != nil || len(all.Items) != 1001 || all.Continue != "" {
 		t.Fatalf("%d, %v", len(all.Items), err)
 	}
 	equal(t, "remaining objects", f.countStored(), 0)
@@ -360,7 +367,7 @@ func TestApplyMatchesCreate(t *testing.T) {
 	f.writeCRD(cronTabs(schema, schema))
 	secret := f.target("", "v1", "secrets", "default")
 	for _, c := range []struct {
-		at   Target
+		at   verb.Target
 		body string
 		part string
 	}{
@@ -390,13 +397,14 @@ func (a notifyingContext) Done() <-chan struct{} {
 
 // TestCRDWriteWaitsForCatalog checks that a write of a CRD returns only after the catalog includes it (CRD-015).
 func TestCRDWriteWaitsForCatalog(t *testing.T) {
-	for name, write := range map[string]func(f *fixture, ctx context.Context, at Target) error{
-		"update": func(f *fixture, ctx context.Context, at Target) error {
-			_, _, err := f.Patch(ctx, at, Patch{Type: mergePatch, Data: []byte(`{"metadata":{"labels":{"a":"b"}}}`)},
+	for name, write := range map[string]func(f *fixture, ctx context.Context, at verb.Target) error{
+		"update": func(f *fixture, ctx context.Context, at verb.Target) error {
+			p := verb.Patch{Type: mergePatch, Data: []byte(`{"metadata":{"labels":{"a":"b"}}}`)}
+			_, _, err := f.Patch(ctx, at, p,
 				f.caller)
 			return err
 		},
-		"delete": func(f *fixture, ctx context.Context, at Target) error {
+		"delete": func(f *fixture, ctx context.Context, at verb.Target) error {
 			_, _, err := f.Delete(ctx, at, metav1.DeleteOptions{}, f.caller)
 			return err
 		},
@@ -417,7 +425,7 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 					}
 				})
 				rec := f.Store.Head().Get(cronTabKey)
-				if _, err := f.Store.Commit(f.ctx,
+				if _, err := f.store.Commit(f.ctx,
 					[]storage.Write{{Key: rec.Key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
 					t.Fatal(err)
 				}

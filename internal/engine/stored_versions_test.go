@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -38,7 +41,7 @@ func (f *fixture) writeVersions(versions ...crdVersion) {
 }
 
 // cronAt returns the target of a CronTab at a version, or of all CronTabs if name is "".
-func (f *fixture) cronAt(version, name string) Target {
+func (f *fixture) cronAt(version, name string) verb.Target {
 	f.Helper()
 	t := f.target("stable.example.com", version, "crontabs", "default")
 	t.Name = name
@@ -92,12 +95,12 @@ func TestStoredVersionWalkThrough(t *testing.T) {
 // every verb, the first write stores the object at the new storage version, and the second changes nothing. The
 // names of both versions have the same length, and so do both encodings (VER-054, VER-051).
 func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
-	for name, write := range map[string]func(*fixture, Target){
-		"update":       func(f *fixture, at Target) { f.mustEdit(at, func(object.Tree) {}) },
-		"merge patch":  func(f *fixture, at Target) { f.mustPatch(at, mergePatch, `{}`) },
-		"JSON patch":   func(f *fixture, at Target) { f.mustPatch(at, types.JSONPatchType, `[]`) },
-		"status patch": func(f *fixture, at Target) { f.mustPatch(at.sub("status"), mergePatch, `{}`) },
-		"apply": func(f *fixture, at Target) {
+	for name, write := range map[string]func(*fixture, verb.Target){
+		"update":       func(f *fixture, at verb.Target) { f.mustEdit(at, func(object.Tree) {}) },
+		"merge patch":  func(f *fixture, at verb.Target) { f.mustPatch(at, mergePatch, `{}`) },
+		"JSON patch":   func(f *fixture, at verb.Target) { f.mustPatch(at, types.JSONPatchType, `[]`) },
+		"status patch": func(f *fixture, at verb.Target) { f.mustPatch(subresource(at, "status"), mergePatch, `{}`) },
+		"apply": func(f *fixture, at verb.Target) {
 			f.mustPatch(at, types.ApplyPatchType, `{"apiVersion":"`+at.Version.APIVersion+
 				`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
 		},
@@ -144,7 +147,7 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	f.mustCreate(f.cronAt("v1", ""), `{"metadata":{"name":"c"},"spec":{"image":"i"}}`)
 	equal(t, "stored versions", []string{f.storedVersion("a"), f.storedVersion("b"), f.storedVersion("c")},
 		[]string{"v1alpha1", "v1beta1", "v1"})
-	for _, o := range f.list(f.cronAt("v1", ""), ListOptions{}).Items {
+	for _, o := range f.list(f.cronAt("v1", ""), read.ListOptions{}).Items {
 		tree := treeOf(t, o)
 		equal(t, "read", []any{tree["apiVersion"], tree["spec"]},
 			[]any{"stable.example.com/v1", map[string]any{"image": "i"}})
@@ -165,7 +168,7 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 	// Every object can be deleted at any version.
 	f.delete(f.cronAt("v1", "a"), metav1.DeleteOptions{})
 	f.delete(f.cronAt("v1alpha1", "b"), metav1.DeleteOptions{})
-	equal(t, "remaining objects", len(f.list(f.cronAt("v1", ""), ListOptions{}).Items), 1)
+	equal(t, "remaining objects", len(f.list(f.cronAt("v1", ""), read.ListOptions{}).Items), 1)
 }
 
 // TestOwnersAcrossVersions checks that each entry of managedFields keeps its version. An apply respects fields that
@@ -173,10 +176,10 @@ func TestStoredAtUnservedVersion(t *testing.T) {
 func TestOwnersAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
-	apply := func(version, manager, spec string, force bool) (Object, error) {
+	apply := func(version, manager, spec string, force bool) (record.Object, error) {
 		c := f.caller
 		c.FieldManager = manager
-		o, _, err := f.Patch(f.ctx, f.cronAt(version, "a"), Patch{Type: types.ApplyPatchType, Force: force,
+		o, _, err := f.Patch(f.ctx, f.cronAt(version, "a"), verb.Patch{Type: types.ApplyPatchType, Force: force,
 			Data: []byte(`{"apiVersion":"stable.example.com/` + version +
 				`","kind":"CronTab","metadata":{"name":"a"},"spec":` + spec + `}`)}, c)
 		return o, err
@@ -196,7 +199,7 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	}
 	equal(t, "spec after an apply without replicas", treeOf(t, o)["spec"], map[string]any{"color": "red", "image": "i"})
 	at := map[string]string{}
-	for _, e := range managedFields(object.Metadata(treeOf(t, o))) {
+	for _, e := range managersOf(treeOf(t, o)) {
 		at[e.Manager] = e.APIVersion
 	}
 	equal(t, "versions of the managers", at, map[string]string{"old": "stable.example.com/v1beta1",
@@ -227,14 +230,14 @@ func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 	f.mustCreate(f.cronAt("v1", ""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
 	owners := valueAt(f.get(f.cronAt("v1", "a")), "metadata.managedFields")
 	f.caller.FieldManager = "other"
-	for i, write := range []func(Target) error{
-		func(at Target) error { _, err := f.patch(at, mergePatch, `{"spec":{"replicas":1}}`); return err },
-		func(at Target) error {
+	for i, write := range []func(verb.Target) error{
+		func(at verb.Target) error { _, err := f.patch(at, mergePatch, `{"spec":{"replicas":1}}`); return err },
+		func(at verb.Target) error {
 			_, err := f.edit(at, func(o object.Tree) { set(o, "spec.replicas", int64(2)) })
 			return err
 		},
-		func(at Target) error {
-			_, err := f.patch(at.sub("status"), mergePatch, `{"status":{"replicas":3}}`)
+		func(at verb.Target) error {
+			_, err := f.patch(subresource(at, "status"), mergePatch, `{"status":{"replicas":3}}`)
 			return err
 		},
 	} {
@@ -264,7 +267,7 @@ func TestManagedFieldsOfMismatchedObject(t *testing.T) {
 func TestWatchAcrossVersions(t *testing.T) {
 	f := newFixture(t)
 	f.writeVersions(crdVersion{name: "v1beta1", served: true, stored: true}, crdVersion{name: "v1", served: true})
-	watch := f.watch(f.cronAt("v1beta1", ""), ListOptions{ResourceVersion: f.head()})
+	watch := f.watch(f.cronAt("v1beta1", ""), read.ListOptions{ResourceVersion: f.head()})
 	f.mustCreate(f.cronAt("v1beta1", ""), fmt.Sprintf(cronTabManifest, "a"))
 	f.mustCreate(f.cronAt("v1", ""), fmt.Sprintf(cronTabManifest, "b"))
 	for _, name := range []string{"a", "b"} {
@@ -280,7 +283,7 @@ func TestWatchAcrossVersions(t *testing.T) {
 	if ev, err := watch.next(); err == nil {
 		t.Errorf("got %v, want the end of the watch", ev)
 	}
-	_, err := f.Watch(f.ctx, target, ListOptions{})
+	_, err := f.Watch(f.ctx, target, read.ListOptions{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("new watch: got %v, want NotFound", err)
 	}
@@ -298,12 +301,12 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 	const each = 60
 	for n := range 4 {
 		writers.Go(func() {
-			at := []Target{old, now}[n%2]
+			at := []verb.Target{old, now}[n%2]
 			c := f.caller
 			c.Warn = nil
 			for i := range each {
 				name := fmt.Sprintf("c%d-%d", n, i)
-				body := Body{Tree: decode(t,
+				body := verb.Body{Tree: decode(t,
 					fmt.Sprintf(`{"apiVersion":%q,"kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":0}}`,
 						at.Version.APIVersion, name))}
 				if _, err := f.Create(f.ctx, at, body, c); err != nil {
@@ -311,7 +314,8 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 					continue
 				}
 				at.Name = name
-				if _, _, err := f.Patch(f.ctx, at, Patch{Type: mergePatch, Data: []byte(`{"spec":{"replicas":1}}`)},
+				p := verb.Patch{Type: mergePatch, Data: []byte(`{"spec":{"replicas":1}}`)}
+				if _, _, err := f.Patch(f.ctx, at, p,
 					c); err != nil {
 					t.Errorf("patch %s: %v", name, err)
 				}
@@ -333,7 +337,7 @@ func TestVersionsChangeUnderLoad(t *testing.T) {
 	toggling.Wait()
 	f.writeVersions(crdVersion{name: "v1beta1", served: true}, crdVersion{name: "v1", served: true, stored: true})
 	for _, version := range []string{"v1beta1", "v1"} {
-		items := f.list(f.cronAt(version, ""), ListOptions{}).Items
+		items := f.list(f.cronAt(version, ""), read.ListOptions{}).Items
 		equal(t, "objects at "+version, len(items), 4*each)
 		for _, o := range items {
 			tree := treeOf(t, o)

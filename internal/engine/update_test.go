@@ -5,12 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -43,8 +42,8 @@ func TestUpdate(t *testing.T) {
 }
 
 // updateTree updates a CronTab with the given tree.
-func (e *Engine) updateTree(f *fixture, tree object.Tree) (Object, error) {
-	o, _, err := e.Update(f.ctx, f.cron(object.Name(tree)), Body{Tree: tree}, f.caller)
+func (e *Engine) updateTree(f *fixture, tree object.Tree) (record.Object, error) {
+	o, _, err := e.Update(f.ctx, f.cron(object.Name(tree)), verb.Body{Tree: tree}, f.caller)
 	return o, err
 }
 
@@ -122,7 +121,7 @@ func TestStatus(t *testing.T) {
 	f := newFixture(t)
 	f.mustCreate(f.cron(""), cronTab)
 	f.caller.FieldManager = "controller"
-	next := treeOf(t, f.mustEdit(f.cron("my-cron").sub("status"), func(o object.Tree) {
+	next := treeOf(t, f.mustEdit(subresource(f.cron("my-cron"), "status"), func(o object.Tree) {
 		set(o, "status.phase", "Running")
 		set(o, "spec.image", "ignored")
 		set(o, "metadata.labels", object.Tree{"ignored": "yes"})
@@ -145,7 +144,7 @@ func TestStatus(t *testing.T) {
 	}))
 	equal(t, "status after a PUT of the object", next["status"], map[string]any{"phase": "Running"})
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
-	equal(t, "GET of /status", f.get(f.cron("my-cron").sub("status")), next)
+	equal(t, "GET of /status", f.get(subresource(f.cron("my-cron"), "status")), next)
 }
 
 // TestStatusIsValidatedSeparately checks that a status update succeeds even if other fields of the object are
@@ -158,9 +157,9 @@ func TestStatusIsValidatedSeparately(t *testing.T) {
 	f.writeCRD(cronTabs(strict, strict))
 	_, err := f.patch(f.cron("a"), mergePatch, `{"spec":{"replicas":1}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
-	after := f.mustPatch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":"Done"}}`)
+	after := f.mustPatch(subresource(f.cron("a"), "status"), mergePatch, `{"status":{"phase":"Done"}}`)
 	equal(t, "phase", valueAt(after, "status.phase"), "Done")
-	_, err = f.patch(f.cron("a").sub("status"), mergePatch, `{"status":{"phase":7}}`)
+	_, err = f.patch(subresource(f.cron("a"), "status"), mergePatch, `{"status":{"phase":7}}`)
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
 		"status.phase: Invalid value: \"integer\": phase in body must be of type string")
 }
@@ -174,9 +173,9 @@ func TestWithoutStatusSubresource(t *testing.T) {
 	equal(t, "status", created["status"], map[string]any{"phase": "Mine"})
 	next := treeOf(t, f.mustEdit(f.cron("a"), func(o object.Tree) { set(o, "status.phase", "Other") }))
 	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
-	_, err := f.Get(f.ctx, f.cron("a").sub("status"), "")
+	_, err := f.Get(f.ctx, subresource(f.cron("a"), "status"), "")
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
-	_, err = f.edit(f.cron("a").sub("status"), func(object.Tree) {})
+	_, err = f.edit(subresource(f.cron("a"), "status"), func(object.Tree) {})
 	f.expectStatus(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 }
 
@@ -297,39 +296,5 @@ func TestOnlyValidDataIsStored(t *testing.T) {
 		if err == nil || string(f.Store.Head().Get(key).Value) != stored {
 			t.Errorf("%s: got %v and stored %s, want an error and no change", verb, err, f.Store.Head().Get(key).Value)
 		}
-	}
-}
-
-// TestUsualMetadata checks that all metadata that usualMetadata accepts is valid in upstream. It also checks that
-// usualMetadata accepts common metadata.
-func TestUsualMetadata(t *testing.T) {
-	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)
-	valid := func(md object.Tree) bool {
-		o := objectMeta(object.Tree{"metadata": md})
-		return len(validation.ValidateAnnotations(o.Annotations, key)) == 0 &&
-			len(metav1validation.ValidateLabels(o.Labels, key)) == 0
-	}
-	for _, text := range []string{"", "a", "A1", "-", "a-", "_a", "a.b_c-d", "a b", "é", "/", "a/", "/a", "a/b",
-		"a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a.b/c", "a.b-/c", ".a/b",
-		long, long[1:], long + "/a", long[1:] + "/a", strings.Repeat("a.", 126) + "ab/c", strings.Repeat("a.", 126) +
-			"a/c", "a/" + long, "a/" + long[1:]} {
-		for _, md := range []object.Tree{{"labels": object.Tree{text: "v"}}, {"labels": object.Tree{"k": text}},
-			{"annotations": object.Tree{text: "v"}}, {"annotations": object.Tree{"k": text}}} {
-			if usualMetadata(md) && !valid(md) {
-				t.Errorf("usualMetadata accepts %v, which is invalid", md)
-			}
-		}
-	}
-	for size, want := range map[int]bool{validation.TotalAnnotationSizeLimitB - 1: true,
-		validation.TotalAnnotationSizeLimitB: false} {
-		if md := (object.Tree{"annotations": object.Tree{"k": strings.Repeat("x", size)}}); usualMetadata(md) != want ||
-			valid(md) != want {
-			t.Errorf("an annotation of %d bytes: got usual %t and valid %t", size, usualMetadata(md), valid(md))
-		}
-	}
-	usual := object.Tree{"labels": object.Tree{"app.kubernetes.io/name": "a", "tier": ""},
-		"annotations": object.Tree{"kubectl.kubernetes.io/last-applied-configuration": "{}\n"}}
-	if !usualMetadata(usual) || usualMetadata(object.Tree{"ownerReferences": []any{}}) {
-		t.Error("got usual metadata rejected, or owner references accepted")
 	}
 }

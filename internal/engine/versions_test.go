@@ -1,17 +1,14 @@
 package engine
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // TestEventsInTwoGroups checks that an Event is stored once and served in both of its API groups. The groups have
@@ -26,7 +23,7 @@ func TestEventsInTwoGroups(t *testing.T) {
 	equal(t, "read in the other group", []any{seen["apiVersion"], seen["kind"], seen["note"],
 		valueAt(seen, "regarding.name"), seen["message"]},
 		[]any{"events.k8s.io/v1", "Event", "it runs", "p", nil})
-	watch := f.watch(events, ListOptions{ResourceVersion: f.head()})
+	watch := f.watch(events, read.ListOptions{ResourceVersion: f.head()})
 	next := f.mustPatch(events, mergePatch, `{"metadata":{"labels":{"a":"b"}}}`)
 	equal(t, "patched", []any{valueAt(next, "metadata.labels"), next["note"]},
 		[]any{map[string]any{"a": "b"}, "it runs"})
@@ -38,10 +35,10 @@ func TestEventsInTwoGroups(t *testing.T) {
 	equal(t, "message", f.get(core)["message"], "it runs")
 	events.Name, core.Name = "", ""
 	equal(t, "listed in events.k8s.io", len(f.list(events,
-		ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
+		read.ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
 	equal(t, "listed in the core group",
-		len(f.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
-	_, err = f.List(f.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
+		len(f.list(core, read.ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
+	_, err = f.List(f.ctx, events, read.ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
 	f.expectStatus(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
@@ -55,7 +52,7 @@ func TestEventSourceSelector(t *testing.T) {
 	f.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
 	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a",
 		"reportingComponent=new,source!=old": "b"} {
-		l := f.list(core, ListOptions{Fields: fieldSelector(t, selector)})
+		l := f.list(core, read.ListOptions{Fields: fieldSelector(t, selector)})
 		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
 			t.Errorf("%s: got %d objects, want only %s", selector, len(l.Items), want)
 		}
@@ -72,46 +69,20 @@ func TestReadUnderNewSchema(t *testing.T) {
 	before := f.Store.Head().Get(f.cron("c0").Version.Definition.Key("default", "c0"))
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
 	f.writeCRD(cronTabs(narrow, narrow))
-	first := f.list(f.cron(""), ListOptions{})
+	first := f.list(f.cron(""), read.ListOptions{})
 	for _, o := range first.Items {
 		equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "i"})
 	}
-	second := f.list(f.cron(""), ListOptions{})
+	second := f.list(f.cron(""), read.ListOptions{})
 	if first.Items[0].Record != second.Items[0].Record {
 		t.Fatal("the second reader pruned the object again")
 	}
 	equal(t, "selectable field that is pruned",
-		len(f.list(f.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
+		len(f.list(f.cron(""), read.ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
 	o := f.mustEdit(f.cron("c0"), func(object.Tree) {}) // the update changes nothing, but stores the pruned object
 	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
 		t.Fatalf("got %s stored, want a pruned object", o.Record.Value)
 	}
 	again := f.mustEdit(f.cron("c0"), func(object.Tree) {})
 	equal(t, "revision after a second update", again.Revision, o.Revision)
-}
-
-// TestConversionCacheLimit checks that the conversion cache does not exceed its size limit in bytes.
-func TestConversionCacheLimit(t *testing.T) {
-	var v conversionCache
-	converted := 0
-	large := func(_ context.Context, recs []*storage.Record) ([]*storage.Record, error) {
-		converted++
-		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxConversionBytes/10)}}, nil
-	}
-	at := conversionKeyAt(&resource.Version{Definition: &resource.Definition{}}, nil)
-	get := func(revision int64) {
-		if _, err := v.get(t.Context(), at, time.Now(), []*storage.Record{{Modified: revision}}, large); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 100 {
-		get(int64(i))
-	}
-	if v.bytes > maxConversionBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
-		t.Fatalf("got %d bytes in %d entries", v.bytes, len(v.byKey))
-	}
-	get(99)
-	equal(t, "conversions after a second read of the newest", converted, 100)
-	get(1)
-	equal(t, "conversions after a second read of an old one", converted, 101)
 }

@@ -15,6 +15,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -24,11 +27,11 @@ const eventTimeout = 10 * time.Second
 // testWatch is a watch in a test. It buffers the events that the watch has returned until the test uses them.
 type testWatch struct {
 	*fixture
-	*Watch
-	seen []WatchEvent
+	*read.Watch
+	seen []read.WatchEvent
 }
 
-func (f *fixture) watch(t Target, o ListOptions) *testWatch {
+func (f *fixture) watch(t verb.Target, o read.ListOptions) *testWatch {
 	f.Helper()
 	watch, err := f.Watch(f.ctx, t, o)
 	if err != nil {
@@ -39,12 +42,12 @@ func (f *fixture) watch(t Target, o ListOptions) *testWatch {
 }
 
 // next waits for the next event and returns it.
-func (w *testWatch) next() (WatchEvent, error) {
+func (w *testWatch) next() (read.WatchEvent, error) {
 	w.Helper()
 	for len(w.seen) == 0 {
 		var err error
 		if w.seen, err = w.Take(nil); err != nil {
-			return WatchEvent{}, err
+			return read.WatchEvent{}, err
 		}
 		if len(w.seen) > 0 {
 			break
@@ -97,7 +100,7 @@ func TestWatch(t *testing.T) {
 	f := newFixture(t)
 	from := f.head()
 	f.mustCreate(f.cron(""), cronTab)
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: from})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: from})
 	watch.expect("ADDED my-cron")
 	o := f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "b") })
 	ev, err := watch.next()
@@ -122,36 +125,36 @@ func TestInitialEvents(t *testing.T) {
 	f.fillCronTabs(3)
 	yes, no := true, false
 	for _, rv := range []string{"", "0"} {
-		f.watch(f.cron(""), ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
-		f.watch(f.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000",
+		f.watch(f.cron(""), read.ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
+		f.watch(f.cron(""), read.ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000",
 			"ADDED c001", "ADDED c002", "BOOKMARK end")
 	}
 	for _, rv := range []string{"", "0", f.head()} {
-		o := ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes,
+		o := read.ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes,
 			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Labels: labelSelector(t, "shard=1")}
 		f.watch(f.cron(""), o).expect("ADDED c001", "BOOKMARK end")
 	}
-	f.watch(f.cron(""), ListOptions{SendInitialEvents: &no,
+	f.watch(f.cron(""), read.ListOptions{SendInitialEvents: &no,
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
-	f.watch(f.cron(""), ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
-	_, err := f.Watch(f.ctx, f.cron(""), ListOptions{SendInitialEvents: &yes})
+	f.watch(f.cron(""), read.ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
+	_, err := f.Watch(f.ctx, f.cron(""), read.ListOptions{SendInitialEvents: &yes})
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
 		"sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
-	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
+	_, err = f.Watch(f.ctx, f.cron(""), read.ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid,
 		"resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
-	_, err = f.Watch(f.ctx, f.cron(""), ListOptions{ResourceVersion: "x"})
+	_, err = f.Watch(f.ctx, f.cron(""), read.ListOptions{ResourceVersion: "x"})
 	f.expectStatus(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
 }
 
 // TestManyInitialEvents checks initial events that need several batches (CRD-063).
 func TestManyInitialEvents(t *testing.T) {
 	f := newFixture(t)
-	const n = 2*initialBatch + 7
+	const n = 2*500 + 7
 	for i := range n {
 		f.mustCreate(f.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%05d"}}`, i))
 	}
-	watch := f.watch(f.cron(""), ListOptions{AllowWatchBookmarks: true})
+	watch := f.watch(f.cron(""), read.ListOptions{AllowWatchBookmarks: true})
 	for i := range n {
 		watch.expect(fmt.Sprintf("ADDED c%05d", i))
 	}
@@ -164,8 +167,11 @@ func TestManyInitialEvents(t *testing.T) {
 // TestWatchSelected checks the events of watches with selectors (CRD-062, CRD-067).
 func TestWatchSelected(t *testing.T) {
 	f := newFixture(t)
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Labels: labelSelector(t, "app=a")})
-	fields := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: f.head(), Labels: labelSelector(t, "app=a")})
+	fields := f.watch(
+		f.cron(""),
+		read.ListOptions{ResourceVersion: f.head(), Fields: fieldSelector(t, "spec.color=red")},
+	)
 	f.mustCreate(f.cron(""), cronTab)
 	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "a"}) })
 	f.mustEdit(f.cron("my-cron"), func(o object.Tree) { set(o, "spec.color", "red") })
@@ -188,7 +194,7 @@ func TestWatchCompacted(t *testing.T) {
 	f.fillCronTabs(3)
 	oldest := f.Store.Head().Revision() // not computed, because the store may have other writers
 	f.compact(oldest)
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: "1"})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: "1"})
 	select {
 	case <-watch.Ready():
 	default:
@@ -202,7 +208,7 @@ func TestWatchCompacted(t *testing.T) {
 func TestWatchFuture(t *testing.T) {
 	f := newFixture(t)
 	future := f.Store.Head().Revision() + 2
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(future, 10)})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: strconv.FormatInt(future, 10)})
 	f.fillCronTabs(4)
 	later := f.eventsAfter(future) // c002 and c003 if the store's revisions have no gaps
 	for _, e := range later {
@@ -218,7 +224,7 @@ func TestWatchFuture(t *testing.T) {
 // bookmark (CRD-063).
 func TestBookmarks(t *testing.T) {
 	f := newFixture(t)
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head(), AllowWatchBookmarks: true})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: f.head(), AllowWatchBookmarks: true})
 	if ev, ok := watch.Bookmark(); ok {
 		t.Fatalf("got bookmark %+v without a change", ev)
 	}
@@ -238,8 +244,8 @@ func TestBookmarks(t *testing.T) {
 // the CRD's status does not end them (CRD-027, CRD-062).
 func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	f := newFixture(t)
-	other := f.watch(f.configMap(""), ListOptions{ResourceVersion: f.head()})
-	watch := f.watch(f.cron(""), ListOptions{ResourceVersion: f.head()})
+	other := f.watch(f.configMap(""), read.ListOptions{ResourceVersion: f.head()})
+	watch := f.watch(f.cron(""), read.ListOptions{ResourceVersion: f.head()})
 	f.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`,
 		`"storedVersions":["v1","v2"]`, 1))
 	f.mustCreate(f.cron(""), cronTab)
@@ -248,7 +254,7 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 	if _, err := watch.next(); !errors.Is(err, io.EOF) {
 		t.Fatalf("got %v, want io.EOF", err)
 	}
-	again := f.watch(f.cron(""), ListOptions{})
+	again := f.watch(f.cron(""), read.ListOptions{})
 	again.expect("ADDED my-cron")
 	again.idle()
 	other.idle()
@@ -259,7 +265,7 @@ func TestWatchEndsWithSchemaGeneration(t *testing.T) {
 func TestWatchersAgreeWithLists(t *testing.T) {
 	f := newFixture(t)
 	f.caller.Warn = nil
-	selectors := []ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")},
+	selectors := []read.ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")},
 		{Fields: fieldSelector(t, "spec.color=red")}}
 	var watches []*testWatch
 	for i := range 8 {
@@ -278,7 +284,7 @@ func TestWatchersAgreeWithLists(t *testing.T) {
 	f.mustCreate(f.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
 	marker := f.mustEdit(f.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
 	for i, watch := range watches {
-		watch.replay(t, f.list(f.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels,
+		watch.replay(t, f.list(f.cron(""), read.ListOptions{Labels: selectors[i%len(selectors)].Labels,
 			Fields: selectors[i%len(selectors)].Fields}), marker)
 	}
 }
@@ -297,17 +303,22 @@ func (f *fixture) writeRandomly(r *rand.Rand, n int) {
 		case 0:
 			_, _, _ = f.Delete(context.Background(), f.cron(name), metav1.DeleteOptions{}, f.caller)
 		case 1:
-			_, _ = f.Create(context.Background(), f.cron(""), Body{Tree: tree}, f.caller)
+			_, _ = f.Create(context.Background(), f.cron(""), verb.Body{Tree: tree}, f.caller)
 		default:
 			data := fmt.Sprintf(`{"metadata":{"labels":{"app":%q}},"spec":{"color":%q}}`, app, color)
-			_, _, _ = f.Patch(context.Background(), f.cron(name), Patch{Type: mergePatch, Data: []byte(data)}, f.caller)
+			_, _, _ = f.Patch(
+				context.Background(),
+				f.cron(name),
+				verb.Patch{Type: mergePatch, Data: []byte(data)},
+				f.caller,
+			)
 		}
 	}
 }
 
 // replay applies the events of the watch up to the revision of marker. It compares the resulting state with the
 // list l.
-func (w *testWatch) replay(t *testing.T, l *List, marker Object) {
+func (w *testWatch) replay(t *testing.T, l *read.List, marker record.Object) {
 	t.Helper()
 	known, last := map[string]int64{}, int64(0)
 	for last < marker.Revision {

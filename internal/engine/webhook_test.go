@@ -14,6 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -88,7 +91,7 @@ const hostsCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResource
 
 // newHostsFixture returns a fixture with n Hosts that are stored at v1beta1, and their webhook. old is the target
 // at v1beta1 and now the target at v1.
-func newHostsFixture(t testing.TB, n int) (f *fixture, c *fakeWebhook, old, now Target) {
+func newHostsFixture(t testing.TB, n int) (f *fixture, c *fakeWebhook, old, now verb.Target) {
 	f, c = newFixture(t), &fakeWebhook{}
 	f.Webhook = c.convert
 	f.writeCRD(hostsCRD)
@@ -112,7 +115,7 @@ func (c *fakeWebhook) countCalls(f func()) [2]int64 {
 func TestListConverts(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 3000)
 	cold := c.countCalls(func() {
-		l := f.list(now, ListOptions{})
+		l := f.list(now, read.ListOptions{})
 		equal(t, "items", len(l.Items), 3000)
 		equal(t, "first item", treeOf(t, l.Items[0])["spec"],
 			map[string]any{"host": "h0.example.com", "port": "80", "proto": "tcp"})
@@ -120,15 +123,15 @@ func TestListConverts(t *testing.T) {
 	})
 	equal(t, "calls without a cache", cold, [2]int64{2, 3000})
 	equal(t, "calls with a cache", c.countCalls(func() {
-		f.list(now, ListOptions{})
+		f.list(now, read.ListOptions{})
 		now.Name = "h0007"
 		equal(t, "host", valueAt(f.get(now), "spec.host"), "h7.example.com")
 	}), [2]int64{0, 0})
 	equal(t, "calls after a write of the CRD's metadata", c.countCalls(func() {
 		f.writeCRD(strings.Replace(hostsCRD, `"uid":"hosts-uid"`, `"uid":"hosts-uid","labels":{"a":"b"}`, 1))
-		f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{})
+		f.list(f.target("example.com", "v1", "hosts", "default"), read.ListOptions{})
 	}), [2]int64{0, 0})
-	equal(t, "calls at the storage version", c.countCalls(func() { f.list(old, ListOptions{}) }), [2]int64{0, 0})
+	equal(t, "calls at the storage version", c.countCalls(func() { f.list(old, read.ListOptions{}) }), [2]int64{0, 0})
 }
 
 // TestPagesConvert checks that pagination converts each object once (CNV-008).
@@ -136,7 +139,7 @@ func TestPagesConvert(t *testing.T) {
 	f, c, _, now := newHostsFixture(t, 25)
 	var names []string
 	took := c.countCalls(func() {
-		o := ListOptions{Limit: 10}
+		o := read.ListOptions{Limit: 10}
 		for {
 			l := f.list(now, o)
 			for _, item := range l.Items {
@@ -163,17 +166,21 @@ func TestWebhookResultIsServed(t *testing.T) {
 		"proto": "tcp"}
 	set(want, "metadata.labels", object.Tree{"at": "v1"})
 	equal(t, "at v1", f.get(now), want)
-	equal(t, "in a list", treeOf(t, f.list(f.target("example.com", "v1", "hosts", "default"), ListOptions{}).Items[0]),
-		want)
+	equal(
+		t,
+		"in a list",
+		treeOf(t, f.list(f.target("example.com", "v1", "hosts", "default"), read.ListOptions{}).Items[0]),
+		want,
+	)
 }
 
 // TestSelectorsUseConvertedObjects checks that selectors use the labels and fields of the requested version
 // (VER-050).
 func TestSelectorsUseConvertedObjects(t *testing.T) {
 	f, _, old, now := newHostsFixture(t, 3)
-	equal(t, "labels at v1", len(f.list(now, ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 3)
-	equal(t, "labels at v1beta1", len(f.list(old, ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 0)
-	l := f.list(now, ListOptions{Fields: fieldSelector(t, "spec.host=h1.example.com")})
+	equal(t, "labels at v1", len(f.list(now, read.ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 3)
+	equal(t, "labels at v1beta1", len(f.list(old, read.ListOptions{Labels: labelSelector(t, "at=v1")}).Items), 0)
+	l := f.list(now, read.ListOptions{Fields: fieldSelector(t, "spec.host=h1.example.com")})
 	equal(t, "objects with the field", len(l.Items), 1)
 	equal(t, "its labels", l.Items[0].Meta().Labels.Get("at"), "v1")
 }
@@ -184,9 +191,9 @@ func TestWatchersShareConversions(t *testing.T) {
 	start := f.head()
 	var watches []*testWatch
 	for range 30 {
-		watches = append(watches, f.watch(now, ListOptions{ResourceVersion: start}))
+		watches = append(watches, f.watch(now, read.ListOptions{ResourceVersion: start}))
 	}
-	selective := f.watch(now, ListOptions{ResourceVersion: start, Fields: fieldSelector(t, "spec.host=a")})
+	selective := f.watch(now, read.ListOptions{ResourceVersion: start, Fields: fieldSelector(t, "spec.host=a")})
 	old.Name = "h0000"
 	took := c.countCalls(func() {
 		f.mustPatch(old, mergePatch, `{"spec":{"hostPort":"a:1"}}`)
@@ -215,7 +222,7 @@ func TestWatchersShareConversions(t *testing.T) {
 // storage version. The versions have different schemas (CNV-007, VER-009).
 func TestWritesConvert(t *testing.T) {
 	f, c, old, now := newHostsFixture(t, 1)
-	var created Object
+	var created record.Object
 	took := c.countCalls(func() {
 		created = f.mustCreate(now, `{"metadata":{"name":"new"},"spec":{"host":"n","port":"1"}}`)
 	})
@@ -248,7 +255,7 @@ func TestWebhookDown(t *testing.T) {
 	before, revision := f.head(), f.Store.Head().Revision()
 	_, err := f.Get(f.ctx, one, "")
 	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
-	_, err = f.List(f.ctx, now, ListOptions{})
+	_, err = f.List(f.ctx, now, read.ListOptions{})
 	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	_, err = f.patch(one, mergePatch, `{"spec":{"host":"x"}}`)
 	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
@@ -256,7 +263,7 @@ func TestWebhookDown(t *testing.T) {
 	f.expectStatus(err, 500, metav1.StatusReasonInternalError, "webhook is down")
 	equal(t, "changes", len(f.eventsAfter(revision)), 0)
 
-	watch := f.watch(now, ListOptions{ResourceVersion: before})
+	watch := f.watch(now, read.ListOptions{ResourceVersion: before})
 	old.Name = "h0001"
 	f.mustPatch(old, mergePatch, `{"metadata":{"finalizers":["example.com/f"]}}`)
 	if _, err := watch.next(); err == nil || !strings.Contains(err.Error(), "webhook is down") {
@@ -273,7 +280,7 @@ func TestWebhookDown(t *testing.T) {
 
 	controller := now
 	controller.AsStored = true
-	equal(t, "objects that the controller lists", len(f.list(controller, ListOptions{}).Items), 2)
+	equal(t, "objects that the controller lists", len(f.list(controller, read.ListOptions{}).Items), 2)
 	controller.Name = "h0001"
 	if _, deleted := f.delete(controller, metav1.DeleteOptions{}); deleted {
 		t.Error("an object with a finalizer was deleted")
@@ -340,7 +347,7 @@ func TestStatusIsResetAcrossVersions(t *testing.T) {
 		"default")
 	f.mustCreate(old, `{"metadata":{"name":"h"},"spec":{"hostPort":"a:1"}}`)
 	old.Name, now.Name = "h", "h"
-	f.mustPatch(old.sub("status"), mergePatch, `{"status":{"phase":"real"}}`)
+	f.mustPatch(subresource(old, "status"), mergePatch, `{"status":{"phase":"real"}}`)
 	f.mustPatch(now, mergePatch, `{"spec":{"host":"b"},"status":{"phase":"forged"}}`)
 	seen := f.get(old)
 	equal(t, "stored", []any{valueAt(seen, "spec.hostPort"), valueAt(seen, "status.phase")}, []any{"b:1", "real"})

@@ -6,7 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
@@ -28,7 +28,7 @@ func BenchmarkBind(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal,
+			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), verb.Body{Tree: d.Tree, Internal: d.Internal,
 				Strict: d.Strict, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
@@ -40,7 +40,7 @@ func BenchmarkBind(b *testing.B) {
 				b.Fatal(err)
 			}
 			if _, _, err := c.Engine.PostSubresource(b.Context(), c.at(v, pod, "binding"),
-				engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, c.by()); err != nil {
+				verb.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -50,7 +50,7 @@ func BenchmarkBind(b *testing.B) {
 				pod, n%1000)
 		}
 		started := func(pod string) {
-			p := engine.Patch{Type: types.StrategicMergePatchType, Data: fmt.Appendf(nil, patchedStatus, n)}
+			p := verb.Patch{Type: types.StrategicMergePatchType, Data: fmt.Appendf(nil, patchedStatus, n)}
 			if _, _, err := c.Engine.Patch(b.Context(), c.at(v, pod, "status"), p, c.by()); err != nil {
 				b.Fatal(err)
 			}

@@ -7,12 +7,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 // bind posts a Binding of a Pod to a node.
-func (c *cluster) bind(pod, node string, by engine.Caller) error {
+func (c *cluster) bind(pod, node string, by verb.Caller) error {
 	c.Helper()
 	v := c.version("v1", "Pod")
 	at := c.at(v, pod, "binding")
@@ -143,7 +143,7 @@ func TestBindingCapacity(t *testing.T) {
 				}
 				dry := c.by()
 				dry.DryRun = true
-				for _, by := range []engine.Caller{dry, c.by()} {
+				for _, by := range []verb.Caller{dry, c.by()} {
 					got := ""
 					if err := c.bind("p", "n1", by); err != nil {
 						if got = err.Error(); !apierrors.IsConflict(err) {

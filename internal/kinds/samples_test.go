@@ -20,7 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -59,23 +60,23 @@ func (c *cluster) version(apiVersion, kind string) *resource.Version {
 	return nil
 }
 
-func (c *cluster) at(v *resource.Version, name, subresource string) engine.Target {
-	t := engine.Target{Version: v, Name: name, Subresource: subresource}
+func (c *cluster) at(v *resource.Version, name, subresource string) verb.Target {
+	t := verb.Target{Version: v, Name: name, Subresource: subresource}
 	if v.Definition.Namespaced {
 		t.Namespace = "ns"
 	}
 	return t
 }
 
-func (c *cluster) by() engine.Caller {
-	return engine.Caller{User: c.user, FieldManager: "test", Validation: "Strict", Warn: func(text string) {
+func (c *cluster) by() verb.Caller {
+	return verb.Caller{User: c.user, FieldManager: "test", Validation: "Strict", Warn: func(text string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.warnings = append(c.warnings, text)
 	}}
 }
 
-func (c *cluster) tree(o engine.Object) object.Tree {
+func (c *cluster) tree(o record.Object) object.Tree {
 	c.Helper()
 	t, err := o.Tree()
 	if err != nil {
@@ -85,7 +86,7 @@ func (c *cluster) tree(o engine.Object) object.Tree {
 }
 
 // body decodes YAML to a request body.
-func (c *cluster) body(v *resource.Version, text string) engine.Body {
+func (c *cluster) body(v *resource.Version, text string) verb.Body {
 	c.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
@@ -96,7 +97,7 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 		c.Fatal(err)
 	}
 	d.Tree["apiVersion"], d.Tree["kind"] = v.APIVersion, v.Definition.Names.Kind
-	return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}
+	return verb.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}
 }
 
 // create creates an object from YAML.

@@ -25,7 +25,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/resource/resourceclaimtemplate"
 	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -60,7 +60,7 @@ func requestFields(o runtime.Object) (labels.Set, fields.Set, error) {
 func (c *cluster) selects(v *resource.Version, name string, selector fields.Selector) bool {
 	c.Helper()
 	list, err := c.Engine.List(c.Context(), c.at(v, "", ""),
-		engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
+		read.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
 	if err != nil {
 		c.Errorf("%s: %v", v.APIVersion, err)
 		return false
@@ -166,7 +166,7 @@ func TestUnknownFields(t *testing.T) {
 	} {
 		v := c.version(q.apiVersion, q.kind)
 		_, err := c.Engine.List(t.Context(), c.at(v, "", ""),
-			engine.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
+			read.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
 		expectError(t, err, q.want)
 	}
 }

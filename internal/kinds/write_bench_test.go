@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
@@ -42,7 +42,7 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 					b.Fatal(err)
 				}
 				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""),
-					engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
+					verb.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
 					c.by()); err != nil {
 					b.Fatal(err)
 				}
@@ -56,13 +56,13 @@ func BenchmarkPatchBuiltin(b *testing.B) {
 	c := serveCluster(b, kinds.Config{})
 	for _, k := range []struct {
 		apiVersion, kind, sub, made string
-		patch                       engine.Patch
+		patch                       verb.Patch
 		change                      func(n int) string
 	}{
-		{"v1", "Pod", "status", fmt.Sprintf(writtenPod, 0), engine.Patch{Type: types.StrategicMergePatchType},
+		{"v1", "Pod", "status", fmt.Sprintf(writtenPod, 0), verb.Patch{Type: types.StrategicMergePatchType},
 			func(n int) string { return fmt.Sprintf(patchedStatus, n) }},
 		{"coordination.k8s.io/v1", "Lease", "", fmt.Sprintf(writtenLease, 0, 0),
-			engine.Patch{Type: types.MergePatchType}, func(n int) string {
+			verb.Patch{Type: types.MergePatchType}, func(n int) string {
 				return fmt.Sprintf(writtenLease, 0, n%1e6)
 			}},
 	} {

@@ -16,7 +16,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/policy"
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/read"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -55,12 +57,12 @@ var allow = allowAll{}
 
 // Get implements policy.Objects.
 func (e *env) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
-	o, err := e.Engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
+	o, err := e.Engine.Get(ctx, verb.Target{Version: v, Namespace: namespace, Name: name}, "")
 	return e.countDecodes(o), err
 }
 
 // countDecodes returns o as a policy.Object that counts in e.decoded how often it is decoded.
-func (e *env) countDecodes(o engine.Object) policy.Object {
+func (e *env) countDecodes(o record.Object) policy.Object {
 	return policy.Object{Record: o.Record, Tree: func() (object.Tree, error) {
 		e.decoded++
 		return o.Tree()
@@ -70,7 +72,7 @@ func (e *env) countDecodes(o engine.Object) policy.Object {
 // List implements policy.Objects.
 func (e *env) List(ctx context.Context, v *resource.Version, namespace string,
 	selector labels.Selector) (all []policy.Object, err error) {
-	list, err := e.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{
+	list, err := e.Engine.List(ctx, verb.Target{Version: v, Namespace: namespace}, read.ListOptions{
 		Labels: selector,
 	})
 	if err != nil {
@@ -83,7 +85,7 @@ func (e *env) List(ctx context.Context, v *resource.Version, namespace string,
 }
 
 // target returns the target and the body of a request with an object.
-func (e *env) target(namespace, text string) (engine.Target, engine.Body) {
+func (e *env) target(namespace, text string) (verb.Target, verb.Body) {
 	e.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
@@ -101,18 +103,18 @@ func (e *env) target(namespace, text string) (engine.Target, engine.Body) {
 			if !d.Namespaced {
 				namespace = ""
 			}
-			return engine.Target{Version: v, Namespace: namespace, Name: object.Name(tree)}, engine.Body{
+			return verb.Target{Version: v, Namespace: namespace, Name: object.Name(tree)}, verb.Body{
 				Tree: tree, Source: js,
 			}
 		}
 	}
 	e.Fatal("no such kind: ", text)
-	return engine.Target{}, engine.Body{}
+	return verb.Target{}, verb.Body{}
 }
 
-func (e *env) caller() engine.Caller {
+func (e *env) caller() verb.Caller {
 	e.warnings, e.audit = nil, map[string]string{}
-	return engine.Caller{User: &user.DefaultInfo{Name: "jane"}, FieldManager: "test", Options: &metav1.CreateOptions{},
+	return verb.Caller{User: &user.DefaultInfo{Name: "jane"}, FieldManager: "test", Options: &metav1.CreateOptions{},
 		Warn:     func(text string) { e.warnings = append(e.warnings, text) },
 		Annotate: func(key, value string) { e.audit[key] = value }}
 }
@@ -414,7 +416,7 @@ func benchmarkCreate(b *testing.B, prepare func(e *env)) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := e.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal},
+		if _, err := e.Create(b.Context(), t, verb.Body{Tree: d.Tree, Typed: true, Internal: d.Internal},
 			caller); err != nil {
 			b.Fatal(err)
 		}

@@ -10,7 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -33,25 +34,25 @@ func serveKinds(t testing.TB, c kinds.Config) *server {
 	return &server{Env: env, kind: env.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
 }
 
-func (s *server) caller() engine.Caller {
-	return engine.Caller{FieldManager: "test", Validation: "Strict", Warn: func(text string) {
+func (s *server) caller() verb.Caller {
+	return verb.Caller{FieldManager: "test", Validation: "Strict", Warn: func(text string) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.warnings = append(s.warnings, text)
 	}}
 }
 
-func (s *server) target(name, sub string) engine.Target {
-	return engine.Target{Version: s.kind, Name: name, Subresource: sub}
+func (s *server) target(name, sub string) verb.Target {
+	return verb.Target{Version: s.kind, Name: name, Subresource: sub}
 }
 
-func (s *server) decode(crd string) engine.Body {
+func (s *server) decode(crd string) verb.Body {
 	s.Helper()
 	d, err := s.kind.Type.Decode([]byte(crd))
 	if err != nil {
 		s.Fatal(err)
 	}
-	return engine.Body{Tree: d.Tree, Strict: d.Strict}
+	return verb.Body{Tree: d.Tree, Strict: d.Strict}
 }
 
 func (s *server) createCRD(crd string) (object.Tree, error) {
@@ -72,7 +73,7 @@ func (s *server) mustCreateCRD(crd string) object.Tree {
 	return t
 }
 
-func (s *server) tree(o engine.Object) object.Tree {
+func (s *server) tree(o record.Object) object.Tree {
 	s.Helper()
 	t, err := o.Tree()
 	if err != nil {
@@ -83,7 +84,7 @@ func (s *server) tree(o engine.Object) object.Tree {
 
 func (s *server) updateCRD(t object.Tree, sub string) (object.Tree, error) {
 	s.Helper()
-	o, _, err := s.Engine.Update(s.Context(), s.target(object.Name(t), sub), engine.Body{Tree: t}, s.caller())
+	o, _, err := s.Engine.Update(s.Context(), s.target(object.Name(t), sub), verb.Body{Tree: t}, s.caller())
 	if err != nil {
 		return nil, err
 	}
@@ -404,7 +405,7 @@ func BenchmarkCreateCRD(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		body := s.decode(crd(fmt.Sprintf("g%d.example.com", i), "foos", "Foo", ""))
 		if _, err := s.Engine.Create(context.Background(), s.target("", ""), body,
-			engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
+			verb.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
 			b.Fatal(err)
 		}
 	}
