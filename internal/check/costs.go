@@ -11,7 +11,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/crd"
 	"github.com/trellis-k8s/trellis/internal/crd/cel"
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 

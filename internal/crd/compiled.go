@@ -21,17 +21,7 @@ type Compiled struct {
 	parseable   func() (typed.ParseableType, error)
 }
 
-// Compile reads the JSON of an openAPIV3Schema, as schema.Parse does.
-func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Compiled, error) {
-	s, err := schema.Parse(openAPIV3Schema, preserveUnknownFields)
-	if err != nil {
-		return nil, err
-	}
-	return CompileSchema(s), nil
-}
-
-// CompileSchema compiles a schema.
-func CompileSchema(s *schema.Schema) *Compiled {
+func newCompiled(s *schema.Schema) *Compiled {
 	return &Compiled{
 		Normalizer:  defaulting.Normalizer{Schema: s},
 		rules:       cel.NewRules(s),

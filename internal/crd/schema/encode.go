@@ -79,6 +79,8 @@ func (e encoder) value(dst []byte, field any) []byte {
 		return e.texts(dst, *p)
 	case *JSON:
 		return append(dst, *p...)
+	case *docs:
+		return append(dst, *p...)
 	case *Rules:
 		if *p == "" {
 			return append(dst, "[]"...)

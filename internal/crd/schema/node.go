@@ -47,7 +47,8 @@ type Checks struct {
 // Rare holds keywords that do not affect objects. Structural schemas have only the first three.
 type Rare struct {
 	Title                 string
-	ExternalDocs, Example JSON
+	ExternalDocs          docs
+	Example               JSON
 	UniqueItems           bool
 	ID, Schema, Ref       string
 	Definitions           map[string]*Node
@@ -59,6 +60,9 @@ type Rare struct {
 
 // JSON is the JSON of a value that the schema does not interpret. "" means that there is no value.
 type JSON string
+
+// docs is the JSON of externalDocs.
+type docs JSON
 
 // AdditionalProperties is the value of additionalProperties, which is a schema or a boolean.
 type AdditionalProperties struct {

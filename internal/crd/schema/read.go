@@ -59,6 +59,8 @@ func (r *reader) value(field any) {
 		*p = r.Texts()
 	case *JSON:
 		*p = JSON(r.Raw())
+	case *docs:
+		*p = docs(r.Raw())
 	case *Rules:
 		*p = Rules(r.list())
 	case **Enumeration:

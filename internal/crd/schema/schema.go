@@ -10,6 +10,7 @@ import (
 
 // Schema is the schema of one version of a kind. It is immutable.
 type Schema struct {
+	JSON     []byte // the schema as it was read
 	Root     *Node // nil means that the version has no schema
 	Preserve bool  // spec.preserveUnknownFields; nothing is pruned
 	// NonStructural means that the schema only validates values. Only a CRD that preserves unknown fields can have
@@ -23,7 +24,7 @@ var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object"
 // whether a CRD may contain the schema. js must not change afterwards, because the strings of the Schema share its
 // memory.
 func Parse(js []byte, preserveUnknownFields bool) (*Schema, error) {
-	s := &Schema{Preserve: preserveUnknownFields}
+	s := &Schema{JSON: js, Preserve: preserveUnknownFields}
 	r := &reader{Cursor: object.NewCursor(js)}
 	switch r.Kind() {
 	case '{':

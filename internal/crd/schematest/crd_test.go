@@ -13,7 +13,7 @@ import (
 	crdupstream "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 )
 
 // crdOf returns a CRD with one version. root is its schema.
@@ -119,7 +119,7 @@ func compareCRD(data []byte, c *tally) error {
 		return nil
 	}
 	got, difference := compareCRDErrors(crdvalidation.Create(crd), sameCosts(data), func() field.ErrorList {
-		return crdupstream.ValidateCustomResourceDefinition(context.Background(), crd.CustomResourceDefinition)
+		return crdupstream.ValidateCustomResourceDefinition(context.Background(), crd.Upstream())
 	})
 	if difference != "" {
 		return fmt.Errorf("%s\ncrd %s", difference, data)
@@ -199,7 +199,7 @@ func compareUpdate(data, oldData []byte, c *tally) error {
 		}
 		// on copies, because upstream prunes defaults
 		got, difference := compareCRDErrors(write.ours(crd, old), costs, func() field.ErrorList {
-			return write.theirs(crd.DeepCopy(), old.DeepCopy())
+			return write.theirs(crd.Upstream(), old.Upstream())
 		})
 		if difference != "" {
 			return fmt.Errorf("%s: %s\ncrd %s\nold %s", write.what, difference, data, oldData)

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"

@@ -9,7 +9,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 

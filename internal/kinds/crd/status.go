@@ -12,7 +12,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -237,19 +237,20 @@ func (w statusWriter) violations(obj object.Tree) (reason, message string) {
 	if p := crd.Spec.PreserveUnknownFields; p != nil && *p {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
 	}
-	for i := range crd.Spec.Versions {
-		v := crd.Spec.Versions[i].Schema
+	for i, v := range crd.Spec.Versions {
+		at := v.Schema
 		if crd.Spec.Validation != nil {
-			v = crd.Spec.Validation
+			at = crd.Spec.Validation
 		}
-		if v == nil || v.OpenAPIV3Schema == nil {
+		root := crd.Root(at)
+		if root == nil {
 			continue
 		}
-		path := field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema")
-		found, unsupported := crdvalidation.NonStructural(v.OpenAPIV3Schema, path)
+		found, unsupported := root.Violations(
+			field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema"))
 		if unsupported != nil {
-			return "StructuralError", fmt.Sprintf("failed to check validation schema for version %s: %v",
-				crd.Spec.Versions[i].Name, unsupported)
+			return "StructuralError", fmt.Sprintf("failed to check validation schema for version %s: %v", v.Name,
+				unsupported)
 		}
 		errs = append(errs, found...)
 	}

@@ -58,8 +58,8 @@ func lenient(crd *apiextensions.CustomResourceDefinition) *apiextensions.CustomR
 
 func upstreamLegacyErrors(t *testing.T, crd CRD) (errs field.ErrorList, panicked bool) {
 	return recoverPanic(func() field.ErrorList {
-		return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition,
-			lenient(crd.CustomResourceDefinition))
+		return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.Upstream(),
+			lenient(crd.Upstream()))
 	})
 }
 

@@ -77,9 +77,9 @@ func TestDefaults(t *testing.T) {
 			"spec.validation.openAPIV3Schema."+c.want)):
 			t.Errorf("%s: %v\nwant %s", c.name, errs, c.want)
 		}
-		compare(t, c.name, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
+		compare(t, c.name, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream()))
 		compare(t, c.name+" (update)", Update(crd, crd), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
-			crd.CustomResourceDefinition, crd.CustomResourceDefinition))
+			crd.Upstream(), crd.Upstream()))
 	}
 }
 
@@ -103,6 +103,6 @@ func TestUnprunedDefaultsMayStay(t *testing.T) {
 			t.Errorf("%s: %v", c.name, errs)
 		}
 		compare(t, c.name, errs, upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
-			c.crd.CustomResourceDefinition, c.old.CustomResourceDefinition))
+			c.crd.Upstream(), c.old.Upstream()))
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/crd"
 	"github.com/trellis-k8s/trellis/internal/crd/cel"
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
 // options selects the requirements that the schemas of a CRD must meet. For an update, requirements that the stored
@@ -25,68 +25,61 @@ type options struct {
 	unchanged      func(version string) bool // reports whether the schema of the version is unchanged
 	costly         func() bool               // reports whether expressions of any cost are allowed
 	prunedDefaults bool                      // reject defaults with unknown fields
-	schemas        schemaJSON
 }
 
 // strictOptions returns the options for a new CRD. They select all requirements.
-func strictOptions(crd CRD) options {
-	schemas := crd.schemas()
+func strictOptions(c CRD) options {
 	return options{
 		propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true,
-		prunedDefaults: true,
-		schemas:        schemas, checker: cel.NewRuleChecker(schemas.all(), expressions{}.has),
+		prunedDefaults: true, checker: cel.NewRuleChecker(c.json(), expressions{}.has),
 	}
 }
 
 // ratchetedOptions returns the options for an update of old. They omit the requirements that old violates.
-func ratchetedOptions(crd, old CRD) options {
-	all, schemas := schemasOf(&old.Spec), crd.schemas()
-	has := func(f func(*schema) bool) bool {
-		return slices.ContainsFunc(all, func(s *schema) bool { return anywhere(s, f) })
-	}
+func ratchetedOptions(c, old CRD) options {
 	return options{
-		propertyTypes:  !has(func(s *schema) bool { return s.Type != "" && !slices.Contains(propertyTypes, s.Type) }),
-		structural:     !slices.ContainsFunc(all, isNonStructural),
-		atomicSets:     !has(func(s *schema) bool { return len(atomicSetItems(s, nil)) > 0 }),
-		contradictions: !has(isContradictory),
-		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
-		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
+		propertyTypes: !old.any(func(n *schema.Node) bool {
+			return n.WrittenType() != "" && !slices.Contains(propertyTypes, n.Type)
+		}),
+		structural: !slices.ContainsFunc(old.compiled(), func(s *crd.Compiled) bool {
+			return !s.Schema.Root.IsStructural()
+		}),
+		atomicSets:     !old.any(func(n *schema.Node) bool { return len(atomicSetItems(n, nil)) > 0 }),
+		contradictions: !old.any(isContradictory),
+		listMapKeys:    !old.any(func(n *schema.Node) bool { return len(listMapKeys(n, nil)) > 0 }),
+		manySelectable: manySelectable(c.CustomResourceDefinition, old.CustomResourceDefinition),
 		prunedDefaults: !old.hasUnprunedDefaults(),
-		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
-		schemas:        schemas,
-		checker:        cel.NewRuleChecker(schemas.all(), expressionsIn(&old.Spec).has),
+		unchanged:      func(version string) bool { return hasSameSchema(c, old, version) },
+		checker:        cel.NewRuleChecker(c.json(), old.expressions().has),
 	}
+}
+
+// json returns the JSON of all schemas.
+func (c CRD) json() (all [][]byte) {
+	for _, s := range c.compiled() {
+		all = append(all, s.Schema.JSON)
+	}
+	return all
 }
 
 // hasUnprunedDefaults reports whether a structural schema of c has defaults with unknown fields.
 func (c CRD) hasUnprunedDefaults() bool {
-	versions := c.Spec.Versions
-	for i, js := range c.schemas().versions {
-		v := c.Spec.Validation
-		if v == nil && i < len(versions) {
-			v = versions[i].Schema
-		}
-		if v == nil || v.OpenAPIV3Schema == nil || !anywhere(v.OpenAPIV3Schema, hasDefault) ||
-			isNonStructural(v.OpenAPIV3Schema) {
-			continue
-		}
-		if s, err := crd.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
+	for _, s := range c.compiled() {
+		if s.Schema.Root.Has(schema.Defaults) && s.Schema.Root.IsStructural() && s.HasUnprunedDefaults() {
 			return true
 		}
 	}
 	return false
 }
 
-func hasDefault(s *schema) bool { return s.Default != nil }
-
-// hasSameSchema reports whether a version has the same schema in crd and old.
-func hasSameSchema(crd, old CRD, version string) bool {
-	now, err := apiextensions.GetSchemaForVersion(crd.CustomResourceDefinition, version)
+// hasSameSchema reports whether a version has the same schema in c and old.
+func hasSameSchema(c, old CRD, version string) bool {
+	now, err := apiextensions.GetSchemaForVersion(c.CustomResourceDefinition, version)
 	if err != nil {
 		return false
 	}
 	was, err := apiextensions.GetSchemaForVersion(old.CustomResourceDefinition, version)
-	return err == nil && apiequality.Semantic.DeepEqual(now, was)
+	return err == nil && (now == nil) == (was == nil) && schema.EqualJSON(c.Root(now), old.Root(was))
 }
 
 func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string]bool {

@@ -9,15 +9,16 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	crdschema "github.com/trellis-k8s/trellis/internal/crd/schema"
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
-func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options,
+func selectableFields(fields []apiextensions.SelectableField, root *schema.Node, parent *field.Path, o options,
 	version string) (errs field.ErrorList) {
 	path := parent.Child("selectableFields")
-	if unsupported := structuralConversionError(s); unsupported != nil {
+	if root.Has(schema.Unsupported) {
+		_, unsupported := root.Violations(nil)
 		errs = append(errs, field.Invalid(parent.Child("schema.openAPIV3Schema"), "", unsupported.Error()))
-		s = nil // without a structural form, the schema has no fields
+		root = nil // without a structural form, the schema has no fields
 	}
 	var seen []string
 	for i, f := range fields {
@@ -26,7 +27,7 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 			errs = append(errs, field.Required(at, ""))
 			continue
 		}
-		found, err := resolve(f.JSONPath, s, false)
+		found, err := resolve(f.JSONPath, root, false)
 		if err != nil {
 			errs = append(errs, field.Invalid(at, f.JSONPath, fmt.Sprintf("is an invalid path: %v", err)))
 			continue
@@ -34,7 +35,7 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 		if found.names[0] == "metadata" {
 			errs = append(errs, field.Invalid(at, f.JSONPath, "must not point to fields in metadata"))
 		}
-		if found.schema == nil || !slices.Contains([]string{"string", "boolean", "integer"}, found.schema.Type) {
+		if found.node == nil || !slices.Contains([]string{"string", "boolean", "integer"}, found.node.Type) {
 			errs = append(errs, field.Invalid(at, f.JSONPath,
 				"must point to a field of type string, boolean or integer. Enum string fields and strings with "+
 					"formats are allowed."))
@@ -53,33 +54,27 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 
 // target is the schema that a path leads to, with the names on the path.
 type target struct {
-	names  []string
-	schema *schema // nil means any value
+	names []string
+	node  *schema.Node // nil means any value
 }
 
-// resolve follows a JSON path from the schema s. If brackets is true, the path may have names in brackets.
-func resolve(path string, s *schema, brackets bool) (target, error) {
-	t := target{schema: s}
-	err := crdschema.WalkFieldPath(path, brackets, func(name string) (err error) {
-		t, err = t.below(name)
-		return err
+// resolve follows a JSON path from the schema n. If brackets is true, the path may have names in brackets.
+func resolve(path string, n *schema.Node, brackets bool) (target, error) {
+	t := target{node: n}
+	err := schema.WalkFieldPath(path, brackets, func(name string) error {
+		next := (*schema.Node)(nil)
+		switch {
+		case t.node != nil && len(t.node.Properties) > 0:
+			if next = t.node.Properties[name]; next == nil {
+				return schema.ErrNoField
+			}
+		case t.node != nil && t.node.Additional != nil:
+			next = t.node.Additional.Schema
+		default:
+			return schema.ErrNoField
+		}
+		t = target{append(slices.Clip(t.names), name), next}
+		return nil
 	})
 	return t, err
-}
-
-func (t target) below(name string) (target, error) {
-	next := target{names: append(slices.Clip(t.names), name)}
-	switch {
-	case t.schema != nil && len(t.schema.Properties) > 0:
-		p, ok := t.schema.Properties[name]
-		if !ok {
-			return t, crdschema.ErrNoField
-		}
-		next.schema = &p
-	case t.schema != nil && t.schema.AdditionalProperties != nil:
-		next.schema = t.schema.AdditionalProperties.Schema
-	default:
-		return t, crdschema.ErrNoField
-	}
-	return next, nil
 }

@@ -217,11 +217,11 @@ func TestCorpusRulesAgainstUpstream(t *testing.T) {
 			errs := Create(crd)
 			refused += min(len(errs), 1)
 			what := fmt.Sprintf("%s, seed %d", f, seed)
-			compare(t, what, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
+			compare(t, what, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream()))
 			compare(t, what+" (update)", Update(crd, old), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
-				crd.CustomResourceDefinition, old.CustomResourceDefinition))
+				crd.Upstream(), old.Upstream()))
 			compare(t, what+" (same)", Update(crd, crd), upstream.ValidateCustomResourceDefinitionUpdate(t.Context(),
-				crd.CustomResourceDefinition, crd.CustomResourceDefinition))
+				crd.Upstream(), crd.Upstream()))
 			if t.Failed() {
 				return
 			}
@@ -394,7 +394,7 @@ func TestRandomCRDsAgainstUpstream(t *testing.T) {
 			continue // rejected by the decoder
 		}
 		want, panicked := recoverPanic(func() field.ErrorList {
-			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition)
+			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream())
 		})
 		if panicked {
 			continue
@@ -445,8 +445,8 @@ func TestRandomUpdatesAgainstUpstream(t *testing.T) {
 		old.ResourceVersion, crd.ResourceVersion = "1", "1"
 		crd.CreationTimestamp = old.CreationTimestamp
 		want, panicked := recoverPanic(func() field.ErrorList {
-			return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.CustomResourceDefinition,
-				old.CustomResourceDefinition)
+			return upstream.ValidateCustomResourceDefinitionUpdate(t.Context(), crd.Upstream(),
+				old.Upstream())
 		})
 		if panicked {
 			continue

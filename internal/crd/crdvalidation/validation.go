@@ -17,89 +17,93 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/transport"
+
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
 // Create validates a new CRD. The caller validates metadata, except for the name, which depends on the spec.
 // status.acceptedNames are not validated, because the server derives them from the names in the spec. The CRD is
 // not modified.
-func Create(crd CRD) field.ErrorList {
-	now, checks := withPlaceholders(crd), strictOptions(crd).checks(crd)
+func Create(c CRD) field.ErrorList {
+	now, checks := withPlaceholders(c), strictOptions(c).checks(c)
 	errs := validation.ValidateCustomResourceDefinition(context.Background(), now)
-	if crd.legacy {
+	if c.legacy {
 		errs = slices.DeleteFunc(errs, func(e *field.Error) bool { return !isOfName(e) })
 		old := &apiextensions.CustomResourceDefinition{Spec: apiextensions.CustomResourceDefinitionSpec{
-			Group: crd.Spec.Group, Names: crd.Spec.Names,
+			Group: c.Spec.Group, Names: c.Spec.Names,
 		}}
 		errs = append(errs, validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now,
 			withLegacyLeniency(old, now))...)
 	}
-	return replacePlaceholders(errs, crd, checks)
+	return replacePlaceholders(errs, c, checks)
 }
 
-// Update validates crd, which replaces the CRD old. It modifies neither of the two.
-func Update(crd, old CRD) field.ErrorList {
-	now, was := withPlaceholders(crd), withPlaceholders(old)
-	if crd.legacy {
+// Update validates c, which replaces the CRD old. It modifies neither of the two.
+func Update(c, old CRD) field.ErrorList {
+	now, was := withPlaceholders(c), withPlaceholders(old)
+	if c.legacy {
 		was = withLegacyLeniency(was, now)
 	}
-	return replacePlaceholders(validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now, was), crd,
-		ratchetedOptions(crd, old).checks(crd))
+	return replacePlaceholders(validation.ValidateCustomResourceDefinitionUpdate(context.Background(), now, was), c,
+		ratchetedOptions(c, old).checks(c))
 }
 
-// Status validates the CRD crd that replaces old in a write of the status subresource.
-func Status(crd, old CRD) field.ErrorList {
+// Status validates the CRD c that replaces old in a write of the status subresource.
+func Status(c, old CRD) field.ErrorList {
 	path := field.NewPath("status")
-	errs := validation.ValidateCustomResourceDefinitionStatus(&crd.Status, path)
-	if !slices.Equal(crd.Status.StoredVersions, old.Status.StoredVersions) {
-		errs = append(errs, validation.ValidateCustomResourceDefinitionStoredVersions(crd.Status.StoredVersions,
-			crd.Spec.Versions, path.Child("storedVersions"))...)
+	errs := validation.ValidateCustomResourceDefinitionStatus(&c.Status, path)
+	if !slices.Equal(c.Status.StoredVersions, old.Status.StoredVersions) {
+		errs = append(errs, validation.ValidateCustomResourceDefinitionStoredVersions(c.Status.StoredVersions,
+			c.Spec.Versions, path.Child("storedVersions"))...)
 	}
 	return errs
 }
 
-// withPlaceholders returns the form of crd that upstream's code validates. It has a placeholder in place of each
+// withPlaceholders returns the form of c that upstream's code validates. It has a placeholder in place of each
 // schema and each list of selectable fields. Upstream's code reports an error for each placeholder.
-func withPlaceholders(crd CRD) *apiextensions.CustomResourceDefinition {
-	out := &apiextensions.CustomResourceDefinition{Spec: crd.Spec, Status: crd.Status}
-	out.Name, out.GenerateName, out.ResourceVersion = crd.Name, crd.GenerateName, "1"
+func withPlaceholders(c CRD) *apiextensions.CustomResourceDefinition {
+	out := &apiextensions.CustomResourceDefinition{Spec: c.Spec, Status: c.Status}
+	out.Name, out.GenerateName, out.ResourceVersion = c.Name, c.GenerateName, "1"
 	const approved = apiextensionsv1.KubeAPIApprovedAnnotation
-	if value, ok := crd.Annotations[approved]; ok {
+	if value, ok := c.Annotations[approved]; ok {
 		out.Annotations = map[string]string{approved: value}
 	}
 	out.Status.AcceptedNames = apiextensions.CustomResourceDefinitionNames{}
 	spec := &out.Spec
 	mayDefault := spec.PreserveUnknownFields != nil && !*spec.PreserveUnknownFields
-	spec.Validation, spec.SelectableFields = placeholderSchema(spec.Validation, "",
-		mayDefault), placeholderFields(spec.SelectableFields)
+	spec.Validation, spec.SelectableFields = c.placeholderSchema(spec.Validation, "", mayDefault),
+		placeholderFields(spec.SelectableFields)
 	spec.Versions = slices.Clone(spec.Versions)
 	for i := range spec.Versions {
 		v, which := &spec.Versions[i], ""
-		if !apiequality.Semantic.DeepEqual(v.Schema, crd.Spec.Versions[0].Schema) {
+		if !c.isSame(v.Schema, c.Spec.Versions[0].Schema) {
 			which = "another"
 		}
-		v.Schema, v.SelectableFields = placeholderSchema(v.Schema, which,
-			mayDefault), placeholderFields(v.SelectableFields)
+		v.Schema, v.SelectableFields = c.placeholderSchema(v.Schema, which, mayDefault),
+			placeholderFields(v.SelectableFields)
 	}
 	return out
 }
 
-// placeholderSchema returns an invalid schema as the placeholder for v. Placeholders for different schemas have
-// different descriptions. If v has a default that is not allowed, the placeholder has a default too.
-func placeholderSchema(v *apiextensions.CustomResourceValidation, description string,
-	mayDefault bool) *apiextensions.CustomResourceValidation {
-	if v == nil || v.OpenAPIV3Schema == nil {
-		return v
+// placeholderSchema returns an invalid schema as the placeholder for the one in the field at. Placeholders for
+// different schemas have different descriptions. If the schema has a default that is not allowed, the placeholder has
+// a default too.
+func (c CRD) placeholderSchema(at *schemaField, description string, mayDefault bool) *schemaField {
+	root := c.Root(at)
+	if root == nil {
+		return at
 	}
-	mark := &schema{Type: "object", UniqueItems: true, Description: description}
-	if !mayDefault && anywhere(v.OpenAPIV3Schema, hasDefault) {
+	mark := &apiextensions.JSONSchemaProps{Type: "object", UniqueItems: true, Description: description}
+	if !mayDefault && root.Any(hasDefault) {
 		value := apiextensions.JSON("value")
-		mark.Properties = map[string]schema{"defaulted": {Type: "string", Default: &value}}
+		mark.Properties = map[string]apiextensions.JSONSchemaProps{"defaulted": {Type: "string", Default: &value}}
 	}
-	return &apiextensions.CustomResourceValidation{OpenAPIV3Schema: mark}
+	return &schemaField{OpenAPIV3Schema: mark}
 }
+
+func hasDefault(n *schema.Node) bool { return n.Default != "" }
 
 func placeholderFields(fields []apiextensions.SelectableField) []apiextensions.SelectableField {
 	return make([]apiextensions.SelectableField, min(len(fields), 1))
@@ -107,33 +111,35 @@ func placeholderFields(fields []apiextensions.SelectableField) []apiextensions.S
 
 // checks returns the checks of all schemas and selectable fields. The key of a check is the error path of its
 // placeholder.
-func (o options) checks(crd CRD) map[string]func() field.ErrorList {
-	o = o.forAPIVersion(crd)
-	s, path, checks := &crd.Spec, field.NewPath("spec"), map[string]func() field.ErrorList{}
-	needsStructure := func(x *schema) bool { return hasDefault(x) || requiresStructural(x) }
+func (o options) checks(c CRD) map[string]func() field.ErrorList {
+	o = o.forAPIVersion(c)
+	s, path, checks := &c.Spec, field.NewPath("spec"), map[string]func() field.ErrorList{}
 	o.structural = o.structural || !preservesUnknownFields(s) ||
-		slices.ContainsFunc(schemasOf(s), func(x *schema) bool { return anywhere(x, needsStructure) })
-	schemaAt := func(at *field.Path, v *apiextensions.CustomResourceValidation, js []byte, status bool,
-		version string) {
+		c.any(func(n *schema.Node) bool { return hasDefault(n) || requiresStructural(n) })
+	schemaAt := func(path *field.Path, at *schemaField, status bool, version string) {
+		compiled := c.schemas[at]
+		if compiled == nil {
+			return
+		}
 		o := o
 		o.costly = func() bool { return o.hasUnchangedSchema(s, version) }
-		checks[at.Child("openAPIV3Schema",
-			"uniqueItems").String()] = func() field.ErrorList { return validationSchema(v, js, status, o, at) }
+		checks[path.Child("openAPIV3Schema", "uniqueItems").String()] = func() field.ErrorList {
+			return validateSchema(compiled, status, o, path)
+		}
 	}
-	fieldsAt := func(at *field.Path, fields []apiextensions.SelectableField, v *apiextensions.CustomResourceValidation,
-		version string) {
-		checks[at.Child("selectableFields").Index(0).Child("jsonPath").String()] = func() field.ErrorList {
-			return selectableFields(fields, v.OpenAPIV3Schema, at, o, version)
+	fieldsAt := func(path *field.Path, fields []apiextensions.SelectableField, at *schemaField, version string) {
+		checks[path.Child("selectableFields").Index(0).Child("jsonPath").String()] = func() field.ErrorList {
+			return selectableFields(fields, c.Root(at), path, o, version)
 		}
 	}
 	anyStatus := hasStatus(s.Subresources)
 	for i := range s.Versions {
 		v, at := &s.Versions[i], path.Child("versions").Index(i)
 		anyStatus = anyStatus || hasStatus(v.Subresources)
-		schemaAt(at.Child("schema"), v.Schema, o.schemas.versions[i], hasStatus(subresourcesOf(s, v.Name)), v.Name)
+		schemaAt(at.Child("schema"), v.Schema, hasStatus(subresourcesOf(s, v.Name)), v.Name)
 		fieldsAt(at, v.SelectableFields, v.Schema, v.Name)
 	}
-	schemaAt(path.Child("validation"), s.Validation, o.schemas.top, anyStatus, s.Version)
+	schemaAt(path.Child("validation"), s.Validation, anyStatus, s.Version)
 	fieldsAt(path, s.SelectableFields, s.Validation, "")
 	return checks
 }
@@ -154,11 +160,11 @@ func subresourcesOf(s *apiextensions.CustomResourceDefinitionSpec,
 
 // replacePlaceholders replaces the errors about placeholders by the errors in the schemas and selectable fields. It
 // drops errors in metadata, because the caller validates metadata.
-func replacePlaceholders(errs field.ErrorList, crd CRD,
+func replacePlaceholders(errs field.ErrorList, c CRD,
 	checks map[string]func() field.ErrorList) (out field.ErrorList) {
 	for _, e := range errs {
 		if _, ok := e.BadValue.([]apiextensions.CustomResourceDefinitionVersion); ok {
-			e.BadValue = crd.Spec.Versions
+			e.BadValue = c.Upstream().Spec.Versions
 		}
 		check := checks[e.Field]
 		switch {

@@ -47,7 +47,7 @@ func BenchmarkCreate(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			for _, crd := range all {
-				upstream.ValidateCustomResourceDefinition(b.Context(), crd.CustomResourceDefinition)
+				upstream.ValidateCustomResourceDefinition(b.Context(), crd.Upstream())
 			}
 		}
 	})

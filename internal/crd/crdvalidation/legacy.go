@@ -1,11 +1,15 @@
 package crdvalidation
 
 import (
+	"errors"
 	"fmt"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // ReadLegacy decodes js, the JSON of a CRD of apiextensions.k8s.io/v1beta1. js must not change afterwards. The
@@ -21,7 +25,46 @@ func ReadLegacy(js []byte) (CRD, error) {
 	if err := convert(&legacy, out, nil); err != nil {
 		return CRD{}, fmt.Errorf("decode a CustomResourceDefinition: %w", err)
 	}
-	return CRD{CustomResourceDefinition: out, json: js, legacy: true}, nil
+	c := CRD{CustomResourceDefinition: out, schemas: map[*schemaField]*crd.Compiled{}, legacy: true}
+	return c, c.readLegacySchemas(js)
+}
+
+// readLegacySchemas compiles the schemas in js, the JSON of the CRD.
+func (c CRD) readLegacySchemas(js []byte) error {
+	var errs []error
+	read := object.NewCursor(js)
+	field := func(at **schemaField) {
+		if *at != nil {
+			*at = &schemaField{}
+		}
+		read.Members(func(key string) {
+			if key == "openAPIV3Schema" && read.Kind() == '{' && *at != nil {
+				compiled, err := crd.Compile([]byte(read.Raw()), false)
+				c.schemas[*at] = compiled
+				errs = append(errs, err)
+			}
+		})
+	}
+	spec := func(key string) {
+		switch key {
+		case "validation":
+			field(&c.Spec.Validation)
+		case "versions":
+			read.Elements(func(i int) {
+				read.Members(func(key string) {
+					if key == "schema" {
+						field(&c.Spec.Versions[i].Schema)
+					}
+				})
+			})
+		}
+	}
+	read.Members(func(key string) {
+		if key == "spec" {
+			read.Members(spec)
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // forAPIVersion returns o without the requirements that do not apply to the API version of crd.

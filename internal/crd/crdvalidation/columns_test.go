@@ -120,7 +120,7 @@ func TestColumnsAndSubresourcesAgainstUpstream(t *testing.T) {
 			t.Fatalf("%v in %s", err, js)
 		}
 		want, panicked := recoverPanic(func() field.ErrorList {
-			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition)
+			return upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream())
 		})
 		if panicked {
 			continue

@@ -193,7 +193,7 @@ func TestRules(t *testing.T) {
 		}
 		if !slices.Contains([]string{"string() of a number", "behind filter()"}, c.name) {
 			compare(t, c.name, errs, upstream.ValidateCustomResourceDefinition(t.Context(),
-				crd.CustomResourceDefinition))
+				crd.Upstream()))
 		}
 	}
 }
@@ -213,7 +213,7 @@ func TestCostsOfExamples(t *testing.T) {
 			!strings.HasPrefix(errs[0].Detail, want)) {
 			t.Errorf("%s: %v", name, errs)
 		}
-		compare(t, name, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
+		compare(t, name, errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream()))
 	}
 }
 
@@ -253,7 +253,7 @@ func TestTotalCost(t *testing.T) {
 	crd := withSchema(t, "{type: object, properties: {spec: {type: object, properties: {"+
 		strings.Join(properties, ", ")+"}}}}")
 	errs := Create(crd)
-	compare(t, "total", errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.CustomResourceDefinition))
+	compare(t, "total", errs, upstream.ValidateCustomResourceDefinition(t.Context(), crd.Upstream()))
 	if len(errs) != 5 || errs[4].Field != "spec.validation.openAPIV3Schema" ||
 		!strings.HasPrefix(errs[4].Detail,
 			"x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema exceeds budget by "+
@@ -277,7 +277,7 @@ func TestAcceptedBeyondUpstream(t *testing.T) {
 			t.Errorf("%s: %v", name, errs)
 		}
 		if errs := upstream.ValidateCustomResourceDefinition(t.Context(),
-			crd.CustomResourceDefinition); len(errs) == 0 || !strings.Contains(errs[0].Detail, refused) {
+			crd.Upstream()); len(errs) == 0 || !strings.Contains(errs[0].Detail, refused) {
 			t.Errorf("%s: upstream: %v", name, errs)
 		}
 	}
@@ -289,7 +289,7 @@ func TestAcceptedBeyondUpstream(t *testing.T) {
 		t.Error(errs)
 	}
 	if errs := upstream.ValidateCustomResourceDefinition(t.Context(),
-		bounded.CustomResourceDefinition); len(errs) == 0 {
+		bounded.Upstream()); len(errs) == 0 {
 		t.Error("upstream estimates filter() correctly: remove it from compatibility.md")
 	}
 	// Without bounds in the schema, the rule is too expensive.

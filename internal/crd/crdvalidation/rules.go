@@ -10,6 +10,8 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	apicel "k8s.io/apiserver/pkg/cel"
+
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
 // Limits of the estimated costs of the rules of a CRD (validation.go of apiextensions).
@@ -21,9 +23,9 @@ const (
 const rulesField = "x-kubernetes-validations"
 
 // rules checks the fields of x-kubernetes-validations without compiling expressions.
-func (w *walker) rules(s *schema, path *field.Path) {
+func (w *walker) rules(n *schema.Node, path *field.Path) {
 	const noBreaks = "must not contain line breaks"
-	for i, r := range s.XValidations {
+	for i, r := range n.Rules.All() {
 		at := path.Child(rulesField).Index(i)
 		rule, message := strings.TrimSpace(r.Rule), strings.TrimSpace(r.Message)
 		switch {
@@ -40,8 +42,8 @@ func (w *walker) rules(s *schema, path *field.Path) {
 			w.add(field.Required(at.Child("messageExpression"), "messageExpression must be non-empty if specified"))
 		}
 		reasons := []string{"FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"}
-		if r.Reason != nil && !slices.Contains(reasons, string(*r.Reason)) {
-			w.add(field.NotSupported(at.Child("reason"), *r.Reason, reasons))
+		if r.Reason != nil && !slices.Contains(reasons, *r.Reason) {
+			w.add(field.NotSupported(at.Child("reason"), apiextensions.FieldValueErrorReason(*r.Reason), reasons))
 		}
 		if r.FieldPath == "" {
 			continue
@@ -52,7 +54,7 @@ func (w *walker) rules(s *schema, path *field.Path) {
 		if hasBreak(r.FieldPath) {
 			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, noBreaks))
 		}
-		if _, err := resolve(r.FieldPath, s, true); err != nil && structuralConversionError(s) == nil {
+		if _, err := resolve(r.FieldPath, n, true); err != nil && !n.Has(schema.Unsupported) {
 			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, "must be a valid path"))
 		}
 	}
@@ -60,15 +62,19 @@ func (w *walker) rules(s *schema, path *field.Path) {
 
 func hasBreak(s string) bool { return strings.ContainsAny(s, "\n\r") }
 
-// compiledRules compiles the rules of s. s and the schemas below it must be valid.
-func (w *walker) compiledRules(s *schema, path *field.Path, at schemaContext) {
+// compiledRules compiles the rules of n. n and the schemas below it must be valid.
+func (w *walker) compiledRules(n *schema.Node, path *field.Path, at schemaContext) {
 	checked, err := w.checker.Check(at.rules)
 	if err != nil {
 		w.ruleErrs = append(w.ruleErrs, field.InternalError(path.Child(rulesField), err))
 		return
 	}
+	if len(checked) == 0 {
+		return
+	}
+	rules := n.Rules.All()
 	for i, c := range checked {
-		r, at, uncorrelatable := s.XValidations[i], path.Child(rulesField).Index(i), at.uncorrelatable
+		r, at, uncorrelatable := upstreamRule(rules[i]), path.Child(rulesField).Index(i), at.uncorrelatable
 		w.cost(at.Child("rule"), "estimated rule cost", c.Cost)
 		if c.Err != nil && c.Err.Type == apicel.ErrorTypeRequired {
 			w.ruleErrs = append(w.ruleErrs, field.Required(at.Child("rule"), c.Err.Detail))
@@ -162,18 +168,25 @@ func (e expressions) has(expr string, isMessage bool) bool {
 	return e.rules[expr]
 }
 
-func expressionsIn(s *apiextensions.CustomResourceDefinitionSpec) expressions {
+// expressions returns the expressions of the CRD.
+func (c CRD) expressions() expressions {
 	e := expressions{map[string]bool{}, map[string]bool{}}
-	for _, s := range schemasOf(s) {
-		anywhere(s, func(s *schema) bool {
-			for _, r := range s.XValidations {
-				e.rules[r.Rule] = true
-				if r.MessageExpression != "" {
-					e.messages[r.MessageExpression] = true
-				}
+	c.any(func(n *schema.Node) bool {
+		for _, r := range n.Rules.All() {
+			e.rules[r.Rule] = true
+			if r.MessageExpression != "" {
+				e.messages[r.MessageExpression] = true
 			}
-			return false
-		})
-	}
+		}
+		return false
+	})
 	return e
+}
+
+// upstreamRule converts a rule to upstream's type, as errors print it.
+func upstreamRule(r schema.Rule) apiextensions.ValidationRule {
+	return apiextensions.ValidationRule{
+		Rule: r.Rule, Message: r.Message, MessageExpression: r.MessageExpression, FieldPath: r.FieldPath,
+		Reason: (*apiextensions.FieldValueErrorReason)(r.Reason), OptionalOldSelf: r.OptionalOldSelf,
+	}
 }
