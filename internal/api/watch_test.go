@@ -20,7 +20,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access"
 
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // watch opens a watch through the loopback, and returns the response and a reader of its body.
@@ -197,7 +197,7 @@ func TestWatchOfCompactedRevision(t *testing.T) {
 		h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"`+time.Now().String()+`"}}`,
 			"Content-Type: application/merge-patch+json")
 	}
-	if err := store.(*embedded.Store).Compact(context.Background(), store.Head().Revision()-1); err != nil {
+	if err := store.(*logstore.Store).Compact(context.Background(), store.Head().Revision()-1); err != nil {
 		t.Fatal(err)
 	}
 	resp, r := h.watch(crontabs + "?watch=1&resourceVersion=2")

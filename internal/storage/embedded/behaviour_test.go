@@ -13,6 +13,7 @@ import (
 	"weak"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // clock is a fake clock.
@@ -74,7 +75,7 @@ func (c *clock) tick(d time.Duration) {
 // TestConflict checks that a write with an outdated Expected changes nothing and returns the stored record
 // (CRD-053).
 func TestConflict(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		first := put(t, s, "a/x", "1")
 		for _, expected := range []int64{0, first.Revision + 1} {
 			_, err := s.Commit(context.Background(), []storage.Write{
@@ -96,7 +97,7 @@ func TestConflict(t *testing.T) {
 
 // TestGuards checks that a commit fails if a key or prefix in its guards has changed.
 func TestGuards(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		put(t, s, "ns/a", "1")  // 2
 		put(t, s, "p/x/1", "1") // 3
 		put(t, s, "p/y/1", "1") // 4
@@ -125,7 +126,7 @@ func TestGuards(t *testing.T) {
 	})
 }
 
-func revisionOf(s *Store, key string) int64 {
+func revisionOf(s *logstore.Store, key string) int64 {
 	if r := s.Head().Get(key); r != nil {
 		return r.Modified
 	}
@@ -134,7 +135,7 @@ func revisionOf(s *Store, key string) int64 {
 
 // TestInvalidCommits checks that invalid commits are rejected and change nothing.
 func TestInvalidCommits(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		for name, writes := range map[string][]storage.Write{
 			"nothing":  nil,
 			"no key":   {{Value: []byte("1")}},
@@ -157,7 +158,7 @@ func TestInvalidCommits(t *testing.T) {
 // commit with an event.
 func TestExpiry(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
+	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *logstore.Store) {
 		commit(t, s, storage.Write{Key: "e/1", Value: []byte("1"), TTL: time.Minute})
 		commit(t, s, storage.Write{Key: "e/2", Value: []byte("1"), TTL: time.Minute})
 		commit(t, s, storage.Write{Key: "e/2", Value: []byte("2"), TTL: time.Hour})
@@ -192,7 +193,7 @@ func TestExpirySurvivesRestart(t *testing.T) {
 
 // TestCompact checks that compacted revisions cannot be read and that later ones are unchanged (CRD-062).
 func TestCompact(t *testing.T) {
-	each(t, Options{recentBytes: 1}, func(t *testing.T, s *Store) {
+	each(t, Options{recentBytes: 1}, func(t *testing.T, s *logstore.Store) {
 		for i := range 20 {
 			put(t, s, fmt.Sprintf("k/%d", i%3), fmt.Sprint(i))
 		}
@@ -241,7 +242,7 @@ func TestCompact(t *testing.T) {
 func TestHistoryIsBounded(t *testing.T) {
 	c := newClock()
 	o := Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}
-	each(t, o, func(t *testing.T, s *Store) {
+	each(t, o, func(t *testing.T, s *logstore.Store) {
 		put(t, s, "a", "1")
 		var compacted *storage.CompactedError
 		gone := func(why string, step func()) {
@@ -272,7 +273,7 @@ func TestHistoryIsBounded(t *testing.T) {
 // TestLaggingCursor checks that a cursor that is not read ends with ErrLagging and does not delay the store or other
 // cursors (CRD-062).
 func TestLaggingCursor(t *testing.T) {
-	s, err := newStore(newMemory(), options{ReplicaOptions: storage.ReplicaOptions{LagEvents: 100}})
+	s, err := logstore.New(newMemory(), logstore.Options{ReplicaOptions: storage.ReplicaOptions{LagEvents: 100}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +296,7 @@ func TestLaggingCursor(t *testing.T) {
 // TestProgress checks that changes outside a cursor's prefix advance its progress without a signal on Ready
 // (CRD-063).
 func TestProgress(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		c, err := s.Watch(context.Background(), "a/", 1)
 		if err != nil {
 			t.Fatal(err)
@@ -335,7 +336,7 @@ func TestProgress(t *testing.T) {
 // all events up to that revision (CRD-061 CRD-062).
 func TestRandomAgainstModel(t *testing.T) {
 	for seed := range uint64(12) {
-		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *Store) {
+		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *logstore.Store) {
 			r := rand.New(rand.NewPCG(seed, 6))
 			var log []string                  // rendered events; log[i] has revision i+2
 			var keys []string                 // their keys
@@ -379,7 +380,7 @@ func TestRandomAgainstModel(t *testing.T) {
 
 var prefixes = []string{"", "a/", "a/b/", "b/a/1", "a", "c/", "a/a/11"}
 
-func checkState(t *testing.T, s *Store, states []map[string]string, oldest int64, r *rand.Rand) {
+func checkState(t *testing.T, s *logstore.Store, states []map[string]string, oldest int64, r *rand.Rand) {
 	t.Helper()
 	revision := oldest + r.Int64N(int64(len(states))-oldest+1)
 	snapshot, err := s.At(context.Background(), revision)
@@ -411,7 +412,7 @@ func keyOf(s string) func(func(byte) bool) {
 	}
 }
 
-func checkWatch(t *testing.T, s *Store, log, keys []string, oldest int64, r *rand.Rand) {
+func checkWatch(t *testing.T, s *logstore.Store, log, keys []string, oldest int64, r *rand.Rand) {
 	t.Helper()
 	after := oldest + r.Int64N(int64(len(log))+1-oldest+1)
 	prefix := prefixes[r.IntN(len(prefixes))]
@@ -443,7 +444,7 @@ func checkWatch(t *testing.T, s *Store, log, keys []string, oldest int64, r *ran
 // TestCompactedHistoryIsReleased checks that compacted history becomes garbage even if there are no further writes.
 func TestCompactedHistoryIsReleased(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
+	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *logstore.Store) {
 		put(t, s, "a", "1")
 		old := weak.Make(s.Head().Get("a"))
 		remove(t, s, "a")

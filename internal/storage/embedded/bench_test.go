@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // sampleValue returns a value that compresses about as well as real objects.
@@ -30,7 +31,7 @@ func sampleKey(i int) string {
 }
 
 // fillStore creates n records, 100 in each commit.
-func fillStore(tb testing.TB, s *Store, n int) {
+func fillStore(tb testing.TB, s *logstore.Store, n int) {
 	tb.Helper()
 	for i := 0; i < n; {
 		var writes []storage.Write
@@ -78,7 +79,7 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-func benchmarkCommit(b *testing.B, s *Store, writers int) {
+func benchmarkCommit(b *testing.B, s *logstore.Store, writers int) {
 	value := sampleValue(1)
 	var number atomic.Int64
 	b.ReportAllocs()

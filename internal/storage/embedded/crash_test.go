@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // iterations returns how often a crash test runs. The environment variable CRASHTEST specifies the number, where 1
@@ -71,7 +72,7 @@ func writeName(key string, value []byte) string {
 }
 
 // plan creates a random commit on the head and records it as attempted.
-func (w *witness) plan(s *Store, r *rand.Rand) []storage.Write {
+func (w *witness) plan(s *logstore.Store, r *rand.Rand) []storage.Write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var writes []storage.Write
@@ -121,7 +122,7 @@ func (w *witness) ack(events []*storage.Event) {
 }
 
 // run commits until done is closed or the store fails. It calls step after each commit.
-func (w *witness) run(s *Store, seed uint64, done <-chan struct{}, step func()) error {
+func (w *witness) run(s *logstore.Store, seed uint64, done <-chan struct{}, step func()) error {
 	r := rand.New(rand.NewPCG(seed, 2))
 	for {
 		select {
@@ -144,7 +145,7 @@ func (w *witness) run(s *Store, seed uint64, done <-chan struct{}, step func()) 
 }
 
 // history reads all events of s after a revision.
-func history(s *Store, after int64) ([]*storage.Event, error) {
+func history(s *logstore.Store, after int64) ([]*storage.Event, error) {
 	c, err := s.Watch(context.Background(), "", after)
 	if err != nil {
 		return nil, err
@@ -162,7 +163,7 @@ func history(s *Store, after int64) ([]*storage.Event, error) {
 
 // check compares a recovered store with the recorded writes. It then adds all events of the store to the
 // acknowledged ones. base is the oldest revision that can be read.
-func (w *witness) check(s *Store, base int64) error {
+func (w *witness) check(s *logstore.Store, base int64) error {
 	head := s.Head().Revision()
 	if head < w.newest {
 		return fmt.Errorf("revision %d was acknowledged, the store ends at %d", w.newest, head)

@@ -5,6 +5,9 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
 // revisionGap is the distance between the newest known revision and the first one after an accepted loss. HEAD is
@@ -30,10 +33,10 @@ func (l *disk) verify() error {
 // acceptLoss returns the given damage if the flag does not accept it. Otherwise it prepares the directory, so that
 // the store can continue without the lost revisions.
 func (l *disk) acceptLoss(s *survey, damage error) error {
-	var d *DamageError
+	var d *engine.DamageError
 	switch {
 	case damage == nil && l.acceptLossAfter != 0:
-		l.logger.Warn("no data have been lost: --accept-data-loss-after has no effect and can be removed")
+		l.Logger.Warn("no data have been lost: --accept-data-loss-after has no effect and can be removed")
 		return nil
 	case !errors.As(damage, &d) || s.last == 0:
 		return damage
@@ -41,9 +44,9 @@ func (l *disk) acceptLoss(s *survey, damage error) error {
 		d.LastRevision = s.last
 		return damage
 	}
-	l.logger.Warn("the store continues without the lost revisions, because --accept-data-loss-after is set",
-		"damage", d.Detail, "last", s.last, "HEAD", s.head.revision, "next", s.next())
-	l.acceptedDamage, l.head = damage, head{}
+	l.Logger.Warn("the store continues without the lost revisions, because --accept-data-loss-after is set",
+		"damage", d.Detail, "last", s.last, "HEAD", s.head.Revision, "next", s.next())
+	l.acceptedDamage, l.head = damage, format.Head{}
 	return l.cut(s)
 }
 
@@ -52,39 +55,39 @@ func (l *disk) warn(last int64) {
 	s := l.survey
 	switch newest := len(s.logs) - 1; {
 	case l.acceptedDamage != nil:
-	case s.exists && s.head.revision == 0 && last > firstRevision:
-		l.logger.Warn("the file HEAD is missing: a loss of the newest revisions cannot be detected",
-			"dir", l.dir, "last", last)
-	case newest >= 0 && s.logs[newest].end != nil:
-		l.logger.Warn("the end of the log cannot be decoded, because of a crash or a damaged disk: "+
+	case s.exists && s.head.Revision == 0 && last > format.FirstRevision:
+		l.Logger.Warn("the file HEAD is missing: a loss of the newest revisions cannot be detected",
+			"dir", l.Dir, "last", last)
+	case newest >= 0 && s.logs[newest].End != nil:
+		l.Logger.Warn("the end of the log cannot be decoded, because of a crash or a damaged disk: "+
 			"writes acknowledged in the last second before the server stopped may be lost",
-			"file", l.fs.PathJoin(l.dir, s.logs[newest].name), "last", last, "HEAD", s.head.revision)
+			"file", l.FS.PathJoin(l.Dir, s.logs[newest].Name), "last", last, "HEAD", s.head.Revision)
 	}
 }
 
 // next returns the first revision after an accepted loss.
-func (s *survey) next() int64 { return max(s.newest, s.head.revision) + revisionGap }
+func (s *survey) next() int64 { return max(s.newest, s.head.Revision) + revisionGap }
 
 // cut removes from the logs everything after the remaining history. It starts with the last log, so that a crash
 // between two steps does not change the end of the history.
 func (l *disk) cut(s *survey) error {
 	for i := len(s.logs) - 1; i >= 0; i-- {
-		name := l.fs.PathJoin(l.dir, s.logs[i].name)
+		name := l.FS.PathJoin(l.Dir, s.logs[i].Name)
 		var err error
 		switch {
 		case i >= s.contiguous:
-			err = l.fs.Remove(name)
-		case s.logs[i].end != nil:
-			part := l.fs.PathJoin(l.dir, "log.new")
-			if err = vfs.LimitedCopy(l.fs, name, part, s.logs[i].size); err == nil {
-				err = l.fs.Rename(part, name)
+			err = l.FS.Remove(name)
+		case s.logs[i].End != nil:
+			part := l.FS.PathJoin(l.Dir, "log.new")
+			if err = vfs.LimitedCopy(l.FS, name, part, s.logs[i].Size); err == nil {
+				err = l.FS.Rename(part, name)
 			}
 		}
 		if err == nil {
-			err = syncDir(l.fs, l.fs.PathJoin(l.dir, engineDir))
+			err = syncDir(l.FS, l.FS.PathJoin(l.Dir, engine.Dir))
 		}
 		if err != nil {
-			return fmt.Errorf("cut %s: %w", s.logs[i].name, err)
+			return fmt.Errorf("cut %s: %w", s.logs[i].Name, err)
 		}
 	}
 	return nil

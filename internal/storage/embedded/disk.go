@@ -13,29 +13,32 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // disk is a log in a directory.
 type disk struct {
-	engineConfig
+	engine.Config
 	lock   io.Closer
 	now    func() time.Time
 	space  *space
 	health *Health
 
-	tail tally // totals of the durable history; only Append uses them
+	tail format.Tally // totals of the durable history; only Append uses them
 
 	mu       sync.Mutex
-	current  *engine
+	current  *engine.Engine
 	replaced chan struct{} // closed when current or finalErr changes, and replaced by a new channel
 	finalErr error         // permanent error, after which the disk opens no other engine
-	durable  tally         // copy of tail, guarded by mu
-	pending  tally         // value of tail after the running Append, if it succeeds
+	durable  format.Tally  // copy of tail, guarded by mu
+	pending  format.Tally  // value of tail after the running Append, if it succeeds
 
 	written         chan struct{} // receives after a commit that is not in HEAD yet
 	rotated         chan struct{} // receives when the engine has created another log file
 	headMu          sync.Mutex    // held while HEAD is written
-	head            head          // content of HEAD
+	head            format.Head   // content of HEAD
 	acceptLossAfter int64         // Options.AcceptLossAfter
 	survey          *survey       // state of the directory before it was opened
 	acceptedDamage  error         // damage accepted by acceptLossAfter, or nil
@@ -52,21 +55,21 @@ type disk struct {
 
 func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	l := &disk{
-		engineConfig: engineConfig{dir: dir, fs: fs, logger: o.Logger, memTable: o.memTable, after: o.diskAfter},
-		lock:         lock, health: o.Health,
+		Config: engine.Config{Dir: dir, FS: fs, Logger: o.Logger, MemTable: o.memTable, After: o.diskAfter},
+		lock:   lock, health: o.Health,
 		replaced: make(chan struct{}), lowSpace: make(chan struct{}, 1),
 		written: make(chan struct{}, 1), rotated: make(chan struct{}, 1), acceptLossAfter: o.AcceptLossAfter,
 		now: o.Now, backoff: backoff{now: o.Now},
 	}
 	l.lifetime, l.end = context.WithCancel(context.Background())
 	l.space = newSpace(o, fs, dir)
-	l.onNewLog = func() { signal(l.rotated) }
-	l.current = newEngine(l.engineConfig)
+	l.OnNewLog = func() { notify(l.rotated) }
+	l.current = engine.New(l.Config)
 	return l
 }
 
-// engine returns the current engine, which may have failed.
-func (l *disk) engine() *engine {
+// Engine returns the current engine, which may have failed.
+func (l *disk) engine() *engine.Engine {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.current
@@ -74,33 +77,33 @@ func (l *disk) engine() *engine {
 
 // damage returns a *DamageError for the directory.
 func (l *disk) damage(detail string, err error) error {
-	return &DamageError{Dir: l.dir, Detail: detail, Err: err}
+	return &engine.DamageError{Dir: l.Dir, Detail: detail, Err: err}
 }
 
 // Load implements log. It compares the records with the index, and the end of the index with HEAD.
-func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
+func (l *disk) Load(add func(*storage.Record) error) (logstore.Extent, error) {
 	e := l.current
-	if err := e.read("the engine's files", e.prepare); err != nil {
-		return extent{}, err
+	if err := e.Read("the engine's files", e.Prepare); err != nil {
+		return logstore.Extent{}, err
 	}
 	if l.acceptedDamage != nil {
-		if err := e.read("the engine's files", func() error { return e.restart(l.survey.next()) }); err != nil {
-			return extent{}, err
+		if err := e.Read("the engine's files", func() error { return e.Restart(l.survey.next()) }); err != nil {
+			return logstore.Extent{}, err
 		}
 	}
-	oldest, newest, err := e.load(add)
+	oldest, newest, err := e.Load(add)
 	if err != nil {
-		return extent{}, err
+		return logstore.Extent{}, err
 	}
-	if err := l.checkHead(newest.tally); err != nil {
-		return extent{}, err
+	if err := l.checkHead(newest.Tally); err != nil {
+		return logstore.Extent{}, err
 	}
-	l.warn(newest.revision)
-	l.tail, l.durable = newest.tally, newest.tally
+	l.warn(newest.Revision)
+	l.tail, l.durable = newest.Tally, newest.Tally
 	l.checkSpace()
 	l.background.Go(l.monitor)
 	l.background.Go(l.headLoop)
-	return extent{newest.revision, oldest.revision, newest.bytes - oldest.bytes}, nil
+	return logstore.Extent{Revision: newest.Revision, Oldest: oldest.Revision, Bytes: newest.Bytes - oldest.Bytes}, nil
 }
 
 // Append implements log. It writes one synced batch. If the engine fails meanwhile, Append waits for the next
@@ -110,40 +113,40 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 		return err
 	}
 	e := l.engine()
-	if e.failure() != nil {
+	if e.Failure() != nil {
 		return l.unavailableError(e)
 	}
-	batch, tail, err := l.newBatch(e.db, events)
+	batch, tail, err := l.newBatch(e.DB, events)
 	if err != nil {
 		return err
 	}
 	l.setPending(tail)
-	if cause := e.commit(batch); cause != nil {
+	if cause := e.Commit(batch); cause != nil {
 		next, err := l.await(ctx, e)
 		if err != nil {
 			return err
 		}
-		if next.found != tail {
-			l.setPending(tally{})
+		if next.Found != tail {
+			l.setPending(format.Tally{})
 			return unavailable(cause)
 		}
 	}
 	l.mu.Lock()
-	l.tail, l.durable, l.pending = tail, tail, tally{}
+	l.tail, l.durable, l.pending = tail, tail, format.Tally{}
 	l.mu.Unlock()
-	signal(l.written)
+	notify(l.written)
 	return nil
 }
 
 // unavailableError returns the error of an operation on a failed engine: the permanent error, or else an
 // ErrUnavailable until the engine is replaced.
-func (l *disk) unavailableError(failed *engine) error {
+func (l *disk) unavailableError(failed *engine.Engine) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.finalErr != nil {
 		return l.finalErr
 	}
-	return unavailable(failed.failure())
+	return unavailable(failed.Failure())
 }
 
 // unavailable returns the storage.ErrUnavailable of an operation on a failed engine.
@@ -152,21 +155,21 @@ func unavailable(cause error) error {
 }
 
 // setPending records the totals that the next engine finds if the running Append succeeds.
-func (l *disk) setPending(tail tally) {
+func (l *disk) setPending(tail format.Tally) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending = tail
 }
 
 // newBatch returns a batch that makes events durable, and the totals after it.
-func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, tally, error) {
+func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, format.Tally, error) {
 	batch, tail := db.NewBatch(), l.tail
 	var key, value []byte
 	for _, e := range events {
-		if e.Revision != tail.revision+1 {
-			return nil, tail, fmt.Errorf("revision %d does not follow revision %d", e.Revision, tail.revision)
+		if e.Revision != tail.Revision+1 {
+			return nil, tail, fmt.Errorf("revision %d does not follow revision %d", e.Revision, tail.Revision)
 		}
-		tail.count(e)
+		tail.Count(e)
 		if err := putEvent(batch, e, tail, &key, &value); err != nil {
 			return nil, tail, err
 		}
@@ -175,9 +178,9 @@ func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, 
 }
 
 // putEvent adds an event's version and index entry to batch. key and value are scratch buffers.
-func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte) error {
-	*key = appendVersionKey((*key)[:0], e.Key, e.Revision)
-	*value = appendVersion((*value)[:0], e.Record)
+func putEvent(batch *pebble.Batch, e *storage.Event, t format.Tally, key, value *[]byte) error {
+	*key = format.AppendVersionKey((*key)[:0], e.Key, e.Revision)
+	*value = format.AppendVersion((*value)[:0], e.Record)
 	var object []byte
 	if e.Record != nil {
 		object = e.Record.Value
@@ -186,17 +189,17 @@ func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte
 	copy(op.Key, *key)
 	n := copy(op.Value, *value)
 	copy(op.Value[n:], object)
-	seal(op.Key, op.Value)
+	format.Seal(op.Key, op.Value)
 	if err := op.Finish(); err != nil {
 		return err
 	}
-	c := change{tally: t, key: e.Key, deleted: e.Record == nil}
+	c := format.Change{Tally: t, Key: e.Key, Deleted: e.Record == nil}
 	if e.Previous != nil {
-		c.previous = e.Previous.Modified
+		c.Previous = e.Previous.Modified
 	}
-	*key = appendIndexKey((*key)[:0], e.Revision)
-	*value = appendChange((*value)[:0], &c)
-	seal(*key, *value)
+	*key = format.AppendIndexKey((*key)[:0], e.Revision)
+	*value = format.AppendChange((*value)[:0], &c)
+	format.Seal(*key, *value)
 	return batch.Set(*key, *value, nil)
 }
 
@@ -205,11 +208,11 @@ func (l *disk) Close() error {
 	l.end()
 	l.background.Wait()
 	e := l.engine()
-	err := e.failure()
+	err := e.Failure()
 	if err == nil {
 		err = l.writeHead()
 	}
-	if failed := e.close(); !errors.Is(err, failed) {
+	if failed := e.Close(); !errors.Is(err, failed) {
 		err = errors.Join(err, failed)
 	}
 	return errors.Join(err, l.lock.Close())

@@ -5,17 +5,18 @@ import (
 	"errors"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
 )
 
 // useHistory runs work, which reads or compacts the history.
-func (l *disk) useHistory(work func(*engine) error) error {
+func (l *disk) useHistory(work func(*engine.Engine) error) error {
 	e := l.engine()
-	err := e.read("the history", func() error { return work(e) })
-	if e.failure() != nil {
+	err := e.Read("the history", func() error { return work(e) })
+	if e.Failure() != nil {
 		return l.unavailableError(e)
 	}
-	if damage := (*DamageError)(nil); errors.As(err, &damage) {
-		l.logger.Error("cannot read the history", "err", err)
+	if damage := (*engine.DamageError)(nil); errors.As(err, &damage) {
+		l.Logger.Error("cannot read the history", "err", err)
 	}
 	return err
 }
@@ -24,8 +25,8 @@ func (l *disk) useHistory(work func(*engine) error) error {
 func (l *disk) Replay(_ context.Context, prefix string, after, until int64) (events []*storage.Event, reached int64,
 	err error) {
 	reached = after
-	err = l.useHistory(func(e *engine) (err error) {
-		events, reached, err = e.replay(prefix, after, until)
+	err = l.useHistory(func(e *engine.Engine) (err error) {
+		events, reached, err = e.Replay(prefix, after, until)
 		return err
 	})
 	return events, reached, err
@@ -35,17 +36,17 @@ func (l *disk) Replay(_ context.Context, prefix string, after, until int64) (eve
 func (l *disk) ReadAt(
 	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
 ) error {
-	return l.useHistory(func(e *engine) error { return e.readAt(target, base.Revision(), put) })
+	return l.useHistory(func(e *engine.Engine) error { return e.ReadAt(target, base.Revision(), put) })
 }
 
 // Compact implements log.
 func (l *disk) Compact(revision int64) error {
-	if err := l.useHistory(func(e *engine) error { return e.compact(revision) }); err != nil {
+	if err := l.useHistory(func(e *engine.Engine) error { return e.Compact(revision) }); err != nil {
 		return err
 	}
 	l.compacted.Store(revision)
 	if err := l.writeHead(); err != nil {
-		l.logger.Warn("cannot record the newest revision in the file HEAD", "err", err)
+		l.Logger.Warn("cannot record the newest revision in the file HEAD", "err", err)
 	}
 	return nil
 }

@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // Options configures a Store.
@@ -58,52 +61,35 @@ func (e *InUseError) Error() string {
 		"stop that process, or choose another directory", e.Dir)
 }
 
-// DamageError is returned if the content of the data directory is not what the store has written. The store then
-// serves no data.
-type DamageError struct {
-	Dir          string
-	Detail       string
-	Err          error // error of Pebble; may be nil
-	LastRevision int64 // last revision before the damage if AcceptLossAfter can accept the loss, else 0
-}
-
-func (e *DamageError) Error() string {
-	text := "the data in " + e.Dir + " is damaged: " + e.Detail
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
-	}
-	text += ". The server has changed no files. Check the disk and copy the directory. " +
-		"Then restore the directory from a backup, or start with an empty one"
-	if e.LastRevision > 0 {
-		text += fmt.Sprintf(". To continue without the revisions after %d, "+
-			"start the server once with --accept-data-loss-after=%[1]d", e.LastRevision)
-	}
-	return text
-}
-
-func (e *DamageError) Unwrap() error { return e.Err }
-
 // Open opens the store in o.Dir, or creates it. The error is an *InUseError if another process has opened
-// the directory, and a *DamageError if its files are damaged. Both messages describe what to do.
-func Open(o Options) (*Store, error) {
-	o = withDefaults(o)
-	so := options{
-		compactAfter: o.CompactAfter, historyBytes: o.HistoryBytes,
-		logger: o.Logger, now: o.Now, after: o.After, commitTimeout: o.commitTimeout,
-	}
-	so.RecentBytes = o.recentBytes
+// the directory, and an *engine.DamageError if its files are damaged. Both messages describe what to do.
+func Open(o Options) (*logstore.Store, error) {
 	if o.Dir == "" {
-		if so.historyBytes <= 0 {
-			so.historyBytes = 32 << 20
+		if o.HistoryBytes <= 0 {
+			o.HistoryBytes = 32 << 20
 		}
-		return newStore(newMemory(), so)
+		return logstore.New(newMemory(), o.storeOptions())
 	}
-	disk, err := openDisk(o)
+	s, _, err := openDirectory(o)
+	return s, err
+}
+
+// openDirectory opens the store in o.Dir and returns it with its log.
+func openDirectory(o Options) (*logstore.Store, *disk, error) {
+	l, err := openDisk(withDefaults(o))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	so.lowSpace = disk.lowSpace
-	return newStore(disk, so)
+	so := o.storeOptions()
+	so.LowSpace = l.lowSpace
+	s, err := logstore.New(l, so)
+	return s, l, err
+}
+
+func (o *Options) storeOptions() logstore.Options {
+	return logstore.Options{ReplicaOptions: storage.ReplicaOptions{RecentBytes: o.recentBytes},
+		CompactAfter: o.CompactAfter, HistoryBytes: o.HistoryBytes, Logger: o.Logger, Now: o.Now, After: o.After,
+		CommitTimeout: o.commitTimeout}
 }
 
 // withDefaults sets the defaults of unset options.
@@ -148,10 +134,10 @@ func openDisk(o Options) (_ *disk, err error) {
 	l := newDisk(o, fs, dir, lock)
 	err = l.verify()
 	if err == nil {
-		err = l.current.open()
+		err = l.current.Open()
 	}
 	if err != nil {
-		_ = l.current.close() // the first error is more specific
+		_ = l.current.Close() // the first error is more specific
 		_ = lock.Close()
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
 )
 
 // TestMissingSyncIsDetected checks that each kind of sync is necessary: on a disk that ignores it, the crash test
@@ -68,7 +69,7 @@ func TestMissingSyncOfHeadIsDetected(t *testing.T) {
 			if err == nil {
 				defer l.Close()
 			}
-			if whole := err == nil && l.head.revision == 3; whole != (kind == "none") {
+			if whole := err == nil && l.head.Revision == 3; whole != (kind == "none") {
 				t.Errorf("HEAD is complete: %v, %v", whole, err)
 			}
 		})
@@ -107,7 +108,7 @@ func (f *flakyFS) diskAfter(d time.Duration) <-chan time.Time {
 		}
 		return firedTimer()
 	}
-	if f.retries--; d != compactionDelay && f.retries <= 0 && !f.repaired {
+	if f.retries--; d != engine.CompactionDelay && f.retries <= 0 && !f.repaired {
 		f.retries = f.random.IntN(4)
 		f.sticky.Store(f.random.IntN(2) == 0)
 		f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
@@ -218,7 +219,7 @@ func TestMissingFile(t *testing.T) {
 		}
 	}
 	_, err = Open(crashOptions(disk))
-	var damage *DamageError
+	var damage *engine.DamageError
 	if !errors.As(err, &damage) {
 		t.Errorf("open without a manifest: %v", err)
 	}
@@ -279,7 +280,7 @@ func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.R
 	}
 	err = w.check(s, 1)
 	w.acked, w.newest = acked, newest
-	var damage *DamageError
+	var damage *engine.DamageError
 	if err != nil && !errors.As(err, &damage) {
 		t.Errorf("byte %d of %s: %v", at, name, err)
 	}

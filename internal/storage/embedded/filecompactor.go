@@ -16,10 +16,10 @@ type fileCompactor struct {
 // compactionPauseFactor is the length of the pause after a run, as a multiple of the run's duration.
 const compactionPauseFactor = 4
 
-// compactFiles starts a run in the background if the history has been compacted since the last run.
+// CompactFiles starts a run in the background if the history has been compacted since the last run.
 func (l *disk) compactFiles() {
 	s, e := &l.fileCompactor, l.engine()
-	if e.failure() != nil || !l.space.hasFree(2*int64(l.memTable)) || !s.running.CompareAndSwap(false, true) {
+	if e.Failure() != nil || !l.space.hasFree(2*int64(l.MemTable)) || !s.running.CompareAndSwap(false, true) {
 		return
 	}
 	revision, began := l.compacted.Load(), l.now()
@@ -30,8 +30,8 @@ func (l *disk) compactFiles() {
 	s.revision = revision
 	l.background.Go(func() {
 		defer s.running.Store(false)
-		if err := e.compactFiles(l.lifetime); err != nil && l.lifetime.Err() == nil {
-			l.logger.Warn("cannot free disk space by compacting the engine's files", "err", err)
+		if err := e.CompactFiles(l.lifetime); err != nil && l.lifetime.Err() == nil {
+			l.Logger.Warn("cannot free disk space by compacting the engine's files", "err", err)
 		}
 		s.next = began.Add((1 + compactionPauseFactor) * l.now().Sub(began))
 	})

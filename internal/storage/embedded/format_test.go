@@ -8,6 +8,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
 // valueV1 returns an object's value as the previous version stored it, and the object's JSON.
@@ -50,7 +52,7 @@ func TestPreviousFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	engineDo(t, o.FS, func(db *pebble.DB) {
-		if err := db.Set([]byte(formatKey), []byte(formatNameV1), pebble.Sync); err != nil {
+		if err := db.Set([]byte(format.Key), []byte(format.NameV1), pebble.Sync); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -72,14 +74,14 @@ func TestPreviousFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	engineDo(t, o.FS, func(db *pebble.DB) {
-		v, closer, err := db.Get([]byte(formatKey))
+		v, closer, err := db.Get([]byte(format.Key))
 		if err != nil || string(v) != "trellis log 2" {
 			t.Errorf("the format is %q, %v", v, err)
 		}
 		if err == nil {
 			_ = closer.Close()
 		}
-		key := appendVersionKey(nil, "c", 5)
+		key := format.AppendVersionKey(nil, "c", 5)
 		v, closer, err = db.Get(key)
 		if err != nil || !bytes.HasSuffix(v, []byte(js)) || bytes.Contains(v, []byte(value)) {
 			t.Errorf("%q, %v", v, err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
 // headInterval is the time between two writes of HEAD while commits continue. HEAD is at most one second behind the
@@ -19,12 +21,12 @@ func (l *disk) writeHead() error {
 	l.headMu.Lock()
 	defer l.headMu.Unlock()
 	l.mu.Lock()
-	h := head{l.durable, l.current.newestLog()}
+	h := format.Head{Tally: l.durable, Log: l.current.NewestLog()}
 	l.mu.Unlock()
-	if h.revision == 0 || h.revision <= l.head.revision && h.log <= l.head.log {
+	if h.Revision == 0 || h.Revision <= l.head.Revision && h.Log <= l.head.Log {
 		return nil
 	}
-	if err := l.replace("HEAD", h.encode()); err != nil {
+	if err := l.replace("HEAD", h.Encode()); err != nil {
 		return fmt.Errorf("write HEAD: %w", err)
 	}
 	l.head = h
@@ -43,7 +45,7 @@ func (l *disk) headLoop() {
 			case <-l.lifetime.Done():
 				return
 			case <-l.rotated:
-			case <-l.after(headInterval):
+			case <-l.After(headInterval):
 			}
 		}
 		select {
@@ -52,9 +54,9 @@ func (l *disk) headLoop() {
 		}
 		err := l.writeHead()
 		if err != nil {
-			signal(l.written) // try again
+			notify(l.written) // try again
 			if !failed {
-				l.logger.Warn("cannot write the file HEAD: lost revisions cannot be detected until it is written",
+				l.Logger.Warn("cannot write the file HEAD: lost revisions cannot be detected until it is written",
 					"err", err)
 			}
 		}
@@ -62,10 +64,18 @@ func (l *disk) headLoop() {
 	}
 }
 
+// notify sends to c, a channel with a buffer of one, unless the buffer is full.
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // replace writes a file of the directory. A crash leaves either the old or the new content.
 func (l *disk) replace(name string, data []byte) (err error) {
-	path := l.fs.PathJoin(l.dir, name)
-	f, err := l.fs.Create(path+".new", vfs.WriteCategoryUnspecified)
+	path := l.FS.PathJoin(l.Dir, name)
+	f, err := l.FS.Create(path+".new", vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -74,44 +84,44 @@ func (l *disk) replace(name string, data []byte) (err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := l.fs.Rename(path+".new", path); err != nil {
+	if err := l.FS.Rename(path+".new", path); err != nil {
 		return err
 	}
-	return syncDir(l.fs, l.dir)
+	return syncDir(l.FS, l.Dir)
 }
 
 // readHead returns the content of HEAD. Its revision is 0 if the file does not exist. If only the content is
 // invalid, the error is a *DamageError.
-func (l *disk) readHead() (head, error) {
+func (l *disk) readHead() (format.Head, error) {
 	text, err := l.read("HEAD")
 	if errors.Is(err, os.ErrNotExist) {
-		return head{}, nil
+		return format.Head{}, nil
 	}
 	if err != nil {
-		return head{}, fmt.Errorf("read HEAD: %w", err)
+		return format.Head{}, fmt.Errorf("read HEAD: %w", err)
 	}
-	h, err := parseHead(string(text))
+	h, err := format.ParseHead(string(text))
 	if err != nil {
-		return head{}, l.damage("HEAD", err)
+		return format.Head{}, l.damage("HEAD", err)
 	}
 	return h, nil
 }
 
 // checkHead returns a *DamageError if HEAD contains a later revision than the loaded history, or other totals for
 // the same revision.
-func (l *disk) checkHead(found tally) error {
-	expect := l.head.tally
-	expect.bytes = found.bytes
-	if expect.revision > found.revision || expect.revision == found.revision && expect != found {
+func (l *disk) checkHead(found format.Tally) error {
+	expect := l.head.Tally
+	expect.Bytes = found.Bytes
+	if expect.Revision > found.Revision || expect.Revision == found.Revision && expect != found {
 		return l.damage(fmt.Sprintf(
 			"the log ends at revision %d and does not match the file HEAD, which contains revision %d",
-			found.revision, expect.revision), nil)
+			found.Revision, expect.Revision), nil)
 	}
 	return nil
 }
 
 func (l *disk) read(name string) ([]byte, error) {
-	f, err := l.fs.Open(l.fs.PathJoin(l.dir, name))
+	f, err := l.FS.Open(l.FS.PathJoin(l.Dir, name))
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
 // damageKinds are kinds of damage by a bad disk or an operator's mistake. Each function returns a description, or
@@ -126,8 +129,8 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 		defer s.Close()
 		last := s.Head().Revision()
 		want(t, list(s.Head(), "", ""), r.states[last]...)
-		if last < confirmed.revision && before.head.revision != 0 {
-			t.Errorf("the store opened at revision %d, but HEAD confirms %d", last, confirmed.revision)
+		if last < confirmed.Revision && before.head.Revision != 0 {
+			t.Errorf("the store opened at revision %d, but HEAD confirms %d", last, confirmed.Revision)
 		}
 		if err == nil && last < r.s.Head().Revision() && !looksUnwritten(before, confirmed) {
 			if n := strings.Count(lines.String(), fmt.Sprintf("last=%d ", last)); n != 1 {
@@ -138,7 +141,7 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 		}
 		return "no loss"
 	}
-	var damage *DamageError
+	var damage *engine.DamageError
 	if !errors.As(openErr, &damage) {
 		t.Fatal(openErr)
 	}
@@ -152,9 +155,9 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 
 // looksUnwritten reports whether the damage cannot be detected, because the lost records might never have been
 // written. Then the log ends after a complete record, or the missing log file is not in HEAD yet.
-func looksUnwritten(s *survey, confirmed head) bool {
+func looksUnwritten(s *survey, confirmed format.Head) bool {
 	newest := len(s.logs) - 1
-	return newest >= 0 && s.logs[newest].end == nil && s.logs[newest].number >= confirmed.log
+	return newest >= 0 && s.logs[newest].End == nil && s.logs[newest].Number >= confirmed.Log
 }
 
 // TestMissingLogFiles checks that the loss of any log file is detected, except for the newest.
@@ -171,16 +174,16 @@ func TestMissingLogFiles(t *testing.T) {
 	for _, fs := range images {
 		s := inspect(t, fs)
 		for i := range s.logs {
-			if s.logs[i].first == 0 || s.logs[i].last <= s.tables || i == len(s.logs)-1 {
+			if s.logs[i].First == 0 || s.logs[i].Last <= s.tables || i == len(s.logs)-1 {
 				continue // HEAD may not contain the newest log yet
 			}
 			clone := fs.CrashClone(vfs.CrashCloneCfg{})
-			name := path.Base(s.logs[i].name)
+			name := path.Base(s.logs[i].Name)
 			removeFile(t, clone, "/var/data/engine/"+name)
 			tried++
-			if last := r.checkRefused(clone); last >= s.logs[i].first {
+			if last := r.checkRefused(clone); last >= s.logs[i].First {
 				t.Errorf("without %s (revisions %d to %d) the history ends at %d",
-					name, s.logs[i].first, s.logs[i].last, last)
+					name, s.logs[i].First, s.logs[i].Last, last)
 			} else {
 				r.checkAccepted(clone, last)
 			}

@@ -18,13 +18,16 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // recordedStore is a store on a disk in memory with a record of all its states.
 type recordedStore struct {
 	t      testing.TB
 	fs     *vfs.MemFS
-	s      *Store
+	s      *logstore.Store
+	disk   *disk
 	states map[int64][]string // rendered records by revision
 }
 
@@ -37,26 +40,24 @@ func lossOptions(fs vfs.FS, memTable uint64) Options {
 
 func newRecorded(t testing.TB, memTable uint64) *recordedStore {
 	r := &recordedStore{t: t, fs: vfs.NewCrashableMem(), states: map[int64][]string{}}
-	r.s = open(t, lossOptions(r.fs, memTable))
+	r.s, r.disk = openWithDisk(t, lossOptions(r.fs, memTable))
 	r.waitForHead()
 	r.write(20, rand.New(rand.NewPCG(1, 6)))
-	if err := r.disk().engine().db.Flush(); err != nil { // so that some revisions are in tables
+	if err := r.disk.engine().DB.Flush(); err != nil { // so that some revisions are in tables
 		t.Fatal(err)
 	}
 	r.waitForHead()
 	return r
 }
 
-func (r *recordedStore) disk() *disk { return r.s.log.(*disk) }
-
 // waitForHead waits until HEAD contains the newest log file. HEAD then changes only with the next rotation or
 // writeHead.
 func (r *recordedStore) waitForHead() {
-	for l := r.disk(); ; runtime.Gosched() {
+	for l := r.disk; ; runtime.Gosched() {
 		l.headMu.Lock()
-		recorded := l.head.log
+		recorded := l.head.Log
 		l.headMu.Unlock()
-		if recorded == l.engine().newestLog() {
+		if recorded == l.engine().NewestLog() {
 			return
 		}
 	}
@@ -77,7 +78,7 @@ func (r *recordedStore) write(n int, random *rand.Rand) {
 
 // writeHead writes HEAD, which otherwise happens every headInterval.
 func (r *recordedStore) writeHead() int64 {
-	if err := r.disk().writeHead(); err != nil {
+	if err := r.disk.writeHead(); err != nil {
 		r.t.Fatal(err)
 	}
 	return r.s.Head().Revision()
@@ -132,7 +133,7 @@ func contents(t testing.TB, fs vfs.FS, dir string) map[string]string {
 }
 
 func content(t testing.TB, fs vfs.FS, name string) []byte {
-	text, err := (&disk{engineConfig: engineConfig{fs: fs, dir: path.Dir(name)}}).read(path.Base(name))
+	text, err := (&disk{Config: engine.Config{FS: fs, Dir: path.Dir(name)}}).read(path.Base(name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,14 +147,14 @@ func removeFile(t testing.TB, fs vfs.FS, name string) {
 }
 
 func replaceFile(t testing.TB, fs vfs.FS, name string, text []byte) {
-	l := &disk{engineConfig: engineConfig{fs: fs, dir: path.Dir(name)}}
+	l := &disk{Config: engine.Config{FS: fs, Dir: path.Dir(name)}}
 	if err := l.replace(path.Base(name), text); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // reopen opens an image. It returns the store and the buffer for its log.
-func reopen(fs vfs.FS, accept int64) (*Store, *bytes.Buffer, error) {
+func reopen(fs vfs.FS, accept int64) (*logstore.Store, *bytes.Buffer, error) {
 	o, lines := lossOptions(fs, 0), &bytes.Buffer{}
 	o.AcceptLossAfter = accept
 	o.Logger = slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -172,7 +173,7 @@ func (r *recordedStore) checkRefused(fs *vfs.MemFS, words ...any) int64 {
 		_ = s.Close()
 		return 0
 	}
-	var damage *DamageError
+	var damage *engine.DamageError
 	if !errors.As(err, &damage) {
 		r.t.Fatalf("not a DamageError: %v", err)
 	}
@@ -393,7 +394,7 @@ func TestHeadIsWritten(t *testing.T) {
 		waiting <- struct{}{}
 		return ticks
 	}
-	s := open(t, o)
+	s, l := openWithDisk(t, o)
 	<-heads // the first log file
 	for round := range 3 {
 		for range 10 {
@@ -405,9 +406,9 @@ func TestHeadIsWritten(t *testing.T) {
 		}
 		ticks <- time.Time{}
 		<-heads
-		h, err := s.log.(*disk).readHead()
-		if err != nil || h.revision != s.Head().Revision() {
-			t.Errorf("round %d: HEAD contains revision %d, %v", round, h.revision, err)
+		h, err := l.readHead()
+		if err != nil || h.Revision != s.Head().Revision() {
+			t.Errorf("round %d: HEAD contains revision %d, %v", round, h.Revision, err)
 		}
 	}
 	if len(waiting) > 0 {
@@ -415,12 +416,11 @@ func TestHeadIsWritten(t *testing.T) {
 	}
 	put(t, s, "a", "2")
 	<-waiting
-	if err := s.log.(*disk).engine().db.Flush(); err != nil { // rotates the log
+	if err := l.engine().DB.Flush(); err != nil { // rotates the log
 		t.Fatal(err)
 	}
 	<-heads // without a tick
-	l := s.log.(*disk)
-	if h, err := l.readHead(); err != nil || h.revision != s.Head().Revision() || h.log != l.engine().newestLog() {
+	if h, err := l.readHead(); err != nil || h.Revision != s.Head().Revision() || h.Log != l.engine().NewestLog() {
 		t.Errorf("after a rotation HEAD contains %+v, %v", h, err)
 	}
 }

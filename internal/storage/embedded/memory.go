@@ -6,21 +6,24 @@ import (
 	"sync"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // memory is a log in memory. Close discards it.
 type memory struct {
 	mu     sync.Mutex
 	events []*storage.Event // all events after extent.oldest, without gaps
-	extent extent
+	extent logstore.Extent
 }
 
 func newMemory() *memory {
-	return &memory{extent: extent{revision: firstRevision, oldest: firstRevision}}
+	return &memory{extent: logstore.Extent{Revision: format.FirstRevision, Oldest: format.FirstRevision}}
 }
 
 // Load implements log. A new log is empty.
-func (m *memory) Load(func(*storage.Record) error) (extent, error) { return m.extent, nil }
+func (m *memory) Load(func(*storage.Record) error) (logstore.Extent, error) { return m.extent, nil }
 
 // Append implements log.
 func (m *memory) Append(_ context.Context, events []*storage.Event) error {
@@ -28,9 +31,9 @@ func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 	defer m.mu.Unlock()
 	m.events = append(m.events, events...)
 	for _, e := range events {
-		m.extent.bytes += e.HistoryCost()
+		m.extent.Bytes += e.HistoryCost()
 	}
-	m.extent.revision += int64(len(events))
+	m.extent.Revision += int64(len(events))
 	return nil
 }
 
@@ -38,15 +41,15 @@ func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 func (m *memory) between(after, until int64) ([]*storage.Event, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if oldest := m.extent.oldest; after < oldest {
+	if oldest := m.extent.Oldest; after < oldest {
 		return nil, &storage.CompactedError{Requested: after, Oldest: oldest}
 	}
-	return m.events[after-m.extent.oldest : until-m.extent.oldest], nil
+	return m.events[after-m.extent.Oldest : until-m.extent.Oldest], nil
 }
 
 // Replay implements storage.HistoryReader.
 func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
-	until = min(until, after+replayRevisions)
+	until = min(until, after+engine.ReplayRevisions)
 	all, err := m.between(after, until)
 	if err != nil {
 		return nil, after, err
@@ -83,15 +86,15 @@ func (m *memory) ReadAt(
 func (m *memory) Compact(revision int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := revision - m.extent.oldest
+	n := revision - m.extent.Oldest
 	if n <= 0 {
 		return nil
 	}
 	for _, e := range m.events[:n] {
-		m.extent.bytes -= e.HistoryCost()
+		m.extent.Bytes -= e.HistoryCost()
 	}
 	m.events = append([]*storage.Event(nil), m.events[n:]...) // readers may still hold the old array
-	m.extent.oldest = revision
+	m.extent.Oldest = revision
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
 )
 
 const (
@@ -30,11 +31,11 @@ func (l *disk) monitor() {
 		select {
 		case <-l.lifetime.Done():
 			return
-		case <-e.failed():
+		case <-e.Failed():
 			if !l.replaceEngine(e) {
 				return
 			}
-		case <-l.after(every):
+		case <-l.After(every):
 		}
 		l.checkSpace()
 	}
@@ -45,7 +46,7 @@ func (l *disk) checkSpace() {
 	if !l.space.check() {
 		return
 	}
-	signal(l.lowSpace)
+	notify(l.lowSpace)
 	l.compactFiles()
 }
 
@@ -53,16 +54,16 @@ func (l *disk) checkSpace() {
 func (l *disk) admit(events []*storage.Event) error {
 	err := l.space.admit(events)
 	if err != nil {
-		signal(l.lowSpace)
+		notify(l.lowSpace)
 	}
 	return err
 }
 
 // replaceEngine opens engines until one replaces the failed one. It returns false after Close or on permanent
 // damage.
-func (l *disk) replaceEngine(failed *engine) bool {
-	l.logger.Error("a write to the disk has failed: reads continue, and writes continue after the store is reopened",
-		"err", failed.failure())
+func (l *disk) replaceEngine(failed *engine.Engine) bool {
+	l.Logger.Error("a write to the disk has failed: reads continue, and writes continue after the store is reopened",
+		"err", failed.Failure())
 	l.health.setFailed(errFailedWrite)
 	if !l.shutBarrier(failed) {
 		return false
@@ -72,21 +73,21 @@ func (l *disk) replaceEngine(failed *engine) bool {
 		select {
 		case <-l.lifetime.Done():
 			return false
-		case <-l.after(wait):
+		case <-l.After(wait):
 		}
-		if wait = lowSpaceInterval; !l.space.hasFree(2 * int64(l.memTable)) {
+		if wait = lowSpaceInterval; !l.space.hasFree(2 * int64(l.MemTable)) {
 			continue
 		}
 		next, err := l.reopen()
 		if err == nil {
-			l.logger.Warn("the store has been reopened", "revision", next.found.revision)
+			l.Logger.Warn("the store has been reopened", "revision", next.Found.Revision)
 			l.install(next, nil)
 			l.health.setFailed(nil)
 			return true
 		}
 		wait = l.backoff.next()
-		l.logger.Error("cannot reopen the store", "err", err)
-		var damage *DamageError
+		l.Logger.Error("cannot reopen the store", "err", err)
+		var damage *engine.DamageError
 		if damaged++; !errors.As(err, &damage) {
 			damaged = 0
 		}
@@ -115,10 +116,10 @@ func (p *backoff) next() time.Duration {
 }
 
 // shutBarrier ends all use of the disk by a failed engine. It returns false if the log is closed first.
-func (l *disk) shutBarrier(failed *engine) bool {
+func (l *disk) shutBarrier(failed *engine.Engine) bool {
 	done := make(chan struct{})
 	go func() { // a pending write may block
-		failed.shut()
+		failed.Shut()
 		close(done)
 	}()
 	select {
@@ -130,7 +131,7 @@ func (l *disk) shutBarrier(failed *engine) bool {
 }
 
 // install makes e the current engine. If finalErr is not nil, no other engine follows e.
-func (l *disk) install(e *engine, finalErr error) {
+func (l *disk) install(e *engine.Engine, finalErr error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.current, l.finalErr = e, finalErr
@@ -139,7 +140,7 @@ func (l *disk) install(e *engine, finalErr error) {
 }
 
 // await returns the engine that replaces a failed one.
-func (l *disk) await(ctx context.Context, failed *engine) (*engine, error) {
+func (l *disk) await(ctx context.Context, failed *engine.Engine) (*engine.Engine, error) {
 	for {
 		l.mu.Lock()
 		current, replaced, finalErr := l.current, l.replaced, l.finalErr
@@ -153,36 +154,36 @@ func (l *disk) await(ctx context.Context, failed *engine) (*engine, error) {
 		select {
 		case <-replaced:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the store was closed before it could be reopened: %w", failed.failure())
+			return nil, fmt.Errorf("the store was closed before it could be reopened: %w", failed.Failure())
 		}
 	}
 }
 
 // reopen opens another engine and checks that it contains all acknowledged revisions.
-func (l *disk) reopen() (_ *engine, err error) {
-	e := newEngine(l.engineConfig)
+func (l *disk) reopen() (_ *engine.Engine, err error) {
+	e := engine.New(l.Config)
 	defer func() {
 		if err != nil {
-			_ = e.close() // the first error is more specific
+			_ = e.Close() // the first error is more specific
 		}
 	}()
-	if err := e.open(); err != nil {
+	if err := e.Open(); err != nil {
 		return nil, err
 	}
-	_, newest, err := e.load(func(*storage.Record) error { return nil })
+	_, newest, err := e.Load(func(*storage.Record) error { return nil })
 	if err != nil {
 		return nil, err
 	}
-	e.found = newest.tally
+	e.Found = newest.Tally
 	l.mu.Lock()
 	durable, pending := l.durable, l.pending
 	l.mu.Unlock()
-	switch e.found {
+	switch e.Found {
 	case durable:
 		return e, nil
 	case pending:
-		return e, e.read("the index", func() error { return e.checkContains(durable) })
+		return e, e.Read("the index", func() error { return e.CheckContains(durable) })
 	}
 	return nil, l.damage(fmt.Sprintf("the log ends at revision %d, but revision %d was written",
-		e.found.revision, durable.revision), nil)
+		e.Found.Revision, durable.Revision), nil)
 }

@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
 )
 
 // smallFS is a file system with a limited size.
@@ -146,7 +148,7 @@ func (f *smallFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 	if err != nil {
 		return nil, err
 	}
-	if c == compactionFiles {
+	if c == engine.CompactionFiles {
 		f.compactions++
 	}
 	f.files[name] = 0
@@ -178,7 +180,11 @@ func (f *smallFS) Remove(name string) error {
 	return nil
 }
 
-func (f *smallFS) Lock(string) (io.Closer, error) { return unlocked{}, nil }
+type noLock struct{}
+
+func (noLock) Close() error { return nil }
+
+func (f *smallFS) Lock(string) (io.Closer, error) { return noLock{}, nil }
 
 func (f *smallFS) Unwrap() vfs.FS { return f.FS }
 

@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/engine"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // smallDisk is a store on a disk of 4 MiB, with a fake clock.
 type smallDisk struct {
-	*Store
+	*logstore.Store
+	disk    *disk // only if the disk is real
 	t       *testing.T
 	fs      *smallFS
 	clock   *clock
@@ -216,7 +219,7 @@ func TestDeletionsFreeSpace(t *testing.T) {
 // log.
 func TestCompactionWithoutSpace(t *testing.T) {
 	d := newSmallDisk(t, 1)
-	d.fs.refuseCategory(compactionFiles)
+	d.fs.refuseCategory(engine.CompactionFiles)
 	for d.fs.failedWrites() == 0 {
 		if err := d.create(); err != nil {
 			t.Fatal(err)

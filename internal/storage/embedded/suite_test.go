@@ -10,10 +10,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // each runs a test on a store in memory and on one on disk.
-func each(t *testing.T, o Options, test func(t *testing.T, s *Store)) {
+func each(t *testing.T, o Options, test func(t *testing.T, s *logstore.Store)) {
 	t.Helper()
 	for _, place := range []string{"memory", "disk"} {
 		t.Run(place, func(t *testing.T) {
@@ -27,9 +28,21 @@ func each(t *testing.T, o Options, test func(t *testing.T, s *Store)) {
 }
 
 // open opens a store and closes it at the end of the test.
-func open(t testing.TB, o Options) *Store {
+func open(t testing.TB, o Options) *logstore.Store {
 	t.Helper()
 	s, err := Open(o)
+	return closeAtEnd(t, s, err)
+}
+
+// openWithDisk opens a store and returns it with its log.
+func openWithDisk(t testing.TB, o Options) (*logstore.Store, *disk) {
+	t.Helper()
+	s, l, err := openDirectory(o)
+	return closeAtEnd(t, s, err), l
+}
+
+func closeAtEnd(t testing.TB, s *logstore.Store, err error) *logstore.Store {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,18 +55,18 @@ func open(t testing.TB, o Options) *Store {
 }
 
 // put writes value to key and returns the event. The current state of key does not matter.
-func put(t testing.TB, s *Store, key, value string) *storage.Event {
+func put(t testing.TB, s *logstore.Store, key, value string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key, Value: []byte(value)})
 }
 
 // remove deletes key and returns the event.
-func remove(t testing.TB, s *Store, key string) *storage.Event {
+func remove(t testing.TB, s *logstore.Store, key string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key})
 }
 
-func commit(t testing.TB, s *Store, w storage.Write) *storage.Event {
+func commit(t testing.TB, s *logstore.Store, w storage.Write) *storage.Event {
 	t.Helper()
 	if r := s.Head().Get(w.Key); r != nil {
 		w.Expected = r.Modified
@@ -112,7 +125,7 @@ func want(t testing.TB, got []string, expect ...string) {
 
 // TestCommitIsVisibleInOrder checks the state after each of several commits. CRD-061
 func TestCommitIsVisibleInOrder(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		start := s.Head().Revision()
 		if start != 1 {
 			t.Errorf("an empty store is at revision %d, want 1", start)
@@ -148,7 +161,7 @@ func TestCommitIsVisibleInOrder(t *testing.T) {
 
 // TestWatchFromThePastThenLive checks that a cursor delivers past events and then new ones. CRD-062
 func TestWatchFromThePastThenLive(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *Store) {
+	each(t, Options{}, func(t *testing.T, s *logstore.Store) {
 		put(t, s, "a/x", "1")
 		put(t, s, "b/x", "2")
 		put(t, s, "a/x", "3")

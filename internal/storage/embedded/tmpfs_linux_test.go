@@ -25,7 +25,7 @@ func realDisk(t *testing.T, usage func() (free, size uint64, err error)) (d *sma
 	d = newSmallDisk(t, 0)
 	o := d.options()
 	o.Dir, o.FS, o.DiskUsage, o.memTable, o.recentBytes = filepath.Join(dir, "data"), nil, usage, 0, 0
-	d.Store = open(t, o)
+	d.Store, d.disk = openWithDisk(t, o)
 	return d, dir
 }
 
@@ -42,9 +42,9 @@ func (d *smallDisk) createLarge() error {
 // another program fills the rest. Then the store deletes all objects and fills the disk again.
 func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	d, dir := realDisk(t, nil)
-	e := d.log.(*disk).engine()
+	e := d.disk.engine()
 	// Without a compaction, the engine writes nothing in the background until the clock advances.
-	e.compactionBackoff.start(d.clock.After(compactionDelay))
+	e.PauseCompactions()
 	for err := error(nil); err == nil; {
 		if err = d.createLarge(); err != nil && !errors.Is(err, storage.ErrNoSpace) {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestRealDiskThatIsNearlyFull(t *testing.T) {
 		t.Errorf("created %d objects, want at least 10", d.created)
 	}
 	// Flush the memtable, which needs space. The first deletion then creates a log file that the others fit into.
-	if err := e.runDetached(e.db.Flush); err != nil {
+	if err := e.Read("the engine's files", e.DB.Flush); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.write(storage.Write{Key: "k/0000"}); err != nil {

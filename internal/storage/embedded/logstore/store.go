@@ -1,4 +1,6 @@
-package embedded
+// Package logstore implements storage.Store over a Log that only this process writes. The store numbers revisions and
+// groups commits, deletes expired keys and compacts the history. It must not depend on the place of the log.
+package logstore
 
 import (
 	"context"
@@ -15,8 +17,8 @@ import (
 // complete.
 type Store struct {
 	*storage.Replica
-	log       log
-	options   options
+	log       Log
+	options   Options
 	queue     queue
 	expiry    expiry
 	retention retention
@@ -35,25 +37,25 @@ type Store struct {
 	committing, serving sync.WaitGroup
 }
 
-// options configures a Store. Unset fields mean their defaults.
-type options struct {
+// Options configures a Store. Unset fields mean their defaults.
+type Options struct {
 	storage.ReplicaOptions
-	compactAfter time.Duration // default 5 minutes
-	historyBytes int64         // default 256 MiB
-	logger       *slog.Logger
+	CompactAfter time.Duration // default 5 minutes
+	HistoryBytes int64         // default 256 MiB
+	Logger       *slog.Logger
 
-	// lowSpace receives repeatedly while disk space is low. The store then shortens the history.
-	lowSpace <-chan struct{}
-	// commitTimeout returns a channel that receives when a commit has timed out. The default is 10 seconds.
-	commitTimeout func() <-chan time.Time
+	// LowSpace receives repeatedly while disk space is low. The store then shortens the history.
+	LowSpace <-chan struct{}
+	// CommitTimeout returns a channel that receives when a commit has timed out. The default is 10 seconds.
+	CommitTimeout func() <-chan time.Time
 
-	now   func() time.Time
-	after func(time.Duration) <-chan time.Time
+	Now   func() time.Time
+	After func(time.Duration) <-chan time.Time
 }
 
-// newStore loads the log and starts a Store on it. The Store owns the log. newStore closes the log if it
+// New loads the log and starts a Store on it. The Store owns the log. newStore closes the log if it
 // fails.
-func newStore(l log, o options) (*Store, error) {
+func New(l Log, o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{log: l, options: o, stop: make(chan struct{})}
 	s.history.log = l
@@ -68,24 +70,24 @@ func newStore(l log, o options) (*Store, error) {
 	return s, nil
 }
 
-func (o *options) setDefaults() {
-	if o.compactAfter <= 0 {
-		o.compactAfter = 5 * time.Minute
+func (o *Options) setDefaults() {
+	if o.CompactAfter <= 0 {
+		o.CompactAfter = 5 * time.Minute
 	}
-	if o.historyBytes <= 0 {
-		o.historyBytes = 256 << 20
+	if o.HistoryBytes <= 0 {
+		o.HistoryBytes = 256 << 20
 	}
-	if o.logger == nil {
-		o.logger = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.commitTimeout == nil {
-		o.commitTimeout = func() <-chan time.Time { return time.After(10 * time.Second) }
+	if o.CommitTimeout == nil {
+		o.CommitTimeout = func() <-chan time.Time { return time.After(10 * time.Second) }
 	}
-	if o.now == nil {
-		o.now = time.Now
+	if o.Now == nil {
+		o.Now = time.Now
 	}
-	if o.after == nil {
-		o.after = time.After
+	if o.After == nil {
+		o.After = time.After
 	}
 }
 
@@ -100,8 +102,8 @@ func (s *Store) load() error {
 	if err != nil {
 		return fmt.Errorf("storage: load: %w", err)
 	}
-	s.retention.total = found.bytes
-	s.Replica = storage.NewReplica(l.Snapshot(found.revision), found.oldest, &s.history, s.options.ReplicaOptions)
+	s.retention.total = found.Bytes
+	s.Replica = storage.NewReplica(l.Snapshot(found.Revision), found.Oldest, &s.history, s.options.ReplicaOptions)
 	return nil
 }
 
@@ -133,7 +135,7 @@ func (s *Store) Close() error {
 
 // historyLog is a storage.HistoryReader over a log. After close, it no longer uses the log.
 type historyLog struct {
-	log    log
+	log    Log
 	mu     sync.RWMutex
 	closed bool
 }

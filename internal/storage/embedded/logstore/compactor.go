@@ -1,4 +1,4 @@
-package embedded
+package logstore
 
 import (
 	"errors"
@@ -9,22 +9,22 @@ import (
 
 // compactLoop deletes expired keys and compacts the history, until Close.
 func (s *Store) compactLoop() {
-	tick := s.options.compactAfter / 10
+	tick := s.options.CompactAfter / 10
 	s.sample(tick)
 	for {
 		select {
 		case <-s.stop:
 			return
-		case <-s.options.after(s.expiry.wait(s.options.now(), tick)):
+		case <-s.options.After(s.expiry.wait(s.options.Now(), tick)):
 		case <-s.expiry.ready:
-		case <-s.options.lowSpace:
+		case <-s.options.LowSpace:
 			s.sample(0)
-			s.compactHistory(min(shortHistory, s.options.compactAfter))
+			s.compactHistory(min(shortHistory, s.options.CompactAfter))
 			continue
 		}
 		s.deleteExpired()
 		s.sample(tick)
-		s.compactHistory(s.options.compactAfter)
+		s.compactHistory(s.options.CompactAfter)
 		s.TrimHistory()
 	}
 }
@@ -32,7 +32,7 @@ func (s *Store) compactLoop() {
 // sample records the revision of the head and the time. It does nothing if the last sample is younger than the
 // given interval.
 func (s *Store) sample(every time.Duration) {
-	s.retention.note(s.Head().Revision(), s.options.now(), every)
+	s.retention.note(s.Head().Revision(), s.options.Now(), every)
 }
 
 // shortHistory is the age of the history that is retained while disk space is low. It allows a client to continue a
@@ -41,13 +41,13 @@ const shortHistory = 10 * time.Second
 
 // compactHistory compacts history that is older than age or exceeds the size limit.
 func (s *Store) compactHistory(age time.Duration) {
-	target := s.retention.target(s.options.now().Add(-age), s.options.historyBytes)
+	target := s.retention.target(s.options.Now().Add(-age), s.options.HistoryBytes)
 	if target == 0 || target < s.Oldest() { // they are equal if an earlier compaction has failed, so try again
 		return
 	}
 	err := s.compact(target)
 	if err != nil && !errors.Is(err, storage.ErrClosed) && !errors.Is(err, storage.ErrUnavailable) {
-		s.options.logger.Error("cannot compact the history", "revision", target, "err", err)
+		s.options.Logger.Error("cannot compact the history", "revision", target, "err", err)
 	}
 }
 
@@ -80,7 +80,7 @@ const expireRetry = 5 * time.Second
 // does not affect the others.
 func (s *Store) deleteExpired() {
 	for {
-		due := s.expiry.due(s.options.now(), expireBatch)
+		due := s.expiry.due(s.options.Now(), expireBatch)
 		if len(due) == 0 {
 			return
 		}
@@ -118,7 +118,7 @@ func (s *Store) isCurrent(d deadline) bool {
 
 // postpone adds the deadlines in due to the expiry queue again, at a later time.
 func (s *Store) postpone(due []deadline) {
-	later := s.options.now().Add(expireRetry)
+	later := s.options.Now().Add(expireRetry)
 	for _, d := range due {
 		if s.isCurrent(d) {
 			s.expiry.push(deadline{later, d.key, d.revision})

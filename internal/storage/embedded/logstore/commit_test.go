@@ -1,4 +1,4 @@
-package embedded
+package logstore
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 func TestWithdrawnCommitsAreReleased(t *testing.T) {
 	timedOut := make(chan time.Time)
 	close(timedOut)
-	s := &Store{options: options{commitTimeout: func() <-chan time.Time { return timedOut }}}
+	s := &Store{options: Options{CommitTimeout: func() <-chan time.Time { return timedOut }}}
 	s.queue.init()
 	for range 3 {
 		_, err := s.Commit(t.Context(), []storage.Write{{Key: "/a", Value: []byte("large")}})
@@ -21,7 +21,7 @@ func TestWithdrawnCommitsAreReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.options.commitTimeout = func() <-chan time.Time { return nil }
+	s.options.CommitTimeout = func() <-chan time.Time { return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	context.AfterFunc(ctx, func() {})
 	go func() {

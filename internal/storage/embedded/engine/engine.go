@@ -1,4 +1,6 @@
-package embedded
+// Package engine stores the records of an embedded store and their history in Pebble. An Engine fails at the first
+// failed write, and another Engine then replaces it. Nothing here knows the other files of a data directory.
+package engine
 
 import (
 	"errors"
@@ -11,14 +13,16 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
-// engine is one opening of the Pebble store in the directory. A failed write makes it unusable. Its barrier then
+// Engine is one opening of the Pebble store in the directory. A failed write makes it unusable. Its barrier then
 // blocks its use of the disk, and another engine replaces it.
-type engine struct {
-	engineConfig
-	db    *pebble.DB
-	found tally // totals when it was opened
+type Engine struct {
+	Config
+	DB    *pebble.DB
+	Found format.Tally // totals when it was opened
 
 	// fatal is closed when the engine has failed with cause.
 	fatal chan struct{}
@@ -32,34 +36,34 @@ type engine struct {
 	compactionBackoff compactionBackoff
 }
 
-// engineConfig configures an engine.
-type engineConfig struct {
-	dir      string // the log's directory, which contains Pebble's
-	fs       vfs.FS
-	logger   *slog.Logger
-	memTable uint64                               // size of Pebble's memtables
-	after    func(time.Duration) <-chan time.Time // timer of compactions
-	onNewLog func()                               // called when Pebble has created another log file
+// Config configures an engine.
+type Config struct {
+	Dir      string // the log's directory, which contains Pebble's
+	FS       vfs.FS
+	Logger   *slog.Logger
+	MemTable uint64                               // size of Pebble's memtables
+	After    func(time.Duration) <-chan time.Time // timer of compactions
+	OnNewLog func()                               // called when Pebble has created another log file
 }
 
-// newEngine returns an engine that must be opened.
-func newEngine(c engineConfig) *engine {
-	return &engine{engineConfig: c, fatal: make(chan struct{}), closing: make(chan struct{})}
+// New returns an engine that must be opened.
+func New(c Config) *Engine {
+	return &Engine{Config: c, fatal: make(chan struct{}), closing: make(chan struct{})}
 }
 
-func (e *engine) path() string { return e.fs.PathJoin(e.dir, engineDir) }
+func (e *Engine) path() string { return e.FS.PathJoin(e.Dir, Dir) }
 
-// open opens Pebble.
-func (e *engine) open() error {
-	err := e.read("the engine's files", func() (err error) {
-		e.db, err = pebble.Open(e.path(), e.pebbleOptions())
+// Open opens Pebble.
+func (e *Engine) Open() error {
+	err := e.Read("the engine's files", func() (err error) {
+		e.DB, err = pebble.Open(e.path(), e.pebbleOptions())
 		return err
 	})
-	return e.openError(err)
+	return e.OpenError(err)
 }
 
-// openError returns a *DamageError if Pebble cannot be opened because of damaged or missing files.
-func (e *engine) openError(err error) error {
+// OpenError returns a *DamageError if Pebble cannot be opened because of damaged or missing files.
+func (e *Engine) OpenError(err error) error {
 	var damage *DamageError
 	switch {
 	case err == nil || errors.As(err, &damage):
@@ -68,12 +72,12 @@ func (e *engine) openError(err error) error {
 		// Pebble creates a missing directory, so ErrNotExist means that one of its files is missing.
 		return e.damage("the engine's files", err)
 	}
-	return fmt.Errorf("open the data directory %s: %w", e.dir, err)
+	return fmt.Errorf("open the data directory %s: %w", e.Dir, err)
 }
 
 // runDetached runs work on another goroutine. If the engine fails, runDetached abandons that goroutine, which
 // may block forever with Pebble's locks held (see engineLogger).
-func (e *engine) runDetached(work func() error) error {
+func (e *Engine) runDetached(work func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		defer func() {
@@ -92,14 +96,14 @@ func (e *engine) runDetached(work func() error) error {
 }
 
 // damage returns a *DamageError for the directory.
-func (e *engine) damage(detail string, err error) error {
-	return &DamageError{Dir: e.dir, Detail: detail, Err: err}
+func (e *Engine) damage(detail string, err error) error {
+	return &DamageError{Dir: e.Dir, Detail: detail, Err: err}
 }
 
-// read runs the function work with runDetached. work reads from Pebble, which panics on some damaged files. read
+// Read runs the function work with runDetached. work reads from Pebble, which panics on some damaged files. read
 // converts a panic to a DamageError. The argument what names the damaged part in its message.
-func (e *engine) read(what string, work func() error) error {
-	if err := e.failure(); err != nil {
+func (e *Engine) Read(what string, work func() error) error {
+	if err := e.Failure(); err != nil {
 		return err
 	}
 	err := e.runDetached(func() (err error) {
@@ -110,28 +114,28 @@ func (e *engine) read(what string, work func() error) error {
 		}()
 		return work()
 	})
-	if err != nil && e.failure() != nil {
-		return e.failure() // the barrier may have closed the files that work used
+	if err != nil && e.Failure() != nil {
+		return e.Failure() // the barrier may have closed the files that work used
 	}
 	return err
 }
 
-// fail marks the engine as failed. Only the first call has an effect.
-func (e *engine) fail(err error) {
+// Fail marks the engine as failed. Only the first call has an effect.
+func (e *Engine) Fail(err error) {
 	e.once.Do(func() {
 		e.cause = err
 		close(e.fatal)
 	})
 }
 
-// newestLog returns the number of the newest log file.
-func (e *engine) newestLog() uint64 { return e.newest.Load() }
+// NewestLog returns the number of the newest log file.
+func (e *Engine) NewestLog() uint64 { return e.newest.Load() }
 
-// failed returns a channel that is closed when the engine has failed.
-func (e *engine) failed() <-chan struct{} { return e.fatal }
+// Failed returns a channel that is closed when the engine has failed.
+func (e *Engine) Failed() <-chan struct{} { return e.fatal }
 
-// failure returns the cause passed to fail, or nil.
-func (e *engine) failure() error {
+// Failure returns the cause passed to Fail, or nil.
+func (e *Engine) Failure() error {
 	select {
 	case <-e.fatal:
 		return e.cause
@@ -140,46 +144,46 @@ func (e *engine) failure() error {
 	}
 }
 
-// commit applies batch with a sync. If it returns an error, the engine has failed, and the batch may have been
+// Commit applies batch with a sync. If it returns an error, the engine has failed, and the batch may have been
 // written.
-func (e *engine) commit(batch *pebble.Batch) error {
+func (e *Engine) Commit(batch *pebble.Batch) error {
 	err := e.runDetached(func() error {
-		if err := e.db.Apply(batch, pebble.Sync); err != nil {
+		if err := e.DB.Apply(batch, pebble.Sync); err != nil {
 			return err
 		}
 		return batch.Close()
 	})
 	if err != nil {
-		e.fail(err)
+		e.Fail(err)
 	}
 	return err
 }
 
-// close closes Pebble. If the engine has failed, close only shuts its barrier.
-func (e *engine) close() error {
+// Close closes Pebble. If the engine has failed, close only shuts its barrier.
+func (e *Engine) Close() error {
 	close(e.closing)
-	err := e.failure()
-	if err == nil && e.db != nil {
-		if err = e.runDetached(e.db.Close); err == nil {
+	err := e.Failure()
+	if err == nil && e.DB != nil {
+		if err = e.runDetached(e.DB.Close); err == nil {
 			return nil
 		}
 	}
 	if err != nil {
-		e.fail(err)
-		e.shut()
+		e.Fail(err)
+		e.Shut()
 	}
 	return err
 }
 
 // pebbleOptions returns Pebble's options. Caches are small: all live data are in the tree in memory, and Pebble
 // is read only at the start and for old history.
-func (e *engine) pebbleOptions() *pebble.Options {
+func (e *Engine) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
-		FS:                 barrierFS{e.fs, e},
+		FS:                 barrierFS{e.FS, e},
 		Logger:             engineLogger{e},
 		FormatMajorVersion: pebble.FormatNewest, // log chunks of this format record how far the log was synced
 		CacheSize:          1 << 20,
-		MemTableSize:       e.memTable,
+		MemTableSize:       e.MemTable,
 		MaxOpenFiles:       256,
 		// A flush writes one L0 file. A threshold slightly below the default makes starts faster.
 		L0CompactionThreshold: 4,
@@ -188,22 +192,22 @@ func (e *engine) pebbleOptions() *pebble.Options {
 			// prevents that, and the commits fail. A failed compaction can be retried later.
 			BackgroundError: func(err error) {
 				if errors.Is(err, errCompaction) {
-					e.logger.Warn("cannot compact the engine's files", "err", err)
+					e.Logger.Warn("cannot compact the engine's files", "err", err)
 					return
 				}
-				e.fail(err)
+				e.Fail(err)
 				select {}
 			},
 			// The directory has been synced, so HEAD may refer to the file.
 			WALCreated: func(i pebble.WALCreateInfo) {
 				if i.Err == nil {
 					e.newest.Store(uint64(i.FileNum))
-					e.onNewLog()
+					e.OnNewLog()
 				}
 			},
 			// By default, Pebble exits the process. Here only the reader gets an error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
-				e.logger.Error("the engine has found damaged data", "dir", e.dir, "file", i.Path, "err", i.Details)
+				e.Logger.Error("the engine has found damaged data", "dir", e.Dir, "file", i.Path, "err", i.Details)
 			},
 		},
 	}
@@ -216,17 +220,17 @@ func (e *engine) pebbleOptions() *pebble.Options {
 
 // engineLogger forwards Pebble's log messages. Pebble expects Fatalf not to return, so Fatalf marks the engine
 // as failed and blocks the calling goroutine forever.
-type engineLogger struct{ e *engine }
+type engineLogger struct{ e *Engine }
 
 func (l engineLogger) Infof(format string, args ...any) {
-	l.e.logger.Debug("engine: " + fmt.Sprintf(format, args...))
+	l.e.Logger.Debug("engine: " + fmt.Sprintf(format, args...))
 }
 
 func (l engineLogger) Errorf(format string, args ...any) {
-	l.e.logger.Warn("engine: " + fmt.Sprintf(format, args...))
+	l.e.Logger.Warn("engine: " + fmt.Sprintf(format, args...))
 }
 
 func (l engineLogger) Fatalf(format string, args ...any) {
-	l.e.fail(fmt.Errorf(format, args...))
+	l.e.Fail(fmt.Errorf(format, args...))
 	select {}
 }

@@ -1,4 +1,4 @@
-package embedded
+package engine
 
 import (
 	"bytes"
@@ -13,25 +13,27 @@ import (
 	"github.com/cockroachdb/pebble/v2/record"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/wal"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
-// engineDir is the name of Pebble's directory in the data directory.
-const engineDir = "engine"
+// Dir is the name of Pebble's directory in the data directory.
+const Dir = "engine"
 
-// logFile describes a write-ahead log of the engine. The description covers the log up to its end, or up to the
+// LogFile describes a write-ahead log of the engine. The description covers the log up to its end, or up to the
 // first part that cannot be decoded.
-type logFile struct {
-	number      uint64
-	name        string // path relative to the data directory
-	first, last int64  // first and last revision in it; 0 means none
-	restart     bool   // its first revision begins a new history (see engine.restart)
-	size        int64  // number of bytes that can be decoded, if end is not nil
-	end         error  // error of decoding the rest; nil means that the log ends properly
+type LogFile struct {
+	Number      uint64
+	Name        string // path relative to the data directory
+	First, Last int64  // first and last revision in it; 0 means none
+	Restart     bool   // its first revision begins a new history (see engine.restart)
+	Size        int64  // number of bytes that can be decoded, if end is not nil
+	End         error  // error of decoding the rest; nil means that the log ends properly
 }
 
-// torn reports whether a crash can be the cause of the damaged end of the log. Log records contain the offset up to
+// Torn reports whether a crash can be the cause of the damaged end of the log. Log records contain the offset up to
 // which the log had been synced. If a later record covers the damaged place, a crash cannot be the cause.
-func (f *logFile) torn() bool { return errors.Is(f.end, record.ErrUnexpectedEOF) }
+func (f *LogFile) Torn() bool { return errors.Is(f.End, record.ErrUnexpectedEOF) }
 
 // withoutLogs is a file system that hides an engine's log files.
 type withoutLogs struct{ vfs.FS }
@@ -47,39 +49,39 @@ func (fs withoutLogs) List(dir string) ([]string, error) {
 	return names, err
 }
 
-// endOfTables returns the last revision that is stored in a table, or 0.
-func (e *engine) endOfTables() (revision int64, err error) {
+// EndOfTables returns the last revision that is stored in a table, or 0.
+func (e *Engine) EndOfTables() (revision int64, err error) {
 	o := e.pebbleOptions()
 	o.FS, o.ReadOnly = withoutLogs{o.FS}, true
-	if e.db, err = pebble.Open(e.path(), o); err != nil {
+	if e.DB, err = pebble.Open(e.path(), o); err != nil {
 		return 0, err
 	}
-	it, err := e.db.NewIter(indexBounds(0))
+	it, err := e.DB.NewIter(indexBounds(0))
 	if err != nil {
 		return 0, err
 	}
 	if it.Last() {
-		var c change
+		var c format.Change
 		c, err = e.change(it)
-		revision = c.revision
+		revision = c.Revision
 	}
 	return revision, errors.Join(err, it.Error(), it.Close())
 }
 
-// readLogs reads the engine's logs.
-func (e *engine) readLogs() ([]logFile, error) {
-	all, err := wal.Scan(wal.Dir{FS: e.fs, Dirname: e.path()})
+// ReadLogs reads the engine's logs.
+func (e *Engine) ReadLogs() ([]LogFile, error) {
+	all, err := wal.Scan(wal.Dir{FS: e.FS, Dirname: e.path()})
 	if err != nil {
-		return nil, fmt.Errorf("read the logs in %s: %w", e.dir, err)
+		return nil, fmt.Errorf("read the logs in %s: %w", e.Dir, err)
 	}
-	logs := make([]logFile, 0, len(all))
+	logs := make([]LogFile, 0, len(all))
 	for _, one := range all {
 		_, name := one.SegmentLocation(0)
-		f := logFile{number: uint64(one.Num), name: path.Join(engineDir, e.fs.PathBase(name))}
+		f := LogFile{Number: uint64(one.Num), Name: path.Join(Dir, e.FS.PathBase(name))}
 		r := one.OpenForRead()
 		err := f.read(r)
 		if err := errors.Join(err, r.Close()); err != nil {
-			return nil, fmt.Errorf("read %s in %s: %w", f.name, e.dir, err)
+			return nil, fmt.Errorf("read %s in %s: %w", f.Name, e.Dir, err)
 		}
 		logs = append(logs, f)
 	}
@@ -87,7 +89,7 @@ func (e *engine) readLogs() ([]logFile, error) {
 }
 
 // read reads the revisions in a log up to its end, or up to the first part that cannot be decoded.
-func (f *logFile) read(r wal.Reader) error {
+func (f *LogFile) read(r wal.Reader) error {
 	for {
 		batch, at, err := r.NextRecord()
 		var data []byte
@@ -102,7 +104,7 @@ func (f *logFile) read(r wal.Reader) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case undecodable(err):
-			f.size, f.end = at.Physical, err
+			f.Size, f.End = at.Physical, err
 			return nil
 		default:
 			return err
@@ -117,7 +119,7 @@ func undecodable(err error) bool {
 }
 
 // add records the revisions in a batch.
-func (f *logFile) add(batch []byte) error {
+func (f *LogFile) add(batch []byte) error {
 	cleared := false
 	for r := batchrepr.Read(batch); ; {
 		kind, key, end, ok, err := r.Next()
@@ -126,11 +128,11 @@ func (f *logFile) add(batch []byte) error {
 		}
 		switch {
 		case kind == pebble.InternalKeyKindRangeDelete:
-			cleared = cleared || bytes.Equal(key, appendIndexKey(nil, 0)) && len(end) > 0
-		case kind == pebble.InternalKeyKindSet && len(key) == indexKeySize && key[0] == indexPrefix:
-			f.last = revisionOfIndexKey(key)
-			if f.first == 0 || cleared {
-				f.first, f.restart = f.last, cleared
+			cleared = cleared || bytes.Equal(key, format.AppendIndexKey(nil, 0)) && len(end) > 0
+		case kind == pebble.InternalKeyKindSet && len(key) == format.IndexKeySize && key[0] == format.IndexPrefix:
+			f.Last = format.RevisionOfIndexKey(key)
+			if f.First == 0 || cleared {
+				f.First, f.Restart = f.Last, cleared
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package embedded
+package logstore
 
 import (
 	"context"
@@ -6,15 +6,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// log makes commits durable and keeps their history. The committer assigns the revisions, one to each event.
+// Log makes commits durable and keeps their history. The committer assigns the revisions, one to each event.
 //
 // All methods except Append may be called at any time from any goroutine. Errors that wrap
 // storage.ErrUnavailable are temporary.
-type log interface {
+type Log interface {
 	storage.HistoryReader
 	// Load calls add for each live record, in key order, and returns the extent of the history. It must be
 	// called once, before the other methods.
-	Load(add func(*storage.Record) error) (extent, error)
+	Load(add func(*storage.Record) error) (Extent, error)
 	// Append makes all events durable or none. The revisions of the events must follow the last one without a gap.
 	// Calls must not overlap. If the error wraps ErrNoSpace or ErrUnavailable, no event is durable or becomes
 	// durable later. Append waits until this is known, or until ctx ends. After any other error, the outcome is
@@ -27,9 +27,9 @@ type log interface {
 	Close() error
 }
 
-// extent describes a log's history.
-type extent struct {
-	revision int64 // newest revision
-	oldest   int64 // oldest revision whose state can be read
-	bytes    int64 // approximate size of the history, without the live records
+// Extent describes a log's history.
+type Extent struct {
+	Revision int64 // newest revision
+	Oldest   int64 // oldest revision whose state can be read
+	Bytes    int64 // approximate size of the history, without the live records
 }

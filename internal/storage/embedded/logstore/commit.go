@@ -1,4 +1,4 @@
-package embedded
+package logstore
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 // await waits for the result of r. If ctx ends or the commit times out, await withdraws r. A request that has
 // started cannot be withdrawn. await then waits for its result until the timeout.
 func (s *Store) await(ctx context.Context, r *request) ([]*storage.Event, error) {
-	timeout := s.options.commitTimeout()
+	timeout := s.options.CommitTimeout()
 	select {
 	case <-r.done:
 		return r.events, r.err
@@ -112,7 +112,7 @@ func (s *Store) apply(d *storage.Draft, r *request) ([]*storage.Event, error) {
 		w := &r.writes[i]
 		var expires time.Time
 		if w.TTL > 0 {
-			expires = time.UnixMilli(s.options.now().Add(w.TTL).UnixMilli()) // whole milliseconds, as they are stored
+			expires = time.UnixMilli(s.options.Now().Add(w.TTL).UnixMilli()) // whole milliseconds, as they are stored
 		}
 		d.Write(w, d.Revision+1, expires)
 	}
@@ -128,9 +128,9 @@ func (s *Store) account(events []*storage.Event) {
 			s.expiry.add(e.Record)
 		}
 	}
-	limit := s.options.historyBytes
+	limit := s.options.HistoryBytes
 	last := events[len(events)-1].Revision
-	if s.retention.add(last, cost, s.options.now(), limit); s.retention.excess(limit) {
+	if s.retention.add(last, cost, s.options.Now(), limit); s.retention.excess(limit) {
 		s.expiry.trigger()
 	}
 }
@@ -155,7 +155,7 @@ func (s *Store) append(events []*storage.Event) error {
 	}
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	s.failed.Store(&err)
-	s.options.logger.Error("the storage log has failed: reads continue, but writes fail until the server is restarted",
+	s.options.Logger.Error("the storage log has failed: reads continue, but writes fail until the server is restarted",
 		"err", cause)
 	return fmt.Errorf("%w: %w", storage.ErrInDoubt, cause)
 }

@@ -1,4 +1,6 @@
-package embedded
+// Package format encodes the keys and values of the Pebble store in a data directory, and its file HEAD. It must not
+// import Pebble.
+package format
 
 import (
 	"bytes"
@@ -23,45 +25,45 @@ import (
 //
 // Stores in the previous format can be read. Its values begin with a header (see cutHeader).
 const (
-	formatKey    = "f"
-	formatName   = "trellis log 2"
-	formatNameV1 = "trellis log 1"
+	Key    = "f"
+	Name   = "trellis log 2"
+	NameV1 = "trellis log 1"
 
-	indexPrefix   = 'r'
-	versionPrefix = 'v'
+	IndexPrefix   = 'r'
+	VersionPrefix = 'v'
 )
 
-// firstRevision is the revision of an empty store. 0 has a special meaning in the Kubernetes API.
-const firstRevision = 1
+// FirstRevision is the revision of an empty store. 0 has a special meaning in the Kubernetes API.
+const FirstRevision = 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var errChecksum = errors.New("the checksum does not match")
 
-// tally holds the totals of a history. An index entry contains the tally at its revision.
-type tally struct {
-	revision int64
-	bytes    int64  // cost of all events ever written
-	live     int64  // number of live keys
+// Tally holds the totals of a history. An index entry contains the tally at its revision.
+type Tally struct {
+	Revision int64
+	Bytes    int64  // cost of all events ever written
+	Live     int64  // number of live keys
 	digest   uint64 // XOR of the fingerprints of all live keys
 }
 
-// count adds an event to the totals.
-func (t *tally) count(e *storage.Event) {
-	t.revision = e.Revision
-	t.bytes += e.HistoryCost()
+// Count adds an event to the totals.
+func (t *Tally) Count(e *storage.Event) {
+	t.Revision = e.Revision
+	t.Bytes += e.HistoryCost()
 	if e.Previous != nil {
-		t.live--
+		t.Live--
 		t.digest ^= fingerprint(e.Key, e.Previous.Modified)
 	}
 	if e.Record != nil {
-		t.add(e.Key, e.Revision)
+		t.Add(e.Key, e.Revision)
 	}
 }
 
-// add adds a live key, whose state was written at the given revision.
-func (t *tally) add(key string, revision int64) {
-	t.live++
+// Add adds a live key, whose state was written at the given revision.
+func (t *Tally) Add(key string, revision int64) {
+	t.Live++
 	t.digest ^= fingerprint(key, revision)
 }
 
@@ -73,40 +75,43 @@ func fingerprint(key string, revision int64) uint64 {
 	return x ^ x>>31
 }
 
-// change is an index entry.
-type change struct {
-	tally
-	key      string
-	previous int64 // revision of the previous state; 0 means none
-	deleted  bool
+// Change is an index entry.
+type Change struct {
+	Tally
+	Key      string
+	Previous int64 // revision of the previous state; 0 means none
+	Deleted  bool
 }
 
-func appendIndexKey(dst []byte, revision int64) []byte {
-	return binary.BigEndian.AppendUint64(append(dst, indexPrefix), uint64(revision))
+// AppendIndexKey appends the engine key of the index entry at a revision.
+func AppendIndexKey(dst []byte, revision int64) []byte {
+	return binary.BigEndian.AppendUint64(append(dst, IndexPrefix), uint64(revision))
 }
 
-func appendVersionKey(dst []byte, key string, revision int64) []byte {
-	dst = append(append(append(dst, versionPrefix), key...), 0)
+// AppendVersionKey appends the engine key of the state of key that was written at a revision.
+func AppendVersionKey(dst []byte, key string, revision int64) []byte {
+	dst = append(append(append(dst, VersionPrefix), key...), 0)
 	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
 }
 
-// indexKeySize is the length of an index entry's engine key.
-const indexKeySize = 9
+// IndexKeySize is the length of an index entry's engine key.
+const IndexKeySize = 9
 
-func revisionOfIndexKey(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[1:])) }
+// RevisionOfIndexKey returns the revision in the engine key of an index entry.
+func RevisionOfIndexKey(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[1:])) }
 
 // cutVersionKey splits a version's engine key. The returned key shares k's memory.
 func cutVersionKey(k []byte) (key []byte, revision int64, ok bool) {
 	at := len(k) - 9
-	if at < 2 || k[0] != versionPrefix || k[at] != 0 {
+	if at < 2 || k[0] != VersionPrefix || k[at] != 0 {
 		return nil, 0, false
 	}
 	revision = int64(^binary.BigEndian.Uint64(k[at+1:]))
 	return k[1:at], revision, revision > 0
 }
 
-// seal writes the checksum of engine key k and value v[4:] into v[:4].
-func seal(k, v []byte) { binary.LittleEndian.PutUint32(v, checksum(k, v[4:])) }
+// Seal writes the checksum of engine key k and value v[4:] into v[:4].
+func Seal(k, v []byte) { binary.LittleEndian.PutUint32(v, checksum(k, v[4:])) }
 
 // unseal verifies the checksum written by seal and returns the rest of the value.
 func unseal(k, v []byte) ([]byte, error) {
@@ -126,9 +131,9 @@ const (
 	kindDeleted = 2
 )
 
-// appendVersion appends the value of a version without its checksum and without r.Value. A nil r means that the key
+// AppendVersion appends the value of a version without its checksum and without r.Value. A nil r means that the key
 // was deleted.
-func appendVersion(dst []byte, r *storage.Record) []byte {
+func AppendVersion(dst []byte, r *storage.Record) []byte {
 	dst = append(dst, 0, 0, 0, 0)
 	if r == nil {
 		return append(dst, kindDeleted)
@@ -142,9 +147,9 @@ func appendVersion(dst []byte, r *storage.Record) []byte {
 	return binary.AppendUvarint(dst, expires)
 }
 
-// decodeVersion returns the record stored under engine key k, or nil if the key was deleted at that revision. The
+// DecodeVersion returns the record stored under engine key k, or nil if the key was deleted at that revision. The
 // record does not share memory with k or v.
-func decodeVersion(k, v []byte) (*storage.Record, error) {
+func DecodeVersion(k, v []byte) (*storage.Record, error) {
 	key, revision, ok := cutVersionKey(k)
 	if !ok {
 		return nil, errors.New("not the key of a version")
@@ -186,35 +191,35 @@ func cutHeader(value []byte) []byte {
 	return value[headerSize:]
 }
 
-// appendChange appends the value of an index entry without its checksum.
-func appendChange(dst []byte, c *change) []byte {
+// AppendChange appends the value of an index entry without its checksum.
+func AppendChange(dst []byte, c *Change) []byte {
 	kind := byte(kindLive)
-	if c.deleted {
+	if c.Deleted {
 		kind = kindDeleted
 	}
 	dst = append(dst, 0, 0, 0, 0, kind)
-	dst = binary.AppendUvarint(dst, uint64(c.previous))
-	dst = binary.AppendUvarint(dst, uint64(c.bytes))
-	dst = binary.AppendUvarint(dst, uint64(c.live))
+	dst = binary.AppendUvarint(dst, uint64(c.Previous))
+	dst = binary.AppendUvarint(dst, uint64(c.Bytes))
+	dst = binary.AppendUvarint(dst, uint64(c.Live))
 	dst = binary.LittleEndian.AppendUint64(dst, c.digest)
-	return append(dst, c.key...)
+	return append(dst, c.Key...)
 }
 
-// decodeChange returns the index entry stored under engine key k. It does not share memory with k or v.
-func decodeChange(k, v []byte) (c change, err error) {
-	if len(k) != 9 || k[0] != indexPrefix {
+// DecodeChange returns the index entry stored under engine key k. It does not share memory with k or v.
+func DecodeChange(k, v []byte) (c Change, err error) {
+	if len(k) != 9 || k[0] != IndexPrefix {
 		return c, errors.New("not the key of an index entry")
 	}
 	if v, err = unseal(k, v); err != nil {
 		return c, err
 	}
-	c.revision = revisionOfIndexKey(k)
-	c.deleted = v[0] == kindDeleted
-	if v[0] != kindLive && !c.deleted {
+	c.Revision = RevisionOfIndexKey(k)
+	c.Deleted = v[0] == kindDeleted
+	if v[0] != kindLive && !c.Deleted {
 		return c, errors.New("not an index entry")
 	}
 	v = v[1:]
-	for _, field := range []*int64{&c.previous, &c.bytes, &c.live} {
+	for _, field := range []*int64{&c.Previous, &c.Bytes, &c.Live} {
 		x, n := binary.Uvarint(v)
 		if n <= 0 || x > math.MaxInt64 {
 			return c, errors.New("not an index entry")
@@ -225,6 +230,6 @@ func decodeChange(k, v []byte) (c change, err error) {
 		return c, errors.New("not an index entry")
 	}
 	c.digest = binary.LittleEndian.Uint64(v)
-	c.key = string(v[8:])
+	c.Key = string(v[8:])
 	return c, nil
 }

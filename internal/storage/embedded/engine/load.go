@@ -1,4 +1,4 @@
-package embedded
+package engine
 
 import (
 	"bytes"
@@ -9,67 +9,68 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
-// load reads the live records and compares them with the index. It verifies the checksum of each record, the number
+// Load reads the live records and compares them with the index. It verifies the checksum of each record, the number
 // and digest of all records, and that the index has no gaps. It returns the oldest and the newest index entry.
-func (e *engine) load(add func(*storage.Record) error) (oldest, newest change, err error) {
-	ends := make(chan [2]change, 1) // buffered, so that an abandoned goroutine does not block
-	err = e.read("the engine's files", func() error {
+func (e *Engine) Load(add func(*storage.Record) error) (oldest, newest format.Change, err error) {
+	ends := make(chan [2]format.Change, 1) // buffered, so that an abandoned goroutine does not block
+	err = e.Read("the engine's files", func() error {
 		oldest, newest, err := e.loadAll(add)
-		ends <- [2]change{oldest, newest}
+		ends <- [2]format.Change{oldest, newest}
 		return err
 	})
 	if err != nil {
-		return change{}, change{}, err
+		return format.Change{}, format.Change{}, err
 	}
 	found := <-ends
 	return found[0], found[1], nil
 }
 
-func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change, err error) {
+func (e *Engine) loadAll(add func(*storage.Record) error) (oldest, newest format.Change, err error) {
 	index := make(chan error, 1)
 	go func() {
-		index <- e.read("the index", func() (err error) {
+		index <- e.Read("the index", func() (err error) {
 			oldest, newest, err = e.scanIndex()
 			return err
 		})
 	}()
-	var found tally
+	var found format.Tally
 	err = e.scanRecords(func(r *storage.Record) error {
-		found.add(r.Key, r.Modified)
+		found.Add(r.Key, r.Modified)
 		return add(r)
 	})
 	if err := errors.Join(<-index, err); err != nil {
 		return oldest, newest, err
 	}
-	found.revision, found.bytes = newest.revision, newest.bytes
-	if found != newest.tally {
+	found.Revision, found.Bytes = newest.Revision, newest.Bytes
+	if found != newest.Tally {
 		return oldest, newest, e.damage(fmt.Sprintf(
 			"the records differ from the index at revision %d: found %d records, want %d",
-			newest.revision, found.live, newest.live), nil)
+			newest.Revision, found.Live, newest.Live), nil)
 	}
 	return oldest, newest, nil
 }
 
-// prepare writes the format and the first revision to an empty engine. It upgrades an engine in the previous
+// Prepare writes the format and the first revision to an empty engine. It upgrades an engine in the previous
 // format, and returns an error for an unknown one.
-func (e *engine) prepare() error {
-	v, closer, err := e.db.Get([]byte(formatKey))
+func (e *Engine) Prepare() error {
+	v, closer, err := e.DB.Get([]byte(format.Key))
 	if err == nil {
-		format := string(v)
+		found := string(v)
 		switch err := closer.Close(); {
-		case err != nil || format == formatName:
+		case err != nil || found == format.Name:
 			return err
-		case format == formatNameV1: // make older versions of the program refuse the directory
-			batch := e.db.NewBatch()
-			if err := batch.Set([]byte(formatKey), []byte(formatName), nil); err != nil {
+		case found == format.NameV1: // make older versions of the program refuse the directory
+			batch := e.DB.NewBatch()
+			if err := batch.Set([]byte(format.Key), []byte(format.Name), nil); err != nil {
 				return err
 			}
-			return e.commit(batch)
+			return e.Commit(batch)
 		}
 		return fmt.Errorf("cannot read the data in %s: it has the format %q, but this program supports only %q: "+
-			"use the version of trellis that wrote the data", e.dir, format, formatName)
+			"use the version of trellis that wrote the data", e.Dir, found, format.Name)
 	}
 	if !errors.Is(err, pebble.ErrNotFound) {
 		return e.damage("the format", err)
@@ -77,22 +78,22 @@ func (e *engine) prepare() error {
 	if err := e.checkEmpty(); err != nil {
 		return err
 	}
-	batch := e.db.NewBatch()
-	if err := batch.Set([]byte(formatKey), []byte(formatName), nil); err != nil {
+	batch := e.DB.NewBatch()
+	if err := batch.Set([]byte(format.Key), []byte(format.Name), nil); err != nil {
 		return err
 	}
-	key := appendIndexKey(nil, firstRevision)
-	value := appendChange(nil, &change{tally: tally{revision: firstRevision}})
-	seal(key, value)
+	key := format.AppendIndexKey(nil, format.FirstRevision)
+	value := format.AppendChange(nil, &format.Change{Tally: format.Tally{Revision: format.FirstRevision}})
+	format.Seal(key, value)
 	if err := batch.Set(key, value, nil); err != nil {
 		return err
 	}
-	return e.commit(batch)
+	return e.Commit(batch)
 }
 
 // checkEmpty returns a *DamageError if the engine is not empty. It is called for an engine without a format.
-func (e *engine) checkEmpty() error {
-	it, err := e.db.NewIter(nil)
+func (e *Engine) checkEmpty() error {
+	it, err := e.DB.NewIter(nil)
 	if err != nil {
 		return e.damage("the engine's files", err)
 	}
@@ -105,12 +106,12 @@ func (e *engine) checkEmpty() error {
 
 // indexBounds returns iterator bounds for the index, starting at revision from.
 func indexBounds(from int64) *pebble.IterOptions {
-	return &pebble.IterOptions{LowerBound: appendIndexKey(nil, from), UpperBound: []byte{indexPrefix + 1}}
+	return &pebble.IterOptions{LowerBound: format.AppendIndexKey(nil, from), UpperBound: []byte{format.IndexPrefix + 1}}
 }
 
 // scanIndex returns the oldest and the newest index entry, and checks that no revision in between is missing.
-func (e *engine) scanIndex() (oldest, newest change, err error) {
-	it, err := e.db.NewIter(indexBounds(0))
+func (e *Engine) scanIndex() (oldest, newest format.Change, err error) {
+	it, err := e.DB.NewIter(indexBounds(0))
 	if err != nil {
 		return oldest, newest, e.damage("the index", err)
 	}
@@ -121,10 +122,10 @@ func (e *engine) scanIndex() (oldest, newest change, err error) {
 	if oldest, err = e.change(it); err != nil {
 		return oldest, newest, err
 	}
-	expect := oldest.revision
+	expect := oldest.Revision
 	for ; it.Valid(); it.Next() {
 		k := it.Key()
-		if len(k) != indexKeySize || revisionOfIndexKey(k) != expect {
+		if len(k) != format.IndexKeySize || format.RevisionOfIndexKey(k) != expect {
 			return oldest, newest, e.damage(fmt.Sprintf("revision %d is missing", expect), nil)
 		}
 		expect++
@@ -137,23 +138,23 @@ func (e *engine) scanIndex() (oldest, newest change, err error) {
 	return oldest, newest, err
 }
 
-// change decodes the index entry at the iterator's position.
-func (e *engine) change(it *pebble.Iterator) (change, error) {
+// Change decodes the index entry at the iterator's position.
+func (e *Engine) change(it *pebble.Iterator) (format.Change, error) {
 	v, err := it.ValueAndErr()
 	if err != nil {
-		return change{}, e.damage("the index", err)
+		return format.Change{}, e.damage("the index", err)
 	}
-	c, err := decodeChange(it.Key(), v)
+	c, err := format.DecodeChange(it.Key(), v)
 	if err != nil {
-		return change{}, e.damage(fmt.Sprintf("the index at %q", it.Key()), err)
+		return format.Change{}, e.damage(fmt.Sprintf("the index at %q", it.Key()), err)
 	}
 	return c, nil
 }
 
 // scanRecords calls add for the newest version of each key that is not deleted.
-func (e *engine) scanRecords(add func(*storage.Record) error) error {
-	it, err := e.db.NewIter(&pebble.IterOptions{
-		LowerBound: []byte{versionPrefix}, UpperBound: []byte{versionPrefix + 1},
+func (e *Engine) scanRecords(add func(*storage.Record) error) error {
+	it, err := e.DB.NewIter(&pebble.IterOptions{
+		LowerBound: []byte{format.VersionPrefix}, UpperBound: []byte{format.VersionPrefix + 1},
 	})
 	if err != nil {
 		return e.damage("the records", err)
@@ -172,7 +173,7 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 		if err != nil {
 			return e.damage("the records", err)
 		}
-		r, err := decodeVersion(k, v)
+		r, err := format.DecodeVersion(k, v)
 		if err != nil {
 			return e.damage(fmt.Sprintf("the record at %q", k), err)
 		}
@@ -190,17 +191,17 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 	return nil
 }
 
-// checkContains returns a *DamageError unless the history contains a revision with the totals t.
-func (e *engine) checkContains(t tally) error {
-	key := appendIndexKey(nil, t.revision)
-	value, closer, err := e.db.Get(key)
+// CheckContains returns a *DamageError unless the history contains a revision with the totals t.
+func (e *Engine) CheckContains(t format.Tally) error {
+	key := format.AppendIndexKey(nil, t.Revision)
+	value, closer, err := e.DB.Get(key)
 	if err != nil {
-		return e.damage(fmt.Sprintf("revision %d", t.revision), err)
+		return e.damage(fmt.Sprintf("revision %d", t.Revision), err)
 	}
 	defer closer.Close()
-	c, err := decodeChange(slices.Clone(key), value)
-	if err != nil || c.tally != t {
-		return e.damage(fmt.Sprintf("the data of revision %d differ from the data that were written", t.revision), err)
+	c, err := format.DecodeChange(slices.Clone(key), value)
+	if err != nil || c.Tally != t {
+		return e.damage(fmt.Sprintf("the data of revision %d differ from the data that were written", t.Revision), err)
 	}
 	return nil
 }

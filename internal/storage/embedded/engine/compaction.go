@@ -1,4 +1,4 @@
-package embedded
+package engine
 
 import (
 	"bytes"
@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// compactFiles compacts all files in pieces. Each piece needs additional disk space until it is complete.
-func (e *engine) compactFiles(ctx context.Context) error {
+// CompactFiles compacts all files in pieces. Each piece needs additional disk space until it is complete.
+func (e *Engine) CompactFiles(ctx context.Context) error {
 	return e.runDetached(func() error {
-		flushed, err := e.db.AsyncFlush()
+		flushed, err := e.DB.AsyncFlush()
 		if err != nil {
 			return err
 		}
@@ -23,7 +23,7 @@ func (e *engine) compactFiles(ctx context.Context) error {
 			return err
 		}
 		for i := 1; i < len(bounds); i++ {
-			if err := e.db.Compact(ctx, bounds[i-1], bounds[i], false); err != nil {
+			if err := e.DB.Compact(ctx, bounds[i-1], bounds[i], false); err != nil {
 				return err
 			}
 		}
@@ -32,8 +32,8 @@ func (e *engine) compactFiles(ctx context.Context) error {
 }
 
 // compactionBounds returns keys that split the key space where the files of the lowest level begin.
-func (e *engine) compactionBounds() ([][]byte, error) {
-	levels, err := e.db.SSTables()
+func (e *Engine) compactionBounds() ([][]byte, error) {
+	levels, err := e.DB.SSTables()
 	if err != nil {
 		return nil, err
 	}

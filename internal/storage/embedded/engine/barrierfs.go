@@ -1,4 +1,4 @@
-package embedded
+package engine
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ import (
 // that it holds. Files written by compactions are an exception, because the engine works without them.
 type barrierFS struct {
 	vfs.FS
-	engine *engine
+	engine *Engine
 }
 
 // barrier prevents a failed engine from using the disk, because the next engine uses it.
@@ -27,28 +27,28 @@ type barrier struct {
 }
 
 // enter must be called before each use of the disk. It blocks forever if the engine has failed.
-func (e *engine) enter() {
+func (e *Engine) enter() {
 	e.barrier.uses.RLock()
-	if e.failure() != nil {
+	if e.Failure() != nil {
 		e.barrier.uses.RUnlock()
 		select {}
 	}
 }
 
 // leave must be called after each use of the disk.
-func (e *engine) leave() { e.barrier.uses.RUnlock() }
+func (e *Engine) leave() { e.barrier.uses.RUnlock() }
 
 // stopOnError marks the engine as failed and blocks forever if err is not nil.
-func (e *engine) stopOnError(operation, name string, err error) {
+func (e *Engine) stopOnError(operation, name string, err error) {
 	if err != nil {
-		e.fail(fmt.Errorf("%s %s: %w", operation, name, err))
+		e.Fail(fmt.Errorf("%s %s: %w", operation, name, err))
 		select {}
 	}
 }
 
-// shut waits for running uses of the disk by a failed engine. It then closes the engine's files. The disk space of
+// Shut waits for running uses of the disk by a failed engine. It then closes the engine's files. The disk space of
 // deleted files becomes free.
-func (e *engine) shut() {
+func (e *Engine) Shut() {
 	b := &e.barrier
 	b.uses.Lock() // later calls of enter see that the engine has failed
 	defer b.uses.Unlock()
@@ -82,12 +82,12 @@ func (b *barrier) remove(file *barrierFile) bool {
 // errCompaction marks errors that affect only a compaction.
 var errCompaction = errors.New("compaction")
 
-// compactionFiles is Pebble's category of files written by compactions.
-const compactionFiles vfs.DiskWriteCategory = "pebble-compaction"
+// CompactionFiles is Pebble's category of files written by compactions.
+const CompactionFiles vfs.DiskWriteCategory = "pebble-compaction"
 
-// compactionDelay is the pause after a failed compaction. Without it, Pebble would retry immediately and fill the
+// CompactionDelay is the pause after a failed compaction. Without it, Pebble would retry immediately and fill the
 // disk each time.
-const compactionDelay = 30 * time.Second
+const CompactionDelay = 30 * time.Second
 
 // compactionBackoff delays the next compaction after a failed one.
 type compactionBackoff struct {
@@ -117,12 +117,15 @@ func (r *compactionBackoff) wait(closing <-chan struct{}) {
 	}
 }
 
+// PauseCompactions delays the next compaction by CompactionDelay.
+func (e *Engine) PauseCompactions() { e.compactionBackoff.start(e.After(CompactionDelay)) }
+
 // compactionError wraps the error of a compaction and starts the pause. It returns nil for nil.
-func (e *engine) compactionError(err error) error {
+func (e *Engine) compactionError(err error) error {
 	if err == nil {
 		return nil
 	}
-	e.compactionBackoff.start(e.after(compactionDelay))
+	e.PauseCompactions()
 	return fmt.Errorf("%w: %w", errCompaction, err)
 }
 
@@ -133,7 +136,7 @@ func (s barrierFS) file(name string, f vfs.File) *barrierFile {
 }
 
 func (s barrierFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	optional := c == compactionFiles
+	optional := c == CompactionFiles
 	if optional {
 		s.engine.compactionBackoff.wait(s.engine.closing)
 	}
@@ -203,7 +206,7 @@ func (unlocked) Close() error { return nil }
 
 type barrierFile struct {
 	vfs.File
-	engine   *engine
+	engine   *Engine
 	name     string
 	optional bool // the engine works without the file
 }
