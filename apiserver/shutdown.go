@@ -1,6 +1,9 @@
 package apiserver
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
 
 // Shutdown stops accepting requests, waits for the requests in flight, ends the watches and closes the store. It may be
 // called more than once. It returns the error that stopped the server or that occurred during the shutdown, if any.
@@ -39,18 +42,5 @@ func (s *Server) close() error {
 	if s.egressSelector != nil {
 		s.egressSelector.Close()
 	}
-	select {
-	case <-s.failed:
-		return errors.Join(s.failure, err)
-	default:
-		return err
-	}
-}
-
-// fail records the first fatal error of the server and closes the channel of Failed.
-func (s *Server) fail(err error) {
-	s.failOnce.Do(func() {
-		s.failure = err
-		close(s.failed)
-	})
+	return errors.Join(context.Cause(s.failed), err)
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
 // Config is the configuration of a server. Unset fields have the defaults of Main's flags, unless documented otherwise.
@@ -61,7 +62,7 @@ type Config struct {
 type Server struct {
 	config     Config
 	disk       embedded.Health
-	store      *embedded.Store
+	store      *logstore.Store
 	listener   net.Listener
 	keys       serving.Keys
 	engine     *engine.Engine
@@ -74,15 +75,15 @@ type Server struct {
 	loops   sync.WaitGroup
 	closed  func() error // close, run at most once
 
-	failOnce sync.Once
-	failed   chan struct{}
-	failure  error // why the server failed; set before failed is closed
+	failed context.Context // done when the server has failed; its cause is the first fatal error
+	fail   context.CancelCauseFunc
 }
 
 // Start starts a server. It fails if a kind is invalid, or if it cannot read the authentication settings from the main
 // server. The caller must stop the server with Shutdown. ctx bounds only the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c, failed: make(chan struct{})}
+	s := &Server{config: c}
+	s.failed, s.fail = context.WithCancelCause(context.Background())
 	s.config.Address = cmp.Or(c.Address, "127.0.0.1:0")
 	if c.Logger == nil {
 		s.config.Logger = slog.New(slog.DiscardHandler)
@@ -239,15 +240,7 @@ func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 func (s *Server) CA() []byte { return s.keys.Load().CAPEM }
 
 // Failed returns a channel that is closed when the server has failed. Shutdown then returns the reason.
-func (s *Server) Failed() <-chan struct{} { return s.failed }
-
-// fail records the first fatal error of the server and closes the channel of Failed.
-func (s *Server) fail(err error) {
-	s.failOnce.Do(func() {
-		s.failure = err
-		close(s.failed)
-	})
-}
+func (s *Server) Failed() <-chan struct{} { return s.failed.Done() }
 
 // Shutdown stops accepting requests, waits for the requests in flight, ends the watches and closes the store. It may be
 // called more than once. It returns the error that stopped the server or that occurred during the shutdown, if any.
@@ -268,10 +261,5 @@ func (s *Server) close() (err error) {
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
 	}
-	select {
-	case <-s.failed:
-		return errors.Join(s.failure, err)
-	default:
-		return err
-	}
+	return errors.Join(context.Cause(s.failed), err)
 }

@@ -1,0 +1,168 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
+	"github.com/trellis-k8s/trellis/internal/access/rbac"
+	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/discovery"
+	"github.com/trellis-k8s/trellis/internal/api/openapi"
+	"github.com/trellis-k8s/trellis/internal/controllers/crd"
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/serving"
+)
+
+// connect creates and connects the parts of the server, from the store up to the HTTP handler.
+func (s *Server) connect(ctx context.Context) (err error) {
+	out := s.dialer()
+	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
+	s.config.Authentication.EgressLookup = s.egressSelector.Lookup
+	if err := s.openAudit(out.DialContext); err != nil {
+		return err
+	}
+	if err := s.openAuthentication(); err != nil {
+		return err
+	}
+	if err := s.openAuthorization(); err != nil {
+		return err
+	}
+	if err := s.openWebhooks(out); err != nil {
+		return err
+	}
+	if s.engine, err = s.openEngine(ctx, out); err != nil {
+		return err
+	}
+	s.hooks.done(nil, hookStorage, hookCRDs)
+	s.feed = s.engine.NewFeed()
+	s.openAggregation(out)
+	s.hooks.done(nil, hookRegistration, hookDiscovery)
+	if err := s.openNodes(out); err != nil {
+		return err
+	}
+	s.handler = api.New(api.Config{
+		Engine:         s.engine,
+		Live:           append([]api.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
+		Ready:          append([]api.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
+		Gauges:         s.gauges(),
+		Egress:         out.Metrics,
+		RequestTimeout: s.config.RequestTimeout,
+		MemoryBudget:   s.config.MemoryBudget,
+		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
+		Issuer:         s.issuer(),
+		Authorizer:     s.authorizer,
+		Fairness:       flowcontrol.New(s.config.Fairness, s.store.Head, s.config.Clock),
+		Aggregator:     s.aggregator,
+		Connect: func(ctx context.Context, namespace, name string, options runtime.Object,
+			fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
+			return s.nodes.Handler(ctx, namespace, name, options, fail)
+		},
+		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery, s.discoveryAddresses()),
+		OpenAPI:    openapi.Handler(s.engine.Live, s.aggregator),
+		EnableCBOR: s.config.EnableCBOR,
+		Profiling:  s.config.Profiling,
+		Audit:      s.audit.Audit,
+	})
+	s.http = serving.New(s.listener, s.handler, s.certificates.Config, s.config.OpenFiles,
+		s.config.Logger)
+	s.resumeFromConditions(s.engine.Live.Load())
+	loopback := s.Loopback()
+	loopback.WarningHandler = rest.NoWarnings{}
+	if s.client, err = kubernetes.NewForConfig(loopback); err != nil {
+		return fmt.Errorf("create client for default objects and controllers: %w", err)
+	}
+	return nil
+}
+
+// openWebhooks creates the client of conversion webhooks.
+func (s *Server) openWebhooks(out *egress.Dialer) error {
+	from, warnings, err := credentials.ForConversion(s.config.ConversionKubeconfig)
+	if err != nil {
+		return fmt.Errorf("--conversion-webhook-kubeconfig: %w", err)
+	}
+	for _, warning := range warnings {
+		s.config.Logger.Warn("--conversion-webhook-kubeconfig: " + warning)
+	}
+	s.reachability = crd.NewReachability()
+	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
+		Timeout:     s.config.RequestTimeout,
+		Report:      s.reachability.Report,
+		Egress:      out,
+		Credentials: from,
+		WebhookOf: func(crd string) string {
+			plural, group, _ := strings.Cut(crd, ".")
+			if d := s.definition(group, plural); d != nil && d.Custom != nil {
+				return d.Custom.Conversion.Webhook
+			}
+			return ""
+		},
+		Observe:      func(c conversion.Call) { s.handler.ObserveConversion(c) },
+		Disconnected: func(webhook string) { s.engine.WebhookDisconnected(webhook) },
+	})
+	return nil
+}
+
+// openEngine opens the engine. It returns after the catalog contains all stored kinds.
+func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.Engine, error) {
+	enabled, err := kinds.ParseRuntimeConfig(s.config.RuntimeConfig)
+	if err != nil {
+		return nil, fmt.Errorf("runtime config: %w", err)
+	}
+	admits, err := s.admission(out)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Open(ctx, engine.Config{
+		Store: s.store,
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return kinds.Definitions(kinds.Config{
+				Catalog: live.Current, Head: s.store.Head,
+				EventTTL:   s.config.EventTTL,
+				Authorizer: s.authorizer, Rules: s.authorizer, RoleRules: rbac.Resolver{Index: s.roles},
+				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences,
+				MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
+				ServiceRanges:      s.config.ServiceClusterIPRanges,
+				NodePorts:          s.config.ServiceNodePortRange,
+				NoFieldSelectors:   s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
+				AllowPrivileged: !s.config.DisallowPrivileged,
+				StorageHealth:   s.checkWritable,
+				Enabled:         enabled,
+			})
+		},
+		Admission:              admits,
+		IgnoreSelectableFields: s.config.DisableFieldSelectors,
+		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation,
+		RevalidateInterval: s.config.ConversionRecheck,
+		Failed:             s.fail,
+	})
+}
+
+// resumeFromConditions continues work that an earlier server recorded in the conditions of CRDs: unfinished storage
+// migrations and unreachable conversion webhooks.
+func (s *Server) resumeFromConditions(catalog *resource.Catalog) {
+	for d := range catalog.Definitions() {
+		if d.Custom == nil {
+			continue
+		}
+		crd := strings.TrimPrefix(d.Custom.Key, resource.CRDPrefix)
+		if d.Custom.Migrating {
+			s.migrating = append(s.migrating, crd)
+		}
+		if d.Custom.ConversionUnavailable {
+			s.webhooks.HalfOpen(crd)
+		}
+	}
+}
