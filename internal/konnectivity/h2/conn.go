@@ -115,20 +115,30 @@ type Conn struct {
 	shortQueue     streamQueue   // streams with few bytes to send, which have priority
 	longQueue      streamQueue   // other streams, which get at least half of each batch
 	streams        map[uint32]*Stream
-	peerStreams    uint32 // number of open streams that the peer has opened
-	nextID         uint32 // ID of the next stream that this side opens
-	lastPeerID     uint32 // highest ID of a stream that the peer has opened
-	maxPeerID      uint32 // highest stream ID that this side accepts from the peer, limited by GoAway
-	sendWindow     int64  // bytes that the peer allows for all streams together
-	peerSettings   settings
-	encoder        *hpack.Encoder
-	headerBlock    bytes.Buffer  // output of encoder
-	keepAlive      time.Duration // interval of KeepAlive
+	fromPeer
+	nextID       uint32 // ID of the next stream that this side opens
+	sendWindow   int64  // bytes that the peer allows for all streams together
+	peerSettings settings
+	encoder      *hpack.Encoder
+	headerBlock  bytes.Buffer // output of encoder
+	pings
+	noNewStreams bool  // this side opens no more streams
+	retired      bool  // the connection is closed when its last stream ends
+	err          error // why the connection has ended; nil while it is open
+}
+
+// fromPeer counts the streams that the peer opens.
+type fromPeer struct {
+	peerStreams uint32 // number of open streams
+	lastPeerID  uint32 // highest ID of a stream
+	maxPeerID   uint32 // highest stream ID that this side accepts, limited by GoAway
+}
+
+// pings holds the state of KeepAlive.
+type pings struct {
+	keepAlive      time.Duration // interval
 	keepAliveTimer *time.Timer   // nil means that KeepAlive has not been called
 	receivedAtPing int64         // value of lastReceived when the last ping was sent
-	noNewStreams   bool          // this side opens no more streams
-	retired        bool          // the connection is closed when its last stream ends
-	err            error         // why the connection has ended; nil while it is open
 }
 
 // settings holds the settings of the peer.
@@ -165,7 +175,7 @@ func newConn(netConn net.Conn, o Options) *Conn {
 		reader:       bufio.NewReaderSize(netConn, readBufferSize(netConn)),
 		streams:      map[uint32]*Stream{},
 		sendWindow:   defaultWindow,
-		maxPeerID:    1<<32 - 1,
+		fromPeer:     fromPeer{maxPeerID: 1<<32 - 1},
 		peerSettings: settings{streamWindow: defaultWindow, maxFrame: defaultFrame, maxStreams: 1<<32 - 1},
 	}
 	c.work.L = &c.mu

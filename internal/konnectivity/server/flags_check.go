@@ -29,7 +29,11 @@ func (f *Flags) Complete() (err error) {
 	if c.Strategies, err = ParseStrategies(f.strategies); err != nil {
 		return fmt.Errorf("--proxy-strategies: %w", err)
 	}
-	for _, step := range []func() error{f.check, f.checkFiles, f.completeTLS, f.completeLease, f.completeClient} {
+	files := func() error {
+		return flags.CheckFiles(f.fs, "server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key",
+			"cluster-ca-cert", "kubeconfig")
+	}
+	for _, step := range []func() error{f.check, files, f.completeTLS, f.completeLease, f.completeClient} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -99,12 +103,6 @@ func (f *Flags) check() error {
 // tokens. So a server whose token flags were forgotten does not start, instead of accepting every agent.
 func (f *Flags) tokens() bool {
 	return f.account != (Account{}) || f.kubeconfig != "" && !f.lease
-}
-
-// checkFiles checks that the files exist.
-func (f *Flags) checkFiles() error {
-	return flags.CheckFiles(f.fs, "server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key",
-		"cluster-ca-cert", "kubeconfig")
 }
 
 func (f *Flags) completeTLS() error {
