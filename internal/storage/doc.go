@@ -38,6 +38,17 @@
 //     log publishes changes in the order of revisions, with Publish, Apply or Reset. Add the new store to
 //     storagetest/suite_test.go, which runs the same tests on all stores.
 //
+// # Ways to follow changes
+//
+// They are separate because each gives up what another needs: a goroutine, all events, whole records, or no server.
+//
+//	mechanism                        use it for                          why it exists
+//	Follower                         an index that requests read         includes each returned write; no goroutine
+//	Cursor                           a watch, or a mechanism as below    each event, in order; fails if it lags
+//	resource.Live.Follow             the Catalog of kinds                a write of a CRD waits for its revision
+//	engine.Feed                      metadata of all kinds               one cursor; a watch per kind costs 20 KiB
+//	controllers/informer.Informer    controllers, which are clients      finds kinds; reads a Feed, or else the API
+//
 // # Implementations
 //
 // Package embedded stores the log on the local disk with Pebble, or in memory. One goroutine commits. It writes all
