@@ -2,14 +2,12 @@ package crd
 
 import (
 	"context"
-	"encoding/json"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
@@ -72,7 +70,8 @@ func writeReachability(
 	switch {
 	case strategy != "Webhook" && was != nil:
 		report.RemoveCondition(crd, resource.WebhookReachable)
-		return patchConditions(ctx, crds, crd)
+		_, err := crds.UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		return informer.IgnoreNotFound(err)
 	case strategy != "Webhook", cause == nil && was == nil:
 		return nil
 	}
@@ -80,21 +79,8 @@ func writeReachability(
 	if !report.SetCondition(crd, resource.WebhookReachable, status, reason, message) {
 		return nil
 	}
-	if err := patchConditions(ctx, crds, crd); err != nil || !changed {
-		return err
+	if _, err := crds.UpdateStatus(ctx, crd, metav1.UpdateOptions{}); err != nil || !changed {
+		return informer.IgnoreNotFound(err)
 	}
 	return report.CreateEvent(ctx, events, crd, eventType, event, message)
-}
-
-// patchConditions writes the conditions of a CRD. It returns nil if the CRD does not exist.
-func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *unstructured.Unstructured) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": crd.GetResourceVersion()},
-		"status":   map[string]any{"conditions": report.Conditions(crd)},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = crds.Patch(ctx, crd.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	return informer.IgnoreNotFound(err)
 }

@@ -220,7 +220,7 @@ func (c *Collector) findOwner(ctx context.Context, id ownerID) error {
 		if err := c.reportOtherNamespaces(ctx, k, id); err != nil {
 			return err
 		}
-		dependents, _ := c.graph.dependentsOf(id.uid)
+		dependents, _, _ := c.graph.dependentsOf(id.uid)
 		addAll(c.attempts, dependents)
 		return nil
 	}
@@ -357,9 +357,9 @@ func (c *Collector) attemptToDelete(ctx context.Context, id objectID) error {
 		return dropOwners(ctx, client, m, append(dangling, waiting...))
 	}
 	policy := metav1.DeletePropagationBackground
-	switch dependents, _ := c.graph.dependentsOf(id.uid); {
+	switch dependents, _, someWait := c.graph.dependentsOf(id.uid); {
 	case len(waiting) > 0 && len(dependents) > 0:
-		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && c.graph.mayBeInCycle(id.uid) {
+		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && someWait {
 			// Without this patch, objects that own each other would wait for each other forever.
 			if err := patchMeta(ctx, client, m, "ownerReferences", unblocked); err != nil {
 				return err
@@ -430,7 +430,7 @@ func (c *Collector) finishDeletion(ctx context.Context, id objectID) error {
 	if !c.kinds.Synced() {
 		return errNotSynced
 	}
-	dependents, blocking := c.graph.dependentsOf(id.uid)
+	dependents, blocking, _ := c.graph.dependentsOf(id.uid)
 	if orphan {
 		if err := c.orphanDependents(ctx, id, dependents); err != nil {
 			return err

@@ -248,38 +248,23 @@ func (g *graph) stopKind(k informer.Kind) (waiting []objectID) {
 	return waiting
 }
 
-// dependentsOf returns all dependents of an object, and the dependents that block its foreground deletion.
-func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
+// dependentsOf returns all dependents of an object, and the dependents that block its foreground deletion. someWait
+// reports whether one of the dependents waits for its own dependents. The object itself may be among the latter.
+func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID, someWait bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[uid]
 	if n == nil {
-		return nil, nil
+		return nil, nil, false
 	}
 	for _, d := range n.dependents {
 		all = append(all, d.id)
 		if blocks(d.owners, uid) {
 			blocking = append(blocking, d.id)
 		}
+		someWait = someWait || d.foreground
 	}
-	return all, blocking
-}
-
-// mayBeInCycle reports whether one of the dependents of an object waits for its own dependents. The object itself may
-// be among the latter.
-func (g *graph) mayBeInCycle(uid types.UID) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	n := g.nodes[uid]
-	if n == nil {
-		return false
-	}
-	for _, d := range n.dependents {
-		if d.foreground {
-			return true
-		}
-	}
-	return false
+	return all, blocking, someWait
 }
 
 // missing returns the observed objects of a kind that are not in the list present. It skips objects whose resource

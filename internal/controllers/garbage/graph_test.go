@@ -91,7 +91,7 @@ func TestGraphForeground(t *testing.T) {
 	if e := g.put(things, terminating(thing("owner", 4), metav1.FinalizerDeleteDependents)); !e.finishDeletion {
 		t.Error("the deletion of the owner is not queued")
 	}
-	all, blocking := g.dependentsOf("owner")
+	all, blocking, _ := g.dependentsOf("owner")
 	if names(all) != "map[a:true b:true c:true]" || names(blocking) != "map[a:true c:true]" {
 		t.Errorf("dependents %v, blocking %v", names(all), names(blocking))
 	}
@@ -104,7 +104,7 @@ func TestGraphForeground(t *testing.T) {
 	if _, waiting := g.remove("a"); names(waiting) != "map[owner:true]" {
 		t.Errorf("got waiting owners %v, want owner", waiting)
 	}
-	if _, blocking := g.dependentsOf("owner"); len(blocking) != 0 {
+	if _, blocking, _ := g.dependentsOf("owner"); len(blocking) != 0 {
 		t.Errorf("still blocking: %v", blocking)
 	}
 }

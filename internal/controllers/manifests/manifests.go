@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/trellis-k8s/trellis/internal/controllers/report"
 )
 
 const (
@@ -126,32 +128,16 @@ func (a *applier) waitEstablished(ctx context.Context, name string) error {
 		if !ok || event.Type == watch.Bookmark {
 			continue
 		}
-		isTrue, message := condition(o, "Established")
-		if isTrue {
+		conditions := report.Conditions(o)
+		if meta.IsStatusConditionTrue(conditions, "Established") {
 			return nil
 		}
-		if message != "" {
-			last = errors.New(message)
-		}
-		if _, message := condition(o, "NamesAccepted"); message != "" {
-			last = errors.New(message)
+		for _, kind := range []string{"Established", "NamesAccepted"} {
+			c := meta.FindStatusCondition(conditions, kind)
+			if c != nil && c.Status != metav1.ConditionTrue && c.Message != "" {
+				last = errors.New(c.Message)
+			}
 		}
 	}
 	return last
-}
-
-// condition reports whether a condition is True. If it is not, condition returns the message of the condition.
-func condition(o *unstructured.Unstructured, kind string) (isTrue bool, message string) {
-	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-	for _, c := range conditions {
-		c, _ := c.(map[string]any)
-		if c["type"] != kind {
-			continue
-		}
-		if c["status"] == "True" {
-			return true, ""
-		}
-		message, _ = c["message"].(string)
-	}
-	return false, message
 }
