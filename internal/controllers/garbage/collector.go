@@ -250,18 +250,19 @@ func (c *Collector) reportOtherNamespaces(ctx context.Context, k informer.Kind, 
 	return nil
 }
 
-// lookUp reads an owner. It returns nil metadata if the owner does not exist.
+// lookUp reads the object that ref identifies. It returns nil metadata if the object does not exist.
 func (c *Collector) lookUp(
 	ctx context.Context, namespace string, ref metav1.OwnerReference,
 ) (informer.Kind, *metav1.PartialObjectMetadata, error) {
 	id := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind()
-	k, ok := c.kinds.Find(id)
-	switch {
-	case !ok && c.isAbsent(ref.UID):
-		return k, nil, nil
-	case !ok:
+	k, served := c.kinds.Find(id)
+	if !served {
+		if _, absent := c.absentOwners.Get(ref.UID); absent {
+			return k, nil, nil
+		}
 		return k, nil, notServedError(id)
-	case k.Namespaced && namespace == "":
+	}
+	if k.Namespaced && namespace == "" {
 		return k, nil, errNamespacedOwner
 	}
 	owner, err := c.client(k, namespace).Get(ctx, ref.Name, metav1.GetOptions{})
@@ -269,11 +270,6 @@ func (c *Collector) lookUp(
 		return k, nil, nil
 	}
 	return k, owner, err
-}
-
-func (c *Collector) isAbsent(owner types.UID) bool {
-	_, absent := c.absentOwners.Get(owner)
-	return absent
 }
 
 // isMissing reports whether err means that no object has the given name. It returns false for a NotFound error whose
@@ -301,17 +297,13 @@ func (c *Collector) client(k informer.Kind, namespace string) metadata.ResourceI
 func (c *Collector) getLive(
 	ctx context.Context, id objectID,
 ) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
-	k, ok := c.kinds.Find(id.kind.GroupKind())
-	if !ok {
-		return nil, nil, notServedError(id.kind.GroupKind())
-	}
-	client := c.client(k, id.namespace)
-	m, err := client.Get(ctx, id.name, metav1.GetOptions{})
-	if isMissing(err, id.name) || err == nil && m.UID != id.uid {
+	k, m, err := c.lookUp(ctx, id.namespace, metav1.OwnerReference{
+		APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Name: id.name, UID: id.uid,
+	})
+	if m == nil && err == nil {
 		c.objectDeleted(id.uid)
-		return nil, nil, nil
 	}
-	return m, client, err
+	return m, c.client(k, id.namespace), err
 }
 
 // attempt calls attemptToDelete. If a kind that attemptToDelete needs is not served, the object is pending until the
