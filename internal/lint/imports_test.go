@@ -150,7 +150,7 @@ var restricted = map[string][]string{
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics": {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":  {"internal/access"},
 	// CAs and certificates reloaded from files
-	"k8s.io/apiserver/pkg/server/dynamiccertificates": {"internal/access", "internal/controllers",
+	"k8s.io/apiserver/pkg/server/dynamiccertificates": {"internal/access",
 		"internal/egress/selector", "internal/konnectivity", "internal/serving", "apiserver"},
 	"k8s.io/apiserver/pkg/storage":       {},
 	"k8s.io/apiserver/pkg/util/feature":  {"internal/admission"}, // feature gates of admission plugins

@@ -3,7 +3,6 @@ package apiservice
 import (
 	"context"
 
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 )
@@ -15,10 +14,7 @@ func RunTrust(
 	ctx context.Context, client kubernetes.Interface, info clusterauthenticationtrust.ClusterAuthenticationInfo,
 ) {
 	trust := clusterauthenticationtrust.NewClusterAuthenticationTrustController(info, client)
-	for _, ca := range []interface {
-		AddListener(dynamiccertificates.Listener)
-	}{info.ClientCA, info.RequestHeaderCA} {
-		ca.AddListener(trust)
-	}
+	info.ClientCA.AddListener(trust)
+	info.RequestHeaderCA.AddListener(trust)
 	trust.Run(ctx, 1)
 }

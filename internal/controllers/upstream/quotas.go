@@ -45,7 +45,12 @@ func openQuotas(ctx context.Context, u *Manager) (func(context.Context), error) 
 	}
 	started := make(chan struct{})
 	close(started)
-	recount := &recountableInformer{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
+	all := u.informers.Core().V1().ResourceQuotas()
+	recount := &recounter{
+		Registry: generic.NewRegistry(quotas.Evaluators()),
+
+		ResourceQuotaInformer: all, SharedIndexInformer: all.Informer(),
+	}
 	discover := u.client.Discovery().ServerPreferredNamespacedResources
 	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
 		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: recount,
@@ -53,8 +58,7 @@ func openQuotas(ctx context.Context, u *Manager) (func(context.Context), error) 
 		ReplenishmentResyncPeriod: controller.NoResyncPeriodFunc,
 		InformerFactory:           counted, InformersStarted: started,
 		DiscoveryFunc: discover, IgnoredResourcesFunc: quotas.IgnoredResources,
-		Registry:     recountingRegistry{generic.NewRegistry(quotas.Evaluators()), recount},
-		UpdateFilter: install.DefaultUpdateFilter(),
+		Registry: recount, UpdateFilter: install.DefaultUpdateFilter(),
 	})
 	return func(ctx context.Context) {
 		defer counted.names.Shutdown()
@@ -87,32 +91,18 @@ func (u *Manager) rediscoverWhenChanged(
 	}
 }
 
-// recountingRegistry is a registry of evaluators. A new evaluator triggers a new count for the quotas that limit its
-// resources, because a quota may be older than the kind that it limits (kubernetes#67239).
-type recountingRegistry struct {
+// recounter is the registry of evaluators and the informer of ResourceQuotas. A new evaluator triggers a new count for
+// the quotas that limit its resources, because a quota may be older than the kind that it limits (kubernetes#67239).
+type recounter struct {
 	quota.Registry
-	recount *recountableInformer
-}
-
-// Add implements quota.Registry.
-func (g recountingRegistry) Add(e quota.Evaluator) {
-	g.Registry.Add(e)
-	g.recount.recountMatching(e)
-}
-
-// recountableInformer is an informer of ResourceQuotas. recountMatching calls its event handler for unchanged quotas.
-type recountableInformer struct {
 	corev1informers.ResourceQuotaInformer
+	cache.SharedIndexInformer
 	handler cache.ResourceEventHandler
 }
 
-// Informer implements corev1informers.ResourceQuotaInformer.
-func (r *recountableInformer) Informer() cache.SharedIndexInformer {
-	return handlerCapture{r.ResourceQuotaInformer.Informer(), r}
-}
-
-// recountMatching calls the handler for the quotas that limit a resource of e.
-func (r *recountableInformer) recountMatching(e quota.Evaluator) {
+// Add implements quota.Registry. It calls the event handler for the unchanged quotas that limit a resource of e.
+func (r *recounter) Add(e quota.Evaluator) {
+	r.Registry.Add(e)
 	all, err := r.Lister().List(labels.Everything())
 	if err != nil || r.handler == nil {
 		return
@@ -124,18 +114,15 @@ func (r *recountableInformer) recountMatching(e quota.Evaluator) {
 	}
 }
 
-// handlerCapture is an informer that stores its event handler in captured.
-type handlerCapture struct {
-	cache.SharedIndexInformer
-	captured *recountableInformer
-}
+// Informer implements corev1informers.ResourceQuotaInformer.
+func (r *recounter) Informer() cache.SharedIndexInformer { return r }
 
 // AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
-func (h handlerCapture) AddEventHandlerWithResyncPeriod(
+func (r *recounter) AddEventHandlerWithResyncPeriod(
 	handler cache.ResourceEventHandler, resync time.Duration,
 ) (cache.ResourceEventHandlerRegistration, error) {
-	h.captured.handler = handler
-	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
+	r.handler = handler
+	return r.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
 }
 
 // quotaLister lists the objects of a resource through Config.QuotaObjects.
