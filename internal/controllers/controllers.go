@@ -152,12 +152,7 @@ func CheckControllers(chosen []string) error {
 
 // Running returns the sorted names of the controllers that run if upstream.Config.Controllers is chosen.
 func Running(chosen []string) []string {
-	names := []string{known.ServiceCIDRController} // it cannot be disabled
-	for _, name := range upstream.Names() {
-		if upstream.IsEnabled(chosen, name) {
-			names = append(names, name)
-		}
-	}
+	names := append(upstream.Enabled(chosen), known.ServiceCIDRController) // the latter cannot be disabled
 	for _, name := range TrellisControllers {
 		if trellisEnabled(chosen, name) {
 			names = append(names, name)

@@ -224,7 +224,8 @@ func (a *Controller) writeAvailability(
 		a.queue.AddAfter(apiService.Name, wait)
 		return nil
 	}
-	first := was == nil && a.startedBefore(apiService.CreationTimestamp.Time)
+	created := apiService.CreationTimestamp.Time // in whole seconds
+	first := was == nil && !created.Before(a.started.Truncate(time.Second))
 	helper.SetAPIServiceCondition(apiService, condition)
 	recordAvailability(apiService, condition.Status == apiregistrationv1.ConditionTrue, first)
 	_, err := c.UpdateStatus(ctx, apiService, metav1.UpdateOptions{FieldManager: apiServerManager})

@@ -2,7 +2,6 @@ package apiservice
 
 import (
 	"slices"
-	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,11 +35,6 @@ func recordAvailability(s *apiregistrationv1.APIService, available, first bool) 
 				"deleted namespaces do not wait for it",
 		})
 	}
-}
-
-// startedBefore reports whether the controller was already running at t, which is a creation time in whole seconds.
-func (a *Controller) startedBefore(t time.Time) bool {
-	return !t.Before(a.started.Truncate(time.Second))
 }
 
 // HasNoNamespacedObjects reports whether it is certain that no namespaced object exists at gv. The API server of gv is

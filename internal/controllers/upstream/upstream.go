@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -64,9 +63,11 @@ func New(c Config) *Manager {
 	}
 }
 
-// IsEnabled reports whether Config.Controllers selects a controller.
-func IsEnabled(chosen []string, name string) bool {
-	return slices.Contains(chosen, name) || slices.Contains(chosen, "*") && !slices.Contains(chosen, "-"+name)
+// Enabled returns the sorted names of the controllers that Config.Controllers selects.
+func Enabled(chosen []string) []string {
+	return slices.DeleteFunc(Names(), func(name string) bool {
+		return !slices.Contains(chosen, name) && (!slices.Contains(chosen, "*") || slices.Contains(chosen, "-"+name))
+	})
 }
 
 // Observe records which kinds have objects.
@@ -105,9 +106,8 @@ func (u *Manager) due(started map[string]bool) (names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	exists := func(id schema.GroupKind) bool { return u.present[id] }
-	for _, name := range slices.Sorted(maps.Keys(table)) {
-		if !started[name] && IsEnabled(u.Controllers, name) &&
-			slices.ContainsFunc(table[name].triggers, exists) {
+	for _, name := range Enabled(u.Controllers) {
+		if !started[name] && slices.ContainsFunc(table[name].triggers, exists) {
 			names = append(names, name)
 		}
 	}
@@ -116,7 +116,7 @@ func (u *Manager) due(started map[string]bool) (names []string) {
 
 // Run runs the controllers against the API server of config until ctx is done.
 func (u *Manager) Run(ctx context.Context, config *rest.Config) (err error) {
-	if !slices.ContainsFunc(Names(), func(name string) bool { return IsEnabled(u.Controllers, name) }) {
+	if len(Enabled(u.Controllers)) == 0 {
 		return nil
 	}
 	u.config = rest.CopyConfig(config)
