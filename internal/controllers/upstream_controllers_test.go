@@ -383,7 +383,9 @@ func runStandalone(t *testing.T, config *rest.Config, c upstream.Config) (stop f
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	manager := upstream.New(c)
-	kinds := informer.New(kubernetes.NewForConfigOrDie(config).Discovery(), metadata.NewForConfigOrDie(config), nil,
+	quick := rest.CopyConfig(config)
+	quick.QPS, quick.WarningHandler = -1, rest.NoWarnings{}
+	kinds := informer.New(kubernetes.NewForConfigOrDie(quick).Discovery(), metadata.NewForConfigOrDie(quick), nil,
 		manager.Observe)
 	var running sync.WaitGroup
 	running.Go(func() {

@@ -27,6 +27,8 @@ func watchKinds(
 			onObject(ch.Kind.Resource, m, ch.Deleted)
 		}
 	}
+	config = rest.CopyConfig(config)
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
 	d := kubernetes.NewForConfigOrDie(config).Discovery()
 	informer.New(d, metadata.NewForConfigOrDie(config), nil, onChange).Run(ctx)
 }
