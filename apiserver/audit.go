@@ -8,12 +8,12 @@ import (
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/egressselector"
 
-	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/filters"
 )
 
 // auditing is the audit backend of the server. The zero value records nothing.
 type auditing struct {
-	api.Audit
+	filters.Audit
 	backend audit.Backend
 	stop    chan struct{}
 }
@@ -40,7 +40,7 @@ func (s *Server) openAudit(dial utilnet.DialFunc) error {
 	if err := made.AuditBackend.Run(stop); err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
-	s.audit = auditing{api.Audit{Sink: made.AuditBackend, Policy: made.AuditPolicyRuleEvaluator}, made.AuditBackend,
+	s.audit = auditing{filters.Audit{Sink: made.AuditBackend, Policy: made.AuditPolicyRuleEvaluator}, made.AuditBackend,
 		stop}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
+	"github.com/trellis-k8s/trellis/internal/api/health"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/controllers/crd"
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -55,8 +56,8 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	}
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
-		Live:           append([]api.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
-		Ready:          append([]api.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
+		Live:           append([]health.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
+		Ready:          append([]health.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,

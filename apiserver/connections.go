@@ -1,28 +1,28 @@
 package apiserver
 
 import (
-	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
 // gauges returns the metrics whose values are read when the metrics are requested.
-func (s *Server) gauges() []api.Gauge {
+func (s *Server) gauges() []metrics.Gauge {
 	read := func(of func(serving.Connections) int) func() float64 {
 		return func() float64 { return float64(of(s.http.Connections())) }
 	}
 	return append(s.diskGauges(),
-		api.Gauge{Name: "trellis_connections", Help: "Open connections of clients.",
+		metrics.Gauge{Name: "trellis_connections", Help: "Open connections of clients.",
 			Read: read(func(c serving.Connections) int { return c.Open })},
-		api.Gauge{Name: "trellis_connections_authenticated",
+		metrics.Gauge{Name: "trellis_connections_authenticated",
 			Help: "Open connections of clients that have authenticated.",
 			Read: read(func(c serving.Connections) int { return c.Authenticated })},
-		api.Gauge{Name: "trellis_connections_limit",
+		metrics.Gauge{Name: "trellis_connections_limit",
 			Help: "Maximum number of open connections, derived from the limit of open files.",
 			Read: read(func(c serving.Connections) int { return c.Limit })},
-		api.Gauge{Name: "trellis_connections_closed",
+		metrics.Gauge{Name: "trellis_connections_closed",
 			Help: "Unauthenticated connections that were closed since the start to accept newer connections.",
 			Read: read(func(c serving.Connections) int { return c.Closed })},
-		api.Gauge{Name: "trellis_connections_refused",
+		metrics.Gauge{Name: "trellis_connections_refused",
 			Help: "Requests refused since the start because too many authenticated connections were open.",
 			Read: read(func(c serving.Connections) int { return c.Refused })},
 	)

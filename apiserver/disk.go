@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -41,11 +41,11 @@ var errEtcdTimeout = errors.New("etcd does not respond")
 
 // diskGauges returns the metrics of the disk of the data directory. It returns nil if the server has no data
 // directory.
-func (s *Server) diskGauges() []api.Gauge {
+func (s *Server) diskGauges() []metrics.Gauge {
 	if s.config.DataDir == "" || len(s.config.Etcd.Servers) > 0 {
 		return nil
 	}
-	return []api.Gauge{
+	return []metrics.Gauge{
 		{Name: "trellis_storage_writable",
 			Help: "1 if all writes are possible, 0 while the disk is nearly full or has failed.", Read: func() float64 {
 				if s.checkWritable() != nil {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/health"
 )
 
 // These constants are the names of kube-apiserver's post-start hooks. They contain only hooks whose tasks Trellis
@@ -89,13 +89,13 @@ func (h *hooks) state(name string) error {
 }
 
 // checks returns a health check for each start task of the server.
-func (s *Server) checks() (all []api.Check) {
+func (s *Server) checks() (all []health.Check) {
 	for _, hook := range hookNames {
 		if hook.name == hookFairnessConsumer && s.config.Fairness.Disabled {
 			continue
 		}
 		if hook.resource.Empty() || s.serves(hook.resource) {
-			all = append(all, api.Check{Name: "poststarthook/" + hook.name,
+			all = append(all, health.Check{Name: "poststarthook/" + hook.name,
 				Run: func() error { return s.hooks.state(hook.name) }})
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
+	"github.com/trellis-k8s/trellis/internal/api/health"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/ownership"
@@ -133,8 +134,8 @@ func (s *Server) start(ctx context.Context) error {
 	}))
 	s.handler = api.New(api.Config{
 		Engine: s.engine,
-		Live:   []api.Check{{Name: "storage", Run: s.store.Failed}},
-		Ready:  []api.Check{{Name: "storage", Run: s.disk.Err}, {Name: "namespaces", Run: s.namespaces.ready}},
+		Live:   []health.Check{{Name: "storage", Run: s.store.Failed}},
+		Ready:  []health.Check{{Name: "storage", Run: s.disk.Err}, {Name: "namespaces", Run: s.namespaces.ready}},
 
 		Authenticator: access.NewAuthenticator(authentication),
 		Authorizer:    authorizer,

@@ -18,7 +18,7 @@ import (
 	"k8s.io/cli-runtime/pkg/resource"
 	"k8s.io/client-go/rest"
 
-	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/handlers"
 	"github.com/trellis-k8s/trellis/internal/engine/trace"
 )
 
@@ -114,15 +114,15 @@ var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body 
 }
 
 // dryRun sends an object as a dry run. It returns the response of the server, which contains the steps.
-func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*api.Traced, error) {
+func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*handlers.Traced, error) {
 	body, err := runtime.Encode(unstructured.UnstructuredJSONScheme, info.Object)
 	if err != nil {
 		return nil, err
 	}
 	r := whyVerbs[f.verb](info.Client, info, body)
 	result := r.NamespaceIfScoped(info.Namespace, info.Namespaced()).Resource(info.Mapping.Resource.Resource).
-		Param("dryRun", metav1.DryRunAll).Param(api.TraceParameter, "true").SetHeader("Accept", "application/json").
-		Do(ctx)
+		Param("dryRun", metav1.DryRunAll).Param(handlers.TraceParameter, "true").
+		SetHeader("Accept", "application/json").Do(ctx)
 	if err := result.Error(); err != nil {
 		return nil, err
 	}
@@ -130,15 +130,16 @@ func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*api.Traced
 	if err != nil {
 		return nil, err
 	}
-	var t api.Traced
+	var t handlers.Traced
 	if err := json.Unmarshal(answer, &t); err != nil || t.Code == 0 {
-		return nil, fmt.Errorf("the server does not support the parameter %s, so it is not Trellis", api.TraceParameter)
+		return nil, fmt.Errorf("the server does not support the parameter %s, so it is not Trellis",
+			handlers.TraceParameter)
 	}
 	return &t, nil
 }
 
 // show prints the result of a dry run and its steps.
-func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error {
+func (f *whyFlags) show(out io.Writer, info *resource.Info, t *handlers.Traced) error {
 	name := info.Mapping.GroupVersionKind.Kind + " " + info.Name
 	if info.Namespaced() {
 		name += " in " + info.Namespace

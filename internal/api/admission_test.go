@@ -37,7 +37,7 @@ func (n *recordingPlugin) Validate(context.Context, *admission.Request) error { 
 func TestAdmissionIsAudited(t *testing.T) {
 	h, read := withAudit(t)
 	plugin := &recordingPlugin{}
-	h.server.engine.Admission = admission.Plugins{plugin}
+	h.engine.Admission = admission.Plugins{plugin}
 	h.want(200, "PATCH", crontabs+"/a?dryRun=All", `{"spec":{"replicas":7}}`,
 		"Content-Type: application/merge-patch+json")
 	h.want(200, "DELETE", crontabs+"/a?dryRun=All", "")

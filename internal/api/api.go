@@ -1,37 +1,31 @@
-// Package api serves the Kubernetes API over HTTP. It contains routing, middleware, content negotiation, tables,
-// watch streams, health checks and metrics, and calls the engine. It must not import storage.
+// Package api serves the Kubernetes API over HTTP. Its pipeline runs the steps of all requests. The steps are in
+// package filters, the verbs in package handlers, and both work on the state in package request. These packages must
+// not import storage.
 package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
-	goruntime "runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
-	"github.com/trellis-k8s/trellis/internal/compute"
+	"github.com/trellis-k8s/trellis/internal/api/encoding"
+	"github.com/trellis-k8s/trellis/internal/api/filters"
+	"github.com/trellis-k8s/trellis/internal/api/handlers"
+	"github.com/trellis-k8s/trellis/internal/api/health"
+	"github.com/trellis-k8s/trellis/internal/api/metrics"
+	"github.com/trellis-k8s/trellis/internal/api/request"
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
-
-// Check is a named health check.
-type Check struct {
-	Name string
-	Run  func() error
-}
-
-// Gauge is a metric whose value is read on every scrape.
-type Gauge struct {
-	Name, Help string
-	Read       func() float64
-}
 
 // Config holds the parts and settings of a Server.
 type Config struct {
@@ -42,18 +36,14 @@ type Config struct {
 	Discovery     http.Handler            // serves the discovery documents at /api, /apis and below
 	OpenAPI       http.Handler            // serves /openapi/v2, /openapi/v3 and below
 	Aggregator    *aggregation.Aggregator // proxies requests to other API servers; nil disables aggregation
-	// Connect returns the handler that proxies a request to a node, a Pod or a container. name is the object's name
-	// in the path and can include a scheme and a port. options are the query options as an internal type. The
-	// handler calls fail to write an error. If Connect is nil, the subresources that need it return 404.
-	Connect func(ctx context.Context, namespace, name string, options runtime.Object,
-		fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error)
-	Issuer      http.Handler         // serves the documents of the service account issuer; nil disables them
-	Live, Ready []Check              // served at /livez and /readyz, in addition to ping
-	Gauges      []Gauge              // served at /metrics, in addition to the Server's own metrics
-	Egress      prometheus.Collector // metrics of outgoing connections, or nil
-	EnableCBOR  bool
-	Profiling   bool  // serve /debug/pprof
-	Audit       Audit // audit policy and sink; the caller of New starts and stops the sink
+	Connect       handlers.Connector
+	Issuer        http.Handler         // serves the documents of the service account issuer; nil disables them
+	Live, Ready   []health.Check       // served at /livez and /readyz, in addition to ping
+	Gauges        []metrics.Gauge      // served at /metrics, in addition to the Server's own metrics
+	Egress        prometheus.Collector // metrics of outgoing connections, or nil
+	EnableCBOR    bool
+	Profiling     bool          // serve /debug/pprof
+	Audit         filters.Audit // audit policy and sink; the caller of New starts and stops the sink
 	// RequestTimeout is the timeout of all requests except long-running ones such as watches; 0 means a minute.
 	RequestTimeout time.Duration
 	// MemoryBudget is the memory in bytes for the bodies of all requests in progress; 0 means 1 GiB.
@@ -62,20 +52,15 @@ type Config struct {
 
 // Server is the HTTP handler of the API server. All methods are safe for concurrent use.
 type Server struct {
-	engine        *engine.Engine
-	live          *resource.Live
-	config        Config
-	offers        []offer // media types that the server supports, in order of preference
-	mediaCache    mediaCache
-	metrics       *metrics
-	watchCounts   watchCounts
-	impersonator  http.Handler
-	budget        budget
-	slots         *compute.Slots  // limit the number of expensive requests that run at once
-	waitingMemory *compute.Budget // memory of requests that wait for a slot or for the rest of their body
+	limits       *request.Limits
+	negotiator   *encoding.Negotiator
+	metrics      *metrics.Metrics
+	filters      *filters.Filters
+	handlers     *handlers.Handlers
+	nonResources *health.Handler
+	pipeline     []func(*request.Request) bool // result of steps
 
 	inflight atomic.Int64
-	draining atomic.Bool
 	serving  context.Context // canceled by Drain, which ends the watches
 	stop     context.CancelFunc
 	idle     chan struct{} // gets a value when the last request of a draining server ends
@@ -84,26 +69,50 @@ type Server struct {
 // New returns a Server for c.
 func New(c Config) *Server {
 	s := &Server{
-		engine:       c.Engine,
-		live:         c.Engine.Live,
-		config:       c,
-		offers:       offers(c.EnableCBOR),
-		idle:         make(chan struct{}, 1),
-		impersonator: impersonator(c.Authorizer),
-		budget:       newBudget(c.MemoryBudget),
-	}
-	s.waitingMemory = compute.NewBudget(s.budget.size / waitingShare)
-	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.waitingMemory)
-	if c.RequestTimeout == 0 {
-		s.config.RequestTimeout = defaultRequestTimeout
+		limits:     request.NewLimits(c.RequestTimeout, c.MemoryBudget),
+		negotiator: encoding.NewNegotiator(c.EnableCBOR),
+		idle:       make(chan struct{}, 1),
 	}
 	s.serving, s.stop = context.WithCancel(context.Background())
-	s.metrics = newMetrics(s)
+	var collectors []prometheus.Collector
+	if c.Egress != nil {
+		collectors = append(collectors, c.Egress)
+	}
+	if c.Fairness != nil {
+		collectors = append(collectors, c.Fairness)
+	}
+	if c.Aggregator != nil {
+		collectors = append(collectors, c.Aggregator)
+	}
+	s.metrics = metrics.New(c.Engine, &s.inflight, c.Gauges, collectors...)
+	s.filters = &filters.Filters{
+		Engine: c.Engine, Live: c.Engine.Live, Authenticator: c.Authenticator, Authorizer: c.Authorizer,
+		Fairness: c.Fairness, Auditing: c.Audit, EnableCBOR: c.EnableCBOR, Serving: s.serving,
+		Impersonator: filters.Impersonator(c.Authorizer),
+	}
+	s.handlers = &handlers.Handlers{
+		Engine: c.Engine, Authorizer: c.Authorizer, Fairness: c.Fairness, Aggregator: c.Aggregator,
+		Connector: c.Connect, Metrics: s.metrics, Serving: s.serving,
+	}
+	s.nonResources = &health.Handler{
+		Discovery: c.Discovery, OpenAPI: c.OpenAPI, Issuer: c.Issuer, Metrics: s.metrics.Handler,
+		Fairness: c.Fairness, Live: c.Engine.Live, Livez: c.Live, Profiling: c.Profiling,
+		Readyz: append(slices.Clone(c.Ready), health.Check{Name: "shutdown", Run: s.shuttingDown}),
+	}
+	s.pipeline = s.steps()
 	return s
 }
 
-// writeTimeout returns the timeout of writes. It is also the timeout for reading a request body.
-func (s *Server) writeTimeout() time.Duration { return min(maxWriteTimeout, s.config.RequestTimeout) }
+// shuttingDown returns an error after Drain has been called.
+func (s *Server) shuttingDown() error {
+	if s.serving.Err() != nil {
+		return errors.New("process is shutting down")
+	}
+	return nil
+}
+
+// ObserveConversion records a call to a conversion webhook in the metrics.
+func (s *Server) ObserveConversion(c conversion.Call) { s.metrics.ObserveConversion(c) }
 
 // Loopback returns a transport for clients in this process. It calls the server as user u, without a network
 // connection.
@@ -112,9 +121,7 @@ func (s *Server) Loopback(u user.Info) http.RoundTripper { return &loopback{s, u
 // Drain rejects new requests, ends all watches and blocks until the requests in flight have ended. Later calls also
 // block until then.
 func (s *Server) Drain() {
-	if s.draining.CompareAndSwap(false, true) {
-		s.stop()
-	}
+	s.stop()
 	for s.inflight.Load() > 0 {
 		<-s.idle
 	}

@@ -29,6 +29,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/api/filters"
+	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 )
 
@@ -45,14 +47,14 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 }
 
 // newAudit returns an Audit that writes events to out. rules are the rules of the audit policy, in YAML.
-func newAudit(t testing.TB, out io.Writer, rules string) Audit {
+func newAudit(t testing.TB, out io.Writer, rules string) filters.Audit {
 	t.Helper()
 	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: " + rules))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion),
-		policy.NewPolicyRuleEvaluator(p)}
+	return filters.Audit{Sink: auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion),
+		Policy: policy.NewPolicyRuleEvaluator(p)}
 }
 
 // withAudit returns a harness that audits requests at level Metadata, and a function that returns the events so far.
@@ -152,7 +154,7 @@ func TestAudit(t *testing.T) {
 // TestAuditOfPanic checks that a request whose handler panics has an event of the stage Panic.
 func TestAuditOfPanic(t *testing.T) {
 	h, read := withAudit(t)
-	h.server.config.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("broken") })
+	h.server.nonResources.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("broken") })
 	h.want(500, "GET", "/apis", "", "Audit-ID: panic")
 	all := read()
 	if e := all[len(all)-1]; e.Stage != auditv1.StagePanic || e.ResponseStatus.Code != 500 {
@@ -228,7 +230,7 @@ func TestAuditLevels(t *testing.T) {
 - {level: Request, verbs: [patch], omitStages: [RequestReceived]}
 - {level: RequestResponse, omitManagedFields: true}
 `)
-	protobuf := "Accept: " + mediaProtobuf
+	protobuf := "Accept: " + runtime.ContentTypeProtobuf
 	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{}}`, "Audit-ID: metadata",
 		"Content-Type: application/merge-patch+json")
 	h.want(200, "PATCH", crontabs+"/a", `{"spec":{"replicas":7}}`, "Audit-ID: request",
@@ -283,7 +285,7 @@ func TestAuditOfUnauthenticatedRequest(t *testing.T) {
 		r := httptest.NewRequest("GET", path, nil)
 		r.Header.Set("Audit-Id", id)
 		r.Header.Set("Authorization", "Bearer unknown")
-		h.server.config.Authenticator = access.NewAuthenticator(access.Authentication{Now: time.Now})
+		h.server.filters.Authenticator = access.NewAuthenticator(access.Authentication{Now: time.Now})
 		h.server.ServeHTTP(httptest.NewRecorder(), r)
 	}
 	var got []string
@@ -303,7 +305,7 @@ func TestAuditOfAuthorization(t *testing.T) {
 	h, read := withAudit(t)
 	h.want(200, "GET", crontabs, "", "Audit-ID: allowed")
 	h.want(403, "GET", crontabs, "", "Audit-ID: forbidden", "Impersonate-User: joe", "Impersonate-Group: dev")
-	h.server.config.Authorizer = failingAuthorizer{}
+	h.server.filters.Authorizer = failingAuthorizer{}
 	h.want(500, "GET", crontabs, "", "Audit-ID: error")
 	all := byRequestAndStage(read())
 	for id, want := range map[string]map[string]string{
@@ -338,8 +340,8 @@ func (f *failingBackend) ProcessEvents(...*auditinternal.Event) bool { f.calls++
 func TestAuditBackendFails(t *testing.T) {
 	h := withCronTabs(t)
 	sink := &failingBackend{}
-	h.server.config.Audit = newAudit(t, io.Discard, `[{level: Metadata}]`)
-	h.server.config.Audit.Sink = sink
+	h.server.filters.Auditing = newAudit(t, io.Discard, `[{level: Metadata}]`)
+	h.server.filters.Auditing.Sink = sink
 	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") ||
 		sink.calls != 1 {
 		t.Errorf("got %s after %d events, want an error after 1", w.Body, sink.calls)
@@ -351,14 +353,16 @@ func TestAuditBackendFails(t *testing.T) {
 func TestAuditOfSlowRequest(t *testing.T) {
 	for _, began := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
 		h, read := withAudit(t)
-		q := &request{server: h.server, w: httptest.NewRecorder(), r: newRequest("GET", "/version", ""), began: began}
-		q.beginAudit("request")
-		q.requestInfo()
-		q.attributes.User = access.Loopback()
-		if !q.audit() || !q.authorize() {
+		f := h.server.filters
+		q := &request.Request{W: httptest.NewRecorder(), Began: began,
+			R: newRequest("GET", "/version", "", "Audit-Id: request")}
+		f.Begin(q)
+		filters.RequestInfo(q)
+		q.Attributes.User = access.Loopback()
+		if !f.Audit(q) || !f.Authorize(q) {
 			t.Fatal("the request was refused")
 		}
-		q.auditEnd(nil)
+		filters.AuditEnd(q, nil)
 		annotations := byRequestAndStage(read())["request ResponseComplete"].Annotations
 		for _, step := range []string{"total", "authentication", "authorization"} {
 			if _, ok := annotations["apiserver.latency.k8s.io/"+step]; ok != (time.Since(began) > time.Minute) {
@@ -370,13 +374,13 @@ func TestAuditOfSlowRequest(t *testing.T) {
 
 // TestDisabledAuditAllocatesNothing checks that requests allocate no memory for auditing if it is disabled.
 func TestDisabledAuditAllocatesNothing(t *testing.T) {
-	q := &request{server: &Server{}, r: newRequest("GET", "/version", "")}
+	f, q := &filters.Filters{}, &request.Request{R: newRequest("GET", "/version", "")}
 	if n := testing.AllocsPerRun(100, func() {
-		q.audit()
-		q.annotate("a", "b")
-		q.auditStart()
-		q.auditStatus(nil)
-		_ = q.auditResponse(func() ([]byte, error) { return q.encode(nil, record.Object{}) })
+		f.Audit(q)
+		q.Annotate("a", "b")
+		q.AuditStart()
+		q.AuditStatus(nil)
+		_ = q.AuditResponse(func() ([]byte, error) { return q.Media.AppendObject(nil, record.Object{}, nil) })
 	}); n != 0 {
 		t.Errorf("got %v allocations, want 0", n)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -42,9 +43,9 @@ func asAdmin(next http.Handler) http.Handler {
 // HTTP server.
 func staticHandler(body []byte) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", mediaJSON)
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 		for rest := body; len(rest) > 0; {
-			n := min(len(rest), chunk)
+			n := min(len(rest), 256<<10)
 			if _, err := w.Write(rest[:n]); err != nil {
 				return
 			}
@@ -184,9 +185,11 @@ func BenchmarkCreate(b *testing.B) {
 	js := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` +
 		strings.TrimSuffix(strings.Repeat(container, 3), ",") + `]}}`
 	js = fmt.Sprintf(js, 1, 2, 3)
-	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+mediaJSON,
-		"Accept: "+mediaProtobuf).Body.String()
-	for _, c := range []struct{ name, body, as string }{{"JSON", js, mediaJSON}, {"protobuf", message, mediaProtobuf}} {
+	message := h.want(http.StatusCreated, "POST", path+"?dryRun=All", js, "Content-Type: "+runtime.ContentTypeJSON,
+		"Accept: "+runtime.ContentTypeProtobuf).Body.String()
+	for _, c := range []struct{ name, body, as string }{
+		{"JSON", js, runtime.ContentTypeJSON}, {"protobuf", message, runtime.ContentTypeProtobuf},
+	} {
 		b.Run(c.name, func(b *testing.B) {
 			began := cpuTime()
 			for b.Loop() {

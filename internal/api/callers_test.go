@@ -147,7 +147,7 @@ func newCaller(t testing.TB, name, group string) *caller {
 func (c *caller) get(path, accept string) *http.Request {
 	r := httptest.NewRequest("GET", path, nil)
 	if accept == "" {
-		accept = mediaJSON
+		accept = runtime.ContentTypeJSON
 	}
 	r.Header.Set("Accept", accept)
 	r.Header.Set("Accept-Encoding", "gzip")

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/api/encoding"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -80,8 +81,9 @@ type decodedTable struct {
 // trellis returns Trellis' Table of an object. tableVersion is the version of the Table: v1 or v1beta1.
 func (c *tableComparer) trellis(o record.Object, tableVersion string) decodedTable {
 	c.t.Helper()
-	data, err := newTable(c.version, tableVersion,
-		&metav1.TableOptions{IncludeObject: metav1.IncludeNone}).appendSingle(nil, o)
+	m := encoding.Media{View: encoding.ViewTable, Version: tableVersion}
+	data, err := m.AppendObject(nil, o, encoding.NewTable(c.version, tableVersion,
+		&metav1.TableOptions{IncludeObject: metav1.IncludeNone}))
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -93,14 +93,14 @@ func TestConcurrentDelete(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.want(http.StatusCreated, "POST", pods, podJSON)
-			r := &racingStore{Store: h.server.engine.Store}
+			r := &racingStore{Store: h.engine.Store}
 			r.second = func() {
 				h.want(http.StatusOK, "DELETE", pods+"/p", "")
 				if replace {
 					h.want(http.StatusCreated, "POST", pods, podJSON)
 				}
 			}
-			h.server.engine.Store = r
+			h.engine.Store = r
 			wantMarked(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p", "").Body), 2)
 			if left := tree(t, h.do("GET", pods+"/p", "").Body); (left["kind"] == "Pod") != replace ||
 				at(left, "metadata", "deletionTimestamp") != nil {

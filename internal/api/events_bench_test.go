@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/trellis-k8s/trellis/internal/api/encoding"
 	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
@@ -12,18 +15,19 @@ import (
 func BenchmarkProtobufEvents(b *testing.B) {
 	h := newHarness(b)
 	h.want(http.StatusCreated, "POST", pods, podJSON)
-	o, err := h.server.engine.Get(b.Context(), verb.Target{Version: h.server.live.Load().Find("", "v1", "pods"),
+	o, err := h.engine.Get(b.Context(), verb.Target{Version: h.engine.Live.Load().Find("", "v1", "pods"),
 		Namespace: "default", Name: "p"}, "")
 	if err != nil {
 		b.Fatal(err)
 	}
-	watching := &events{request: &request{server: h.server, media: media{offer: offers(false)[2]}}}
+	m, _ := h.server.negotiator.Find(runtime.ContentTypeProtobuf, o.Version)
+	watching := encoding.NewEvents(&m, nil)
 	var frame []byte
 	b.ReportAllocs()
 	for b.Loop() {
 		o.Revision++
 		for range 3 {
-			if frame, err = watching.append(frame[:0], read.WatchEvent{Type: "MODIFIED", Object: o}); err != nil {
+			if frame, err = watching.Append(frame[:0], read.WatchEvent{Type: "MODIFIED", Object: o}); err != nil {
 				b.Fatal(err)
 			}
 		}

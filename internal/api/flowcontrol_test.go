@@ -89,7 +89,7 @@ func TestPriorityAndFairness(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	watched := make(chan *httptest.ResponseRecorder)
 	go func() { watched <- asJane(ctx, h, crontabs+"?watch=1") }()
-	for h.server.metrics.watches.Load() == 0 {
+	for h.server.metrics.Watches.Load() == 0 {
 		runtime.Gosched()
 	}
 	// The watch holds its seat until its initial events are sent.

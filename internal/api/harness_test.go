@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/utils/clock"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
+	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -27,6 +29,7 @@ import (
 type harness struct {
 	t      testing.TB
 	server *Server
+	engine *engine.Engine
 }
 
 // newHarness returns a harness that has the namespace default. Each function in change modifies the server's
@@ -46,14 +49,14 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 			Now: time.Now}),
 		Authorizer: authorizer,
 		Fairness: flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200,
-			RequestTimeout: defaultRequestTimeout}, env.Store.Head, clock.RealClock{}),
+			RequestTimeout: time.Minute}, env.Store.Head, clock.RealClock{}),
 		Discovery: discovery.Handler(env.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
 		OpenAPI:   openapi.Handler(env.Live, nil),
 	}
 	for _, f := range change {
 		f(&c)
 	}
-	h := &harness{t, New(c)}
+	h := &harness{t, New(c), c.Engine}
 	h.want(http.StatusCreated, "POST", "/api/v1/namespaces",
 		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default"}}`)
 	return h
@@ -177,4 +180,10 @@ func at(v any, path ...any) any {
 		}
 	}
 	return v
+}
+
+// fromCBOR decodes an object in CBOR.
+func fromCBOR(w *httptest.ResponseRecorder) (v map[string]any, err error) {
+	err = direct.Unmarshal(w.Body.Bytes(), &v)
+	return v, err
 }

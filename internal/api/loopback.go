@@ -10,21 +10,20 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/api/request"
 )
 
 // loopback is a transport that calls the server without a network connection. Each request runs in its own
 // goroutine. The goroutine ends when the caller closes the body of the response or cancels the context.
 type loopback struct {
-	server *Server
+	server http.Handler
 	user   user.Info
 }
 
-// inProcess is the context key that marks a request from a loopback.
-type inProcess struct{}
-
 // RoundTrip implements http.RoundTripper.
 func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancel(context.WithValue(access.WithUser(r.Context(), l.user), inProcess{}, true))
+	ctx := context.WithValue(access.WithUser(r.Context(), l.user), request.InProcess{}, true)
+	ctx, cancel := context.WithCancel(ctx)
 	in := r.WithContext(ctx)
 	in.Header = r.Header.Clone()
 	if in.Body == nil {

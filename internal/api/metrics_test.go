@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestMetricsOfDeletedKind(t *testing.T) {
 	h := withCronTabs(t)
 	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/crontabs.stable.example.com"
-	v := h.server.live.Load().Find("stable.example.com", "v1", "crontabs")
+	v := h.engine.Live.Load().Find("stable.example.com", "v1", "crontabs")
 	observeConversion := func() {
 		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1",
 			Duration: time.Second})
@@ -43,21 +44,16 @@ func TestMetricsOfDeletedKind(t *testing.T) {
 	h.want(200, "DELETE", crd, "")
 	h.do("PATCH", crd, `{"metadata":{"finalizers":null}}`, "Content-Type: application/merge-patch+json")
 	h.want(404, "GET", crd, "")
-	if _, err := h.server.live.Current(context.Background()); err != nil {
+	if _, err := h.engine.Live.Current(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	observeConversion()
-	late := seriesKey{group: "stable.example.com", version: "v1", plural: "crontabs", verb: verbGet, code: 200,
-		named: true, namespaced: true}
-	h.server.metrics.seriesFor(late, v).requests.Inc()
+	late := &request.Request{Kind: v, Status: 200, Path: request.Path{Verb: request.VerbGet, Resource: true,
+		Group: "stable.example.com", Version: "v1", Namespace: "default", Plural: "crontabs", Name: "a"}}
+	h.server.metrics.Observe(late)
 	for line := range strings.Lines(h.do("GET", "/metrics", "").Body.String()) {
 		if strings.Contains(line, "crontabs") {
 			t.Errorf("got the series %s after the deletion of its kind", line)
-		}
-	}
-	for k := range h.server.metrics.series {
-		if k.plural == "crontabs" {
-			t.Errorf("got the stored series %+v after the deletion of its kind", k)
 		}
 	}
 	if text := h.do("GET", "/metrics", "").Body.String(); !strings.Contains(text, `resource="namespaces"`) {

@@ -15,13 +15,16 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
+	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/compute"
 )
 
 // allSlots acquires all free slots, and returns their number and the function that releases them.
 func (h *harness) allSlots() (n int, release func()) {
 	var held []*compute.Slot
-	for slot := h.server.slots.For("other"); slot.TryAcquire(); slot = h.server.slots.For("other") {
+	other := &request.Request{Limits: h.server.limits,
+		Attributes: access.Attributes{User: &user.DefaultInfo{Name: "other"}}}
+	for slot := other.NewSlot(); slot.TryAcquire(); slot = other.NewSlot() {
 		held = append(held, slot)
 	}
 	return len(held), func() {
@@ -57,11 +60,11 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 	configMap := func(name string, size int) string {
 		return `{"metadata":{"name":"` + name + `"},"data":{"a":"` + strings.Repeat("x", size) + `"}}`
 	}
-	h.want(http.StatusCreated, "POST", maps, configMap("large", expensiveObject), contentJSON)
-	for i := range expensiveList {
+	h.want(http.StatusCreated, "POST", maps, configMap("large", 64<<10), contentJSON)
+	for i := range 500 {
 		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), contentJSON)
 	}
-	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", expensiveQuery/2) + "x)"
+	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", 8<<10) + "x)"
 	const (
 		asJSON     = "Accept: application/json"
 		asYAML     = "Accept: application/yaml"
@@ -72,8 +75,8 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		code                       int
 		method, path, body, header string
 	}{
-		{true, 201, "POST", maps + "?dryRun=All", configMap("b", expensiveBody), contentJSON},
-		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", expensiveBody) + `"}}`,
+		{true, 201, "POST", maps + "?dryRun=All", configMap("b", 64<<10), contentJSON},
+		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", 64<<10) + `"}}`,
 			"Content-Type: application/merge-patch+json"},
 		{true, 200, "GET", crontabs + selector, "", asJSON},
 		{true, 200, "GET", maps, "", asJSON},
@@ -92,7 +95,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		{false, 200, "GET", maps + "?watch=true&timeoutSeconds=1&resourceVersion=1", "", asJSON},
 	}
 	all, release := h.allSlots()
-	h.server.config.RequestTimeout = 50 * time.Millisecond
+	h.server.limits.Timeout = 50 * time.Millisecond
 	for _, r := range requests {
 		if !r.expensive {
 			h.want(r.code, r.method, r.path, r.body, r.header)
@@ -105,7 +108,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		}
 	}
 	release()
-	h.server.config.RequestTimeout = time.Minute
+	h.server.limits.Timeout = time.Minute
 	for _, r := range requests {
 		h.want(r.code, r.method, r.path, r.body, r.header)
 		free, release := h.allSlots()

@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // TestVerbs checks each verb for objects of a custom kind (CRD-018, CRD-002, CRD-023).
@@ -114,8 +116,8 @@ func TestOtherMethods(t *testing.T) {
 		"{}")
 	h.wantError(405, "the server does not allow this method on the requested resource", "GET",
 		"/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
-	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != mediaJSON {
-		t.Errorf("HEAD: got headers %v, want Content-Type %s", w.Header(), mediaJSON)
+	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != runtime.ContentTypeJSON {
+		t.Errorf("HEAD: got headers %v, want Content-Type %s", w.Header(), runtime.ContentTypeJSON)
 	}
 }
 
@@ -125,7 +127,8 @@ func TestBodies(t *testing.T) {
 	yaml := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: yam}\nspec: {cronSpec: x}\n"
 	h.want(201, "POST", crontabs, yaml, "Content-Type: application/yaml")
 	w := h.want(200, "GET", crontabs+"/yam", "", "Accept: application/yaml")
-	if !strings.Contains(w.Body.String(), "cronSpec: x\n") || w.Header().Get("Content-Type") != mediaYAML {
+	if !strings.Contains(w.Body.String(), "cronSpec: x\n") ||
+		w.Header().Get("Content-Type") != runtime.ContentTypeYAML {
 		t.Errorf("YAML: got %s", w.Body)
 	}
 	w = h.want(200, "GET", crontabs, "", "Accept: application/yaml")
@@ -166,7 +169,7 @@ func TestLargeBody(t *testing.T) {
 			path = crontabs
 		}
 		h.wantError(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1),
-			"Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
+			"Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: runtime.ContentTypeJSON}[method == "PATCH"])
 	}
 	r := newRequest("POST", crontabs, strings.Repeat(" ", 3<<20+1))
 	r.ContentLength = -1 // no Content-Length
@@ -248,19 +251,5 @@ func TestFieldValidation(t *testing.T) {
 		"Content-Type: application/yaml")
 	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "line 4: key \"replicas\" already set in map"` {
 		t.Errorf("got warnings %q, want one about the duplicate field", got)
-	}
-}
-
-// TestFieldManagerComesFromUserAgent checks the default field manager, which is derived from the User-Agent (CRD-057).
-func TestFieldManagerComesFromUserAgent(t *testing.T) {
-	long := strings.Repeat("ä", 100)
-	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64),
-		"a\tb/c": "ab", "": ""} {
-		if got := fieldManager("", agent); got != want {
-			t.Errorf("User-Agent %q: got manager %q, want %q", agent, got, want)
-		}
-	}
-	if fieldManager("given", "kubectl/v1") != "given" {
-		t.Error("fieldManager does not return the given manager")
 	}
 }

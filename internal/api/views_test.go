@@ -18,11 +18,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/api/health"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -85,21 +87,6 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestAges checks the cells of date columns (PRN-013, PRN-017).
-func TestAges(t *testing.T) {
-	tb := &table{}
-	tb.refresh()
-	for text, want := range map[string]string{
-		"": `"\u003cunknown\u003e"`, "yesterday": `"\u003cinvalid\u003e"`,
-		"0001-01-01T00:00:00Z": `"\u003cunknown\u003e"`,
-		tb.now.Add(-3 * 3600e9).UTC().Format("2006-01-02T15:04:05Z"): `"3h"`,
-	} {
-		if got := string(tb.appendAge(nil, text)); got != want {
-			t.Errorf("%q: got %s, want %s", text, got, want)
-		}
-	}
-}
-
 // TestPartialObjectMetadata checks objects and lists that are requested as PartialObjectMetadata (CRD-064).
 func TestPartialObjectMetadata(t *testing.T) {
 	h := withCronTabs(t)
@@ -134,21 +121,21 @@ func TestProtobufOfBuiltinKinds(t *testing.T) {
 	info, _ := scheme.Codecs.SupportedMediaTypes(), 0
 	var body bytes.Buffer
 	for _, i := range info {
-		if i.MediaType == mediaProtobuf {
+		if i.MediaType == runtime.ContentTypeProtobuf {
 			encoder := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion)
 			if err := encoder.Encode(in, &body); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	w := h.want(201, "POST", "/api/v1/namespaces/default/configmaps", body.String(), "Content-Type: "+mediaProtobuf,
-		"Accept: "+mediaProtobuf)
+	w := h.want(201, "POST", "/api/v1/namespaces/default/configmaps", body.String(),
+		"Content-Type: "+runtime.ContentTypeProtobuf, "Accept: "+runtime.ContentTypeProtobuf)
 	out := &corev1.ConfigMap{}
 	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, out); err != nil ||
 		out.Data["k"] != "v" || out.UID == "" {
 		t.Errorf("got %v, error %v, want the data and a UID", out, err)
 	}
-	w = h.want(200, "GET", "/api/v1/configmaps", "", "Accept: "+mediaProtobuf)
+	w = h.want(200, "GET", "/api/v1/configmaps", "", "Accept: "+runtime.ContentTypeProtobuf)
 	list := &corev1.ConfigMapList{}
 	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, list); err != nil ||
 		len(list.Items) != 1 || list.ResourceVersion == "" {
@@ -160,10 +147,10 @@ func TestProtobufOfBuiltinKinds(t *testing.T) {
 func TestCBORFeatureGate(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
 	w := h.want(200, "GET", crontabs+"/a", "", "Accept: application/cbor")
-	if !bytes.HasPrefix(w.Body.Bytes(), cborTag) {
+	if !strings.HasPrefix(w.Body.String(), "\xd9\xd9\xf7") {
 		t.Errorf("got %x, want the CBOR tag", w.Body)
 	}
-	got, err := decodeCBOR(w.Body.Bytes())
+	got, err := fromCBOR(w)
 	if err != nil || at(got, "spec", "replicas") != int64(3) {
 		t.Errorf("got %v, error %v, want 3 replicas", got, err)
 	}
@@ -178,7 +165,7 @@ func TestGzip(t *testing.T) {
 	h := withCronTabs(t)
 	h.fill(400)
 	plain := h.want(200, "GET", crontabs, "").Body.Bytes()
-	for _, accept := range []string{mediaJSON, mediaYAML} {
+	for _, accept := range []string{runtime.ContentTypeJSON, runtime.ContentTypeYAML} {
 		w := h.want(200, "GET", crontabs, "", "Accept-Encoding: deflate, gzip", "Accept: "+accept)
 		if w.Header().Get("Content-Encoding") != "gzip" || w.Header().Get("Vary") != "Accept-Encoding" {
 			t.Fatalf("got headers %v, want gzip and Vary: Accept-Encoding", w.Header())
@@ -187,7 +174,7 @@ func TestGzip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := io.ReadAll(z); err != nil || accept == mediaJSON && !bytes.Equal(got, plain) {
+		if got, err := io.ReadAll(z); err != nil || accept == runtime.ContentTypeJSON && !bytes.Equal(got, plain) {
 			t.Errorf("got %d bytes, error %v, want the %d bytes without compression", len(got), err, len(plain))
 		}
 	}
@@ -246,7 +233,8 @@ func TestIndentedJSON(t *testing.T) {
 		} {
 			w := h.do("GET", path, "", headers...)
 			if w.Code != code && w.Code != 406 || w.Code == 406 && headers[1] == browser ||
-				!indented(w.Body.String()) || !strings.HasPrefix(w.Header().Get("Content-Type"), mediaJSON) {
+				!indented(w.Body.String()) ||
+				!strings.HasPrefix(w.Header().Get("Content-Type"), runtime.ContentTypeJSON) {
 				t.Errorf("%s %s: got %d %q, want %d and indented JSON", path, headers, w.Code, w.Body, code)
 			}
 		}
@@ -291,7 +279,7 @@ func TestIndentedJSON(t *testing.T) {
 // (HPX-005, HPX-008).
 func TestIndentedListsOfAllKinds(t *testing.T) {
 	h, lists := newHarness(t), 0
-	for d := range h.server.live.Load().Definitions() {
+	for d := range h.engine.Live.Load().Definitions() {
 		for _, v := range d.Versions {
 			if !v.Served || v.Type == nil {
 				continue
@@ -393,8 +381,8 @@ func TestFutureResourceVersion(t *testing.T) {
 func TestHealth(t *testing.T) {
 	failure := errors.New("no")
 	h := newHarness(t, func(c *Config) {
-		c.Live = []Check{{"disk", func() error { return nil }}}
-		c.Ready = []Check{{"store", func() error { return failure }}}
+		c.Live = []health.Check{{Name: "disk", Run: func() error { return nil }}}
+		c.Ready = []health.Check{{Name: "store", Run: func() error { return failure }}}
 	})
 	for path, want := range map[string]string{
 		"/healthz": "ok", "/livez/ping": "ok", "/livez?verbose": "[+]ping ok\n[+]disk ok\nlivez check passed\n",
@@ -419,7 +407,7 @@ func TestHealth(t *testing.T) {
 // them (CRD-070).
 func TestHealthOfStorage(t *testing.T) {
 	var failure error
-	check := []Check{{"storage", func() error { return failure }}}
+	check := []health.Check{{Name: "storage", Run: func() error { return failure }}}
 	h := newHarness(t, func(c *Config) { c.Live, c.Ready = check, check })
 	for _, c := range []struct {
 		err    error

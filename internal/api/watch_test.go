@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,9 +16,9 @@ import (
 
 	"github.com/gorilla/websocket"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-
 	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
 )
 
@@ -59,8 +58,8 @@ func wantEvent(t testing.TB, e map[string]any, kind, name string) {
 func TestWatch(t *testing.T) {
 	h := withCronTabs(t)
 	resp, r := h.watch(crontabs + "?watch=true")
-	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != mediaJSON {
-		t.Fatalf("got %d %v, want 200 with Content-Type %s", resp.StatusCode, resp.Header, mediaJSON)
+	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != runtime.ContentTypeJSON {
+		t.Fatalf("got %d %v, want 200 with Content-Type %s", resp.StatusCode, resp.Header, runtime.ContentTypeJSON)
 	}
 	wantEvent(t, nextEvent(t, r), "ADDED", "a")
 	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1))
@@ -84,7 +83,7 @@ func TestWatchEndsAfterTimeoutSeconds(t *testing.T) {
 func TestInitialEventsEnd(t *testing.T) {
 	h := withCronTabs(t)
 	query := crontabs + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-	for _, accept := range []string{mediaJSON, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"} {
+	for _, accept := range []string{runtime.ContentTypeJSON, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"} {
 		_, r := h.watch(query, "Accept: "+accept)
 		wantEvent(t, nextEvent(t, r), "ADDED", "a")
 		e := nextEvent(t, r)
@@ -171,9 +170,9 @@ func TestWatchAsTable(t *testing.T) {
 func TestWatchAsProtobuf(t *testing.T) {
 	h := withCronTabs(t)
 	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"c"},"data":{"k":"v"}}`)
-	resp, r := h.watch("/api/v1/configmaps?watch=1", "Accept: "+mediaProtobuf)
-	if got := resp.Header.Get("Content-Type"); got != mediaProtobuf+";stream=watch" {
-		t.Errorf("got Content-Type %q, want %s;stream=watch", got, mediaProtobuf)
+	resp, r := h.watch("/api/v1/configmaps?watch=1", "Accept: "+runtime.ContentTypeProtobuf)
+	if got := resp.Header.Get("Content-Type"); got != runtime.ContentTypeProtobuf+";stream=watch" {
+		t.Errorf("got Content-Type %q, want %s;stream=watch", got, runtime.ContentTypeProtobuf)
 	}
 	size := make([]byte, 4)
 	if _, err := io.ReadFull(r, size); err != nil {
@@ -192,7 +191,7 @@ func TestWatchAsProtobuf(t *testing.T) {
 // TestWatchOfCompactedRevision checks that a watch from a compacted revision fails with 410 Expired (CRD-062).
 func TestWatchOfCompactedRevision(t *testing.T) {
 	h := withCronTabs(t)
-	store := h.server.engine.Store
+	store := h.engine.Store
 	for range 3 {
 		h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"`+time.Now().String()+`"}}`,
 			"Content-Type: application/merge-patch+json")
@@ -263,25 +262,6 @@ func TestClosedBodyEndsLoopbackWatch(t *testing.T) {
 	}
 	resp.Body.Close()
 	h.server.Drain() // returns when no request is in flight
-}
-
-// TestErrorEventsAreEncoded checks that ERROR events have the encoding of the watch (CRD-062).
-func TestErrorEventsAreEncoded(t *testing.T) {
-	q := &request{media: media{offer: offers(true)[2]}}
-	e := &events{request: q}
-	s := &metav1.Status{Code: 410}
-	if got, err := e.appendError(nil, s); err != nil || !bytes.Contains(got, []byte("k8s\x00")) {
-		t.Errorf("protobuf: got %q, error %v, want a protobuf envelope", got, err)
-	}
-	q.media.offer = offers(true)[3]
-	if got, err := e.appendError(nil, s); err != nil || !bytes.HasPrefix(got, cborTag) {
-		t.Errorf("CBOR: got %q, error %v, want the CBOR tag", got, err)
-	}
-	q.media.offer = offers(true)[0]
-	got, err := e.appendError(nil, s)
-	if err != nil || !json.Valid(got) || !bytes.HasPrefix(got, []byte(`{"type":"ERROR","object":{`)) {
-		t.Errorf("JSON: got %q, error %v, want an ERROR event", got, err)
-	}
 }
 
 // serve handles a request and returns the response.

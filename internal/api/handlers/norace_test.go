@@ -1,0 +1,6 @@
+//go:build !race
+
+package handlers
+
+// raceEnabled reports whether the race detector is enabled. The detector needs additional memory.
+const raceEnabled = false

@@ -1,0 +1,82 @@
+package metrics
+
+import (
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// conversions holds the metrics of calls to conversion webhooks, by CRD and by result.
+type conversions struct {
+	byCRD    *prometheus.HistogramVec
+	byResult *prometheus.HistogramVec
+	requests *prometheus.CounterVec
+
+	mu   sync.Mutex
+	crds map[string]struct{} // CRDs that have metrics in byCRD
+}
+
+// observe records the duration of a call. It ignores a call for a CRD that is no longer served.
+func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !isServed(live.Load(), c.CRD) {
+		return
+	}
+	m.crds[c.CRD] = struct{}{}
+	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
+}
+
+// prune removes the metrics of CRDs that are not in the catalog c.
+func (m *conversions) prune(c *resource.Catalog) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for crd := range m.crds {
+		if !isServed(c, crd) {
+			m.byCRD.DeletePartialMatch(prometheus.Labels{"crd_name": crd})
+			delete(m.crds, crd)
+		}
+	}
+}
+
+func isServed(c *resource.Catalog, crd string) bool {
+	plural, group, _ := strings.Cut(crd, ".")
+	return c.Definition(group, plural) != nil
+}
+
+func newConversions() *conversions {
+	return &conversions{
+		crds: map[string]struct{}{},
+		byCRD: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_crd_conversion_webhook_duration_seconds",
+			Help:    "Duration of calls to conversion webhooks in seconds, by CRD, versions and success.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, []string{"crd_name", "from_version", "to_version", "succeeded"}),
+		byResult: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_conversion_webhook_duration_seconds",
+			Help:    "Duration of calls to conversion webhooks in seconds, by result.",
+			Buckets: []float64{0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 45, 60},
+		}, []string{"result", "failure_type"}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_conversion_webhook_request_total",
+			Help: "Number of calls to conversion webhooks, by result.",
+		}, []string{"result", "failure_type"}),
+	}
+}
+
+// ObserveConversion records a call to a conversion webhook.
+func (m *Metrics) ObserveConversion(c conversion.Call) {
+	result := "success"
+	if c.Failure != "" {
+		result = "failure"
+	}
+	seconds := c.Duration.Seconds()
+	m.conversions.observe(m.live, c, seconds)
+	m.conversions.byResult.WithLabelValues(result, c.Failure).Observe(seconds)
+	m.conversions.requests.WithLabelValues(result, c.Failure).Inc()
+}
