@@ -171,19 +171,6 @@ func preservesUnknownFields(v *resource.Version) bool {
 	return v.Definition.Custom != nil && v.Definition.Custom.PreserveUnknownFields
 }
 
-// parsePublishable parses the schema of a custom kind. It returns nil if the kind has no schema. It also returns
-// nil if the schema is not structural and therefore cannot be published.
-func parsePublishable(text []byte, preserveUnknownFields bool) (*node, error) {
-	if len(text) == 0 {
-		return nil, nil
-	}
-	n, err := parseSchema(text)
-	if err != nil || n.mistyped || preserveUnknownFields && !isStructural(text) {
-		return nil, err
-	}
-	return n, nil
-}
-
 // extensions returns the JSON members that contain the kind of a schema and the selectable fields of its objects.
 func extensions(v *resource.Version, k schema.GroupVersionKind) string {
 	dst := appendGVK([]byte(`,"x-kubernetes-group-version-kind":[`), k)
@@ -204,7 +191,7 @@ func extensions(v *resource.Version, k schema.GroupVersionKind) string {
 }
 
 // appendList appends the schema of a custom kind's list.
-func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
+func (p *publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 	names := k.Definition.Names
 	m := &members{dst: append(dst, '{')}
 	m.text("description", names.ListKind+" is a list of "+names.Kind)

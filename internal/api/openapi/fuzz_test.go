@@ -84,7 +84,7 @@ func checkSchema(t *testing.T, text []byte) bool {
 		if e == v2 {
 			s = openapiv2.ToStructuralOpenAPIV2(want)
 		}
-		got := publisher{edition: e}.appendNode(nil, n)
+		got := (&publisher{edition: e}).appendNode(nil, n)
 		model := asTree(t, s.ToKubeOpenAPI())
 		if e == v2 {
 			pruneDefaults(model, false)
@@ -195,13 +195,12 @@ func FuzzText(f *testing.F) {
 "definitions":{"a":{"type":["a"],"default":{}}}}`) {
 		f.Add([]byte(s))
 	}
-	p := map[edition]publisher{v2: {edition: v2}, v3: {edition: v3}}
+	p := map[edition]*publisher{v2: {edition: v2}, v3: {edition: v3}}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		n, err := parseSchema(text)
+		n, err := parsePublishable(text, len(text)%2 == 0)
 		for _, e := range []edition{v2, v3} {
 			_, _ = newTranscoder(e).encode(text)
 			if err == nil && json.Valid(text) {
-				isStructural(text)
 				if out := p[e].appendRoot(nil, n, ""); !json.Valid(out) {
 					t.Errorf("%q: got %q, want valid JSON", text, out)
 				}

@@ -3,6 +3,7 @@ package openapi
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -50,7 +51,7 @@ func (t *transcoder) encode(document []byte) ([]byte, error) {
 	t.err = nil
 	out := t.object(make([]byte, 0, len(document)), c, t.root)
 	if c.Broken() || c.Kind() != 0 {
-		t.err = errMalformed
+		t.err = errors.New("malformed JSON")
 	}
 	if t.err != nil {
 		return nil, fmt.Errorf("encode the document as protobuf: %w", t.err)

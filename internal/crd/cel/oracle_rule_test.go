@@ -29,7 +29,7 @@ func upstreamEnv() *environment.EnvSet {
 // upstream's schema and type for n.
 func eachNodeWithRules(n, seen *schema.Node, s *structuralschema.Structural, decl *apicel.DeclType,
 	f func(n, seen *schema.Node, s *structuralschema.Structural, decl *apicel.DeclType)) {
-	if n == nil || !n.AnyRules {
+	if n == nil || !n.HasRules() {
 		return
 	}
 	if n.Rules != "" {

@@ -86,7 +86,7 @@ func (r *Rules) Empty() bool { return r.tree() == nil }
 // newRuleTree returns the rule tree of n. It returns nil if the server evaluates no rules at or below n. celNode is n
 // as rules see it.
 func newRuleTree(n, celNode *schema.Node, c *treeCompiler) *ruleTree {
-	if n == nil || !n.AnyRules {
+	if n == nil || !n.HasRules() {
 		return nil
 	}
 	t := &ruleTree{node: n, celNode: celNode, compiler: c}
@@ -95,7 +95,7 @@ func newRuleTree(n, celNode *schema.Node, c *treeCompiler) *ruleTree {
 		t.additional = newRuleTree(n.Additional.Schema, elementNode(celNode), c)
 	}
 	for name, child := range n.Properties {
-		if !child.AnyRules {
+		if !child.HasRules() {
 			continue
 		}
 		p := propertyNode(celNode, name, child)

@@ -12,14 +12,10 @@ import (
 // AppendJSON appends the JSON of n. The keywords are sorted by name.
 func (n *Node) AppendJSON(dst []byte) []byte { return encoder{}.node(dst, n) }
 
-// AppendKeyword appends the JSON of the value of one keyword, which n must have.
-func (n *Node) AppendKeyword(dst []byte, k Keywords) []byte {
-	for i := range keywords {
-		if k == 1<<i {
-			return encoder{}.value(dst, keywords[i].field(n))
-		}
-	}
-	return dst
+// AppendMembers appends the keywords of n that are in the set as the members of a JSON object, without braces. It omits
+// empty values if upstream's Go type omits them.
+func (n *Node) AppendMembers(dst []byte, set Keywords) []byte {
+	return encoder{omitEmpty: true}.members(dst, n, n.Set&set)
 }
 
 // EqualJSON reports whether two nodes, which may be nil, have the same JSON. An empty value equals a missing one if
@@ -35,19 +31,19 @@ func EqualJSON(a, b *Node) bool {
 type encoder struct{ omitEmpty bool }
 
 func (e encoder) node(dst []byte, n *Node) []byte {
-	set := n.Set
-	if e.omitEmpty {
-		set = n.NonEmpty()
-	}
+	return append(e.members(append(dst, '{'), n, n.Set), '}')
+}
+
+func (e encoder) members(dst []byte, n *Node, set Keywords) []byte {
 	first := true
-	dst = append(dst, '{')
-	for i := range keywords {
-		if set&(1<<i) != 0 {
-			dst = e.key(dst, keywords[i].name, &first)
-			dst = e.value(dst, keywords[i].field(n))
+	for i := range set.indices() {
+		field := keywords[i].field(n)
+		if e.omitEmpty && isEmpty(field) {
+			continue
 		}
+		dst = e.value(e.key(dst, keywords[i].name, &first), field)
 	}
-	return append(dst, '}')
+	return dst
 }
 
 // key appends the key of a member. *first is true for the first member of an object.
@@ -80,6 +76,8 @@ func (e encoder) value(dst []byte, field any) []byte {
 	case *JSON:
 		return append(dst, *p...)
 	case *docs:
+		return append(dst, *p...)
+	case *copiedText:
 		return append(dst, *p...)
 	case *Rules:
 		if *p == "" {

@@ -1,5 +1,10 @@
 package schema
 
+import (
+	"iter"
+	"math/bits"
+)
+
 // keyword is a keyword of schemas.
 type keyword struct {
 	name string
@@ -19,7 +24,7 @@ var keywords = []keyword{
 	{"default", func(n *Node) any { return &n.Default }},
 	{"definitions", func(n *Node) any { return &n.ensureRare().Definitions }},
 	{"dependencies", func(n *Node) any { return &n.ensureRare().Dependencies }},
-	{"description", func(n *Node) any { return &n.Description }},
+	{"description", func(n *Node) any { return (*copiedText)(&n.Description) }},
 	{"enum", func(n *Node) any { return &n.EnsureChecks().Enum }},
 	{"example", func(n *Node) any { return &n.ensureRare().Example }},
 	{"exclusiveMaximum", func(n *Node) any { return &n.EnsureChecks().ExclusiveMaximum }},
@@ -61,6 +66,7 @@ type (
 	items        Node   // a Node whose keyword items is a schema or a list of schemas
 	optionalText string // a string for which "" differs from a missing keyword
 	optionalFlag bool   // a boolean for which false differs from a missing keyword
+	copiedText   JSON   // a long string that is only copied, so it is not decoded
 )
 
 // Keywords is a set of keywords. Bit i stands for keywords[i].
@@ -73,6 +79,20 @@ var keywordIndex = func() map[string]int {
 	}
 	return index
 }()
+
+// findKeyword returns the index of a keyword, or -1. The keywords of a stored schema are sorted, so the search starts
+// at the index next, which follows the previous keyword.
+func findKeyword(name string, next int) int {
+	for i := next; i < len(keywords); i++ {
+		if keywords[i].name == name {
+			return i
+		}
+	}
+	if i, ok := keywordIndex[name]; ok {
+		return i
+	}
+	return -1
+}
 
 // SetOf returns the set of the keywords with the given names, which must exist.
 func SetOf(names ...string) (set Keywords) {
@@ -88,19 +108,28 @@ func SetOf(names ...string) (set Keywords) {
 
 // Names returns the sorted names of the keywords in the set.
 func (set Keywords) Names() (names []string) {
-	for i := range keywords {
-		if set&(1<<i) != 0 {
-			names = append(names, keywords[i].name)
-		}
+	for i := range set.indices() {
+		names = append(names, keywords[i].name)
 	}
 	return names
+}
+
+// indices returns the indices of the keywords in the set, in increasing order.
+func (set Keywords) indices() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for ; set != 0; set &= set - 1 {
+			if !yield(bits.TrailingZeros64(uint64(set))) {
+				return
+			}
+		}
+	}
 }
 
 // NonEmpty returns the keywords of n whose values are not empty, as upstream's Go type encodes them.
 func (n *Node) NonEmpty() Keywords {
 	set := n.Set
-	for i := range keywords {
-		if set&(1<<i) != 0 && isEmpty(keywords[i].field(n)) {
+	for i := range n.Set.indices() {
+		if isEmpty(keywords[i].field(n)) {
 			set &^= 1 << i
 		}
 	}
@@ -112,6 +141,8 @@ func isEmpty(field any) bool {
 	switch p := field.(type) {
 	case *string:
 		return *p == ""
+	case *copiedText:
+		return *p == `""`
 	case *bool:
 		return !*p
 	case *[]string:

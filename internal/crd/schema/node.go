@@ -22,11 +22,10 @@ type Node struct {
 	MaxLength, MaxItems, MaxProperties *int64
 	Required                           []string
 	Rules                              Rules // "" means no rules
-	Description                        string
+	Description                        JSON  // a string
 	Checks                             *Checks
 	Rare                               *Rare
 
-	AnyRules bool          // there are rules at or below the node
 	Traits   traits        // traits of the node and of all nodes below it
 	Defaults *NodeDefaults // defaults at and below the node; nil before the first use
 }
@@ -46,16 +45,16 @@ type Checks struct {
 
 // Rare holds keywords that do not affect objects. Structural schemas have only the first three.
 type Rare struct {
-	Title                 string
-	ExternalDocs          docs
-	Example               JSON
-	UniqueItems           bool
-	ID, Schema, Ref       string
-	Definitions           map[string]*Node
-	PatternProperties     map[string]*Node
-	Dependencies          map[string]*Dependency
-	AdditionalItems       *AdditionalProperties
-	ItemSchemas           []*Node // items, if it is a list of schemas
+	Title             string
+	ExternalDocs      docs
+	Example           JSON
+	UniqueItems       bool
+	ID, Schema, Ref   string
+	Definitions       map[string]*Node
+	PatternProperties map[string]*Node
+	Dependencies      map[string]*Dependency
+	AdditionalItems   *AdditionalProperties
+	ItemSchemas       []*Node // items, if it is a list of schemas
 }
 
 // JSON is the JSON of a value that the schema does not interpret. "" means that there is no value.
@@ -141,7 +140,7 @@ func (n *Node) Child(name string) *Node {
 }
 
 // HasRules reports whether there are rules at or below n, which may be nil.
-func (n *Node) HasRules() bool { return n != nil && n.AnyRules }
+func (n *Node) HasRules() bool { return n.Has(WithRules) }
 
 // WrittenType returns the type in the JSON.
 func (n *Node) WrittenType() string {

@@ -11,6 +11,7 @@ import (
 type reader struct {
 	*object.Cursor
 	patterns map[string]*Pattern
+	below    traits // traits of the schemas that have been read below the current node
 }
 
 // node reads the schema at the cursor. It returns nil if the value is not an object. A keyword that is null counts as
@@ -19,11 +20,14 @@ func (r *reader) node() *Node {
 	if r.Kind() != '{' {
 		return nil
 	}
-	n := &Node{}
+	n, beside, next := &Node{}, r.below, 0
+	r.below = 0
 	r.Members(func(key string) {
-		if i, ok := keywordIndex[key]; ok && r.Kind() != 'n' {
+		i := findKeyword(key, next)
+		if i >= 0 && r.Kind() != 'n' {
 			n.Set |= 1 << i
 			r.value(keywords[i].field(n))
+			next = i + 1
 		}
 	})
 	if n.Embedded && n.Type == "" && !n.IntOrString {
@@ -33,7 +37,8 @@ func (r *reader) node() *Node {
 	if f := FormatOf(n); f != 0 {
 		n.EnsureChecks().Format = f
 	}
-	n.collectTraits()
+	n.Traits = n.ownTraits() | r.below
+	r.below = beside | n.Traits
 	return n
 }
 
@@ -61,6 +66,8 @@ func (r *reader) value(field any) {
 		*p = JSON(r.Raw())
 	case *docs:
 		*p = docs(r.Raw())
+	case *copiedText:
+		*p = copiedText(r.Raw())
 	case *Rules:
 		*p = Rules(r.list())
 	case **Enumeration:

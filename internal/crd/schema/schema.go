@@ -11,14 +11,17 @@ import (
 // Schema is the schema of one version of a kind. It is immutable.
 type Schema struct {
 	JSON     []byte // the schema as it was read
-	Root     *Node // nil means that the version has no schema
-	Preserve bool  // spec.preserveUnknownFields; nothing is pruned
+	Root     *Node  // nil means that the version has no schema
+	Preserve bool   // spec.preserveUnknownFields; nothing is pruned
 	// NonStructural means that the schema only validates values. Only a CRD that preserves unknown fields can have
 	// such a schema.
 	NonStructural bool
 }
 
-var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")
+var (
+	errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")
+	errMalformed = errors.New("schema: the openAPIV3Schema is malformed JSON")
+)
 
 // Parse reads the JSON of an openAPIV3Schema. nil or "null" means that the version has no schema. Parse does not check
 // whether a CRD may contain the schema. js must not change afterwards, because the strings of the Schema share its
@@ -32,6 +35,9 @@ func Parse(js []byte, preserveUnknownFields bool) (*Schema, error) {
 	case 0, 'n':
 	default:
 		return nil, errNotObject
+	}
+	if r.Broken() {
+		return nil, errMalformed
 	}
 	s.NonStructural = preserveUnknownFields && s.Root.Has(Unsupported)
 	return s, nil

@@ -9,40 +9,35 @@ const (
 	Defaults          traits = 1 << iota // default
 	ListTypes                            // x-kubernetes-list-type set or map
 	EmbeddedResources                    // x-kubernetes-embedded-resource
+	WithRules                            // x-kubernetes-validations
 	Unsupported                          // keywords that cannot be in a structural schema
+	Mistyped                             // a type that upstream does not publish
 )
 
 // Has reports whether n or a node below it has the trait t. n may be nil.
 func (n *Node) Has(t traits) bool { return n != nil && n.Traits&t != 0 }
 
-// collectTraits computes the traits of n from its keywords and from the traits of the nodes below it.
-func (n *Node) collectTraits() {
+// ownTraits returns the traits of n itself.
+func (n *Node) ownTraits() (own traits) {
 	if n.Default != "" {
-		n.Traits |= Defaults
+		own |= Defaults
 	}
 	if n.ListType == "set" || n.ListType == "map" {
-		n.Traits |= ListTypes
+		own |= ListTypes
 	}
 	if n.Embedded {
-		n.Traits |= EmbeddedResources
+		own |= EmbeddedResources
 	}
-	n.AnyRules = n.Rules != ""
-	add := func(child *Node) {
-		if child != nil {
-			n.Traits |= child.Traits
-			n.AnyRules = n.AnyRules || child.AnyRules
-		}
-	}
-	add(n.Items)
-	if n.Additional != nil {
-		add(n.Additional.Schema)
-	}
-	for _, child := range n.Properties {
-		add(child)
+	if n.Rules != "" {
+		own |= WithRules
 	}
 	if n.isUnsupported() {
-		n.Traits |= Unsupported
+		own |= Unsupported
 	}
+	if typeNamed(n.Type) == UnknownType || n.Embedded && n.WrittenType() == "" && !n.IntOrString {
+		own |= Mistyped
+	}
+	return own
 }
 
 var (
@@ -51,7 +46,7 @@ var (
 	preserveKeyword = SetOf("x-kubernetes-preserve-unknown-fields")
 )
 
-// isUnsupported reports whether n itself, or a schema in its value validations, cannot be a structural schema.
+// isUnsupported reports whether n itself cannot be a structural schema.
 func (n *Node) isUnsupported() bool {
 	if n.Set&unsupported != 0 {
 		r := n.Rare
@@ -60,18 +55,5 @@ func (n *Node) isUnsupported() bool {
 			return true
 		}
 	}
-	if n.Set&preserveKeyword != 0 && !n.Preserve || len(n.Others().ItemSchemas) > 0 {
-		return true
-	}
-	if n.Checks == nil {
-		return false
-	}
-	for _, list := range [][]*Node{n.Checks.AllOf, n.Checks.AnyOf, n.Checks.OneOf} {
-		for _, child := range list {
-			if child.Has(Unsupported) {
-				return true
-			}
-		}
-	}
-	return n.Checks.Not.Has(Unsupported)
+	return n.Set&preserveKeyword != 0 && !n.Preserve || len(n.Others().ItemSchemas) > 0
 }

@@ -42,7 +42,7 @@ func IsCanonical(v any) bool {
 
 func isCanonicalValue(field, v any) bool {
 	switch field.(type) {
-	case *string, **Pattern:
+	case *string, *copiedText, **Pattern:
 		return isString(v) && v != ""
 	case *optionalText:
 		return isString(v)

@@ -33,7 +33,12 @@ func TypesOf(n *Node) TypeSet {
 	if n.IntOrString {
 		return Integer | String
 	}
-	switch n.Type {
+	return typeNamed(n.Type)
+}
+
+// typeNamed returns the type with the given name. "" means any type.
+func typeNamed(name string) TypeSet {
+	switch name {
 	case "":
 		return 0
 	case "object":
