@@ -28,7 +28,7 @@ var recent recentSchemas
 // recentSchemas holds the schemas that were compiled last.
 type recentSchemas struct {
 	mu   sync.Mutex
-	ring [16]*Compiled
+	ring [4]*Compiled
 	next int
 }
 
