@@ -26,10 +26,10 @@ func migrationColumns() []resource.Column {
 		return gr.String()
 	}
 	return []resource.Column{
-		define.NameColumn(), define.CellColumn("Resource", "The resource that is migrated", name),
+		resource.NameColumn(), define.CellColumn("Resource", "The resource that is migrated", name),
 		define.CellColumn("Status", "Pending, Running, Succeeded or Failed", state),
 		define.PathColumn("Migrated", "Number of processed objects and total number of objects",
 			"metadata", "annotations", resource.MigrationProgressAnnotation),
-		define.AgeColumn(),
+		resource.AgeColumn("string"),
 	}
 }

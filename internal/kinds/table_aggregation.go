@@ -37,10 +37,10 @@ func apiServiceColumns() []resource.Column {
 		return "Local"
 	}
 	return []resource.Column{
-		define.NameColumn(),
+		resource.NameColumn(),
 		define.CellColumn("Service", "The reference to the service that hosts this API endpoint.", service),
 		define.CellColumn("Available", "Whether this service is available.", available),
-		define.AgeColumn(),
+		resource.AgeColumn("string"),
 	}
 }
 

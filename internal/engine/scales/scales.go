@@ -33,13 +33,29 @@ func newVersion(builtin bool) *resource.Version {
 		GroupVersion: autoscalingv1.SchemeGroupVersion,
 		APIVersion:   autoscalingv1.SchemeGroupVersion.String(),
 		Served:       true,
-		Columns:      resource.ScaleColumns(builtin),
+		Columns:      columns(builtin),
 		Type:         &resource.GoType{New: func() runtime.Object { return new(autoscalingv1.Scale) }},
 	}
 	v.Parseable = sync.OnceValues(v.Type.Parseable)
 	v.Definition.Versions = []*resource.Version{v}
 	v.Definition.Storage = v
 	return v
+}
+
+// columns returns the columns of the Scale of a built-in or custom kind.
+func columns(builtin bool) []resource.Column {
+	name, desired, available, age := resource.NameColumn(),
+		resource.Column{Name: "Desired", Type: "integer", Description: "Number of desired replicas",
+			Path: []string{"spec", "replicas"}},
+		resource.Column{Name: "Available", Type: "integer", Description: "Number of actual replicas",
+			Path: []string{"status", "replicas"}},
+		resource.AgeColumn("date")
+	if builtin {
+		name.Format, age.Type = "", "string"
+		desired.Description = autoscalingv1.ScaleSpec{}.SwaggerDoc()["replicas"]
+		available.Description = autoscalingv1.ScaleStatus{}.SwaggerDoc()["replicas"]
+	}
+	return []resource.Column{name, desired, available, age}
 }
 
 // DotPath returns the text of a path for messages.

@@ -105,10 +105,10 @@ func hasSelectableFields(obj object.Tree) bool {
 // crdColumns returns the columns for kubectl get crd. Name and Created At exist in all releases. The columns for -o
 // wide are those that v1.37 added.
 func crdColumns() []resource.Column {
-	created := define.AgeColumn()
-	created.Name, created.Type, created.Age = "Created At", "date", false
+	created := resource.AgeColumn("date")
+	created.Name, created.Age = "Created At", false
 	return []resource.Column{
-		define.NameColumn(),
+		resource.NameColumn(),
 		wide(define.PathColumn("Scope", "Cluster/Namespaced", "spec", "scope")),
 		wide(define.CellColumn("Versions", "Served versions", servedVersions)),
 		created,
